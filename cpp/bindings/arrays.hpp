@@ -1,0 +1,82 @@
+// What every binding needs at the boundary: strict views of NumPy arrays, read-only results, and
+// errors that name the argument. Nothing is converted silently: a wrong dtype, shape or stride is
+// refused. Take views with the GIL held, compute with it released.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <span>
+#include <stdexcept>
+#include <string>
+
+namespace phaze::bindings {
+
+namespace py = pybind11;
+
+// Becomes phaze_fast.errors.InvalidInputError.
+struct InvalidInput : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Becomes phaze_fast.errors.InvalidTypeError, which is also a TypeError.
+struct InvalidType : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+inline std::string text(const py::handle& object) { return py::str(object).cast<std::string>(); }
+
+// A contiguous one-dimensional array of exactly T, of `length` elements where that is not -1. The
+// span lives as long as the array: the caller holds a reference for the whole call.
+template <typename T>
+std::span<const T> view(const py::object& object, const char* name, py::ssize_t length = -1) {
+  if (!py::isinstance<py::array>(object)) {
+    throw InvalidType(std::string(name) + ": " + text(py::type::of(object).attr("__name__")) +
+                      " is not accepted; expected a NumPy array of " + text(py::dtype::of<T>()));
+  }
+  const auto array = py::reinterpret_borrow<py::array>(object);
+  const py::dtype wanted = py::dtype::of<T>();
+  if (!array.dtype().equal(wanted)) {
+    throw InvalidType(std::string(name) + ": dtype " + text(array.dtype()) +
+                      " is not accepted; expected " + text(wanted));
+  }
+  if (array.ndim() != 1) {
+    throw InvalidInput(std::string(name) + ": " + std::to_string(array.ndim()) +
+                       " dimensions are not accepted; expected 1");
+  }
+  if (array.size() > 1 && array.strides(0) != array.itemsize()) {
+    throw InvalidInput(std::string(name) + ": stride of " + std::to_string(array.strides(0)) +
+                       " bytes is not accepted; expected a contiguous array (" +
+                       std::to_string(array.itemsize()) + " bytes)");
+  }
+  if (reinterpret_cast<std::uintptr_t>(array.data()) % alignof(T) != 0) {
+    throw InvalidInput(std::string(name) + ": an unaligned array is not accepted; copy it first");
+  }
+  if (length >= 0 && array.size() != length) {
+    throw InvalidInput(std::string(name) + ": length " + std::to_string(array.size()) +
+                       " is not accepted; expected " + std::to_string(length));
+  }
+  return {static_cast<const T*>(array.data()), static_cast<std::size_t>(array.size())};
+}
+
+// A fresh array and the span to fill it through; freeze() before handing it out.
+template <typename T>
+std::span<T> writable(py::array_t<T>& array) {
+  return {array.mutable_data(), static_cast<std::size_t>(array.size())};
+}
+
+template <typename T>
+py::array_t<T> freeze(py::array_t<T> array) {
+  array.attr("setflags")(py::arg("write") = false);
+  return array;
+}
+
+inline int checked_threads(int threads) {
+  if (threads < 1 || threads > 1024) {
+    throw InvalidInput("threads: " + std::to_string(threads) +
+                       " is not accepted; expected a whole number from 1 to 1024");
+  }
+  return threads;
+}
+
+}  // namespace phaze::bindings

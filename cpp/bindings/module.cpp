@@ -1,0 +1,53 @@
+// Table of contents of phaze_fast._core. Each bind_*.cpp translates one header and nothing else.
+#include <pybind11/pybind11.h>
+
+#include <exception>
+
+#include "arrays.hpp"
+#include "phaze/status.hpp"
+
+namespace phaze::bindings {
+
+void bind_chip_grid(py::module_& module);
+void bind_collective(py::module_& module);
+void bind_silicon(py::module_& module);
+
+namespace {
+
+void raise_as(const char* type, const char* message) {
+  const py::object error = py::module_::import("phaze_fast.errors").attr(type);
+  py::set_error(error, message);
+}
+
+void bind_errors() {
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
+    try {
+      if (pointer) std::rethrow_exception(pointer);
+    } catch (const InvalidType& error) {
+      raise_as("InvalidTypeError", error.what());
+    } catch (const InvalidInput& error) {
+      raise_as("InvalidInputError", error.what());
+    }
+  });
+}
+
+void bind_status(py::module_& module) {
+  py::tuple sentences(kStatusCount);
+  for (int i = 0; i < kStatusCount; ++i) {
+    sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<Status>(i)));
+  }
+  module.attr("STATUS_SENTENCES") = sentences;
+}
+
+}  // namespace
+}  // namespace phaze::bindings
+
+PYBIND11_MODULE(_core, module) {
+  using namespace phaze::bindings;
+  module.doc() = "Compiled kernels of phaze_fast; call them through the packages, not directly.";
+  bind_errors();
+  bind_status(module);
+  bind_silicon(module);
+  bind_chip_grid(module);
+  bind_collective(module);
+}

@@ -1,0 +1,141 @@
+// Time of a collective over a group of ranks on a fabric.
+//
+// A group is `ranks` devices at ranks base, base + stride, base + 2*stride, ..., aligned so that it
+// starts at the beginning of the tiers or dimensions it spans. All groups of the same shape are
+// assumed to run at once, so a strided group on a grid shares each link with stride - 1 others.
+//
+// V is `bytes`: the vector each rank holds (all-reduce; input of reduce-scatter; output of
+// all-gather; send buffer of all-to-all), or the message (broadcast, point-to-point). With p ranks,
+// per-direction bandwidth B and per-step latency a, on one switched tier:
+//
+//   ring all-reduce            2 (p-1)/p V/B + 2 (p-1) a      (Thakur et al. 2005)
+//   tree all-reduce            2 V/B + 2 ceil(log2 p) a       (pipelined double binary tree,
+//                                                              Sanders et al. 2009)
+//   ring reduce-scatter, all-gather   half the ring all-reduce
+//   pairwise all-to-all        (p-1)/p V/B + (p-1) a
+//   tree broadcast             V/B + ceil(log2 p) a
+//   point-to-point             V/B + a
+//
+// docs/collectives.md derives the tiered and grid forms. Every function is pure, O(levels^2) at
+// most, never throws, and may run from any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "phaze/status.hpp"
+#include "phaze/types.hpp"
+
+namespace phaze {
+
+enum class CollectiveOp : std::uint8_t {
+  kAllReduce = 0,
+  kReduceScatter = 1,
+  kAllGather = 2,
+  kAllToAll = 3,
+  kBroadcast = 4,
+  kPointToPoint = 5,
+};
+inline constexpr int kCollectiveOpCount = 6;
+
+// Ties between algorithms go to the one that stands first here.
+enum class Algorithm : std::uint8_t {
+  kNone = 0,              // one rank or no bytes: nothing to do
+  kRing = 1,              // one ring through every rank, as fast as its slowest link
+  kTree = 2,              // pipelined tree; few steps, for small messages
+  kHierarchical = 3,      // tier by tier, innermost first
+  kRailRing = 4,          // as many rings as inner members, so that each uses its own outer port
+  kPairwise = 5,          // all-to-all, one partner after another
+  kDirect = 6,            // point-to-point
+  kSnakeRing = 7,         // grid: one Hamiltonian cycle through the brick, both directions
+  kDimensionOrdered = 8,  // grid: one dimension after another, fastest first
+  kMultiRing = 9,         // grid: the vector split over all dimensions, rotating among them
+};
+inline constexpr int kAlgorithmCount = 10;
+
+// Names as users write and read them; static storage.
+constexpr const char* name(CollectiveOp op) noexcept {
+  switch (op) {
+    case CollectiveOp::kAllReduce:
+      return "all-reduce";
+    case CollectiveOp::kReduceScatter:
+      return "reduce-scatter";
+    case CollectiveOp::kAllGather:
+      return "all-gather";
+    case CollectiveOp::kAllToAll:
+      return "all-to-all";
+    case CollectiveOp::kBroadcast:
+      return "broadcast";
+    case CollectiveOp::kPointToPoint:
+      return "point-to-point";
+  }
+  return "unknown";
+}
+
+constexpr const char* name(Algorithm algorithm) noexcept {
+  switch (algorithm) {
+    case Algorithm::kNone:
+      return "none";
+    case Algorithm::kRing:
+      return "ring";
+    case Algorithm::kTree:
+      return "tree";
+    case Algorithm::kHierarchical:
+      return "hierarchical";
+    case Algorithm::kRailRing:
+      return "rail-ring";
+    case Algorithm::kPairwise:
+      return "pairwise";
+    case Algorithm::kDirect:
+      return "direct";
+    case Algorithm::kSnakeRing:
+      return "snake-ring";
+    case Algorithm::kDimensionOrdered:
+      return "dimension-ordered";
+    case Algorithm::kMultiRing:
+      return "multi-ring";
+  }
+  return "unknown";
+}
+
+struct CollectiveResult {
+  double time_s;  // NaN unless status is kOk
+  Algorithm algorithm;
+  Status status;
+};
+
+// Checks everything a FabricRecord must satisfy; kOk or kBadFabric.
+Status check_fabric(const FabricRecord& fabric) noexcept;
+
+// The fastest algorithm for this group and its time.
+CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                            std::int64_t ranks, std::int64_t stride) noexcept;
+
+// One named algorithm; kNotApplicable where it cannot run.
+CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                 std::int64_t ranks, std::int64_t stride,
+                                 Algorithm algorithm) noexcept;
+
+// Bytes a rank must send at the least, over the most bandwidth it can use at once: no algorithm
+// here is ever faster. NaN where collective() has no answer.
+double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                          std::int64_t ranks, std::int64_t stride) noexcept;
+
+// Struct-of-arrays batch: row i is collective(fabrics[fabric[i]], op[i], bytes[i], ranks[i],
+// stride[i]). All spans but `fabrics` have one length. A bad row gets its status and NaN.
+struct CollectiveQuery {
+  std::span<const FabricRecord> fabrics;
+  std::span<const std::int32_t> fabric;
+  std::span<const std::uint8_t> op;
+  std::span<const double> bytes;
+  std::span<const std::int64_t> ranks;
+  std::span<const std::int64_t> stride;
+};
+struct CollectiveAnswer {
+  std::span<double> time_s;
+  std::span<std::uint8_t> algorithm;
+  std::span<std::uint8_t> status;
+};
+void collective_batch(const CollectiveQuery& query, const CollectiveAnswer& answer, int threads);
+
+}  // namespace phaze

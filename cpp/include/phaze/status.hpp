@@ -1,0 +1,51 @@
+// Every outcome a kernel can report, with one sentence each. Kernels never throw, print or exit;
+// the binding turns a status into a named Python exception, or passes it through in a batch.
+#pragma once
+
+#include <cstdint>
+
+namespace phaze {
+
+enum class Status : std::uint8_t {
+  kOk = 0,
+  kNotFinite = 1,
+  kNegative = 2,
+  kBadRanks = 3,
+  kBadStride = 4,
+  kGroupTooLarge = 5,
+  kBadOperation = 6,
+  kBadFabric = 7,
+  kNotApplicable = 8,
+  kBadChip = 9,
+};
+
+inline constexpr int kStatusCount = 10;
+
+// The sentence of a status; static storage, safe from any thread.
+constexpr const char* sentence(Status status) noexcept {
+  switch (status) {
+    case Status::kOk:
+      return "ok";
+    case Status::kNotFinite:
+      return "a size is NaN or infinite; expected a finite number";
+    case Status::kNegative:
+      return "a size is negative; expected zero or more";
+    case Status::kBadRanks:
+      return "ranks must be at least 1 (exactly 1 or 2 for point-to-point)";
+    case Status::kBadStride:
+      return "stride must be at least 1";
+    case Status::kGroupTooLarge:
+      return "the group does not fit the fabric: (ranks - 1) * stride + 1 exceeds its devices";
+    case Status::kBadOperation:
+      return "unknown collective operation";
+    case Status::kBadFabric:
+      return "the fabric record is malformed: levels, sizes, bandwidths or latencies out of range";
+    case Status::kNotApplicable:
+      return "this algorithm cannot run this operation on this group";
+    case Status::kBadChip:
+      return "the chip record is malformed: a count, size or bandwidth is negative or not finite";
+  }
+  return "unknown status";
+}
+
+}  // namespace phaze

@@ -1,0 +1,36 @@
+// How a strided group of ranks lies on a fabric: members per level, and what limits each level.
+// Private to the collective kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "phaze/status.hpp"
+#include "phaze/types.hpp"
+
+namespace phaze {
+
+// One level (tier or dimension) on which the group has more than one member.
+struct ActiveLevel {
+  std::int64_t members;
+  double seconds_per_byte;  // of one direction of one port or link, divided among sharing groups
+  double step_latency_s;    // of one step between neighbouring members
+  double hop_latency_s;     // grid: of the `stride` hops between neighbours; switched: one step
+  bool ring;                // grid: the members close into a ring
+};
+
+struct Group {
+  Status status = Status::kOk;
+  bool regular = true;  // equally many members in every unit the group touches
+  int active = 0;
+  ActiveLevel level[kMaxLevels];
+  // Over all levels the group spans; for irregular groups these are all that is known.
+  double slowest_seconds_per_byte = 0.0;
+  double fastest_seconds_per_byte = 0.0;
+  double step_latency_s = 0.0;
+  bool contiguous = true;  // grid: stride 1 in every active dimension
+};
+
+// The group's layout. Precondition: check_fabric(fabric) == kOk, ranks >= 2, stride >= 1.
+Group lay_out(const FabricRecord& fabric, std::int64_t ranks, std::int64_t stride) noexcept;
+
+}  // namespace phaze

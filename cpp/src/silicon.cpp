@@ -1,0 +1,147 @@
+#include "phaze/silicon.hpp"
+
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "phaze/parallel.hpp"
+
+namespace phaze {
+namespace {
+
+// um^2, from the published template: one processing element, one vector lane, and SRAM macros at
+// powers of two. The table index is log2 of the capacity relative to the first entry.
+constexpr double kElementUm2 = 760.041386;
+constexpr double kLaneUm2 = 759.823853;
+constexpr std::array<double, 11> kLocalUm2 = {6133.98,  8248.43,  12610.5,  22139.9,
+                                              38583.0,  63338.4,  115579.0, 204764.0,
+                                              446565.0, 897890.0, 1634130.0};
+constexpr std::array<double, 7> kGlobalUm2 = {3338220.0,  6078640.0,  11952400.0, 23745200.0,
+                                              46750900.0, 88605700.0, 175423000.0};
+constexpr double kUm2PerMm2 = 1e6;
+constexpr double kBytesPerKib = 1024.0;
+constexpr double kBytesPerMib = 1024.0 * 1024.0;
+constexpr std::size_t kGrain = 16384;
+
+// Piecewise linear in capacity over entries at first * 2^i; exact at the entries.
+template <std::size_t N>
+double table_area(const std::array<double, N>& table, double first, double size,
+                  bool* extrapolated) noexcept {
+  if (size <= 0.0) return 0.0;  // no such buffer on this chip
+  const double scaled = size / first;
+  int segment = scaled < 2.0 ? 0 : std::ilogb(scaled);
+  if (segment > static_cast<int>(N) - 2) segment = static_cast<int>(N) - 2;
+  const double left = std::ldexp(1.0, segment);
+  const double last = std::ldexp(1.0, static_cast<int>(N) - 1);
+  *extrapolated |= scaled < 1.0 || scaled > last;
+  const auto i = static_cast<std::size_t>(segment);
+  if (scaled == left) return table[i];
+  if (scaled == 2.0 * left) return table[i + 1];
+  const double area = table[i] + (table[i + 1] - table[i]) * ((scaled - left) / left);
+  return area > 0.0 ? area : 0.0;
+}
+
+bool well_formed(const ChipRecord& c) noexcept {
+  const std::int64_t counts[] = {
+      c.tensor_cores, c.tensor_width, c.tensor_depth,       c.tensor_local_bytes,
+      c.vector_cores, c.vector_lanes, c.vector_local_bytes, c.vector_alus_per_lane,
+      c.buffer_bytes, c.hbm_bytes,    c.hbm_stacks};
+  for (const std::int64_t count : counts) {
+    if (count < 0) return false;
+  }
+  const double rates[] = {c.buffer_bytes_per_cycle, c.buffer_port_bytes_per_cycle,
+                          c.hbm_bytes_per_s, c.clock_hz};
+  for (const double rate : rates) {
+    if (!(rate >= 0.0) || !std::isfinite(rate)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+double local_sram_um2(double kib, bool* extrapolated) noexcept {
+  return table_area(kLocalUm2, kLocalSramFirstKib, kib, extrapolated);
+}
+
+double global_sram_um2(double mib, bool* extrapolated) noexcept {
+  return table_area(kGlobalUm2, kGlobalSramFirstMib, mib, extrapolated);
+}
+
+AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept {
+  AreaBreakdown area{};
+  if (!well_formed(chip)) {
+    constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+    return {nan, nan, nan, nan, nan, nan, 0, static_cast<std::int32_t>(Status::kBadChip)};
+  }
+  bool extrapolated = false;
+  const auto width = static_cast<double>(chip.tensor_width);
+  const auto depth = static_cast<double>(chip.tensor_depth);
+  const auto lanes = static_cast<double>(chip.vector_lanes);
+  const auto alus = static_cast<double>(chip.vector_alus_per_lane);
+  const auto tensor_cores = static_cast<double>(chip.tensor_cores);
+  const auto vector_cores = static_cast<double>(chip.vector_cores);
+  const double tensor_um2 =
+      tensor_cores *
+      (width * depth * kElementUm2 +
+       local_sram_um2(static_cast<double>(chip.tensor_local_bytes) / kBytesPerKib, &extrapolated));
+  const double vector_um2 =
+      vector_cores *
+      (lanes * alus * kLaneUm2 +
+       local_sram_um2(static_cast<double>(chip.vector_local_bytes) / kBytesPerKib, &extrapolated));
+  const double buffer_um2 =
+      global_sram_um2(static_cast<double>(chip.buffer_bytes) / kBytesPerMib, &extrapolated);
+  area.tensor_mm2 = tensor_um2 / kUm2PerMm2;
+  area.vector_mm2 = vector_um2 / kUm2PerMm2;
+  area.buffer_mm2 = buffer_um2 / kUm2PerMm2;
+  area.network_mm2 = (tensor_cores + vector_cores) * chip.buffer_port_bytes_per_cycle *
+                     terms.network_mm2_per_port_byte;
+  area.hbm_mm2 = static_cast<double>(chip.hbm_stacks) * terms.hbm_mm2_per_stack;
+  area.total_mm2 =
+      (tensor_um2 + vector_um2 + buffer_um2) / kUm2PerMm2 + area.network_mm2 + area.hbm_mm2;
+  area.extrapolated = extrapolated ? 1 : 0;
+  area.status = static_cast<std::int32_t>(Status::kOk);
+  return area;
+}
+
+double peak_power_w(const ChipRecord& chip, const EnergyTable& table, double area_mm2) noexcept {
+  constexpr double kOperandBytes = 2.0;  // bf16
+  const auto tensor_cores = static_cast<double>(chip.tensor_cores);
+  const auto width = static_cast<double>(chip.tensor_width);
+  const auto depth = static_cast<double>(chip.tensor_depth);
+  const double lane_ops = static_cast<double>(chip.vector_cores) *
+                          static_cast<double>(chip.vector_lanes) *
+                          static_cast<double>(chip.vector_alus_per_lane);
+  // A systolic array takes one operand per row and one per column each cycle.
+  const double per_cycle_j = tensor_cores * width * depth * table.mac_j +
+                             tensor_cores * (width + depth) * kOperandBytes * table.local_byte_j +
+                             lane_ops * table.vector_op_j +
+                             chip.buffer_bytes_per_cycle * table.buffer_byte_j;
+  return per_cycle_j * chip.clock_hz + chip.hbm_bytes_per_s * table.hbm_byte_j +
+         area_mm2 * table.static_w_per_mm2;
+}
+
+void chip_area_batch(std::span<const ChipRecord> chips, const AreaTerms& terms,
+                     std::span<AreaBreakdown> out, int threads) {
+  parallel_for(chips.size(), threads, kGrain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) out[i] = chip_area(chips[i], terms);
+  });
+}
+
+void chip_area_total_batch(std::span<const ChipRecord> chips, const AreaTerms& terms,
+                           std::span<double> out, int threads) {
+  parallel_for(chips.size(), threads, kGrain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) out[i] = chip_area(chips[i], terms).total_mm2;
+  });
+}
+
+void peak_power_batch(std::span<const ChipRecord> chips, const EnergyTable& table,
+                      std::span<const double> area_mm2, std::span<double> out, int threads) {
+  parallel_for(chips.size(), threads, kGrain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t i = begin; i < end; ++i) {
+      out[i] = peak_power_w(chips[i], table, area_mm2[i]);
+    }
+  });
+}
+
+}  // namespace phaze

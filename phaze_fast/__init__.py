@@ -1,0 +1,154 @@
+"""Accelerator, operator schedule and device placement for training, searched together.
+
+Names load on first use, so that importing the package stays light::
+
+    import phaze_fast as pf
+
+    space = pf.ArchitectureSpace.tpuv4_area()
+    cluster = pf.Cluster(devices=1024, fabric=pf.presets.fabric("tpuv4-pod"))
+    print(pf.collective(cluster, "all-reduce", bytes=2**30, ranks=1024))
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phaze_fast import cost, errors, explore, hardware, units
+    from phaze_fast.cost import (
+        CollectiveCost,
+        CollectiveTimes,
+        collective,
+        collective_batch,
+    )
+    from phaze_fast.errors import (
+        InfeasibleError,
+        InvalidInputError,
+        InvalidTypeError,
+        PhazeError,
+    )
+    from phaze_fast.hardware import (
+        FULL_AREA,
+        PUBLISHED_AREA,
+        Accelerator,
+        ArchitectureSpace,
+        Area,
+        AreaTerms,
+        Buffer,
+        Cluster,
+        EnergyTable,
+        FlatFabric,
+        Hbm,
+        MeshFabric,
+        SpaceSpec,
+        TensorCore,
+        Tier,
+        TieredFabric,
+        TorusFabric,
+        VectorCore,
+        area,
+        area_batch,
+        power_batch,
+        presets,
+    )
+    from phaze_fast.pipeline import Survey, survey
+
+    __version__: str
+
+_HOME = {
+    "phaze_fast": ("cost", "errors", "explore", "hardware", "units"),
+    "phaze_fast.cost": ("CollectiveCost", "CollectiveTimes", "collective", "collective_batch"),
+    "phaze_fast.errors": (
+        "InfeasibleError",
+        "InvalidInputError",
+        "InvalidTypeError",
+        "PhazeError",
+    ),
+    "phaze_fast.hardware": (
+        "FULL_AREA",
+        "PUBLISHED_AREA",
+        "Accelerator",
+        "ArchitectureSpace",
+        "Area",
+        "AreaTerms",
+        "Buffer",
+        "Cluster",
+        "EnergyTable",
+        "FlatFabric",
+        "Hbm",
+        "MeshFabric",
+        "SpaceSpec",
+        "TensorCore",
+        "Tier",
+        "TieredFabric",
+        "TorusFabric",
+        "VectorCore",
+        "area",
+        "area_batch",
+        "power_batch",
+        "presets",
+    ),
+    "phaze_fast.pipeline": ("Survey", "survey"),
+}
+_WHERE = {name: home for home, names in _HOME.items() for name in names}
+
+__all__ = [
+    "FULL_AREA",
+    "PUBLISHED_AREA",
+    "Accelerator",
+    "ArchitectureSpace",
+    "Area",
+    "AreaTerms",
+    "Buffer",
+    "Cluster",
+    "CollectiveCost",
+    "CollectiveTimes",
+    "EnergyTable",
+    "FlatFabric",
+    "Hbm",
+    "InfeasibleError",
+    "InvalidInputError",
+    "InvalidTypeError",
+    "MeshFabric",
+    "PhazeError",
+    "SpaceSpec",
+    "Survey",
+    "TensorCore",
+    "Tier",
+    "TieredFabric",
+    "TorusFabric",
+    "VectorCore",
+    "__version__",
+    "area",
+    "area_batch",
+    "collective",
+    "collective_batch",
+    "cost",
+    "errors",
+    "explore",
+    "hardware",
+    "power_batch",
+    "presets",
+    "survey",
+    "units",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("phaze-fast")
+    if name not in _WHERE:
+        raise AttributeError(f"module 'phaze_fast' has no attribute {name!r}")
+    home = _WHERE[name]
+    value = (
+        import_module(f"phaze_fast.{name}")
+        if home == "phaze_fast"
+        else getattr(import_module(home), name)
+    )
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

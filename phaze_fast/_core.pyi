@@ -1,0 +1,66 @@
+"""Compiled kernels of phaze_fast; call them through the packages, not directly."""
+
+from typing import Any, Final
+
+import numpy as np
+
+_Array = np.ndarray[Any, Any]
+
+CHIP_DTYPE: Final[np.dtype[Any]]
+AREA_DTYPE: Final[np.dtype[Any]]
+ENERGY_DTYPE: Final[np.dtype[Any]]
+FABRIC_DTYPE: Final[np.dtype[Any]]
+MAX_LEVELS: Final[int]
+COLLECTIVE_OPS: Final[tuple[str, ...]]
+ALGORITHMS: Final[tuple[str, ...]]
+STATUS_SENTENCES: Final[tuple[str, ...]]
+
+class ChipGrid:
+    def __init__(
+        self,
+        base: _Array,
+        axes: list[tuple[int, list[float]]],
+        ties: list[tuple[int, int]],
+        derive_tensor_local: bool,
+        derive_vector_local: bool,
+    ) -> None: ...
+    @property
+    def size(self) -> int: ...
+    def filter(
+        self,
+        begin: int,
+        end: int,
+        terms: tuple[float, float],
+        area_mm2: tuple[float, float],
+        keep_small_single_core: bool,
+        energy_table: _Array,
+        max_power_w: float,
+    ) -> tuple[_Array, _Array, _Array]: ...
+    def pick(
+        self, index: _Array, terms: tuple[float, float]
+    ) -> tuple[_Array, _Array, _Array]: ...
+
+def chip_area(
+    chips: _Array, network_mm2_per_port_byte: float, hbm_mm2_per_stack: float, threads: int
+) -> _Array: ...
+def chip_area_total(
+    chips: _Array, network_mm2_per_port_byte: float, hbm_mm2_per_stack: float, threads: int
+) -> _Array: ...
+def peak_power(
+    chips: _Array, energy_table: _Array, area_mm2: _Array, threads: int
+) -> _Array: ...
+def collective_batch(
+    fabrics: _Array,
+    fabric: _Array,
+    op: _Array,
+    bytes: _Array,
+    ranks: _Array,
+    stride: _Array,
+    threads: int,
+) -> tuple[_Array, _Array, _Array]: ...
+def collective_with(
+    fabrics: _Array, op: int, bytes: float, ranks: int, stride: int, algorithm: int
+) -> tuple[float, int, int]: ...
+def collective_bound(
+    fabrics: _Array, op: int, bytes: float, ranks: int, stride: int
+) -> float: ...

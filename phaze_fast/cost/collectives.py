@@ -1,0 +1,244 @@
+"""Takes fabrics and groups of ranks, gives the time of each collective and its algorithm.
+
+The formulas are in docs/collectives.md and beside the kernel in ``cpp/include/phaze``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.hardware import (
+    Cluster,
+    FlatFabric,
+    MeshFabric,
+    TieredFabric,
+    TorusFabric,
+    fabric_record,
+)
+from phaze_fast.units import format_bytes, format_time
+
+__all__ = ["CollectiveCost", "CollectiveTimes", "collective", "collective_batch"]
+
+Array = np.ndarray[Any, Any]
+AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
+
+_OPS = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
+
+
+@dataclass(frozen=True)
+class CollectiveCost:
+    """Time of one collective, and of the algorithms it was chosen from."""
+
+    op: str
+    bytes: float
+    ranks: int
+    stride: int
+    time_s: float
+    """Of the fastest algorithm, seconds."""
+    algorithm: str
+    """Its name; ``none`` where there is nothing to send."""
+    bound_s: float
+    """No algorithm can be faster: bytes a rank must send over all it can send at once."""
+    alternatives: dict[str, float]
+    """Seconds of every algorithm that can run here, fastest first."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.op} of {format_bytes(self.bytes)} over {self.ranks} ranks "
+            f"(stride {self.stride}): {format_time(self.time_s)} by {self.algorithm}"
+        )
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """Answers of a batch, one row per question; arrays are read-only."""
+
+    time_s: Array
+    """Seconds; NaN where `status` is not 0."""
+    algorithm: Array
+    """Codes into `algorithm_names`."""
+    status: Array
+    """0 where the row is good, else a code into `reasons`."""
+
+    algorithm_names = _core.ALGORITHMS
+    reasons = _core.STATUS_SENTENCES
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+
+def _record(fabric: AnyFabric | Cluster) -> Array:
+    if isinstance(fabric, Cluster):
+        fabric = fabric.fabric
+    if not isinstance(fabric, get_args(AnyFabric)):
+        raise InvalidTypeError(
+            f"fabric: {type(fabric).__name__} is not accepted; expected a fabric or a cluster"
+        )
+    return fabric_record(fabric)
+
+
+def _op_code(op: str) -> int:
+    if op not in _OPS:
+        raise InvalidInputError(f"op: {op!r} is not accepted; {nearest(str(op), _OPS)}")
+    return _OPS[op]
+
+
+def collective(
+    fabric: AnyFabric | Cluster, op: str, bytes: float, ranks: int, stride: int = 1  # noqa: A002
+) -> CollectiveCost:
+    """Time one collective over `ranks` devices that lie `stride` ranks apart.
+
+    Parameters
+    ----------
+    fabric
+        How the devices are wired.
+    op
+        ``all-reduce``, ``reduce-scatter``, ``all-gather``, ``all-to-all``, ``broadcast`` or
+        ``point-to-point`` (over 2 ranks, `stride` apart).
+    bytes
+        The vector each rank holds, in bytes: all-reduce; the input of reduce-scatter; the output of
+        all-gather; the send buffer of all-to-all; the message of the others.
+    ranks
+        Devices in the group.
+    stride
+        Distance between neighbours in the group, in ranks. All groups of this shape are taken to
+        run at once.
+
+    Returns
+    -------
+    CollectiveCost
+        With every algorithm that could have run.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the group does not fit the fabric, or an argument is out of range.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> cost = collective(presets.fabric("dgx-a100"), "all-reduce", bytes=2**30, ranks=16)
+    >>> cost.algorithm
+    'rail-ring'
+    """
+    record, code = _record(fabric), _op_code(op)
+    times = collective_batch(fabric, op, [bytes], [ranks], [stride], threads=1)
+    status = int(times.status[0])
+    if status != 0:
+        raise InvalidInputError(
+            f"collective: bytes {bytes!r}, ranks {ranks!r}, stride {stride!r} are not accepted: "
+            f"{_core.STATUS_SENTENCES[status]}"
+        )
+    found = {}
+    for algorithm, name in enumerate(_core.ALGORITHMS):
+        time_s, ran, good = _core.collective_with(record, code, bytes, ranks, stride, algorithm)
+        if good == 0 and ran == algorithm:
+            found[name] = time_s
+    return CollectiveCost(
+        op=op,
+        bytes=float(bytes),
+        ranks=int(ranks),
+        stride=int(stride),
+        time_s=float(times.time_s[0]),
+        algorithm=_core.ALGORITHMS[int(times.algorithm[0])],
+        bound_s=_core.collective_bound(record, code, bytes, ranks, stride),
+        alternatives=dict(sorted(found.items(), key=lambda item: item[1])),
+    )
+
+
+def collective_batch(
+    fabrics: AnyFabric | Cluster | Sequence[AnyFabric | Cluster],
+    op: str | Sequence[str] | Array,
+    bytes: Any,  # noqa: A002
+    ranks: Any,
+    stride: Any = 1,
+    fabric: Any = 0,
+    threads: int = 1,
+) -> CollectiveTimes:
+    """Time many collectives in one call; the GIL is released while it runs.
+
+    Parameters
+    ----------
+    fabrics
+        One fabric, or several to choose from by `fabric`.
+    op
+        One operation, a sequence of names, or an array of uint8 codes into
+        ``CollectiveTimes`` order (``_core.COLLECTIVE_OPS``).
+    bytes, ranks, stride, fabric
+        Numbers or one-dimensional arrays, broadcast against each other: bytes (float), ranks,
+        stride (integers), and the position of the fabric in `fabrics`.
+    threads
+        At most this many threads; the result does not depend on it.
+
+    Returns
+    -------
+    CollectiveTimes
+        One row per question. A bad row carries its reason as a status; nothing is raised for it.
+
+    Raises
+    ------
+    InvalidInputError
+        Where an argument as a whole is malformed: dtype, shape, unknown operation.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> flat = presets.fabric("phaze-flat")
+    >>> collective_batch(flat, "all-reduce", bytes=[0, 2**32], ranks=[8, 2]).time_s.tolist()
+    [0.0, 1.0]
+    """
+    several = isinstance(fabrics, Sequence)
+    listed: Sequence[AnyFabric | Cluster] = fabrics if isinstance(fabrics, Sequence) else [fabrics]
+    if not listed:
+        raise InvalidInputError("fabrics: an empty list is not accepted; expected at least one")
+    records = np.concatenate([_record(f) for f in listed]) if several else _record(listed[0])
+    if isinstance(op, str):
+        codes: Array = np.array(_op_code(op), dtype=np.uint8)
+    elif isinstance(op, np.ndarray) and op.dtype.kind in "ui":
+        codes = _column("op", op, np.uint8)
+    else:
+        codes = np.array([_op_code(name) for name in op], dtype=np.uint8)
+    columns = [
+        codes,
+        _column("bytes", bytes, np.float64),
+        _column("ranks", ranks, np.int64),
+        _column("stride", stride, np.int64),
+        _column("fabric", fabric, np.int32),
+    ]
+    length = max(column.size if column.ndim else 1 for column in columns)
+    rows = [_stretched(column, length) for column in columns]
+    return CollectiveTimes(
+        *_core.collective_batch(records, rows[4], rows[0], rows[1], rows[2], rows[3], threads)
+    )
+
+
+def _column(name: str, values: Any, dtype: type[np.generic]) -> Array:
+    """Array of `dtype` holding exactly the given numbers, of zero or one dimension."""
+    array = np.asarray(values)
+    wanted = np.dtype(dtype)
+    accepted = "iu" if wanted.kind in "iu" else "iuf"
+    if array.dtype.kind not in accepted:
+        kind = "integers" if wanted.kind in "iu" else "numbers"
+        raise InvalidTypeError(f"{name}: dtype {array.dtype} is not accepted; expected {kind}")
+    if array.ndim > 1:
+        raise InvalidInputError(
+            f"{name}: {array.ndim} dimensions are not accepted; expected at most 1"
+        )
+    if array.dtype == wanted:
+        return array
+    converted = array.astype(wanted)
+    if wanted.kind in "iu" and not np.array_equal(converted, array):
+        raise InvalidInputError(f"{name}: a value is out of range of {wanted}")
+    return converted
+
+
+def _stretched(column: Array, length: int) -> Array:
+    if column.ndim == 0 or column.size == 1 != length:
+        return np.full(length, column)
+    return np.ascontiguousarray(column)

@@ -1,0 +1,67 @@
+"""Takes nothing, gives the exceptions of the package: bad input, infeasible, and nothing else.
+
+Anything that is not one of these is a bug. Inside a batch, infeasible and invalid rows are
+statuses, never exceptions.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "InfeasibleError",
+    "InvalidInputError",
+    "InvalidTypeError",
+    "MissingExtraError",
+    "PhazeError",
+    "nearest",
+]
+
+
+class PhazeError(Exception):
+    """Base of every exception that phaze_fast raises on purpose."""
+
+
+class InvalidInputError(PhazeError, ValueError):
+    """A field has a value that is not accepted; the message names field, value and what is."""
+
+
+class InvalidTypeError(InvalidInputError, TypeError):
+    """An argument has a type or dtype that is not accepted."""
+
+
+class InfeasibleError(PhazeError):
+    """The question is well posed and has no answer; the message says which constraint binds."""
+
+
+class MissingExtraError(PhazeError, ImportError):
+    """An optional dependency is needed; the message names the extra that installs it."""
+
+
+def nearest(word: str, accepted: Iterable[str]) -> str:
+    """Say what was probably meant by a name that is not accepted.
+
+    Parameters
+    ----------
+    word
+        The name as the user wrote it.
+    accepted
+        Every accepted name, in the order they should be listed.
+
+    Returns
+    -------
+    str
+        A clause for the end of a message.
+
+    Examples
+    --------
+    >>> nearest("widht", ["count", "width", "depth"])
+    "did you mean 'width'? accepted: count, width, depth"
+    >>> nearest("x", ["a", "b"])
+    'accepted: a, b'
+    """
+    names = list(accepted)
+    listed = "accepted: " + ", ".join(names)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'? {listed}" if close else listed

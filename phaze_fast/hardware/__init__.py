@@ -1,0 +1,68 @@
+"""Takes YAML, JSON or preset names, gives chips, fabrics, clusters, areas and chip spaces."""
+
+from phaze_fast.hardware import presets
+from phaze_fast.hardware.chip import (
+    Accelerator,
+    Buffer,
+    Hbm,
+    TensorCore,
+    VectorCore,
+    chip_records,
+)
+from phaze_fast.hardware.fabric import (
+    Cluster,
+    Fabric,
+    FlatFabric,
+    MeshFabric,
+    Tier,
+    TieredFabric,
+    TorusFabric,
+    fabric_from_dict,
+    fabric_record,
+)
+from phaze_fast.hardware.silicon import (
+    FULL_AREA,
+    PUBLISHED_AREA,
+    Area,
+    AreaTerms,
+    EnergyTable,
+    area,
+    area_batch,
+    energy_table,
+    energy_table_names,
+    power_batch,
+)
+from phaze_fast.hardware.space import ArchitectureSpace, AreaLimit, SpaceChunk, SpaceSpec
+
+__all__ = [
+    "FULL_AREA",
+    "PUBLISHED_AREA",
+    "Accelerator",
+    "ArchitectureSpace",
+    "Area",
+    "AreaLimit",
+    "AreaTerms",
+    "Buffer",
+    "Cluster",
+    "EnergyTable",
+    "Fabric",
+    "FlatFabric",
+    "Hbm",
+    "MeshFabric",
+    "SpaceChunk",
+    "SpaceSpec",
+    "TensorCore",
+    "Tier",
+    "TieredFabric",
+    "TorusFabric",
+    "VectorCore",
+    "area",
+    "area_batch",
+    "chip_records",
+    "energy_table",
+    "energy_table_names",
+    "fabric_from_dict",
+    "fabric_record",
+    "power_batch",
+    "presets",
+]

@@ -1,0 +1,223 @@
+"""Takes the fields of one accelerator, gives a validated record and its peak rates.
+
+A systolic chip and a GPU are one template: cores that multiply matrices, cores that do everything
+else, a buffer they share, and memory beside the chip. On a GPU a "tensor core" is one SM.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.records import (
+    Bandwidth,
+    Bytes,
+    Count,
+    Hertz,
+    Quantity,
+    Record,
+    Seconds,
+    SquareMillimetres,
+    Watts,
+)
+from phaze_fast.units import KIB, format_bandwidth, format_bytes, format_flops
+
+__all__ = ["Accelerator", "Buffer", "Dtype", "Hbm", "TensorCore", "VectorCore", "chip_records"]
+
+Dtype = Literal["bf16", "fp16", "fp8", "fp32", "tf32"]
+"""Number formats a tensor core can multiply."""
+
+
+class TensorCore(Record):
+    """Matrix units of a chip, all alike."""
+
+    what: ClassVar[str] = "tensor_core"
+    count: Count
+    """How many there are (SMs on a GPU)."""
+    width: Count
+    """Columns of one array."""
+    depth: Count
+    """Rows of one array; width x depth multiply-accumulates per cycle in bf16."""
+    local_buffer_bytes: Bytes | None = None
+    """Buffer beside one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
+    rates: dict[Dtype, Quantity] = Field(default={"bf16": 1.0, "fp16": 1.0})
+    """Multiply-accumulates per cycle in each format, relative to bf16."""
+
+    @property
+    def macs_per_cycle(self) -> int:
+        """bf16 multiply-accumulates per cycle of all cores together."""
+        return self.count * self.width * self.depth
+
+
+class VectorCore(Record):
+    """Units for everything that is not a matrix product, all alike."""
+
+    what: ClassVar[str] = "vector_core"
+    count: Count
+    """How many there are."""
+    lanes: Count
+    """Lanes of one unit."""
+    alus_per_lane: Count = 1
+    """Operations one lane starts per cycle."""
+    local_buffer_bytes: Bytes | None = None
+    """Buffer beside one unit; by default max(1 KiB, lanes x 16 B), as in PHAZE."""
+
+    @property
+    def ops_per_cycle(self) -> int:
+        """fp32 operations per cycle of all units together."""
+        return self.count * self.lanes * self.alus_per_lane
+
+
+class Buffer(Record):
+    """On-chip memory shared by all cores (a GPU's L2, a TPU's CMEM)."""
+
+    what: ClassVar[str] = "buffer"
+    capacity_bytes: Bytes
+    """Size; 0 where a chip has only local buffers."""
+    bytes_per_cycle: Quantity
+    """Bandwidth of all ports together, bytes per clock cycle."""
+    port_bytes_per_cycle: Quantity = 64.0
+    """Width of one core's port; 64 bytes is that of an A100 SM."""
+
+
+class Hbm(Record):
+    """Memory beside the chip."""
+
+    what: ClassVar[str] = "hbm"
+    capacity_bytes: Bytes
+    """Size of all stacks together."""
+    bandwidth_bytes_per_s: Bandwidth
+    """Peak bandwidth of all stacks together."""
+    stacks: Count = 1
+    """1,024-bit stacks, each with its PHY and controller."""
+
+
+class Accelerator(Record):
+    """One chip (or one wafer), as the cost models see it.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> chip = presets.chip("tpuv4")
+    >>> chip.tensor_core.count, chip.peak_flops() / 1e12
+    (8, 275.2512)
+    """
+
+    what: ClassVar[str] = "chip"
+    name: str = Field(min_length=1)
+    """What to call it."""
+    clock_hz: Hertz
+    """Clock of cores and buffer (boost clock where the vendor rates peaks at it)."""
+    tensor_core: TensorCore
+    """Matrix units."""
+    vector_core: VectorCore
+    """Vector units."""
+    buffer: Buffer
+    """Shared on-chip memory."""
+    hbm: Hbm | None = None
+    """Memory beside the chip; absent on chips that have only SRAM."""
+    launch_latency_s: Seconds = 0.0
+    """Fixed cost of starting one operator."""
+    process_nm: Quantity | None = None
+    """Process node as its maker names it."""
+    die_area_mm2: SquareMillimetres | None = None
+    """Published die area, where there is one; `hardware.area` estimates it from the template."""
+    power_w: Watts | None = None
+    """Published board or chip power, where there is one."""
+    sources: tuple[str, ...] = ()
+    """Where the figures come from."""
+    notes: str = ""
+    """What a reader should know about them."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.buffer.capacity_bytes > 0 and self.buffer.bytes_per_cycle <= 0:
+            raise ValueError("buffer.bytes_per_cycle: 0 is not accepted; expected a number > 0")
+        return self
+
+    def peak_flops(self, dtype: Dtype = "bf16") -> float:
+        """Dense matrix FLOP/s with every core busy, one multiply-accumulate counting as two.
+
+        Raises
+        ------
+        InvalidInputError
+            Where the chip does not multiply that format.
+        """
+        if dtype not in self.tensor_core.rates:
+            raise InvalidInputError(
+                f"dtype: {dtype!r} is not accepted by {self.name}; "
+                f"accepted: {', '.join(self.tensor_core.rates)}"
+            )
+        rate = self.tensor_core.rates[dtype]
+        return 2.0 * self.tensor_core.macs_per_cycle * self.clock_hz * rate
+
+    @property
+    def buffer_bandwidth_bytes_per_s(self) -> float:
+        """Bandwidth of the shared buffer in bytes per second."""
+        return self.buffer.bytes_per_cycle * self.clock_hz
+
+    def to_row(self) -> dict[str, float]:
+        """Return the fields the kernels use, by the names of ``_core.CHIP_DTYPE``."""
+        tensor, vector, hbm = self.tensor_core, self.vector_core, self.hbm
+        return {
+            "tensor_cores": tensor.count,
+            "tensor_width": tensor.width,
+            "tensor_depth": tensor.depth,
+            "tensor_local_bytes": _or_default(
+                tensor.local_buffer_bytes, tensor.width * tensor.depth
+            ),
+            "vector_cores": vector.count,
+            "vector_lanes": vector.lanes,
+            "vector_alus_per_lane": vector.alus_per_lane,
+            "vector_local_bytes": _or_default(vector.local_buffer_bytes, vector.lanes),
+            "buffer_bytes": self.buffer.capacity_bytes,
+            "buffer_bytes_per_cycle": self.buffer.bytes_per_cycle,
+            "buffer_port_bytes_per_cycle": self.buffer.port_bytes_per_cycle,
+            "hbm_bytes": hbm.capacity_bytes if hbm else 0,
+            "hbm_bytes_per_s": hbm.bandwidth_bytes_per_s if hbm else 0.0,
+            "hbm_stacks": hbm.stacks if hbm else 0,
+            "clock_hz": self.clock_hz,
+        }
+
+    def __str__(self) -> str:
+        tensor, vector = self.tensor_core, self.vector_core
+        hbm = "none"
+        if self.hbm is not None:
+            rate = format_bandwidth(self.hbm.bandwidth_bytes_per_s)
+            hbm = f"{format_bytes(self.hbm.capacity_bytes)} at {rate}"
+        return (
+            f"{self.name}: {tensor.count} x {tensor.width}x{tensor.depth} tensor, "
+            f"{vector.count} x {vector.lanes} lanes, buffer "
+            f"{format_bytes(self.buffer.capacity_bytes)}, HBM {hbm}, "
+            f"{format_flops(self.peak_flops())} at {self.clock_hz / 1e9:g} GHz"
+        )
+
+
+def _or_default(local_bytes: int | None, elements: int) -> int:
+    # PHAZE's template: 1 KiB of local buffer per 64 processing elements or lanes, at least 1 KiB.
+    return max(KIB, elements * KIB // 64) if local_bytes is None else local_bytes
+
+
+def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarray[Any, Any]:
+    """Lay chips out as the array of records the kernels take.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape ``(len(chips),)``, dtype ``_core.CHIP_DTYPE``.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> int(chip_records([presets.chip("h100")])["tensor_cores"][0])
+    132
+    """
+    table = np.zeros(len(chips), dtype=_core.CHIP_DTYPE)
+    for i, chip in enumerate(chips):
+        row = chip.to_row()
+        table[i] = tuple(row[name] for name in _core.CHIP_DTYPE.names or ())
+    return table

@@ -1,0 +1,276 @@
+"""Takes the wiring between devices, gives validated fabrics and clusters of a size.
+
+Ranks are numbered innermost first: on tiers, rank 0..7 share a node of 8; on a torus, rank r sits
+at coordinate r mod dims[0] of the first dimension.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware.chip import Accelerator
+from phaze_fast.records import Bandwidth, Count, Record, Seconds, explain
+from phaze_fast.units import format_bandwidth
+
+__all__ = [
+    "Cluster",
+    "Fabric",
+    "FlatFabric",
+    "MeshFabric",
+    "Tier",
+    "TieredFabric",
+    "TorusFabric",
+    "fabric_from_dict",
+    "fabric_record",
+]
+
+_SWITCHED, _GRID = 0, 1  # phaze::FabricKind
+
+
+class _FabricBase(Record):
+    what: ClassVar[str] = "fabric"
+    name: str = Field(min_length=1)
+    """What to call it."""
+    sources: tuple[str, ...] = ()
+    """Where the figures come from."""
+    notes: str = ""
+    """What a reader should know about them."""
+
+    @property
+    def capacity(self) -> int | None:
+        """Devices it can hold; None where it has no limit."""
+        raise AssertionError("every fabric defines its capacity")
+
+
+class FlatFabric(_FabricBase):
+    """Every device reaches every other at one bandwidth, through a non-blocking switch."""
+
+    kind: Literal["flat"] = "flat"
+    """Which fabric this is."""
+    bandwidth_bytes_per_s: Bandwidth
+    """Of one device, per direction."""
+    latency_s: Seconds = 0.0
+    """Of one message."""
+
+    @property
+    def capacity(self) -> int | None:
+        """Devices it can hold: no limit."""
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.name}: flat, {format_bandwidth(self.bandwidth_bytes_per_s)} per device"
+
+
+class Tier(Record):
+    """One level of a hierarchy of switches."""
+
+    what: ClassVar[str] = "tier"
+    name: str = Field(min_length=1)
+    """What one unit is called: node, rack, cluster."""
+    size: Count | None = None
+    """Units of the tier below (devices, in the first tier) in one unit; none = no limit."""
+    bandwidth_bytes_per_s: Bandwidth
+    """Of one device, per direction, to devices that share this tier but none below."""
+    latency_s: Seconds = 0.0
+    """Of one message at this tier."""
+
+
+class TieredFabric(_FabricBase):
+    """Switches inside switches: devices in a node, nodes in a rack, racks in a cluster."""
+
+    kind: Literal["tiered"] = "tiered"
+    """Which fabric this is."""
+    tiers: Annotated[tuple[Tier, ...], Field(min_length=1, max_length=_core.MAX_LEVELS)]
+    """Innermost first; only the last may be without a size."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for i, tier in enumerate(self.tiers[:-1]):
+            if tier.size is None:
+                raise ValueError(f"tiers.{i}.size: is missing; only the last tier may have none")
+        return self
+
+    @property
+    def capacity(self) -> int | None:
+        """Devices it can hold; None where the last tier has no size."""
+        sizes = [tier.size for tier in self.tiers]
+        return None if sizes[-1] is None else math.prod(size or 1 for size in sizes)
+
+    def __str__(self) -> str:
+        parts = (
+            f"{t.name} of {t.size or 'any number'} at {format_bandwidth(t.bandwidth_bytes_per_s)}"
+            for t in self.tiers
+        )
+        return f"{self.name}: {', '.join(parts)} per device"
+
+
+class _GridFabric(_FabricBase):
+    dims: Annotated[tuple[Count, ...], Field(min_length=1, max_length=_core.MAX_LEVELS)]
+    """Devices along each dimension, the fastest-varying rank coordinate first."""
+    link_bandwidth_bytes_per_s: Bandwidth
+    """Of one link, per direction."""
+    hop_latency_s: Seconds = 0.0
+    """Of one hop."""
+
+    @property
+    def capacity(self) -> int | None:
+        """Devices it holds."""
+        return math.prod(self.dims)
+
+    def sized(self, devices: int) -> Self:
+        """Return the most cubical slice of this grid with exactly that many devices.
+
+        The slice keeps this grid's links; on a torus its dimensions wrap, as reconfigurable pods
+        provide. Of equally cubical slices the one with the larger inner dimensions is taken.
+
+        Raises
+        ------
+        InvalidInputError
+            Where no slice of this grid has that many devices.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> presets.fabric("tpuv4-pod").sized(1024).dims
+        (16, 8, 8)
+        """
+        best = _most_cubical(devices, self.dims)
+        if best is None:
+            raise InvalidInputError(
+                f"devices: {devices} is not accepted by {self.name}; expected a product of "
+                f"{len(self.dims)} sizes within {'x'.join(map(str, self.dims))}"
+            )
+        return self.replace(dims=best)
+
+    def __str__(self) -> str:
+        dims = "x".join(map(str, self.dims))
+        rate = format_bandwidth(self.link_bandwidth_bytes_per_s)
+        return f"{self.name}: {dims} {self.what}, {rate} per link and direction"
+
+
+class TorusFabric(_GridFabric):
+    """Neighbours linked along each dimension, each dimension closed into a ring."""
+
+    what: ClassVar[str] = "torus"
+    kind: Literal["torus"] = "torus"
+    """Which fabric this is."""
+
+
+class MeshFabric(_GridFabric):
+    """Neighbours linked along each dimension, open at the ends."""
+
+    what: ClassVar[str] = "mesh"
+    kind: Literal["mesh"] = "mesh"
+    """Which fabric this is."""
+
+
+Fabric = Annotated[
+    FlatFabric | TieredFabric | TorusFabric | MeshFabric, Field(discriminator="kind")
+]
+"""Any fabric; `kind` says which."""
+
+_ADAPTER: TypeAdapter[FlatFabric | TieredFabric | TorusFabric | MeshFabric] = TypeAdapter(Fabric)
+
+
+def fabric_from_dict(
+    data: object, source: str = ""
+) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
+    """Validate plain data as whichever fabric its `kind` names.
+
+    Raises
+    ------
+    InvalidInputError
+        One line per fault.
+
+    Examples
+    --------
+    >>> fabric_from_dict({"kind": "flat", "name": "lab", "bandwidth_bytes_per_s": "100 Gb/s"}).name
+    'lab'
+    """
+    try:
+        return _ADAPTER.validate_python(data)
+    except ValidationError as error:
+        raise InvalidInputError(explain(error, "fabric", source)) from None
+
+
+def fabric_record(
+    fabric: FlatFabric | TieredFabric | TorusFabric | MeshFabric,
+) -> np.ndarray[Any, Any]:
+    """Lay a fabric out as the one-row record the kernels take, dtype ``_core.FABRIC_DTYPE``."""
+    row = np.zeros(1, dtype=_core.FABRIC_DTYPE)
+    if isinstance(fabric, FlatFabric):
+        levels = [(0, fabric.bandwidth_bytes_per_s, fabric.latency_s)]
+    elif isinstance(fabric, TieredFabric):
+        levels = [(t.size or 0, t.bandwidth_bytes_per_s, t.latency_s) for t in fabric.tiers]
+    else:
+        rate, latency = fabric.link_bandwidth_bytes_per_s, fabric.hop_latency_s
+        levels = [(size, rate, latency) for size in fabric.dims]
+        row["kind"] = _GRID
+        row["wrap"] = int(isinstance(fabric, TorusFabric))
+    row["levels"] = len(levels)
+    for level, (size, rate, latency) in enumerate(levels):
+        row["size"][0, level] = size
+        row["bytes_per_s"][0, level] = rate
+        row["latency_s"][0, level] = latency
+    return row
+
+
+class Cluster(Record):
+    """A number of devices on a fabric.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> Cluster(devices=1024, fabric=presets.fabric("dgx-a100")).devices
+    1024
+    """
+
+    what: ClassVar[str] = "cluster"
+    devices: Count
+    """How many devices."""
+    fabric: Fabric
+    """How they are wired; a torus or mesh is cut to a slice of that many devices."""
+    chip: Accelerator | None = None
+    """What the devices are; absent where a search chooses it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cut_grid_to_size(cls, data: object) -> object:
+        if isinstance(data, dict):
+            fabric, devices = data.get("fabric"), data.get("devices")
+            grid = isinstance(fabric, TorusFabric | MeshFabric)
+            if grid and isinstance(devices, int) and 1 <= devices < (fabric.capacity or 0):
+                return {**data, "fabric": fabric.sized(devices)}
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        held = self.fabric.capacity
+        if held is not None and self.devices > held:
+            raise ValueError(
+                f"devices: {self.devices} is not accepted; {self.fabric.name} holds {held}"
+            )
+        return self
+
+
+def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Best factorisation of `devices` into sizes within `limits`: smallest maximum, then sum."""
+    if len(limits) == 1:
+        return (devices,) if devices <= limits[0] else None
+    best: tuple[int, ...] | None = None
+    for size in range(min(devices, limits[0]), 0, -1):
+        if devices % size:
+            continue
+        rest = _most_cubical(devices // size, limits[1:])
+        if rest is None:
+            continue
+        shape = (size, *rest)
+        if best is None or (max(shape), sum(shape)) < (max(best), sum(best)):
+            best = shape
+    return best

@@ -1,0 +1,218 @@
+"""Takes chips, gives their area by term and their peak power.
+
+Area follows the PHAZE template, exact at its published sizes. Two terms that the published formula
+leaves out can be switched on: the network between cores and buffer, and the HBM PHYs with their
+controllers. Both come with their source; see `AreaTerms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any, ClassVar
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware.chip import Accelerator, chip_records
+from phaze_fast.records import Quantity, Record, parse_text
+
+__all__ = [
+    "FULL_AREA",
+    "PUBLISHED_AREA",
+    "Area",
+    "AreaTerms",
+    "EnergyTable",
+    "area",
+    "area_batch",
+    "energy_table",
+    "energy_table_names",
+    "power_batch",
+]
+
+# Zhang et al., LLMCompass, ISCA 2024 (and its public cost model): die-photo estimates at 7 nm of an
+# HBM2e PHY, 10.45 mm2 per 1,024-bit stack, and controller, 552.743 M transistors; and 44.3 M
+# transistors per core for its share of the crossbar, the mean of an A100 SM and an MI210 CU.
+# 96.3 M transistors/mm2 at 7 nm: Khan and Mann, AI Chips, CSET 2020. An A100 SM reads 64 bytes per
+# cycle from L2: NVIDIA A100 whitepaper, 2020.
+_TRANSISTORS_PER_MM2 = 96.3e6
+_HBM_STACK_MM2 = 10.45 + 552.743e6 / _TRANSISTORS_PER_MM2
+_PORT_BYTE_MM2 = 44.3e6 / _TRANSISTORS_PER_MM2 / 64.0
+
+
+class AreaTerms(Record):
+    """Which terms an area has beyond the published formula.
+
+    Examples
+    --------
+    >>> PUBLISHED_AREA.hbm, FULL_AREA.hbm
+    (False, True)
+    """
+
+    what: ClassVar[str] = "area terms"
+    network: bool = False
+    """Count the network between cores and buffer."""
+    hbm: bool = False
+    """Count the HBM PHYs and controllers."""
+    network_mm2_per_port_byte: Quantity = _PORT_BYTE_MM2
+    """Per core and byte/cycle of its port. LLMCompass (ISCA 2024): 44.3 M transistors per core of
+    64 B/cycle at 96.3 M transistors/mm2."""
+    hbm_mm2_per_stack: Quantity = _HBM_STACK_MM2
+    """Per 1,024-bit stack. LLMCompass (ISCA 2024): HBM2e PHY 10.45 mm2 + controller 5.74 mm2."""
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """mm2 per port byte and per stack, zero where a term is off."""
+        return (
+            self.network_mm2_per_port_byte if self.network else 0.0,
+            self.hbm_mm2_per_stack if self.hbm else 0.0,
+        )
+
+
+PUBLISHED_AREA = AreaTerms()
+"""The formula of the PHAZE paper: cores, local buffers and global buffer only."""
+
+FULL_AREA = AreaTerms(network=True, hbm=True)
+"""With the core-to-buffer network and the HBM PHYs."""
+
+
+@dataclass(frozen=True)
+class Area:
+    """Area of one chip by term, mm2.
+
+    `extrapolated` is true where an SRAM is smaller or larger than any of the published table.
+    """
+
+    tensor_mm2: float
+    vector_mm2: float
+    buffer_mm2: float
+    network_mm2: float
+    hbm_mm2: float
+    total_mm2: float
+    extrapolated: bool
+
+
+class EnergyTable(Record):
+    """Energy of each kind of event, with its source. Joules; static power in W/mm2."""
+
+    what: ClassVar[str] = "energy table"
+    name: str
+    """What to call it."""
+    mac_j: Quantity
+    """One bf16 multiply with fp32 accumulate."""
+    vector_op_j: Quantity
+    """One fp32 operation of a vector lane."""
+    local_byte_j: Quantity
+    """One byte to or from a core's local buffer."""
+    buffer_byte_j: Quantity
+    """One byte to or from the global buffer."""
+    hbm_byte_j: Quantity
+    """One byte to or from HBM."""
+    network_byte_j: Quantity
+    """One byte over an off-package link."""
+    static_w_per_mm2: Quantity
+    """Leakage and clock tree."""
+    sources: tuple[str, ...]
+    """Where the figures come from, term by term."""
+
+    def to_record(self) -> np.ndarray[Any, Any]:
+        """Lay the table out as the one-row record the kernels take."""
+        row = np.zeros(1, dtype=_core.ENERGY_DTYPE)
+        for field in _core.ENERGY_DTYPE.names or ():
+            row[field] = getattr(self, field)
+        return row
+
+
+def area(chip: Accelerator, terms: AreaTerms = PUBLISHED_AREA) -> Area:
+    """Area of one chip by term.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> round(area(presets.chip("phaze-tpuv4")).total_mm2, 2)
+    278.83
+    """
+    row = area_batch([chip], terms)[0]
+    return Area(
+        **{name: float(row[name]) for name in Area.__annotations__ if name != "extrapolated"},
+        extrapolated=bool(row["extrapolated"]),
+    )
+
+
+def area_batch(
+    chips: Sequence[Accelerator] | np.ndarray[Any, Any],
+    terms: AreaTerms = PUBLISHED_AREA,
+    threads: int = 1,
+) -> np.ndarray[Any, Any]:
+    """Area of many chips by term.
+
+    Parameters
+    ----------
+    chips
+        Accelerators, or an array of ``_core.CHIP_DTYPE`` such as `ArchitectureSpace.chips` gives.
+    terms
+        Which terms to count.
+    threads
+        At most this many threads; the result does not depend on it.
+
+    Returns
+    -------
+    numpy.ndarray
+        Read-only, one row per chip, fields in mm2 (``tensor_mm2`` ... ``total_mm2``). A malformed
+        row has ``status`` other than 0 and NaN areas.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> area_batch([presets.chip("phaze-tpuv4")])["buffer_mm2"].round(3).tolist()
+    [175.423]
+    """
+    return _core.chip_area(_records(chips), *terms.rates, threads)
+
+
+def power_batch(
+    chips: Sequence[Accelerator] | np.ndarray[Any, Any],
+    table: EnergyTable | None = None,
+    terms: AreaTerms = PUBLISHED_AREA,
+    threads: int = 1,
+) -> np.ndarray[Any, Any]:
+    """Peak power of many chips: every unit busy, every memory at full bandwidth. Watts.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> power_batch([presets.chip("phaze-tpuv4")]).round(0).tolist()
+    [186.0]
+    """
+    records = _records(chips)
+    total_mm2 = _core.chip_area_total(records, *terms.rates, threads)
+    table = energy_table() if table is None else table
+    return _core.peak_power(records, table.to_record(), total_mm2, threads)
+
+
+def _records(chips: Sequence[Accelerator] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return chips if isinstance(chips, np.ndarray) else chip_records(list(chips))
+
+
+def energy_table_names() -> list[str]:
+    """Names of the tables that come with the package."""
+    folder = resources.files(__package__) / "data" / "energy"
+    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name[-5:] == ".yaml")
+
+
+def energy_table(name: str = "7nm") -> EnergyTable:
+    """Load an energy table by name.
+
+    Examples
+    --------
+    >>> energy_table("7nm").mac_j
+    5.9e-13
+    """
+    if name not in energy_table_names():
+        raise InvalidInputError(
+            f"energy table: {name!r} is not accepted; {nearest(name, energy_table_names())}"
+        )
+    file = resources.files(__package__) / "data" / "energy" / f"{name}.yaml"
+    return EnergyTable.from_dict(parse_text(file.read_text("utf-8"), f"{name}.yaml"), name)

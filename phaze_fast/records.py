@@ -1,0 +1,377 @@
+"""Takes YAML, JSON or dicts, gives frozen validated records; and the same way back.
+
+`Record` is the base of every specification a user can write. Unknown keys are refused with the
+nearest valid name, numbers must be finite, and every fault becomes one line of an
+`InvalidInputError` that names the field, the value and what would be accepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.units import parse_quantity
+
+__all__ = [
+    "Bandwidth",
+    "Bytes",
+    "Count",
+    "Hertz",
+    "Quantity",
+    "Record",
+    "Seconds",
+    "SquareMillimetres",
+    "Watts",
+    "digest",
+    "explain",
+    "parse_text",
+    "read_document",
+    "to_yaml",
+]
+
+
+def _quantity(unit: str, whole: bool) -> Callable[[object], object]:
+    def convert(value: object) -> object:
+        try:
+            number = parse_quantity(value, unit)
+        except InvalidInputError as error:
+            raise PydanticCustomError("quantity", "{text}", {"text": str(error)}) from None
+        if whole:
+            if number != number or number in (float("inf"), float("-inf")):
+                return number
+            if number != int(number):
+                raise PydanticCustomError(
+                    "quantity", "{text}", {"text": f"{value!r} is not a whole number of {unit}"}
+                )
+            return value if isinstance(value, int) else int(number)
+        return number
+
+    return convert
+
+
+_TEXT = {"anyOf": [{"type": "number"}, {"type": "string"}]}
+
+
+def _described(unit: str) -> dict[str, Any]:
+    return {**_TEXT, "description": f"number of {unit}, or text with a unit"}
+
+
+Count = Annotated[int, Field(strict=True, ge=1, le=2**40)]
+"""A whole number, 1 or more."""
+
+Bytes = Annotated[
+    int,
+    BeforeValidator(_quantity("bytes", whole=True)),
+    Field(ge=0, le=2**62, json_schema_extra=_described("bytes")),
+]
+"""Bytes as an integer; accepts text such as '128 MiB'."""
+
+Quantity = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+"""A finite number, zero or more, with no unit text."""
+
+Bandwidth = Annotated[
+    float,
+    BeforeValidator(_quantity("bytes/s", whole=False)),
+    Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("bytes/s")),
+]
+"""Bytes per second; accepts text such as '1.2 TB/s' or '200 Gb/s'."""
+
+Hertz = Annotated[
+    float,
+    BeforeValidator(_quantity("Hz", whole=False)),
+    Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("Hz")),
+]
+"""Hertz; accepts text such as '1.05 GHz'."""
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(_quantity("s", whole=False)),
+    Field(ge=0, allow_inf_nan=False, json_schema_extra=_described("s")),
+]
+"""Seconds; accepts text such as '2 us'."""
+
+Watts = Annotated[
+    float,
+    BeforeValidator(_quantity("W", whole=False)),
+    Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("W")),
+]
+"""Watts; accepts text such as '400 W'."""
+
+SquareMillimetres = Annotated[
+    float,
+    BeforeValidator(_quantity("mm2", whole=False)),
+    Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("mm2")),
+]
+"""mm2; accepts text such as '278.83 mm2'."""
+
+
+_UNION_TAGS: set[str] = set()  # values of `kind`; filled as record types are defined
+
+
+class Record(BaseModel):
+    """Base of every frozen, validated specification.
+
+    Subclasses list their fields with types from this module. `what` is the noun used in messages.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+    what: ClassVar[str] = "record"
+
+    def __init__(self, /, **data: Any) -> None:
+        # Constructing a record by hand reports faults just as reading a file does.
+        try:
+            self.__pydantic_validator__.validate_python(data, self_instance=self)
+        except ValidationError as error:
+            raise InvalidInputError(explain(error, self.what, "")) from None
+
+    # Nested records are validated by pydantic itself, so that paths name the whole way down.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        kind = cls.model_fields.get("kind")
+        if kind is not None:
+            _UNION_TAGS.update(get_args(kind.annotation))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, data: object) -> object:
+        if isinstance(data, Mapping):
+            unknown = [key for key in data if key not in cls.model_fields]
+            if unknown:
+                key = str(unknown[0])
+                hint = nearest(key, cls.model_fields)
+                raise PydanticCustomError(
+                    "unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint}
+                )
+        return data
+
+    @classmethod
+    def from_dict(cls, data: object, source: str = "") -> Self:
+        """Validate plain data.
+
+        Parameters
+        ----------
+        data
+            A mapping of plain values, as read from YAML or JSON.
+        source
+            Where it came from, put in front of every message.
+
+        Raises
+        ------
+        InvalidInputError
+            One line per fault, each naming the field, the value and what is accepted.
+        """
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise InvalidInputError(explain(error, cls.what, source)) from None
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a ``.yaml``, ``.yml`` or ``.json`` file."""
+        return cls.from_dict(read_document(path), source=str(path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, without the fields that hold their default."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+    def to_json(self) -> str:
+        """Return one line of JSON that `from_dict` reads back to an equal record."""
+        return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
+
+    def to_yaml(self) -> str:
+        """Return YAML that `from_file` reads back to an equal record."""
+        return to_yaml(self.to_dict())
+
+    def replace(self, **changes: object) -> Self:
+        """Return a copy with some fields changed, validated again.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> presets.chip("tpuv4").replace(name="mine").name
+        'mine'
+        """
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).from_dict({**fields, **changes})
+
+    def digest(self) -> str:
+        """Return a hash of the content, the same on every machine."""
+        return digest([type(self).__name__, self.model_dump(mode="json")])
+
+
+def digest(data: object) -> str:
+    """Hash plain data by content.
+
+    Examples
+    --------
+    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+# ---- faults, one line each ----------------------------------------------------------------------
+
+_EXPECTED: dict[str, str] = {
+    "finite_number": "expected a finite number",
+    "int_type": "expected a whole number",
+    "int_from_float": "expected a whole number",
+    "int_parsing": "expected a whole number",
+    "float_type": "expected a number",
+    "float_parsing": "expected a number",
+    "string_type": "expected text",
+    "bool_type": "expected true or false",
+    "dict_type": "expected a mapping of keys to values",
+    "model_type": "expected a mapping of keys to values",
+    "model_attributes_type": "expected a mapping of keys to values",
+    "list_type": "expected a list",
+    "tuple_type": "expected a list",
+}
+_LIMITS = {
+    "greater_than_equal": ("ge", ">="),
+    "greater_than": ("gt", ">"),
+    "less_than_equal": ("le", "<="),
+    "less_than": ("lt", "<"),
+}
+
+
+def _fault(error: ErrorDetails) -> str:
+    kind, context, value = error["type"], error.get("ctx", {}), error["input"]
+    if kind == "missing":
+        return "is missing and has no default"
+    if kind in ("unknown_key", "quantity"):
+        return error["msg"]
+    if kind in _LIMITS:
+        name, sign = _LIMITS[kind]
+        return f"{value!r} is not accepted; expected a number {sign} {context[name]}"
+    if kind in ("literal_error", "enum"):
+        accepted = context.get("expected", "").replace("'", "").replace(" or ", ", ").split(", ")
+        return f"{value!r} is not accepted; {nearest(str(value), accepted)}"
+    if kind == "union_tag_invalid":
+        accepted = context["expected_tags"].replace("'", "").split(", ")
+        tag = context["tag"]
+        return f"{context['discriminator']} {tag!r} is not accepted; {nearest(tag, accepted)}"
+    if kind == "union_tag_not_found":
+        return f"{context['discriminator']} is missing; it says which kind this is"
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in ("too_short", "too_long"):
+        return error["msg"].lower()
+    expected = _EXPECTED.get(kind, error["msg"])
+    return f"{_short(value)} is not accepted; {expected}"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def explain(error: ValidationError, what: str, source: str) -> str:
+    prefix = f"{source}: " if source else ""
+    lines = []
+    for detail in error.errors(include_url=False):
+        # A discriminated union puts its tag into the path; the user never wrote it there.
+        path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
+        lines.append(f"{prefix}{path or what}: {_fault(detail)}")
+    return "\n".join(dict.fromkeys(lines))
+
+
+
+# ---- documents ----------------------------------------------------------------------------------
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but `1.2e12` is a number and a repeated key is a fault."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            if not isinstance(key, Hashable) or key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:float"]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?(?:\d[\d_]*\.[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*"
+        r"(?:[eE][-+]?\d+)?)|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} is given twice")
+        found[key] = value
+    return found
+
+
+def parse_text(text: str, source: str, json_only: bool = False) -> Any:
+    """Parse YAML (of which JSON is a part) into plain data.
+
+    Raises
+    ------
+    InvalidInputError
+        With the line and what is wrong there.
+    """
+    try:
+        if json_only:
+            return json.loads(text, object_pairs_hook=_no_repeats)
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader with two corrections
+    except yaml.MarkedYAMLError as error:
+        where = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
+        raise InvalidInputError(f"{source}:{where} {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{source}: {' '.join(str(error).split())}") from None
+
+
+def read_document(path: str | Path) -> Any:
+    """Read a YAML or JSON file into plain data.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file is missing, unreadable, not UTF-8 or malformed.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidInputError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise InvalidInputError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_text(text, str(path), json_only=path.suffix == ".json")
+
+
+def to_yaml(data: object) -> str:
+    """Write plain data as YAML, keys in the order given."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=96)
