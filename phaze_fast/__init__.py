@@ -6,7 +6,7 @@ Names load on first use, so that importing the package stays light::
 
     space = pf.ArchitectureSpace.tpuv4_area()
     cluster = pf.Cluster(devices=1024, fabric=pf.presets.fabric("tpuv4-pod"))
-    print(pf.collective(cluster, "all-reduce", bytes=2**30, ranks=1024))
+    print(pf.collective(cluster, "all-reduce", 2**30, ranks=1024))
 """
 
 from importlib import import_module

@@ -36,9 +36,7 @@ class ChipGrid:
         energy_table: _Array,
         max_power_w: float,
     ) -> tuple[_Array, _Array, _Array]: ...
-    def pick(
-        self, index: _Array, terms: tuple[float, float]
-    ) -> tuple[_Array, _Array, _Array]: ...
+    def pick(self, index: _Array, terms: tuple[float, float]) -> tuple[_Array, _Array, _Array]: ...
 
 def chip_area(
     chips: _Array, network_mm2_per_port_byte: float, hbm_mm2_per_stack: float, threads: int
@@ -46,21 +44,19 @@ def chip_area(
 def chip_area_total(
     chips: _Array, network_mm2_per_port_byte: float, hbm_mm2_per_stack: float, threads: int
 ) -> _Array: ...
-def peak_power(
-    chips: _Array, energy_table: _Array, area_mm2: _Array, threads: int
-) -> _Array: ...
+def peak_power(chips: _Array, energy_table: _Array, area_mm2: _Array, threads: int) -> _Array: ...
 def collective_batch(
     fabrics: _Array,
     fabric: _Array,
     op: _Array,
-    bytes: _Array,
+    payload_bytes: _Array,
     ranks: _Array,
     stride: _Array,
     threads: int,
 ) -> tuple[_Array, _Array, _Array]: ...
 def collective_with(
-    fabrics: _Array, op: int, bytes: float, ranks: int, stride: int, algorithm: int
+    fabrics: _Array, op: int, payload_bytes: float, ranks: int, stride: int, algorithm: int
 ) -> tuple[float, int, int]: ...
 def collective_bound(
-    fabrics: _Array, op: int, bytes: float, ranks: int, stride: int
+    fabrics: _Array, op: int, payload_bytes: float, ranks: int, stride: int
 ) -> float: ...

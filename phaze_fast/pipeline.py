@@ -41,9 +41,7 @@ class Survey:
         return int(np.count_nonzero(self.bound_s == self.bound_s[self.order[0]]))
 
 
-def survey(
-    space: ArchitectureSpace, cluster: Cluster, parameters: float, tokens: float
-) -> Survey:
+def survey(space: ArchitectureSpace, cluster: Cluster, parameters: float, tokens: float) -> Survey:
     """Bound the step time of every chip of a space from below.
 
     Parameters
@@ -72,13 +70,15 @@ def survey(
     """
     flops = training_flops(parameters, tokens)
     if len(space) == 0:
-        raise InfeasibleError(f"{space.spec.name}: no chip of the grid passes the area and power limits")
+        raise InfeasibleError(
+            f"{space.spec.name}: no chip of the grid passes the area and power limits"
+        )
     state = ADAM_STATE_BYTES * parameters
     held = float(space.chips["hbm_bytes"].max()) * cluster.devices
     if state > held:
         raise InfeasibleError(
-            f"training state of {format_bytes(state)} exceeds the HBM of {cluster.devices} devices, "
-            f"{format_bytes(held)}, by {format_bytes(state - held)}; "
+            f"training state of {format_bytes(state)} exceeds the HBM of {cluster.devices} "
+            f"devices, {format_bytes(held)}, by {format_bytes(state - held)}; "
             f"{-(-int(state) // int(held // cluster.devices))} devices would hold it"
         )
     bound_s = compute_bound_s(space.chips, flops, cluster.devices)

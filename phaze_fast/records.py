@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, get_args
+from typing import Annotated, Any, ClassVar, NoReturn, Self, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -25,6 +25,7 @@ __all__ = [
     "Bandwidth",
     "Bytes",
     "Count",
+    "FrozenDict",
     "Hertz",
     "Quantity",
     "Record",
@@ -112,6 +113,28 @@ SquareMillimetres = Annotated[
     Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("mm2")),
 ]
 """mm2; accepts text such as '278.83 mm2'."""
+
+
+class FrozenDict(dict[Any, Any]):
+    """A dict that cannot change, so that a frozen record is frozen all the way down.
+
+    Examples
+    --------
+    >>> hash(FrozenDict(a=1)) == hash(FrozenDict(a=1))
+    True
+    """
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[Any, Any]]]:
+        return FrozenDict, (dict(self),)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("this mapping belongs to a frozen record and cannot change")
+
+    __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = _refuse
+    __ior__ = _refuse
 
 
 _UNION_TAGS: set[str] = set()  # values of `kind`; filled as record types are defined
@@ -282,6 +305,7 @@ def _short(value: object) -> str:
 
 
 def explain(error: ValidationError, what: str, source: str) -> str:
+    """Say what is wrong with a record, one line per fault."""
     prefix = f"{source}: " if source else ""
     lines = []
     for detail in error.errors(include_url=False):
@@ -289,7 +313,6 @@ def explain(error: ValidationError, what: str, source: str) -> str:
         path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
         lines.append(f"{prefix}{path or what}: {_fault(detail)}")
     return "\n".join(dict.fromkeys(lines))
-
 
 
 # ---- documents ----------------------------------------------------------------------------------
@@ -301,7 +324,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable) or key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} is given twice", key_node.start_mark
@@ -344,7 +367,7 @@ def parse_text(text: str, source: str, json_only: bool = False) -> Any:
     try:
         if json_only:
             return json.loads(text, object_pairs_hook=_no_repeats)
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader with two corrections
+        return yaml.load(text, _Loader)  # a SafeLoader with two corrections
     except yaml.MarkedYAMLError as error:
         where = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise InvalidInputError(f"{source}:{where} {error.problem}") from None

@@ -28,7 +28,7 @@ py::tuple batch(const py::object& fabrics, const py::object& fabric, const py::o
                 int threads) {
   CollectiveQuery query;
   query.fabrics = view<FabricRecord>(fabrics, "fabrics");
-  query.bytes = view<double>(bytes, "bytes");
+  query.bytes = view<double>(bytes, "payload_bytes");
   const auto rows = static_cast<py::ssize_t>(query.bytes.size());
   query.fabric = view<std::int32_t>(fabric, "fabric", rows);
   query.op = view<std::uint8_t>(op, "op", rows);
@@ -80,10 +80,10 @@ void bind_collective(py::module_& module) {
   module.attr("COLLECTIVE_OPS") = names<CollectiveOp>(kCollectiveOpCount);
   module.attr("ALGORITHMS") = names<Algorithm>(kAlgorithmCount);
   module.def("collective_batch", &batch, py::arg("fabrics"), py::arg("fabric"), py::arg("op"),
-             py::arg("bytes"), py::arg("ranks"), py::arg("stride"), py::arg("threads"));
+             py::arg("payload_bytes"), py::arg("ranks"), py::arg("stride"), py::arg("threads"));
   module.def("collective_with", &with_algorithm, py::arg("fabrics"), py::arg("op"),
-             py::arg("bytes"), py::arg("ranks"), py::arg("stride"), py::arg("algorithm"));
-  module.def("collective_bound", &bound, py::arg("fabrics"), py::arg("op"), py::arg("bytes"),
+             py::arg("payload_bytes"), py::arg("ranks"), py::arg("stride"), py::arg("algorithm"));
+  module.def("collective_bound", &bound, py::arg("fabrics"), py::arg("op"), py::arg("payload_bytes"),
              py::arg("ranks"), py::arg("stride"));
 }
 

@@ -269,8 +269,14 @@ double broadcast(const FabricRecord& fabric, const Group& group, std::int64_t ra
   return time + v * top.seconds_per_byte + ceil_log2(top.members) * top.step_latency_s;
 }
 
-// Every rank sends to the one `distance` further on: on a ring or line such a shift loads each
-// link with as many messages as it has hops.
+// Messages over the busiest link of a row when every rank sends `hops` places on: as many as a
+// message has hops, but no more than fit on an open line, and half as many where both ways round
+// a ring are equally long.
+double shift_load(std::int64_t hops, std::int64_t size, bool ring) noexcept {
+  if (!ring) return static_cast<double>(std::min(hops, size - hops));
+  return (2 * hops == size ? 0.5 : 1.0) * static_cast<double>(hops);
+}
+
 double point_to_point(const FabricRecord& fabric, std::int64_t distance, double v) noexcept {
   if (!is_grid(fabric)) {
     std::int64_t inside = 1;
@@ -283,12 +289,14 @@ double point_to_point(const FabricRecord& fabric, std::int64_t distance, double 
   double latency = 0.0;
   double seconds_per_byte = 0.0;
   for (int l = 0; l < fabric.levels; ++l) {
-    std::int64_t hops = distance % fabric.size[l];
-    if (fabric.wrap[l] != 0) hops = std::min(hops, fabric.size[l] - hops);
-    distance /= fabric.size[l];
+    const std::int64_t size = fabric.size[l];
+    const bool ring = fabric.wrap[l] != 0 && size > 2;
+    std::int64_t hops = distance % size;
+    if (ring) hops = std::min(hops, size - hops);
+    distance /= size;
     latency += static_cast<double>(hops) * fabric.latency_s[l];
     seconds_per_byte =
-        std::max(seconds_per_byte, static_cast<double>(hops) / fabric.bytes_per_s[l]);
+        std::max(seconds_per_byte, shift_load(hops, size, ring) / fabric.bytes_per_s[l]);
   }
   return v * seconds_per_byte + latency;
 }

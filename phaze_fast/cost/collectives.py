@@ -36,7 +36,7 @@ class CollectiveCost:
     """Time of one collective, and of the algorithms it was chosen from."""
 
     op: str
-    bytes: float
+    payload_bytes: float
     ranks: int
     stride: int
     time_s: float
@@ -50,7 +50,7 @@ class CollectiveCost:
 
     def __str__(self) -> str:
         return (
-            f"{self.op} of {format_bytes(self.bytes)} over {self.ranks} ranks "
+            f"{self.op} of {format_bytes(self.payload_bytes)} over {self.ranks} ranks "
             f"(stride {self.stride}): {format_time(self.time_s)} by {self.algorithm}"
         )
 
@@ -90,7 +90,11 @@ def _op_code(op: str) -> int:
 
 
 def collective(
-    fabric: AnyFabric | Cluster, op: str, bytes: float, ranks: int, stride: int = 1  # noqa: A002
+    fabric: AnyFabric | Cluster,
+    op: str,
+    payload_bytes: float,
+    ranks: int,
+    stride: int = 1,
 ) -> CollectiveCost:
     """Time one collective over `ranks` devices that lie `stride` ranks apart.
 
@@ -101,7 +105,7 @@ def collective(
     op
         ``all-reduce``, ``reduce-scatter``, ``all-gather``, ``all-to-all``, ``broadcast`` or
         ``point-to-point`` (over 2 ranks, `stride` apart).
-    bytes
+    payload_bytes
         The vector each rank holds, in bytes: all-reduce; the input of reduce-scatter; the output of
         all-gather; the send buffer of all-to-all; the message of the others.
     ranks
@@ -123,31 +127,32 @@ def collective(
     Examples
     --------
     >>> from phaze_fast.hardware import presets
-    >>> cost = collective(presets.fabric("dgx-a100"), "all-reduce", bytes=2**30, ranks=16)
+    >>> cost = collective(presets.fabric("dgx-a100"), "all-reduce", 2**30, ranks=16)
     >>> cost.algorithm
     'rail-ring'
     """
     record, code = _record(fabric), _op_code(op)
-    times = collective_batch(fabric, op, [bytes], [ranks], [stride], threads=1)
+    times = collective_batch(fabric, op, [payload_bytes], [ranks], [stride], threads=1)
     status = int(times.status[0])
     if status != 0:
         raise InvalidInputError(
-            f"collective: bytes {bytes!r}, ranks {ranks!r}, stride {stride!r} are not accepted: "
+            f"payload_bytes {payload_bytes!r}, ranks {ranks!r}, stride {stride!r}: "
             f"{_core.STATUS_SENTENCES[status]}"
         )
+    question = (record, code, payload_bytes, ranks, stride)
     found = {}
     for algorithm, name in enumerate(_core.ALGORITHMS):
-        time_s, ran, good = _core.collective_with(record, code, bytes, ranks, stride, algorithm)
-        if good == 0 and ran == algorithm:
+        time_s, ran, bad = _core.collective_with(*question, algorithm)
+        if ran == algorithm and algorithm != 0 and not bad:
             found[name] = time_s
     return CollectiveCost(
         op=op,
-        bytes=float(bytes),
+        payload_bytes=float(payload_bytes),
         ranks=int(ranks),
         stride=int(stride),
         time_s=float(times.time_s[0]),
         algorithm=_core.ALGORITHMS[int(times.algorithm[0])],
-        bound_s=_core.collective_bound(record, code, bytes, ranks, stride),
+        bound_s=_core.collective_bound(*question),
         alternatives=dict(sorted(found.items(), key=lambda item: item[1])),
     )
 
@@ -155,7 +160,7 @@ def collective(
 def collective_batch(
     fabrics: AnyFabric | Cluster | Sequence[AnyFabric | Cluster],
     op: str | Sequence[str] | Array,
-    bytes: Any,  # noqa: A002
+    payload_bytes: Any,
     ranks: Any,
     stride: Any = 1,
     fabric: Any = 0,
@@ -170,7 +175,7 @@ def collective_batch(
     op
         One operation, a sequence of names, or an array of uint8 codes into
         ``CollectiveTimes`` order (``_core.COLLECTIVE_OPS``).
-    bytes, ranks, stride, fabric
+    payload_bytes, ranks, stride, fabric
         Numbers or one-dimensional arrays, broadcast against each other: bytes (float), ranks,
         stride (integers), and the position of the fabric in `fabrics`.
     threads
@@ -190,7 +195,7 @@ def collective_batch(
     --------
     >>> from phaze_fast.hardware import presets
     >>> flat = presets.fabric("phaze-flat")
-    >>> collective_batch(flat, "all-reduce", bytes=[0, 2**32], ranks=[8, 2]).time_s.tolist()
+    >>> collective_batch(flat, "all-reduce", [0, 2**32], ranks=[8, 2]).time_s.tolist()
     [0.0, 1.0]
     """
     several = isinstance(fabrics, Sequence)
@@ -206,7 +211,7 @@ def collective_batch(
         codes = np.array([_op_code(name) for name in op], dtype=np.uint8)
     columns = [
         codes,
-        _column("bytes", bytes, np.float64),
+        _column("payload_bytes", payload_bytes, np.float64),
         _column("ranks", ranks, np.int64),
         _column("stride", stride, np.int64),
         _column("fabric", fabric, np.int32),

@@ -9,8 +9,8 @@ from phaze_fast.hardware.chip import (
     VectorCore,
     chip_records,
 )
+from phaze_fast.hardware.cluster import Cluster
 from phaze_fast.hardware.fabric import (
-    Cluster,
     Fabric,
     FlatFabric,
     MeshFabric,

@@ -6,10 +6,10 @@ else, a buffer they share, and memory beside the chip. On a GPU a "tensor core" 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
@@ -17,6 +17,7 @@ from phaze_fast.records import (
     Bandwidth,
     Bytes,
     Count,
+    FrozenDict,
     Hertz,
     Quantity,
     Record,
@@ -44,7 +45,9 @@ class TensorCore(Record):
     """Rows of one array; width x depth multiply-accumulates per cycle in bf16."""
     local_buffer_bytes: Bytes | None = None
     """Buffer beside one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
-    rates: dict[Dtype, Quantity] = Field(default={"bf16": 1.0, "fp16": 1.0})
+    rates: Annotated[dict[Dtype, Quantity], AfterValidator(FrozenDict)] = Field(
+        default={"bf16": 1.0, "fp16": 1.0}, validate_default=True
+    )
     """Multiply-accumulates per cycle in each format, relative to bf16."""
 
     @property

@@ -1,4 +1,4 @@
-"""Takes the wiring between devices, gives validated fabrics and clusters of a size.
+"""Takes the wiring between devices, gives validated fabrics.
 
 Ranks are numbered innermost first: on tiers, rank 0..7 share a node of 8; on a torus, rank r sits
 at coordinate r mod dims[0] of the first dimension.
@@ -10,16 +10,21 @@ import math
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.chip import Accelerator
 from phaze_fast.records import Bandwidth, Count, Record, Seconds, explain
 from phaze_fast.units import format_bandwidth
 
 __all__ = [
-    "Cluster",
     "Fabric",
     "FlatFabric",
     "MeshFabric",
@@ -46,6 +51,11 @@ class _FabricBase(Record):
     def capacity(self) -> int | None:
         """Devices it can hold; None where it has no limit."""
         raise AssertionError("every fabric defines its capacity")
+
+    @model_serializer(mode="wrap")
+    def _keep_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Without its kind a fabric cannot be read back, even where defaults are left out.
+        return {"kind": getattr(self, "kind", None), **write(self)}
 
 
 class FlatFabric(_FabricBase):
@@ -219,44 +229,6 @@ def fabric_record(
         row["bytes_per_s"][0, level] = rate
         row["latency_s"][0, level] = latency
     return row
-
-
-class Cluster(Record):
-    """A number of devices on a fabric.
-
-    Examples
-    --------
-    >>> from phaze_fast.hardware import presets
-    >>> Cluster(devices=1024, fabric=presets.fabric("dgx-a100")).devices
-    1024
-    """
-
-    what: ClassVar[str] = "cluster"
-    devices: Count
-    """How many devices."""
-    fabric: Fabric
-    """How they are wired; a torus or mesh is cut to a slice of that many devices."""
-    chip: Accelerator | None = None
-    """What the devices are; absent where a search chooses it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _cut_grid_to_size(cls, data: object) -> object:
-        if isinstance(data, dict):
-            fabric, devices = data.get("fabric"), data.get("devices")
-            grid = isinstance(fabric, TorusFabric | MeshFabric)
-            if grid and isinstance(devices, int) and 1 <= devices < (fabric.capacity or 0):
-                return {**data, "fabric": fabric.sized(devices)}
-        return data
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        held = self.fabric.capacity
-        if held is not None and self.devices > held:
-            raise ValueError(
-                f"devices: {self.devices} is not accepted; {self.fabric.name} holds {held}"
-            )
-        return self
 
 
 def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | None:

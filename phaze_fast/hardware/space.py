@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, overload
 
 import numpy as np
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms, energy_table
-from phaze_fast.records import Quantity, Record, SquareMillimetres, Watts, digest
+from phaze_fast.records import FrozenDict, Quantity, Record, SquareMillimetres, Watts, digest
 from phaze_fast.units import MIB
 
 __all__ = ["ArchitectureSpace", "AreaLimit", "SpaceChunk", "SpaceSpec"]
@@ -46,7 +46,7 @@ _COLUMNS = {
     "hbm.stacks": "hbm_stacks",
     "clock_hz": "clock_hz",
 }
-_COLUMN = {field: _core.CHIP_DTYPE.names.index(name) for field, name in _COLUMNS.items()}
+_COLUMN = {field: list(_core.CHIP_DTYPE.fields or ()).index(c) for field, c in _COLUMNS.items()}
 _NO_ENERGY = np.zeros(1, dtype=_core.ENERGY_DTYPE)
 _CHUNK = 1 << 16  # grid points enumerated at a time
 _MAX_GRID = 1 << 40
@@ -61,7 +61,7 @@ class AreaLimit(Record):
     min_fraction: Annotated[Quantity, Field(le=1)] = 0.0
     """Smallest area kept, as a fraction of the largest."""
     keep_small_single_core: bool = False
-    """Waive the smallest area where a chip has one tensor core or one vector core, as PHAZE does."""
+    """Waive the smallest area where a chip has one tensor or one vector core, as PHAZE does."""
     terms: AreaTerms = PUBLISHED_AREA
     """Which terms the area has."""
 
@@ -83,10 +83,12 @@ class SpaceSpec(Record):
     """What to call it."""
     base: Accelerator
     """The chip that gives every field which is no axis; in a file also a preset's name."""
-    axes: dict[str, tuple[float, ...]]
+    axes: Annotated[dict[str, tuple[float, ...]], AfterValidator(FrozenDict)]
     """Values of each field, for example ``tensor_core.width: [8, 16, 32]``; in a file also
     ``{powers_of_two: [1, 8]}`` (exponents) or ``{start: 8, stop: 256, step: 8}``."""
-    ties: dict[str, str] = Field(default={})
+    ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
     """Fields that take another field's value, for example vector lanes = array width."""
     area: AreaLimit | None = None
     """Keep chips whose area lies within this."""
@@ -131,7 +133,7 @@ def _axis_values(field: str, values: object) -> tuple[float, ...]:
             low, high = values["powers_of_two"]
             values = [2**e for e in range(int(low), int(high) + 1)]
         elif set(values) == {"start", "stop", "step"} and values["step"] > 0:
-            count = int(math.floor((values["stop"] - values["start"]) / values["step"] + 1e-9)) + 1
+            count = math.floor((values["stop"] - values["start"]) / values["step"] + 1e-9) + 1
             values = [values["start"] + i * values["step"] for i in range(max(count, 0))]
         else:
             raise ValueError(
@@ -335,6 +337,9 @@ class ArchitectureSpace:
         """Hash of the content, the same on every machine."""
         chosen = None if self._selection is None else digest(self._selection.tolist())
         return digest([self.spec.digest(), chosen])
+
+    def __reduce__(self) -> tuple[type[ArchitectureSpace], tuple[SpaceSpec, Array | None]]:
+        return ArchitectureSpace, (self.spec, self._selection)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ArchitectureSpace) and self.digest == other.digest

@@ -1,3 +1,4 @@
 """Takes layers with their times and bytes, gives stages, devices and replicas on a cluster.
 
-Empty so far: placement comes after schedules."""
+Empty so far: placement comes after schedules.
+"""

@@ -1,3 +1,4 @@
 """Takes one layer's operators and their latencies, gives an optimal schedule on one chip.
 
-Empty so far: schedules come after operator costs."""
+Empty so far: schedules come after operator costs.
+"""

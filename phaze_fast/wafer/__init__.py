@@ -1,3 +1,4 @@
 """Takes a model and a mesh of dies, gives an operator-level mapping.
 
-Empty so far: wafers come after the search."""
+Empty so far: wafers come after the search.
+"""

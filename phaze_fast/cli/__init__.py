@@ -1,0 +1,1 @@
+"""Takes a command line, gives tables for people and JSON for programs. Nothing imports this."""

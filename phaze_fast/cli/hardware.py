@@ -1,0 +1,238 @@
+"""Takes preset names and files, gives chips, fabrics, spaces and schemas to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware import (
+    FULL_AREA,
+    Accelerator,
+    ArchitectureSpace,
+    area,
+    power_batch,
+    presets,
+)
+from phaze_fast.hardware.schemas import KINDS, parse_as, schema
+from phaze_fast.records import read_document, to_yaml
+from phaze_fast.units import (
+    format_area,
+    format_bandwidth,
+    format_bytes,
+    format_count,
+    format_flops,
+)
+
+__all__ = ["add_commands"]
+
+
+def _chip_row(chip: Accelerator) -> list[str]:
+    hbm = chip.hbm
+    return [
+        chip.name,
+        f"{chip.tensor_core.count:,} x {chip.tensor_core.width}x{chip.tensor_core.depth}",
+        f"{chip.vector_core.count:,} x {chip.vector_core.lanes}",
+        format_bytes(chip.buffer.capacity_bytes) if chip.buffer.capacity_bytes else "-",
+        format_bytes(hbm.capacity_bytes) if hbm else "-",
+        format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm else "-",
+        f"{chip.clock_hz / 1e9:g} GHz",
+        format_flops(chip.peak_flops()),
+    ]
+
+
+_CHIP_COLUMNS = ["chip", "tensor>", "vector>", "buffer>", "HBM>", "bandwidth>", "clock>", "bf16>"]
+
+
+def _chip_data(chip: Accelerator) -> dict[str, Any]:
+    estimate = area(chip, FULL_AREA)
+    return {
+        **chip.model_dump(mode="json"),
+        "peak_flops": {kind: chip.peak_flops(kind) for kind in chip.tensor_core.rates},
+        "template_area_mm2": {
+            name: value for name, value in vars(estimate).items() if name != "extrapolated"
+        },
+        "template_area_extrapolated": estimate.extrapolated,
+        "template_peak_power_w": float(power_batch([chip], terms=FULL_AREA)[0]),
+    }
+
+
+def _show_chip(chip: Accelerator) -> list[RenderableType]:
+    estimate = area(chip, FULL_AREA)
+    rates = ", ".join(
+        f"{kind} {format_flops(chip.peak_flops(kind))}" for kind in chip.tensor_core.rates
+    )
+    published = estimate.tensor_mm2 + estimate.vector_mm2 + estimate.buffer_mm2
+    pairs = [
+        (
+            "tensor cores",
+            f"{chip.tensor_core.count:,} of {chip.tensor_core.width}x{chip.tensor_core.depth}",
+        ),
+        ("vector cores", f"{chip.vector_core.count:,} of {chip.vector_core.lanes} lanes"),
+        ("clock", f"{chip.clock_hz / 1e9:g} GHz"),
+        ("peak", rates),
+        ("buffer", format_bytes(chip.buffer.capacity_bytes)),
+        ("buffer bandwidth", f"{chip.buffer.bytes_per_cycle:g} B/cycle"),
+    ]
+    if chip.hbm:
+        rate = format_bandwidth(chip.hbm.bandwidth_bytes_per_s)
+        pairs.append(
+            ("HBM", f"{format_bytes(chip.hbm.capacity_bytes)} at {rate}, {chip.hbm.stacks} stacks")
+        )
+    pairs += [
+        (
+            "template area",
+            f"{format_area(published)} (tensor {estimate.tensor_mm2:.2f}, vector "
+            f"{estimate.vector_mm2:.2f}, buffer {estimate.buffer_mm2:.2f})",
+        ),
+        (
+            "with network and HBM PHYs",
+            f"{format_area(estimate.total_mm2)} (+ network "
+            f"{estimate.network_mm2:.2f}, HBM {estimate.hbm_mm2:.2f})",
+        ),
+        ("template peak power", f"{power_batch([chip], terms=FULL_AREA)[0]:.0f} W"),
+    ]
+    if chip.die_area_mm2:
+        pairs.append(("published die area", format_area(chip.die_area_mm2)))
+    if chip.power_w:
+        pairs.append(("published power", f"{chip.power_w:g} W"))
+    pairs += [("source", source) for source in chip.sources]
+    if chip.notes:
+        pairs.append(("note", chip.notes))
+    return [fields(chip.name, pairs)]
+
+
+def chips(
+    name: Annotated[
+        str | None, typer.Argument(help="Preset or .yaml/.json file; none lists all.")
+    ] = None,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """List the chips that come with the package, or show one in full with its sources."""
+    if name is not None:
+        chip = presets.chip(name)
+        emit(_chip_data(chip), lambda: _show_chip(chip), as_json, to_file)
+        return
+    found = [presets.chip(n) for n in presets.chip_names()]
+    rows = [_chip_row(chip) for chip in found]
+    emit(
+        [_chip_data(c) for c in found],
+        lambda: [table("Chips", _CHIP_COLUMNS, rows)],
+        as_json,
+        to_file,
+    )
+
+
+def fabrics(
+    name: Annotated[
+        str | None, typer.Argument(help="Preset or .yaml/.json file; none lists all.")
+    ] = None,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """List the fabrics that come with the package, or show one in full with its sources."""
+    if name is not None:
+        fabric = presets.fabric(name)
+        pairs = [("wiring", str(fabric).partition(": ")[2])]
+        pairs += [("source", source) for source in fabric.sources]
+        pairs += [("note", fabric.notes)] if fabric.notes else []
+        emit(fabric.model_dump(mode="json"), lambda: [fields(fabric.name, pairs)], as_json, to_file)
+        return
+    found = [presets.fabric(n) for n in presets.fabric_names()]
+    rows = [[f.name, f.kind, str(f).partition(": ")[2]] for f in found]
+    emit(
+        [f.model_dump(mode="json") for f in found],
+        lambda: [table("Fabrics", ["fabric", "kind", "wiring"], rows)],
+        as_json,
+        to_file,
+    )
+
+
+def space(
+    name: Annotated[str, typer.Argument(help="tpuv4-area, or a .yaml/.json file.")] = "tpuv4-area",
+    limit: Annotated[int, typer.Option(min=0, help="How many chips to list, largest first.")] = 10,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Enumerate a space of chips: how many pass its limits, and the largest of them."""
+    found = ArchitectureSpace.load(name)
+    sizes = found.area_mm2
+    top = sorted(range(len(found)), key=lambda i: (-float(sizes[i]), i))[:limit]
+    data = {
+        "name": found.spec.name,
+        "digest": found.digest,
+        "grid_points": found.grid_size,
+        "points": len(found),
+        "area_mm2": {"min": float(sizes.min()), "max": float(sizes.max())} if len(found) else None,
+        "chips": [
+            {"index": int(found.index[i]), "area_mm2": float(sizes[i]), **found[i].to_dict()}
+            for i in top
+        ],
+    }
+
+    def human() -> list[RenderableType]:
+        span = f"{sizes.min():.2f} to {sizes.max():.2f} mm2" if len(found) else "none"
+        summary = (
+            f"{found.spec.name}: {format_count(len(found))} chips of a grid of "
+            f"{format_count(found.grid_size)}; area {span}"
+        )
+        rows = [[*_chip_row(found[i]), f"{sizes[i]:.2f}"] for i in top]
+        return [summary, table(f"The {len(top)} largest", [*_CHIP_COLUMNS, "mm2>"], rows)]
+
+    emit(data, human, as_json, to_file)
+
+
+def check(
+    file: Annotated[Path, typer.Argument(help="A .yaml or .json file.")],
+    kind: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(KINDS)}; by default guessed.")
+    ] = None,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Validate a file and print what was understood, with every default filled in."""
+    data = read_document(file)
+    kind = _guessed(data) if kind is None else kind
+    record = parse_as(kind, data, str(file))
+    plain = record.model_dump(mode="json")
+    understood = {"kind": kind, "record": plain}
+    emit(understood, lambda: [f"{file}: a valid {kind}", to_yaml(plain).rstrip()], as_json, to_file)
+
+
+def _guessed(data: object) -> str:
+    keys = set(data) if isinstance(data, dict) else set()
+    if "axes" in keys:
+        return "space"
+    if "devices" in keys:
+        return "cluster"
+    if keys & {"tiers", "dims", "bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"}:
+        return "fabric"
+    return "chip"
+
+
+def show_schema(
+    kind: Annotated[
+        str | None, typer.Argument(help=f"One of {', '.join(KINDS)}; none gives all.")
+    ] = None,
+    as_json: AsJson = False,  # noqa: ARG001 - every command takes it; this one has no other form
+    to_file: ToFile = None,
+) -> None:
+    """Print the JSON Schema of the files this program reads."""
+    if kind is not None and kind not in KINDS:
+        raise InvalidInputError(f"kind: {kind!r} is not accepted; {nearest(kind, KINDS)}")
+    data = schema(kind) if kind else {name: schema(name) for name in KINDS}
+    emit(data, list, as_json=True, to_file=to_file)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    app.command()(chips)
+    app.command()(fabrics)
+    app.command()(space)
+    app.command()(check)
+    app.command("schema")(show_schema)

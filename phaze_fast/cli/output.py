@@ -1,0 +1,116 @@
+"""Takes a command's result, gives it as a table or as JSON, to the terminal or to a file.
+
+Results go to standard output, everything else to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from phaze_fast.errors import InfeasibleError, InvalidInputError
+
+__all__ = ["AsJson", "ToFile", "emit", "emit_infeasible", "fields", "note", "table"]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
+ToFile = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON to a file.")
+]
+
+_WIDTH_OF_A_PIPE = 140
+
+
+def _console(stderr: bool = False) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else _WIDTH_OF_A_PIPE
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def note(message: str) -> None:
+    """Say something to the person at the terminal, on standard error."""
+    _console(stderr=True).print(message, markup=False)
+
+
+def table(title: str, columns: list[str], rows: list[list[str]], caption: str = "") -> Group:
+    """Lay rows out under column headings; headings ending in '>' are right-aligned."""
+    laid_out = Table()
+    for heading in columns:
+        right = heading.endswith(">")
+        laid_out.add_column(heading.rstrip(">"), justify="right" if right else "left")
+    for row in rows:
+        laid_out.add_row(*(Text(cell) for cell in row))
+    above = [Text(title, style="bold")] if title else []
+    below = [Text(caption, style="dim")] if caption else []
+    return Group(*above, laid_out, *below)
+
+
+def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group:
+    """Lay named values out, one a line."""
+    return table(title, ["field", "value"], [[name, value] for name, value in pairs], caption)
+
+
+def emit(
+    data: Any, human: Callable[[], list[RenderableType]], as_json: bool, to_file: Path | None
+) -> None:
+    """Deliver a result.
+
+    Parameters
+    ----------
+    data
+        Plain data for ``--json`` and ``-o``.
+    human
+        Builds what a person should see; called only where it is shown.
+    as_json
+        Whether ``--json`` was given.
+    to_file
+        Where ``-o`` points; the JSON goes there instead of to standard output.
+    """
+    text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    if to_file is not None:
+        _write(to_file, text)
+        note(f"wrote {to_file}")
+    if as_json:
+        if to_file is None:
+            sys.stdout.write(text)
+        return
+    console = _console()
+    for part in human():
+        console.print(part, markup=False)
+
+
+def emit_infeasible(error: InfeasibleError, as_json: bool, to_file: Path | None) -> None:
+    """Deliver "there is no answer, because": a result like any other, but exit code 1 follows."""
+    if as_json or to_file is not None:
+        emit({"status": "infeasible", "reason": str(error)}, list, True, to_file)
+    raise error
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole or not at all, so that a full disk never leaves half a result."""
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a pipe or a device
+            return
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(name).chmod(0o666 & ~umask)
+            Path(name).replace(path.resolve() if path.is_symlink() else path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InvalidInputError(f"-o {path}: cannot be written: {error.strerror}") from None

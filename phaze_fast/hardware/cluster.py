@@ -1,0 +1,64 @@
+"""Takes a number of devices and a fabric, gives a validated cluster."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Self
+
+from pydantic import model_validator
+
+from phaze_fast.hardware import presets
+from phaze_fast.hardware.chip import Accelerator
+from phaze_fast.hardware.fabric import Fabric, MeshFabric, TorusFabric, fabric_from_dict
+from phaze_fast.records import Count, Record
+
+__all__ = ["Cluster"]
+
+
+class Cluster(Record):
+    """A number of devices on a fabric.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> Cluster(devices=1024, fabric=presets.fabric("dgx-a100")).devices
+    1024
+    """
+
+    what: ClassVar[str] = "cluster"
+    devices: Count
+    """How many devices."""
+    fabric: Fabric
+    """How they are wired; a torus or mesh is cut to a slice of that many devices. In a file also a
+    preset's name."""
+    chip: Accelerator | None = None
+    """What the devices are; absent where a search chooses it. In a file also a preset's name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _resolve_names_and_size(cls, data: object) -> object:
+        if isinstance(data, dict):
+            fabric, devices = data.get("fabric"), data.get("devices")
+            if isinstance(fabric, str):
+                fabric = presets.fabric(fabric)
+            if isinstance(fabric, dict) and fabric.get("kind") in ("torus", "mesh"):
+                fabric = fabric_from_dict(fabric)
+            if (
+                isinstance(fabric, TorusFabric | MeshFabric)
+                and isinstance(devices, int)
+                and 1 <= devices < math.prod(fabric.dims)
+            ):
+                fabric = fabric.sized(devices)
+            chip = data.get("chip")
+            chip = presets.chip(chip) if isinstance(chip, str) else chip
+            return {**data, "fabric": fabric, "chip": chip} if fabric is not None else data
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        held = self.fabric.capacity
+        if held is not None and self.devices > held:
+            raise ValueError(
+                f"devices: {self.devices} is not accepted; {self.fabric.name} holds {held}"
+            )
+        return self

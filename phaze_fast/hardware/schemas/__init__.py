@@ -1,0 +1,70 @@
+"""Takes the name of a kind of file, gives its JSON Schema and its parser.
+
+The schemas are shipped as files beside this one, for editors and other programs; a test holds them
+equal to what the records themselves say.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import Any, cast
+
+from pydantic import TypeAdapter
+
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware.chip import Accelerator
+from phaze_fast.hardware.cluster import Cluster
+from phaze_fast.hardware.fabric import Fabric, fabric_from_dict
+from phaze_fast.hardware.silicon import EnergyTable
+from phaze_fast.hardware.space import SpaceSpec
+from phaze_fast.records import Record
+
+__all__ = ["KINDS", "generate", "parse_as", "schema"]
+
+_TYPES: dict[str, Any] = {
+    "chip": Accelerator,
+    "fabric": Fabric,
+    "cluster": Cluster,
+    "space": SpaceSpec,
+    "energy-table": EnergyTable,
+}
+KINDS = tuple(_TYPES)
+"""Kinds of file that can be read."""
+
+
+def generate(kind: str) -> dict[str, Any]:
+    """Derive the JSON Schema of a kind from its record."""
+    made = TypeAdapter(_TYPES[kind]).json_schema(mode="validation")
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:phaze-fast:{kind}",
+        **made,
+    }
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """Read the shipped JSON Schema of a kind.
+
+    Examples
+    --------
+    >>> schema("chip")["title"]
+    'Accelerator'
+    """
+    file = resources.files(__package__) / f"{kind}.schema.json"
+    return cast("dict[str, Any]", json.loads(file.read_text("utf-8")))
+
+
+def parse_as(kind: str, data: object, source: str) -> Record:
+    """Validate plain data as a kind of file.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the kind is unknown or the data is not one.
+    """
+    if kind not in KINDS:
+        raise InvalidInputError(f"kind: {kind!r} is not accepted; {nearest(kind, KINDS)}")
+    if kind == "fabric":
+        return fabric_from_dict(data, source)
+    return cast("type[Record]", _TYPES[kind]).from_dict(data, source)

@@ -1,0 +1,10 @@
+"""Takes nothing, gives the shipped schema files anew: ``python -m phaze_fast.hardware.schemas``."""
+
+import json
+from pathlib import Path
+
+from phaze_fast.hardware.schemas import KINDS, generate
+
+for kind in KINDS:
+    file = Path(__file__).with_name(f"{kind}.schema.json")
+    file.write_text(json.dumps(generate(kind), indent=2, sort_keys=True) + "\n", encoding="utf-8")
