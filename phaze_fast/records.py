@@ -7,17 +7,25 @@ nearest valid name, numbers must be finite, and every fault becomes one line of 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self, get_args
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
+from phaze_fast.documents import digest, read_document, to_yaml
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.units import parse_quantity
 
@@ -27,16 +35,13 @@ __all__ = [
     "Count",
     "FrozenDict",
     "Hertz",
+    "NamedOr",
     "Quantity",
     "Record",
     "Seconds",
     "SquareMillimetres",
     "Watts",
-    "digest",
     "explain",
-    "parse_text",
-    "read_document",
-    "to_yaml",
 ]
 
 
@@ -59,11 +64,22 @@ def _quantity(unit: str, whole: bool) -> Callable[[object], object]:
     return convert
 
 
-_TEXT = {"anyOf": [{"type": "number"}, {"type": "string"}]}
+def _schema(unit: str, minimum: str) -> WithJsonSchema:
+    number = {"type": "number", minimum: 0}
+    text = {"type": "string"}
+    return WithJsonSchema(
+        {"anyOf": [number, text], "description": f"number of {unit}, or text with a unit"}
+    )
 
 
-def _described(unit: str) -> dict[str, Any]:
-    return {**_TEXT, "description": f"number of {unit}, or text with a unit"}
+class NamedOr:
+    """Marks a record that a file may also give by a preset's name; for the JSON Schema only."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        named = {"type": "string", "description": "a preset's name, or a .yaml or .json file"}
+        return {"anyOf": [handler(core), named]}
 
 
 Count = Annotated[int, Field(strict=True, ge=1, le=2**40)]
@@ -72,7 +88,8 @@ Count = Annotated[int, Field(strict=True, ge=1, le=2**40)]
 Bytes = Annotated[
     int,
     BeforeValidator(_quantity("bytes", whole=True)),
-    Field(ge=0, le=2**62, json_schema_extra=_described("bytes")),
+    Field(ge=0, le=2**62),
+    _schema("bytes", "minimum"),
 ]
 """Bytes as an integer; accepts text such as '128 MiB'."""
 
@@ -82,35 +99,40 @@ Quantity = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Bandwidth = Annotated[
     float,
     BeforeValidator(_quantity("bytes/s", whole=False)),
-    Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("bytes/s")),
+    Field(gt=0, allow_inf_nan=False),
+    _schema("bytes/s", "exclusiveMinimum"),
 ]
 """Bytes per second; accepts text such as '1.2 TB/s' or '200 Gb/s'."""
 
 Hertz = Annotated[
     float,
     BeforeValidator(_quantity("Hz", whole=False)),
-    Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("Hz")),
+    Field(gt=0, allow_inf_nan=False),
+    _schema("Hz", "exclusiveMinimum"),
 ]
 """Hertz; accepts text such as '1.05 GHz'."""
 
 Seconds = Annotated[
     float,
     BeforeValidator(_quantity("s", whole=False)),
-    Field(ge=0, allow_inf_nan=False, json_schema_extra=_described("s")),
+    Field(ge=0, allow_inf_nan=False),
+    _schema("s", "minimum"),
 ]
 """Seconds; accepts text such as '2 us'."""
 
 Watts = Annotated[
     float,
     BeforeValidator(_quantity("W", whole=False)),
-    Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("W")),
+    Field(gt=0, allow_inf_nan=False),
+    _schema("W", "exclusiveMinimum"),
 ]
 """Watts; accepts text such as '400 W'."""
 
 SquareMillimetres = Annotated[
     float,
     BeforeValidator(_quantity("mm2", whole=False)),
-    Field(gt=0, allow_inf_nan=False, json_schema_extra=_described("mm2")),
+    Field(gt=0, allow_inf_nan=False),
+    _schema("mm2", "exclusiveMinimum"),
 ]
 """mm2; accepts text such as '278.83 mm2'."""
 
@@ -236,18 +258,6 @@ class Record(BaseModel):
         return digest([type(self).__name__, self.model_dump(mode="json")])
 
 
-def digest(data: object) -> str:
-    """Hash plain data by content.
-
-    Examples
-    --------
-    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
-    True
-    """
-    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
 # ---- faults, one line each ----------------------------------------------------------------------
 
 _EXPECTED: dict[str, str] = {
@@ -293,8 +303,11 @@ def _fault(error: ErrorDetails) -> str:
         return f"{context['discriminator']} is missing; it says which kind this is"
     if kind == "value_error":
         return str(context["error"])
+    if kind == "string_too_short":
+        return f"{value!r} is not accepted; expected at least {context['min_length']} character"
     if kind in ("too_short", "too_long"):
-        return error["msg"].lower()
+        sign, limit = ("least", "min_length") if kind == "too_short" else ("most", "max_length")
+        return f"{context['actual_length']} entries; expected at {sign} {context[limit]}"
     expected = _EXPECTED.get(kind, error["msg"])
     return f"{_short(value)} is not accepted; {expected}"
 
@@ -308,93 +321,14 @@ def explain(error: ValidationError, what: str, source: str) -> str:
     """Say what is wrong with a record, one line per fault."""
     prefix = f"{source}: " if source else ""
     lines = []
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
+        if detail["type"] == "too_short" and any(
+            other["loc"][: len(detail["loc"])] == detail["loc"] and other is not detail
+            for other in details
+        ):
+            continue  # entries were dropped because they are faulty themselves, as said elsewhere
         # A discriminated union puts its tag into the path; the user never wrote it there.
         path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
         lines.append(f"{prefix}{path or what}: {_fault(detail)}")
     return "\n".join(dict.fromkeys(lines))
-
-
-# ---- documents ----------------------------------------------------------------------------------
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but `1.2e12` is a number and a repeated key is a fault."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:float"]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^(?:[-+]?(?:\d[\d_]*\.[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*"
-        r"(?:[eE][-+]?\d+)?)|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
-)
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"key {key!r} is given twice")
-        found[key] = value
-    return found
-
-
-def parse_text(text: str, source: str, json_only: bool = False) -> Any:
-    """Parse YAML (of which JSON is a part) into plain data.
-
-    Raises
-    ------
-    InvalidInputError
-        With the line and what is wrong there.
-    """
-    try:
-        if json_only:
-            return json.loads(text, object_pairs_hook=_no_repeats)
-        return yaml.load(text, _Loader)  # a SafeLoader with two corrections
-    except yaml.MarkedYAMLError as error:
-        where = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
-        raise InvalidInputError(f"{source}:{where} {error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"{source}: {' '.join(str(error).split())}") from None
-
-
-def read_document(path: str | Path) -> Any:
-    """Read a YAML or JSON file into plain data.
-
-    Raises
-    ------
-    InvalidInputError
-        Where the file is missing, unreadable, not UTF-8 or malformed.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InvalidInputError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise InvalidInputError(f"{path}: not a text file in UTF-8") from None
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
-    return parse_text(text, str(path), json_only=path.suffix == ".json")
-
-
-def to_yaml(data: object) -> str:
-    """Write plain data as YAML, keys in the order given."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=96)

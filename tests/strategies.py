@@ -13,7 +13,9 @@ payloads = st.floats(1.0, 1e13)
 
 @st.composite
 def flat_fabrics(draw):
-    return FlatFabric(name="flat", bandwidth_bytes_per_s=draw(bandwidths), latency_s=draw(latencies))
+    return FlatFabric(
+        name="flat", bandwidth_bytes_per_s=draw(bandwidths), latency_s=draw(latencies)
+    )
 
 
 @st.composite

@@ -188,7 +188,7 @@ def test_point_to_point_loads_links_as_routed(data, kind):
 @pytest.mark.parametrize("dims", [(2, 4), (4, 4), (3, 4), (6, 3)])
 def test_snake_ring_is_a_cycle_of_neighbours(dims):
     """The cycle the kernel counts on exists: each directed link carries half the payload's pass."""
-    across, along = (dims if dims[1] % 2 == 0 else dims[::-1])
+    across, along = dims if dims[1] % 2 == 0 else dims[::-1]
     cycle = [(0, y) for y in range(along)]
     for y in reversed(range(along)):
         columns = range(1, across) if (along - 1 - y) % 2 == 0 else reversed(range(1, across))
@@ -334,7 +334,7 @@ def test_batch_is_a_loop_of_singles_and_any_thread_count_gives_the_same_bits():
     assert {0, 1, 2, 3, 4, 5, 6, 7} <= set(first.status.tolist())
     assert np.isnan(first.time_s[first.status != 0]).all()
     assert np.isfinite(first.time_s[first.status == 0]).all()
-    for i in range(0, 2000):
+    for i in range(2000):
         if first.status[i] in (6, 7):
             continue
         fabric, op = listed[asked["fabric"][i]], _core.COLLECTIVE_OPS[asked["op"][i]]

@@ -9,6 +9,7 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.documents import read_document, to_yaml
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import (
     FULL_AREA,
@@ -19,7 +20,6 @@ from phaze_fast.hardware import (
     presets,
 )
 from phaze_fast.hardware.schemas import KINDS, parse_as, schema
-from phaze_fast.records import read_document, to_yaml
 from phaze_fast.units import (
     format_area,
     format_bandwidth,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import model_validator
 
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import Accelerator
 from phaze_fast.hardware.fabric import Fabric, MeshFabric, TorusFabric, fabric_from_dict
-from phaze_fast.records import Count, Record
+from phaze_fast.records import Count, NamedOr, Record
 
 __all__ = ["Cluster"]
 
@@ -28,10 +28,10 @@ class Cluster(Record):
     what: ClassVar[str] = "cluster"
     devices: Count
     """How many devices."""
-    fabric: Fabric
+    fabric: Annotated[Fabric, NamedOr()]
     """How they are wired; a torus or mesh is cut to a slice of that many devices. In a file also a
     preset's name."""
-    chip: Accelerator | None = None
+    chip: Annotated[Accelerator, NamedOr()] | None = None
     """What the devices are; absent where a search chooses it. In a file also a preset's name."""
 
     @model_validator(mode="before")

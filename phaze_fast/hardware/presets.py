@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from phaze_fast.documents import parse_text, read_document
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware.chip import Accelerator
 from phaze_fast.hardware.fabric import (
@@ -19,7 +20,6 @@ from phaze_fast.hardware.fabric import (
     TorusFabric,
     fabric_from_dict,
 )
-from phaze_fast.records import parse_text, read_document
 
 __all__ = ["chip", "chip_names", "fabric", "fabric_names"]
 

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware.chip import Accelerator, chip_records
-from phaze_fast.records import Quantity, Record, parse_text
+from phaze_fast.records import Quantity, Record
 
 __all__ = [
     "FULL_AREA",

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, overload
 
 import numpy as np
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from phaze_fast import _core
+from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms, energy_table
-from phaze_fast.records import FrozenDict, Quantity, Record, SquareMillimetres, Watts, digest
+from phaze_fast.records import FrozenDict, NamedOr, Quantity, Record, SquareMillimetres, Watts
 from phaze_fast.units import MIB
 
 __all__ = ["ArchitectureSpace", "AreaLimit", "SpaceChunk", "SpaceSpec"]
@@ -50,6 +51,38 @@ _COLUMN = {field: list(_core.CHIP_DTYPE.fields or ()).index(c) for field, c in _
 _NO_ENERGY = np.zeros(1, dtype=_core.ENERGY_DTYPE)
 _CHUNK = 1 << 16  # grid points enumerated at a time
 _MAX_GRID = 1 << 40
+
+
+_NUMBERS = {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1}
+_AXIS_FORMS: list[dict[str, Any]] = [
+    _NUMBERS,
+    {
+        "type": "object",
+        "properties": {
+            "powers_of_two": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "minItems": 2,
+                "maxItems": 2,
+            }
+        },
+        "required": ["powers_of_two"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {name: {"type": "number"} for name in ("start", "stop", "step")},
+        "required": ["start", "stop", "step"],
+        "additionalProperties": False,
+    },
+]
+_AXES_SCHEMA = WithJsonSchema(
+    {
+        "type": "object",
+        "properties": {field: {"anyOf": _AXIS_FORMS} for field in _COLUMNS},
+        "additionalProperties": False,
+    }
+)
 
 
 class AreaLimit(Record):
@@ -81,9 +114,9 @@ class SpaceSpec(Record):
     what: ClassVar[str] = "space"
     name: str = Field(min_length=1)
     """What to call it."""
-    base: Accelerator
+    base: Annotated[Accelerator, NamedOr()]
     """The chip that gives every field which is no axis; in a file also a preset's name."""
-    axes: Annotated[dict[str, tuple[float, ...]], AfterValidator(FrozenDict)]
+    axes: Annotated[dict[str, tuple[float, ...]], AfterValidator(FrozenDict), _AXES_SCHEMA]
     """Values of each field, for example ``tensor_core.width: [8, 16, 32]``; in a file also
     ``{powers_of_two: [1, 8]}`` (exponents) or ``{start: 8, stop: 256, step: 8}``."""
     ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(

@@ -87,7 +87,9 @@ def shift_load(dims, wrap, distance, payload):
     messages = []
     for rank in range(total):
         a = coordinates(rank, dims)
-        b = tuple((x + s) % size if wrap else x + s for x, s, size in zip(a, step, dims, strict=True))
+        b = tuple(
+            (x + s) % size if wrap else x + s for x, s, size in zip(a, step, dims, strict=True)
+        )
         if all(x < size for x, size in zip(b, dims, strict=True)):
             messages.append((a, b, payload))
     return busiest_link(messages, dims, wrap)

@@ -1,0 +1,113 @@
+"""Takes YAML and JSON text, gives plain data; and plain data's text and hash.
+
+Faults are an `InvalidInputError` with the file and the line. No pickle is ever loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from phaze_fast.errors import InvalidInputError
+
+__all__ = ["digest", "parse_text", "read_document", "to_yaml"]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but `1.2e12` is a number and a repeated key is a fault."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable) or key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:float"]
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(
+        r"^(?:[-+]?(?:\d[\d_]*\.[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*"
+        r"(?:[eE][-+]?\d+)?)|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {key!r} is given twice")
+        found[key] = value
+    return found
+
+
+def parse_text(text: str, source: str, json_only: bool = False) -> Any:
+    """Parse YAML (of which JSON is a part) into plain data.
+
+    Raises
+    ------
+    InvalidInputError
+        With the line and what is wrong there.
+    """
+    try:
+        if json_only:
+            return json.loads(text, object_pairs_hook=_no_repeats)
+        return yaml.load(text, _Loader)  # a SafeLoader with two corrections
+    except yaml.MarkedYAMLError as error:
+        where = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
+        raise InvalidInputError(f"{source}:{where} {error.problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InvalidInputError(f"{source}: {' '.join(str(error).split())}") from None
+
+
+def read_document(path: str | Path) -> Any:
+    """Read a YAML or JSON file into plain data.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file is missing, unreadable, not UTF-8 or malformed.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidInputError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise InvalidInputError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_text(text, str(path), json_only=path.suffix == ".json")
+
+
+def to_yaml(data: object) -> str:
+    """Write plain data as YAML, keys in the order given."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=96)
+
+
+def digest(data: object) -> str:
+    """Hash plain data by content.
+
+    Examples
+    --------
+    >>> digest({"b": 1, "a": 2}) == digest({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

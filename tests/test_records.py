@@ -1,0 +1,271 @@
+"""Reading and refusing files: every fault is one line that names field, value and what is accepted."""
+
+import copy
+import json
+import pickle
+
+import pytest
+import yaml
+
+from phaze_fast.documents import digest, parse_text, read_document
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware import Accelerator, Cluster, FlatFabric, SpaceSpec, TensorCore, presets
+from phaze_fast.hardware.schemas import parse_as
+from phaze_fast.records import FrozenDict
+
+CHIP = {
+    "name": "mine",
+    "clock_hz": "1.05 GHz",
+    "tensor_core": {"count": 8, "width": 128, "depth": 128},
+    "vector_core": {"count": 2, "lanes": 128},
+    "buffer": {"capacity_bytes": "128 MiB", "bytes_per_cycle": 4096.0},
+    "hbm": {"capacity_bytes": "32 GiB", "bandwidth_bytes_per_s": "1.2 TB/s"},
+}
+
+
+def changed(path, value):
+    data = copy.deepcopy(CHIP)
+    *parents, leaf = path.split(".")
+    place = data
+    for parent in parents:
+        place = place[parent]
+    place[leaf] = value
+    return data
+
+
+def without(path):
+    data = changed(path, None)
+    *parents, leaf = path.split(".")
+    place = data
+    for parent in parents:
+        place = place[parent]
+    del place[leaf]
+    return data
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (
+            changed("tensor_core.widht", 1),
+            "tensor_core: unknown key 'widht'; did you mean 'width'?",
+        ),
+        (changed("colour", 1), "chip: unknown key 'colour'; accepted: name, clock_hz"),
+        (
+            changed("tensor_core.width", -128),
+            "tensor_core.width: -128 is not accepted; expected a number >= 1",
+        ),
+        (
+            changed("tensor_core.width", 0),
+            "tensor_core.width: 0 is not accepted; expected a number >= 1",
+        ),
+        (
+            changed("tensor_core.width", 1.5),
+            "tensor_core.width: 1.5 is not accepted; expected a whole number",
+        ),
+        (
+            changed("tensor_core.width", True),
+            "tensor_core.width: True is not accepted; expected a whole number",
+        ),
+        (
+            changed("tensor_core.width", "128"),
+            "tensor_core.width: '128' is not accepted; expected a whole number",
+        ),
+        (
+            changed("clock_hz", float("nan")),
+            "clock_hz: nan is not accepted; expected a finite number",
+        ),
+        (
+            changed("clock_hz", float("inf")),
+            "clock_hz: inf is not accepted; expected a finite number",
+        ),
+        (
+            changed("clock_hz", "1.05 GB"),
+            "clock_hz: '1.05 GB' is not accepted: no unit 'GB' of Hz; write '1.05 GHz'",
+        ),
+        (changed("clock_hz", 0), "clock_hz: 0 is not accepted; expected a number > 0"),
+        (
+            changed("buffer.capacity_bytes", -1),
+            "buffer.capacity_bytes: -1 is not accepted; expected a number >= 0",
+        ),
+        (
+            changed("buffer.capacity_bytes", 0.5),
+            "buffer.capacity_bytes: 0.5 is not a whole number of bytes",
+        ),
+        (
+            changed("buffer.capacity_bytes", float("nan")),
+            "buffer.capacity_bytes: nan is not accepted; expected a finite number",
+        ),
+        (
+            changed("buffer.bytes_per_cycle", 0.0),
+            "buffer.bytes_per_cycle: 0 is not accepted; expected a number > 0",
+        ),
+        (changed("hbm", 7), "hbm: 7 is not accepted; expected a mapping of keys to values"),
+        (changed("name", ""), "name: '' is not accepted; expected at least 1 character"),
+        (changed("tensor_core.rates", {"fp7": 1.0}), "'fp7' is not accepted; did you mean 'fp8'?"),
+        (without("clock_hz"), "clock_hz: is missing and has no default"),
+        (without("tensor_core.count"), "tensor_core.count: is missing and has no default"),
+        ([1, 2], "chip: [1, 2] is not accepted; expected a mapping of keys to values"),
+        (None, "chip: None is not accepted; expected a mapping of keys to values"),
+    ],
+)
+def test_one_fault_is_one_line(data, line):
+    with pytest.raises(InvalidInputError) as caught:
+        Accelerator.from_dict(data, "chip.yaml")
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    assert message.startswith("chip.yaml: ")
+    assert line in message
+
+
+def test_several_faults_are_several_lines():
+    data = changed("tensor_core.width", -1) | {"clock_hz": float("nan")}
+    with pytest.raises(InvalidInputError) as caught:
+        Accelerator.from_dict(data)
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "line"),
+    [
+        ("fabric", {"kind": "torrus", "name": "x"}, "'torrus' is not accepted; did you mean 'torus'?"),
+        ("fabric", {"name": "x"}, "'kind' is missing"),
+        ("fabric", {"kind": "torus", "name": "x", "dims": [2, 0], "link_bandwidth_bytes_per_s": 1}, "dims.1: 0 is not accepted"),
+        ("fabric", {"kind": "torus", "name": "x", "dims": [], "link_bandwidth_bytes_per_s": 1}, "dims: 0 entries; expected at least 1"),
+        ("fabric", {"kind": "tiered", "name": "x", "tiers": [{"name": "a", "bandwidth_bytes_per_s": 1}, {"name": "b", "bandwidth_bytes_per_s": 1}]}, "tiers.0.size: is missing; only the last tier may have none"),
+        ("fabric", {"kind": "tiered", "name": "x", "tiers": [{"name": "a", "bandwidth_bytes_per_s": -1}]}, "tiers.0.bandwidth_bytes_per_s: -1 is not accepted; expected a number > 0"),
+        ("cluster", {"devices": 0, "fabric": "dgx-a100"}, "devices: 0 is not accepted; expected a number >= 1"),
+        ("cluster", {"devices": 8, "fabric": "dgx-a10"}, "did you mean 'dgx-a100'?"),
+        ("cluster", {"devices": 5000, "fabric": "tpuv4-pod"}, "devices: 5000 is not accepted; tpuv4-pod holds 4096"),
+        ("cluster", {"devices": 67, "fabric": "tpuv4-pod"}, "devices: 67 is not accepted by tpuv4-pod"),
+        ("cluster", {"devices": 8, "fabric": {"kind": "flat", "name": "f", "bandwith_bytes_per_s": 1}}, "fabric: unknown key 'bandwith_bytes_per_s'; did you mean 'bandwidth_bytes_per_s'?"),
+        ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.widht": [1]}}, "unknown field 'tensor_core.widht'; did you mean 'tensor_core.width'?"),
+        ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.width": [0]}}, "axes.tensor_core.width: 0 is not accepted; expected a whole number >= 1"),
+        ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.width": [8, 8]}}, "axes.tensor_core.width: a value is given twice"),
+        ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.width": {"powers": 3}}}, "expected a list, {powers_of_two: [first, last]}"),
+        ("space", {"name": "s", "base": "tpuv4", "axes": {"clock_hz": [float("nan")]}}, "axes.clock_hz: nan is not accepted; expected a finite number > 0"),
+        ("space", {"name": "s", "base": "wse-2", "axes": {"hbm.stacks": [1]}}, "wse-2 has no hbm to vary"),
+        ("space", {"name": "s", "base": "tpuv4", "axes": {"vector_core.lanes": [8]}, "ties": {"vector_core.lanes": "tensor_core.width"}}, "ties.vector_core.lanes: a tied field can be neither"),
+        ("chap", {}, "kind: 'chap' is not accepted; did you mean 'chip'?"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_file_says_what_is_wrong(kind, data, line):
+    with pytest.raises(InvalidInputError) as caught:
+        parse_as(kind, data, "file.yaml")
+    assert len(str(caught.value).splitlines()) == 1
+    assert line in str(caught.value)
+
+
+def test_constructing_by_hand_is_checked_the_same_way():
+    with pytest.raises(InvalidInputError, match="width: -1 is not accepted"):
+        TensorCore(count=1, width=-1, depth=1)
+    with pytest.raises(InvalidInputError, match="devices: 0 is not accepted"):
+        Cluster(devices=0, fabric=presets.fabric("dgx-a100"))
+
+
+# ---- documents ----
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.yaml", "a: b: c", "line 1: mapping values are not allowed here"),
+        ("a.yaml", "name: x\nname: y\n", "line 2: key 'name' is given twice"),
+        ("a.json", '{"a": 1, "a": 2}', "key 'a' is given twice"),
+        ("a.json", '{"a": 1', "delimiter"),
+        ("a.json", "", "Expecting value"),
+        ("a.yaml", "a: !!python/object:os.system {}", "could not determine a constructor"),
+        ("a.yaml", "a: [1, 2", "line"),
+    ],
+)
+def test_malformed_documents(tmp_path, name, text, line):
+    file = tmp_path / name
+    file.write_text(text)
+    with pytest.raises(InvalidInputError) as caught:
+        read_document(file)
+    assert str(caught.value).startswith(str(file))
+    assert line in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_unreadable_documents(tmp_path):
+    with pytest.raises(InvalidInputError, match="no such file"):
+        read_document(tmp_path / "none.yaml")
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        read_document(tmp_path)
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InvalidInputError, match="UTF-8"):
+        read_document(tmp_path / "b.yaml")
+
+
+@pytest.mark.parametrize("text", ["1.2e12", "1.2e+12", "12e11", "1_200_000_000_000.0", "1.2E12"])
+def test_yaml_reads_numbers_as_people_write_them(text):
+    assert parse_text(f"x: {text}", "t") == {"x": 1.2e12}
+
+
+def test_yaml_still_reads_everything_else():
+    text = "a: 1\nb: yes\nc: 1.2.3\nd: 2026-01-01x\ne: [1, -2.5, .5]\nf: null\ng: 10:30\nh: e5\ni: .nan"
+    found, usual = parse_text(text, "t"), yaml.safe_load(text)
+    found.pop("i"), usual.pop("i")
+    assert found == usual
+
+
+# ---- identity ----
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".json"])
+@pytest.mark.parametrize("name", presets.chip_names())
+def test_chips_survive_a_round_trip(tmp_path, name, suffix):
+    chip = presets.chip(name)
+    file = tmp_path / f"chip{suffix}"
+    file.write_text(chip.to_yaml() if suffix == ".yaml" else chip.to_json())
+    again = presets.chip(file)
+    assert again == chip
+    assert hash(again) == hash(chip)
+    assert again.digest() == chip.digest()
+    assert pickle.loads(pickle.dumps(chip)) == chip  # our own bytes, not a file's
+
+
+@pytest.mark.parametrize("name", presets.fabric_names())
+def test_fabrics_survive_a_round_trip(tmp_path, name):
+    fabric = presets.fabric(name)
+    file = tmp_path / "fabric.yaml"
+    file.write_text(fabric.to_yaml())
+    assert presets.fabric(file) == fabric
+    cluster = Cluster(devices=16, fabric=fabric, chip=presets.chip("h100"))
+    assert Cluster.from_dict(json.loads(cluster.to_json())) == cluster
+
+
+def test_records_are_frozen_all_the_way_down():
+    chip = presets.chip("h100")
+    with pytest.raises(ValueError, match="frozen"):
+        chip.name = "x"
+    with pytest.raises(TypeError, match="frozen"):
+        chip.tensor_core.rates["bf16"] = 2.0
+    spec = SpaceSpec(name="s", base=chip, axes={"clock_hz": (1e9,)})
+    for change in (lambda d: d.clear(), lambda d: d.update(a=1), lambda d: d.pop("clock_hz")):
+        with pytest.raises(TypeError, match="frozen"):
+            change(spec.axes)
+
+
+def test_replace_validates():
+    with pytest.raises(InvalidInputError, match="clock_hz: -1.0 is not accepted"):
+        presets.chip("h100").replace(clock_hz=-1.0)
+    with pytest.raises(InvalidInputError, match="unknown key 'clok_hz'"):
+        presets.chip("h100").replace(clok_hz=1.0)
+
+
+def test_digest_depends_on_content_only():
+    a = FlatFabric(name="f", bandwidth_bytes_per_s=1e9)
+    assert a.digest() == FlatFabric(bandwidth_bytes_per_s=1e9, name="f").digest()
+    assert a.digest() != a.replace(latency_s=1e-6).digest()
+    assert digest([1, {"a": None}]) == "ee25ad6c7f7c3e2cda3fb8ee7f3e2a5d"  # the same everywhere
+
+
+def test_frozen_dict():
+    assert FrozenDict(a=1) == {"a": 1}
+    assert pickle.loads(pickle.dumps(FrozenDict(a=1))) == FrozenDict(a=1)
+
+
+def test_nearest_lists_what_is_accepted():
+    assert nearest("zzz", ["a", "b"]) == "accepted: a, b"

@@ -1,0 +1,78 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phaze_fast import units
+from phaze_fast.errors import InvalidInputError
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "expected"),
+    [
+        ("128 MiB", "bytes", 128 * 2**20),
+        ("128MiB", "bytes", 128 * 2**20),
+        ("1.5 GB", "bytes", 1.5e9),
+        ("42", "bytes", 42),
+        ("1e3", "bytes", 1000),
+        ("1.2e12", "bytes/s", 1.2e12),
+        ("200 Gb/s", "bytes/s", 25e9),
+        ("1.2 TB/s", "bytes/s", 1.2e12),
+        ("4 GiB/s", "bytes/s", 2**32),
+        ("1.05 GHz", "Hz", 1.05e9),
+        ("2 us", "s", 2e-6),
+        ("2 µs", "s", 2e-6),
+        ("-3 ms", "s", -3e-3),
+        ("400 W", "W", 400),
+        ("250 mW", "W", 0.25),
+        ("7 mm2", "mm2", 7),
+        (5, "s", 5),
+    ],
+)
+def test_parse(text, unit, expected):
+    assert units.parse_quantity(text, unit) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit"),
+    [
+        ("128 XiB", "bytes"),
+        ("fast", "bytes/s"),
+        ("200 Gb", "bytes/s"),  # bits, not a rate
+        ("1 GB/s", "bytes"),
+        ("", "s"),
+        ("1 2", "s"),
+        (True, "bytes"),
+        (None, "bytes"),
+        ([1], "bytes"),
+        (10**400, "bytes"),
+    ],
+)
+def test_refuse(value, unit):
+    with pytest.raises(InvalidInputError, match="not accepted"):
+        units.parse_quantity(value, unit)
+
+
+@given(st.integers(0, 2**50))
+def test_bytes_written_for_people_read_back_within_their_digits(value):
+    assert units.parse_quantity(units.format_bytes(value), "bytes") == pytest.approx(
+        value, rel=1e-3
+    )
+
+
+@given(st.floats(1e-9, 1e5))
+def test_times_written_for_people_read_back_within_their_digits(value):
+    assert units.parse_quantity(units.format_time(value), "s") == pytest.approx(value, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (units.format_bytes(0), "0 B"),
+        (units.format_bytes(1023), "1023 B"),
+        (units.format_time(0.0), "0 s"),
+        (units.format_bandwidth(25e9), "25 GB/s"),
+        (units.format_flops(989.4e12), "989.4 TFLOP/s"),
+    ],
+)
+def test_format(written, expected):
+    assert written == expected
