@@ -6,6 +6,7 @@ whole space with its areas, the compute bound of every chip, and what the fabric
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,15 +74,22 @@ def survey(space: ArchitectureSpace, cluster: Cluster, parameters: float, tokens
         raise InfeasibleError(
             f"{space.spec.name}: no chip of the grid passes the area and power limits"
         )
-    state = ADAM_STATE_BYTES * parameters
-    held = float(space.chips["hbm_bytes"].max()) * cluster.devices
-    if state > held:
-        raise InfeasibleError(
-            f"training state of {format_bytes(state)} exceeds the HBM of {cluster.devices} "
-            f"devices, {format_bytes(held)}, by {format_bytes(state - held)}; "
-            f"{-(-int(state) // int(held // cluster.devices))} devices would hold it"
-        )
+    _require_room_for_state(space, cluster, ADAM_STATE_BYTES * parameters)
     bound_s = compute_bound_s(space.chips, flops, cluster.devices)
     order = np.lexsort((space.index, space.area_mm2, bound_s))
     sync = collective(cluster, "all-reduce", 2.0 * parameters, cluster.devices)
     return Survey(space, cluster, flops, bound_s, order, sync)
+
+
+def _require_room_for_state(space: ArchitectureSpace, cluster: Cluster, state_bytes: float) -> None:
+    """Raise `InfeasibleError` where no chip's HBM, all devices together, holds the state."""
+    one = float(space.chips["hbm_bytes"].max())
+    if one == 0.0:
+        raise InfeasibleError(f"{space.spec.name}: no chip has HBM to hold the training state")
+    held = one * cluster.devices
+    if state_bytes > held:
+        raise InfeasibleError(
+            f"training state of {format_bytes(state_bytes)} exceeds the HBM of {cluster.devices} "
+            f"devices, {format_bytes(held)}, by {format_bytes(state_bytes - held)}; "
+            f"{math.ceil(state_bytes / one)} devices would hold it"
+        )

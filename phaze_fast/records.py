@@ -39,6 +39,7 @@ __all__ = [
     "Quantity",
     "Record",
     "Seconds",
+    "Side",
     "SquareMillimetres",
     "Watts",
     "explain",
@@ -82,8 +83,11 @@ class NamedOr:
         return {"anyOf": [handler(core), named]}
 
 
-Count = Annotated[int, Field(strict=True, ge=1, le=2**40)]
+Count = Annotated[int, Field(strict=True, ge=1, le=2**31)]
 """A whole number, 1 or more."""
+
+Side = Annotated[int, Field(strict=True, ge=1, le=2**20)]
+"""A whole number, 1 or more, that is multiplied with others of its kind."""
 
 Bytes = Annotated[
     int,

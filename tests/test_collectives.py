@@ -159,7 +159,7 @@ def test_published_rule_for_a_tile_and_a_line():
 # ---- explicit links ----
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), kind=st.sampled_from([TorusFabric, MeshFabric]))
 def test_all_to_all_in_one_dimension_loads_links_as_routed(data, kind):
     size = data.draw(st.integers(2, 12))
@@ -174,7 +174,7 @@ def test_all_to_all_in_one_dimension_loads_links_as_routed(data, kind):
         assert found == pytest.approx(expected, rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), kind=st.sampled_from([TorusFabric, MeshFabric]))
 def test_point_to_point_loads_links_as_routed(data, kind):
     dims = data.draw(st.lists(st.integers(2, 5), min_size=1, max_size=3).map(tuple))

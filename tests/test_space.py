@@ -158,7 +158,7 @@ def test_local_buffers_follow_their_cores():
     assert set(space.chips["tensor_local_bytes"].tolist()) == {192 * 1024}
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     counts=st.lists(st.integers(1, 64), min_size=1, max_size=5, unique=True),
     widths=st.lists(st.integers(1, 300), min_size=1, max_size=5, unique=True),

@@ -83,8 +83,8 @@ void bind_collective(py::module_& module) {
              py::arg("payload_bytes"), py::arg("ranks"), py::arg("stride"), py::arg("threads"));
   module.def("collective_with", &with_algorithm, py::arg("fabrics"), py::arg("op"),
              py::arg("payload_bytes"), py::arg("ranks"), py::arg("stride"), py::arg("algorithm"));
-  module.def("collective_bound", &bound, py::arg("fabrics"), py::arg("op"), py::arg("payload_bytes"),
-             py::arg("ranks"), py::arg("stride"));
+  module.def("collective_bound", &bound, py::arg("fabrics"), py::arg("op"),
+             py::arg("payload_bytes"), py::arg("ranks"), py::arg("stride"));
 }
 
 }  // namespace phaze::bindings

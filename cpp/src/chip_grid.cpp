@@ -1,6 +1,7 @@
 #include "phaze/chip_grid.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace phaze {
 namespace {
@@ -92,17 +93,24 @@ double get(const ChipRecord& chip, ChipColumn column) noexcept {
   return 0.0;
 }
 
-constexpr std::int64_t kBytesPerElement = 16;
+constexpr double kBytesPerElement = 16.0;
 constexpr std::int64_t kLeastLocalBytes = 1024;
+
+// At least 1 KiB; saturates instead of overflowing for sizes no chip has.
+std::int64_t local_bytes(double elements) noexcept {
+  const double bytes = elements * kBytesPerElement;
+  if (bytes >= 9.2e18) return std::numeric_limits<std::int64_t>::max();
+  return std::max(kLeastLocalBytes, static_cast<std::int64_t>(bytes));
+}
 
 void derive(const ChipGrid& grid, ChipRecord& chip) noexcept {
   for (const GridTie& tie : grid.ties) set(chip, tie.column, get(chip, tie.source));
   if (grid.derive_tensor_local) {
-    chip.tensor_local_bytes =
-        std::max(kLeastLocalBytes, chip.tensor_width * chip.tensor_depth * kBytesPerElement);
+    chip.tensor_local_bytes = local_bytes(static_cast<double>(chip.tensor_width) *
+                                          static_cast<double>(chip.tensor_depth));
   }
   if (grid.derive_vector_local) {
-    chip.vector_local_bytes = std::max(kLeastLocalBytes, chip.vector_lanes * kBytesPerElement);
+    chip.vector_local_bytes = local_bytes(static_cast<double>(chip.vector_lanes));
   }
 }
 

@@ -154,11 +154,12 @@ double reduction(const FabricRecord& fabric, const Group& group, std::int64_t ra
   switch (algorithm) {
     case Algorithm::kRing:
       return passes * single_ring(fabric, group, p, v);
-    case Algorithm::kTree:  // a half is an all-reduce of which the rest is dropped
+    case Algorithm::kTree:  // a half may be an all-reduce of which the rest is dropped
       return tree_all_reduce(fabric, group, ranks, v);
     case Algorithm::kHierarchical:
       if (grid || !several) return kNever;
-      return all_reduce ? hierarchical_all_reduce(group, v) : tier_by_tier(group, v);
+      return all_reduce ? hierarchical_all_reduce(group, v)
+                        : std::min(tier_by_tier(group, v), hierarchical_all_reduce(group, v));
     case Algorithm::kRailRing:
       return grid || !several ? kNever : passes * rail_ring(group, p, v);
     case Algorithm::kSnakeRing:

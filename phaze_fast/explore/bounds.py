@@ -59,6 +59,7 @@ def compute_bound_s(chips: Array, flops: float, devices: int) -> Array:
     """
     if devices < 1:
         raise InvalidInputError(f"devices: {devices!r} is not accepted; expected a number >= 1")
-    macs = chips["tensor_cores"] * chips["tensor_width"] * chips["tensor_depth"]
+    macs = chips["tensor_cores"].astype(np.float64)
+    macs *= chips["tensor_width"] * chips["tensor_depth"]
     bound: Array = flops / (2.0 * macs * chips["clock_hz"] * devices)
     return bound

@@ -22,6 +22,7 @@ from phaze_fast.records import (
     Quantity,
     Record,
     Seconds,
+    Side,
     SquareMillimetres,
     Watts,
 )
@@ -39,9 +40,9 @@ class TensorCore(Record):
     what: ClassVar[str] = "tensor_core"
     count: Count
     """How many there are (SMs on a GPU)."""
-    width: Count
+    width: Side
     """Columns of one array."""
-    depth: Count
+    depth: Side
     """Rows of one array; width x depth multiply-accumulates per cycle in bf16."""
     local_buffer_bytes: Bytes | None = None
     """Buffer beside one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
@@ -62,9 +63,9 @@ class VectorCore(Record):
     what: ClassVar[str] = "vector_core"
     count: Count
     """How many there are."""
-    lanes: Count
+    lanes: Side
     """Lanes of one unit."""
-    alus_per_lane: Count = 1
+    alus_per_lane: Side = 1
     """Operations one lane starts per cycle."""
     local_buffer_bytes: Bytes | None = None
     """Buffer beside one unit; by default max(1 KiB, lanes x 16 B), as in PHAZE."""

@@ -1,0 +1,10 @@
+# A face over dev.py, for those who type make. `make` alone lists the tasks.
+TASKS := survey test slow lint cpp bench examples package clean
+
+help:
+	@python3 dev.py
+
+$(TASKS):
+	@python3 dev.py $@
+
+.PHONY: help $(TASKS)

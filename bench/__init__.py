@@ -1,0 +1,1 @@
+"""Benchmarks: subjects x stages, registered once, each asserting its answer."""

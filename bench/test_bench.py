@@ -1,0 +1,89 @@
+"""Runs every registered subject, and the ratio of a call's cost to its kernel's."""
+
+import statistics
+import time
+
+import numpy as np
+import pytest
+
+from bench import subjects_cost, subjects_hardware
+from bench.registry import SUBJECTS
+from phaze_fast import _core
+from phaze_fast.hardware import chip_records, fabric_record, presets
+
+STAGES = (subjects_hardware, subjects_cost)  # imported for what they register
+
+
+def test_every_stage_is_registered():
+    assert {subject.stage for subject in SUBJECTS} == {
+        stage.__name__.removeprefix("bench.subjects_") for stage in STAGES
+    }
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.id)
+def test_subject(benchmark, subject):
+    benchmark.group = subject.stage
+    made = subject.build()
+    answer = benchmark(subject.run, made)
+    subject.check(made, answer)
+    benchmark.extra_info.update(items=subject.items, target=subject.target)
+
+
+def _median_s(call, repeat):
+    taken = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken)
+
+
+@pytest.mark.parametrize("name", ["collective", "collective-core", "area-core"])
+def test_call_overhead(benchmark, name):
+    """One call on 1,000 points against the kernel's own time for as many.
+
+    The kernel's own time is the slope between 1,000 and 101,000 points, in which whatever a call
+    costs once has no part.
+    """
+    small, large, run, check = _overhead_case(name)
+    benchmark.group = "overhead"
+    answer = benchmark(run, small)
+    check(small, answer)
+    if not benchmark.enabled:
+        return
+    once = _median_s(lambda: run(small), 200)
+    many = _median_s(lambda: run(large), 20)
+    kernel = (many - once) / 100
+    benchmark.extra_info.update(
+        items=1000, kernel_us=kernel * 1e6, ratio=once / kernel, target="ratio <= 3"
+    )
+
+
+def _overhead_case(name):
+    if name == "area-core":
+        chips = np.repeat(chip_records([presets.chip("phaze-tpuv4")]), 101_000)
+        chips["tensor_cores"] = np.arange(101_000) % 512 + 1
+
+        def run_area(rows):
+            return _core.chip_area_total(rows, 0.0, 0.0, 1)
+
+        def check_area(rows, found):
+            assert found[7] == _core.chip_area_total(rows[7:8], 0.0, 0.0, 1)[0]
+
+        return chips[:1000].copy(), chips, run_area, check_area
+    questions = [subjects_cost._question(("dgx-a100",), n, None) for n in (1000, 101_000)]
+    if name == "collective":
+        return *questions, subjects_cost._ask, subjects_cost._check
+    record = fabric_record(presets.fabric("dgx-a100"))
+    order = ("fabric", "op", "payload_bytes", "ranks", "stride", "threads")
+    columns = [[q[key] for key in order] for q in questions]
+
+    def run_core(arguments):
+        return _core.collective_batch(record, *arguments)
+
+    def check_core(arguments, found):
+        assert not found[2].any()
+        one = [a[3:4] for a in arguments[:-1]]
+        assert found[0][3] == _core.collective_batch(record, *one, 1)[0][0]
+
+    return *columns, run_core, check_core

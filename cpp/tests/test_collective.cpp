@@ -1,0 +1,170 @@
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "check.hpp"
+#include "phaze/collective.hpp"
+
+namespace {
+
+using namespace phaze;
+
+FabricRecord flat(double rate, double latency) {
+  FabricRecord fabric{};
+  fabric.kind = static_cast<std::int32_t>(FabricKind::kSwitched);
+  fabric.levels = 1;
+  fabric.bytes_per_s[0] = rate;
+  fabric.latency_s[0] = latency;
+  return fabric;
+}
+
+FabricRecord torus(std::int64_t x, std::int64_t y, std::int64_t z) {
+  FabricRecord fabric{};
+  fabric.kind = static_cast<std::int32_t>(FabricKind::kGrid);
+  fabric.levels = 3;
+  const std::int64_t dims[] = {x, y, z};
+  for (int d = 0; d < 3; ++d) {
+    fabric.size[d] = dims[d];
+    fabric.bytes_per_s[d] = 50e9;
+    fabric.latency_s[d] = 1e-6;
+    fabric.wrap[d] = 1;
+  }
+  return fabric;
+}
+
+void by_hand() {
+  const FabricRecord fabric = flat(100.0, 0.5);
+  const auto ring =
+      collective_with(fabric, CollectiveOp::kAllReduce, 800.0, 4, 1, Algorithm::kRing);
+  CHECK(ring.time_s == 15.0);
+  const auto tree =
+      collective_with(fabric, CollectiveOp::kAllReduce, 800.0, 4, 1, Algorithm::kTree);
+  CHECK(tree.time_s == 18.0);
+  const auto best = collective(fabric, CollectiveOp::kAllReduce, 800.0, 4, 1);
+  CHECK(best.time_s == 15.0 && best.algorithm == Algorithm::kRing);
+  CHECK(collective(fabric, CollectiveOp::kAllReduce, 800.0, 1, 1).time_s == 0.0);
+  CHECK_CLOSE(collective(torus(4, 4, 4), CollectiveOp::kAllReduce, 64e9, 64, 1).time_s,
+              2.0 * 63e9 / 300e9 + 18e-6, 1e-12);
+}
+
+void every_outcome_has_a_sentence() {
+  for (int i = 0; i < kStatusCount; ++i) {
+    CHECK(std::string_view(sentence(static_cast<Status>(i))) != "unknown status");
+  }
+  for (int i = 0; i < kAlgorithmCount; ++i) {
+    CHECK(std::string_view(name(static_cast<Algorithm>(i))) != "unknown");
+  }
+  for (int i = 0; i < kCollectiveOpCount; ++i) {
+    CHECK(std::string_view(name(static_cast<CollectiveOp>(i))) != "unknown");
+  }
+}
+
+void bad_input_gets_a_status() {
+  const FabricRecord fabric = torus(4, 4, 4);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const auto status = [&](double bytes, std::int64_t ranks, std::int64_t stride) {
+    return collective(fabric, CollectiveOp::kAllGather, bytes, ranks, stride).status;
+  };
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  CHECK(status(nan, 2, 1) == Status::kNotFinite);
+  CHECK(status(-1.0, 2, 1) == Status::kNegative);
+  CHECK(status(1.0, 0, 1) == Status::kBadRanks);
+  CHECK(status(1.0, least, 1) == Status::kBadRanks);
+  CHECK(status(1.0, 2, least) == Status::kBadStride);
+  CHECK(status(1.0, most, most) == Status::kGroupTooLarge);
+  CHECK(status(1.0, 2, most) == Status::kGroupTooLarge);
+  CHECK(collective(fabric, static_cast<CollectiveOp>(200), 1.0, 2, 1).status ==
+        Status::kBadOperation);
+  CHECK(collective(fabric, CollectiveOp::kPointToPoint, 1.0, 3, 1).status == Status::kBadRanks);
+  FabricRecord broken = fabric;
+  broken.levels = 9;
+  CHECK(check_fabric(broken) == Status::kBadFabric);
+  CHECK(collective_with(fabric, CollectiveOp::kAllToAll, 1.0, 8, 1, Algorithm::kTree).status ==
+        Status::kNotApplicable);
+  const FabricRecord open = flat(1e9, 1e-6);
+  CHECK(collective(open, CollectiveOp::kAllReduce, 1e9, most, 1).status == Status::kOk);
+  CHECK(collective(open, CollectiveOp::kAllReduce, 1e9, most, most).status ==
+        Status::kGroupTooLarge);
+}
+
+// Every shape of group on every small torus and mesh: no crash, never below the bound, and the
+// named algorithm reproduces the chosen time.
+void sweep() {
+  std::uint64_t cases = 0;
+  for (const std::int64_t x : {1, 2, 3, 4, 8}) {
+    for (const std::int64_t y : {1, 2, 3, 6}) {
+      for (const std::int64_t z : {1, 2, 5}) {
+        for (const int wrap : {0, 1}) {
+          FabricRecord fabric = torus(x, y, z);
+          for (int d = 0; d < 3; ++d) fabric.wrap[d] = wrap;
+          const std::int64_t total = x * y * z;
+          for (std::int64_t ranks = 1; ranks <= total; ++ranks) {
+            for (std::int64_t stride = 1; (ranks - 1) * stride < total && stride <= total;
+                 ++stride) {
+              for (int op = 0; op < kCollectiveOpCount - 1; ++op) {
+                const auto what = static_cast<CollectiveOp>(op);
+                const auto best = collective(fabric, what, 1e6, ranks, stride);
+                CHECK(best.status == Status::kOk);
+                const double bound = collective_bound_s(fabric, what, 1e6, ranks, stride);
+                CHECK(best.time_s >= bound * (1.0 - 1e-12));
+                if (best.algorithm != Algorithm::kNone) {
+                  CHECK(collective_with(fabric, what, 1e6, ranks, stride, best.algorithm).time_s ==
+                        best.time_s);
+                }
+                ++cases;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(cases > 50000);
+}
+
+void batches_do_not_depend_on_threads() {
+  const std::vector<FabricRecord> fabrics = {flat(1e9, 1e-6), torus(8, 8, 8)};
+  constexpr std::size_t n = 30000;
+  std::vector<std::int32_t> fabric(n);
+  std::vector<std::uint8_t> op(n);
+  std::vector<double> bytes(n);
+  std::vector<std::int64_t> ranks(n);
+  std::vector<std::int64_t> stride(n, 1);
+  for (std::size_t i = 0; i < n; ++i) {
+    fabric[i] = static_cast<std::int32_t>(i % 4) - 1;  // two of four are out of range
+    op[i] = static_cast<std::uint8_t>(i % 7);
+    bytes[i] = static_cast<double>(i * i);
+    ranks[i] = static_cast<std::int64_t>(i % 600);
+  }
+  const CollectiveQuery query{fabrics, fabric, op, bytes, ranks, stride};
+  std::vector<double> time[2] = {std::vector<double>(n), std::vector<double>(n)};
+  std::vector<std::uint8_t> chosen(n);
+  std::vector<std::uint8_t> status[2] = {std::vector<std::uint8_t>(n),
+                                         std::vector<std::uint8_t>(n)};
+  collective_batch(query, {time[0], chosen, status[0]}, 1);
+  collective_batch(query, {time[1], chosen, status[1]}, 7);
+  std::array<int, kStatusCount> seen{};
+  for (std::size_t i = 0; i < n; ++i) {
+    CHECK(status[0][i] == status[1][i]);
+    CHECK(time[0][i] == time[1][i] || (std::isnan(time[0][i]) && std::isnan(time[1][i])));
+    ++seen[status[0][i]];
+  }
+  CHECK(seen[static_cast<std::size_t>(Status::kOk)] > 0);
+  CHECK(seen[static_cast<std::size_t>(Status::kBadFabric)] > 0);
+  CHECK(seen[static_cast<std::size_t>(Status::kGroupTooLarge)] > 0);
+}
+
+}  // namespace
+
+int main() {
+  by_hand();
+  every_outcome_has_a_sentence();
+  bad_input_gets_a_status();
+  sweep();
+  batches_do_not_depend_on_threads();
+  return phaze::test::report("collective");
+}

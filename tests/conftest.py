@@ -1,0 +1,10 @@
+"""Settings of every test: the same random cases each run, and more of them on request.
+
+`pytest --hypothesis-profile=deep` draws thousands of fresh cases instead.
+"""
+
+from hypothesis import settings
+
+settings.register_profile("steady", derandomize=True, max_examples=200, deadline=None)
+settings.register_profile("deep", max_examples=5000, deadline=None)
+settings.load_profile("steady")

@@ -1,0 +1,257 @@
+"""The command line as a user meets it: exit codes, one clear line, JSON on standard output."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from phaze_fast.cli.main import main
+from phaze_fast.hardware import presets
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def document(result):
+    code, out, _ = result
+    assert code == 0
+    return json.loads(out)
+
+
+CHIP = """
+name: mine
+clock_hz: 1.05 GHz
+tensor_core: {count: 8, width: 128, depth: 128}
+vector_core: {count: 2, lanes: 128}
+buffer: {capacity_bytes: 128 MiB, bytes_per_cycle: 4096.0}
+"""
+
+COMMANDS = [
+    ["chips"],
+    ["chips", "h100"],
+    ["fabrics"],
+    ["fabrics", "dgx-a100"],
+    ["space"],
+    ["schema"],
+    ["schema", "chip"],
+    ["collective", "all-reduce", "--bytes", "1 GiB", "--ranks", "8", "--fabric", "dgx-a100"],
+    ["survey"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_takes_json_and_o(run, tmp_path, words):
+    shown = document(run(*words, "--json"))
+    file = tmp_path / "out.json"
+    code, out, err = run(*words, "--json", "-o", file)
+    assert (code, out) == (0, "")
+    assert f"wrote {file}" in err
+    assert json.loads(file.read_text()) == shown
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_prints_for_people(run, words):
+    code, out, _ = run(*words)
+    assert code == 0
+    assert len(out.splitlines()) >= 5
+    assert max(map(len, out.splitlines())) <= 140 or words[0] == "schema"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("width: 128", "widht: 128"), "unknown key 'widht'; did you mean 'width'?"),
+        (("width: 128", "width: -128"), "tensor_core.width: -128 is not accepted; expected a number >= 1"),
+        (("1.05 GHz", ".nan"), "clock_hz: nan is not accepted; expected a finite number"),
+        (("128 MiB", "-1"), "buffer.capacity_bytes: -1 is not accepted; expected a number >= 0"),
+        (("name: mine", "name: mine\nname: yours"), "key 'name' is given twice"),
+        (("name: mine", "name: ["), "line"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["chips", "check"])
+def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, line):
+    file = tmp_path / "chip.yaml"
+    file.write_text(CHIP.replace(*change))
+    code, out, err = run(command, file)
+    assert (code, out) == (2, "")
+    if "widht" in change[1]:  # the missing key is a second fault
+        err = err.splitlines()[0] + "\n"
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith(f"phaze-fast: {file}: ")
+    assert line in err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["survey", "--devices", "0"], "devices: 0 is not accepted; expected a number >= 1"),
+        (["survey", "--devices", "67"], "devices: 67 is not accepted by tpuv4-pod"),
+        (["survey", "--devices", "many"], "--devices"),
+        (["survey", "--parameters", "nan"], "parameters: nan is not accepted"),
+        (["survey", "--tokens", "-1"], "tokens: -1.0 is not accepted"),
+        (["survey", "--fabric", "dgx-a10"], "did you mean 'dgx-a100'?"),
+        (["survey", "nospace"], "accepted: tpuv4-area"),
+        (["chips", "h10"], "did you mean 'h100'?"),
+        (["chips", "none.yaml"], "none.yaml: no such file"),
+        (["schema", "chap"], "did you mean 'chip'?"),
+        (["collective", "all-redoce", "--bytes", "1", "--ranks", "2", "--fabric", "dgx-a100"], "did you mean 'all-reduce'?"),
+        (["collective", "all-reduce", "--bytes", "1 GX", "--ranks", "2", "--fabric", "dgx-a100"], "--bytes: '1 GX' is not accepted"),
+        (["collective", "all-reduce", "--bytes", "nan", "--ranks", "2", "--fabric", "dgx-a100"], "--bytes: 'nan' is not accepted"),
+        (["collective", "all-reduce", "--bytes", "1", "--ranks", "0", "--fabric", "dgx-a100"], "ranks must be at least 1"),
+        (["collective", "all-reduce", "--bytes", "1", "--ranks", "9999", "--fabric", "tpuv4-pod"], "does not fit the fabric"),
+        (["collective", "all-reduce", "--ranks", "2", "--fabric", "dgx-a100"], "--bytes"),
+        (["chips", "-o", "no/such/folder/x.json"], "-o no/such/folder/x.json: cannot be written"),
+        (["chips", "--bogus"], "--bogus"),
+        (["nosuch"], "nosuch"),
+    ],
+)  # fmt: skip
+def test_bad_words_are_one_line_and_exit_code_2(run, words, line):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("phaze-fast: ")
+    assert line in err
+    assert "Traceback" not in err
+
+
+def test_infeasible_is_a_result_with_exit_code_1(run, tmp_path):
+    code, out, err = run("survey", "--devices", "16")
+    assert (code, out) == (1, "")
+    assert "infeasible: training state of 2.547 TiB exceeds the HBM of 16 devices" in err
+    assert "82 devices would hold it" in err
+    code, out, _ = run("survey", "--devices", "16", "--json")
+    assert code == 1
+    assert json.loads(out)["status"] == "infeasible"
+    assert "82 devices" in json.loads(out)["reason"]
+    file = tmp_path / "r.json"
+    assert run("survey", "--devices", "16", "--json", "-o", file)[:2] == (1, "")
+    assert json.loads(file.read_text())["status"] == "infeasible"
+
+
+def test_82_devices_do_hold_it(run):
+    assert run("survey", "--devices", "81", "--fabric", "dgx-a100")[0] == 1
+    assert run("survey", "--devices", "82", "--fabric", "dgx-a100")[0] == 0
+
+
+def test_survey_says_what_it_found(run):
+    found = document(run("survey", "--json"))
+    assert found["status"] == "bound"
+    assert (found["points"], found["grid_points"]) == (29_360, 75_712)
+    first = found["chips"][0]
+    # 6 * 175e9 * 4096 * 2048 FLOPs over 1,024 chips of 2 * 262144 * 1.05e9 FLOP/s
+    assert first["bound_s"] == pytest.approx(6 * 175e9 * 4096 * 2048 / (1024 * 2 * 2**18 * 1.05e9))
+    assert found["bound_s"] == first["bound_s"]
+    areas = [chip["area_mm2"] for chip in found["chips"]]
+    assert areas == sorted(areas)
+
+
+def test_collective_says_what_it_found(run):
+    words = ["collective", "all-reduce", "--bytes", "1 GiB", "--ranks", "64"]
+    found = document(run(*words, "--fabric", "tpuv4-pod", "--devices", "64", "--json"))
+    assert found["algorithm"] == "multi-ring"
+    assert found["payload_bytes"] == 2**30
+    assert found["alternatives"]["multi-ring"] == found["time_s"]
+
+
+def test_check_guesses_the_kind(run, tmp_path):
+    for kind, text in {
+        "chip": CHIP,
+        "fabric": "{kind: mesh, name: m, dims: [2, 2], link_bandwidth_bytes_per_s: 1 GB/s}",
+        "cluster": "{devices: 64, fabric: tpuv4-pod, chip: h100}",
+        "space": "{name: s, base: tpuv4, axes: {clock_hz: [1.0e9]}}",
+    }.items():
+        file = tmp_path / f"{kind}.yaml"
+        file.write_text(text)
+        assert document(run("check", file, "--json"))["kind"] == kind
+    code, _, err = run("check", tmp_path / "chip.yaml", "--kind", "fabric")
+    assert code == 2
+    assert "'kind' is missing" in err
+
+
+def test_what_check_prints_reads_back(run, tmp_path):
+    file = tmp_path / "chip.yaml"
+    file.write_text(CHIP)
+    record = document(run("check", file, "--json"))["record"]
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(record))
+    assert presets.chip(again) == presets.chip(file)
+
+
+def test_o_replaces_a_file_whole_and_keeps_it_on_failure(run, tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text("old")
+    assert run("chips", "--json", "-o", file)[0] == 0
+    assert json.loads(file.read_text())
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    assert run("fabrics", "--json", "-o", link)[0] == 0
+    assert link.is_symlink()
+    assert json.loads(file.read_text())[0]["kind"]
+    assert run("chips", "-o", tmp_path)[0] == 2
+
+
+def test_help_and_version(run):
+    assert "phaze-fast" in run("--version")[1]
+    for words in (["--help"], ["survey", "--help"]):
+        code, out, _ = run(*words)
+        assert code == 0
+        assert "Usage" in out
+    assert run()[0] == 2
+
+
+def test_a_bug_shows_no_traceback(run, monkeypatch):
+    def broken():
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(presets, "chip_names", broken)
+    code, _, err = run("chips")
+    assert code == 70
+    assert (
+        err
+        == "phaze-fast: internal error: RuntimeError: boom (set PHAZE_FAST_DEBUG=1 for the trace)\n"
+    )
+
+
+def program(*words, **options):
+    command = [sys.executable, "-m", "phaze_fast", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_the_program_itself():
+    done = program(
+        "collective",
+        "all-reduce",
+        "--bytes",
+        "8",
+        "--ranks",
+        "2",
+        "--fabric",
+        "phaze-flat",
+        "--json",
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["time_s"] == pytest.approx(8 / 2**32)
+    assert program("survey", "--devices", "0").returncode == 2
+    assert program("survey", "--devices", "16").returncode == 1
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m phaze_fast schema | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def test_plain_output_where_there_is_no_terminal():
+    done = program("chips", env={**os.environ, "TERM": "dumb"})
+    assert "\x1b" not in done.stdout
