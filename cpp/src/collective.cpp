@@ -1,7 +1,6 @@
 #include "phaze/collective.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -15,29 +14,6 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr std::size_t kGrain = 8192;
-
-// What each operation may use, in tie-break order.
-std::span<const Algorithm> candidates(bool grid, CollectiveOp op) noexcept {
-  using enum Algorithm;
-  static constexpr std::array kSwitchedReduce = {kRing, kTree, kHierarchical, kRailRing};
-  static constexpr std::array kGridReduce = {kRing, kTree, kSnakeRing, kDimensionOrdered,
-                                             kMultiRing};
-  static constexpr std::array kSwitchedExchange = {kHierarchical, kPairwise};
-  static constexpr std::array kGridExchange = {kPairwise, kDimensionOrdered, kMultiRing};
-  static constexpr std::array kSwitchedBroadcast = {kTree, kHierarchical};
-  static constexpr std::array kGridBroadcast = {kTree};
-  static constexpr std::array kPoint = {kDirect};
-  switch (op) {
-    case CollectiveOp::kAllToAll:
-      return grid ? std::span<const Algorithm>(kGridExchange) : kSwitchedExchange;
-    case CollectiveOp::kBroadcast:
-      return grid ? std::span<const Algorithm>(kGridBroadcast) : kSwitchedBroadcast;
-    case CollectiveOp::kPointToPoint:
-      return kPoint;
-    default:
-      return grid ? std::span<const Algorithm>(kGridReduce) : kSwitchedReduce;
-  }
-}
 
 CollectiveResult failed(Status status) noexcept { return {kNan, Algorithm::kNone, status}; }
 
@@ -59,12 +35,9 @@ CollectiveResult fastest(const Call& call) noexcept {
   const Group group = lay_out(call.fabric, call.ranks, call.stride);
   if (group.status != Status::kOk) return failed(group.status);
   if (call.bytes == 0.0) return {0.0, Algorithm::kNone, Status::kOk};
-  CollectiveResult best{kNever, Algorithm::kNone, Status::kNotApplicable};
-  for (const Algorithm algorithm : candidates(is_grid(call.fabric), call.op)) {
-    const double time = time_with(call, group, algorithm);
-    if (time < best.time_s) best = {time, algorithm, Status::kOk};
-  }
-  return best.status == Status::kOk ? best : failed(Status::kNotFinite);
+  const Choice best = fastest_algorithm(call, group);
+  if (!(best.time_s < kNever)) return failed(Status::kNotFinite);
+  return {best.time_s, best.algorithm, Status::kOk};
 }
 
 }  // namespace

@@ -17,9 +17,7 @@ double ring_pass(double k, double v, double seconds_per_byte, double step_latenc
 }
 
 double level_pass(const ActiveLevel& level, double v) noexcept {
-  // A closed ring of a grid carries half the vector in each direction.
-  const double both = level.ring ? 0.5 * level.seconds_per_byte : level.seconds_per_byte;
-  return ring_pass(static_cast<double>(level.members), v, both, level.step_latency_s);
+  return v * level.pass_seconds_per_byte + level.pass_latency_s;
 }
 
 // ---- one pass (reduce-scatter or all-gather), by algorithm -------------------------------------
@@ -35,7 +33,7 @@ double tier_by_tier(const Group& group, double v) noexcept {
   double time = 0.0;
   for (int l = 0; l < group.active; ++l) {
     time += level_pass(group.level[l], v);
-    v /= static_cast<double>(group.level[l].members);
+    v *= group.level[l].inverse;
   }
   return time;
 }
@@ -43,11 +41,11 @@ double tier_by_tier(const Group& group, double v) noexcept {
 // As many rings as there are members inside an outer unit: each enters and leaves through another
 // member, so the outer ports work side by side.
 double rail_ring(const Group& group, double p, double v) noexcept {
-  double inside = 1.0;
+  double share = 1.0;  // of the vector that one member's port at this level carries
   double limit = 0.0;
   for (int l = 0; l < group.active; ++l) {
-    limit = std::max(limit, group.level[l].seconds_per_byte / inside);
-    inside *= static_cast<double>(group.level[l].members);
+    limit = std::max(limit, group.level[l].seconds_per_byte * share);
+    share *= group.level[l].inverse;
   }
   return ring_pass(p, v, limit, group.step_latency_s);
 }
@@ -76,7 +74,7 @@ double dimension_ordered(const Group& group, double v) noexcept {
   for (int l = 0; l < group.active; ++l) {
     const ActiveLevel& level = *order[static_cast<std::size_t>(l)];
     time += level_pass(level, v);
-    v /= static_cast<double>(level.members);
+    v *= level.inverse;
   }
   return time;
 }
@@ -94,7 +92,7 @@ double multi_ring(const Group& group, double v) noexcept {
       const ActiveLevel& level = group.level[(i + phase) % dims];
       double& mine = part[static_cast<std::size_t>(i)];
       longest = std::max(longest, level_pass(level, mine));
-      mine /= static_cast<double>(level.members);
+      mine *= level.inverse;
     }
     time += longest;
   }
@@ -136,7 +134,7 @@ double hierarchical_all_reduce(const Group& group, double v) noexcept {
   double time = 0.0;
   for (int l = 0; l + 1 < group.active; ++l) {
     time += 2.0 * level_pass(group.level[l], v);
-    v /= static_cast<double>(group.level[l].members);
+    v *= group.level[l].inverse;
   }
   const ActiveLevel& top = group.level[group.active - 1];
   const double tree =
@@ -250,7 +248,7 @@ double broadcast(const FabricRecord& fabric, const Group& group, std::int64_t ra
   double time = 0.0;
   for (int l = 0; l + 1 < group.active; ++l) {
     time += 2.0 * level_pass(group.level[l], v);
-    v /= static_cast<double>(group.level[l].members);
+    v *= group.level[l].inverse;
   }
   const ActiveLevel& top = group.level[group.active - 1];
   return time + v * top.seconds_per_byte + ceil_log2(top.members) * top.step_latency_s;
@@ -288,7 +286,65 @@ double point_to_point(const FabricRecord& fabric, std::int64_t distance, double 
   return v * seconds_per_byte + latency;
 }
 
+// ---- choosing ----------------------------------------------------------------------------------
+
+// The fastest of some algorithms; ties go to the one that stands first.
+template <Algorithm... kCandidates, typename Time>
+Choice fastest_of(const Time& time) noexcept {
+  Choice best{kNever, Algorithm::kNone};
+  const auto consider = [&best, &time](Algorithm algorithm) {
+    const double seconds = time(algorithm);
+    if (seconds < best.time_s) best = {seconds, algorithm};
+  };
+  (consider(kCandidates), ...);
+  return best;
+}
+
+Choice fastest_reduction(const Call& call, const Group& group, bool all_reduce) noexcept {
+  using enum Algorithm;
+  const auto time = [&](Algorithm algorithm) {
+    return reduction(call.fabric, group, call.ranks, call.bytes, all_reduce, algorithm);
+  };
+  if (!group.regular || group.active == 1) return fastest_of<kRing, kTree>(time);
+  if (is_grid(call.fabric)) {
+    return fastest_of<kTree, kSnakeRing, kDimensionOrdered, kMultiRing>(time);
+  }
+  return fastest_of<kRing, kTree, kHierarchical, kRailRing>(time);
+}
+
+Choice fastest_all_to_all(const Call& call, const Group& group) noexcept {
+  using enum Algorithm;
+  if (is_grid(call.fabric)) {
+    return fastest_of<kPairwise, kDimensionOrdered, kMultiRing>([&](Algorithm algorithm) {
+      return grid_all_to_all(group, call.ranks, call.bytes, algorithm);
+    });
+  }
+  return fastest_of<kHierarchical, kPairwise>([&](Algorithm algorithm) {
+    return switched_all_to_all(group, call.ranks, call.bytes, algorithm);
+  });
+}
+
 }  // namespace
+
+Choice fastest_algorithm(const Call& call, const Group& group) noexcept {
+  using enum Algorithm;
+  switch (call.op) {
+    case CollectiveOp::kAllReduce:
+      return fastest_reduction(call, group, /*all_reduce=*/true);
+    case CollectiveOp::kReduceScatter:
+    case CollectiveOp::kAllGather:
+      return fastest_reduction(call, group, /*all_reduce=*/false);
+    case CollectiveOp::kAllToAll:
+      return fastest_all_to_all(call, group);
+    case CollectiveOp::kBroadcast:
+      return fastest_of<kTree, kHierarchical>([&](Algorithm algorithm) {
+        return broadcast(call.fabric, group, call.ranks, call.bytes, algorithm);
+      });
+    case CollectiveOp::kPointToPoint:
+      return {point_to_point(call.fabric, call.stride, call.bytes), kDirect};
+  }
+  return {kNever, kNone};
+}
 
 double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept {
   switch (call.op) {

@@ -25,6 +25,14 @@ struct Call {
   std::int64_t stride;
 };
 
+struct Choice {
+  double time_s;
+  Algorithm algorithm;
+};
+
+// The fastest algorithm; time kNever where none gives a finite time. Preconditions as below.
+Choice fastest_algorithm(const Call& call, const Group& group) noexcept;
+
 // Seconds; kNever where the algorithm cannot run this call. Precondition: the call was checked and
 // `group` is lay_out(call.fabric, call.ranks, call.stride) with status kOk.
 double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept;

@@ -8,11 +8,11 @@ namespace {
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
-// Ranks the fabric holds, saturating at kUnbounded.
+// Ranks the fabric holds; check_fabric has made sure that the product fits.
 std::int64_t capacity(const FabricRecord& fabric) noexcept {
   std::int64_t total = 1;
   for (int l = 0; l < fabric.levels; ++l) {
-    if (fabric.size[l] == 0 || total > kUnbounded / fabric.size[l]) return kUnbounded;
+    if (fabric.size[l] == 0) return kUnbounded;
     total *= fabric.size[l];
   }
   return total;
@@ -33,6 +33,12 @@ void add_level(Group& group, const FabricRecord& fabric, int l, std::int64_t mem
   // way back: each directed link carries one edge of the ring, and a step is two hops long.
   level.step_latency_s =
       grid && !level.ring && members > 2 ? 2.0 * level.hop_latency_s : level.hop_latency_s;
+  // A closed ring carries half the vector in each direction.
+  const auto k = static_cast<double>(members);
+  level.inverse = 1.0 / k;
+  level.pass_seconds_per_byte =
+      (k - 1.0) * level.inverse * (level.ring ? 0.5 : 1.0) * level.seconds_per_byte;
+  level.pass_latency_s = (k - 1.0) * level.step_latency_s;
   if (stride != 1) group.contiguous = false;
 }
 
@@ -47,15 +53,15 @@ bool take_members(Group& group, const FabricRecord& fabric, std::int64_t ranks,
       stride /= size;
       continue;
     }
-    if ((ranks - 1) <= (size - 1) / stride) {  // the rest fits here
+    if ((ranks - 1) * stride < size) {  // the rest fits here
       add_level(group, fabric, l, ranks, stride);
       return true;
     }
-    if (size % stride != 0) return false;
-    const std::int64_t members = size / stride;
-    if (ranks % members != 0) return false;
+    const std::int64_t members = stride == 1 ? size : size / stride;
+    const std::int64_t units = ranks / members;
+    if (members * stride != size || units * members != ranks) return false;
     add_level(group, fabric, l, members, stride);
-    ranks /= members;
+    ranks = units;
     stride = 1;
   }
   return ranks == 1;
@@ -96,8 +102,8 @@ void charge_irregular(Group& group, const FabricRecord& fabric, std::int64_t ran
 
 Group lay_out(const FabricRecord& fabric, std::int64_t ranks, std::int64_t stride) noexcept {
   Group group;
-  const std::int64_t held = capacity(fabric);
-  if ((ranks - 1) > (held - 1) / stride) {
+  std::int64_t extent = 0;
+  if (__builtin_mul_overflow(ranks - 1, stride, &extent) || extent >= capacity(fabric)) {
     group.status = Status::kGroupTooLarge;
     return group;
   }

@@ -12,10 +12,15 @@ namespace phaze {
 // One level (tier or dimension) on which the group has more than one member.
 struct ActiveLevel {
   std::int64_t members;
+  double inverse;           // 1 / members
   double seconds_per_byte;  // of one direction of one port or link, divided among sharing groups
-  double step_latency_s;    // of one step between neighbouring members
-  double hop_latency_s;     // grid: of the `stride` hops between neighbours; switched: one step
+  double hop_latency_s;     // between neighbours: `stride` hops on a grid, one step on a switch
+  double step_latency_s;    // of one step round the ring through the members
   bool ring;                // grid: the members close into a ring
+  // One way round that ring, a reduce-scatter or an all-gather of v bytes, takes
+  // v * pass_seconds_per_byte + pass_latency_s.
+  double pass_seconds_per_byte;
+  double pass_latency_s;
 };
 
 struct Group {

@@ -1,6 +1,8 @@
 #include "phaze/silicon.hpp"
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -24,22 +26,25 @@ constexpr double kBytesPerKib = 1024.0;
 constexpr double kBytesPerMib = 1024.0 * 1024.0;
 constexpr std::size_t kGrain = 16384;
 
+// 2^exponent, for exponents of normal doubles.
+constexpr double power_of_two(int exponent) noexcept {
+  return std::bit_cast<double>(static_cast<std::uint64_t>(exponent + 1023) << 52);
+}
+
 // Piecewise linear in capacity over entries at first * 2^i; exact at the entries.
 template <std::size_t N>
 double table_area(const std::array<double, N>& table, double first, double size,
                   bool* extrapolated) noexcept {
   if (size <= 0.0) return 0.0;  // no such buffer on this chip
+  constexpr int last = static_cast<int>(N) - 1;
   const double scaled = size / first;
-  int segment = scaled < 2.0 ? 0 : std::ilogb(scaled);
-  if (segment > static_cast<int>(N) - 2) segment = static_cast<int>(N) - 2;
-  const double left = std::ldexp(1.0, segment);
-  const double last = std::ldexp(1.0, static_cast<int>(N) - 1);
-  *extrapolated |= scaled < 1.0 || scaled > last;
+  const int exponent = static_cast<int>(std::bit_cast<std::uint64_t>(scaled) >> 52) - 1023;
+  const int segment = std::clamp(exponent, 0, last - 1);
+  *extrapolated |= scaled < 1.0 || scaled > power_of_two(last);
   const auto i = static_cast<std::size_t>(segment);
-  if (scaled == left) return table[i];
-  if (scaled == 2.0 * left) return table[i + 1];
-  const double area = table[i] + (table[i + 1] - table[i]) * ((scaled - left) / left);
-  return area > 0.0 ? area : 0.0;
+  if (scaled == power_of_two(last)) return table[N - 1];
+  const double beyond = (scaled - power_of_two(segment)) * power_of_two(-segment);
+  return std::max(0.0, table[i] + (table[i + 1] - table[i]) * beyond);
 }
 
 bool well_formed(const ChipRecord& c) noexcept {
