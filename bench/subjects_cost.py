@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from registry import Subject, register
 
-from bench.registry import Subject, register
 from phaze_fast import _core
 from phaze_fast.cost import CollectiveTimes, collective, collective_batch
 from phaze_fast.hardware import presets

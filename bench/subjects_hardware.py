@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from reference.area import GLB_UM2, L2_UM2
+from registry import Subject, register
 
-from bench.registry import Subject, register
 from phaze_fast import _core
 from phaze_fast.hardware import ArchitectureSpace, AreaLimit, SpaceSpec, area_batch, presets
-from tests.reference.area import GLB_UM2, L2_UM2
 
 POINTS = 29_360
 

@@ -5,9 +5,10 @@ import time
 
 import numpy as np
 import pytest
+import subjects_cost
+import subjects_hardware
+from registry import SUBJECTS
 
-from bench import subjects_cost, subjects_hardware
-from bench.registry import SUBJECTS
 from phaze_fast import _core
 from phaze_fast.hardware import chip_records, fabric_record, presets
 
@@ -16,7 +17,7 @@ STAGES = (subjects_hardware, subjects_cost)  # imported for what they register
 
 def test_every_stage_is_registered():
     assert {subject.stage for subject in SUBJECTS} == {
-        stage.__name__.removeprefix("bench.subjects_") for stage in STAGES
+        stage.__name__.removeprefix("subjects_") for stage in STAGES
     }
 
 
@@ -38,7 +39,9 @@ def _median_s(call, repeat):
     return statistics.median(taken)
 
 
-@pytest.mark.parametrize("name", ["collective", "collective-core", "area-core"])
+@pytest.mark.parametrize(
+    "name", ["collective", "collective-6-fabrics", "collective-core", "area-core"]
+)
 def test_call_overhead(benchmark, name):
     """One call on 1,000 points against the kernel's own time for as many.
 
@@ -71,8 +74,9 @@ def _overhead_case(name):
             assert found[7] == _core.chip_area_total(rows[7:8], 0.0, 0.0, 1)[0]
 
         return chips[:1000].copy(), chips, run_area, check_area
-    questions = [subjects_cost._question(("dgx-a100",), n, None) for n in (1000, 101_000)]
-    if name == "collective":
+    names = presets.fabric_names() if name.endswith("fabrics") else ("dgx-a100",)
+    questions = [subjects_cost._question(names, n, None) for n in (1000, 101_000)]
+    if name != "collective-core":
         return *questions, subjects_cost._ask, subjects_cost._check
     record = fabric_record(presets.fabric("dgx-a100"))
     order = ("fabric", "op", "payload_bytes", "ranks", "stride", "threads")

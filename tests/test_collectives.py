@@ -6,6 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from reference import links
+from strategies import (
+    fabrics,
+    grid_fabrics,
+    groups_on,
+    latencies,
+    payloads,
+    regular_groups_on,
+    tiered_fabrics,
+)
 
 from phaze_fast import _core
 from phaze_fast.cost import collective, collective_batch
@@ -19,16 +29,6 @@ from phaze_fast.hardware import (
     TorusFabric,
     fabric_record,
     presets,
-)
-from tests.reference import links
-from tests.strategies import (
-    fabrics,
-    grid_fabrics,
-    groups_on,
-    latencies,
-    payloads,
-    regular_groups_on,
-    tiered_fabrics,
 )
 
 GROUP_OPS = [op for op in _core.COLLECTIVE_OPS if op != "point-to-point"]
@@ -286,7 +286,7 @@ def test_closing_a_mesh_into_a_torus_never_hurts(data, mesh, op, payload):
 @given(data=st.data(), fabric=fabrics, op=OPS, payload=payloads)
 def test_doubling_bytes_and_latency_doubles_the_time(data, fabric, op, payload):
     ranks, stride = data.draw(groups_on(fabric))
-    record = fabric_record(fabric)
+    record = fabric_record(fabric).copy()
     record["latency_s"] *= 2.0
     code = _core.COLLECTIVE_OPS.index(op)
     once = one(fabric, op, payload, ranks, stride).time_s

@@ -4,10 +4,10 @@ import math
 from itertools import product
 
 import pytest
+from reference import links
 
 from phaze_fast.cost import collective
 from phaze_fast.hardware import MeshFabric, TorusFabric
-from tests.reference import links
 
 pytestmark = pytest.mark.slow
 

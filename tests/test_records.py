@@ -9,7 +9,15 @@ import yaml
 
 from phaze_fast.documents import digest, parse_text, read_document
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Accelerator, Cluster, FlatFabric, SpaceSpec, TensorCore, presets
+from phaze_fast.hardware import (
+    Accelerator,
+    Cluster,
+    FlatFabric,
+    SpaceSpec,
+    TensorCore,
+    fabric_record,
+    presets,
+)
 from phaze_fast.hardware.schemas import parse_as
 from phaze_fast.records import FrozenDict
 
@@ -231,7 +239,12 @@ def test_fabrics_survive_a_round_trip(tmp_path, name):
     fabric = presets.fabric(name)
     file = tmp_path / "fabric.yaml"
     file.write_text(fabric.to_yaml())
-    assert presets.fabric(file) == fabric
+    again = presets.fabric(file)
+    assert fabric_record(fabric).tobytes() == fabric_record(again).tobytes()
+    assert again == fabric
+    assert hash(again) == hash(fabric)
+    assert pickle.loads(pickle.dumps(fabric)) == fabric
+    assert json.loads(again.to_json()) == json.loads(fabric.to_json())
     cluster = Cluster(devices=16, fabric=fabric, chip=presets.chip("h100"))
     assert Cluster.from_dict(json.loads(cluster.to_json())) == cluster
 

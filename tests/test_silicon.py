@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference.area import GLB_UM2, L2_UM2, published_area_mm2
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
@@ -21,7 +22,6 @@ from phaze_fast.hardware import (
     power_batch,
     presets,
 )
-from tests.reference.area import GLB_UM2, L2_UM2, published_area_mm2
 
 BASE = presets.chip("phaze-tpuv4")
 powers = st.integers(0, 12).map(lambda e: 2**e)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.area import published_area_mm2, published_space
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -20,7 +21,6 @@ from phaze_fast.hardware import (
     power_batch,
     presets,
 )
-from tests.reference.area import published_area_mm2, published_space
 
 BASE = presets.chip("phaze-tpuv4")
 

@@ -7,6 +7,7 @@ at coordinate r mod dims[0] of the first dimension.
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -52,6 +53,24 @@ class _FabricBase(Record):
         """Devices it can hold; None where it has no limit."""
         raise AssertionError("every fabric defines its capacity")
 
+    def _levels(self) -> list[tuple[int, float, float]]:
+        """Size (0 = no limit), bytes/s and latency of each level, innermost first."""
+        raise AssertionError("every fabric defines its levels")
+
+    @cached_property
+    def _record(self) -> np.ndarray[Any, Any]:
+        row = np.zeros(1, dtype=_core.FABRIC_DTYPE)
+        levels = self._levels()
+        row["kind"] = _GRID if isinstance(self, _GridFabric) else _SWITCHED
+        row["wrap"] = int(isinstance(self, TorusFabric))
+        row["levels"] = len(levels)
+        for level, (size, rate, latency) in enumerate(levels):
+            row["size"][0, level] = size
+            row["bytes_per_s"][0, level] = rate
+            row["latency_s"][0, level] = latency
+        row.setflags(write=False)
+        return row
+
     @model_serializer(mode="wrap")
     def _keep_kind(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         # Without its kind a fabric cannot be read back, even where defaults are left out.
@@ -72,6 +91,9 @@ class FlatFabric(_FabricBase):
     def capacity(self) -> int | None:
         """Devices it can hold: no limit."""
         return None
+
+    def _levels(self) -> list[tuple[int, float, float]]:
+        return [(0, self.bandwidth_bytes_per_s, self.latency_s)]
 
     def __str__(self) -> str:
         return f"{self.name}: flat, {format_bandwidth(self.bandwidth_bytes_per_s)} per device"
@@ -112,6 +134,9 @@ class TieredFabric(_FabricBase):
         sizes = [tier.size for tier in self.tiers]
         return None if sizes[-1] is None else math.prod(size or 1 for size in sizes)
 
+    def _levels(self) -> list[tuple[int, float, float]]:
+        return [(t.size or 0, t.bandwidth_bytes_per_s, t.latency_s) for t in self.tiers]
+
     def __str__(self) -> str:
         parts = (
             f"{t.name} of {t.size or 'any number'} at {format_bandwidth(t.bandwidth_bytes_per_s)}"
@@ -132,6 +157,10 @@ class _GridFabric(_FabricBase):
     def capacity(self) -> int | None:
         """Devices it holds."""
         return math.prod(self.dims)
+
+    def _levels(self) -> list[tuple[int, float, float]]:
+        rate, latency = self.link_bandwidth_bytes_per_s, self.hop_latency_s
+        return [(size, rate, latency) for size in self.dims]
 
     def sized(self, devices: int) -> Self:
         """Return the most cubical slice of this grid with exactly that many devices.
@@ -212,23 +241,11 @@ def fabric_from_dict(
 def fabric_record(
     fabric: FlatFabric | TieredFabric | TorusFabric | MeshFabric,
 ) -> np.ndarray[Any, Any]:
-    """Lay a fabric out as the one-row record the kernels take, dtype ``_core.FABRIC_DTYPE``."""
-    row = np.zeros(1, dtype=_core.FABRIC_DTYPE)
-    if isinstance(fabric, FlatFabric):
-        levels = [(0, fabric.bandwidth_bytes_per_s, fabric.latency_s)]
-    elif isinstance(fabric, TieredFabric):
-        levels = [(t.size or 0, t.bandwidth_bytes_per_s, t.latency_s) for t in fabric.tiers]
-    else:
-        rate, latency = fabric.link_bandwidth_bytes_per_s, fabric.hop_latency_s
-        levels = [(size, rate, latency) for size in fabric.dims]
-        row["kind"] = _GRID
-        row["wrap"] = int(isinstance(fabric, TorusFabric))
-    row["levels"] = len(levels)
-    for level, (size, rate, latency) in enumerate(levels):
-        row["size"][0, level] = size
-        row["bytes_per_s"][0, level] = rate
-        row["latency_s"][0, level] = latency
-    return row
+    """Lay a fabric out as the one-row record the kernels take, dtype ``_core.FABRIC_DTYPE``.
+
+    The array is read-only and made once per fabric.
+    """
+    return fabric._record
 
 
 def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -185,7 +185,7 @@ def power_batch(
     --------
     >>> from phaze_fast.hardware import presets
     >>> power_batch([presets.chip("phaze-tpuv4")]).round(0).tolist()
-    [186.0]
+    [188.0]
     """
     records = _records(chips)
     total_mm2 = _core.chip_area_total(records, *terms.rates, threads)

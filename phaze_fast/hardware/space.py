@@ -213,7 +213,7 @@ class ArchitectureSpace:
     >>> round(float(space.area_mm2.max()), 2)
     278.83
     >>> len(space[:100]), space[0].name
-    (100, 'phaze-tpuv4-area[18]')
+    (100, 'phaze-tpuv4-area[0]')
     """
 
     def __init__(self, spec: SpaceSpec, selection: Array | None = None) -> None:

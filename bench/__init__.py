@@ -1,1 +1,0 @@
-"""Benchmarks: subjects x stages, registered once, each asserting its answer."""
