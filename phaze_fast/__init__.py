@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phaze_fast import cost, errors, explore, hardware, units
+    from phaze_fast import cost, errors, explore, hardware, models, units
     from phaze_fast.cost import (
         CollectiveCost,
         CollectiveTimes,
@@ -50,12 +50,13 @@ if TYPE_CHECKING:
         power_batch,
         presets,
     )
+    from phaze_fast.models import TransformerModel
     from phaze_fast.pipeline import Survey, survey
 
     __version__: str
 
 _HOME = {
-    "phaze_fast": ("cost", "errors", "explore", "hardware", "units"),
+    "phaze_fast": ("cost", "errors", "explore", "hardware", "models", "units"),
     "phaze_fast.cost": ("CollectiveCost", "CollectiveTimes", "collective", "collective_batch"),
     "phaze_fast.errors": (
         "InfeasibleError",
@@ -87,6 +88,7 @@ _HOME = {
         "power_batch",
         "presets",
     ),
+    "phaze_fast.models": ("TransformerModel",),
     "phaze_fast.pipeline": ("Survey", "survey"),
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
@@ -116,6 +118,7 @@ __all__ = [
     "Tier",
     "TieredFabric",
     "TorusFabric",
+    "TransformerModel",
     "VectorCore",
     "__version__",
     "area",
@@ -126,6 +129,7 @@ __all__ = [
     "errors",
     "explore",
     "hardware",
+    "models",
     "power_batch",
     "presets",
     "survey",

@@ -36,6 +36,8 @@ buffer: {capacity_bytes: 128 MiB, bytes_per_cycle: 4096.0}
 """
 
 COMMANDS = [
+    ["models"],
+    ["models", "mixtral-8x7b"],
     ["chips"],
     ["chips", "h100"],
     ["fabrics"],
@@ -101,6 +103,7 @@ def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, 
         (["survey", "--tokens", "-1"], "tokens: -1.0 is not accepted"),
         (["survey", "--fabric", "dgx-a10"], "did you mean 'dgx-a100'?"),
         (["survey", "nospace"], "accepted: tpuv4-area"),
+        (["models", "gpt3-157b"], "did you mean 'gpt3-175b'?"),
         (["chips", "h10"], "did you mean 'h100'?"),
         (["chips", "none.yaml"], "none.yaml: no such file"),
         (["schema", "chap"], "did you mean 'chip'?"),

@@ -5,6 +5,7 @@ import json
 import jsonschema
 import pytest
 
+from phaze_fast import models
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
@@ -15,7 +16,7 @@ from phaze_fast.hardware import (
     energy_table,
     presets,
 )
-from phaze_fast.hardware.schemas import KINDS, generate, schema
+from phaze_fast.schemas import KINDS, generate, schema
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_capacity():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shipped_schemas_are_what_the_records_say(kind):
-    """To write them anew: python -m phaze_fast.hardware.schemas."""
+    """To write them anew: python -m phaze_fast.schemas."""
     assert schema(kind) == json.loads(json.dumps(generate(kind)))
     jsonschema.Draft202012Validator.check_schema(schema(kind))
 
@@ -147,6 +148,8 @@ def test_schemas_accept_what_we_write_and_refuse_what_we_refuse():
         assert not valid("chip", {**data, "colour": 1})
     for name in presets.fabric_names():
         assert valid("fabric", json.loads(presets.fabric(name).to_json()))
+    for name in models.names():
+        assert valid("model", json.loads(models.load(name).to_json()))
     assert valid("energy-table", json.loads(energy_table().to_json()))
     assert valid("space", json.loads(ArchitectureSpace.tpuv4_area().spec.to_json()))
     assert valid(

@@ -16,6 +16,7 @@ ORDER = [
     {"units", "documents", "_core"},
     {"records"},
     {"models", "hardware"},
+    {"schemas"},
     {"opgraph"},
     {"cost", "memory"},
     {"schedule"},

@@ -18,8 +18,8 @@ from phaze_fast.hardware import (
     fabric_record,
     presets,
 )
-from phaze_fast.hardware.schemas import parse_as
 from phaze_fast.records import FrozenDict
+from phaze_fast.schemas import parse_as
 
 CHIP = {
     "name": "mine",

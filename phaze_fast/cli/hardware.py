@@ -19,7 +19,7 @@ from phaze_fast.hardware import (
     power_batch,
     presets,
 )
-from phaze_fast.hardware.schemas import KINDS, parse_as, schema
+from phaze_fast.schemas import KINDS, parse_as, schema
 from phaze_fast.units import (
     format_area,
     format_bandwidth,
@@ -206,6 +206,8 @@ def check(
 
 def _guessed(data: object) -> str:
     keys = set(data) if isinstance(data, dict) else set()
+    if "layers" in keys:
+        return "model"
     if "axes" in keys:
         return "space"
     if "devices" in keys:

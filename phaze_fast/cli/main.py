@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from phaze_fast.cli import hardware, questions
+from phaze_fast.cli import hardware, models, questions
 from phaze_fast.errors import InfeasibleError, PhazeError
 
 __all__ = ["app", "main"]
@@ -42,6 +42,7 @@ def _options(
     """Accelerator, operator schedule and device placement for training, searched together."""
 
 
+models.add_commands(app)
 hardware.add_commands(app)
 questions.add_commands(app)
 

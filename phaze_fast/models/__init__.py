@@ -1,4 +1,7 @@
-"""Takes a preset name, a HuggingFace config or a torch module, gives a model description.
+"""Takes a preset name, a file or a HuggingFace configuration, gives a model description."""
 
-Empty so far: the vocabulary of models comes with the workloads.
-"""
+from phaze_fast.models.huggingface import from_hf
+from phaze_fast.models.presets import load, names
+from phaze_fast.models.transformer import MixtureOfExperts, Patches, TransformerModel
+
+__all__ = ["MixtureOfExperts", "Patches", "TransformerModel", "from_hf", "load", "names"]

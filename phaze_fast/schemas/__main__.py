@@ -1,9 +1,9 @@
-"""Takes nothing, gives the shipped schema files anew: ``python -m phaze_fast.hardware.schemas``."""
+"""Takes nothing, gives the shipped schema files anew: ``python -m phaze_fast.schemas``."""
 
 import json
 from pathlib import Path
 
-from phaze_fast.hardware.schemas import KINDS, generate
+from phaze_fast.schemas import KINDS, generate
 
 for kind in KINDS:
     file = Path(__file__).with_name(f"{kind}.schema.json")

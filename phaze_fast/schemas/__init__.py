@@ -13,11 +13,15 @@ from typing import Any, cast
 from pydantic import TypeAdapter
 
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware.chip import Accelerator
-from phaze_fast.hardware.cluster import Cluster
-from phaze_fast.hardware.fabric import Fabric, fabric_from_dict
-from phaze_fast.hardware.silicon import EnergyTable
-from phaze_fast.hardware.space import SpaceSpec
+from phaze_fast.hardware import (
+    Accelerator,
+    Cluster,
+    EnergyTable,
+    Fabric,
+    SpaceSpec,
+    fabric_from_dict,
+)
+from phaze_fast.models import TransformerModel
 from phaze_fast.records import Record
 
 __all__ = ["KINDS", "generate", "parse_as", "schema"]
@@ -28,6 +32,7 @@ _TYPES: dict[str, Any] = {
     "cluster": Cluster,
     "space": SpaceSpec,
     "energy-table": EnergyTable,
+    "model": TransformerModel,
 }
 KINDS = tuple(_TYPES)
 """Kinds of file that can be read."""

@@ -1,0 +1,79 @@
+"""Takes a model's name or file, gives its sizes and parameters to read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.models import TransformerModel, load, names
+from phaze_fast.units import format_count
+
+__all__ = ["add_commands"]
+
+_COLUMNS = ["model", "layers>", "hidden>", "heads>", "kv>", "ffn>", "vocab>", "seq>", "parameters>"]
+
+
+def _row(model: TransformerModel) -> list[str]:
+    encoder = f"{model.encoder_layers}+" if model.encoder_layers else ""
+    experts = f" x {model.moe.experts}" if model.moe else ""
+    return [
+        model.name,
+        f"{encoder}{model.layers}",
+        format_count(model.hidden),
+        str(model.heads),
+        str(model.kv_heads or model.heads),
+        f"{model.ffn:,}{experts}",
+        format_count(model.vocab) if model.vocab else "-",
+        format_count(model.seq),
+        format_count(model.parameters()),
+    ]
+
+
+def _data(model: TransformerModel) -> dict[str, Any]:
+    return {
+        **model.model_dump(mode="json"),
+        "parameters": model.parameters(),
+        "active_parameters": model.active_parameters(),
+        "parameters_by_part": model.parameters_by_part(),
+    }
+
+
+def _show(model: TransformerModel) -> list[RenderableType]:
+    total = model.parameters()
+    rows = [
+        [part, format_count(count), f"{count / total:.1%}"]
+        for part, count in model.parameters_by_part().items()
+    ]
+    rows.append(["all", format_count(total), "100.0%"])
+    plain = model.model_dump(mode="json", exclude={"sources", "notes", "name"})
+    pairs = [(name, str(value)) for name, value in plain.items() if value not in (None, "", False)]
+    pairs += [("source", source) for source in model.sources]
+    if model.notes:
+        pairs.append(("note", model.notes))
+    return [fields(model.name, pairs), table("Parameters", ["part", "count>", "share>"], rows)]
+
+
+def show_models(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Preset, .yaml file, or HuggingFace config.json; none lists all."),
+    ] = None,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """List the models that come with the package, or show one in full with its sources."""
+    if name is not None:
+        model = load(name)
+        emit(_data(model), lambda: _show(model), as_json, to_file)
+        return
+    found = [load(n) for n in names()]
+    rows = [_row(model) for model in found]
+    emit([_data(m) for m in found], lambda: [table("Models", _COLUMNS, rows)], as_json, to_file)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    app.command("models")(show_models)

@@ -1,0 +1,273 @@
+"""Models: parameter counts as published, HuggingFace configurations read or refused by name."""
+
+import json
+import math
+
+import pytest
+
+from phaze_fast import models
+from phaze_fast.errors import InvalidInputError, MissingExtraError
+from phaze_fast.models import TransformerModel
+
+PHAZE = {  # name: layers, hidden, heads, sequence length
+    "bertlarge": (24, 1024, 16, 512),
+    "megatronbert": (24, 1024, 16, 512),
+    "opt": (24, 2048, 32, 2048),
+    "gpt2": (48, 1600, 25, 1024),
+    "megatrongpt2-54": (54, 1920, 20, 1024),
+    "megatrongpt2-72": (72, 3072, 24, 1024),
+    "llama2": (32, 4096, 32, 4096),
+    "megatrongpt3": (96, 12288, 96, 2048),
+}
+
+
+def rounded(value, digits):
+    """The first digits of a whole number, the rest zero."""
+    scale = 10 ** (len(str(value)) - digits)
+    return math.floor(value / scale + 0.5) * scale
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_parameter_counts_are_the_published_ones(name):
+    model = models.load(name)
+    assert model.name == name
+    assert model.sources
+    published, digits = model.published_parameters, model.published_digits
+    if published is None:
+        assert name == "megatronbert"
+        return
+    found = model.parameters()
+    assert (found if digits is None else rounded(found, digits)) == published
+
+
+def test_most_counts_are_exact():
+    exact = [
+        n
+        for n in models.names()
+        if models.load(n).published_parameters and not models.load(n).published_digits
+    ]
+    assert len(exact) >= 25
+
+
+@pytest.mark.parametrize("name", PHAZE)
+def test_the_eight_models_of_the_paper(name):
+    model = models.load(name)
+    assert (model.layers, model.hidden, model.heads, model.seq) == PHAZE[name]
+    assert name in models.names()[:8]
+
+
+@pytest.mark.parametrize("name", [n for n in models.names() if n.startswith("gpt-")])
+def test_gpt_counts_follow_narayanan_equation_2(name):
+    """P = 12 l h^2 (1 + 13/(12 h) + (V + s)/(12 l h)), and the final norm's 2 h on top."""
+    m = models.load(name)
+    expected = 12 * m.layers * m.hidden**2 + 13 * m.layers * m.hidden + (m.vocab + m.seq) * m.hidden
+    assert m.parameters() == expected + 2 * m.hidden
+
+
+def test_active_parameters():
+    mixtral = models.load("mixtral-8x7b")
+    assert round(mixtral.active_parameters() / 1e9, 1) == 12.9
+    assert models.load("llama2-7b").active_parameters() == 6_738_415_616
+
+
+def test_parts_add_up_and_print():
+    for name in models.names():
+        model = models.load(name)
+        assert sum(model.parameters_by_part().values()) == model.parameters()
+        assert str(model).startswith(f"{name}: ")
+
+
+def test_a_dense_mixture_is_the_dense_model_and_its_router():
+    dense = models.load("llama2-7b")
+    one = dense.replace(moe={"experts": 1, "top_k": 1, "expert_ffn": dense.ffn})
+    assert one.parameters() == dense.parameters() + dense.layers * dense.hidden
+    late = one.replace(moe={"experts": 1, "top_k": 1, "expert_ffn": dense.ffn, "dense_layers": 30})
+    assert late.parameters() == dense.parameters() + 2 * dense.hidden
+    shared = one.replace(moe={"experts": 1, "top_k": 1, "expert_ffn": 64, "shared_experts": 2})
+    assert shared.moe_parameters == dense.hidden + 3 * 3 * dense.hidden * 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"heads": 7}, "heads: 7 is not accepted; expected a divisor of hidden 4096"),
+        ({"kv_heads": 5}, "kv_heads: 5 is not accepted; expected a divisor of heads 32"),
+        ({"positions": "learned"}, "max_positions: is missing"),
+        ({"max_positions": 5}, "max_positions: is not accepted"),
+        ({"head": "classifier"}, "classes: is missing"),
+        ({"vocab": 0}, "vocab: a model has either a vocabulary or patches"),
+        ({"activation": "gleu"}, "activation: 'gleu' is not accepted; did you mean 'gelu'?"),
+        ({"moe": {"experts": 2, "top_k": 3, "expert_ffn": 8}}, "top_k: 3 is not accepted"),
+        (
+            {"moe": {"experts": 2, "top_k": 1, "expert_ffn": 8, "dense_layers": 32}},
+            "moe.dense_layers: 32",
+        ),
+        ({"layers": 0}, "layers: 0 is not accepted; expected a number >= 1"),
+        ({"hiden": 1}, "unknown key 'hiden'; did you mean 'hidden'?"),
+    ],
+)
+def test_bad_models_say_what_is_wrong(changes, line):
+    with pytest.raises(InvalidInputError) as caught:
+        models.load("llama2-7b").replace(**changes)
+    assert line in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", models.names())
+def test_models_survive_a_round_trip(tmp_path, name):
+    model = models.load(name)
+    file = tmp_path / "model.yaml"
+    file.write_text(model.to_yaml())
+    assert models.load(file) == model
+    assert hash(models.load(file)) == hash(model)
+
+
+# ---- HuggingFace ----
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 32,
+    "hidden_act": "silu",
+}
+T5 = {
+    "model_type": "t5",
+    "d_model": 8,
+    "d_ff": 16,
+    "d_kv": 4,
+    "num_heads": 2,
+    "num_layers": 1,
+    "vocab_size": 10,
+}
+OPT = {
+    "model_type": "opt",
+    "hidden_size": 64,
+    "ffn_dim": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 32,
+}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+    "max_position_embeddings": 32,
+}
+
+
+def test_a_config_from_a_mapping_a_file_and_a_folder(tmp_path):
+    wanted = models.from_hf(LLAMA)
+    assert (wanted.kv_heads, wanted.gated, wanted.norm, wanted.positions) == (
+        2,
+        True,
+        "rmsnorm",
+        "rotary",
+    )
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert models.from_hf(tmp_path) == wanted
+    assert models.from_hf(tmp_path / "config.json") == wanted
+    assert models.load(tmp_path / "config.json") == wanted
+
+
+def test_fields_that_change_nothing_are_passed_over():
+    extra = {"rope_theta": 1e4, "torch_dtype": "bfloat16", "use_cache": True, "bos_token_id": 1}
+    assert models.from_hf({**LLAMA, **extra}) == models.from_hf(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "line"),
+    [
+        (LLAMA, {"hidden_act": "geglu2"}, "hidden_act: activation 'geglu2' is not modelled; "),
+        (LLAMA, {"hidden_act": "sliu"}, "did you mean 'silu'?"),
+        (LLAMA, {"model_type": "mamba"}, "model_type: 'mamba' is not modelled"),
+        (LLAMA, {"model_type": None}, "model_type: None is not modelled"),
+        (LLAMA, {"model_type": "deepseek_v3"}, "multi-head latent attention"),
+        (LLAMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not modelled"),
+        (LLAMA, {"sliding_window": 16}, "sliding_window: 16 is not modelled"),
+        (LLAMA, {"hidden_size": None}, "hidden_size: is missing"),
+        (
+            LLAMA,
+            {"hidden_size": "64"},
+            "hidden_size: '64' is not accepted; expected a whole number",
+        ),
+        (LLAMA, {"num_attention_heads": 3, "num_key_value_heads": 3}, "heads: 3 is not accepted"),
+        (T5, {"feed_forward_proj": "gated-tanh"}, "activation 'gated-tanh' is not modelled"),
+        (OPT, {"word_embed_proj_dim": 32}, "word_embed_proj_dim: 32 is not modelled; expected 64"),
+        (OPT, {"do_layer_norm_before": False}, "do_layer_norm_before: False is not modelled"),
+        (
+            BERT,
+            {"position_embedding_type": "relative_key"},
+            "position_embedding_type: 'relative_key'",
+        ),
+        (BERT, {"is_decoder": True}, "is_decoder: True is not modelled"),
+        (BERT, {"add_cross_attention": True}, "add_cross_attention: True is not modelled"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(config, changes, line):
+    with pytest.raises(InvalidInputError) as caught:
+        models.from_hf({**config, **changes})
+    assert line in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_null_and_false_say_that_a_feature_is_absent():
+    assert models.from_hf({**LLAMA, "attn_logit_softcapping": None, "sliding_window": None})
+    assert models.from_hf({**BERT, "is_decoder": False})
+    assert models.from_hf({**LLAMA, "sliding_window": 32})  # as long as the sequence: no window
+
+
+def test_a_hub_id_without_the_extra(monkeypatch):
+    import builtins
+
+    real = builtins.__import__
+
+    def absent(name, *rest):
+        if name == "huggingface_hub":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", absent)
+    with pytest.raises(MissingExtraError, match=r"pip install 'phaze-fast\[hf\]'"):
+        models.from_hf("someone/some-model")
+
+
+def test_a_hub_id_with_the_extra(monkeypatch, tmp_path):
+    """The hub is asked for config.json, and its faults become one line."""
+    import sys
+    import types
+
+    asked = []
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+
+    def fetch(repository, name):
+        asked.append((repository, name))
+        if repository == "no/thing":
+            raise OSError("404\nlong explanation")
+        return str(file)
+
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", types.SimpleNamespace(hf_hub_download=fetch)
+    )
+    assert models.from_hf("some/model") == models.from_hf(LLAMA)
+    assert asked == [("some/model", "config.json")]
+    with pytest.raises(InvalidInputError, match="no/thing: config.json cannot be fetched: 404$"):
+        models.from_hf("no/thing")
+
+
+def test_unknown_names():
+    with pytest.raises(InvalidInputError, match="did you mean 'gpt3-175b'"):
+        models.load("gpt3-157b")
+    with pytest.raises(InvalidInputError, match="no such file"):
+        models.from_hf("none.json")
+    with pytest.raises(InvalidInputError, match="expected a mapping"):
+        TransformerModel.from_dict([1])
