@@ -128,6 +128,7 @@ def _gpt2(f: _Fields) -> dict[str, Any]:
         "vocab": f.whole("vocab_size"),
         "max_positions": longest,
         "seq": longest,
+        "fused_qkv": True,
         "activation": f.activation("activation_function", "gelu_new"),
         "dropout": f.drops("resid_pdrop", "embd_pdrop", "attn_pdrop"),
         "tied_embeddings": bool(f.take("tie_word_embeddings", True)),

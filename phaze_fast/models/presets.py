@@ -19,9 +19,10 @@ from phaze_fast.models.transformer import TransformerModel
 
 __all__ = ["load", "names"]
 
-_MEGATRON_GPT: dict[str, Any] = {"dropout": True}
+_MEGATRON_GPT: dict[str, Any] = {"dropout": True, "fused_qkv": True}
 _MEGATRON_BERT: dict[str, Any] = {
     "dropout": True,
+    "fused_qkv": True,
     "causal": False,
     "head": "mlm",
     "token_types": 2,

@@ -120,6 +120,11 @@ class TransformerModel(Record):
     """Whether training drops activations, so that masks are kept for the backward pass."""
     attention: Literal["flash", "eager"] = "flash"
     """Fused attention, or explicit softmax(QK^T)V that keeps its scores."""
+    fused_qkv: bool = False
+    """Whether one projection makes queries, keys and values together."""
+    kv_expanded: bool = False
+    """Whether keys and values are copied to every query head first, as PyTorch's attention does
+    unless told that heads are grouped; matters for what is kept."""
     moe: MixtureOfExperts | None = None
     """Mixture of experts; absent in dense models."""
     encoder_layers: Annotated[int, Field(strict=True, ge=0)] = 0

@@ -1,4 +1,21 @@
-"""Takes a model and a parallel strategy, gives forward and backward operator graphs.
+"""Takes a model and a parallel strategy, gives forward and backward operator graphs."""
 
-Empty so far: operator graphs come with the workloads.
-"""
+from phaze_fast.opgraph.graph import GROUPS, KINDS, UNITS, OpGraph, Tensor
+from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
+from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
+
+__all__ = [
+    "GROUPS",
+    "KINDS",
+    "RULES",
+    "UNITS",
+    "Layer",
+    "LayerGraph",
+    "OpGraph",
+    "Rule",
+    "Strategy",
+    "Tensor",
+    "build_op_graphs",
+    "layer_graph",
+    "reasons",
+]

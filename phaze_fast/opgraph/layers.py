@@ -1,0 +1,131 @@
+"""Takes a model and strategies, gives its layers: each kind once, with a count and its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph.block import block_sheet
+from phaze_fast.opgraph.ends import embedding_sheet, head_sheet
+from phaze_fast.opgraph.graph import OpGraph, Sheet
+from phaze_fast.opgraph.strategy import Strategy
+
+__all__ = ["Layer", "LayerGraph", "build_op_graphs", "layer_graph"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One kind of layer: its graphs, and how often it stands in the model."""
+
+    kind: str
+    count: int
+    forward: OpGraph
+    backward: OpGraph
+    parameters: int
+    """Of one such layer, over all devices."""
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """The layers of a model under one strategy.
+
+    `order` lists positions in `layers` as the data passes them; `edges` are pairs of positions in
+    that order, a chain but for an encoder whose output enters every decoder block.
+    """
+
+    model: TransformerModel
+    strategy: Strategy
+    layers: tuple[Layer, ...]
+    order: tuple[int, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one micro-batch, forward and backward, on one device."""
+        return sum(
+            layer.count * (layer.forward.flops + layer.backward.flops) for layer in self.layers
+        )
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every layer feeds only the next."""
+        return all(b == a + 1 for a, b in self.edges)
+
+
+def _sheets(model: TransformerModel, strategy: Strategy) -> list[tuple[str, int, int, Sheet]]:
+    """(kind, count, parameters of one, sheet) of each kind, in the order data passes them."""
+    parts = model.parameters_by_part()
+    norms, attention = 2 * model.norm_parameters, model.attention_parameters
+    relative = (model.relative_buckets or 0) * model.heads
+    final = model.norm_parameters if model.final_norm else 0
+    found = [("embedding", 1, parts["embedding"], embedding_sheet(model, strategy))]
+    if model.encoder_layers:
+        dense = norms + attention + model.ffn_parameters(model.ffn)
+        cross = dense + attention + model.norm_parameters
+        found += [
+            (
+                "encoder-block",
+                model.encoder_layers,
+                dense,
+                block_sheet(model, strategy, "encoder-block"),
+            ),
+            ("decoder-block", model.layers, cross, block_sheet(model, strategy, "decoder-block")),
+        ]
+    else:
+        dense_layers = model.layers - model.moe_layers
+        if dense_layers:
+            size = norms + attention + model.ffn_parameters(model.ffn)
+            found.append(("block", dense_layers, size, block_sheet(model, strategy, "block")))
+        if model.moe_layers:
+            size = norms + attention + model.moe_parameters
+            found.append(
+                ("moe-block", model.moe_layers, size, block_sheet(model, strategy, "moe-block"))
+            )
+    # What belongs to a stack rather than to a block is counted with the head.
+    stacks = 2 if model.encoder_layers else 1
+    ends = parts.get("head", 0) + stacks * (final + relative)
+    found.append(("head", 1, ends, head_sheet(model, strategy)))
+    return found
+
+
+def layer_graph(model: TransformerModel, strategy: Strategy | None = None) -> LayerGraph:
+    """Build the layers of a model as one device runs them.
+
+    Raises
+    ------
+    InfeasibleError
+        Where the strategy breaks a rule of divisibility.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> graph = layer_graph(models.load("gpt3-175b"), Strategy(tensor_parallel=8))
+    >>> [(layer.kind, layer.count) for layer in graph.layers]
+    [('embedding', 1), ('block', 96), ('head', 1)]
+    """
+    strategy = Strategy() if strategy is None else strategy
+    sheets = _sheets(model, strategy)
+    layers = tuple(
+        Layer(kind, count, sheet.forward(), sheet.backward(), size)
+        for kind, count, size, sheet in sheets
+    )
+    order = tuple(i for i, layer in enumerate(layers) for _ in range(layer.count))
+    edges = [(i, i + 1) for i in range(len(order) - 1)]
+    if model.encoder_layers:
+        last = model.encoder_layers  # position of the last encoder block, after the embedding
+        edges += [(last, last + j) for j in range(2, model.layers + 1)]
+    return LayerGraph(model, strategy, layers, order, tuple(sorted(edges)))
+
+
+def build_op_graphs(model: TransformerModel, strategies: Sequence[Strategy]) -> list[LayerGraph]:
+    """Build the layers of a model under several strategies.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> widths = [Strategy(tensor_parallel=t) for t in (1, 2, 4, 8)]
+    >>> len(build_op_graphs(models.load("llama2-7b"), widths))
+    4
+    """
+    return [layer_graph(model, strategy) for strategy in strategies]

@@ -1,0 +1,174 @@
+"""Takes a model and parallel widths, gives the shapes one device works on, or why it cannot.
+
+The rules of divisibility are data: `RULES` lists them, and `reasons` says which a strategy breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from phaze_fast.errors import InfeasibleError
+from phaze_fast.models import TransformerModel
+from phaze_fast.records import Count, Record
+
+__all__ = ["RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
+
+
+class Strategy(Record):
+    """How one layer is split over devices.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> reasons(models.load("gpt2"), Strategy(tensor_parallel=4))
+    ['tensor_parallel: 4 does not divide 25 heads']
+    """
+
+    what: ClassVar[str] = "strategy"
+    tensor_parallel: Count = 1
+    """Devices that share each matrix, as Megatron-LM splits them."""
+    sequence_parallel: bool = False
+    """Whether those devices also share the rows of norms, residuals and dropouts."""
+    context_parallel: Count = 1
+    """Devices that share the rows of a sequence everywhere."""
+    expert_parallel: Count = 1
+    """Devices that share the experts of a mixture."""
+    microbatch: Count = 1
+    """Sequences a device works on at once."""
+    seq: Count | None = None
+    """Sequence length; by default the model's."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One condition a strategy must meet for a model."""
+
+    name: str
+    broken: Callable[[TransformerModel, Strategy], str]
+    """Gives what is wrong, or an empty text."""
+
+
+def _heads(model: TransformerModel, s: Strategy) -> str:
+    t = s.tensor_parallel
+    return f"tensor_parallel: {t} does not divide {model.heads} heads" if model.heads % t else ""
+
+
+def _kv_heads(model: TransformerModel, s: Strategy) -> str:
+    t, kv = s.tensor_parallel, model.kv_heads or model.heads
+    if kv % t == 0 or t % kv == 0:  # above kv heads, each head is held by t / kv devices
+        return ""
+    return (
+        f"tensor_parallel: {t} neither divides {kv} key/value heads nor is a multiple of them, "
+        "with which each head would be replicated"
+    )
+
+
+def _ffn(model: TransformerModel, s: Strategy) -> str:
+    t = s.tensor_parallel
+    widths = [model.ffn] + ([model.moe.expert_ffn] if model.moe else [])
+    wrong = [width for width in widths if width % t]
+    return (
+        f"tensor_parallel: {t} does not divide the feed-forward width {wrong[0]}" if wrong else ""
+    )
+
+
+def _sequence(model: TransformerModel, s: Strategy) -> str:
+    seq, cp, t = s.seq or model.seq, s.context_parallel, s.tensor_parallel
+    if seq % cp:
+        return f"context_parallel: {cp} does not divide the sequence of {seq}"
+    if s.sequence_parallel and (s.microbatch * seq // cp) % t:
+        return f"sequence_parallel: {t} devices do not divide {s.microbatch * seq // cp} rows"
+    return ""
+
+
+def _experts(model: TransformerModel, s: Strategy) -> str:
+    ep = s.expert_parallel
+    if ep == 1:
+        return ""
+    if model.moe is None:
+        return f"expert_parallel: {ep} is not accepted; {model.name} has no experts"
+    wrong = model.moe.experts % ep
+    return f"expert_parallel: {ep} does not divide {model.moe.experts} experts" if wrong else ""
+
+
+def _positions(model: TransformerModel, s: Strategy) -> str:
+    seq, held = s.seq or model.seq, model.max_positions
+    if held is None or seq <= held:
+        return ""
+    return f"seq: {seq} is more than the {held} positions of {model.name}"
+
+
+RULES = (
+    Rule("heads are shared evenly", _heads),
+    Rule("key/value heads are shared or replicated evenly", _kv_heads),
+    Rule("feed-forward widths are shared evenly", _ffn),
+    Rule("rows are shared evenly", _sequence),
+    Rule("experts are shared evenly", _experts),
+    Rule("learned positions reach", _positions),
+)
+
+
+def reasons(model: TransformerModel, strategy: Strategy) -> list[str]:
+    """Which rules a strategy breaks for a model, in words; empty where it is possible."""
+    return [text for rule in RULES if (text := rule.broken(model, strategy))]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Sizes on one device."""
+
+    batch: int
+    seq: int
+    """Whole sequence length."""
+    rows: int
+    """Tokens of the micro-batch on this device: batch x seq / context_parallel."""
+    split_rows: int
+    """Rows where sequence parallelism shares them, else all of them."""
+    hidden: int
+    heads: int
+    """Query heads on this device."""
+    kv_heads: int
+    """Key/value heads on this device, at least one."""
+    head_width: int
+    ffn: int
+    vocab: int
+    """Rows of the embedding on this device, padded to the next whole number."""
+
+    @property
+    def query_width(self) -> int:
+        """Columns of Q on this device."""
+        return self.heads * self.head_width
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of K (or V) on this device."""
+        return self.kv_heads * self.head_width
+
+
+def shapes(model: TransformerModel, strategy: Strategy) -> Shapes:
+    """Sizes on one device.
+
+    Raises
+    ------
+    InfeasibleError
+        Where the strategy breaks a rule; the message gives the first reason.
+    """
+    broken = reasons(model, strategy)
+    if broken:
+        raise InfeasibleError(f"{model.name}: {broken[0]}")
+    t, seq = strategy.tensor_parallel, strategy.seq or model.seq
+    rows = strategy.microbatch * seq // strategy.context_parallel
+    return Shapes(
+        batch=strategy.microbatch,
+        seq=seq,
+        rows=rows,
+        split_rows=rows // t if strategy.sequence_parallel else rows,
+        hidden=model.hidden,
+        heads=model.heads // t,
+        kv_heads=max(1, (model.kv_heads or model.heads) // t),
+        head_width=model.head_width,
+        ffn=model.ffn // t,
+        vocab=-(-model.vocab // t),
+    )
