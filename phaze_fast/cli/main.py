@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from phaze_fast.cli import hardware, models, questions
+from phaze_fast.cli import hardware, models, questions, show
 from phaze_fast.errors import InfeasibleError, PhazeError
 
 __all__ = ["app", "main"]
@@ -43,6 +43,7 @@ def _options(
 
 
 models.add_commands(app)
+show.add_commands(app)
 hardware.add_commands(app)
 questions.add_commands(app)
 

@@ -1,4 +1,33 @@
-"""Takes graphs and grids of plans, gives bytes per device by term.
+"""Takes layers and grids of plans, gives bytes per device by term."""
 
-Empty so far: memory footprints come with the workloads.
-"""
+from phaze_fast.memory.footprint import (
+    FRAGMENTATION,
+    SCHEDULES,
+    STAGE_DTYPE,
+    TERMS,
+    TERMS_DTYPE,
+    Footprint,
+    Pipeline,
+    footprint,
+    footprint_batch,
+    stage_row,
+    stage_rows,
+)
+from phaze_fast.memory.optimizer import OPTIMIZERS, Optimizer, optimizer
+
+__all__ = [
+    "FRAGMENTATION",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "STAGE_DTYPE",
+    "TERMS",
+    "TERMS_DTYPE",
+    "Footprint",
+    "Optimizer",
+    "Pipeline",
+    "footprint",
+    "footprint_batch",
+    "optimizer",
+    "stage_row",
+    "stage_rows",
+]

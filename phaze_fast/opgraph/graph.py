@@ -1,7 +1,7 @@
 """Takes operators as they are listed, gives graphs as arrays: operators, CSR edges, kept tensors.
 
-A `Sheet` is written like a program: each line adds an operator and names its inputs.
-`Sheet.forward` lays it out; `Sheet.backward` derives the gradient operators from it.
+A `Sheet` is written like a program: each line adds an operator and names its inputs. The gradient
+operators are derived from it; `lay_out` writes either as arrays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = ["GROUPS", "KINDS", "UNITS", "Line", "OpGraph", "Sheet", "Tensor"]
+__all__ = ["GROUPS", "KINDS", "UNITS", "Line", "OpGraph", "Sheet", "Tensor", "lay_out"]
 
 Array = np.ndarray[Any, Any]
 
@@ -294,13 +294,9 @@ class Sheet:
             )
         )
 
-    def forward(self) -> OpGraph:
-        """Lay the lines out as a graph."""
-        return _laid_out(f"{self.name}/forward", self.lines, tuple(self.kept))
-
-    def backward(self) -> OpGraph:
+    def backward_lines(self) -> list[Line]:
         """Derive the gradient operators, last line first."""
-        return _laid_out(f"{self.name}/backward", _gradients(self.lines), ())
+        return _gradients(self.lines)
 
 
 def _gradients(lines: list[Line]) -> list[Line]:
@@ -405,7 +401,7 @@ def _linear_gradients(
     return [(0, to_input)]
 
 
-def _laid_out(name: str, lines: list[Line], tensors: tuple[Tensor, ...]) -> OpGraph:
+def lay_out(name: str, lines: list[Line], tensors: tuple[Tensor, ...]) -> OpGraph:
     """Splice virtual lines out and write the rest as arrays."""
     real = [i for i, line in enumerate(lines) if not line.virtual]
     place = {i: position for position, i in enumerate(real)}

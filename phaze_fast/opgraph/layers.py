@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.block import block_sheet
 from phaze_fast.opgraph.ends import embedding_sheet, head_sheet
-from phaze_fast.opgraph.graph import OpGraph, Sheet
-from phaze_fast.opgraph.strategy import Strategy
+from phaze_fast.opgraph.fusion import fuse
+from phaze_fast.opgraph.graph import OpGraph, Sheet, lay_out
+from phaze_fast.opgraph.strategy import Strategy, shapes
 
 __all__ = ["Layer", "LayerGraph", "build_op_graphs", "layer_graph"]
 
@@ -24,6 +25,8 @@ class Layer:
     backward: OpGraph
     parameters: int
     """Of one such layer, over all devices."""
+    device_parameters: int
+    """Of one such layer that one device holds; norms and row-wise biases are on every one."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,50 @@ class LayerGraph:
     def is_chain(self) -> bool:
         """Whether every layer feeds only the next."""
         return all(b == a + 1 for a, b in self.edges)
+
+
+def _attention_share(model: TransformerModel, strategy: Strategy) -> int:
+    """Attention parameters of one device, its norm not counted."""
+    s = shapes(model, strategy)
+    columns = s.query_width + 2 * s.kv_width
+    out = s.query_width * model.hidden + model.out_bias * model.hidden
+    return columns * model.hidden + model.qkv_bias * columns + out
+
+
+def _ffn_share(model: TransformerModel, width: int) -> int:
+    """Feed-forward parameters of one device that holds `width` columns."""
+    inward = 2 if model.gated else 1
+    biases = model.ffn_bias * (inward * width + model.hidden)
+    return (inward + 1) * model.hidden * width + biases
+
+
+def _shares(model: TransformerModel, strategy: Strategy) -> dict[str, int]:
+    """Parameters that one device holds of one layer of each kind."""
+    s, t = shapes(model, strategy), strategy.tensor_parallel
+    norm, attention = model.norm_parameters, _attention_share(model, strategy)
+    dense = 2 * norm + attention + _ffn_share(model, s.ffn)
+    parts = model.parameters_by_part()
+    tables = parts["embedding"] - model.vocab * model.hidden  # positions, types, norm, patches
+    stacks = 2 if model.encoder_layers else 1
+    ends = stacks * (model.final_norm * norm + (model.relative_buckets or 0) * model.heads // t)
+    head = parts.get("head", 0)
+    split = 0 if model.tied_embeddings or model.head in ("none", "classifier") else model.vocab
+    if model.head == "mlm":
+        head += s.vocab - model.vocab  # the bias of the logits is split with them
+    head += (s.vocab - model.vocab) * model.hidden if split else 0
+    shares = {
+        "embedding": tables + s.vocab * model.hidden,
+        "block": dense,
+        "encoder-block": dense,
+        "decoder-block": dense + attention + norm,
+        "head": ends + head,
+    }
+    if model.moe is not None:
+        moe = model.moe
+        local = moe.experts // strategy.expert_parallel + moe.shared_experts
+        experts = local * _ffn_share(model, moe.expert_ffn // t)
+        shares["moe-block"] = 2 * norm + attention + model.hidden * moe.experts + experts
+    return shares
 
 
 def _sheets(model: TransformerModel, strategy: Strategy) -> list[tuple[str, int, int, Sheet]]:
@@ -89,8 +136,32 @@ def _sheets(model: TransformerModel, strategy: Strategy) -> list[tuple[str, int,
     return found
 
 
-def layer_graph(model: TransformerModel, strategy: Strategy | None = None) -> LayerGraph:
+def _graphs(sheet: Sheet, fused: bool) -> tuple[OpGraph, OpGraph]:
+    """Forward and backward graph of a sheet."""
+    forward, kept = sheet.lines, tuple(sheet.kept)
+    backward = sheet.backward_lines()
+    if fused:
+        forward, kept = fuse(forward, kept)
+        backward, _ = fuse(backward, ())
+    return (
+        lay_out(f"{sheet.name}/forward", forward, kept),
+        lay_out(f"{sheet.name}/backward", backward, ()),
+    )
+
+
+def layer_graph(
+    model: TransformerModel, strategy: Strategy | None = None, fused: bool = False
+) -> LayerGraph:
     """Build the layers of a model as one device runs them.
+
+    Parameters
+    ----------
+    model
+        What is trained.
+    strategy
+        How a layer is split over devices; by default not at all.
+    fused
+        Whether element-wise operators are fused onto the matrix products they follow.
 
     Raises
     ------
@@ -105,9 +176,9 @@ def layer_graph(model: TransformerModel, strategy: Strategy | None = None) -> La
     [('embedding', 1), ('block', 96), ('head', 1)]
     """
     strategy = Strategy() if strategy is None else strategy
-    sheets = _sheets(model, strategy)
+    sheets, shares = _sheets(model, strategy), _shares(model, strategy)
     layers = tuple(
-        Layer(kind, count, sheet.forward(), sheet.backward(), size)
+        Layer(kind, count, *_graphs(sheet, fused), size, shares[kind])
         for kind, count, size, sheet in sheets
     )
     order = tuple(i for i, layer in enumerate(layers) for _ in range(layer.count))
@@ -128,4 +199,4 @@ def build_op_graphs(model: TransformerModel, strategies: Sequence[Strategy]) -> 
     >>> len(build_op_graphs(models.load("llama2-7b"), widths))
     4
     """
-    return [layer_graph(model, strategy) for strategy in strategies]
+    return [layer_graph(model, strategy, fused) for strategy in strategies]

@@ -1,0 +1,149 @@
+"""Takes a model and a strategy, gives its operators, FLOPs, bytes and memory to read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast.cli.output import AsJson, ToFile, emit, emit_infeasible, table
+from phaze_fast.errors import InfeasibleError
+from phaze_fast.memory import Pipeline, footprint
+from phaze_fast.models import load
+from phaze_fast.opgraph import GROUPS, KINDS, UNITS, LayerGraph, OpGraph, Strategy, layer_graph
+from phaze_fast.units import format_bytes
+
+__all__ = ["add_commands"]
+
+_COLUMNS = ["operator", "unit", "b>", "m>", "n>", "k>", "GFLOP>", "read>", "written>", "payload>"]
+
+
+def _op_rows(graph: OpGraph) -> list[list[str]]:
+    rows = []
+    for name, op in zip(graph.names, graph.ops, strict=True):
+        network = UNITS[op["unit"]] == "NET"
+        rows.append(
+            [
+                name,
+                UNITS[op["unit"]],
+                *(str(op[d]) if op[d] else "" for d in "bmnk"),
+                f"{op['flops'] / 1e9:.4g}" if op["flops"] else "",
+                "" if network else format_bytes(float(op["read_bytes"])),
+                "" if network else format_bytes(float(op["write_bytes"])),
+                format_bytes(float(op["payload_bytes"])) if network else "",
+            ]
+        )
+    return rows
+
+
+def _op_data(graph: OpGraph) -> list[dict[str, Any]]:
+    found = []
+    for i, (name, op) in enumerate(zip(graph.names, graph.ops, strict=True)):
+        plain = {field: op[field].item() for field in graph.ops.dtype.names or ()}
+        plain["kind"], plain["unit"] = KINDS[op["kind"]], UNITS[op["unit"]]
+        plain["group"] = GROUPS[op["group"]]
+        after = graph.indices[graph.indptr[i] : graph.indptr[i + 1]].tolist()
+        found.append({"name": name, **plain, "successors": after})
+    return found
+
+
+def _data(graph: LayerGraph, plans: list[dict[str, float]]) -> dict[str, Any]:
+    return {
+        "model": graph.model.name,
+        "strategy": graph.strategy.model_dump(mode="json"),
+        "parameters": graph.model.parameters(),
+        "flops": graph.flops,
+        "layers": [
+            {
+                "kind": layer.kind,
+                "count": layer.count,
+                "parameters": layer.parameters,
+                "device_parameters": layer.device_parameters,
+                "flops": {"forward": layer.forward.flops, "backward": layer.backward.flops},
+                "forward": _op_data(layer.forward),
+                "backward": _op_data(layer.backward),
+                "stash": [vars(tensor) for tensor in layer.forward.tensors],
+                "stashed_bytes": {
+                    mode: layer.forward.stashed_bytes(mode)
+                    for mode in ("none", "selective", "full")
+                },
+            }
+            for layer in graph.layers
+        ],
+        "memory": plans,
+    }
+
+
+def _human(graph: LayerGraph, plans: list[dict[str, float]]) -> list[RenderableType]:
+    shown: list[RenderableType] = [str(graph.model)]
+    for layer in graph.layers:
+        title = f"{layer.kind} x {layer.count}: "
+        shown.append(table(f"{title}forward", _COLUMNS, _op_rows(layer.forward)))
+        shown.append(table(f"{title}backward", _COLUMNS, _op_rows(layer.backward)))
+        kept = [[t.name, t.producer, format_bytes(t.bytes)] for t in layer.forward.tensors]
+        modes = ", ".join(
+            f"{mode} {format_bytes(layer.forward.stashed_bytes(mode))}"
+            for mode in ("none", "selective", "full")
+        )
+        caption = f"kept per micro-batch, by recomputation: {modes}"
+        shown.append(table(f"{title}kept", ["tensor", "made by", "size>"], kept, caption))
+    terms = list(plans[0])
+    rows = [[str(i), *(format_bytes(plan[term]) for term in terms)] for i, plan in enumerate(plans)]
+    title = "Memory of one device, by pipeline stage"
+    shown.append(table(title, ["stage", *(f"{term}>" for term in terms)], rows))
+    return shown
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="Preset, .yaml file or HuggingFace config.json.")],
+    tp: Annotated[int, typer.Option(help="Tensor-parallel width.")] = 1,
+    sp: Annotated[bool, typer.Option("--sp", help="Sequence parallelism.")] = False,
+    cp: Annotated[int, typer.Option(help="Context-parallel width.")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert-parallel width.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    dp: Annotated[int, typer.Option(help="Replicas.")] = 1,
+    zero: Annotated[int, typer.Option(help="ZeRO stage, 0 to 3.")] = 0,
+    microbatch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
+    microbatches: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
+    seq: Annotated[int | None, typer.Option(help="Sequence length.")] = None,
+    recompute: Annotated[str, typer.Option(help="none, selective or full.")] = "none",
+    schedule: Annotated[str, typer.Option(help="1f1b, gpipe or zero-bubble.")] = "1f1b",
+    optimizer: Annotated[str, typer.Option(help="adam, sgd, ...")] = "adam",
+    fused: Annotated[bool, typer.Option("--fused", help="Fuse element-wise epilogues.")] = False,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Show the operators of a model on one device, their work and traffic, and its memory."""
+    strategy = Strategy(
+        tensor_parallel=tp,
+        sequence_parallel=sp,
+        context_parallel=cp,
+        expert_parallel=ep,
+        microbatch=microbatch,
+        seq=seq,
+    )
+    plan = Pipeline.from_dict(
+        {
+            "stages": pp,
+            "microbatches": microbatches,
+            "schedule": schedule,
+            "data_parallel": dp,
+            "zero": zero,
+        }
+    )
+    try:
+        graph = layer_graph(load(model), strategy, fused)
+    except InfeasibleError as error:
+        emit_infeasible(error, as_json, to_file)
+        return
+    plans = []
+    for stage in range(pp):
+        held = footprint(graph, plan, stage, recompute, optimizer)
+        plans.append({**held.terms, "total": held.total})
+    emit(_data(graph, plans), lambda: _human(graph, plans), as_json, to_file)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Register this file's commands."""
+    app.command()(show)

@@ -1,0 +1,283 @@
+"""Takes layers, a pipeline plan and an optimiser, gives bytes per device by term.
+
+One stage of one plan is one row; `footprint_batch` evaluates whole grids of rows in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import model_validator
+
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.memory.optimizer import Optimizer, optimizer
+from phaze_fast.opgraph import Layer, LayerGraph
+from phaze_fast.records import Count, Record
+from phaze_fast.units import format_bytes
+
+__all__ = [
+    "FRAGMENTATION",
+    "SCHEDULES",
+    "STAGE_DTYPE",
+    "TERMS",
+    "TERMS_DTYPE",
+    "Footprint",
+    "Pipeline",
+    "footprint",
+    "footprint_batch",
+    "stage_row",
+    "stage_rows",
+]
+
+Array = np.ndarray[Any, Any]
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+TERMS = (
+    "weights",
+    "gradients",
+    "optimizer",
+    "activations",
+    "recompute",
+    "logits",
+    "communication",
+    "fragmentation",
+)
+FRAGMENTATION = 0.03
+"""Share of everything but weights, gradients and optimiser state that an allocator loses between
+blocks. An allowance, not a fit: caching allocators report a few percent."""
+
+STAGE_DTYPE = np.dtype(
+    [
+        ("parameters", "f8"),  # on this device
+        ("largest_layer", "f8"),  # parameters of the largest single layer on this device
+        ("stash_bytes", "f8"),  # kept per micro-batch by all layers of the stage
+        ("live_bytes", "f8"),  # of one layer while it is recomputed
+        ("head_bytes", "f8"),  # kept by the head, on the last stage
+        ("buffer_bytes", "f8"),  # of collectives and of messages between stages
+        ("weight_bytes", "f8"),  # per parameter, as the two below
+        ("gradient_bytes", "f8"),
+        ("state_bytes", "f8"),
+        ("data_parallel", "i8"),
+        ("zero", "i4"),
+        ("schedule", "i4"),
+        ("stages", "i4"),
+        ("stage", "i4"),
+        ("microbatches", "i4"),
+        ("virtual", "i4"),
+    ]
+)
+TERMS_DTYPE = np.dtype([(term, "f8") for term in (*TERMS, "total")])
+
+
+class Pipeline(Record):
+    """How a model's layers and micro-batches pass through devices."""
+
+    what: ClassVar[str] = "pipeline"
+    stages: Count = 1
+    """Pipeline stages."""
+    microbatches: Count = 1
+    """Micro-batches a replica works through in one step."""
+    schedule: Literal["1f1b", "gpipe", "interleaved", "zero-bubble"] = "1f1b"
+    """Order of forward and backward passes."""
+    virtual: Count = 1
+    """Chunks of layers per stage; more than one only where interleaved."""
+    data_parallel: Count = 1
+    """Replicas."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.virtual > 1) != (self.schedule == "interleaved"):
+            raise ValueError(
+                f"virtual: {self.virtual} is not accepted with {self.schedule}; "
+                "interleaved takes 2 or more, the others 1"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes of one device by term."""
+
+    terms: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """All terms together, bytes."""
+        return sum(self.terms.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{t} {format_bytes(v)}" for t, v in self.terms.items() if v)
+        return f"{format_bytes(self.total)}: {parts}"
+
+
+def _stage_layers(graph: LayerGraph, stages: int, stage: int) -> list[Layer]:
+    """Layers of one stage when they are dealt out as evenly as they come."""
+    if not 0 <= stage < stages:
+        raise InvalidInputError(f"stage: {stage} is not accepted; expected 0 to {stages - 1}")
+    blocks = [i for i in graph.order if graph.layers[i].kind not in ("embedding", "head")]
+    if stages > len(blocks):
+        raise InvalidInputError(
+            f"stages: {stages} is not accepted; {graph.model.name} has {len(blocks)} blocks"
+        )
+    first, last = stage * len(blocks) // stages, (stage + 1) * len(blocks) // stages
+    return [graph.layers[i] for i in blocks[first:last]]
+
+
+def stage_row(
+    graph: LayerGraph,
+    pipeline: Pipeline,
+    stage: int = 0,
+    recompute: str | Iterable[str] = "none",
+    optimizer_name: str | Optimizer = "adam",
+) -> Array:
+    """Describe one stage of one plan as a row for `footprint_batch`.
+
+    Parameters
+    ----------
+    graph
+        The layers of a model under a strategy.
+    pipeline
+        Stages, micro-batches, schedule, replicas.
+    stage
+        Which stage, 0 being the one with the embedding.
+    recompute
+        As `OpGraph.stashed_bytes` takes it.
+    optimizer_name
+        A name of `OPTIMIZERS`, or an `Optimizer`.
+    """
+    spec, strategy = optimizer(optimizer_name), graph.strategy
+    again = recompute if isinstance(recompute, str) else frozenset(recompute)
+    layers = _stage_layers(graph, pipeline.stages, stage)
+    kinds = {layer.kind: layer for layer in graph.layers}
+    embedding, head = kinds["embedding"], kinds["head"]
+    kept = {layer.kind: layer.forward.stashed_bytes(again) for layer in layers}
+    whole = {layer.kind: layer.forward.stashed_bytes() for layer in layers}
+    stash = float(sum(kept[layer.kind] for layer in layers))
+    parameters = sum(layer.device_parameters for layer in layers)
+    first, last = stage == 0, stage == pipeline.stages - 1
+    if first:
+        stash += embedding.forward.stashed_bytes()
+        parameters += embedding.device_parameters
+    if last:
+        parameters += head.device_parameters
+        if graph.model.tied_embeddings and not first and graph.model.head in ("lm", "mlm"):
+            vocab = -(-graph.model.vocab // strategy.tensor_parallel)
+            parameters += vocab * graph.model.hidden  # a copy of the first stage's table
+    row = np.zeros(1, dtype=STAGE_DTYPE)
+    row["parameters"] = parameters
+    row["largest_layer"] = max(layer.device_parameters for layer in layers)
+    row["stash_bytes"] = stash
+    row["live_bytes"] = max(whole[kind] - kept[kind] for kind in kept)
+    row["head_bytes"] = head.forward.stashed_bytes() if last else 0.0
+    row["buffer_bytes"] = _buffers(graph, pipeline)
+    row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
+    row["state_bytes"] = spec.state_bytes
+    row["data_parallel"], row["zero"] = pipeline.data_parallel, pipeline.zero
+    row["schedule"] = SCHEDULES.index(pipeline.schedule)
+    row["stages"], row["stage"] = pipeline.stages, stage
+    row["microbatches"], row["virtual"] = pipeline.microbatches, pipeline.virtual
+    return row
+
+
+def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
+    """Count the gathered rows of sequence parallelism, and a message in and one out."""
+    model, strategy = graph.model, graph.strategy
+    seq = strategy.seq or model.seq
+    rows = strategy.microbatch * seq // strategy.context_parallel
+    whole = 2.0 * rows * model.hidden
+    split = strategy.sequence_parallel and strategy.tensor_parallel > 1
+    share = whole / strategy.tensor_parallel if split else whole
+    return whole * split + 2.0 * share * (pipeline.stages > 1)
+
+
+def stage_rows(
+    graph: LayerGraph,
+    pipeline: Pipeline,
+    recompute: str | Iterable[str] = "none",
+    optimizer_name: str | Optimizer = "adam",
+) -> Array:
+    """Describe every stage of one plan, first to last."""
+    return np.concatenate(
+        [
+            stage_row(graph, pipeline, stage, recompute, optimizer_name)
+            for stage in range(pipeline.stages)
+        ]
+    )
+
+
+def footprint_batch(rows: Array) -> Array:
+    """Bytes by term of many stages in one call.
+
+    Parameters
+    ----------
+    rows
+        One-dimensional array of ``STAGE_DTYPE``.
+
+    Returns
+    -------
+    numpy.ndarray
+        Read-only, ``TERMS_DTYPE``, one row each.
+
+    Raises
+    ------
+    InvalidInputError
+        Where `rows` has another dtype or shape, or a value that no plan can have.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.opgraph import layer_graph
+    >>> graph = layer_graph(models.load("gpt2-small"))
+    >>> terms = footprint_batch(stage_rows(graph, Pipeline(stages=4, microbatches=8)))
+    >>> terms["activations"][0] > terms["activations"][3]
+    True
+    """
+    if not isinstance(rows, np.ndarray) or rows.dtype != STAGE_DTYPE:
+        found = rows.dtype if isinstance(rows, np.ndarray) else type(rows).__name__
+        raise InvalidTypeError(f"rows: {found} is not accepted; expected an array of STAGE_DTYPE")
+    if rows.ndim != 1:
+        raise InvalidInputError(f"rows: {rows.ndim} dimensions are not accepted; expected 1")
+    for name in ("data_parallel", "stages", "microbatches", "virtual"):
+        if rows.size and rows[name].min() < 1:
+            raise InvalidInputError(
+                f"rows.{name}: {rows[name].min()} is not accepted; expected >= 1"
+            )
+    for name, low, high in (("zero", 0, 3), ("schedule", 0, len(SCHEDULES) - 1)):
+        if rows.size and not (low <= rows[name].min() and rows[name].max() <= high):
+            raise InvalidInputError(f"rows.{name}: expected {low} to {high}")
+    if rows.size and ((rows["stage"] < 0) | (rows["stage"] >= rows["stages"])).any():
+        raise InvalidInputError("rows.stage: expected 0 to stages - 1")
+    from phaze_fast.memory.kernel import fill
+
+    out = np.zeros(len(rows), dtype=TERMS_DTYPE)
+    fill(np.ascontiguousarray(rows), out, FRAGMENTATION)
+    out.setflags(write=False)
+    return out
+
+
+def footprint(
+    graph: LayerGraph,
+    pipeline: Pipeline | None = None,
+    stage: int = 0,
+    recompute: str | Iterable[str] = "none",
+    optimizer_name: str | Optimizer = "adam",
+) -> Footprint:
+    """Bytes by term of one stage of one plan; arguments as `stage_row`.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.opgraph import Strategy, layer_graph
+    >>> graph = layer_graph(models.load("gpt3-175b"), Strategy(tensor_parallel=8))
+    >>> plan = Pipeline(stages=12, microbatches=64)
+    >>> footprint(graph, plan, recompute="full").total < footprint(graph, plan).total
+    True
+    """
+    row = stage_row(graph, pipeline or Pipeline(), stage, recompute, optimizer_name)
+    terms = footprint_batch(row)[0]
+    return Footprint({term: float(terms[term]) for term in TERMS})

@@ -1,0 +1,57 @@
+"""Takes an optimiser's name, gives the bytes of state it keeps per parameter."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.records import Quantity, Record
+
+__all__ = ["OPTIMIZERS", "Optimizer", "optimizer"]
+
+
+class Optimizer(Record):
+    """Bytes per parameter of weights, gradients and optimiser state."""
+
+    what: ClassVar[str] = "optimizer"
+    name: str
+    """What to call it."""
+    weight_bytes: Quantity
+    """Of the weights that the forward pass reads."""
+    gradient_bytes: Quantity
+    """Of the accumulated gradients."""
+    state_bytes: Quantity
+    """Of master weights and moments together."""
+
+
+OPTIMIZERS = {
+    each.name: each
+    for each in (
+        # bf16 weights, fp32 master weights and two fp32 moments (ZeRO, SC 2020: 16 with 2-byte
+        # gradients; Megatron-LM accumulates them in fp32: 18).
+        Optimizer(name="adam", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=12.0),
+        Optimizer(name="adam-bf16-grad", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=12.0),
+        Optimizer(name="adam-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=4.0),
+        Optimizer(name="adam-fp32", weight_bytes=4.0, gradient_bytes=4.0, state_bytes=8.0),
+        Optimizer(name="sgd-momentum", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=8.0),
+        Optimizer(name="sgd", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=4.0),
+        Optimizer(name="sgd-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=0.0),
+    )
+}
+"""Optimisers by name, in mixed precision unless the name says otherwise."""
+
+
+def optimizer(name: str | Optimizer) -> Optimizer:
+    """Look an optimiser up.
+
+    Examples
+    --------
+    >>> spec = optimizer("adam")
+    >>> spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
+    18.0
+    """
+    if isinstance(name, Optimizer):
+        return name
+    if name not in OPTIMIZERS:
+        raise InvalidInputError(f"optimizer: {name!r} is not accepted; {nearest(name, OPTIMIZERS)}")
+    return OPTIMIZERS[name]
