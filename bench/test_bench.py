@@ -7,12 +7,19 @@ import numpy as np
 import pytest
 import subjects_cost
 import subjects_hardware
+import subjects_memory
+import subjects_opgraph
 from registry import SUBJECTS
 
 from phaze_fast import _core
 from phaze_fast.hardware import chip_records, fabric_record, presets
 
-STAGES = (subjects_hardware, subjects_cost)  # imported for what they register
+STAGES = (
+    subjects_hardware,
+    subjects_opgraph,
+    subjects_cost,
+    subjects_memory,
+)  # imported for what they register
 
 
 def test_every_stage_is_registered():

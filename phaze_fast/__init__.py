@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phaze_fast import cost, errors, explore, hardware, models, units
+    from phaze_fast import cost, errors, explore, hardware, memory, models, opgraph, units
     from phaze_fast.cost import (
         CollectiveCost,
         CollectiveTimes,
@@ -51,12 +51,22 @@ if TYPE_CHECKING:
         presets,
     )
     from phaze_fast.models import TransformerModel
+    from phaze_fast.opgraph import Strategy, build_op_graphs, layer_graph
     from phaze_fast.pipeline import Survey, survey
 
     __version__: str
 
 _HOME = {
-    "phaze_fast": ("cost", "errors", "explore", "hardware", "models", "units"),
+    "phaze_fast": (
+        "cost",
+        "errors",
+        "explore",
+        "hardware",
+        "memory",
+        "models",
+        "opgraph",
+        "units",
+    ),
     "phaze_fast.cost": ("CollectiveCost", "CollectiveTimes", "collective", "collective_batch"),
     "phaze_fast.errors": (
         "InfeasibleError",
@@ -89,6 +99,7 @@ _HOME = {
         "presets",
     ),
     "phaze_fast.models": ("TransformerModel",),
+    "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
     "phaze_fast.pipeline": ("Survey", "survey"),
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
@@ -113,6 +124,7 @@ __all__ = [
     "MeshFabric",
     "PhazeError",
     "SpaceSpec",
+    "Strategy",
     "Survey",
     "TensorCore",
     "Tier",
@@ -123,13 +135,17 @@ __all__ = [
     "__version__",
     "area",
     "area_batch",
+    "build_op_graphs",
     "collective",
     "collective_batch",
     "cost",
     "errors",
     "explore",
     "hardware",
+    "layer_graph",
+    "memory",
     "models",
+    "opgraph",
     "power_batch",
     "presets",
     "survey",

@@ -38,6 +38,8 @@ buffer: {capacity_bytes: 128 MiB, bytes_per_cycle: 4096.0}
 COMMANDS = [
     ["models"],
     ["models", "mixtral-8x7b"],
+    ["show", "llama3-8b", "--tp", "2", "--sp", "--pp", "2"],
+    ["show", "t5-small", "--fused", "--recompute", "full"],
     ["chips"],
     ["chips", "h100"],
     ["fabrics"],
@@ -103,6 +105,12 @@ def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, 
         (["survey", "--tokens", "-1"], "tokens: -1.0 is not accepted"),
         (["survey", "--fabric", "dgx-a10"], "did you mean 'dgx-a100'?"),
         (["survey", "nospace"], "accepted: tpuv4-area"),
+        (["show", "gpt2-small", "--zero", "5"], "zero: 5 is not accepted; accepted: 0, 1, 2, 3"),
+        (["show", "gpt2-small", "--tp", "0"], "tensor_parallel: 0 is not accepted"),
+        (["show", "gpt2-small", "--pp", "99"], "stages: 99 is not accepted; gpt2-small has 12 blocks"),
+        (["show", "gpt2-small", "--recompute", "ful"], "did you mean 'full'?"),
+        (["show", "gpt2-small", "--schedule", "gpip"], "did you mean 'gpipe'?"),
+        (["show", "gpt2-small", "--optimizer", "adma"], "did you mean 'adam'?"),
         (["models", "gpt3-157b"], "did you mean 'gpt3-175b'?"),
         (["chips", "h10"], "did you mean 'h100'?"),
         (["chips", "none.yaml"], "none.yaml: no such file"),
@@ -139,6 +147,29 @@ def test_infeasible_is_a_result_with_exit_code_1(run, tmp_path):
     file = tmp_path / "r.json"
     assert run("survey", "--devices", "16", "--json", "-o", file)[:2] == (1, "")
     assert json.loads(file.read_text())["status"] == "infeasible"
+
+
+def test_an_impossible_width_is_infeasible(run):
+    code, out, err = run("show", "gpt2", "--tp", "4")
+    assert (code, out) == (1, "")
+    assert "gpt2: tensor_parallel: 4 does not divide 25 heads" in err
+    code, out, _ = run("show", "llama2-7b", "--cp", "3", "--json")
+    assert code == 1
+    assert "context_parallel: 3 does not divide" in json.loads(out)["reason"]
+
+
+def test_show_says_what_it_found(run):
+    found = document(
+        run(
+            "show", "gpt3-175b", "--tp", "8", "--sp", "--pp", "12", "--microbatches", "64", "--json"
+        )
+    )
+    assert [layer["kind"] for layer in found["layers"]] == ["embedding", "block", "head"]
+    assert len(found["memory"]) == 12
+    assert found["memory"][0]["activations"] > found["memory"][11]["activations"]
+    ops = found["layers"][1]["forward"]
+    assert {op["unit"] for op in ops} == {"VC", "NET", "TC+VC"}
+    assert sum(op["flops"] for op in ops) == found["layers"][1]["flops"]["forward"]
 
 
 def test_82_devices_do_hold_it(run):

@@ -81,8 +81,8 @@ def test_a_docstring_says_what_it_takes_and_gives(file):
 
 def test_heavy_packages_are_not_imported_at_the_top_of_a_library_file():
     for file in sources():
-        if room(file) == "cli":
-            continue
+        if room(file) == "cli" or file == PACKAGE / "memory" / "kernel.py":
+            continue  # the kernel is Numba's, and loaded late itself
         for node in ast.parse(file.read_text("utf-8")).body:
             names = []
             if isinstance(node, ast.Import):

@@ -6,7 +6,7 @@ operators are derived from it; `lay_out` writes either as arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -191,6 +191,8 @@ class Sheet:
 
     def keep(self, name: str, size: float, producer: int, statistic: bool = False) -> None:
         """Note that the output of an operator (or -1, the input) is needed again."""
+        while producer >= 0 and self.lines[producer].virtual:  # it is spliced out of the graph
+            producer = self.lines[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.lines[producer].name
             self.kept.append(Tensor(name, int(size), maker, statistic))
@@ -303,9 +305,16 @@ def _gradients(lines: list[Line]) -> list[Line]:
     """Gradient operators of every line; those of weights have no successors."""
     made: list[Line] = []
     arriving: dict[int, list[int]] = {}  # line -> gradients of its output, one per consumer
+    gathered: dict[int, int] = {}  # line -> its output gathered again, once for all who need it
     for i in reversed(range(len(lines))):
         line, upstream = lines[i], tuple(dict.fromkeys(arriving.get(i, [])))
-        for slot, gradient in _gradients_of(line, upstream, lines, made):
+        source = line.inputs[0]
+        shared = line.kind == "gemm" and source >= 0 and lines[source].regather
+        if shared and source not in gathered:
+            again = replace(lines[source], name=f"{lines[source].name}-again", inputs=(-1,))
+            made.append(again)
+            gathered[source] = len(made) - 1
+        for slot, gradient in _gradients_of(line, upstream, gathered.get(source), made):
             source = line.inputs[slot]
             if source >= 0:
                 arriving.setdefault(source, []).append(gradient)
@@ -313,9 +322,12 @@ def _gradients(lines: list[Line]) -> list[Line]:
 
 
 def _gradients_of(
-    line: Line, upstream: tuple[int, ...], lines: list[Line], made: list[Line]
+    line: Line, upstream: tuple[int, ...], gathered: int | None, made: list[Line]
 ) -> list[tuple[int, int]]:
-    """Append a line's gradient operators to `made`; give (input slot, gradient of that input)."""
+    """Append a line's gradient operators to `made`; give (input slot, gradient of that input).
+
+    `gathered` is where a product's input, kept in shares, is made whole again.
+    """
 
     def add(new: Line) -> int:
         made.append(replace(new, inputs=new.inputs or (-1,)))
@@ -323,7 +335,7 @@ def _gradients_of(
 
     name = f"d-{line.name}"
     if line.kind == "gemm":
-        return _linear_gradients(line, upstream, lines, add)
+        return _linear_gradients(line, upstream, gathered, add)
     if line.kind == "batched-gemm":
         left = replace(line, name=f"{name}-left", n=line.k, k=line.n)
         right = replace(line, name=f"{name}-right", m=line.k, k=line.m)
@@ -360,7 +372,7 @@ def _gradients_of(
 
 
 def _linear_gradients(
-    line: Line, upstream: tuple[int, ...], lines: list[Line], add: Any
+    line: Line, upstream: tuple[int, ...], gathered: int | None, add: Callable[[Line], int]
 ) -> list[tuple[int, int]]:
     x, w = line.m * line.k * line.b, line.k * line.n * line.b
     y = line.m * line.n * line.b
@@ -378,12 +390,7 @@ def _linear_gradients(
             write_bytes=ELEMENT_BYTES * x,
         )
     )
-    needs = upstream
-    source = line.inputs[0]
-    if source >= 0 and lines[source].regather:
-        gathered = lines[source]
-        again = replace(gathered, name=f"{gathered.name}-again-{line.name}", inputs=(-1,))
-        needs = (*upstream, add(again))
+    needs = upstream if gathered is None else (*upstream, gathered)
     add(
         replace(
             line,

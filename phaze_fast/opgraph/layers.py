@@ -189,7 +189,9 @@ def layer_graph(
     return LayerGraph(model, strategy, layers, order, tuple(sorted(edges)))
 
 
-def build_op_graphs(model: TransformerModel, strategies: Sequence[Strategy]) -> list[LayerGraph]:
+def build_op_graphs(
+    model: TransformerModel, strategies: Sequence[Strategy], fused: bool = False
+) -> list[LayerGraph]:
     """Build the layers of a model under several strategies.
 
     Examples

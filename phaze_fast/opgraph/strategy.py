@@ -56,8 +56,8 @@ def _heads(model: TransformerModel, s: Strategy) -> str:
 
 
 def _kv_heads(model: TransformerModel, s: Strategy) -> str:
-    t, kv = s.tensor_parallel, model.kv_heads or model.heads
-    if kv % t == 0 or t % kv == 0:  # above kv heads, each head is held by t / kv devices
+    t, kv = s.tensor_parallel, model.kv_heads
+    if kv is None or kv % t == 0 or t % kv == 0:  # beyond kv heads, t / kv devices share each
         return ""
     return (
         f"tensor_parallel: {t} neither divides {kv} key/value heads nor is a multiple of them, "

@@ -1,0 +1,267 @@
+"""Memory footprints: the compiled kernel against a plain oracle, published accounts, and laws."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference.memory import in_flight, stage_terms
+
+from phaze_fast import memory, models
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.memory import (
+    FRAGMENTATION,
+    OPTIMIZERS,
+    SCHEDULES,
+    STAGE_DTYPE,
+    TERMS,
+    Pipeline,
+    footprint,
+    footprint_batch,
+    stage_row,
+    stage_rows,
+)
+from phaze_fast.opgraph import Strategy, layer_graph
+
+
+def random_rows(n, seed=5):
+    rng = np.random.default_rng(seed)
+    rows = np.zeros(n, dtype=STAGE_DTYPE)
+    for name in (
+        "parameters",
+        "largest_layer",
+        "stash_bytes",
+        "live_bytes",
+        "head_bytes",
+        "buffer_bytes",
+    ):
+        rows[name] = rng.integers(0, 10**10, n)
+    for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
+        rows[name] = rng.integers(0, 13, n)
+    rows["data_parallel"] = rng.integers(1, 2000, n)
+    rows["zero"] = rng.integers(0, 4, n)
+    rows["schedule"] = rng.integers(0, len(SCHEDULES), n)
+    rows["stages"] = rng.integers(1, 65, n)
+    rows["stage"] = rng.integers(0, rows["stages"])
+    rows["microbatches"] = rng.integers(1, 200, n)
+    rows["virtual"] = np.where(rows["schedule"] == 2, rng.integers(2, 9, n), 1)
+    return rows
+
+
+def test_the_kernel_matches_the_oracle():
+    rows = random_rows(3000)
+    found = footprint_batch(rows)
+    for row, terms in zip(rows, found, strict=True):
+        expected = stage_terms(row, SCHEDULES, FRAGMENTATION)
+        for term, value in expected.items():
+            assert terms[term] == pytest.approx(value, rel=1e-12), (term, row)
+
+
+@given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 100))
+def test_in_flight_is_what_the_text_books_say(stages, stage, microbatches):
+    if stage >= stages:
+        return
+    assert in_flight("1f1b", stages, stage, microbatches, 1) == min(microbatches, stages - stage)
+    assert in_flight("gpipe", stages, stage, microbatches, 1) == microbatches
+
+
+def test_interleaving_adds_korthikantis_factor():
+    """The first stage holds L (1 + (p-1)/(p v)) layers' worth instead of L."""
+    for p, v in ((4, 2), (8, 3), (16, 6)):
+        assert in_flight("interleaved", p, 0, 1000, v) == pytest.approx(p * (1 + (p - 1) / (p * v)))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adam", 18),
+        ("adam-bf16-grad", 16),
+        ("adam-fp32", 16),
+        ("adam-bf16", 8),
+        ("sgd-momentum", 14),
+        ("sgd", 10),
+        ("sgd-bf16", 4),
+    ],
+)
+def test_bytes_per_parameter(name, expected):
+    spec = OPTIMIZERS[name]
+    assert spec.weight_bytes + spec.gradient_bytes + spec.state_bytes == expected
+    graph = layer_graph(models.load("gpt2-small"))
+    held = footprint(graph, optimizer_name=name).terms
+    assert held["weights"] + held["gradients"] + held["optimizer"] == expected * 124_439_808
+
+
+@pytest.mark.parametrize(("zero", "gib"), [(0, 111.8), (1, 29.6), (2, 15.5), (3, 1.7)])
+def test_zero_reproduces_its_papers_table(zero, gib):
+    """ZeRO, SC 2020, figure 1: 7.5 B parameters, 64 replicas, 16 bytes: 120, 31.4, 16.6, 1.9 GB."""
+    row = np.zeros(1, dtype=STAGE_DTYPE)
+    row["parameters"], row["data_parallel"], row["zero"] = 7.5e9, 64, zero
+    row["weight_bytes"], row["gradient_bytes"], row["state_bytes"] = 2, 2, 12
+    row["stages"] = row["microbatches"] = row["virtual"] = 1
+    assert footprint_batch(row)["total"][0] / 2**30 == pytest.approx(gib, abs=0.4)
+
+
+def test_pipeline_stages_hold_the_model_between_them():
+    model = models.load("gpt3-175b")
+    graph = layer_graph(model)
+    rows = stage_rows(graph, Pipeline(stages=12, microbatches=24))
+    table = model.vocab * model.hidden  # the tied table stands on the last stage as well
+    assert rows["parameters"].sum() == model.parameters() + table
+    untied = layer_graph(models.load("llama2-7b"))
+    rows = stage_rows(untied, Pipeline(stages=5, microbatches=8))
+    assert rows["parameters"].sum() == 6_738_415_616
+    terms = footprint_batch(rows)
+    assert terms["logits"][:-1].sum() == 0
+    assert terms["logits"][-1] > 0
+
+
+def test_activations_fall_along_the_pipeline():
+    graph = layer_graph(models.load("gpt3-175b"), Strategy(tensor_parallel=8))
+    held = footprint_batch(stage_rows(graph, Pipeline(stages=8, microbatches=64)))["activations"]
+    assert all(a > b for a, b in pairwise(held))
+    flat = footprint_batch(stage_rows(graph, Pipeline(stages=8, microbatches=64, schedule="gpipe")))
+    assert flat["activations"][1:7].tolist() == [flat["activations"][1]] * 6
+
+
+# ---- laws ----
+
+names = st.sampled_from(["gpt2", "llama3-8b", "bertlarge", "megatrongpt2-72", "mixtral-8x7b"])
+
+
+@given(
+    names, st.sampled_from([1, 2, 4, 8]), st.integers(1, 512), st.sampled_from(sorted(OPTIMIZERS))
+)
+def test_memory_falls_with_zero(name, stages, replicas, kind):
+    graph = layer_graph(models.load(name))
+    held = [
+        footprint(
+            graph, Pipeline(stages=stages, data_parallel=replicas, zero=z), optimizer_name=kind
+        )
+        for z in (0, 1, 2)
+    ]
+    totals = [h.total for h in held]
+    assert totals == sorted(totals, reverse=True)
+    # ZeRO 3 also falls, but for the two layers it holds whole for a moment
+    last = footprint(
+        graph, Pipeline(stages=stages, data_parallel=replicas, zero=3), optimizer_name=kind
+    )
+    for term in ("weights", "gradients", "optimizer", "activations"):
+        assert last.terms[term] <= held[2].terms[term]
+
+
+@given(names, st.integers(1, 8), st.integers(1, 32))
+def test_memory_falls_with_recomputation(name, stages, microbatches):
+    model = models.load(name).replace(attention="eager")
+    graph = layer_graph(model)
+    plan = Pipeline(stages=stages, microbatches=microbatches)
+    none, selective, full = (
+        footprint(graph, plan, recompute=mode).total for mode in ("none", "selective", "full")
+    )
+    # Recomputing holds one layer whole at a time: a stage of one layer in flight gains nothing.
+    assert selective <= none * (1 + 1e-12)
+    assert full <= selective * (1 + 1e-12)
+
+
+@given(names, st.sampled_from([1, 2, 4]), st.integers(1, 16))
+def test_one_row_at_a_time_or_all_at_once(name, stages, microbatches):
+    graph = layer_graph(models.load(name))
+    plan = Pipeline(stages=stages, microbatches=microbatches)
+    together = footprint_batch(stage_rows(graph, plan))
+    for stage in range(stages):
+        alone = footprint_batch(stage_row(graph, plan, stage))
+        assert alone[0].tobytes() == together[stage].tobytes()
+        single = footprint(graph, plan, stage)
+        assert single.total == pytest.approx(float(together["total"][stage]), rel=1e-12)
+        assert set(single.terms) == set(TERMS)
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        ([1], InvalidTypeError, "rows: list is not accepted"),
+        (np.zeros(3), InvalidTypeError, "rows: float64 is not accepted"),
+        (np.zeros((2, 2), dtype=STAGE_DTYPE), InvalidInputError, "2 dimensions"),
+        (
+            np.zeros(2, dtype=STAGE_DTYPE),
+            InvalidInputError,
+            "rows.data_parallel: 0 is not accepted",
+        ),
+    ],
+)
+def test_malformed_rows(rows, error, message):
+    with pytest.raises(error, match=message):
+        footprint_batch(rows)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("zero", 4), ("schedule", 9), ("stage", 1), ("stage", -1), ("stages", 0)]
+)
+def test_impossible_values(field, value):
+    rows = random_rows(4)
+    rows["stages"], rows["stage"] = 1, 0
+    rows[field] = value
+    with pytest.raises(InvalidInputError, match="rows"):
+        footprint_batch(rows)
+
+
+def test_bad_plans_say_why():
+    graph = layer_graph(models.load("gpt2-small"))
+    with pytest.raises(
+        InvalidInputError, match="stages: 13 is not accepted; gpt2-small has 12 blocks"
+    ):
+        footprint(graph, Pipeline(stages=13))
+    with pytest.raises(InvalidInputError, match="stage: 2 is not accepted; expected 0 to 1"):
+        footprint(graph, Pipeline(stages=2), stage=2)
+    with pytest.raises(InvalidInputError, match="virtual: 2 is not accepted with 1f1b"):
+        Pipeline(virtual=2)
+    with pytest.raises(InvalidInputError, match="zero: 4 is not accepted"):
+        Pipeline(zero=4)
+    with pytest.raises(InvalidInputError, match="did you mean 'adam'"):
+        footprint(graph, optimizer_name="adamm")
+
+
+def test_empty_and_read_only():
+    assert len(footprint_batch(random_rows(0))) == 0
+    with pytest.raises(ValueError, match="read-only"):
+        footprint_batch(random_rows(1))["total"][0] = 1
+
+
+# ---- compiling ----
+
+ASK = """
+import json, sys, time
+from phaze_fast import memory
+light = "numba" not in sys.modules
+import numpy as np
+rows = np.zeros(1, dtype=memory.STAGE_DTYPE)
+for name in ("data_parallel", "stages", "microbatches", "virtual"):
+    rows[name] = 1
+memory.footprint_batch(rows)
+from phaze_fast.memory.kernel import fill
+hits, misses = fill.stats.cache_hits, fill.stats.cache_misses
+print(json.dumps([light, sum(hits.values()), sum(misses.values())]))
+"""
+
+
+def test_only_the_first_process_compiles(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    seen = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", ASK], capture_output=True, text=True, check=True, env=environment
+        )
+        seen.append(json.loads(done.stdout))
+    assert seen == [[True, 0, 1], [True, 1, 0]]  # light import; a miss, then a hit
+
+
+def test_public_names():
+    for name in memory.__all__:
+        assert getattr(memory, name) is not None

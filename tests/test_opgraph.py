@@ -1,0 +1,440 @@
+"""Operator graphs: FLOPs and kept bytes against closed forms, measured blocks, and laws."""
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from phaze_fast import _core, models
+from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph import (
+    GROUPS,
+    KINDS,
+    RULES,
+    UNITS,
+    Strategy,
+    build_op_graphs,
+    layer_graph,
+    reasons,
+)
+
+
+def gpt(hidden, heads, seq, layers=2, vocab=512, **changes):
+    fields = {
+        "name": "gpt",
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "ffn": 4 * hidden,
+        "vocab": vocab,
+        "seq": seq,
+        "max_positions": seq,
+        "dropout": True,
+        "attention": "eager",
+        "fused_qkv": True,
+    }
+    return TransformerModel.from_dict({**fields, **changes})
+
+
+def block(model, **strategy):
+    return next(x for x in layer_graph(model, Strategy(**strategy)).layers if "block" in x.kind)
+
+
+# ---- closed forms ----
+
+sizes = st.tuples(
+    st.sampled_from([1, 2, 4, 8]),  # t
+    st.integers(1, 4),  # heads per device
+    st.integers(1, 24).map(lambda w: 8 * w),  # head width
+    st.integers(1, 40).map(lambda s: 16 * s),  # s
+    st.integers(1, 6),  # b
+)
+
+
+@given(sizes)
+def test_kept_bytes_are_the_closed_forms_of_korthikanti(size):
+    t, per_device, width, s, b = size
+    a = t * per_device
+    h = a * width
+    model = gpt(h, a, s)
+    sbh, scores = s * b * h, 5 * a * s * s * b
+
+    def kept(recompute="none", **strategy):
+        graph = block(model, microbatch=b, **strategy).forward
+        return graph.stashed_bytes(recompute, statistics=False)
+
+    assert kept() == 34 * sbh + scores
+    assert t * kept(tensor_parallel=t) == 10 * t * sbh + 24 * sbh + scores
+    if t > 1:
+        split = {"tensor_parallel": t, "sequence_parallel": True}
+        assert t * kept(**split) == 34 * sbh + scores
+        assert t * kept("selective", **split) == 34 * sbh
+        assert t * kept("full", **split) == 2 * sbh
+    assert kept("selective") == 34 * sbh
+    assert kept("full") == 2 * sbh
+    flash = block(model.replace(attention="flash"), microbatch=b).forward
+    assert flash.stashed_bytes(statistics=False) == 34 * sbh
+
+
+@given(sizes, st.integers(1, 3))
+def test_the_head_keeps_4sbh_and_4sbv(size, layers):
+    """Korthikanti 2022, section 4.3: final norm and projection inputs, and fp32 logits."""
+    t, per_device, width, s, b = size
+    h, v = t * per_device * width, 512 * t
+    model = gpt(h, t * per_device, s, layers, vocab=v)
+    graph = layer_graph(model, Strategy(microbatch=b, tensor_parallel=t, sequence_parallel=t > 1))
+    head = graph.layers[-1].forward
+    assert t * head.stashed_bytes(statistics=False) == 4 * s * b * h + 4 * s * b * v
+    first = graph.layers[0].forward
+    assert t * first.stashed_bytes(statistics=False) == s * b * h  # the dropout mask
+
+
+@given(sizes, st.integers(1, 5), st.integers(1, 40).map(lambda v: 64 * v))
+def test_flops_are_equation_3_of_narayanan(size, layers, vocab):
+    """72 B l s h^2 (1 + s/(6h) + V/(12 l h)), forward and backward; 96 with the forward again."""
+    t, per_device, width, s, b = size
+    a = t * per_device
+    h = a * width
+    model = gpt(h, a, s, layers, vocab * t)
+    v = model.vocab
+    exact = 72 * b * layers * s * h * h + 12 * b * layers * s * s * h + 6 * b * s * h * v
+    graph = layer_graph(model, Strategy(microbatch=b))
+    assert graph.flops == pytest.approx(exact, rel=1e-12)
+    again = sum(x.count * x.forward.flops for x in graph.layers if "block" in x.kind)
+    recomputed = 96 * b * layers * s * h * h + 16 * b * layers * s * s * h + 6 * b * s * h * v
+    assert graph.flops + again == pytest.approx(recomputed, rel=1e-12)
+    shared = layer_graph(model, Strategy(microbatch=b, tensor_parallel=t))
+    assert t * shared.flops == pytest.approx(exact, rel=1e-12)
+
+
+# ---- one block measured on an H200 (PyTorch, bf16, no dropout) ----
+
+MEASURED = {  # hidden, heads, kv heads, ffn, gated
+    "bertlarge": (1024, 16, 16, 4096, False),
+    "gpt2xl": (1600, 25, 25, 6400, False),
+    "opt1.3b": (2048, 32, 32, 8192, False),
+    "gpt2-8.3b": (3072, 24, 24, 12288, False),
+    "llama2-7b": (4096, 32, 32, 11008, True),
+    "llama3-8b": (4096, 32, 8, 14336, True),
+    "gpt3-175b": (12288, 96, 96, 49152, False),
+}
+
+
+def measured_rows():
+    file = Path(__file__).parent / "golden" / "h200_layer.csv"
+    with file.open() as lines:
+        return list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+@pytest.mark.parametrize(
+    "row", measured_rows(), ids=lambda r: f"{r['model']}-{r['seq']}-{r['attention']}"
+)
+def test_kept_bytes_of_measured_blocks(row):
+    hidden, heads, kv, ffn, llama = MEASURED[row["model"]]
+    model = TransformerModel(
+        name=row["model"],
+        layers=1,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv,
+        ffn=ffn,
+        vocab=1000,
+        seq=int(row["seq"]),
+        positions="none",
+        causal=row["model"] != "bertlarge",
+        norm="rmsnorm" if llama else "layernorm",
+        activation="silu" if llama else "gelu",
+        gated=llama,
+        qkv_bias=not llama,
+        out_bias=not llama,
+        ffn_bias=not llama,
+        attention=row["attention"],
+        fused_qkv=True,
+        kv_expanded=kv < heads,
+    )
+    layer = block(model, microbatch=int(row["mbs"]))
+    assert layer.parameters == int(row["params"])
+    error = layer.forward.stashed_bytes() / int(row["stashed_bytes"]) - 1
+    assert abs(error) <= (0.03 if row["attention"] == "flash" else 0.05)
+
+
+# ---- graphs ----
+
+WIDTHS = [
+    Strategy(),
+    Strategy(tensor_parallel=2),
+    Strategy(tensor_parallel=4, sequence_parallel=True, microbatch=2),
+    Strategy(context_parallel=2),
+]
+
+
+def possible(name, strategy):
+    return not reasons(models.load(name), strategy)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", models.names())
+def test_every_preset_builds_sound_graphs(name, fused):
+    model = models.load(name)
+    widths = [s for s in WIDTHS if possible(name, s)]
+    assert widths
+    for graph in build_op_graphs(model, widths, fused):
+        assert sum(layer.count for layer in graph.layers) == len(graph.order)
+        assert sum(x.count * x.parameters for x in graph.layers) == model.parameters()
+        for layer in graph.layers:
+            for ops in (layer.forward, layer.backward):
+                check(ops)
+
+
+def check(graph):
+    assert len(graph.names) == len(set(graph.names)) == len(graph.ops)
+    assert graph.ops.dtype == _core.OPERATOR_DTYPE
+    assert graph.indptr[0] == 0
+    assert graph.indptr[-1] == len(graph.indices)
+    for a, b in graph.edges():
+        assert a < b, "operators stand in topological order"
+    for name, op in zip(graph.names, graph.ops, strict=True):
+        network = UNITS[op["unit"]] == "NET"
+        assert network == (op["collective"] >= 0) == (op["payload_bytes"] > 0), name
+        assert network == (GROUPS[op["group"]] != "none"), name
+        if not network:
+            assert op["m"] > 0, name
+            assert op["n"] > 0, name
+            assert op["read_bytes"] > 0, name
+            assert op["write_bytes"] > 0, name
+        if "gemm" in KINDS[op["kind"]]:
+            assert op["flops"] == 2.0 * op["b"] * op["m"] * op["n"] * op["k"], name
+    producers = {tensor.producer for tensor in graph.tensors}
+    assert producers <= {*graph.names, "input"}
+    with pytest.raises(ValueError, match="read-only"):
+        graph.ops["m"] = 1
+
+
+def test_a_gpt_block_operator_by_operator():
+    model = gpt(64, 4, 16)
+    layer = block(model, microbatch=2)
+    assert layer.forward.names == (
+        "attention-norm", "qkv", "scores", "softmax", "score-dropout", "mix", "proj",
+        "attention-dropout", "attention-residual",
+        "ffn-norm", "up", "activation", "down", "ffn-dropout", "ffn-residual",
+    )  # fmt: skip
+    assert layer.forward.gemms() == [
+        (1, 32, 64, 192), (8, 16, 16, 16), (8, 16, 16, 16), (1, 32, 64, 64), (1, 32, 64, 256), (1, 32, 256, 64),
+    ]  # fmt: skip
+    edges = {(layer.forward.names[a], layer.forward.names[b]) for a, b in layer.forward.edges()}
+    assert ("attention-residual", "ffn-residual") in edges
+    assert ("qkv", "mix") in edges
+    back = layer.backward
+    arrows = {(back.names[a], back.names[b]) for a, b in back.edges()}
+    assert ("d-down-x", "d-activation") in arrows
+    assert ("d-activation", "d-up-w") in arrows
+    assert ("d-ffn-norm", "d-attention-dropout") in arrows
+    assert not any(a.endswith("-w") for a, _ in arrows), "weight gradients feed nothing"
+
+
+def test_megatron_collectives():
+    """Two all-reduces forward and two backward; with sequence parallelism, gathers and scatters."""
+
+    def collectives(graph):
+        names = [_core.COLLECTIVE_OPS[c] for c in graph.ops["collective"] if c >= 0]
+        return Counter(names)
+
+    model = gpt(64, 4, 16)
+    payload = 2 * 16 * 64
+    plain = block(model, tensor_parallel=4)
+    assert collectives(plain.forward) == collectives(plain.backward) == {"all-reduce": 2}
+    split = block(model, tensor_parallel=4, sequence_parallel=True)
+    assert collectives(split.forward) == {"all-gather": 2, "reduce-scatter": 2}
+    # inputs of the column-split products are gathered once more for their weight gradients
+    assert collectives(split.backward) == {"all-gather": 4, "reduce-scatter": 2}
+    for layer in (plain, split):
+        for graph in (layer.forward, layer.backward):
+            sent = graph.ops["payload_bytes"]
+            assert set(sent[sent > 0].tolist()) == {payload}
+    assert not collectives(block(model).forward)
+    assert not collectives(block(model).backward)
+
+
+def test_experts():
+    model = models.load("mixtral-8x7b")
+    layer = block(model, expert_parallel=4, seq=1024)
+    names = layer.forward.names
+    up = layer.forward.ops[names.index("expert-up")]
+    # 1,024 tokens x 2 experts over 8 experts, from 4 devices
+    assert (up["b"], up["m"], up["k"], up["n"]) == (2, 1024, 4096, 14336)
+    exchanged = layer.forward.ops[names.index("dispatch")]
+    assert _core.COLLECTIVE_OPS[exchanged["collective"]] == "all-to-all"
+    assert exchanged["payload_bytes"] == 2 * 1024 * 2 * 4096
+    alone = block(model, seq=1024)
+    assert alone.forward.flops == pytest.approx(layer.forward.flops)
+    assert "dispatch" not in alone.forward.names
+    tight = model.replace(moe={**model.moe.model_dump(), "capacity_factor": 1.5})
+    assert block(tight, seq=1024).forward.flops > 1.3 * alone.forward.flops
+
+
+def test_encoder_decoder_is_no_chain():
+    graph = layer_graph(models.load("t5-small"))
+    assert [(x.kind, x.count) for x in graph.layers] == [
+        ("embedding", 1), ("encoder-block", 6), ("decoder-block", 6), ("head", 1),
+    ]  # fmt: skip
+    assert not graph.is_chain
+    # position 6 is the last encoder block; 7..12 are the decoder's
+    assert {b for a, b in graph.edges if a == 6} == {7, 8, 9, 10, 11, 12}
+    assert "cross-proj" in graph.layers[2].forward.names
+    assert layer_graph(models.load("gpt2")).is_chain
+
+
+def test_context_parallel_shares_rows_and_gathers_keys_and_values():
+    model = models.load("llama2-7b")
+    one, four = block(model), block(model, context_parallel=4)
+    assert four.forward.flops == pytest.approx(one.forward.flops / 4)
+    gather = four.forward.ops[four.forward.names.index("kv-gather")]
+    assert gather["payload_bytes"] == 2 * 2 * 4096 * 4096
+    assert GROUPS[gather["group"]] == "context"
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b", "t5-small", "mixtral-8x7b", "vit-b16"])
+def test_fusion_keeps_work_and_memory(name):
+    model = models.load(name)
+    plain, fused = layer_graph(model), layer_graph(model, fused=True)
+    assert fused.flops == plain.flops
+    for a, b in zip(plain.layers, fused.layers, strict=True):
+        for recompute in ("none", "selective"):
+            assert a.forward.stashed_bytes(recompute) == b.forward.stashed_bytes(recompute)
+        assert len(b.forward) <= len(a.forward)
+        traffic = [
+            g.ops["read_bytes"].sum() + g.ops["write_bytes"].sum() for g in (a.forward, b.forward)
+        ]
+        assert traffic[1] <= traffic[0]
+    names = fused.layers[1].forward.names
+    assert "activation" not in names or model.activation == "gelu" == False
+    up = fused.layers[1].forward
+    assert (up.ops["epilogue"] > 0).any()
+
+
+# ---- rules ----
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "reason"),
+    [
+        ("gpt2", {"tensor_parallel": 4}, "tensor_parallel: 4 does not divide 25 heads"),
+        ("llama3-8b", {"tensor_parallel": 64}, "tensor_parallel: 64 does not divide 32 heads"),
+        ("qwen2-0.5b", {"tensor_parallel": 7}, "neither divides 2 key/value heads nor is a multiple"),
+        ("llama2-7b", {"context_parallel": 3}, "context_parallel: 3 does not divide the sequence of 4096"),
+        ("llama2-7b", {"tensor_parallel": 8, "sequence_parallel": True, "seq": 12}, "sequence_parallel: 8 devices do not divide 12 rows"),
+        ("mixtral-8x7b", {"expert_parallel": 3}, "expert_parallel: 3 does not divide 8 experts"),
+        ("llama2-7b", {"expert_parallel": 2}, "llama2-7b has no experts"),
+        ("gpt2", {"seq": 2048}, "seq: 2048 is more than the 1024 positions of gpt2"),
+    ],
+)  # fmt: skip
+def test_impossible_widths_say_why(name, strategy, reason):
+    model, wanted = models.load(name), Strategy(**strategy)
+    assert any(reason in text for text in reasons(model, wanted))
+    with pytest.raises(InfeasibleError, match=name):
+        layer_graph(model, wanted)
+
+
+def test_key_value_heads_are_replicated_beyond_their_number():
+    """8 key/value heads over 16 devices: each device holds one, two devices hold the same."""
+    model = models.load("llama3-8b")
+    graph = block(model, tensor_parallel=16)
+    k = graph.forward.ops[graph.forward.names.index("k")]
+    assert k["n"] == model.head_width
+    held = block(model, tensor_parallel=8)
+    assert held.forward.ops[held.forward.names.index("k")]["n"] == model.head_width
+
+
+def test_rules_are_data():
+    assert len({rule.name for rule in RULES}) == len(RULES) >= 6
+
+
+# ---- laws ----
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(
+        ["gpt2", "llama3-8b", "bertlarge", "mixtral-8x7b", "t5-base", "megatrongpt2-72"]
+    ),
+    st.sampled_from([1, 2, 4, 8]),
+    st.booleans(),
+    st.sampled_from(["none", "selective", "full"]),
+)
+def test_kept_bytes_fall_with_width_and_recomputation(name, t, split, mode):
+    model = models.load(name).replace(attention="eager")
+    strategy = Strategy(tensor_parallel=t, sequence_parallel=split)
+    assume(not reasons(model, strategy))
+    narrow, wide = layer_graph(model), layer_graph(model, strategy)
+    for a, b in zip(narrow.layers, wide.layers, strict=True):
+        assert b.forward.stashed_bytes(mode) <= a.forward.stashed_bytes(mode)
+        kept = [b.forward.stashed_bytes(m) for m in ("none", "selective", "full")]
+        assert kept == sorted(kept, reverse=True)
+
+
+def replicated(model, kind):
+    """Parameters of a layer that every tensor-parallel device holds: norms, row-wise biases, tables."""
+    norm, h = model.norm_parameters, model.hidden
+    biases = (model.out_bias + model.ffn_bias) * h
+    if kind == "embedding":
+        return model.parameters_by_part()["embedding"] - model.vocab * h
+    if kind == "head":
+        stacks = 2 if model.encoder_layers else 1
+        transform = h * (h + 1) + norm if model.head == "mlm" else 0
+        return stacks * norm * model.final_norm + transform
+    if kind == "moe-block":
+        return 2 * norm + model.out_bias * h + h * model.moe.experts
+    cross = norm + model.out_bias * h if kind == "decoder-block" else 0
+    return 2 * norm + biases + cross
+
+
+@pytest.mark.parametrize("t", [1, 2, 4, 8])
+@pytest.mark.parametrize(
+    "name", ["megatronbert", "gpt3-175b", "llama3-8b", "qwen2-72b", "mixtral-8x7b", "t5-11b"]
+)
+def test_shares_of_all_devices_add_up_to_the_model(name, t):
+    model = models.load(name)
+    for layer in layer_graph(model, Strategy(tensor_parallel=t)).layers:
+        copies = (t - 1) * replicated(model, layer.kind)
+        assert t * layer.device_parameters == layer.parameters + copies, layer.kind
+
+
+def test_experts_are_shared_over_devices():
+    model = models.load("mixtral-8x7b")
+    whole, quarter = block(model), block(model, expert_parallel=4)
+    one_expert = model.ffn_parameters(model.moe.expert_ffn)
+    assert whole.device_parameters - quarter.device_parameters == 6 * one_expert
+
+
+def test_any_subset_of_operators_can_be_recomputed():
+    graph = block(gpt(64, 4, 16)).forward
+    by_maker = Counter()
+    for tensor in graph.tensors:
+        by_maker[tensor.producer] += tensor.bytes
+    whole = graph.stashed_bytes()
+    for name in graph.names:
+        assert graph.stashed_bytes([name]) == whole - by_maker[name]
+    assert graph.stashed_bytes(graph.names) == graph.stashed_bytes("full") == by_maker["input"]
+    with pytest.raises(
+        InvalidInputError, match="'activaton' is unknown; did you mean 'activation'"
+    ):
+        graph.stashed_bytes(["activaton"])
+    with pytest.raises(InvalidInputError, match="did you mean 'selective'"):
+        graph.stashed_bytes("selectiv")
+
+
+def test_layers_repeat():
+    """One layer times L is the model of L layers, ends apart."""
+    one, many = layer_graph(gpt(64, 4, 16, 1)), layer_graph(gpt(64, 4, 16, 9))
+    a, b = one.layers[1], many.layers[1]
+    assert (a.count, b.count) == (1, 9)
+    assert a.forward.ops.tobytes() == b.forward.ops.tobytes()
+    assert a.backward.ops.tobytes() == b.backward.ops.tobytes()
+    ends = sum(x.forward.flops + x.backward.flops for x in one.layers if "block" not in x.kind)
+    assert many.flops - ends == pytest.approx(9 * (one.flops - ends), rel=1e-14)
+    assert np.array_equal(a.forward.indptr, b.forward.indptr)
