@@ -14,7 +14,7 @@ from registry import SUBJECTS
 from phaze_fast import _core
 from phaze_fast.hardware import chip_records, fabric_record, presets
 
-STAGES = (
+STAGES = (subjects_hardware, subjects_opgraph, subjects_cost, subjects_memory)
     subjects_hardware,
     subjects_opgraph,
     subjects_cost,

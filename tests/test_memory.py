@@ -26,7 +26,7 @@ from phaze_fast.memory import (
     stage_row,
     stage_rows,
 )
-from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.opgraph import Strategy, layer_graph, reasons
 
 
 def random_rows(n, seed=5):
@@ -152,6 +152,17 @@ def test_memory_falls_with_zero(name, stages, replicas, kind):
     )
     for term in ("weights", "gradients", "optimizer", "activations"):
         assert last.terms[term] <= held[2].terms[term]
+
+
+@given(names, st.integers(1, 4), st.sampled_from(["none", "selective", "full"]))
+def test_memory_falls_with_tensor_width(name, stages, recompute):
+    model = models.load(name).replace(attention="eager")
+    totals = [
+        footprint(layer_graph(model, strategy), Pipeline(stages=stages), recompute=recompute).total
+        for t in (1, 2, 4, 8)
+        if not reasons(model, strategy := Strategy(tensor_parallel=t))
+    ]
+    assert totals == sorted(totals, reverse=True)
 
 
 @given(names, st.integers(1, 8), st.integers(1, 32))

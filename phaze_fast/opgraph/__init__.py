@@ -1,7 +1,8 @@
 """Takes a model and a parallel strategy, gives forward and backward operator graphs."""
 
-from phaze_fast.opgraph.graph import GROUPS, KINDS, UNITS, OpGraph, Tensor
+from phaze_fast.opgraph.graph import GROUPS, KINDS, UNITS, OpGraph
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
+from phaze_fast.opgraph.sheet import Tensor
 from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
 
 __all__ = [

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.graph import ELEMENT_BYTES, Line, Sheet
+from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
 from phaze_fast.opgraph.strategy import Shapes, Strategy, shapes
 
 __all__ = ["BlockKind", "block_sheet"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.graph import ELEMENT_BYTES, Line, Sheet
+from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
 from phaze_fast.opgraph.strategy import Strategy, shapes
 
 __all__ = ["embedding_sheet", "head_sheet"]

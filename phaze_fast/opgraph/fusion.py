@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phaze_fast.opgraph.graph import Line, Tensor
+from phaze_fast.opgraph.sheet import Line, Tensor
 
 __all__ = ["fuse"]
 

@@ -9,7 +9,9 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.block import block_sheet
 from phaze_fast.opgraph.ends import embedding_sheet, head_sheet
 from phaze_fast.opgraph.fusion import fuse
-from phaze_fast.opgraph.graph import OpGraph, Sheet, lay_out
+from phaze_fast.opgraph.gradients import gradients
+from phaze_fast.opgraph.graph import OpGraph, lay_out
+from phaze_fast.opgraph.sheet import Sheet
 from phaze_fast.opgraph.strategy import Strategy, shapes
 
 __all__ = ["Layer", "LayerGraph", "build_op_graphs", "layer_graph"]
@@ -139,7 +141,7 @@ def _sheets(model: TransformerModel, strategy: Strategy) -> list[tuple[str, int,
 def _graphs(sheet: Sheet, fused: bool) -> tuple[OpGraph, OpGraph]:
     """Forward and backward graph of a sheet."""
     forward, kept = sheet.lines, tuple(sheet.kept)
-    backward = sheet.backward_lines()
+    backward = gradients(sheet.lines)
     if fused:
         forward, kept = fuse(forward, kept)
         backward, _ = fuse(backward, ())

@@ -1,0 +1,172 @@
+"""Takes a layer written operator by operator, gives its lines and the tensors it keeps.
+
+A `Sheet` is written like a program: each call adds an operator, names its inputs, and returns its
+position for the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+__all__ = ["ELEMENT_BYTES", "Line", "Sheet", "Tensor"]
+
+ELEMENT_BYTES = 2  # bf16 activations and weights
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Something the forward pass keeps for the backward pass."""
+
+    name: str
+    bytes: int
+    producer: str
+    """Operator that makes it, or ``input`` for what enters the layer."""
+    statistic: bool = False
+    """Whether closed forms leave it out: row statistics, random states, a shared mask."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One operator before it is laid out. A virtual one costs nothing and is spliced out."""
+
+    name: str
+    kind: str
+    unit: str
+    inputs: tuple[int, ...]
+    b: int = 1
+    m: int = 0
+    n: int = 0
+    k: int = 0
+    flops: float = 0.0
+    read_bytes: float = 0.0
+    write_bytes: float = 0.0
+    payload_bytes: float = 0.0
+    collective: str = ""
+    group: str = "none"
+    causal: bool = False
+    epilogue: int = 0
+    virtual: bool = False
+    gradient: tuple[str, float, str] | None = None
+    """Collective, payload and group of the backward pass, for the ends of a parallel region."""
+    regather: bool = False
+    """Whether weight gradients gather their input again before they can start."""
+
+
+@dataclass
+class Sheet:
+    """A layer written operator by operator; -1 is the layer's input."""
+
+    name: str
+    lines: list[Line] = field(default_factory=list)
+    kept: list[Tensor] = field(default_factory=list)
+
+    def _add(self, line: Line) -> int:
+        self.lines.append(line)
+        return len(self.lines) - 1
+
+    def keep(self, name: str, size: float, producer: int, statistic: bool = False) -> None:
+        """Note that the output of an operator (or -1, the input) is needed again."""
+        while producer >= 0 and self.lines[producer].virtual:  # it is spliced out of the graph
+            producer = self.lines[producer].inputs[0]
+        if size:
+            maker = "input" if producer < 0 else self.lines[producer].name
+            self.kept.append(Tensor(name, int(size), maker, statistic))
+
+    def linear(self, name: str, x: int, rows: int, inner: int, cols: int, bias: bool) -> int:
+        """Add rows x inner times inner x cols."""
+        return self._add(
+            Line(
+                name,
+                "gemm",
+                "TC+VC" if bias else "TC",
+                (x,),
+                m=rows,
+                n=cols,
+                k=inner,
+                flops=2.0 * rows * inner * cols,
+                read_bytes=ELEMENT_BYTES * (rows * inner + inner * cols),
+                write_bytes=ELEMENT_BYTES * rows * cols,
+                epilogue=int(bias),
+            )
+        )
+
+    def grouped_linear(
+        self, name: str, x: int, count: int, rows: int, inner: int, cols: int
+    ) -> int:
+        """Add `count` products side by side, each with weights of its own."""
+        line = self.lines[self.linear(name, x, rows, inner, cols, bias=False)]
+        self.lines[-1] = replace(
+            line,
+            b=count,
+            flops=count * line.flops,
+            read_bytes=count * line.read_bytes,
+            write_bytes=count * line.write_bytes,
+        )
+        return len(self.lines) - 1
+
+    def product(
+        self, name: str, left: int, right: int, b: int, m: int, k: int, n: int, shared: int = 1
+    ) -> int:
+        """Add b products of two activations; `shared` of them read one right-hand side."""
+        return self._add(
+            Line(
+                name,
+                "batched-gemm",
+                "TC",
+                (left, right),
+                b=b,
+                m=m,
+                n=n,
+                k=k,
+                flops=2.0 * b * m * k * n,
+                read_bytes=ELEMENT_BYTES * (b * m * k + b // shared * k * n),
+                write_bytes=ELEMENT_BYTES * b * m * n,
+            )
+        )
+
+    def vector(
+        self, name: str, kind: str, inputs: tuple[int, ...], rows: int, cols: int, reads: int = 1
+    ) -> int:
+        """Add an operator on rows x cols elements that reads `reads` such arrays."""
+        size = ELEMENT_BYTES * rows * cols
+        return self._add(
+            Line(
+                name,
+                kind,
+                "VC",
+                inputs,
+                m=rows,
+                n=cols,
+                read_bytes=reads * size,
+                write_bytes=size,
+            )
+        )
+
+    def custom(self, line: Line) -> int:
+        """Add an operator spelled out in full."""
+        return self._add(line)
+
+    def network(
+        self,
+        name: str,
+        x: int,
+        forward: tuple[str, float, str] | None,
+        backward: tuple[str, float, str] | None,
+        regather: bool = False,
+    ) -> int:
+        """Add an end of a parallel region: its collective forward, and that of its gradient."""
+        op, payload, group = forward or ("", 0.0, "none")
+        return self._add(
+            Line(
+                name,
+                "collective",
+                "NET",
+                (x,),
+                payload_bytes=payload,
+                collective=op,
+                group=group,
+                virtual=forward is None,
+                gradient=backward,
+                regather=regather,
+            )
+        )
