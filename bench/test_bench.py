@@ -14,12 +14,8 @@ from registry import SUBJECTS
 from phaze_fast import _core
 from phaze_fast.hardware import chip_records, fabric_record, presets
 
+# imported for what they register
 STAGES = (subjects_hardware, subjects_opgraph, subjects_cost, subjects_memory)
-    subjects_hardware,
-    subjects_opgraph,
-    subjects_cost,
-    subjects_memory,
-)  # imported for what they register
 
 
 def test_every_stage_is_registered():
