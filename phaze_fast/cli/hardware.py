@@ -116,12 +116,12 @@ def chips(
     """List the chips that come with the package, or show one in full with its sources."""
     if name is not None:
         chip = presets.chip(name)
-        emit(_chip_data(chip), lambda: _show_chip(chip), as_json, to_file)
+        emit(lambda: _chip_data(chip), lambda: _show_chip(chip), as_json, to_file)
         return
     found = [presets.chip(n) for n in presets.chip_names()]
     rows = [_chip_row(chip) for chip in found]
     emit(
-        [_chip_data(c) for c in found],
+        lambda: [_chip_data(c) for c in found],
         lambda: [table("Chips", _CHIP_COLUMNS, rows)],
         as_json,
         to_file,
@@ -141,12 +141,13 @@ def fabrics(
         pairs = [("wiring", str(fabric).partition(": ")[2])]
         pairs += [("source", source) for source in fabric.sources]
         pairs += [("note", fabric.notes)] if fabric.notes else []
-        emit(fabric.model_dump(mode="json"), lambda: [fields(fabric.name, pairs)], as_json, to_file)
+        plain = fabric.model_dump(mode="json")
+        emit(lambda: plain, lambda: [fields(fabric.name, pairs)], as_json, to_file)
         return
     found = [presets.fabric(n) for n in presets.fabric_names()]
     rows = [[f.name, f.kind, str(f).partition(": ")[2]] for f in found]
     emit(
-        [f.model_dump(mode="json") for f in found],
+        lambda: [f.model_dump(mode="json") for f in found],
         lambda: [table("Fabrics", ["fabric", "kind", "wiring"], rows)],
         as_json,
         to_file,
@@ -163,23 +164,26 @@ def space(
     found = ArchitectureSpace.load(name)
     sizes = found.area_mm2
     top = sorted(range(len(found)), key=lambda i: (-float(sizes[i]), i))[:limit]
-    data = {
-        "name": found.spec.name,
-        "digest": found.digest,
-        "grid_points": found.grid_size,
-        "points": len(found),
-        "area_mm2": {"min": float(sizes.min()), "max": float(sizes.max())} if len(found) else None,
-        "chips": [
-            {"index": int(found.index[i]), "area_mm2": float(sizes[i]), **found[i].to_dict()}
-            for i in top
-        ],
-    }
+    span = {"min": float(sizes.min()), "max": float(sizes.max())} if len(found) else None
+
+    def data() -> dict[str, Any]:
+        return {
+            "name": found.spec.name,
+            "digest": found.digest,
+            "grid_points": found.grid_size,
+            "points": len(found),
+            "area_mm2": span,
+            "chips": [
+                {"index": int(found.index[i]), "area_mm2": float(sizes[i]), **found[i].to_dict()}
+                for i in top
+            ],
+        }
 
     def human() -> list[RenderableType]:
-        span = f"{sizes.min():.2f} to {sizes.max():.2f} mm2" if len(found) else "none"
+        covers = f"{span['min']:.2f} to {span['max']:.2f} mm2" if span else "none"
         summary = (
             f"{found.spec.name}: {format_count(len(found))} chips of a grid of "
-            f"{format_count(found.grid_size)}; area {span}"
+            f"{format_count(found.grid_size)}; area {covers}"
         )
         rows = [[*_chip_row(found[i]), f"{sizes[i]:.2f}"] for i in top]
         return [summary, table(f"The {len(top)} largest", [*_CHIP_COLUMNS, "mm2>"], rows)]
@@ -201,7 +205,12 @@ def check(
     record = parse_as(kind, data, str(file))
     plain = record.model_dump(mode="json")
     understood = {"kind": kind, "record": plain}
-    emit(understood, lambda: [f"{file}: a valid {kind}", to_yaml(plain).rstrip()], as_json, to_file)
+    emit(
+        lambda: understood,
+        lambda: [f"{file}: a valid {kind}", to_yaml(plain).rstrip()],
+        as_json,
+        to_file,
+    )
 
 
 def _guessed(data: object) -> str:
@@ -228,7 +237,7 @@ def show_schema(
     if kind is not None and kind not in KINDS:
         raise InvalidInputError(f"kind: {kind!r} is not accepted; {nearest(kind, KINDS)}")
     data = schema(kind) if kind else {name: schema(name) for name in KINDS}
-    emit(data, list, as_json=True, to_file=to_file)
+    emit(lambda: data, list, as_json=True, to_file=to_file)
 
 
 def add_commands(app: typer.Typer) -> None:

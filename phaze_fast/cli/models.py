@@ -67,11 +67,12 @@ def show_models(
     """List the models that come with the package, or show one in full with its sources."""
     if name is not None:
         model = load(name)
-        emit(_data(model), lambda: _show(model), as_json, to_file)
+        emit(lambda: _data(model), lambda: _show(model), as_json, to_file)
         return
     found = [load(n) for n in names()]
     rows = [_row(model) for model in found]
-    emit([_data(m) for m in found], lambda: [table("Models", _COLUMNS, rows)], as_json, to_file)
+    human = [table("Models", _COLUMNS, rows)]
+    emit(lambda: [_data(m) for m in found], lambda: list(human), as_json, to_file)
 
 
 def add_commands(app: typer.Typer) -> None:

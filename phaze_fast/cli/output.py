@@ -60,14 +60,17 @@ def fields(title: str, pairs: list[tuple[str, str]], caption: str = "") -> Group
 
 
 def emit(
-    data: Any, human: Callable[[], list[RenderableType]], as_json: bool, to_file: Path | None
+    data: Callable[[], Any],
+    human: Callable[[], list[RenderableType]],
+    as_json: bool,
+    to_file: Path | None,
 ) -> None:
     """Deliver a result.
 
     Parameters
     ----------
     data
-        Plain data for ``--json`` and ``-o``.
+        Builds the plain data for ``--json`` and ``-o``; called only where it is wanted.
     human
         Builds what a person should see; called only where it is shown.
     as_json
@@ -75,13 +78,14 @@ def emit(
     to_file
         Where ``-o`` points; the JSON goes there instead of to standard output.
     """
-    text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    if to_file is not None:
-        _write(to_file, text)
-        note(f"wrote {to_file}")
-    if as_json:
+    if as_json or to_file is not None:
+        text = json.dumps(data(), indent=2, allow_nan=False) + "\n"
         if to_file is None:
             sys.stdout.write(text)
+        else:
+            _write(to_file, text)
+            note(f"wrote {to_file}")
+    if as_json:
         return
     console = _console()
     for part in human():
@@ -91,7 +95,7 @@ def emit(
 def emit_infeasible(error: InfeasibleError, as_json: bool, to_file: Path | None) -> None:
     """Deliver "there is no answer, because": a result like any other, but exit code 1 follows."""
     if as_json or to_file is not None:
-        emit({"status": "infeasible", "reason": str(error)}, list, True, to_file)
+        emit(lambda: {"status": "infeasible", "reason": str(error)}, list, True, to_file)
     raise error
 
 

@@ -65,7 +65,7 @@ def show_collective(
         columns = ["algorithm", "time>", "over bound>"]
         return [str(wired), str(cost), table("", columns, rows, caption)] if rows else [str(cost)]
 
-    emit(data, human, as_json, to_file)
+    emit(lambda: data, human, as_json, to_file)
 
 
 _BASELINE = "phaze-tpuv4"
@@ -159,7 +159,12 @@ def show_survey(
         emit_infeasible(error, as_json, to_file)
         return
     note(f"bounded {format_count(len(found.space))} chips")
-    emit(_survey_data(found, limit), lambda: _survey_tables(found, limit), as_json, to_file)
+    emit(
+        lambda: _survey_data(found, limit),
+        lambda: _survey_tables(found, limit),
+        as_json,
+        to_file,
+    )
 
 
 def add_commands(app: typer.Typer) -> None:

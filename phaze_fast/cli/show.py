@@ -141,7 +141,7 @@ def show(
     for stage in range(pp):
         held = footprint(graph, plan, stage, recompute, optimizer)
         plans.append({**held.terms, "total": held.total})
-    emit(_data(graph, plans), lambda: _human(graph, plans), as_json, to_file)
+    emit(lambda: _data(graph, plans), lambda: _human(graph, plans), as_json, to_file)
 
 
 def add_commands(app: typer.Typer) -> None:

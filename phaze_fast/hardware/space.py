@@ -150,6 +150,15 @@ class SpaceSpec(Record):
                 raise ValueError(f"ties.{field}: a tied field can be neither an axis nor a source")
         if any(f.startswith("hbm.") for f in (*self.axes, *self.ties)) and self.base.hbm is None:
             raise ValueError(f"axes: {self.base.name} has no hbm to vary")
+        for field, values in self.axes.items():  # a chip with each extreme must be a valid chip
+            column = _COLUMNS[field]
+            whole = _core.CHIP_DTYPE[column].kind == "i"
+            for value in {min(values), max(values)}:
+                tried = _with_fields(self.base, {field: int(value) if whole else value}, "axes")
+                try:
+                    Accelerator.from_dict(tried.model_dump())
+                except InvalidInputError as error:
+                    raise ValueError(f"axes.{error}") from None
         if self.grid_size > _MAX_GRID:
             raise ValueError(f"axes: a grid of {self.grid_size} points is more than {_MAX_GRID}")
         return self
@@ -386,14 +395,21 @@ class ArchitectureSpace:
 
     def _chip(self, index: int) -> Accelerator:
         row = self._grid.pick(np.array([index], dtype=np.int64), PUBLISHED_AREA.rates)[1][0]
-        data = self.spec.base.model_dump(exclude_defaults=True)
-        for field in (*self.spec.axes, *self.spec.ties):
-            *parents, leaf = field.split(".")
-            place = data
-            for parent in parents:
-                place = place[parent]
-            place[leaf] = row[_COLUMNS[field]].item()
-        data["name"] = f"{self.spec.name}[{index}]"
-        for field in ("die_area_mm2", "power_w", "sources", "notes"):
-            data.pop(field, None)  # they describe the base, not this chip
-        return Accelerator.from_dict(data)
+        varied = {
+            field: row[_COLUMNS[field]].item() for field in (*self.spec.axes, *self.spec.ties)
+        }
+        return _with_fields(self.spec.base, varied, f"{self.spec.name}[{index}]")
+
+
+def _with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Accelerator:
+    """Copy a chip with some fields changed. Values were validated with the space's axes."""
+    own: dict[str, Any] = {"name": name}
+    parts: dict[str, dict[str, Any]] = {}
+    for field, value in varied.items():
+        part, _, leaf = field.rpartition(".")
+        (parts.setdefault(part, {}) if part else own)[leaf] = value
+    for part, changes in parts.items():
+        own[part] = getattr(base, part).model_copy(update=changes)
+    # These describe the base, not this chip.
+    own.update(die_area_mm2=None, power_w=None, sources=(), notes="")
+    return base.model_copy(update=own)
