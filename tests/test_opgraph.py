@@ -237,6 +237,22 @@ def test_a_gpt_block_operator_by_operator():
     assert not any(a.endswith("-w") for a, _ in arrows), "weight gradients feed nothing"
 
 
+def test_gradients_of_products_move_the_right_bytes():
+    model = gpt(64, 4, 16)
+    back = block(model).backward
+    ops = dict(zip(back.names, back.ops, strict=True))
+    square, slim = 2 * 4 * 16 * 16, 2 * 4 * 16 * 16  # 4 heads, 16 x 16 scores, 16 wide
+    for name in ("d-scores-left", "d-scores-right", "d-mix-left", "d-mix-right"):
+        assert ops[name]["read_bytes"] == square + slim
+    x, w = ops["d-up-x"], ops["d-up-w"]
+    assert (x["m"], x["k"], x["n"]) == (16, 256, 64)
+    assert (w["m"], w["k"], w["n"]) == (64, 16, 256)
+    assert x["read_bytes"] == 2 * (16 * 256 + 64 * 256)
+    assert x["write_bytes"] == 2 * 16 * 64
+    assert w["read_bytes"] == 2 * (16 * 64 + 16 * 256)
+    assert w["write_bytes"] == 2 * 64 * 256
+
+
 def test_megatron_collectives():
     """Two all-reduces forward and two backward; with sequence parallelism, gathers and scatters."""
 
@@ -270,6 +286,9 @@ def test_experts():
     exchanged = layer.forward.ops[names.index("dispatch")]
     assert _core.COLLECTIVE_OPS[exchanged["collective"]] == "all-to-all"
     assert exchanged["payload_bytes"] == 2 * 1024 * 2 * 4096
+    arrows = {(names[a], names[b]) for a, b in layer.forward.edges()}
+    assert {("router", "dispatch"), ("router", "weigh"), ("combine", "weigh")} <= arrows
+    assert "d-router-w" in layer.backward.names
     alone = block(model, seq=1024)
     assert alone.forward.flops == pytest.approx(layer.forward.flops)
     assert "dispatch" not in alone.forward.names

@@ -208,12 +208,12 @@ class _Block:
         if moe is None:
             raise AssertionError("a moe-block needs a model with experts")
         ep, t = self.strategy.expert_parallel, self.strategy.tensor_parallel
-        sheet.linear("router", x, s.rows, m.hidden, moe.experts, bias=False)
+        router = sheet.linear("router", x, s.rows, m.hidden, moe.experts, bias=False)
         factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
         sent = -(-int(s.rows * moe.top_k * factor) // moe.experts) * moe.experts
         payload = float(ELEMENT_BYTES * sent * m.hidden)
         exchange = ("all-to-all", payload, "expert") if ep > 1 else None
-        dispatched = sheet.network("dispatch", x, exchange, exchange)
+        dispatched = sheet.network("dispatch", x, exchange, exchange, after=(router,))
         local, rows = moe.experts // ep, sent // moe.experts * ep
         width = moe.expert_ffn // t
         sheet.keep("dispatched", ELEMENT_BYTES * local * rows * m.hidden, dispatched)
@@ -224,7 +224,7 @@ class _Block:
         inner = self.activate("expert-", up, gate, local * rows, width)
         down = sheet.grouped_linear("expert-down", inner, local, rows, width, m.hidden)
         combined = sheet.network("combine", down, exchange, exchange)
-        out = sheet.vector("weigh", "multiply", (combined,), sent, m.hidden)
+        out = sheet.vector("weigh", "multiply", (combined, router), sent, m.hidden)
         sheet.keep("expert-output", ELEMENT_BYTES * sent * m.hidden, combined)
         if moe.shared_experts:
             shared_width = moe.shared_experts * width

@@ -46,10 +46,7 @@ def _gradients_of(
     if line.kind == "gemm":
         return _linear_gradients(line, upstream, gathered, add)
     if line.kind == "batched-gemm":
-        left = replace(line, name=f"{name}-left", n=line.k, k=line.n)
-        right = replace(line, name=f"{name}-right", m=line.k, k=line.m)
-        swapped = [replace(g, kind="batched-gemm-gradient", inputs=upstream) for g in (left, right)]
-        return [(slot, add(g)) for slot, g in enumerate(swapped)]
+        return [(slot, add(g)) for slot, g in enumerate(_product_gradients(line, upstream, name))]
     if line.kind == "collective":
         op, payload, group = line.gradient or ("", 0.0, "none")
         ended = replace(
@@ -115,3 +112,28 @@ def _linear_gradients(
         )
     )
     return [(0, to_input)]
+
+
+def _product_gradients(line: Line, upstream: tuple[int, ...], name: str) -> tuple[Line, Line]:
+    """Gradients of both factors of Y = AB: dA = dY Bᵀ and dB = Aᵀ dY."""
+    left = ELEMENT_BYTES * line.b * line.m * line.k
+    right = line.read_bytes - left  # fewer where heads share it
+    common = replace(line, kind="batched-gemm-gradient", inputs=upstream)
+    return (
+        replace(
+            common,
+            name=f"{name}-left",
+            n=line.k,
+            k=line.n,
+            read_bytes=line.write_bytes + right,
+            write_bytes=left,
+        ),
+        replace(
+            common,
+            name=f"{name}-right",
+            m=line.k,
+            k=line.m,
+            read_bytes=left + line.write_bytes,
+            write_bytes=right,
+        ),
+    )

@@ -153,15 +153,19 @@ class Sheet:
         forward: tuple[str, float, str] | None,
         backward: tuple[str, float, str] | None,
         regather: bool = False,
+        after: tuple[int, ...] = (),
     ) -> int:
-        """Add an end of a parallel region: its collective forward, and that of its gradient."""
+        """Add an end of a parallel region: its collective forward, and that of its gradient.
+
+        It waits for the operators in `after` as well, to which no gradient flows back.
+        """
         op, payload, group = forward or ("", 0.0, "none")
         return self._add(
             Line(
                 name,
                 "collective",
                 "NET",
-                (x,),
+                (x, *after),
                 payload_bytes=payload,
                 collective=op,
                 group=group,
