@@ -55,20 +55,20 @@ enum class Unit : std::int32_t {
 
 // One operator of a layer on one device: loop dimensions, work and compulsory traffic.
 struct OperatorRecord {
-  std::int32_t kind;          // position in the opgraph package's list of kinds
-  std::int32_t unit;          // a Unit
-  std::int64_t b;             // products side by side, or 1
-  std::int64_t m;             // rows
-  std::int64_t n;             // columns
-  std::int64_t k;             // inner dimension of a product; 0 for vector operators
-  double flops;               // a multiply-accumulate counts as two
-  double read_bytes;          // inputs and weights, each once
-  double write_bytes;         // outputs, each once
-  double payload_bytes;       // of a collective; 0 otherwise
-  std::int32_t collective;    // a CollectiveOp where unit is kNetwork, -1 otherwise
-  std::int32_t group;         // which ranks take part; 0 where unit is not kNetwork
-  std::int32_t causal;        // 1 where attention leaves out half of its products
-  std::int32_t epilogue;      // element-wise operators fused onto the product
+  std::int32_t kind;        // position in the opgraph package's list of kinds
+  std::int32_t unit;        // a Unit
+  std::int64_t b;           // products side by side, or 1
+  std::int64_t m;           // rows
+  std::int64_t n;           // columns
+  std::int64_t k;           // inner dimension of a product; 0 for vector operators
+  double flops;             // a multiply-accumulate counts as two
+  double read_bytes;        // inputs and weights, each once
+  double write_bytes;       // outputs, each once
+  double payload_bytes;     // of a collective; 0 otherwise
+  std::int32_t collective;  // a CollectiveOp where unit is kNetwork, -1 otherwise
+  std::int32_t group;       // which ranks take part; 0 where unit is not kNetwork
+  std::int32_t causal;      // 1 where attention leaves out half of its products
+  std::int32_t epilogue;    // element-wise operators fused onto the product
 };
 
 }  // namespace phaze
