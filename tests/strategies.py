@@ -51,10 +51,10 @@ fabrics = st.one_of(flat_fabrics(), tiered_fabrics(), grid_fabrics())
 
 
 @st.composite
-def groups_on(draw, fabric, min_ranks=1):
+def groups_on(draw, fabric, min_ranks=1, most=4096):
     """(ranks, stride) that fits the fabric."""
     held = fabric.capacity or 4096
-    ranks = draw(st.integers(min(min_ranks, held), held))
+    ranks = draw(st.integers(min(min_ranks, held), min(held, most)))
     stride = draw(st.integers(1, max(1, (held - 1) // max(ranks - 1, 1)))) if ranks > 1 else 1
     return ranks, stride
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from reference import collectives as oracle
 from reference import links
 from strategies import (
     fabrics,
@@ -154,6 +155,64 @@ def test_published_rule_for_a_tile_and_a_line():
     line = by(grid(MeshFabric, 8), "all-gather", 800.0, 8, "ring")
     assert tile == pytest.approx(7 / 8 * 800 / 200 + 0.07)
     assert line == pytest.approx(7 / 8 * 800 / 100 + 0.14)
+
+
+# ---- a plain oracle ----
+
+
+def described(fabric):
+    """Kind, and columns of the levels, as the oracle takes them; each level differs."""
+    record = fabric_record(fabric)[0]
+    n = int(record["levels"])
+    columns = [record[name][:n].tolist() for name in ("size", "bytes_per_s", "latency_s", "wrap")]
+    return "grid" if record["kind"] else "switched", *columns
+
+
+@settings(max_examples=600)
+@given(data=st.data(), fabric=fabrics, op=OPS, payload=payloads)
+def test_every_algorithm_is_what_the_documentation_says(data, fabric, op, payload):
+    ranks, stride = data.draw(groups_on(fabric, most=256))
+    found = one(fabric, op, payload, ranks, stride)
+    expected = oracle.alternatives(*described(fabric), op, payload, ranks, stride)
+    assert found.alternatives == pytest.approx(expected, rel=1e-10)
+    if expected:
+        assert found.time_s == pytest.approx(min(expected.values()), rel=1e-10)
+
+
+@settings(max_examples=400)
+@given(data=st.data(), op=OPS, payload=payloads)
+def test_every_algorithm_on_uneven_grids(data, op, payload):
+    """Dimensions with bandwidths, latencies and wraps of their own, as no preset has them."""
+    dims = data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 5, 8]), min_size=1, max_size=4))
+    total = math.prod(dims)
+    n = len(dims)
+    rates = data.draw(st.lists(st.floats(1e8, 1e12), min_size=n, max_size=n))
+    waits = data.draw(st.lists(latencies, min_size=n, max_size=n))
+    wraps = data.draw(st.lists(st.integers(0, 1), min_size=n, max_size=n))
+    ranks = data.draw(st.integers(1, min(total, 128)))
+    stride = data.draw(st.integers(1, max(1, (total - 1) // max(ranks - 1, 1))))
+    record = np.zeros(1, dtype=_core.FABRIC_DTYPE)
+    record["kind"], record["levels"] = 1, n
+    columns = {"size": dims, "bytes_per_s": rates, "latency_s": waits, "wrap": wraps}
+    for name, values in columns.items():
+        record[name][0, :n] = values
+    expected = oracle.alternatives("grid", dims, rates, waits, wraps, op, payload, ranks, stride)
+    code = _core.COLLECTIVE_OPS.index(op)
+    found = {}
+    for algorithm, name in enumerate(_core.ALGORITHMS):
+        time_s, ran, bad = _core.collective_with(record, code, payload, ranks, stride, algorithm)
+        if ran == algorithm and algorithm and not bad:
+            found[name] = time_s
+    assert found == pytest.approx(expected, rel=1e-10)
+
+
+def test_ties_go_to_the_algorithm_listed_first():
+    fabric = FlatFabric(name="f", bandwidth_bytes_per_s=1.0, latency_s=0.0)
+    cost = one(grid(MeshFabric, 2, 2).replace(hop_latency_s=0.0), "all-gather", 800.0, 4)
+    best = [name for name, t in cost.alternatives.items() if t == cost.time_s]
+    assert len(best) > 1
+    assert cost.algorithm == min(best, key=_core.ALGORITHMS.index)
+    assert one(fabric, "all-reduce", 1.0, 2).algorithm == "ring"
 
 
 # ---- explicit links ----

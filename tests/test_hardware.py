@@ -84,6 +84,10 @@ def test_fabrics_have_the_published_rates():
     assert (pod.capacity, pod.link_bandwidth_bytes_per_s) == (4096, 50e9)
 
 
+def test_buffer_bandwidth():
+    assert presets.chip("a100-80").buffer_bandwidth_bytes_per_s == 5120 * 1.41e9
+
+
 def test_rates_by_format():
     h100 = presets.chip("h100")
     assert h100.peak_flops("fp8") == 2 * h100.peak_flops("bf16")

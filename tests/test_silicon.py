@@ -133,6 +133,28 @@ def test_peak_power_by_hand():
     assert power_batch([BASE])[0] == pytest.approx(watts, rel=1e-12)
 
 
+def test_lanes_with_several_alus_cost_area_and_power():
+    wide = BASE.replace(vector_core=BASE.vector_core.replace(alus_per_lane=16))
+    gained = area(wide).vector_mm2 - area(BASE).vector_mm2
+    assert gained == pytest.approx(2 * 128 * 15 * 759.823853 / 1e6)
+    table = energy_table("7nm")
+    watts = power_batch([wide])[0] - power_batch([BASE])[0]
+    assert watts == pytest.approx(256 * 15 * table.vector_op_j * 1.05e9 + 0.15 * gained)
+
+
+def test_operands_enter_along_both_sides_of_an_array():
+    flat = BASE.replace(tensor_core=BASE.tensor_core.replace(width=256, depth=64))
+    table = energy_table("7nm")
+    more = 8 * (256 + 64 - 128 - 128) * 2 * table.local_byte_j * 1.05e9
+    assert power_batch([flat])[0] - power_batch([BASE])[0] == pytest.approx(more, rel=1e-6)
+
+
+def test_beyond_the_table_the_last_segment_goes_on():
+    last, before = GLB_UM2[128], GLB_UM2[64]
+    chip = BASE.replace(buffer=BASE.buffer.replace(capacity_bytes=256 * 2**20))
+    assert area(chip).buffer_mm2 == pytest.approx((last + 2 * (last - before)) / 1e6)
+
+
 def test_peak_power_is_of_the_right_size():
     """Within a factor of 1.6 of the published power, for every chip with HBM that has one."""
     for name in presets.chip_names():

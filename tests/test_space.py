@@ -153,6 +153,14 @@ def test_local_buffers_follow_their_cores():
     space = ArchitectureSpace(SpaceSpec(name="s", base=BASE, axes=axes))
     assert space.chips["tensor_local_bytes"].tolist() == [16384, 16384, 131072, 131072]
     assert space.chips["vector_local_bytes"].tolist() == [1024, 10240] * 2
+    held = BASE.replace(vector_core=BASE.vector_core.replace(local_buffer_bytes=4096))
+    space = ArchitectureSpace(SpaceSpec(name="s", base=held, axes=axes))
+    assert set(space.chips["vector_local_bytes"].tolist()) == {4096}
+    assert space.chips["tensor_local_bytes"].tolist() == [16384, 16384, 131072, 131072]
+    given_too = {**axes, "vector_core.local_buffer_bytes": (2048,)}
+    space = ArchitectureSpace(SpaceSpec(name="s", base=BASE, axes=given_too))
+    assert set(space.chips["vector_local_bytes"].tolist()) == {2048}
+    assert len(set(space.chips["tensor_local_bytes"].tolist())) == 2
     fixed = presets.chip("a100-80")
     space = ArchitectureSpace(SpaceSpec(name="s", base=fixed, axes=axes))
     assert set(space.chips["tensor_local_bytes"].tolist()) == {192 * 1024}
@@ -192,6 +200,27 @@ def test_the_filter_keeps_exactly_what_it_should(
         if inside and (power is None or watts[i] <= power):
             expected.append(i)
     assert ArchitectureSpace(spec).index.tolist() == expected
+
+
+def test_limits_include_their_ends():
+    one = SpaceSpec(name="s", base=BASE, axes={"clock_hz": (1.05e9,)})
+    size = float(ArchitectureSpace(one).area_mm2[0])
+    watts = float(power_batch([BASE])[0])
+    exact = one.replace(area=AreaLimit(max_mm2=size, min_fraction=1.0), max_power_w=watts)
+    assert len(ArchitectureSpace(exact)) == 1
+
+
+def test_chips_of_a_space_do_not_carry_their_bases_figures():
+    space = ArchitectureSpace(
+        SpaceSpec(name="s", base=presets.chip("h100"), axes={"clock_hz": (1e9,)})
+    )
+    assert (space[0].die_area_mm2, space[0].power_w, space[0].notes) == (None, None, "")
+
+
+def test_ranges_reach_their_end_in_spite_of_rounding():
+    axes = {"buffer.bytes_per_cycle": {"start": 0.1, "stop": 0.7, "step": 0.1}}
+    spec = SpaceSpec.from_dict({"name": "s", "base": "phaze-tpuv4", "axes": axes})
+    assert len(spec.axes["buffer.bytes_per_cycle"]) == 7
 
 
 def test_a_space_from_a_file(tmp_path):

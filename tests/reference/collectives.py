@@ -1,0 +1,219 @@
+"""Every collective formula of docs/collectives.md in plain Python, from explicit coordinates.
+
+A group is written out member by member. It is regular where its coordinates are a full product of
+arithmetic progressions, one per level; everything else follows from those progressions.
+"""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+UNBOUNDED = 10**18
+
+
+@dataclass
+class Level:
+    members: int
+    stride: int
+    size: int
+    rate: float
+    latency: float
+    wrapped: bool
+
+
+def coordinates(rank, sizes):
+    place = []
+    for size in sizes:
+        place.append(rank % size)
+        rank //= size
+    return tuple(place)
+
+
+def levels_of(sizes, rates, latencies, wraps, ranks, stride):
+    """The active levels of a regular group, or None."""
+    members = {coordinates(i * stride, sizes) for i in range(ranks)}
+    axes = [sorted({m[level] for m in members}) for level in range(len(sizes))]
+    if math.prod(len(axis) for axis in axes) != ranks or set(product(*axes)) != members:
+        return None
+    found = []
+    for axis, size, rate, latency, wrapped in zip(
+        axes, sizes, rates, latencies, wraps, strict=True
+    ):
+        steps = {b - a for a, b in pairwise(axis)}
+        if len(steps) > 1:
+            return None
+        if len(axis) > 1:
+            found.append(Level(len(axis), steps.pop(), size, rate, latency, wrapped))
+    return found
+
+
+def spanned(sizes, ranks, stride):
+    """Levels an irregular group reaches: from that of its stride to that of its extent."""
+    found, below = [], 1
+    for level, size in enumerate(sizes):
+        here = below * size
+        if below <= (ranks - 1) * stride and here > stride:
+            found.append(level)
+        below = here
+    return found
+
+
+def reached(sizes, ranks, stride):
+    """Dimensions a group on a grid extends over."""
+    found, below = [], 1
+    for level, size in enumerate(sizes):
+        if below <= (ranks - 1) * stride:
+            found.append(level)
+        below *= size
+    return found
+
+
+def log2(n):
+    return math.ceil(math.log2(n) - 1e-12)
+
+
+# ---- switched fabrics ----
+
+
+def switched(op, v, p, levels):
+    slow = min(level.rate for level in levels)
+    late = max(level.latency for level in levels)
+    depth = sum(log2(level.members) * level.latency for level in levels)
+    inside = [math.prod(level.members for level in levels[:i]) for i in range(len(levels))]
+
+    def once(level, amount):
+        k = level.members
+        return (k - 1) / k * amount / level.rate + (k - 1) * level.latency
+
+    parts = [once(level, v / held) for level, held in zip(levels, inside, strict=True)]
+    top, left = levels[-1], v / inside[-1]
+    tree_on_top = 2 * left / top.rate + 2 * log2(top.members) * top.latency
+    nested = 2 * sum(parts[:-1]) + min(2 * parts[-1], tree_on_top)
+    ring = (p - 1) / p * v / slow + (p - 1) * late
+    rails = (p - 1) / p * v / min(
+        level.rate * held for level, held in zip(levels, inside, strict=True)
+    ) + (p - 1) * late
+    tree = 2 * v / slow + 2 * depth
+    several = len(levels) > 1
+    if op == "all-reduce":
+        found = {"ring": 2 * ring, "tree": tree}
+        return {**found, "hierarchical": nested, "rail-ring": 2 * rails} if several else found
+    if op in ("reduce-scatter", "all-gather"):
+        found = {"ring": ring, "tree": tree}
+        both = {"hierarchical": min(sum(parts), nested), "rail-ring": rails}
+        return {**found, **both} if several else found
+    if op == "broadcast":
+        spread = 2 * sum(parts[:-1]) + left / top.rate + log2(top.members) * top.latency
+        found = {"tree": v / slow + depth}
+        return {**found, "hierarchical": spread} if several else found
+    met = [held * (level.members - 1) for level, held in zip(levels, inside, strict=True)]
+    pairwise = sum(
+        n / p * v / level.rate + n * level.latency for n, level in zip(met, levels, strict=True)
+    )
+    found = {"pairwise": pairwise}
+    return {**found, "hierarchical": sum(once(level, v) for level in levels)} if several else found
+
+
+def switched_irregular(op, v, p, rates, latencies):
+    slow, late = min(rates), max(latencies)
+    ring = (p - 1) / p * v / slow + (p - 1) * late
+    tree = 2 * v / slow + 2 * log2(p) * late
+    return {
+        "all-reduce": {"ring": 2 * ring, "tree": tree},
+        "reduce-scatter": {"ring": ring, "tree": tree},
+        "all-gather": {"ring": ring, "tree": tree},
+        "all-to-all": {"pairwise": ring},
+        "broadcast": {"tree": v / slow + log2(p) * late},
+    }[op]
+
+
+# ---- grids ----
+
+
+def grid(op, v, p, levels):
+    def closed(level):
+        return level.wrapped and level.size > 2 and level.members * level.stride == level.size
+
+    def once(level, amount):
+        k, hop = level.members, level.stride * level.latency
+        rate = level.rate / level.stride * (2 if closed(level) else 1)
+        step = hop if closed(level) or k == 2 else 2 * hop
+        return (k - 1) / k * amount / rate + (k - 1) * step
+
+    slow = min(level.rate / level.stride for level in levels)
+    hops = [level.stride * level.latency for level in levels]
+    if op == "broadcast":
+        far = [x.members // 2 if closed(x) else x.members - 1 for x in levels]
+        return {"tree": v / slow + sum(n * hop for n, hop in zip(far, hops, strict=True))}
+    if op == "all-to-all":
+        return grid_exchange(v, levels, hops, closed)
+    middle = sum(level.members // 2 * hop for level, hop in zip(levels, hops, strict=True))
+    tree = 2 * v / slow + 2 * middle
+    passes = 2 if op == "all-reduce" else 1
+    if len(levels) == 1:
+        return {"ring": passes * once(levels[0], v), "tree": tree}
+    found = {"tree": tree}
+    if p % 2 == 0 and all(level.stride == 1 for level in levels):
+        found["snake-ring"] = passes * ((p - 1) / p * v / (2 * slow) + (p - 1) * max(hops))
+    fastest_first = sorted(levels, key=lambda x: x.stride / x.rate / (2 if closed(x) else 1))
+    left, ordered = v, 0.0
+    for level in fastest_first:
+        ordered += once(level, left)
+        left /= level.members
+    found["dimension-ordered"] = passes * ordered
+    n = len(levels)
+    rotating = 0.0
+    for phase in range(n):
+        times = []
+        for part in range(n):
+            before = [levels[(part + j) % n].members for j in range(phase)]
+            times.append(once(levels[(part + phase) % n], v / n / math.prod(before)))
+        rotating += max(times)
+    found["multi-ring"] = passes * rotating
+    return found
+
+
+def grid_exchange(v, levels, hops, closed):
+    loads = []
+    for level in levels:
+        k = level.members
+        if closed(level):
+            share = sum(min(j, k - j) for j in range(1, k)) / (2 * k)
+        else:
+            share = max(i * (k - i) for i in range(1, k)) / k
+        loads.append(v * share * level.stride / level.rate)
+    latency = sum((level.members - 1) * hop for level, hop in zip(levels, hops, strict=True))
+    if len(levels) == 1:
+        return {"pairwise": loads[0] + latency}
+    return {"dimension-ordered": sum(loads) + latency, "multi-ring": max(loads) + latency}
+
+
+def grid_irregular(op, v, p, stride, sizes, rates, latencies):
+    slow = min(rates) / (2 * stride)
+    late = sum((size - 1) * latency for size, latency in zip(sizes, latencies, strict=True))
+    ring = (p - 1) / p * v / slow + (p - 1) * late
+    exchange = v * max((p - 1) / p, p / 4) / slow + (p - 1) * late
+    return {
+        "all-reduce": {"ring": 2 * ring},
+        "reduce-scatter": {"ring": ring},
+        "all-gather": {"ring": ring},
+        "all-to-all": {"pairwise": exchange},
+        "broadcast": {"tree": v / slow + log2(p) * late},
+    }[op]
+
+
+def alternatives(kind, sizes, rates, latencies, wraps, op, v, p, stride):
+    """Seconds of every algorithm that can run; kind is ``switched`` or ``grid``."""
+    if p == 1 or v == 0:
+        return {}
+    sizes = [UNBOUNDED if size == 0 else size for size in sizes]
+    levels = levels_of(sizes, rates, latencies, wraps, p, stride)
+    if levels is not None:
+        return (grid if kind == "grid" else switched)(op, v, p, levels)
+    if kind == "grid":
+        chosen = reached(sizes, p, stride)
+        pick = [[column[i] for i in chosen] for column in (sizes, rates, latencies)]
+        return grid_irregular(op, v, p, stride, *pick)
+    chosen = spanned(sizes, p, stride)
+    pick = [[column[i] for i in chosen] for column in (rates, latencies)]
+    return switched_irregular(op, v, p, *pick)
