@@ -3,6 +3,7 @@
 from phaze_fast.opgraph.graph import GROUPS, KINDS, UNITS, OpGraph, Tensor
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
 from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
+from phaze_fast.opgraph.traced import from_traced
 
 __all__ = [
     "GROUPS",
@@ -16,6 +17,7 @@ __all__ = [
     "Strategy",
     "Tensor",
     "build_op_graphs",
+    "from_traced",
     "layer_graph",
     "reasons",
 ]
