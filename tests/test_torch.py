@@ -291,6 +291,29 @@ def test_odd_things_are_seen_for_what_they_are():
     assert traced.gemms() == [(1, 6, 8, 8)] * 5
 
 
+class Writes(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.inner(x)
+        y = x.clone()
+        y[:, :2] = torch.tanh(x[:, 2:4])
+        return y.mul_(2) + x
+
+
+def test_what_is_written_in_place_is_read_afterwards_and_a_copy_stands_apart():
+    (layer,) = models.from_torch(Writes(), (torch.zeros(6, 8),)).layers
+    assert [(op.name, op.inputs) for op in layer.ops] == [
+        ("inner.linear", (-1,)),
+        ("tanh", (0,)),
+        ("copy", (0, 1)),
+        ("mul", (2,)),
+        ("add", (3, 0)),
+    ]
+
+
 class Attends(nn.Module):
     def forward(self, q, k, v, mask):
         return nn.functional.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)

@@ -1,6 +1,7 @@
 """Takes the name of an ATen operator and shapes, gives its kind and the sizes of its work.
 
-A name stands for all overloads: ``add`` for ``aten.add.Tensor`` and ``aten.add.Scalar``.
+A name stands for all overloads: ``add`` for ``aten.add.Tensor``, ``aten.add.Scalar`` and
+``aten.add_.Tensor``, which writes in place.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 
 __all__ = [
     "ATTENTION",
+    "COPIES",
     "CREATORS",
     "FREE",
     "PRODUCT_OPERANDS",
@@ -51,15 +53,19 @@ CREATORS = frozenset(
 FREE = frozenset((_VIEWS + _ASSERTIONS).split())
 """What moves no data or none that counts: views, casts, and dropout outside training."""
 
+COPIES = frozenset({"clone", "lift_fresh_copy", "_to_copy"})
+"""Those of them that are never a view of what they read."""
+
 _REDUCTIONS = "amax amin cumsum linalg_vector_norm logsumexp mean sum var var_mean"
 REDUCTIONS = frozenset(_REDUCTIONS.split())
 """Vector operators whose work is what they read."""
 
 _ELEMENTWISE = """
     abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or cat clamp clamp_max clamp_min
-    constant_pad_nd cos div eq exp flip floor gather ge gt index index_select le log logical_and
-    logical_not logical_or lt masked_fill maximum minimum mul ne neg pad pow reciprocal repeat
-    repeat_interleave roll round rsqrt rsub scatter sign sin sqrt square stack sub tril triu where
+    constant_pad_nd copy cos div eq exp fill flip floor gather ge gt index index_put
+    index_select le log logical_and logical_not logical_or lt masked_fill maximum minimum mul ne
+    neg pad pow reciprocal repeat repeat_interleave roll round rsqrt rsub scatter sign sin sqrt
+    square stack sub tril triu where zero
     """
 _ACTIVATIONS = """
     celu elu erf gelu glu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish prelu relu

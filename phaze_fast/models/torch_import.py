@@ -8,13 +8,13 @@ constants, whose arithmetic is no operator.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
 from phaze_fast.models.aten import (
     ATTENTION,
+    COPIES,
     CREATORS,
     FREE,
     PRODUCT_OPERANDS,
@@ -59,9 +59,16 @@ def _torch() -> Any:
 
 
 def _base(node: Any) -> str:
-    """Name of the operator a node calls, without namespace and overload."""
+    """Name of the operator a node calls, without namespace, overload and mark of writing."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    return str(getattr(packet, "__name__", packet))
+    name = str(getattr(packet, "__name__", packet))
+    return name.removesuffix("_") if _writes(node) else name
+
+
+def _writes(node: Any) -> bool:
+    """Whether a node changes its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
 
 
 def _is_aten(node: Any) -> bool:
@@ -80,6 +87,7 @@ class _Walk:
         self.name, self.root = name, program.graph_module
         self.ops: list[CalledOp] = []
         self.values: dict[Any, Any] = {}
+        self.viewed: dict[Any, Any] = {}
         self.around: tuple[tuple[str, str], ...] = ()
         signature = program.graph_signature
         self.parameters = frozenset(signature.inputs_to_parameters)
@@ -151,6 +159,22 @@ class _Walk:
             shape = max((self.shape(node, read) for read in node.all_input_nodes), key=math.prod)
         return self.add(node, VECTORS[_base(node)], vector_sizes(shape), math.prod(shape), 0.0)
 
+    def called(self, node: Any) -> Any:
+        """Value of a node that calls a function; what it writes in place has a new value too."""
+        value = self.call(node)
+        reads = node.all_input_nodes
+        if not reads:
+            return value
+        base = self.viewed.get(reads[0], reads[0])
+        if _writes(node) and value.counts:
+            if self.around and base.op == "placeholder":
+                raise self.refuse(node, "it changes an array made outside its region")
+            for view in [view for view in self.values if self.viewed.get(view, view) is base]:
+                self.values[view] = value
+        if _writes(node) or _base(node) in FREE - COPIES:
+            self.viewed[node] = base
+        return value
+
     def call(self, node: Any) -> Any:
         """Value of a node that calls a function."""
         name, reads = _base(node), [self.values[read] for read in node.all_input_nodes]
@@ -194,7 +218,7 @@ class _Walk:
             if node.op == "placeholder":
                 self.values[node] = self.entering(node) if remaining is None else next(remaining)
             elif node.op == "call_function":
-                self.values[node] = self.call(node)
+                self.values[node] = self.called(node)
             elif node.op == "get_attr":
                 self.values[node] = _CONSTANT
             else:
@@ -209,13 +233,8 @@ def _exported(module: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), warnings.catch_warnings():
-            # torch 2.13 warns of its own use of LeafSpec when it copies a program.
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
-            program = torch.export.export(module, inputs, kwargs, strict=False)
-            if any(_writes(node) for node in program.graph.nodes):
-                return program.run_decompositions({})  # functional, and nothing taken apart
-            return program
+        with torch.no_grad():
+            return torch.export.export(module, inputs, kwargs, strict=False)
     except Exception as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise InvalidInputError(
@@ -224,12 +243,6 @@ def _exported(module: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     finally:
         for part, training in modes.items():
             part.training = training
-
-
-def _writes(node: Any) -> bool:
-    """Whether a node changes one of its arguments."""
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
 
 
 def from_torch(
