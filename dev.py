@@ -130,6 +130,15 @@ def slow(arguments: list[str]) -> None:
     run(PYTHON, "-m", "pytest", "-m", "slow", *arguments)
 
 
+def torch(arguments: list[str]) -> None:
+    """Test the PyTorch import, with torch and transformers, which are large and installed here."""
+    install()
+    pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    say("installing torch and transformers")
+    run(*pip, "torch==2.13.0", "transformers")
+    run(PYTHON, "-m", "pytest", "tests/test_torch.py", "-q", *arguments)
+
+
 def lint(_: list[str]) -> None:
     """Check style, types, stubs and C++ format."""
     install()
@@ -212,7 +221,9 @@ def clean(_: list[str]) -> None:
         shutil.rmtree(ROOT / name, ignore_errors=True)
 
 
-TASKS = {f.__name__: f for f in (survey, test, slow, lint, cpp, bench, examples, package, clean)}
+TASKS = {
+    f.__name__: f for f in (survey, test, slow, torch, lint, cpp, bench, examples, package, clean)
+}
 
 
 def main() -> None:

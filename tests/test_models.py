@@ -181,6 +181,10 @@ def test_a_config_from_a_mapping_a_file_and_a_folder(tmp_path):
 def test_fields_that_change_nothing_are_passed_over():
     extra = {"rope_theta": 1e4, "torch_dtype": "bfloat16", "use_cache": True, "bos_token_id": 1}
     assert models.from_hf({**LLAMA, **extra}) == models.from_hf(LLAMA)
+    whole = {"layer_types": ["full_attention"] * 2}
+    assert models.from_hf({**LLAMA, **whole}) == models.from_hf(LLAMA)
+    assert models.from_hf({**OPT, "init_std": 0.02}) == models.from_hf(OPT)
+    assert models.from_hf({**T5, "scale_decoder_outputs": True}) == models.from_hf(T5)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +197,11 @@ def test_fields_that_change_nothing_are_passed_over():
         (LLAMA, {"model_type": "deepseek_v3"}, "multi-head latent attention"),
         (LLAMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not modelled"),
         (LLAMA, {"sliding_window": 16}, "sliding_window: 16 is not modelled"),
+        (
+            LLAMA,
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types: 'sliding_attention' is not modelled; expected 'full_attention'",
+        ),
         (LLAMA, {"hidden_size": None}, "hidden_size: is missing"),
         (
             LLAMA,

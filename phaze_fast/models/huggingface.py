@@ -69,6 +69,14 @@ class _Fields:
                 f"{self.source}: {name}: {value!r} is not modelled; expected {wanted!r} ({why})"
             )
 
+    def require_each(self, name: str, wanted: Any, why: str) -> None:
+        """Accept a list, one entry per layer, only where each has the value that is modelled."""
+        for value in self.take(name, ()):
+            if value != wanted:
+                raise InvalidInputError(
+                    f"{self.source}: {name}: {value!r} is not modelled; expected {wanted!r} ({why})"
+                )
+
     def activation(self, name: str, default: Any = ...) -> str:
         value = self.take(name, default)
         if value not in _ACTIVATIONS:
@@ -165,6 +173,7 @@ def _llama(f: _Fields) -> dict[str, Any]:
             f"{f.source}: sliding_window: {window!r} is not modelled; attention over a window of a "
             "sequence (null or use_sliding_window: false is accepted)"
         )
+    f.require_each("layer_types", "full_attention", "attention over a window of a sequence")
     return {
         "layers": f.whole("num_hidden_layers"),
         "hidden": f.whole("hidden_size"),
@@ -203,7 +212,8 @@ def _mixtral(f: _Fields) -> dict[str, Any]:
 
 def _t5(f: _Fields) -> dict[str, Any]:
     kind = f.take("feed_forward_proj", "relu")
-    f.used |= {"is_gated_act", "dense_act_fn"}
+    # Decoder outputs are scaled before tied logits, which the gain of the last norm can hold.
+    f.used |= {"is_gated_act", "dense_act_fn", "scale_decoder_outputs"}
     gated = str(kind).startswith("gated-")
     name = str(kind).removeprefix("gated-")
     if name not in _ACTIVATIONS:

@@ -4,6 +4,7 @@ from phaze_fast.opgraph.graph import GROUPS, KINDS, UNITS, OpGraph
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
 from phaze_fast.opgraph.sheet import Tensor
 from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
+from phaze_fast.opgraph.traced import from_traced
 
 __all__ = [
     "GROUPS",
@@ -17,6 +18,7 @@ __all__ = [
     "Strategy",
     "Tensor",
     "build_op_graphs",
+    "from_traced",
     "layer_graph",
     "reasons",
 ]

@@ -1,0 +1,86 @@
+"""Takes a traced model, gives a forward operator graph of each kind of its layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from phaze_fast.models import TracedModel
+from phaze_fast.models.traced import TracedLayer, TracedOp
+from phaze_fast.opgraph.graph import OpGraph, lay_out
+from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
+
+__all__ = ["from_traced"]
+
+
+def _attention(op: TracedOp) -> Line:
+    queries, keys = op.b * op.m * op.k, op.b * op.n * op.k
+    values = op.b * op.n * (op.elements // (op.b * op.m))
+    return Line(
+        op.name,
+        "attention",
+        "TC+VC",
+        op.inputs,
+        b=op.b,
+        m=op.m,
+        n=op.n,
+        k=op.k,
+        flops=op.flops,
+        read_bytes=ELEMENT_BYTES * (queries + keys + values),
+        write_bytes=ELEMENT_BYTES * op.elements,
+    )
+
+
+def _write(sheet: Sheet, op: TracedOp) -> None:
+    """Add one operator."""
+    first, last = op.inputs[0], op.inputs[-1]
+    if op.kind == "gemm":
+        bias = op.weight_elements > op.b * op.k * op.n
+        if op.b == 1:
+            sheet.linear(op.name, first, op.m, op.k, op.n, bias)
+        else:
+            sheet.grouped_linear(op.name, first, op.b, op.m, op.k, op.n)
+        sheet.lines[-1] = replace(sheet.lines[-1], inputs=op.inputs)
+    elif op.kind == "batched-gemm":
+        sheet.product(op.name, first, last, op.b, op.m, op.k, op.n)
+        if len(op.inputs) > 2:  # a third array is added to the product
+            sheet.lines[-1] = replace(sheet.lines[-1], inputs=op.inputs)
+    elif op.kind == "attention":
+        sheet.custom(_attention(op))
+    else:
+        kind = "multiply" if op.kind == "elementwise" else op.kind
+        sheet.vector(op.name, kind, op.inputs, op.m, op.n, reads=len(op.inputs))
+
+
+def _sheet(model: str, layer: TracedLayer) -> Sheet:
+    sheet = Sheet(f"{model}/{layer.name}")
+    for op in layer.ops:
+        _write(sheet, op)
+    return sheet
+
+
+def from_traced(traced: TracedModel) -> tuple[OpGraph, ...]:
+    """Lay out the operators of a traced model, in bf16, on one device.
+
+    Parameters
+    ----------
+    traced
+        From `models.from_torch`.
+
+    Returns
+    -------
+    tuple of OpGraph
+        Forward graphs, one per entry of ``traced.layers``. An elementwise operator is of the kind
+        ``multiply``; a product that adds a bias works on both units.
+
+    Examples
+    --------
+    >>> from phaze_fast.models.traced import TracedLayer, TracedModel, TracedOp
+    >>> fc = TracedOp("fc", "gemm", (-1,), 1, 4, 8, 8, 32, 512.0, 64)
+    >>> act = TracedOp("act", "activation", (0,), 1, 4, 0, 8, 32, 0.0, 0)
+    >>> model = TracedModel("mlp", (TracedLayer("0", 1, (fc, act)),), (0,), (), 64)
+    >>> (graph,) = from_traced(model)
+    >>> graph.names, graph.edges(), graph.flops
+    (('fc', 'act'), [(0, 1)], 512.0)
+    """
+    sheets = [_sheet(traced.name, layer) for layer in traced.layers]
+    return tuple(lay_out(f"{sheet.name}/forward", sheet.lines, ()) for sheet in sheets)
