@@ -8,13 +8,14 @@ It needs Python 3.11 or newer, a C++ compiler and git; everything else it instal
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,14 +28,17 @@ LEAST = (3, 11)
 
 
 def say(message: str) -> None:
-    """Tell the person at the terminal what happens next."""
-    print(f"== {message}", flush=True)
+    """Tell the person at the terminal what happens next, on standard error."""
+    print(f"== {message}", file=sys.stderr, flush=True)
 
 
 def run(
-    *command: str | Path, cwd: Path = ROOT, env: Mapping[str, str] = MappingProxyType({})
+    *command: str | Path,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] = MappingProxyType({}),
+    quiet: bool = False,
 ) -> None:
-    """Run a command with the virtual environment's programs first, or stop if it fails."""
+    """Run a command with the virtual environment's programs first, or leave with its exit code."""
     path = f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "PATH": path, **env}
     for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
@@ -42,7 +46,9 @@ def run(
     words = [str(word) for word in command]
     done = subprocess.run(words, cwd=cwd, env=environment, check=False)
     if done.returncode != 0:
-        sys.exit(f"== failed ({done.returncode}): {' '.join(words)}")
+        if not quiet:
+            say(f"failed ({done.returncode}): {' '.join(words)}")
+        sys.exit(done.returncode)
 
 
 def use_a_new_enough_python() -> None:
@@ -51,7 +57,13 @@ def use_a_new_enough_python() -> None:
         return
     for name in NEWEST_FIRST:
         found = shutil.which(name)
-        if found:
+        works = (
+            found
+            and not subprocess.run(
+                [found, "-c", "import venv"], capture_output=True, check=False
+            ).returncode
+        )
+        if found and works:
             os.execv(found, [found, *sys.argv])
     sys.exit(f"Python 3.11 or newer is needed; this is {sys.version.split()[0]}")
 
@@ -72,8 +84,8 @@ def make_venv(folder: Path) -> None:
 
 def require_a_compiler() -> None:
     """Stop early, and say so, where nothing can compile the core."""
-    wanted = os.environ.get("CXX")
-    if not any(shutil.which(name) for name in ([wanted] if wanted else ["c++", "g++", "clang++"])):
+    wanted = os.environ.get("CXX", "").split()
+    if not any(shutil.which(name) for name in (wanted[:1] or ["c++", "g++", "clang++"])):
         sys.exit("a C++ compiler is needed (g++ or clang++, or the one that CXX names)")
 
 
@@ -90,36 +102,66 @@ def fingerprint() -> str:
     return seen.hexdigest()
 
 
-def install() -> None:
+def has_pip() -> bool:
+    """Whether the virtual environment is whole: an interrupted start may have left half of one."""
+    if not PYTHON.exists():
+        return False
+    asked = subprocess.run(
+        [str(PYTHON), "-m", "pip", "--version"], capture_output=True, check=False
+    )
+    return asked.returncode == 0
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Wait for another task that is installing into the same folder."""
+    try:
+        import fcntl
+    except ImportError:  # not on this system; nothing to wait for
+        yield
+        return
+    with (ROOT / ".dev.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def install(extra: str = "dev") -> None:
     """Bring ``.venv`` up to date: quick where nothing changed."""
+    with one_at_a_time():
+        _install(extra)
+
+
+def _install(extra: str) -> None:
     stamp = VENV / "phaze-fast.stamp"
-    if PYTHON.exists() and stamp.exists() and stamp.read_text() == fingerprint():
+    done = stamp.read_text().split() if stamp.exists() else []
+    current = done[:1] == [fingerprint()] and (extra in done[1:] or "dev" in done[1:])
+    if current and ((BIN / "phaze-fast").exists() or os.name == "nt"):
         return
     require_a_compiler()
-    if not PYTHON.exists():
+    if not has_pip():
         say("making a virtual environment in .venv")
         make_venv(VENV)
     import tomllib
 
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    say("installing what the build needs")
+    say("installing what the build needs, from the package index")
     run(*pip, *build, "cmake>=3.20", "ninja>=1.11")
-    say("compiling the C++ core and installing phaze-fast (about half a minute)")
-    run(*pip, "--no-build-isolation", "--editable", ".[dev]")
-    stamp.write_text(fingerprint())
+    say("compiling the C++ core and installing phaze-fast (a minute or two)")
+    run(*pip, "--no-build-isolation", "--editable", f".[{extra}]" if extra != "run" else ".")
+    stamp.write_text(f"{fingerprint()} {extra}")
 
 
 def survey(arguments: list[str]) -> None:
     """Bound every chip of the published space: the main job, for now."""
-    install()
+    install("run")
     say("phaze-fast survey")
-    run(BIN / "phaze-fast", "survey", *arguments)
+    run(BIN / "phaze-fast", "survey", *arguments, cwd=Path.cwd(), quiet=True)
 
 
 def test(arguments: list[str]) -> None:
     """Run the tests (the quick ones; CI runs the slow ones too)."""
-    install()
+    install("test")
     say("running the tests")
     run(PYTHON, "-m", "pytest", "-m", "not slow", *arguments)
 
@@ -230,6 +272,9 @@ def main() -> None:
     """Run the task that the first word names."""
     use_a_new_enough_python()
     words = sys.argv[1:]
+    if words and words[0] not in TASKS and not words[0].startswith("-"):
+        say(f"no task {words[0]!r}; there are: {', '.join(TASKS)}")
+        sys.exit(2)
     if not words or words[0] not in TASKS:
         print((__doc__ or "").strip(), "\n\nTasks:")
         for name, task in TASKS.items():

@@ -25,8 +25,14 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, Hashable) or key in seen:
+            if not isinstance(key, Hashable):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key must be text or a number", key_node.start_mark
+                )
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"key {key!r} is given twice", key_node.start_mark
                 )
@@ -34,18 +40,20 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.yaml_implicit_resolvers = {
-    first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:float"]
-    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^(?:[-+]?(?:\d[\d_]*\.[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*"
-        r"(?:[eE][-+]?\d+)?)|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
-    ),
-    list("-+0123456789."),
+class _Dumper(yaml.SafeDumper):
+    """Quotes whatever `_Loader` would not read back as the text it is."""
+
+
+_FLOAT = re.compile(
+    r"^(?:[-+]?(?:\d[\d_]*\.[\d_]*(?:[eE][-+]?\d+)?|\d[\d_]*[eE][-+]?\d+|\.\d[\d_]*"
+    r"(?:[eE][-+]?\d+)?)|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
+for _class in (_Loader, _Dumper):
+    _class.yaml_implicit_resolvers = {
+        first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:float"]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
 def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -73,7 +81,8 @@ def parse_text(text: str, source: str, json_only: bool = False) -> Any:
         where = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise InvalidInputError(f"{source}:{where} {error.problem}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InvalidInputError(f"{source}: {' '.join(str(error).split())}") from None
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InvalidInputError(f"{source}: {reason}") from None
 
 
 def read_document(path: str | Path) -> Any:
@@ -98,7 +107,7 @@ def read_document(path: str | Path) -> Any:
 
 def to_yaml(data: object) -> str:
     """Write plain data as YAML, keys in the order given."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=96)
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=False, width=96)
 
 
 def digest(data: object) -> str:

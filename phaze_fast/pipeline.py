@@ -21,7 +21,7 @@ from phaze_fast.units import format_bytes
 __all__ = ["Survey", "survey"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Survey:
     """Every chip of a space with its lower bound on step time; best first."""
 
@@ -30,7 +30,8 @@ class Survey:
     flops: float
     """Matrix FLOPs of one step, all devices together."""
     bound_s: np.ndarray[Any, Any]
-    """Lower bound on the step time of each chip, seconds, in the order of the space."""
+    """Lower bound on the step time of each chip, seconds, in the order of the space; infinite where
+    the training state does not fit its HBM."""
     order: np.ndarray[Any, Any]
     """Positions in the space by (bound, area, index)."""
     gradient_sync: CollectiveCost
@@ -74,9 +75,16 @@ def survey(space: ArchitectureSpace, cluster: Cluster, parameters: float, tokens
         raise InfeasibleError(
             f"{space.spec.name}: no chip of the grid passes the area and power limits"
         )
-    _require_room_for_state(space, cluster, ADAM_STATE_BYTES * parameters)
-    bound_s = compute_bound_s(space.chips, flops, cluster.devices)
+    rate = space.spec.base.tensor_core.rates.get("bf16")
+    if rate is None:
+        raise InfeasibleError(f"{space.spec.name}: its chips do not multiply bf16")
+    state = ADAM_STATE_BYTES * parameters
+    _require_room_for_state(space, cluster, state)
+    bound_s = compute_bound_s(space.chips, flops, cluster.devices, rate)
+    bound_s[space.chips["hbm_bytes"] * float(cluster.devices) < state] = np.inf
     order = np.lexsort((space.index, space.area_mm2, bound_s))
+    for array in (bound_s, order):
+        array.setflags(write=False)
     sync = collective(cluster, "all-reduce", 2.0 * parameters, cluster.devices)
     return Survey(space, cluster, flops, bound_s, order, sync)
 

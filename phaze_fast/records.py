@@ -8,10 +8,13 @@ nearest valid name, numbers must be finite, and every fault becomes one line of 
 from __future__ import annotations
 
 import json
+import re
+import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self, get_args
 
+import numpy as np
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -36,6 +39,7 @@ __all__ = [
     "FrozenDict",
     "Hertz",
     "NamedOr",
+    "OrderedFrozenDict",
     "Quantity",
     "Record",
     "Seconds",
@@ -57,7 +61,9 @@ def _quantity(unit: str, whole: bool) -> Callable[[object], object]:
                 return number
             if number != int(number):
                 raise PydanticCustomError(
-                    "quantity", "{text}", {"text": f"{value!r} is not a whole number of {unit}"}
+                    "quantity",
+                    "{text}",
+                    {"text": f"{_short(value)} is not a whole number of {unit}"},
                 )
             return value if isinstance(value, int) else int(number)
         return number
@@ -97,13 +103,13 @@ Bytes = Annotated[
 ]
 """Bytes as an integer; accepts text such as '128 MiB'."""
 
-Quantity = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
+Quantity = Annotated[float, Field(strict=True, ge=0, le=1e24, allow_inf_nan=False)]
 """A finite number, zero or more, with no unit text."""
 
 Bandwidth = Annotated[
     float,
     BeforeValidator(_quantity("bytes/s", whole=False)),
-    Field(gt=0, allow_inf_nan=False),
+    Field(gt=0, le=1e24, allow_inf_nan=False),
     _schema("bytes/s", "exclusiveMinimum"),
 ]
 """Bytes per second; accepts text such as '1.2 TB/s' or '200 Gb/s'."""
@@ -111,7 +117,7 @@ Bandwidth = Annotated[
 Hertz = Annotated[
     float,
     BeforeValidator(_quantity("Hz", whole=False)),
-    Field(gt=0, allow_inf_nan=False),
+    Field(gt=0, le=1e15, allow_inf_nan=False),
     _schema("Hz", "exclusiveMinimum"),
 ]
 """Hertz; accepts text such as '1.05 GHz'."""
@@ -119,7 +125,7 @@ Hertz = Annotated[
 Seconds = Annotated[
     float,
     BeforeValidator(_quantity("s", whole=False)),
-    Field(ge=0, allow_inf_nan=False),
+    Field(ge=0, le=1e9, allow_inf_nan=False),
     _schema("s", "minimum"),
 ]
 """Seconds; accepts text such as '2 us'."""
@@ -151,7 +157,7 @@ class FrozenDict(dict[Any, Any]):
     """
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
+        return hash(frozenset(self.items()))
 
     def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[Any, Any]]]:
         return FrozenDict, (dict(self),)
@@ -161,6 +167,19 @@ class FrozenDict(dict[Any, Any]):
 
     __setitem__ = __delitem__ = update = pop = popitem = clear = setdefault = _refuse
     __ior__ = _refuse
+
+
+class OrderedFrozenDict(FrozenDict):
+    """A `FrozenDict` whose order is part of what it says."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and list(self.items()) == list(other.items())
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+    def __reduce__(self) -> tuple[type[FrozenDict], tuple[dict[Any, Any]]]:
+        return OrderedFrozenDict, (dict(self),)
 
 
 _UNION_TAGS: set[str] = set()  # values of `kind`; filled as record types are defined
@@ -198,9 +217,11 @@ class Record(BaseModel):
     @classmethod
     def _refuse_unknown_keys(cls, data: object) -> object:
         if isinstance(data, Mapping):
+            # NumPy's numbers are numbers; arrays hand them out.
+            data = {k: v.item() if isinstance(v, np.generic) else v for k, v in data.items()}
             unknown = [key for key in data if key not in cls.model_fields]
             if unknown:
-                key = str(unknown[0])
+                key = _short(unknown[0]).strip("'")
                 hint = nearest(key, cls.model_fields)
                 raise PydanticCustomError(
                     "unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint}
@@ -239,7 +260,7 @@ class Record(BaseModel):
 
     def to_json(self) -> str:
         """Return one line of JSON that `from_dict` reads back to an equal record."""
-        return json.dumps(self.to_dict(), sort_keys=True, allow_nan=False)
+        return json.dumps(self.to_dict(), allow_nan=False)
 
     def to_yaml(self) -> str:
         """Return YAML that `from_file` reads back to an equal record."""
@@ -273,6 +294,7 @@ _EXPECTED: dict[str, str] = {
     "float_parsing": "expected a number",
     "string_type": "expected text",
     "bool_type": "expected true or false",
+    "bool_parsing": "expected true or false",
     "dict_type": "expected a mapping of keys to values",
     "model_type": "expected a mapping of keys to values",
     "model_attributes_type": "expected a mapping of keys to values",
@@ -292,21 +314,21 @@ def _fault(error: ErrorDetails) -> str:
     if kind == "missing":
         return "is missing and has no default"
     if kind in ("unknown_key", "quantity"):
-        return error["msg"]
+        return error["msg"][:400]
     if kind in _LIMITS:
         name, sign = _LIMITS[kind]
-        return f"{value!r} is not accepted; expected a number {sign} {context[name]}"
+        return f"{_short(value)} is not accepted; expected a number {sign} {context[name]}"
     if kind in ("literal_error", "enum"):
         accepted = context.get("expected", "").replace("'", "").replace(" or ", ", ").split(", ")
-        return f"{value!r} is not accepted; {nearest(str(value), accepted)}"
+        return f"{_short(value)} is not accepted; {nearest(str(value)[:60], accepted)}"
     if kind == "union_tag_invalid":
         accepted = context["expected_tags"].replace("'", "").split(", ")
-        tag = context["tag"]
+        tag = str(context["tag"])[:60]
         return f"{context['discriminator']} {tag!r} is not accepted; {nearest(tag, accepted)}"
     if kind == "union_tag_not_found":
         return f"{context['discriminator']} is missing; it says which kind this is"
     if kind == "value_error":
-        return str(context["error"])
+        return str(context["error"])[:400]
     if kind == "string_too_short":
         return f"{value!r} is not accepted; expected at least {context['min_length']} character"
     if kind in ("too_short", "too_long"):
@@ -316,9 +338,19 @@ def _fault(error: ErrorDetails) -> str:
     return f"{_short(value)} is not accepted; {expected}"
 
 
+class _Brief(reprlib.Repr):
+    """A repr that never builds more than it shows."""
+
+
+_BRIEF = _Brief()
+_BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 4
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
+_BRIEF.maxlevel = 2
+
+
 def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    text = _BRIEF.repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def explain(error: ValidationError, what: str, source: str) -> str:
@@ -334,5 +366,11 @@ def explain(error: ValidationError, what: str, source: str) -> str:
             continue  # entries were dropped because they are faulty themselves, as said elsewhere
         # A discriminated union puts its tag into the path; the user never wrote it there.
         path = ".".join(str(part) for part in detail["loc"] if part not in _UNION_TAGS)
-        lines.append(f"{prefix}{path or what}: {_fault(detail)}")
+        fault = _fault(detail)
+        if detail["type"] == "value_error" and re.match(r"[a-z_0-9.]+: ", fault):
+            # A check across fields names its field itself, at the end of this path.
+            inner = fault if not path or fault.startswith(f"{path}.") else f"{path}.{fault}"
+            lines.append(f"{prefix}{inner}")
+        else:
+            lines.append(f"{prefix}{path or what}: {fault}")
     return "\n".join(dict.fromkeys(lines))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 from phaze_fast.errors import InvalidInputError
 
@@ -52,7 +53,9 @@ _EXAMPLES = {
     "W": "'400 W'",
     "mm2": "'278.83 mm2'",
 }
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)?\s*")
+_QUANTITY = re.compile(
+    r"\s*([+-]?(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\s\d]\S*)?\s*"
+)
 
 
 def parse_quantity(value: object, unit: str) -> float:
@@ -83,12 +86,14 @@ def parse_quantity(value: object, unit: str) -> float:
     25000000000.0
     """
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise InvalidInputError(f"{value!r} is not accepted; expected a number of {unit}")
+        kind = type(value).__name__
+        raise InvalidInputError(f"a {kind} is not accepted; expected a number of {unit}")
     if not isinstance(value, str):
         try:
             return float(value)
         except OverflowError:
-            raise InvalidInputError(f"{value!r} is not accepted; too large") from None
+            raise InvalidInputError(f"a number of {unit} this large is not accepted") from None
+    value = value.strip()[:80].replace("\u03bc", "\u00b5")  # Greek mu for the micro sign
     match = _QUANTITY.fullmatch(value)
     if match is None:
         raise InvalidInputError(
@@ -100,7 +105,8 @@ def parse_quantity(value: object, unit: str) -> float:
         raise InvalidInputError(
             f"{value!r} is not accepted: no unit {suffix!r} of {unit}; write {_EXAMPLES[unit]}"
         )
-    return float(number) * scale
+    # In decimal, so that 4.1 GB is 4,100,000,000 bytes to the last one.
+    return float(Decimal(number) * Decimal(repr(scale)))
 
 
 def _scaled(value: float, steps: list[tuple[float, str]], digits: int) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -232,6 +233,10 @@ def test_o_replaces_a_file_whole_and_keeps_it_on_failure(run, tmp_path):
     assert link.is_symlink()
     assert json.loads(file.read_text())[0]["kind"]
     assert run("chips", "-o", tmp_path)[0] == 2
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert run("chips", "-o", loop)[0] == 2
+    assert run("chips", "--json", "-o", "-")[1].startswith("[")
 
 
 def test_help_and_version(run):
@@ -279,11 +284,28 @@ def test_the_program_itself():
     assert program("survey", "--devices", "16").returncode == 1
 
 
-def test_a_reader_that_goes_away_is_no_error():
-    command = f"{sys.executable} -m phaze_fast schema | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert done.stdout == "{\n"
-    assert done.stderr == ""
+@pytest.mark.parametrize(("words", "shown"), [("schema", "{\n"), ("chips h100", "h100\n")])
+def test_a_reader_that_goes_away_is_no_error(words, shown):
+    command = f"set -o pipefail; {sys.executable} -m phaze_fast {words} | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+
+
+def test_silence_on_standard_error_costs_no_answer():
+    command = f"{sys.executable} -m phaze_fast survey --limit 1 --json 2>&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["points"] == 29_360
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_said_plainly():
+    command = f"{sys.executable} -m phaze_fast chips --json > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert (
+        done.stderr == "phaze-fast: standard output: cannot be written: No space left on device\n"
+    )
 
 
 def test_plain_output_where_there_is_no_terminal():

@@ -150,7 +150,7 @@ def test_several_faults_are_several_lines():
         ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.widht": [1]}}, "unknown field 'tensor_core.widht'; did you mean 'tensor_core.width'?"),
         ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.width": [0]}}, "axes.tensor_core.width: 0 is not accepted; expected a whole number >= 1"),
         ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.width": [8, 8]}}, "axes.tensor_core.width: a value is given twice"),
-        ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.width": {"powers": 3}}}, "expected a list, {powers_of_two: [first, last]}"),
+        ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.width": {"powers": 3}}}, "expected a list of numbers, {powers_of_two: [first, last]}"),
         ("space", {"name": "s", "base": "tpuv4", "axes": {"clock_hz": [float("nan")]}}, "axes.clock_hz: nan is not accepted; expected a finite number > 0"),
         ("space", {"name": "s", "base": "wse-2", "axes": {"hbm.stacks": [1]}}, "wse-2 has no hbm to vary"),
         ("space", {"name": "s", "base": "tpuv4", "axes": {"vector_core.lanes": [8]}, "ties": {"vector_core.lanes": "tensor_core.width"}}, "ties.vector_core.lanes: a tied field can be neither"),
@@ -209,6 +209,48 @@ def test_unreadable_documents(tmp_path):
 @pytest.mark.parametrize("text", ["1.2e12", "1.2e+12", "12e11", "1_200_000_000_000.0", "1.2E12"])
 def test_yaml_reads_numbers_as_people_write_them(text):
     assert parse_text(f"x: {text}", "t") == {"x": 1.2e12}
+
+
+@pytest.mark.parametrize("name", ["1e9", "1.2e3", "yes", "null", "017", "a: b", "x\u2028y", "\x85"])
+def test_text_survives_being_written(tmp_path, name):
+    fabric = FlatFabric(name=name, bandwidth_bytes_per_s=1e9, notes=name)
+    file = tmp_path / "f.yaml"
+    file.write_text(fabric.to_yaml(), encoding="utf-8")
+    assert presets.fabric(file) == fabric
+
+
+def test_yaml_merge_keys():
+    text = "base: &b {count: 9}\nmine: {<<: *b, lanes: 8}"
+    assert parse_text(text, "t")["mine"] == {"count": 9, "lanes": 8}
+
+
+def test_equal_records_hash_alike():
+    a, b = ({"bf16": 1.0, "fp8": 2.0}, {"fp8": 2.0, "bf16": 1.0})
+    cores = [TensorCore(count=1, width=1, depth=1, rates=r) for r in (a, b)]
+    assert cores[0] == cores[1]
+    assert len(set(cores)) == 1
+
+
+def test_messages_stay_short():
+    with pytest.raises(InvalidInputError) as caught:
+        Accelerator.from_dict(changed("name", [[list(range(100))] * 100] * 1000))
+    assert len(str(caught.value)) < 400
+
+
+def test_a_cluster_reports_its_own_faults_with_their_path():
+    data = {
+        "devices": 4,
+        "chip": "h100",
+        "fabric": {"kind": "torus", "name": "x", "dims": [4, 0], "link_bandwidth_bytes_per_s": -1},
+    }
+    with pytest.raises(InvalidInputError) as caught:
+        Cluster.from_dict(data, "c.yaml")
+    assert [line.split(":")[1].strip() for line in str(caught.value).splitlines()] == [
+        "fabric.dims.1", "fabric.link_bandwidth_bytes_per_s",
+    ]  # fmt: skip
+    with pytest.raises(InvalidInputError) as caught:
+        Cluster.from_dict({"devices": 64, "chip": "h100"})
+    assert str(caught.value) == "fabric: is missing and has no default"
 
 
 def test_yaml_still_reads_everything_else():

@@ -1,5 +1,6 @@
 """Spaces of chips: the published one point by point, and what any space promises."""
 
+import json
 import pickle
 
 import numpy as np
@@ -106,6 +107,86 @@ def test_identity(published):
     assert copied == published
     assert copied.index.tobytes() == published.index.tobytes()
     assert len({published, again, published[:5]}) == 2
+
+
+def test_the_order_of_axes_is_part_of_a_space():
+    axes = {"tensor_core.count": (1, 2, 3), "tensor_core.width": (8, 16)}
+    turned = dict(reversed(axes.items()))
+    a, b = (ArchitectureSpace(SpaceSpec(name="s", base=BASE, axes=x)) for x in (axes, turned))
+    assert a != b
+    assert a.spec != b.spec
+    assert a.digest != b.digest
+    for space in (a, ArchitectureSpace.tpuv4_area()):
+        again = ArchitectureSpace(SpaceSpec.from_dict(json.loads(space.spec.to_json())))
+        assert again == space
+        assert hash(again.spec) == hash(space.spec)
+        assert again.chips.tobytes() == space.chips.tobytes()
+
+
+def test_all_of_a_space_is_the_space(published):
+    assert published[:] == published
+    assert published[np.ones(len(published), bool)] == published
+
+
+def test_slices_keep_the_areas_of_their_terms():
+    spec = SpaceSpec(
+        name="s",
+        base=BASE,
+        axes={"tensor_core.count": (1, 2, 3)},
+        area=AreaLimit(max_mm2=1e4, terms=FULL_AREA),
+    )
+    space = ArchitectureSpace(spec)
+    assert space[1:].area_mm2.tolist() == space.area_mm2[1:].tolist()
+    assert space[[2]].area_mm2[0] == area(space[2], FULL_AREA).total_mm2
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (
+            {"tensor_core.width": (2.0**32,)},
+            "axes.tensor_core.width: 4294967296 is not accepted; expected a number <= 1048576",
+        ),
+        ({"clock_hz": (1e300,)}, "axes.clock_hz: 1e\\+300 is not accepted"),
+        ({"tensor_core.count": {"powers_of_two": [0, 2000]}}, "whole numbers from 0 to 62"),
+        ({"tensor_core.count": {"powers_of_two": [0.5, 3.9]}}, "whole numbers from 0 to 62"),
+        ({"tensor_core.count": {"powers_of_two": 3}}, "expected a list of numbers"),
+        ({"tensor_core.count": {"start": 1, "stop": 1e12, "step": 1}}, "more than 1000000 values"),
+        ({"tensor_core.count": {"start": "a", "stop": 2, "step": 1}}, "expected a list of numbers"),
+        (
+            {"tensor_core.count": {"start": 1, "stop": float("inf"), "step": 1}},
+            "expected a list of numbers",
+        ),
+        ({"tensor_core.count": None}, "expected a list of numbers"),
+        ({"name": (1,)}, "unknown field 'name'"),
+    ],
+)
+def test_bad_axes_are_refused_when_described(axes, message):
+    with pytest.raises(InvalidInputError, match=message):
+        SpaceSpec(name="s", base=BASE, axes=axes)
+
+
+def test_a_whole_number_cannot_be_tied_to_a_rate():
+    with pytest.raises(
+        InvalidInputError, match="takes whole numbers, which buffer.bytes_per_cycle"
+    ):
+        SpaceSpec(
+            name="s", base=BASE, axes={}, ties={"vector_core.lanes": "buffer.bytes_per_cycle"}
+        )
+
+
+def test_numpy_numbers_are_numbers(published):
+    width = published.column("tensor_core.width")[7]
+    core = BASE.tensor_core.replace(width=width)
+    assert core.width == int(width)
+    spec = SpaceSpec(name="s", base=BASE, axes={"tensor_core.width": np.array([8, 16])})
+    assert spec.axes["tensor_core.width"] == (8, 16)
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_chunks_need_a_size(published, size):
+    with pytest.raises(InvalidInputError, match="size"):
+        list(published.chunks(size))
 
 
 def test_arrays_are_read_only(published):

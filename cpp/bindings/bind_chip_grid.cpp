@@ -1,7 +1,5 @@
 #include <pybind11/stl.h>
 
-#include <cmath>
-
 #include "arrays.hpp"
 #include "phaze/chip_grid.hpp"
 
@@ -25,9 +23,11 @@ ChipGrid make_grid(const py::object& base, const Axes& axes, const Ties& ties, b
   double size = 1.0;
   for (const auto& [column, values] : axes) {
     for (const double value : values) {
-      if (!(std::abs(value) < 9007199254740992.0)) {
-        throw InvalidInput("axes: " + std::to_string(value) +
-                           " is not accepted; expected a number below 2^53");
+      // Whole numbers pass through a double, which holds them exactly below 2^53.
+      const double limit = is_whole(checked_column(column)) ? 9007199254740992.0 : 1e24;
+      if (!(value > -limit && value < limit)) {
+        throw InvalidInput("axes: a value of column " + std::to_string(column) +
+                           " is out of range");
       }
     }
     size *= static_cast<double>(values.size());
@@ -82,7 +82,8 @@ class PyGrid {
   }
 
   py::tuple pick(const py::object& index, std::pair<double, double> terms) const {
-    const auto wanted = view<std::int64_t>(index, "index");
+    const auto given = view<std::int64_t>(index, "index");
+    const std::vector<std::int64_t> wanted(given.begin(), given.end());  // checked, then trusted
     const std::int64_t limit = size();
     for (const std::int64_t i : wanted) {
       if (i < 0 || i >= limit) {

@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "arrays.hpp"
 #include "phaze/collective.hpp"
 
@@ -27,7 +29,10 @@ py::tuple batch(const py::object& fabrics, const py::object& fabric, const py::o
                 const py::object& bytes, const py::object& ranks, const py::object& stride,
                 int threads) {
   CollectiveQuery query;
-  query.fabrics = view<FabricRecord>(fabrics, "fabrics");
+  // Copied: they are checked once and trusted afterwards, with the GIL released.
+  const auto given = view<FabricRecord>(fabrics, "fabrics");
+  const std::vector<FabricRecord> held(given.begin(), given.end());
+  query.fabrics = held;
   query.bytes = view<double>(bytes, "payload_bytes");
   const auto rows = static_cast<py::ssize_t>(query.bytes.size());
   query.fabric = view<std::int32_t>(fabric, "fabric", rows);
@@ -74,7 +79,7 @@ py::tuple names(int count) {
 }  // namespace
 
 void bind_collective(py::module_& module) {
-  PYBIND11_NUMPY_DTYPE(FabricRecord, kind, levels, size, bytes_per_s, latency_s, wrap);
+  PYBIND11_NUMPY_DTYPE(FabricRecord, kind, levels, devices, size, bytes_per_s, latency_s, wrap);
   module.attr("FABRIC_DTYPE") = py::dtype::of<FabricRecord>();
   module.attr("MAX_LEVELS") = kMaxLevels;
   module.attr("COLLECTIVE_OPS") = names<CollectiveOp>(kCollectiveOpCount);

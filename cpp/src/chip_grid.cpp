@@ -6,8 +6,16 @@
 namespace phaze {
 namespace {
 
+// The nearest whole number that fits; a plain cast of one that does not is undefined.
+std::int64_t to_whole(double value) noexcept {
+  constexpr double limit = 9.2e18;
+  if (!(value > -limit)) return std::numeric_limits<std::int64_t>::min();
+  return value < limit ? static_cast<std::int64_t>(value)
+                       : std::numeric_limits<std::int64_t>::max();
+}
+
 void set(ChipRecord& chip, ChipColumn column, double value) noexcept {
-  const auto whole = static_cast<std::int64_t>(value);
+  const std::int64_t whole = to_whole(value);
   switch (column) {
     case ChipColumn::kTensorCores:
       chip.tensor_cores = whole;
@@ -98,9 +106,7 @@ constexpr std::int64_t kLeastLocalBytes = 1024;
 
 // At least 1 KiB; saturates instead of overflowing for sizes no chip has.
 std::int64_t local_bytes(double elements) noexcept {
-  const double bytes = elements * kBytesPerElement;
-  if (bytes >= 9.2e18) return std::numeric_limits<std::int64_t>::max();
-  return std::max(kLeastLocalBytes, static_cast<std::int64_t>(bytes));
+  return std::max(kLeastLocalBytes, to_whole(elements * kBytesPerElement));
 }
 
 void derive(const ChipGrid& grid, ChipRecord& chip) noexcept {

@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr std::size_t kGrain = 8192;
+constexpr std::int64_t kLargestLevel = std::int64_t{1} << 60;  // products with it cannot overflow
 
 CollectiveResult failed(Status status) noexcept { return {kNan, Algorithm::kNone, status}; }
 
@@ -48,10 +49,12 @@ Status check_fabric(const FabricRecord& fabric) noexcept {
     return Status::kBadFabric;
   }
   if (fabric.levels < 1 || fabric.levels > kMaxLevels) return Status::kBadFabric;
+  if (fabric.devices < 0) return Status::kBadFabric;
   std::int64_t total = 1;
   for (int l = 0; l < fabric.levels; ++l) {
     const bool may_be_unbounded = !grid && l + 1 == fabric.levels;
     if (fabric.size[l] < (may_be_unbounded ? 0 : 1)) return Status::kBadFabric;
+    if (fabric.size[l] > kLargestLevel) return Status::kBadFabric;
     if (fabric.size[l] > 0) {
       if (total > std::numeric_limits<std::int64_t>::max() / fabric.size[l]) {
         return Status::kBadFabric;
@@ -95,7 +98,8 @@ double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double by
   if (is_grid(fabric)) {
     ports = 0.0;
     for (int l = 0; l < fabric.levels; ++l) {
-      ports += (fabric.size[l] > 2 ? 2.0 : 1.0) * fabric.bytes_per_s[l];
+      const double links = fabric.size[l] > 2 ? 2.0 : static_cast<double>(fabric.size[l] - 1);
+      ports += links * fabric.bytes_per_s[l];
     }
   }
   const auto p = static_cast<double>(ranks);
@@ -105,7 +109,9 @@ double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double by
       op == CollectiveOp::kAllToAll) {
     sent = (p - 1.0) / p * bytes;
   }
-  return sent / ports;
+  // A bound must hold to the last bit: leave room for the rounding of the times it is below.
+  constexpr double kRounding = 1.0 - 16.0 * std::numeric_limits<double>::epsilon();
+  return kRounding * sent / ports;
 }
 
 void collective_batch(const CollectiveQuery& query, const CollectiveAnswer& answer, int threads) {

@@ -105,7 +105,9 @@ double multi_ring(const Group& group, double v) noexcept {
 // reduction, and at a corner for a broadcast.
 double tree_depth_s(const FabricRecord& fabric, const Group& group, std::int64_t ranks,
                     bool rooted_in_middle) noexcept {
-  if (!group.regular) return ceil_log2(ranks) * group.step_latency_s;
+  // One tree over all ranks, every step at the slowest tier's latency; tier by tier may be shorter.
+  const double flat = ceil_log2(ranks) * group.step_latency_s;
+  if (!group.regular) return flat;
   double depth = 0.0;
   for (int l = 0; l < group.active; ++l) {
     const ActiveLevel& level = group.level[l];
@@ -117,7 +119,7 @@ double tree_depth_s(const FabricRecord& fabric, const Group& group, std::int64_t
       depth += static_cast<double>(hops) * level.hop_latency_s;
     }
   }
-  return depth;
+  return is_grid(fabric) ? depth : std::min(depth, flat);
 }
 
 double tree_all_reduce(const FabricRecord& fabric, const Group& group, std::int64_t ranks,

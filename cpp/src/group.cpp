@@ -8,14 +8,15 @@ namespace {
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
-// Ranks the fabric holds; check_fabric has made sure that the product fits.
+// Ranks that are there; check_fabric has made sure that the product fits.
 std::int64_t capacity(const FabricRecord& fabric) noexcept {
+  const std::int64_t limit = fabric.devices == 0 ? kUnbounded : fabric.devices;
   std::int64_t total = 1;
   for (int l = 0; l < fabric.levels; ++l) {
-    if (fabric.size[l] == 0) return kUnbounded;
+    if (fabric.size[l] == 0) return limit;
     total *= fabric.size[l];
   }
-  return total;
+  return std::min(total, limit);
 }
 
 void add_level(Group& group, const FabricRecord& fabric, int l, std::int64_t members,

@@ -217,11 +217,11 @@ def _guessed(data: object) -> str:
     keys = set(data) if isinstance(data, dict) else set()
     if "layers" in keys:
         return "model"
-    if "axes" in keys:
+    if keys & {"axes", "base"}:
         return "space"
-    if "devices" in keys:
+    if keys & {"devices", "fabric"}:
         return "cluster"
-    if keys & {"tiers", "dims", "bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"}:
+    if keys & {"kind", "tiers", "dims", "bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"}:
         return "fabric"
     return "chip"
 

@@ -1,56 +1,29 @@
-"""Takes the command line, gives an exit code: 0 done, 1 infeasible, 2 bad input."""
+"""Takes the command line, gives an exit code: 0 done, 1 infeasible, 2 bad input.
+
+The commands are loaded inside `main`, so that even an interrupt while they load is a plain line.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import sys
-import traceback
-from typing import Annotated
 
-import typer
-
-from phaze_fast.cli import hardware, models, questions, show
 from phaze_fast.errors import InfeasibleError, PhazeError
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
 DONE, INFEASIBLE, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 70, 130
-
-app = typer.Typer(
-    name="phaze-fast",
-    help="Accelerator, operator schedule and device placement for training, searched together.",
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from phaze_fast import __version__
-
-        sys.stdout.write(f"phaze-fast {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Accelerator, operator schedule and device placement for training, searched together."""
-
-
-models.add_commands(app)
-show.add_commands(app)
-hardware.add_commands(app)
-questions.add_commands(app)
+_LONGEST_LINE = 600
 
 
 def _say(message: str) -> None:
-    for line in message.splitlines() or [""]:
-        sys.stderr.write(f"phaze-fast: {line}\n")
+    """Write to standard error, one prefixed line each, if anyone listens."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        for line in message.splitlines() or [""]:
+            shown = line if len(line) <= _LONGEST_LINE else line[: _LONGEST_LINE - 3] + "..."
+            sys.stderr.write(f"phaze-fast: {shown}\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,12 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         0 done, 1 infeasible, 2 bad input, 70 a bug of this program, 130 interrupted.
     """
     try:
-        outcome = app(args=arguments, standalone_mode=False)
-        sys.stdout.flush()
-        return outcome if isinstance(outcome, int) else DONE
-    except typer.Exit as done:
-        return done.exit_code
-    except (typer.Abort, KeyboardInterrupt):
+        return _run(arguments)
+    except KeyboardInterrupt:
         _say("interrupted")
         return INTERRUPTED
     except InfeasibleError as error:
@@ -81,12 +50,43 @@ def main(arguments: list[str] | None = None) -> int:
     except PhazeError as error:
         _say(str(error))
         return BAD_INPUT
-    except BrokenPipeError:
-        # The reader went away (`| head`); leave quietly, and keep the exit from flushing again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
+    except OSError as error:
+        return _output_failed(error)
+    except SystemExit as left:  # the option parser leaves this way when its reader goes away
+        if isinstance(left.__context__, OSError):
+            return _output_failed(left.__context__)
+        return left.code if isinstance(left.code, int) else BUG
     except Exception as error:
         return _usage_or_bug(error)
+
+
+def _run(arguments: list[str] | None) -> int:
+    import typer
+
+    from phaze_fast.cli.app import app
+
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        outcome = app(args=arguments, standalone_mode=False)
+        sys.stdout.flush()
+    except typer.Exit as done:
+        return done.exit_code
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    return outcome if isinstance(outcome, int) else DONE
+
+
+def _output_failed(error: OSError) -> int:
+    """Say that the answer could not be delivered; a reader that went away (`| head`) is fine."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        # What is still buffered cannot be written either; keep the exit from trying.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        return DONE
+    _say(f"standard output: cannot be written: {error.strerror}")
+    return BAD_INPUT
 
 
 def _usage_or_bug(error: Exception) -> int:
@@ -97,6 +97,8 @@ def _usage_or_bug(error: Exception) -> int:
             _say(message)
         return BAD_INPUT
     if os.environ.get("PHAZE_FAST_DEBUG"):
+        import traceback
+
         traceback.print_exc()
     _say(f"internal error: {type(error).__name__}: {error} (set PHAZE_FAST_DEBUG=1 for the trace)")
     return BUG

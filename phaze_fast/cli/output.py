@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -22,23 +23,46 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError
 
 __all__ = ["AsJson", "ToFile", "emit", "emit_infeasible", "fields", "note", "table"]
 
+
+def _target(path: Path | None) -> Path | None:
+    """Refuse a place that cannot be written before any work is done."""
+    if path is None or str(path) == "-" or str(path).startswith("/dev/"):
+        return path
+    try:
+        place = path.resolve()
+        reason = "it is a folder" if place.is_dir() else ""
+        if not place.parent.is_dir():
+            reason = "its folder does not exist"
+        elif not os.access(place if place.exists() else place.parent, os.W_OK):
+            reason = "no permission"
+    except (OSError, RuntimeError) as error:
+        reason = str(error)
+    if reason:
+        raise InvalidInputError(f"-o {path}: cannot be written: {reason}")
+    return path
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 ToFile = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write the JSON to a file.")
+    Path | None,
+    typer.Option(
+        "-o", "--output", metavar="FILE", help="Write the JSON to a file.", callback=_target
+    ),
 ]
 
 _WIDTH_OF_A_PIPE = 140
 
 
-def _console(stderr: bool = False) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
+def _console() -> Console:
+    stream = sys.stdout
     width = None if stream.isatty() else _WIDTH_OF_A_PIPE
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 
 def note(message: str) -> None:
-    """Say something to the person at the terminal, on standard error."""
-    _console(stderr=True).print(message, markup=False)
+    """Say something to the person at the terminal, on standard error, if anyone listens."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{message}\n")
 
 
 def table(title: str, columns: list[str], rows: list[list[str]], caption: str = "") -> Group:
@@ -80,7 +104,7 @@ def emit(
     """
     if as_json or to_file is not None:
         text = json.dumps(data(), indent=2, allow_nan=False) + "\n"
-        if to_file is None:
+        if to_file is None or str(to_file) == "-":
             sys.stdout.write(text)
         else:
             _write(to_file, text)
@@ -102,17 +126,18 @@ def emit_infeasible(error: InfeasibleError, as_json: bool, to_file: Path | None)
 def _write(path: Path, text: str) -> None:
     """Write a file whole or not at all, so that a full disk never leaves half a result."""
     try:
-        if path.exists() and not path.is_file():
+        target = path.resolve()
+        if str(path).startswith("/dev/") or (target.exists() and not target.is_file()):
             path.write_text(text, encoding="utf-8")  # a pipe or a device
             return
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".phaze-fast-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             umask = os.umask(0)
             os.umask(umask)
-            Path(name).chmod(0o666 & ~umask)
-            Path(name).replace(path.resolve() if path.is_symlink() else path)
+            Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
+            Path(name).replace(target)
         except BaseException:
             Path(name).unlink(missing_ok=True)
             raise

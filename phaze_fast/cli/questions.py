@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import numpy as np
 import typer
 from rich.console import RenderableType
 
@@ -38,7 +39,7 @@ def show_collective(
     fabric: FabricOption,
     stride: Annotated[int, typer.Option(help="Ranks between neighbours.")] = 1,
     devices: Annotated[
-        int | None, typer.Option(help="Cut a torus or mesh to this many devices.")
+        int | None, typer.Option(help="Devices there are; a torus or mesh is cut to size.")
     ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
@@ -49,14 +50,16 @@ def show_collective(
     except InvalidInputError as error:
         raise InvalidInputError(f"--bytes: {error}") from None
     wired = presets.fabric(fabric)
-    if devices is not None:
-        wired = Cluster(devices=devices, fabric=wired).fabric
-    cost = collective(wired, op, payload, ranks, stride)
+    if devices is None:
+        cost = collective(wired, op, payload, ranks, stride)
+    else:
+        cluster = Cluster(devices=devices, fabric=wired)
+        wired, cost = cluster.fabric, collective(cluster, op, payload, ranks, stride)
     data = {"fabric": wired.name, **vars(cost)}
 
     def human() -> list[RenderableType]:
         rows = [
-            [name, format_time(time_s), f"{time_s / cost.bound_s:.2f}x"]
+            [name, format_time(time_s), f"{time_s / cost.bound_s:.2f}x" if cost.bound_s else "-"]
             for name, time_s in cost.alternatives.items()
         ]
         caption = (
@@ -90,6 +93,7 @@ def _survey_data(found: Survey, limit: int) -> dict[str, object]:
                 "chip": found.space[int(i)].to_dict(),
             }
             for i in found.order[:limit]
+            if np.isfinite(found.bound_s[i])
         ],
         "gradient_sync": vars(found.gradient_sync),
     }
@@ -112,6 +116,7 @@ def _survey_tables(found: Survey, limit: int) -> list[RenderableType]:
     rows = [
         _chip_row(space[int(i)], float(space.area_mm2[i]), float(found.bound_s[i]))
         for i in found.order[:limit]
+        if np.isfinite(found.bound_s[i])
     ]
     reference = presets.chip(_BASELINE)
     bound = compute_bound_s(chip_records([reference]), found.flops, found.cluster.devices)[0]

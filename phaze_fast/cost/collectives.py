@@ -19,8 +19,10 @@ from phaze_fast.hardware import (
     MeshFabric,
     TieredFabric,
     TorusFabric,
+    cluster_record,
     fabric_record,
 )
+from phaze_fast.records import FrozenDict
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["CollectiveCost", "CollectiveTimes", "collective", "collective_batch"]
@@ -55,7 +57,7 @@ class CollectiveCost:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CollectiveTimes:
     """Answers of a batch, one row per question; arrays are read-only."""
 
@@ -75,7 +77,7 @@ class CollectiveTimes:
 
 def _record(fabric: AnyFabric | Cluster) -> Array:
     if isinstance(fabric, Cluster):
-        fabric = fabric.fabric
+        return cluster_record(fabric.fabric, fabric.devices)
     if not isinstance(fabric, get_args(AnyFabric)):
         raise InvalidTypeError(
             f"fabric: {type(fabric).__name__} is not accepted; expected a fabric or a cluster"
@@ -84,7 +86,7 @@ def _record(fabric: AnyFabric | Cluster) -> Array:
 
 
 def _op_code(op: str) -> int:
-    if op not in _OPS:
+    if not isinstance(op, str) or op not in _OPS:
         raise InvalidInputError(f"op: {op!r} is not accepted; {nearest(str(op), _OPS)}")
     return _OPS[op]
 
@@ -153,7 +155,7 @@ def collective(
         time_s=float(times.time_s[0]),
         algorithm=_core.ALGORITHMS[int(times.algorithm[0])],
         bound_s=_core.collective_bound(*question),
-        alternatives=dict(sorted(found.items(), key=lambda item: item[1])),
+        alternatives=FrozenDict(sorted(found.items(), key=lambda item: item[1])),
     )
 
 
@@ -216,7 +218,8 @@ def collective_batch(
         _column("stride", stride, np.int64),
         _column("fabric", fabric, np.int32),
     ]
-    length = max(column.size if column.ndim else 1 for column in columns)
+    given = [column.size for column in columns if column.ndim]
+    length = 0 if 0 in given else max(given, default=1)
     rows = [_stretched(column, length) for column in columns]
     return CollectiveTimes(
         *_core.collective_batch(records, rows[4], rows[0], rows[1], rows[2], rows[3], threads)
@@ -225,7 +228,10 @@ def collective_batch(
 
 def _column(name: str, values: Any, dtype: type[np.generic]) -> Array:
     """Array of `dtype` holding exactly the given numbers, of zero or one dimension."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise InvalidInputError(f"{name}: rows of different lengths are not accepted") from None
     wanted = np.dtype(dtype)
     accepted = "iu" if wanted.kind in "iu" else "iuf"
     if array.dtype.kind not in accepted:
@@ -245,5 +251,5 @@ def _column(name: str, values: Any, dtype: type[np.generic]) -> Array:
 
 def _stretched(column: Array, length: int) -> Array:
     if column.ndim == 0 or column.size == 1 != length:
-        return np.full(length, column)
+        return np.full(length, column if column.ndim == 0 else column[0])
     return np.ascontiguousarray(column)

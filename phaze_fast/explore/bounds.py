@@ -33,13 +33,16 @@ def training_flops(parameters: float, tokens: float) -> float:
     6000000000000000.0
     """
     for name, value in (("parameters", parameters), ("tokens", tokens)):
-        if not (np.isfinite(value) and value > 0):
+        if not isinstance(value, int | float | np.number) or not (np.isfinite(value) and value > 0):
             raise InvalidInputError(f"{name}: {value!r} is not accepted; expected a number > 0")
-    return 6.0 * parameters * tokens
+    flops = 6.0 * parameters * tokens
+    if not np.isfinite(flops):
+        raise InvalidInputError(f"parameters x tokens: {parameters!r} x {tokens!r} is too large")
+    return flops
 
 
-def compute_bound_s(chips: Array, flops: float, devices: int) -> Array:
-    """Seconds that `flops` take at least on `devices` of each chip, in bf16.
+def compute_bound_s(chips: Array, flops: float, devices: int, rate: float = 1.0) -> Array:
+    """Seconds that `flops` take at least on `devices` of each chip.
 
     Parameters
     ----------
@@ -49,6 +52,9 @@ def compute_bound_s(chips: Array, flops: float, devices: int) -> Array:
         Matrix FLOPs of the step.
     devices
         How many chips share them.
+    rate
+        Multiply-accumulates per cycle of the number format, relative to the array's size (the
+        chip's ``tensor_core.rates``).
 
     Examples
     --------
@@ -61,5 +67,5 @@ def compute_bound_s(chips: Array, flops: float, devices: int) -> Array:
         raise InvalidInputError(f"devices: {devices!r} is not accepted; expected a number >= 1")
     macs = chips["tensor_cores"].astype(np.float64)
     macs *= chips["tensor_width"] * chips["tensor_depth"]
-    bound: Array = flops / (2.0 * macs * chips["clock_hz"] * devices)
+    bound: Array = flops / (2.0 * rate * macs * chips["clock_hz"] * devices)
     return bound

@@ -17,6 +17,7 @@ from phaze_fast.hardware.fabric import (
     Tier,
     TieredFabric,
     TorusFabric,
+    cluster_record,
     fabric_from_dict,
     fabric_record,
 )
@@ -32,7 +33,8 @@ from phaze_fast.hardware.silicon import (
     energy_table_names,
     power_batch,
 )
-from phaze_fast.hardware.space import ArchitectureSpace, AreaLimit, SpaceChunk, SpaceSpec
+from phaze_fast.hardware.space import ArchitectureSpace, SpaceChunk
+from phaze_fast.hardware.space_spec import AreaLimit, SpaceSpec
 
 __all__ = [
     "FULL_AREA",
@@ -59,6 +61,7 @@ __all__ = [
     "area",
     "area_batch",
     "chip_records",
+    "cluster_record",
     "energy_table",
     "energy_table_names",
     "fabric_from_dict",

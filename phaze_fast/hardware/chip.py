@@ -33,6 +33,9 @@ __all__ = ["Accelerator", "Buffer", "Dtype", "Hbm", "TensorCore", "VectorCore", 
 Dtype = Literal["bf16", "fp16", "fp8", "fp32", "tf32"]
 """Number formats a tensor core can multiply."""
 
+Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+"""A rate relative to another, more than zero."""
+
 
 class TensorCore(Record):
     """Matrix units of a chip, all alike."""
@@ -46,7 +49,7 @@ class TensorCore(Record):
     """Rows of one array; width x depth multiply-accumulates per cycle in bf16."""
     local_buffer_bytes: Bytes | None = None
     """Buffer beside one array; by default max(1 KiB, width x depth x 16 B), as in PHAZE."""
-    rates: Annotated[dict[Dtype, Quantity], AfterValidator(FrozenDict)] = Field(
+    rates: Annotated[dict[Dtype, Rate], AfterValidator(FrozenDict)] = Field(
         default={"bf16": 1.0, "fp16": 1.0}, validate_default=True
     )
     """Multiply-accumulates per cycle in each format, relative to bf16."""
@@ -187,6 +190,10 @@ class Accelerator(Record):
             "clock_hz": self.clock_hz,
         }
 
+    def _peak_text(self) -> str:
+        known = "bf16" in self.tensor_core.rates
+        return format_flops(self.peak_flops()) if known else "no bf16"
+
     def __str__(self) -> str:
         tensor, vector = self.tensor_core, self.vector_core
         hbm = "none"
@@ -197,7 +204,7 @@ class Accelerator(Record):
             f"{self.name}: {tensor.count} x {tensor.width}x{tensor.depth} tensor, "
             f"{vector.count} x {vector.lanes} lanes, buffer "
             f"{format_bytes(self.buffer.capacity_bytes)}, HBM {hbm}, "
-            f"{format_flops(self.peak_flops())} at {self.clock_hz / 1e9:g} GHz"
+            f"{self._peak_text()} at {self.clock_hz / 1e9:g} GHz"
         )
 
 

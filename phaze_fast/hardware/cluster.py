@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import model_validator
 
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import Accelerator
 from phaze_fast.hardware.fabric import Fabric, MeshFabric, TorusFabric, fabric_from_dict
@@ -37,22 +38,26 @@ class Cluster(Record):
     @model_validator(mode="before")
     @classmethod
     def _resolve_names_and_size(cls, data: object) -> object:
-        if isinstance(data, dict):
-            fabric, devices = data.get("fabric"), data.get("devices")
-            if isinstance(fabric, str):
-                fabric = presets.fabric(fabric)
-            if isinstance(fabric, dict) and fabric.get("kind") in ("torus", "mesh"):
+        if not isinstance(data, dict):
+            return data
+        found = dict(data)
+        if isinstance(found.get("chip"), str):
+            found["chip"] = presets.chip(found["chip"])
+        fabric, devices = found.get("fabric"), found.get("devices")
+        if isinstance(fabric, str):
+            fabric = presets.fabric(fabric)
+        if isinstance(fabric, dict):
+            try:
                 fabric = fabric_from_dict(fabric)
-            if (
-                isinstance(fabric, TorusFabric | MeshFabric)
-                and isinstance(devices, int)
-                and 1 <= devices < math.prod(fabric.dims)
-            ):
-                fabric = fabric.sized(devices)
-            chip = data.get("chip")
-            chip = presets.chip(chip) if isinstance(chip, str) else chip
-            return {**data, "fabric": fabric, "chip": chip} if fabric is not None else data
-        return data
+            except InvalidInputError:
+                return found  # validated again below, where faults get their whole path
+        if (
+            isinstance(fabric, TorusFabric | MeshFabric)
+            and isinstance(devices, int)
+            and 1 <= devices < math.prod(fabric.dims)
+        ):
+            fabric = fabric.sized(devices)
+        return found if fabric is None else {**found, "fabric": fabric}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

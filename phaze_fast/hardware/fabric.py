@@ -32,6 +32,7 @@ __all__ = [
     "Tier",
     "TieredFabric",
     "TorusFabric",
+    "cluster_record",
     "fabric_from_dict",
     "fabric_record",
 ]
@@ -126,6 +127,8 @@ class TieredFabric(_FabricBase):
         for i, tier in enumerate(self.tiers[:-1]):
             if tier.size is None:
                 raise ValueError(f"tiers.{i}.size: is missing; only the last tier may have none")
+        if (self.capacity or 0) > 2**62:
+            raise ValueError("tiers: sizes multiply to more devices than 2^62")
         return self
 
     @property
@@ -153,6 +156,12 @@ class _GridFabric(_FabricBase):
     hop_latency_s: Seconds = 0.0
     """Of one hop."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if math.prod(self.dims) > 2**62:
+            raise ValueError("dims: sizes multiply to more devices than 2^62")
+        return self
+
     @property
     def capacity(self) -> int | None:
         """Devices it holds."""
@@ -179,7 +188,8 @@ class _GridFabric(_FabricBase):
         >>> presets.fabric("tpuv4-pod").sized(1024).dims
         (16, 8, 8)
         """
-        best = _most_cubical(devices, self.dims)
+        devices = int(devices)
+        best = _most_cubical(devices, self.dims) if 1 <= devices <= 2**31 else None
         if best is None:
             raise InvalidInputError(
                 f"devices: {devices} is not accepted by {self.name}; expected a product of "
@@ -248,13 +258,28 @@ def fabric_record(
     return fabric._record
 
 
+def cluster_record(
+    fabric: FlatFabric | TieredFabric | TorusFabric | MeshFabric, devices: int
+) -> np.ndarray[Any, Any]:
+    """Lay a fabric out with only so many devices on it."""
+    row = fabric._record.copy()
+    row["devices"] = devices
+    return row
+
+
+def _divisors(number: int) -> list[int]:
+    """Every divisor, largest first."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)}, reverse=True)
+
+
 def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | None:
     """Best factorisation of `devices` into sizes within `limits`: smallest maximum, then sum."""
     if len(limits) == 1:
         return (devices,) if devices <= limits[0] else None
     best: tuple[int, ...] | None = None
-    for size in range(min(devices, limits[0]), 0, -1):
-        if devices % size:
+    for size in _divisors(devices):
+        if size > limits[0]:
             continue
         rest = _most_cubical(devices // size, limits[1:])
         if rest is None:

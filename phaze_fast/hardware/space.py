@@ -7,193 +7,35 @@ of the grid (the last axis varies fastest), so an index means the same chip on e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self, overload
+from typing import Any, overload
 
 import numpy as np
-from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import Accelerator, chip_records
-from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms, energy_table
-from phaze_fast.records import FrozenDict, NamedOr, Quantity, Record, SquareMillimetres, Watts
+from phaze_fast.hardware.silicon import PUBLISHED_AREA, energy_table
+from phaze_fast.hardware.space_spec import (
+    COLUMN_NUMBER,
+    COLUMNS,
+    AreaLimit,
+    SpaceSpec,
+    with_fields,
+)
 from phaze_fast.units import MIB
 
-__all__ = ["ArchitectureSpace", "AreaLimit", "SpaceChunk", "SpaceSpec"]
+__all__ = ["ArchitectureSpace", "SpaceChunk"]
 
 Array = np.ndarray[Any, Any]
 
-# Field of a chip -> column of the kernels' record.
-_COLUMNS = {
-    "tensor_core.count": "tensor_cores",
-    "tensor_core.width": "tensor_width",
-    "tensor_core.depth": "tensor_depth",
-    "tensor_core.local_buffer_bytes": "tensor_local_bytes",
-    "vector_core.count": "vector_cores",
-    "vector_core.lanes": "vector_lanes",
-    "vector_core.alus_per_lane": "vector_alus_per_lane",
-    "vector_core.local_buffer_bytes": "vector_local_bytes",
-    "buffer.capacity_bytes": "buffer_bytes",
-    "buffer.bytes_per_cycle": "buffer_bytes_per_cycle",
-    "buffer.port_bytes_per_cycle": "buffer_port_bytes_per_cycle",
-    "hbm.capacity_bytes": "hbm_bytes",
-    "hbm.bandwidth_bytes_per_s": "hbm_bytes_per_s",
-    "hbm.stacks": "hbm_stacks",
-    "clock_hz": "clock_hz",
-}
-_COLUMN = {field: list(_core.CHIP_DTYPE.fields or ()).index(c) for field, c in _COLUMNS.items()}
 _NO_ENERGY = np.zeros(1, dtype=_core.ENERGY_DTYPE)
 _CHUNK = 1 << 16  # grid points enumerated at a time
-_MAX_GRID = 1 << 40
-
-
-_NUMBERS = {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1}
-_AXIS_FORMS: list[dict[str, Any]] = [
-    _NUMBERS,
-    {
-        "type": "object",
-        "properties": {
-            "powers_of_two": {
-                "type": "array",
-                "items": {"type": "integer"},
-                "minItems": 2,
-                "maxItems": 2,
-            }
-        },
-        "required": ["powers_of_two"],
-        "additionalProperties": False,
-    },
-    {
-        "type": "object",
-        "properties": {name: {"type": "number"} for name in ("start", "stop", "step")},
-        "required": ["start", "stop", "step"],
-        "additionalProperties": False,
-    },
-]
-_AXES_SCHEMA = WithJsonSchema(
-    {
-        "type": "object",
-        "properties": {field: {"anyOf": _AXIS_FORMS} for field in _COLUMNS},
-        "additionalProperties": False,
-    }
-)
-
-
-class AreaLimit(Record):
-    """Which areas a space keeps."""
-
-    what: ClassVar[str] = "area limit"
-    max_mm2: SquareMillimetres
-    """Largest area kept."""
-    min_fraction: Annotated[Quantity, Field(le=1)] = 0.0
-    """Smallest area kept, as a fraction of the largest."""
-    keep_small_single_core: bool = False
-    """Waive the smallest area where a chip has one tensor or one vector core, as PHAZE does."""
-    terms: AreaTerms = PUBLISHED_AREA
-    """Which terms the area has."""
-
-
-class SpaceSpec(Record):
-    """A grid over any fields of a chip, with ties between fields and limits on area and power.
-
-    Examples
-    --------
-    >>> spec = SpaceSpec(
-    ...     name="two", base=presets.chip("phaze-tpuv4"), axes={"tensor_core.count": (4, 8)}
-    ... )
-    >>> len(ArchitectureSpace(spec))
-    2
-    """
-
-    what: ClassVar[str] = "space"
-    name: str = Field(min_length=1)
-    """What to call it."""
-    base: Annotated[Accelerator, NamedOr()]
-    """The chip that gives every field which is no axis; in a file also a preset's name."""
-    axes: Annotated[dict[str, tuple[float, ...]], AfterValidator(FrozenDict), _AXES_SCHEMA]
-    """Values of each field, for example ``tensor_core.width: [8, 16, 32]``; in a file also
-    ``{powers_of_two: [1, 8]}`` (exponents) or ``{start: 8, stop: 256, step: 8}``."""
-    ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
-        default={}, validate_default=True
-    )
-    """Fields that take another field's value, for example vector lanes = array width."""
-    area: AreaLimit | None = None
-    """Keep chips whose area lies within this."""
-    max_power_w: Watts | None = None
-    """Keep chips whose peak power (energy table '7nm') is at most this."""
-
-    @field_validator("base", mode="before")
-    @classmethod
-    def _named_base(cls, value: object) -> object:
-        return presets.chip(value) if isinstance(value, str) else value
-
-    @field_validator("axes", mode="before")
-    @classmethod
-    def _expand_axes(cls, value: object) -> object:
-        if not isinstance(value, Mapping):
-            return value
-        return {field: _axis_values(str(field), values) for field, values in value.items()}
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for field in (*self.axes, *self.ties, *self.ties.values()):
-            if field not in _COLUMNS:
-                raise ValueError(f"axes: unknown field {field!r}; {nearest(field, _COLUMNS)}")
-        for field, source in self.ties.items():
-            if field in self.axes or source in self.ties:
-                raise ValueError(f"ties.{field}: a tied field can be neither an axis nor a source")
-        if any(f.startswith("hbm.") for f in (*self.axes, *self.ties)) and self.base.hbm is None:
-            raise ValueError(f"axes: {self.base.name} has no hbm to vary")
-        for field, values in self.axes.items():  # a chip with each extreme must be a valid chip
-            column = _COLUMNS[field]
-            whole = _core.CHIP_DTYPE[column].kind == "i"
-            for value in {min(values), max(values)}:
-                tried = _with_fields(self.base, {field: int(value) if whole else value}, "axes")
-                try:
-                    Accelerator.from_dict(tried.model_dump())
-                except InvalidInputError as error:
-                    raise ValueError(f"axes.{error}") from None
-        if self.grid_size > _MAX_GRID:
-            raise ValueError(f"axes: a grid of {self.grid_size} points is more than {_MAX_GRID}")
-        return self
-
-    @property
-    def grid_size(self) -> int:
-        """Points of the grid before any filter."""
-        return math.prod(len(values) for values in self.axes.values())
-
-
-def _axis_values(field: str, values: object) -> tuple[float, ...]:
-    if isinstance(values, Mapping):
-        if set(values) == {"powers_of_two"} and len(list(values["powers_of_two"])) == 2:
-            low, high = values["powers_of_two"]
-            values = [2**e for e in range(int(low), int(high) + 1)]
-        elif set(values) == {"start", "stop", "step"} and values["step"] > 0:
-            count = math.floor((values["stop"] - values["start"]) / values["step"] + 1e-9) + 1
-            values = [values["start"] + i * values["step"] for i in range(max(count, 0))]
-        else:
-            raise ValueError(
-                f"axes.{field}: {dict(values)!r} is not accepted; expected a list, "
-                "{powers_of_two: [first, last]} or {start:, stop:, step:}"
-            )
-    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise ValueError(f"axes.{field}: {values!r} is not accepted; expected a list of numbers")
-    column = _COLUMNS.get(field)
-    whole = column is not None and _core.CHIP_DTYPE[column].kind == "i"
-    for value in values:
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value) or value <= 0 or (whole and value != int(value)):
-            kind = "a whole number >= 1" if whole else "a finite number > 0"
-            raise ValueError(f"axes.{field}: {value!r} is not accepted; expected {kind}")
-    if len(set(values)) != len(values):
-        raise ValueError(f"axes.{field}: a value is given twice")
-    return tuple(values)
 
 
 @dataclass(frozen=True)
@@ -276,6 +118,8 @@ class ArchitectureSpace:
 
     def chunks(self, size: int = _CHUNK) -> Iterator[SpaceChunk]:
         """Enumerate the space in pieces of at most `size` grid points; nothing is kept."""
+        if size < 1:
+            raise InvalidInputError(f"size: {size} is not accepted; expected a number >= 1")
         limit, power = self.spec.area, self.spec.max_power_w
         terms = (PUBLISHED_AREA if limit is None else limit.terms).rates
         if self._selection is not None:
@@ -300,8 +144,11 @@ class ArchitectureSpace:
         base, varied = self.spec.base, {*self.spec.axes, *self.spec.ties}
         return _core.ChipGrid(
             base=chip_records([base]),
-            axes=[(_COLUMN[field], list(values)) for field, values in self.spec.axes.items()],
-            ties=[(_COLUMN[field], _COLUMN[source]) for field, source in self.spec.ties.items()],
+            axes=[(COLUMN_NUMBER[field], list(values)) for field, values in self.spec.axes.items()],
+            ties=[
+                (COLUMN_NUMBER[field], COLUMN_NUMBER[source])
+                for field, source in self.spec.ties.items()
+            ],
             # Local buffers follow their cores unless the space or its base sets them.
             derive_tensor_local=base.tensor_core.local_buffer_bytes is None
             and "tensor_core.local_buffer_bytes" not in varied,
@@ -340,9 +187,9 @@ class ArchitectureSpace:
 
     def column(self, field: str) -> Array:
         """Values of one chip field at every point, for example ``tensor_core.width``."""
-        if field not in _COLUMNS:
-            raise InvalidInputError(f"field: {field!r} is unknown; {nearest(field, _COLUMNS)}")
-        values: Array = self.chips[_COLUMNS[field]]
+        if field not in COLUMNS:
+            raise InvalidInputError(f"field: {field!r} is unknown; {nearest(field, COLUMNS)}")
+        values: Array = self.chips[COLUMNS[field]]
         return values
 
     def __len__(self) -> int:
@@ -365,8 +212,17 @@ class ArchitectureSpace:
                 raise InvalidTypeError(
                     f"index: dtype {key.dtype} is not accepted; expected integers or a mask"
                 )
-            key = key.astype(np.int64) if key.dtype.kind != "b" else key
+            if key.ndim != 1:
+                raise InvalidInputError(
+                    f"index: {key.ndim} dimensions are not accepted; expected 1"
+                )
+            if key.dtype.kind != "b":
+                if key.size and int(key.max()) >= len(self):
+                    raise IndexError(f"index: {int(key.max())} is beyond {len(self)} chips")
+                key = key.astype(np.int64)
         picked = np.ascontiguousarray(self.index[key])
+        if np.array_equal(picked, self.index):
+            return self  # all of it, in order: the same space
         if len(np.unique(picked)) != len(picked):
             raise InvalidInputError("index: a position is given twice; a space holds a chip once")
         picked.setflags(write=False)
@@ -395,21 +251,5 @@ class ArchitectureSpace:
 
     def _chip(self, index: int) -> Accelerator:
         row = self._grid.pick(np.array([index], dtype=np.int64), PUBLISHED_AREA.rates)[1][0]
-        varied = {
-            field: row[_COLUMNS[field]].item() for field in (*self.spec.axes, *self.spec.ties)
-        }
-        return _with_fields(self.spec.base, varied, f"{self.spec.name}[{index}]")
-
-
-def _with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Accelerator:
-    """Copy a chip with some fields changed. Values were validated with the space's axes."""
-    own: dict[str, Any] = {"name": name}
-    parts: dict[str, dict[str, Any]] = {}
-    for field, value in varied.items():
-        part, _, leaf = field.rpartition(".")
-        (parts.setdefault(part, {}) if part else own)[leaf] = value
-    for part, changes in parts.items():
-        own[part] = getattr(base, part).model_copy(update=changes)
-    # These describe the base, not this chip.
-    own.update(die_area_mm2=None, power_w=None, sources=(), notes="")
-    return base.model_copy(update=own)
+        varied = {field: row[COLUMNS[field]].item() for field in (*self.spec.axes, *self.spec.ties)}
+        return with_fields(self.spec.base, varied, f"{self.spec.name}[{index}]")

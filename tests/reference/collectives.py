@@ -78,7 +78,8 @@ def log2(n):
 def switched(op, v, p, levels):
     slow = min(level.rate for level in levels)
     late = max(level.latency for level in levels)
-    depth = sum(log2(level.members) * level.latency for level in levels)
+    by_tier = sum(log2(level.members) * level.latency for level in levels)
+    depth = min(by_tier, log2(p) * late)
     inside = [math.prod(level.members for level in levels[:i]) for i in range(len(levels))]
 
     def once(level, amount):

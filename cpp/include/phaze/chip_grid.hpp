@@ -32,6 +32,13 @@ enum class ChipColumn : std::int32_t {
 };
 inline constexpr int kChipColumnCount = 15;
 
+// Whether a column holds whole numbers.
+constexpr bool is_whole(ChipColumn column) noexcept {
+  return column != ChipColumn::kBufferBytesPerCycle &&
+         column != ChipColumn::kBufferPortBytesPerCycle && column != ChipColumn::kHbmBytesPerS &&
+         column != ChipColumn::kClockHz;
+}
+
 struct GridAxis {
   ChipColumn column;
   std::vector<double> values;  // at least one; whole numbers below 2^53 for integer columns

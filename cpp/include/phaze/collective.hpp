@@ -116,8 +116,8 @@ CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, do
                                  std::int64_t ranks, std::int64_t stride,
                                  Algorithm algorithm) noexcept;
 
-// Bytes a rank must send at the least, over the most bandwidth it can use at once: no algorithm
-// here is ever faster. NaN where collective() has no answer.
+// Bytes a rank must send at the least, over its fastest port (on a grid, over all its links at
+// once): no algorithm here is ever faster, to the last bit. NaN where collective() has no answer.
 double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
                           std::int64_t ranks, std::int64_t stride) noexcept;
 

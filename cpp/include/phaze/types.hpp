@@ -39,6 +39,7 @@ enum class FabricKind : std::int32_t {
 struct FabricRecord {
   std::int32_t kind;               // a FabricKind
   std::int32_t levels;             // used entries of the arrays below, 1..kMaxLevels
+  std::int64_t devices;            // at most this many are there; 0 = as many as the levels hold
   std::int64_t size[kMaxLevels];   // members of a level; 0 = unbounded (last tier only)
   double bytes_per_s[kMaxLevels];  // switched: per device, per direction; grid: per link
   double latency_s[kMaxLevels];    // per message step (switched) or per hop (grid)

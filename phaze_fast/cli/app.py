@@ -1,0 +1,41 @@
+"""Takes the commands of the other files, gives the program they make up."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from phaze_fast.cli import hardware, models, questions, show
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="phaze-fast",
+    help="Accelerator, operator schedule and device placement for training, searched together.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from phaze_fast import __version__
+
+        sys.stdout.write(f"phaze-fast {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Accelerator, operator schedule and device placement for training, searched together."""
+
+
+for _part in (models, show, hardware, questions):
+    _part.add_commands(app)

@@ -1,0 +1,241 @@
+"""Takes the description of a space of chips, gives it validated: axes, ties, limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
+
+from phaze_fast import _core
+from phaze_fast.documents import digest
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware import presets
+from phaze_fast.hardware.chip import Accelerator
+from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms
+from phaze_fast.records import (
+    FrozenDict,
+    NamedOr,
+    OrderedFrozenDict,
+    Quantity,
+    Record,
+    SquareMillimetres,
+    Watts,
+)
+
+__all__ = ["COLUMNS", "COLUMN_NUMBER", "AreaLimit", "SpaceSpec", "with_fields"]
+
+# Field of a chip -> column of the kernels' record.
+COLUMNS = {
+    "tensor_core.count": "tensor_cores",
+    "tensor_core.width": "tensor_width",
+    "tensor_core.depth": "tensor_depth",
+    "tensor_core.local_buffer_bytes": "tensor_local_bytes",
+    "vector_core.count": "vector_cores",
+    "vector_core.lanes": "vector_lanes",
+    "vector_core.alus_per_lane": "vector_alus_per_lane",
+    "vector_core.local_buffer_bytes": "vector_local_bytes",
+    "buffer.capacity_bytes": "buffer_bytes",
+    "buffer.bytes_per_cycle": "buffer_bytes_per_cycle",
+    "buffer.port_bytes_per_cycle": "buffer_port_bytes_per_cycle",
+    "hbm.capacity_bytes": "hbm_bytes",
+    "hbm.bandwidth_bytes_per_s": "hbm_bytes_per_s",
+    "hbm.stacks": "hbm_stacks",
+    "clock_hz": "clock_hz",
+}
+COLUMN_NUMBER = {
+    field: list(_core.CHIP_DTYPE.fields or ()).index(c) for field, c in COLUMNS.items()
+}
+_MAX_GRID = 1 << 40
+_MAX_AXIS = 1_000_000
+
+
+_NUMBERS = {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1}
+_AXIS_FORMS: list[dict[str, Any]] = [
+    _NUMBERS,
+    {
+        "type": "object",
+        "properties": {
+            "powers_of_two": {
+                "type": "array",
+                "items": {"type": "integer"},
+                "minItems": 2,
+                "maxItems": 2,
+            }
+        },
+        "required": ["powers_of_two"],
+        "additionalProperties": False,
+    },
+    {
+        "type": "object",
+        "properties": {name: {"type": "number"} for name in ("start", "stop", "step")},
+        "required": ["start", "stop", "step"],
+        "additionalProperties": False,
+    },
+]
+_AXES_SCHEMA = WithJsonSchema(
+    {
+        "type": "object",
+        "properties": {field: {"anyOf": _AXIS_FORMS} for field in COLUMNS},
+        "additionalProperties": False,
+    }
+)
+
+
+class AreaLimit(Record):
+    """Which areas a space keeps."""
+
+    what: ClassVar[str] = "area limit"
+    max_mm2: SquareMillimetres
+    """Largest area kept."""
+    min_fraction: Annotated[Quantity, Field(le=1)] = 0.0
+    """Smallest area kept, as a fraction of the largest."""
+    keep_small_single_core: Annotated[bool, Field(strict=True)] = False
+    """Waive the smallest area where a chip has one tensor or one vector core, as PHAZE does."""
+    terms: AreaTerms = PUBLISHED_AREA
+    """Which terms the area has."""
+
+
+class SpaceSpec(Record):
+    """A grid over any fields of a chip, with ties between fields and limits on area and power.
+
+    Examples
+    --------
+    >>> SpaceSpec(
+    ...     name="two", base=presets.chip("phaze-tpuv4"), axes={"tensor_core.count": (4, 8)}
+    ... ).grid_size
+    2
+    """
+
+    what: ClassVar[str] = "space"
+    name: str = Field(min_length=1)
+    """What to call it."""
+    base: Annotated[Accelerator, NamedOr()]
+    """The chip that gives every field which is no axis; in a file also a preset's name."""
+    axes: Annotated[dict[str, tuple[float, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA]
+    """Values of each field, for example ``tensor_core.width: [8, 16, 32]``; in a file also
+    ``{powers_of_two: [1, 8]}`` (exponents) or ``{start: 8, stop: 256, step: 8}``."""
+    ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """Fields that take another field's value, for example vector lanes = array width."""
+    area: AreaLimit | None = None
+    """Keep chips whose area lies within this."""
+    max_power_w: Watts | None = None
+    """Keep chips whose peak power (energy table '7nm') is at most this."""
+
+    @field_validator("base", mode="before")
+    @classmethod
+    def _named_base(cls, value: object) -> object:
+        return presets.chip(value) if isinstance(value, str) else value
+
+    @field_validator("axes", mode="before")
+    @classmethod
+    def _expand_axes(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return {field: _axis_values(str(field), values) for field, values in value.items()}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for field in (*self.axes, *self.ties, *self.ties.values()):
+            if field not in COLUMNS:
+                raise ValueError(f"axes: unknown field {field!r}; {nearest(field, COLUMNS)}")
+        for field, source in self.ties.items():
+            if field in self.axes or source in self.ties:
+                raise ValueError(f"ties.{field}: a tied field can be neither an axis nor a source")
+            if _is_whole(field) and not _is_whole(source):
+                raise ValueError(f"ties.{field}: takes whole numbers, which {source} does not give")
+        if any(f.startswith("hbm.") for f in (*self.axes, *self.ties)) and self.base.hbm is None:
+            raise ValueError(f"axes: {self.base.name} has no hbm to vary")
+        for field, values in self.axes.items():  # a chip with each extreme must be a valid chip
+            for value in sorted({min(values), max(values)}):
+                number = int(value) if _is_whole(field) else value
+                tried = with_fields(self.base, {field: number}, "axes")
+                try:
+                    Accelerator.from_dict(tried.model_dump())
+                except InvalidInputError as error:
+                    raise ValueError(f"axes.{error}") from None
+        if self.grid_size > _MAX_GRID:
+            raise ValueError(f"axes: a grid of {self.grid_size} points is more than {_MAX_GRID}")
+        return self
+
+    def digest(self) -> str:
+        """Return a hash of the content, in which the order of the axes counts."""
+        return digest([super().digest(), list(self.axes)])
+
+    @property
+    def grid_size(self) -> int:
+        """Points of the grid before any filter."""
+        return math.prod(len(values) for values in self.axes.values())
+
+
+def _is_whole(field: str) -> bool:
+    return _core.CHIP_DTYPE[COLUMNS[field]].kind == "i"
+
+
+def _is_number(value: object) -> bool:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    return good and math.isfinite(value)  # type: ignore[arg-type]
+
+
+_FORMS = "expected a list of numbers, {powers_of_two: [first, last]} or {start:, stop:, step:}"
+
+
+def _expanded(field: str, form: Mapping[Any, Any]) -> list[float]:
+    """Write out a short form of an axis."""
+    refused = ValueError(f"axes.{field}: {str(dict(form))[:80]} is not accepted; {_FORMS}")
+    if set(form) == {"powers_of_two"}:
+        ends = form["powers_of_two"]
+        if not isinstance(ends, list | tuple) or len(ends) != 2:
+            raise refused
+        if not all(isinstance(e, int) and not isinstance(e, bool) and 0 <= e <= 62 for e in ends):
+            raise ValueError(f"axes.{field}.powers_of_two: expected whole numbers from 0 to 62")
+        return [2**e for e in range(ends[0], ends[1] + 1)]
+    if set(form) == {"start", "stop", "step"}:
+        start, stop, step = (form[name] for name in ("start", "stop", "step"))
+        if not all(map(_is_number, (start, stop, step))) or step <= 0:
+            raise refused
+        count = (stop - start) / step + 1e-9
+        if count > _MAX_AXIS:
+            raise ValueError(f"axes.{field}: more than {_MAX_AXIS} values")
+        return [start + i * step for i in range(max(math.floor(count) + 1, 0))]
+    raise refused
+
+
+def _axis_values(field: str, values: object) -> tuple[float, ...]:
+    if field not in COLUMNS:
+        raise ValueError(f"axes: unknown field {field[:60]!r}; {nearest(field[:60], COLUMNS)}")
+    if isinstance(values, Mapping):
+        values = _expanded(field, values)
+    if isinstance(values, np.ndarray):
+        values = values.tolist()
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise ValueError(f"axes.{field}: {str(values)[:80]} is not accepted; {_FORMS}")
+    if len(values) > _MAX_AXIS:
+        raise ValueError(f"axes.{field}: more than {_MAX_AXIS} values")
+    plain = [v.item() if isinstance(v, np.generic) else v for v in values]
+    for value in plain:
+        good = _is_number(value) and value > 0
+        if not good or (_is_whole(field) and value != int(value)):
+            kind = "a whole number >= 1" if _is_whole(field) else "a finite number > 0"
+            raise ValueError(f"axes.{field}: {str(value)[:60]} is not accepted; expected {kind}")
+    if len(set(plain)) != len(plain):
+        raise ValueError(f"axes.{field}: a value is given twice")
+    return tuple(plain)
+
+
+def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Accelerator:
+    """Copy a chip with some fields changed. Values were validated with the space's axes."""
+    own: dict[str, Any] = {"name": name}
+    parts: dict[str, dict[str, Any]] = {}
+    for field, value in varied.items():
+        part, _, leaf = field.rpartition(".")
+        (parts.setdefault(part, {}) if part else own)[leaf] = value
+    for part, changes in parts.items():
+        own[part] = getattr(base, part).model_copy(update=changes)
+    # These describe the base, not this chip.
+    own.update(die_area_mm2=None, power_w=None, sources=(), notes="")
+    return base.model_copy(update=own)
