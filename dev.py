@@ -134,7 +134,9 @@ def install(extra: str = "dev") -> None:
 def _install(extra: str) -> None:
     stamp = VENV / "phaze-fast.stamp"
     done = stamp.read_text().split() if stamp.exists() else []
-    current = done[:1] == [fingerprint()] and (extra in done[1:] or "dev" in done[1:])
+    held = done[1:]  # each set of packages holds those before it: run, test, dev
+    enough = extra in held or "dev" in held or (extra == "run" and bool(held))
+    current = done[:1] == [fingerprint()] and enough
     if current and ((BIN / "phaze-fast").exists() or os.name == "nt"):
         return
     require_a_compiler()
