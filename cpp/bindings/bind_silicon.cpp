@@ -70,9 +70,6 @@ void bind_silicon(py::module_& module) {
                        total_mm2, extrapolated, status);
   PYBIND11_NUMPY_DTYPE(EnergyTable, mac_j, vector_op_j, local_byte_j, buffer_byte_j, hbm_byte_j,
                        network_byte_j, static_w_per_mm2);
-  PYBIND11_NUMPY_DTYPE(OperatorRecord, kind, unit, b, m, n, k, flops, read_bytes, write_bytes,
-                       payload_bytes, collective, group, causal, epilogue);
-  module.attr("OPERATOR_DTYPE") = py::dtype::of<OperatorRecord>();
   module.attr("CHIP_DTYPE") = py::dtype::of<ChipRecord>();
   module.attr("AREA_DTYPE") = py::dtype::of<AreaBreakdown>();
   module.attr("ENERGY_DTYPE") = py::dtype::of<EnergyTable>();

@@ -10,6 +10,7 @@ namespace phaze::bindings {
 
 void bind_chip_grid(py::module_& module);
 void bind_collective(py::module_& module);
+void bind_op_graph(py::module_& module);
 void bind_silicon(py::module_& module);
 
 namespace {
@@ -50,4 +51,5 @@ PYBIND11_MODULE(_core, module) {
   bind_silicon(module);
   bind_chip_grid(module);
   bind_collective(module);
+  bind_op_graph(module);
 }

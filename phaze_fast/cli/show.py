@@ -108,7 +108,10 @@ def show(
     microbatches: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
     seq: Annotated[int | None, typer.Option(help="Sequence length.")] = None,
     recompute: Annotated[str, typer.Option(help="none, selective or full.")] = "none",
-    schedule: Annotated[str, typer.Option(help="1f1b, gpipe or zero-bubble.")] = "1f1b",
+    schedule: Annotated[
+        str, typer.Option(help="1f1b, gpipe, interleaved or zero-bubble.")
+    ] = "1f1b",
+    virtual: Annotated[int, typer.Option(help="Chunks per stage, interleaved.")] = 1,
     optimizer: Annotated[str, typer.Option(help="adam, sgd, ...")] = "adam",
     fused: Annotated[bool, typer.Option("--fused", help="Fuse element-wise epilogues.")] = False,
     as_json: AsJson = False,
@@ -128,6 +131,7 @@ def show(
             "stages": pp,
             "microbatches": microbatches,
             "schedule": schedule,
+            "virtual": virtual,
             "data_parallel": dp,
             "zero": zero,
         }
