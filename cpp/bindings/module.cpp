@@ -10,6 +10,7 @@ namespace phaze::bindings {
 
 void bind_chip_grid(py::module_& module);
 void bind_collective(py::module_& module);
+void bind_op_cost(py::module_& module);
 void bind_op_graph(py::module_& module);
 void bind_silicon(py::module_& module);
 
@@ -52,4 +53,5 @@ PYBIND11_MODULE(_core, module) {
   bind_chip_grid(module);
   bind_collective(module);
   bind_op_graph(module);
+  bind_op_cost(module);
 }

@@ -99,8 +99,8 @@ AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept
   area.tensor_mm2 = tensor_um2 / kUm2PerMm2;
   area.vector_mm2 = vector_um2 / kUm2PerMm2;
   area.buffer_mm2 = buffer_um2 / kUm2PerMm2;
-  area.network_mm2 = (tensor_cores + vector_cores) * chip.buffer_port_bytes_per_cycle *
-                     terms.network_mm2_per_port_byte;
+  area.network_mm2 =
+      (tensor_cores + vector_cores) * port_bytes_per_cycle(chip) * terms.network_mm2_per_port_byte;
   area.hbm_mm2 = static_cast<double>(chip.hbm_stacks) * terms.hbm_mm2_per_stack;
   area.total_mm2 =
       (tensor_um2 + vector_um2 + buffer_um2) / kUm2PerMm2 + area.network_mm2 + area.hbm_mm2;

@@ -35,6 +35,13 @@ from phaze_fast.hardware.silicon import (
 )
 from phaze_fast.hardware.space import ArchitectureSpace, SpaceChunk
 from phaze_fast.hardware.space_spec import AreaLimit, SpaceSpec
+from phaze_fast.hardware.tuning import (
+    AttentionTuning,
+    FittedRange,
+    FunctionCost,
+    Tuning,
+    tuning_record,
+)
 
 __all__ = [
     "FULL_AREA",
@@ -44,11 +51,14 @@ __all__ = [
     "Area",
     "AreaLimit",
     "AreaTerms",
+    "AttentionTuning",
     "Buffer",
     "Cluster",
     "EnergyTable",
     "Fabric",
+    "FittedRange",
     "FlatFabric",
+    "FunctionCost",
     "Hbm",
     "MeshFabric",
     "SpaceChunk",
@@ -57,6 +67,7 @@ __all__ = [
     "Tier",
     "TieredFabric",
     "TorusFabric",
+    "Tuning",
     "VectorCore",
     "area",
     "area_batch",

@@ -26,6 +26,7 @@ from phaze_fast.records import (
     SquareMillimetres,
     Watts,
 )
+from phaze_fast.hardware.tuning import Tuning
 from phaze_fast.units import KIB, format_bandwidth, format_bytes, format_flops
 
 __all__ = ["Accelerator", "Buffer", "Dtype", "Hbm", "TensorCore", "VectorCore", "chip_records"]
@@ -87,8 +88,9 @@ class Buffer(Record):
     """Size; 0 where a chip has only local buffers."""
     bytes_per_cycle: Quantity
     """Bandwidth of all ports together, bytes per clock cycle."""
-    port_bytes_per_cycle: Quantity = 64.0
-    """Width of one core's port; 64 bytes is that of an A100 SM."""
+    port_bytes_per_cycle: Quantity = 0.0
+    """Width of one core's port; 0, the default, is as wide as the edges of its array: one bf16
+    value per row and column."""
 
 
 class Hbm(Record):
@@ -129,6 +131,8 @@ class Accelerator(Record):
     """Memory beside the chip; absent on chips that have only SRAM."""
     launch_latency_s: Seconds = 0.0
     """Fixed cost of starting one operator."""
+    tuning: Tuning = Tuning()
+    """How its software uses it; neutral unless fitted to measurements."""
     process_nm: Quantity | None = None
     """Process node as its maker names it."""
     die_area_mm2: SquareMillimetres | None = None

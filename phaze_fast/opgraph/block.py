@@ -64,7 +64,7 @@ class _Block:
 
     def norm(self, name: str, x: int) -> int:
         rows, hidden = self.shapes.split_rows, self.model.hidden
-        made = self.sheet.vector(name, "norm", (x,), rows, hidden)
+        made = self.sheet.vector(name, "norm", (x,), rows, hidden, function=self.model.norm)
         self.sheet.keep(f"{name}-input", ELEMENT_BYTES * rows * hidden, x)
         values = 2 if self.model.norm == "layernorm" else 1  # mean and spread, or spread alone
         self.sheet.keep(f"{name}-statistics", values * _FLOAT_BYTES * rows, made, statistic=True)
@@ -190,7 +190,14 @@ class _Block:
         bent = gate if self.model.gated else up
         if self.model.activation != "relu":
             self.sheet.keep(f"{prefix}activation-input", size, bent)
-        active = self.sheet.vector(f"{prefix}activation", "activation", (bent,), rows, width)
+        active = self.sheet.vector(
+            f"{prefix}activation",
+            "activation",
+            (bent,),
+            rows,
+            width,
+            function=self.model.activation,
+        )
         self.sheet.keep(f"{prefix}activation-output", size, active)
         if not self.model.gated:
             return active

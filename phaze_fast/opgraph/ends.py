@@ -47,7 +47,7 @@ def embedding_sheet(model: TransformerModel, strategy: Strategy) -> Sheet:
     rows = s.split_rows
     if model.embedding_norm:
         sheet.keep("embedding-norm-input", ELEMENT_BYTES * rows * hidden, x)
-        x = sheet.vector("embedding-norm", "norm", (x,), rows, hidden)
+        x = sheet.vector("embedding-norm", "norm", (x,), rows, hidden, function=model.norm)
     if model.dropout:
         x = sheet.vector("embedding-dropout", "dropout", (x,), rows, hidden)
         sheet.keep("embedding-dropout-mask", rows * hidden, x)
@@ -68,14 +68,16 @@ def head_sheet(model: TransformerModel, strategy: Strategy) -> Sheet:
     x = -1
     if model.final_norm:
         sheet.keep("final-norm-input", size, x)
-        x = sheet.vector("final-norm", "norm", (x,), rows, hidden)
+        x = sheet.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
     if model.head == "mlm":
         sheet.keep("transform-input", size, x)
         x = sheet.linear("transform", x, rows, hidden, hidden, bias=True)
         sheet.keep("transform-output", size, x)
-        x = sheet.vector("transform-activation", "activation", (x,), rows, hidden)
+        x = sheet.vector(
+            "transform-activation", "activation", (x,), rows, hidden, function=model.activation
+        )
         sheet.keep("transform-norm-input", size, x)
-        x = sheet.vector("transform-norm", "norm", (x,), rows, hidden)
+        x = sheet.vector("transform-norm", "norm", (x,), rows, hidden, function=model.norm)
     if model.head == "none":
         return sheet
     sheet.keep("logits-input", size, x)

@@ -10,6 +10,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.opgraph.functions import function_code
 from phaze_fast.opgraph.sheet import Line, Tensor
 
 __all__ = ["GROUPS", "KINDS", "UNITS", "OpGraph", "lay_out"]
@@ -167,6 +168,8 @@ def lay_out(name: str, lines: list[Line], tensors: tuple[Tensor, ...]) -> OpGrap
             GROUPS.index(line.group),
             line.causal,
             line.epilogue,
+            function_code(line.kind, line.function),
+            0,
         )
     indptr = np.cumsum([0, *(len(s) for s in successors)]).astype(np.int32)
     indices = np.array([j for s in successors for j in s], dtype=np.int32)

@@ -48,6 +48,8 @@ class Line:
     virtual: bool = False
     gradient: tuple[str, float, str] | None = None
     """Collective, payload and group of the backward pass, for the ends of a parallel region."""
+    function: str = ""
+    """What it computes, where its kind leaves that open; see `opgraph.functions`."""
     regather: bool = False
     """Whether weight gradients gather their input again before they can start."""
 
@@ -125,7 +127,14 @@ class Sheet:
         )
 
     def vector(
-        self, name: str, kind: str, inputs: tuple[int, ...], rows: int, cols: int, reads: int = 1
+        self,
+        name: str,
+        kind: str,
+        inputs: tuple[int, ...],
+        rows: int,
+        cols: int,
+        reads: int = 1,
+        function: str = "",
     ) -> int:
         """Add an operator on rows x cols elements that reads `reads` such arrays."""
         size = ELEMENT_BYTES * rows * cols
@@ -139,6 +148,7 @@ class Sheet:
                 n=cols,
                 read_bytes=reads * size,
                 write_bytes=size,
+                function=function,
             )
         )
 

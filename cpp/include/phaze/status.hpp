@@ -17,9 +17,12 @@ enum class Status : std::uint8_t {
   kBadFabric = 7,
   kNotApplicable = 8,
   kBadChip = 9,
+  kBadShape = 10,
+  kTooLarge = 11,
+  kBadTuning = 12,
 };
 
-inline constexpr int kStatusCount = 10;
+inline constexpr int kStatusCount = 13;
 
 // The sentence of a status; static storage, safe from any thread.
 constexpr const char* sentence(Status status) noexcept {
@@ -44,6 +47,12 @@ constexpr const char* sentence(Status status) noexcept {
       return "this algorithm cannot run this operation on this group";
     case Status::kBadChip:
       return "the chip record is malformed: a count, size or bandwidth is negative or not finite";
+    case Status::kBadShape:
+      return "a dimension of the operator is zero or negative; expected at least 1";
+    case Status::kTooLarge:
+      return "the operator is too large: b * m * k * n may be at most 2^62, a dimension 2^40";
+    case Status::kBadTuning:
+      return "the tuning or precision is malformed: a share, rate or size is out of range";
   }
   return "unknown status";
 }

@@ -20,11 +20,69 @@ struct ChipRecord {
   std::int64_t vector_local_bytes;     // local buffer beside one vector unit
   std::int64_t buffer_bytes;           // global buffer shared by all cores
   double buffer_bytes_per_cycle;       // global buffer bandwidth, all ports together
-  double buffer_port_bytes_per_cycle;  // width of one core's port to the global buffer
+  double buffer_port_bytes_per_cycle;  // width of one core's port; 0 = as wide as the array's edges
   std::int64_t hbm_bytes;              // off-chip capacity; 0 where the chip has none
   double hbm_bytes_per_s;              // off-chip bandwidth; 0 where the chip has none
   std::int64_t hbm_stacks;             // number of 1,024-bit stacks; 0 where there is none
   double clock_hz;                     // one clock for cores and buffer
+};
+
+// Bytes per cycle of one core's port: as given, or one bf16 value per row and column of the array.
+inline double port_bytes_per_cycle(const ChipRecord& chip) noexcept {
+  if (chip.buffer_port_bytes_per_cycle > 0.0) return chip.buffer_port_bytes_per_cycle;
+  return 2.0 * (static_cast<double>(chip.tensor_width) + static_cast<double>(chip.tensor_depth));
+}
+
+inline constexpr int kMaxTiles = 12;      // block shapes a GPU's kernels come in
+inline constexpr int kMaxFunctions = 32;  // rows of the table of vector costs
+
+// What one vector function costs; see docs/cost.md.
+struct VectorCost {
+  double ops_per_element;  // lane operations
+  double ops_per_row;      // lane operations
+  double launches;         // kernels it is made of
+  double byte_factor;      // times its compulsory bytes that are moved
+  double row_limit;        // longer rows do not stay on the core; 0 = no limit
+  double long_ops;         // factor on operations of longer rows
+  double long_bytes;       // factor on bytes of longer rows
+};
+
+// How a chip's software uses it: neutral for an ideal systolic chip, fitted for a GPU.
+struct TuningRecord {
+  double clock_hz;                   // clock that latencies are counted in; 0 = the chip's
+  double launch_s;                   // starting one kernel
+  double vector_launch_share;        // share of that which a vector kernel takes
+  double efficiency;                 // share of its peak a core reaches inside a unit
+  double unit_overhead_s;            // beginning and ending one unit of work on a core
+  double reduction_s;                // adding the partial sums of a split
+  double sustained_macs_per_s;       // what the power limit allows in bf16; 0 = no limit
+  double hbm_share;                  // achievable share of HBM bandwidth
+  double hbm_write_share;            // speed of writing to HBM relative to reading
+  double product_hbm_share;          // share of that bandwidth that matrix products reach
+  double port_share;                 // achievable share of a core's port
+  double port_even_bytes_per_cycle;  // port where rows start at 4-byte bounds; 0 = no difference
+  double port_odd_bytes_per_cycle;   // port where rows start at 2-byte bounds; 0 = no difference
+  double resident_share;             // share of the buffer that survives between operators
+  double attention_efficiency;       // share of a core's peak inside fused attention
+  double attention_unit_s;           // beginning and ending one unit of it
+  double attention_ops;              // lane operations per score
+  double attention_backward_efficiency;  // the same three of the backward pass
+  double attention_backward_ops;
+  std::int32_t overlapped;  // 1 where a fold loads while the one before it drains
+  std::int32_t tiles;       // used entries below; 0 = blocks are multiples of the array
+  std::int32_t dataflows;   // bit d set where Dataflow d may be used; bit 0 where there are tiles
+  std::int32_t reserved;    // keeps the record free of hidden padding
+  std::int64_t tile_m[kMaxTiles];
+  std::int64_t tile_n[kMaxTiles];
+  VectorCost functions[kMaxFunctions];
+};
+
+// Bytes of one number as input, output and accumulator, and its speed relative to bf16.
+struct Precision {
+  double in_bytes;
+  double out_bytes;
+  double acc_bytes;
+  double rate;
 };
 
 inline constexpr int kMaxLevels = 4;  // tiers of a switched fabric, dimensions of a grid
@@ -70,6 +128,8 @@ struct OperatorRecord {
   std::int32_t group;       // which ranks take part; 0 where unit is not kNetwork
   std::int32_t causal;      // 1 where attention leaves out half of its products
   std::int32_t epilogue;    // element-wise operators fused onto the product
+  std::int32_t function;    // position in the opgraph package's list of vector functions
+  std::int32_t reserved;    // keeps the record free of hidden padding
 };
 
 }  // namespace phaze

@@ -1,0 +1,136 @@
+#include <pybind11/stl.h>
+
+#include <array>
+#include <iterator>
+
+#include "arrays.hpp"
+#include "phaze/op_cost.hpp"
+#include "phaze/parallel.hpp"
+
+namespace phaze::bindings {
+namespace {
+
+using PrecisionTuple = std::array<double, 4>;  // in_bytes, out_bytes, acc_bytes, rate
+
+ChipBatch batch_of(const py::object& chips, const py::object& tuning_of, const py::object& tunings,
+                   const PrecisionTuple& precision) {
+  const auto rows = view<ChipRecord>(chips, "chips");
+  return {rows,
+          view<std::int32_t>(tuning_of, "tuning_of", static_cast<py::ssize_t>(rows.size())),
+          view<TuningRecord>(tunings, "tunings"),
+          {precision[0], precision[1], precision[2], precision[3]}};
+}
+
+Cores cores_of(bool one_core) { return one_core ? Cores::kOne : Cores::kAll; }
+
+py::array_t<CostRecord> costs(const py::object& ops, const py::object& chips,
+                              const py::object& tuning_of, const py::object& tunings,
+                              const PrecisionTuple& precision, bool one_core,
+                              const py::object& energy_table, const py::object& static_w,
+                              int threads) {
+  const auto listed = view<OperatorRecord>(ops, "ops");
+  const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
+  const auto table = view<EnergyTable>(energy_table, "energy_table", 1);
+  const auto watts =
+      view<double>(static_w, "static_w", static_cast<py::ssize_t>(batch.chips.size()));
+  const int workers = checked_threads(threads);
+  py::array_t<CostRecord> out(static_cast<py::ssize_t>(listed.size() * batch.chips.size()));
+  const auto filled = writable(out);
+  {
+    const py::gil_scoped_release release;
+    op_cost_batch(listed, batch, cores_of(one_core), table[0], watts, filled, workers);
+  }
+  return freeze(std::move(out));
+}
+
+template <void (*Kernel)(std::span<const OperatorRecord>, const ChipBatch&, Cores,
+                         std::span<double>, int)>
+py::array_t<double> seconds(const py::object& ops, const py::object& chips,
+                            const py::object& tuning_of, const py::object& tunings,
+                            const PrecisionTuple& precision, bool one_core, int threads) {
+  const auto listed = view<OperatorRecord>(ops, "ops");
+  const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
+  const int workers = checked_threads(threads);
+  py::array_t<double> out(static_cast<py::ssize_t>(listed.size() * batch.chips.size()));
+  const auto filled = writable(out);
+  {
+    const py::gil_scoped_release release;
+    Kernel(listed, batch, cores_of(one_core), filled, workers);
+  }
+  return freeze(std::move(out));
+}
+
+py::tuple cycles(const py::object& m, const py::object& k, const py::object& n,
+                 const py::object& rows, const py::object& cols, const py::object& dataflow,
+                 bool overlapped, int threads) {
+  const auto ms = view<std::int64_t>(m, "m");
+  const auto length = static_cast<py::ssize_t>(ms.size());
+  const auto ks = view<std::int64_t>(k, "k", length);
+  const auto ns = view<std::int64_t>(n, "n", length);
+  const auto rs = view<std::int64_t>(rows, "rows", length);
+  const auto cs = view<std::int64_t>(cols, "cols", length);
+  const auto flows = view<std::int32_t>(dataflow, "dataflow", length);
+  for (const std::int32_t flow : flows) {
+    if (flow < 0 || flow >= kDataflows) {
+      throw InvalidInput("dataflow: " + std::to_string(flow) +
+                         " is not accepted; expected a code from 0 to 2");
+    }
+  }
+  const int workers = checked_threads(threads);
+  py::array_t<std::int64_t> counts(length);
+  py::array_t<std::uint8_t> states(length);
+  const auto count = writable(counts);
+  const auto state = writable(states);
+  {
+    const py::gil_scoped_release release;
+    parallel_for(ms.size(), workers, 4096, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) {
+        Status status = Status::kOk;
+        count[i] = array_cycles(ms[i], ks[i], ns[i], rs[i], cs[i], static_cast<Dataflow>(flows[i]),
+                                overlapped, &status);
+        state[i] = static_cast<std::uint8_t>(status);
+      }
+    });
+  }
+  return py::make_tuple(freeze(std::move(counts)), freeze(std::move(states)));
+}
+
+}  // namespace
+
+void bind_op_cost(py::module_& module) {
+  PYBIND11_NUMPY_DTYPE(VectorCost, ops_per_element, ops_per_row, launches, byte_factor, row_limit,
+                       long_ops, long_bytes);
+  PYBIND11_NUMPY_DTYPE(
+      TuningRecord, clock_hz, launch_s, vector_launch_share, efficiency, unit_overhead_s,
+      reduction_s, sustained_macs_per_s, hbm_share, hbm_write_share, product_hbm_share, port_share,
+      port_even_bytes_per_cycle, port_odd_bytes_per_cycle, resident_share, attention_efficiency,
+      attention_unit_s, attention_ops, attention_backward_efficiency, attention_backward_ops,
+      overlapped, tiles, dataflows, reserved, tile_m, tile_n, functions);
+  PYBIND11_NUMPY_DTYPE(CostRecord, time_s, bound_s, compute_s, port_s, buffer_s, hbm_s, power_s,
+                       vector_s, fill_s, fixed_s, compute_cycles, macs, vector_ops, port_bytes,
+                       buffer_bytes, hbm_bytes, utilization, energy_j, block_m, block_n, split,
+                       tiles_i, tiles_j, dataflow, order, limit, status);
+  module.attr("TUNING_DTYPE") = py::dtype::of<TuningRecord>();
+  module.attr("COST_DTYPE") = py::dtype::of<CostRecord>();
+  module.attr("DATAFLOWS") = py::make_tuple("os", "ws", "is");
+  module.attr("LIMITS") =
+      py::make_tuple("compute", "port", "buffer", "hbm", "power", "vector", "launch");
+  module.attr("ORDERS") = py::make_tuple("outputs", "inputs", "weights", "nothing");
+  py::tuple functions(std::size(kFunctionNames));
+  for (std::size_t i = 0; i < std::size(kFunctionNames); ++i) functions[i] = kFunctionNames[i];
+  module.attr("FUNCTIONS") = functions;
+  module.attr("MAX_TILES") = kMaxTiles;
+  const auto define = [&](const char* name, auto function) {
+    module.def(name, function, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
+               py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("threads"));
+  };
+  define("op_times", &seconds<op_time_batch>);
+  define("op_bounds", &seconds<op_bound_batch>);
+  module.def("op_costs", &costs, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
+             py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("energy_table"),
+             py::arg("static_w"), py::arg("threads"));
+  module.def("array_cycles", &cycles, py::arg("m"), py::arg("k"), py::arg("n"), py::arg("rows"),
+             py::arg("cols"), py::arg("dataflow"), py::arg("overlapped"), py::arg("threads"));
+}
+
+}  // namespace phaze::bindings

@@ -1,0 +1,85 @@
+// Operators times chips: seconds, joules and the breakdown behind them, in batches.
+//
+// Nothing here throws or prints. Work is dealt to threads by chip; every result is written by one
+// thread, so answers are the same bits for any thread count.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "phaze/gemm.hpp"
+#include "phaze/silicon.hpp"
+#include "phaze/status.hpp"
+#include "phaze/types.hpp"
+
+namespace phaze {
+
+// Codes of OperatorRecord::function that are not rows of the table of vector costs.
+enum class Function : std::int32_t {
+  kProduct = 0,
+  kAttention = 1,
+  kAttentionBackward = 2,
+  kCollective = 3,  // costs nothing on the chip
+  kFirstVector = 4,
+};
+
+// Names of functions in the order of their codes.
+inline constexpr const char* kFunctionNames[] = {"product",
+                                                 "attention",
+                                                 "attention-backward",
+                                                 "collective",
+                                                 "add",
+                                                 "multiply",
+                                                 "copy",
+                                                 "relu",
+                                                 "gelu",
+                                                 "silu",
+                                                 "softmax",
+                                                 "layernorm",
+                                                 "rmsnorm",
+                                                 "dropout",
+                                                 "rotary",
+                                                 "embedding",
+                                                 "cross-entropy",
+                                                 "adamw",
+                                                 "multiply-backward",
+                                                 "relu-backward",
+                                                 "gelu-backward",
+                                                 "silu-backward",
+                                                 "softmax-backward",
+                                                 "layernorm-backward",
+                                                 "rmsnorm-backward",
+                                                 "dropout-backward",
+                                                 "rotary-backward",
+                                                 "embedding-backward",
+                                                 "cross-entropy-backward"};
+
+// Chips of a batch. `tuning_of` holds a position in `tunings` for each chip; sizes must agree.
+struct ChipBatch {
+  std::span<const ChipRecord> chips;
+  std::span<const std::int32_t> tuning_of;
+  std::span<const TuningRecord> tunings;
+  Precision precision;
+};
+
+enum class Cores : std::int32_t { kAll = 0, kOne = 1 };
+
+// One operator on one chip with its breakdown and energy.
+CostRecord op_cost(const OperatorRecord& op, const ChipRecord& chip, const TuningRecord& tuning,
+                   const Precision& precision, Cores cores, const EnergyTable& energy,
+                   double static_w) noexcept;
+
+// out[c * ops.size() + o]; every figure of a bad pair is NaN and its status says why.
+void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
+                   const EnergyTable& energy, std::span<const double> static_w,
+                   std::span<CostRecord> out, int threads);
+
+// The times alone; NaN for a bad pair.
+void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
+                   std::span<double> out, int threads);
+
+// Lower bounds alone; NaN for a bad pair.
+void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
+                    std::span<double> out, int threads);
+
+}  // namespace phaze

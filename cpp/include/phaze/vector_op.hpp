@@ -1,0 +1,43 @@
+// Latency of everything that is not a plain matrix product: element-wise and row-wise operators on
+// the vector units, and fused attention on both. Formulas: docs/cost.md.
+//
+// All functions are pure, never throw, allocate nothing, and may run from any thread.
+#pragma once
+
+#include "phaze/gemm.hpp"
+#include "phaze/types.hpp"
+
+namespace phaze {
+
+// One operator on rows of `cols` elements, its bytes counted once each.
+struct VectorShape {
+  double rows;
+  double cols;
+  double bytes;    // read and written
+  double written;  // of these
+};
+
+CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
+                     const Machine& machine) noexcept;
+double vector_bound(const VectorShape& shape, const VectorCost& cost,
+                    const Machine& machine) noexcept;
+
+// Fused attention: `pairs` of batch and head, queries x keys scores of width `width` each.
+struct AttentionShape {
+  std::int64_t pairs;
+  std::int64_t queries;
+  std::int64_t keys;
+  std::int64_t width;
+  double bytes;    // read and written
+  double written;  // of these
+  bool causal;
+  bool backward;
+};
+
+// `vector_per_core` is how many vector units go with one tensor core.
+CostRecord attention(const AttentionShape& shape, const Machine& machine,
+                     double vector_per_core) noexcept;
+double attention_bound(const AttentionShape& shape, const Machine& machine,
+                       double vector_per_core) noexcept;
+
+}  // namespace phaze

@@ -1,0 +1,268 @@
+#include "phaze/op_cost.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "phaze/parallel.hpp"
+#include "phaze/vector_op.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr Traffic kNoTraffic{0.0, Order::kNothing, 0, 0};
+
+bool is_product(const OperatorRecord& op) noexcept {
+  return op.function == static_cast<std::int32_t>(Function::kProduct);
+}
+
+bool is_attention(const OperatorRecord& op) noexcept {
+  return op.function == static_cast<std::int32_t>(Function::kAttention) ||
+         op.function == static_cast<std::int32_t>(Function::kAttentionBackward);
+}
+
+bool is_collective(const OperatorRecord& op) noexcept {
+  return op.function == static_cast<std::int32_t>(Function::kCollective);
+}
+
+GemmShape shape_of(const OperatorRecord& op) noexcept { return {op.b, op.m, op.k, op.n}; }
+
+Status check_op(const OperatorRecord& op) noexcept {
+  if (op.function < 0 || op.function >= kMaxFunctions) return Status::kBadOperation;
+  if (is_collective(op)) return Status::kOk;
+  for (const double bytes : {op.read_bytes, op.write_bytes}) {
+    if (!std::isfinite(bytes)) return Status::kNotFinite;
+    if (bytes < 0.0) return Status::kNegative;
+  }
+  if (op.epilogue < 0) return Status::kNegative;
+  const std::int64_t k = is_product(op) || is_attention(op) ? op.k : 1;
+  return check_shape({op.b, op.m, k, op.n});
+}
+
+// What the product's record reads and writes beyond its own operands. Each operator fused onto it
+// costs what an addition does.
+Epilogue epilogue_of(const OperatorRecord& op, const Machine& machine) noexcept {
+  const Precision& p = machine.precision;
+  const auto b = static_cast<double>(op.b);
+  const auto m = static_cast<double>(op.m);
+  const auto k = static_cast<double>(op.k);
+  const auto n = static_cast<double>(op.n);
+  const double own = b * ((m * k + k * n) * p.in_bytes + m * n * p.out_bytes);
+  const double recorded = op.read_bytes + op.write_bytes;
+  constexpr auto add = static_cast<std::size_t>(Function::kFirstVector);
+  return {static_cast<double>(op.epilogue) * machine.tuning->functions[add].ops_per_element,
+          recorded > 0.0 ? recorded - own : 0.0};
+}
+
+AttentionShape attention_of(const OperatorRecord& op) noexcept {
+  return {op.b,
+          op.m,
+          op.n,
+          op.k,
+          op.read_bytes + op.write_bytes,
+          op.write_bytes,
+          op.causal != 0,
+          op.function == static_cast<std::int32_t>(Function::kAttentionBackward)};
+}
+
+VectorShape vector_of(const OperatorRecord& op) noexcept {
+  return {static_cast<double>(op.b) * static_cast<double>(op.m), static_cast<double>(op.n),
+          op.read_bytes + op.write_bytes, op.write_bytes};
+}
+
+// Vector units that go with one tensor core; all of one unit where cores are asked one by one.
+double vector_per_core(const ChipRecord& chip, Cores cores) noexcept {
+  if (cores == Cores::kOne) return 1.0;
+  return static_cast<double>(chip.vector_cores) / static_cast<double>(chip.tensor_cores);
+}
+
+CostRecord failed(Status status) noexcept {
+  CostRecord record{};
+  for (double* figure :
+       {&record.time_s, &record.bound_s, &record.compute_s, &record.port_s, &record.buffer_s,
+        &record.hbm_s, &record.power_s, &record.vector_s, &record.fill_s, &record.fixed_s,
+        &record.compute_cycles, &record.macs, &record.vector_ops, &record.port_bytes,
+        &record.buffer_bytes, &record.hbm_bytes, &record.utilization, &record.energy_j}) {
+    *figure = kNan;
+  }
+  record.dataflow = -1;
+  record.order = -1;
+  record.status = static_cast<std::int32_t>(status);
+  return record;
+}
+
+CostRecord idle() noexcept {
+  CostRecord record{};
+  record.dataflow = -1;
+  record.order = -1;
+  record.limit = static_cast<std::int32_t>(Limit::kLaunch);
+  return record;
+}
+
+const VectorCost& vector_cost(const OperatorRecord& op, const Machine& machine) noexcept {
+  return machine.tuning->functions[static_cast<std::size_t>(op.function)];
+}
+
+CostRecord cost_on(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
+                   double vectors) noexcept {
+  if (is_collective(op)) return idle();
+  if (is_attention(op)) return attention(attention_of(op), machine, vectors);
+  if (!is_product(op)) return vector_op(vector_of(op), vector_cost(op, machine), machine);
+  return best_gemm(shape_of(op), machine, traffic, epilogue_of(op, machine));
+}
+
+double time_on(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
+               double vectors) noexcept {
+  if (!is_product(op)) return cost_on(op, machine, traffic, vectors).time_s;
+  return best_gemm_time(shape_of(op), machine, traffic, epilogue_of(op, machine));
+}
+
+double bound_on(const OperatorRecord& op, const Machine& machine, double vectors) noexcept {
+  if (is_collective(op)) return 0.0;
+  if (is_attention(op)) return attention_bound(attention_of(op), machine, vectors);
+  if (!is_product(op)) return vector_bound(vector_of(op), vector_cost(op, machine), machine);
+  return gemm_bound(shape_of(op), machine, epilogue_of(op, machine));
+}
+
+double energy_j(const CostRecord& cost, const EnergyTable& table, double static_w) noexcept {
+  return cost.macs * table.mac_j + cost.vector_ops * table.vector_op_j +
+         cost.port_bytes * table.local_byte_j + cost.buffer_bytes * table.buffer_byte_j +
+         cost.hbm_bytes * table.hbm_byte_j + static_w * cost.time_s;
+}
+
+// HBM traffic depends on the shape and the buffer alone, so chips with equal buffers share it.
+class TrafficTable {
+ public:
+  TrafficTable(std::span<const OperatorRecord> ops, std::span<const Status> good,
+               const ChipBatch& batch, int threads)
+      : ops_(ops.size()) {
+    for (std::size_t c = 0; c < batch.chips.size(); ++c) {
+      capacities_.push_back(tile_capacity_bytes(batch.chips[c]));
+    }
+    row_of_.resize(capacities_.size());
+    distinct_ = capacities_;
+    std::sort(distinct_.begin(), distinct_.end());
+    distinct_.erase(std::unique(distinct_.begin(), distinct_.end()), distinct_.end());
+    for (std::size_t c = 0; c < capacities_.size(); ++c) {
+      const auto at = std::lower_bound(distinct_.begin(), distinct_.end(), capacities_[c]);
+      row_of_[c] = static_cast<std::size_t>(at - distinct_.begin());
+    }
+    table_.resize(distinct_.size() * ops_, kNoTraffic);
+    parallel_for(table_.size(), threads, 256, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t i = begin; i < end; ++i) {
+        const OperatorRecord& op = ops[i % ops_];
+        if (good[i % ops_] != Status::kOk || !is_product(op)) continue;
+        table_[i] = hbm_traffic(shape_of(op), distinct_[i / ops_], batch.precision);
+      }
+    });
+  }
+
+  const Traffic& at(std::size_t chip, std::size_t op) const noexcept {
+    return table_[row_of_[chip] * ops_ + op];
+  }
+
+ private:
+  std::size_t ops_;
+  std::vector<double> capacities_;
+  std::vector<double> distinct_;
+  std::vector<std::size_t> row_of_;
+  std::vector<Traffic> table_;
+};
+
+std::vector<Status> checked(std::span<const OperatorRecord> ops) {
+  std::vector<Status> good(ops.size());
+  std::transform(ops.begin(), ops.end(), good.begin(), check_op);
+  return good;
+}
+
+Status check_chip(const ChipBatch& batch, std::size_t c) noexcept {
+  const std::int32_t t = batch.tuning_of[c];
+  if (t < 0 || static_cast<std::size_t>(t) >= batch.tunings.size()) return Status::kBadTuning;
+  return check_machine(batch.chips[c], batch.tunings[static_cast<std::size_t>(t)], batch.precision);
+}
+
+// Calls good(chip, machine, op) for every valid pair and bad(chip, op, status) for the others.
+template <typename Good, typename Bad>
+void for_pairs(std::span<const OperatorRecord> ops, std::span<const Status> state,
+               const ChipBatch& batch, Cores cores, int threads, const Good& good, const Bad& bad) {
+  const std::size_t grain = 1 + 256 / std::max<std::size_t>(ops.size(), 1);
+  parallel_for(batch.chips.size(), threads, grain, [&](std::size_t begin, std::size_t end) {
+    for (std::size_t c = begin; c < end; ++c) {
+      const Status status = check_chip(batch, c);
+      if (status != Status::kOk) {
+        for (std::size_t o = 0; o < ops.size(); ++o) bad(c, o, status);
+        continue;
+      }
+      const auto t = static_cast<std::size_t>(batch.tuning_of[c]);
+      const Machine machine(batch.chips[c], batch.tunings[t], batch.precision,
+                            cores == Cores::kOne);
+      for (std::size_t o = 0; o < ops.size(); ++o) {
+        if (state[o] == Status::kOk) {
+          good(c, machine, o);
+        } else {
+          bad(c, o, state[o]);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace
+
+CostRecord op_cost(const OperatorRecord& op, const ChipRecord& chip, const TuningRecord& tuning,
+                   const Precision& precision, Cores cores, const EnergyTable& energy,
+                   double static_w) noexcept {
+  Status status = check_machine(chip, tuning, precision);
+  if (status == Status::kOk) status = check_op(op);
+  if (status != Status::kOk) return failed(status);
+  const Machine machine(chip, tuning, precision, cores == Cores::kOne);
+  const Traffic traffic =
+      is_product(op) ? hbm_traffic(shape_of(op), machine.capacity_bytes, precision) : kNoTraffic;
+  CostRecord cost = cost_on(op, machine, traffic, vector_per_core(chip, cores));
+  cost.energy_j = energy_j(cost, energy, static_w);
+  return cost;
+}
+
+void op_cost_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
+                   const EnergyTable& energy, std::span<const double> static_w,
+                   std::span<CostRecord> out, int threads) {
+  const std::vector<Status> state = checked(ops);
+  const TrafficTable traffic(ops, state, batch, threads);
+  for_pairs(
+      ops, state, batch, cores, threads,
+      [&](std::size_t c, const Machine& machine, std::size_t o) {
+        CostRecord& cost = out[c * ops.size() + o];
+        cost = cost_on(ops[o], machine, traffic.at(c, o), vector_per_core(batch.chips[c], cores));
+        cost.energy_j = energy_j(cost, energy, static_w[c]);
+      },
+      [&](std::size_t c, std::size_t o, Status status) {
+        out[c * ops.size() + o] = failed(status);
+      });
+}
+
+void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
+                   std::span<double> out, int threads) {
+  const std::vector<Status> state = checked(ops);
+  const TrafficTable traffic(ops, state, batch, threads);
+  for_pairs(
+      ops, state, batch, cores, threads,
+      [&](std::size_t c, const Machine& machine, std::size_t o) {
+        out[c * ops.size() + o] =
+            time_on(ops[o], machine, traffic.at(c, o), vector_per_core(batch.chips[c], cores));
+      },
+      [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
+}
+
+void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
+                    std::span<double> out, int threads) {
+  const std::vector<Status> state = checked(ops);
+  for_pairs(
+      ops, state, batch, cores, threads,
+      [&](std::size_t c, const Machine& machine, std::size_t o) {
+        out[c * ops.size() + o] = bound_on(ops[o], machine, vector_per_core(batch.chips[c], cores));
+      },
+      [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
+}
+
+}  // namespace phaze

@@ -1,0 +1,119 @@
+"""Takes chips (records or arrays) and a number format, gives what the cost kernels need of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.hardware import (
+    Accelerator,
+    EnergyTable,
+    Tuning,
+    area_batch,
+    chip_records,
+    energy_table,
+    tuning_record,
+)
+from phaze_fast.hardware.chip import Dtype
+
+__all__ = ["PRECISIONS", "Machines", "machines"]
+
+Array = np.ndarray[Any, Any]
+
+PRECISIONS: dict[str, tuple[float, float, float]] = {
+    "bf16": (2.0, 2.0, 4.0),
+    "fp16": (2.0, 2.0, 4.0),
+    "fp8": (1.0, 2.0, 4.0),
+    "fp32": (4.0, 4.0, 4.0),
+    "tf32": (4.0, 4.0, 4.0),
+}
+"""Bytes of an input, an output and an accumulator in each number format."""
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Chips as the kernels take them; those of one batch share the speed of the format."""
+
+    records: Array
+    tuning_of: Array
+    tunings: Array
+    precision: tuple[float, float, float, float]
+    energy: EnergyTable
+    static_w: Array
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def arguments(self) -> tuple[Array, Array, Array, tuple[float, float, float, float]]:
+        """What every kernel is given of the chips."""
+        return self.records, self.tuning_of, self.tunings, self.precision
+
+
+def _rate(chip: Accelerator, dtype: Dtype) -> float:
+    chip.peak_flops(dtype)  # refuses a format the chip does not multiply
+    return chip.tensor_core.rates[dtype]
+
+
+def machines(
+    chips: Accelerator | Sequence[Accelerator] | Array,
+    dtype: Dtype = "bf16",
+    tuning: Tuning | None = None,
+    energy: EnergyTable | None = None,
+) -> Machines:
+    """Lay chips out for the cost kernels.
+
+    Parameters
+    ----------
+    chips
+        Accelerators, each with its own tuning, or an array of ``_core.CHIP_DTYPE`` such as
+        `ArchitectureSpace.chips`.
+    dtype
+        Number format of the operands.
+    tuning
+        Overrides the chips' own; for an array of records it is the only one.
+    energy
+        Prices of events; by default the 7 nm table.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a chip does not multiply that format, or two chips do so at different relative speeds.
+    """
+    if dtype not in PRECISIONS:
+        raise InvalidInputError(
+            f"dtype: {dtype!r} is not accepted; expected one of {', '.join(PRECISIONS)}"
+        )
+    prices = energy_table() if energy is None else energy
+    if isinstance(chips, np.ndarray):
+        if chips.dtype != _core.CHIP_DTYPE:
+            raise InvalidTypeError(
+                f"chips: dtype {chips.dtype} is not accepted; expected records of _core.CHIP_DTYPE"
+            )
+        records, rate = np.ascontiguousarray(chips), 1.0
+        tunings = tuning_record(Tuning() if tuning is None else tuning)
+        tuning_of = np.zeros(len(records), dtype=np.int32)
+    else:
+        listed = [chips] if isinstance(chips, Accelerator) else list(chips)
+        records = chip_records(listed)
+        rates = {_rate(chip, dtype) for chip in listed} or {1.0}
+        if len(rates) > 1:
+            raise InvalidInputError(
+                f"chips: {dtype} runs at different speeds relative to bf16 on them; "
+                "ask for them one by one"
+            )
+        rate = rates.pop()
+        rows = [tuning_record(tuning or chip.tuning, chip.launch_latency_s) for chip in listed]
+        tunings = np.concatenate(rows) if rows else tuning_record(Tuning())
+        tuning_of = np.arange(len(listed), dtype=np.int32)
+    area_mm2 = area_batch(records)["total_mm2"].copy()
+    if not isinstance(chips, np.ndarray):
+        for i, chip in enumerate(listed):
+            area_mm2[i] = chip.die_area_mm2 or area_mm2[i]
+    static_w = np.ascontiguousarray(area_mm2 * prices.static_w_per_mm2)
+    return Machines(records, tuning_of, tunings, (*PRECISIONS[dtype], rate), prices, static_w)

@@ -1,0 +1,336 @@
+"""Takes a CSV file of measured operators, gives the error of a chip's predictions.
+
+The kind of file is recognised by its header. Lines that begin with ``#`` are notes.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.cost.machines import machines
+from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware import Accelerator
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph import OpGraph, Strategy, layer_graph
+
+__all__ = ["ColumnError", "Measurements", "Validation", "read_measurements", "validate"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Measurements:
+    """Rows of a file: what was measured, and the operators that should take that long.
+
+    A column is predicted by the sum over its operators, of which each belongs to one row, or, if it
+    does not depend on the chip, is known beforehand.
+    """
+
+    kind: str
+    labels: list[str] = field(default_factory=list)
+    measured: dict[str, list[float]] = field(default_factory=dict)
+    ops: dict[str, list[Array]] = field(default_factory=dict)
+    owner: dict[str, list[int]] = field(default_factory=dict)
+    known: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, column: str, value: float, ops: Array | None, known: float = math.nan) -> None:
+        """Note one measured value of the row that was labelled last."""
+        self.measured.setdefault(column, []).append(value)
+        if ops is None:
+            self.known.setdefault(column, []).append(known)
+            return
+        self.ops.setdefault(column, []).append(ops)
+        self.owner.setdefault(column, []).extend([len(self.labels) - 1] * len(ops))
+
+    def questions(self, column: str) -> tuple[Array, Array]:
+        """Operators of a column and the row each belongs to."""
+        return np.concatenate(self.ops[column]), np.array(self.owner[column], dtype=np.intp)
+
+
+@dataclass(frozen=True)
+class ColumnError:
+    """Relative errors of one column, as fractions."""
+
+    rows: int
+    mean_abs_err: float
+    median_abs_err: float
+    max_abs_err: float
+    bias: float
+    """Mean of the signed errors; positive where predictions are too high."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Predictions against a file of measurements."""
+
+    chip: str
+    kind: str
+    labels: tuple[str, ...]
+    measured: dict[str, Array]
+    predicted: dict[str, Array]
+    columns: dict[str, ColumnError]
+
+    def worst(self, count: int = 5) -> list[tuple[str, str, float, float, float]]:
+        """(row, column, measured, predicted, error) of the largest errors, largest first."""
+        found = [
+            (label, column, float(y), float(x), float(x / y - 1.0))
+            for column in self.columns
+            for label, y, x in zip(
+                self.labels, self.measured[column], self.predicted[column], strict=True
+            )
+        ]
+        return sorted(found, key=lambda row: -abs(row[4]))[:count]
+
+
+# ---- one row of each kind of file ----
+
+_VECTOR_NAMES = {
+    "mul": "multiply",
+    "cross_entropy": "cross-entropy",
+    "adamw_fused_bf16": "adamw",
+}
+_BLOCKS = {  # hidden, heads, key-value heads, feed-forward, Llama's kind of block
+    "bertlarge": (1024, 16, 16, 4096, False),
+    "gpt2xl": (1600, 25, 25, 6400, False),
+    "opt1.3b": (2048, 32, 32, 8192, False),
+    "gpt2-8.3b": (3072, 24, 24, 12288, False),
+    "llama2-7b": (4096, 32, 32, 11008, True),
+    "llama3-8b": (4096, 32, 8, 14336, True),
+    "gpt3-175b": (12288, 96, 96, 49152, False),
+}
+
+
+class _Row:
+    """One line of the file, whose faults name the line and the column."""
+
+    def __init__(self, path: Path, line: int, cells: dict[str, str]) -> None:
+        self.where, self.cells = f"{path}, line {line}", cells
+
+    def fault(self, column: str, wanted: str) -> InvalidInputError:
+        value = self.cells.get(column)
+        return InvalidInputError(
+            f"{self.where}: {column}: {value!r} is not accepted; expected {wanted}"
+        )
+
+    def text(self, column: str) -> str:
+        return (self.cells.get(column) or "").strip()
+
+    def whole(self, column: str) -> int:
+        try:
+            value = int(self.text(column))
+        except ValueError:
+            value = 0
+        if not 1 <= value <= 2**40:
+            raise self.fault(column, "a whole number from 1 to 2^40")
+        return value
+
+    def positive(self, column: str) -> float:
+        try:
+            value = float(self.text(column))
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise self.fault(column, "a number > 0")
+        return value
+
+    def flag(self, column: str) -> bool:
+        if self.text(column) not in ("True", "False"):
+            raise self.fault(column, "True or False")
+        return self.text(column) == "True"
+
+
+def _gemm_row(row: _Row, into: Measurements) -> None:
+    b, m, k, n = (row.whole(name) for name in "bmkn")
+    into.labels.append(f"{b}x{m}x{k}x{n}" if b > 1 else f"{m}x{k}x{n}")
+    into.add("us_median", row.positive("us_median"), product_ops([(b, m, k, n)]))
+
+
+def _vector_row(row: _Row, into: Measurements) -> None:
+    op, size = row.text("op"), ([row.whole("rows")], [row.whole("cols")])
+    base = op.removesuffix("_fwd_bwd").removesuffix("_fwd")
+    name = _VECTOR_NAMES.get(base, base)
+    both = op.endswith("_fwd_bwd")
+    wanted = [name, f"{name}-backward"] if both else [name]
+    for function in wanted:
+        if function not in _core.FUNCTIONS[4:]:
+            raise row.fault("op", f"a known operator; {nearest(function, _core.FUNCTIONS[4:])}")
+    into.labels.append(f"{op} {size[0][0]}x{size[1][0]}")
+    ops = np.concatenate([vector_ops(function, *size) for function in wanted])
+    into.add("us_median", row.positive("us_median"), ops)
+
+
+def _attention_row(row: _Row, into: Measurements) -> None:
+    b, heads, seq, dim = (row.whole(name) for name in ("b", "heads", "seq", "head_dim"))
+    causal = row.flag("causal")
+    into.labels.append(f"{b}x{heads} heads, {seq}x{dim}{', causal' if causal else ''}")
+    for column, backward in (("fwd_us", False), ("bwd_us", True)):
+        ops = attention_ops([b * heads], [seq], [dim], [causal], backward)
+        into.add(column, row.positive(column), ops)
+
+
+def _block(row: _Row) -> tuple[OpGraph, OpGraph]:
+    name = row.text("model")
+    if name not in _BLOCKS:
+        raise row.fault("model", f"a known block; {nearest(name, _BLOCKS)}")
+    if row.text("attention") not in ("flash", "eager"):
+        raise row.fault("attention", "flash or eager")
+    hidden, heads, kv_heads, ffn, llama = _BLOCKS[name]
+    model = TransformerModel(
+        name=name,
+        layers=1,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        ffn=ffn,
+        vocab=1000,
+        seq=row.whole("seq"),
+        positions="none",
+        causal=name != "bertlarge",
+        norm="rmsnorm" if llama else "layernorm",
+        activation="silu" if llama else "gelu",
+        gated=llama,
+        qkv_bias=not llama,
+        out_bias=not llama,
+        ffn_bias=not llama,
+        attention="flash" if row.text("attention") == "flash" else "eager",
+        fused_qkv=True,
+        kv_expanded=kv_heads < heads,
+    )
+    layers = layer_graph(model, Strategy(microbatch=row.whole("mbs"))).layers
+    block = next(layer for layer in layers if layer.kind == "block")
+    return block.forward, block.backward
+
+
+def _layer_row(row: _Row, into: Measurements) -> None:
+    forward, backward = _block(row)
+    into.labels.append(f"{row.text('model')} {row.text('seq')}x{row.text('mbs')}")
+    columns = {
+        "fwd_us": forward.ops,
+        "bwd_us": backward.ops,
+        "fwd_bwd_us": np.concatenate([forward.ops, backward.ops]),
+    }
+    for column, ops in columns.items():
+        into.add(column, row.positive(column), ops)
+    into.add("stashed_bytes", row.positive("stashed_bytes"), None, forward.stashed_bytes())
+
+
+_KINDS: dict[str, tuple[frozenset[str], Callable[[_Row, Measurements], None]]] = {
+    "gemm": (frozenset({"op", "b", "m", "k", "n", "us_median"}), _gemm_row),
+    "vector": (frozenset({"op", "rows", "cols", "us_median"}), _vector_row),
+    "attention": (
+        frozenset({"b", "heads", "seq", "head_dim", "causal", "fwd_us", "bwd_us"}),
+        _attention_row,
+    ),
+    "layer": (
+        frozenset(
+            {"model", "seq", "mbs", "attention", "fwd_us", "bwd_us", "fwd_bwd_us", "stashed_bytes"}
+        ),
+        _layer_row,
+    ),
+}
+
+
+def _kind_of(path: Path, header: Iterable[str]) -> str:
+    columns = frozenset(header)
+    for kind, (needed, _) in _KINDS.items():
+        if needed <= columns:
+            return kind
+    accepted = "; ".join(f"{kind}: {','.join(sorted(c))}" for kind, (c, _) in _KINDS.items())
+    raise InvalidInputError(
+        f"{path}: the columns {','.join(sorted(columns)) or '(none)'} are of no known kind; "
+        f"expected at least {accepted}"
+    )
+
+
+def read_measurements(path: Path | str) -> Measurements:
+    """Read a file of measured operators.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file cannot be read, its header is of no known kind, or a cell is not accepted.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error}") from None
+    lines = [
+        (number, line)
+        for number, line in enumerate(text.splitlines(), start=1)
+        if line.strip() and not line.startswith("#")
+    ]
+    reader = csv.DictReader(line for _, line in lines)
+    kind = _kind_of(path, [name.strip() for name in reader.fieldnames or ()])
+    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+    found = Measurements(kind)
+    for (number, _), cells in zip(lines[1:], reader, strict=False):
+        _KINDS[kind][1](_Row(path, number, cells), found)
+    if not found.labels:
+        raise InvalidInputError(f"{path}: there are no rows below the header")
+    return found
+
+
+def _column_error(measured: Array, predicted: Array) -> ColumnError:
+    errors = predicted / measured - 1.0
+    size = np.abs(errors)
+    return ColumnError(
+        rows=len(errors),
+        mean_abs_err=float(size.mean()),
+        median_abs_err=float(np.median(size)),
+        max_abs_err=float(size.max()),
+        bias=float(errors.mean()),
+    )
+
+
+def validate(path: Path | str, chip: Accelerator) -> Validation:
+    """Predict every row of a file of measurements on a chip and say how far off it is.
+
+    Parameters
+    ----------
+    path
+        CSV with the columns of matrix products (op, b, m, k, n, us_median), vector operators (op,
+        rows, cols, us_median), attention (b, heads, seq, head_dim, causal, fwd_us, bwd_us) or
+        transformer blocks (model, seq, mbs, attention, fwd_us, bwd_us, fwd_bwd_us, stashed_bytes).
+    chip
+        Whose times to predict, in microseconds as measured.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file is not accepted, or a row is too large for the model.
+    """
+    found = read_measurements(path)
+    asked = machines(chip)
+    predicted: dict[str, Array] = {}
+    for column in found.measured:
+        if column in found.known:
+            predicted[column] = np.array(found.known[column])
+            continue
+        ops, owner = found.questions(column)
+        times = _core.op_times(ops, *asked.arguments, False, 1)
+        dispatch = chip.tuning.dispatch_s
+        predicted[column] = 1e6 * (
+            np.bincount(owner, weights=times, minlength=len(found.labels)) + dispatch
+        )
+        if not np.isfinite(predicted[column]).all():
+            bad = int(np.flatnonzero(~np.isfinite(predicted[column]))[0])
+            raise InvalidInputError(f"{path}: {found.labels[bad]}: too large for the cost model")
+    measured = {column: np.array(values) for column, values in found.measured.items()}
+    return Validation(
+        chip=chip.name,
+        kind=found.kind,
+        labels=tuple(found.labels),
+        measured=measured,
+        predicted=predicted,
+        columns={c: _column_error(measured[c], predicted[c]) for c in measured},
+    )

@@ -1,0 +1,238 @@
+"""Takes how a chip's software uses it, gives the record the cost kernels read.
+
+An ideal systolic chip needs none of this: the defaults are neutral. For a GPU the constants are
+fitted to measurements; `fitted` names them, `sources` says on what.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import AfterValidator, Field, field_validator
+
+from phaze_fast import _core
+from phaze_fast.errors import nearest
+from phaze_fast.records import FrozenDict, Hertz, Quantity, Record, Seconds, Side
+
+__all__ = ["AttentionTuning", "FittedRange", "FunctionCost", "Tuning", "tuning_record"]
+
+Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
+"""More than 0, at most 1."""
+
+_VECTOR_FUNCTIONS = _core.FUNCTIONS[4:]
+
+# Lane operations per element where a chip says nothing else: additions, multiplications and
+# comparisons counted as one, a division or square root as four, an exponential as six.
+_OPERATIONS = {
+    "add": 1.0,
+    "multiply": 1.0,
+    "copy": 1.0,
+    "relu": 1.0,
+    "gelu": 14.0,
+    "silu": 12.0,
+    "softmax": 13.0,
+    "layernorm": 7.0,
+    "rmsnorm": 4.0,
+    "dropout": 10.0,
+    "rotary": 4.0,
+    "embedding": 1.0,
+    "cross-entropy": 9.0,
+    "adamw": 19.0,
+    "multiply-backward": 2.0,
+    "relu-backward": 2.0,
+    "gelu-backward": 20.0,
+    "silu-backward": 16.0,
+    "softmax-backward": 4.0,
+    "layernorm-backward": 14.0,
+    "rmsnorm-backward": 10.0,
+    "dropout-backward": 2.0,
+    "rotary-backward": 4.0,
+    "embedding-backward": 1.0,
+    "cross-entropy-backward": 9.0,
+}
+
+
+class FunctionCost(Record):
+    """What one vector function costs on a chip; see docs/cost.md."""
+
+    what: ClassVar[str] = "function"
+    ops_per_element: Quantity | None = None
+    """Lane operations per element; by default a count of its arithmetic."""
+    ops_per_row: Quantity = 0.0
+    """Lane operations per row, on top."""
+    launches: Quantity = 1.0
+    """Kernels it is made of."""
+    byte_factor: Quantity = 1.0
+    """How often its inputs and outputs are moved."""
+    row_limit: Annotated[int, Field(strict=True, ge=0, le=2**40)] = 0
+    """Rows of more elements do not stay on the core; 0 = no limit."""
+    long_ops: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
+    """Factor on the operations of longer rows."""
+    long_bytes: Annotated[float, Field(strict=True, ge=1, le=1e6)] = 1.0
+    """Factor on the bytes of longer rows."""
+
+
+class AttentionTuning(Record):
+    """Fused attention on a chip."""
+
+    what: ClassVar[str] = "attention"
+    efficiency: Share = 1.0
+    """Share of a core's peak that its products reach, forward."""
+    ops_per_score: Quantity = 8.0
+    """Lane operations per score: on a GPU an exponential, of which an SM starts 16 per cycle."""
+    backward_efficiency: Share = 1.0
+    """Share of a core's peak, backward."""
+    backward_ops_per_score: Quantity = 16.0
+    """Lane operations per score, backward."""
+    unit_overhead_s: Seconds = 0.0
+    """Beginning and ending 128 queries of one head on a core."""
+
+
+class FittedRange(Record):
+    """Shapes that the constants were fitted on; outside, an estimate is an extrapolation."""
+
+    what: ClassVar[str] = "range"
+    m: tuple[Side, Side]
+    """Least and largest rows."""
+    k: tuple[Side, Side]
+    """Least and largest inner dimension."""
+    n: tuple[Side, Side]
+    """Least and largest columns."""
+
+
+class Tuning(Record):
+    """How a chip's software uses it.
+
+    Examples
+    --------
+    >>> Tuning().efficiency, Tuning().blocks
+    (1.0, ())
+    """
+
+    what: ClassVar[str] = "tuning"
+    clock_hz: Hertz | None = None
+    """Clock that operators run at, where it is not the one that peaks are rated at."""
+    blocks: Annotated[tuple[tuple[Side, Side], ...], Field(max_length=_core.MAX_TILES)] = ()
+    """Output blocks a core works on, as (m, n); by default multiples of its array."""
+    overlapped_folds: bool = True
+    """Whether a fold loads while the one before it drains."""
+    dataflows: tuple[Literal["os", "ws", "is"], ...] = ()
+    """Dataflows to choose from; by default all (a chip with `blocks` has only os)."""
+    vector_launch_share: Share = 1.0
+    """Share of the launch latency that starting a vector operator takes."""
+    efficiency: Share = 1.0
+    """Share of its peak that a core reaches inside a unit of work."""
+    unit_overhead_s: Seconds = 0.0
+    """Beginning and ending one unit of work on a core."""
+    reduction_s: Seconds = 0.0
+    """Adding the partial sums of a product whose inner dimension was split."""
+    sustained_flops: Quantity | None = None
+    """bf16 FLOP/s that the power limit allows for long; absent = no limit."""
+    hbm_share: Share = 1.0
+    """Share of HBM bandwidth that is reached."""
+    hbm_write_share: Share = 1.0
+    """Speed of writing to HBM relative to reading."""
+    product_hbm_share: Share = 1.0
+    """Share of that bandwidth that matrix products reach."""
+    port_share: Share = 1.0
+    """Share of a core's port that is reached."""
+    port_even_bytes_per_cycle: Quantity = 0.0
+    """A core's port where rows of operands start at 4-byte bounds; 0 = no difference."""
+    port_odd_bytes_per_cycle: Quantity = 0.0
+    """A core's port where rows of operands start at 2-byte bounds; 0 = no difference."""
+    resident_share: Share | Literal[0] = 0
+    """Operands that fit this share of the buffer are still there when the next operator starts."""
+    attention: AttentionTuning = AttentionTuning()
+    """Fused attention."""
+    functions: Annotated[dict[str, FunctionCost], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """Vector functions that differ from the default, by name."""
+    dispatch_s: Seconds = 0.0
+    """What the host adds to an operator that is timed alone, waiting for nothing else."""
+    fitted: tuple[str, ...] = ()
+    """Constants that were fitted to measurements."""
+    fitted_range: FittedRange | None = None
+    """Products they were fitted on."""
+    sources: tuple[str, ...] = ()
+    """What they were fitted on."""
+
+    @field_validator("functions")
+    @classmethod
+    def _known(cls, functions: dict[str, FunctionCost]) -> dict[str, FunctionCost]:
+        for name in functions:
+            if name not in _VECTOR_FUNCTIONS:
+                raise ValueError(f"{name!r} is unknown; {nearest(name, _VECTOR_FUNCTIONS)}")
+        return functions
+
+
+def tuning_record(tuning: Tuning, launch_s: float = 0.0) -> np.ndarray[Any, Any]:
+    """Lay a tuning out as the record the kernels take.
+
+    Parameters
+    ----------
+    tuning
+        How the chip is used.
+    launch_s
+        Its ``launch_latency_s``, seconds.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape ``(1,)``, dtype ``_core.TUNING_DTYPE``.
+
+    Examples
+    --------
+    >>> float(tuning_record(Tuning())["efficiency"][0])
+    1.0
+    """
+    flows = tuning.dataflows or (("os",) if tuning.blocks else _core.DATAFLOWS)
+    record = np.zeros(1, dtype=_core.TUNING_DTYPE)
+    row = record[0]
+    row["clock_hz"] = tuning.clock_hz or 0.0
+    row["launch_s"] = launch_s
+    row["sustained_macs_per_s"] = (tuning.sustained_flops or 0.0) / 2.0
+    for name in (
+        "vector_launch_share",
+        "efficiency",
+        "unit_overhead_s",
+        "reduction_s",
+        "hbm_share",
+        "hbm_write_share",
+        "product_hbm_share",
+        "port_share",
+        "port_even_bytes_per_cycle",
+        "port_odd_bytes_per_cycle",
+        "resident_share",
+    ):
+        row[name] = getattr(tuning, name)
+    attention = tuning.attention
+    row["attention_efficiency"] = attention.efficiency
+    row["attention_unit_s"] = attention.unit_overhead_s
+    row["attention_ops"] = attention.ops_per_score
+    row["attention_backward_efficiency"] = attention.backward_efficiency
+    row["attention_backward_ops"] = attention.backward_ops_per_score
+    row["overlapped"] = tuning.overlapped_folds
+    row["tiles"] = len(tuning.blocks)
+    row["dataflows"] = sum(1 << code for code, name in enumerate(_core.DATAFLOWS) if name in flows)
+    for i, (m, n) in enumerate(tuning.blocks):
+        row["tile_m"][i], row["tile_n"][i] = m, n
+    for code, name in enumerate(_core.FUNCTIONS):
+        if name in _OPERATIONS:
+            row["functions"][code] = _function_row(name, tuning.functions.get(name))
+    return record
+
+
+def _function_row(name: str, cost: FunctionCost | None) -> tuple[float, ...]:
+    cost = FunctionCost() if cost is None else cost
+    ops = _OPERATIONS[name] if cost.ops_per_element is None else cost.ops_per_element
+    return (
+        ops,
+        cost.ops_per_row,
+        cost.launches,
+        cost.byte_factor,
+        float(cost.row_limit),
+        cost.long_ops,
+        cost.long_bytes,
+    )
