@@ -2,8 +2,9 @@
 
 ``python bench/calibrate.py h200 [FOLDER]`` reads FOLDER/h200_{gemm,vector,ends,attention}.csv
 (tests/golden by default), fits the constants listed in `CONSTANTS` from the preset's own values,
-and prints them beside the errors: of the preset as it is, of the new fit, and of five fits that each
-left a fifth of every file out. It needs SciPy and changes nothing; ``--full`` searches globally.
+and prints them beside the errors: of the preset as it is, of the new fit, and of five fits that
+each left a fifth of every file out. It needs SciPy and changes nothing; ``--full`` searches
+globally.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ CONSTANTS = (
     ("norm-row", 1e3, 0.0, 90.0),
 )
 
-# Lane operations of other functions follow from these, in proportion to how often an element is read
-# or written (the weight gradients of a norm not counted). The rows of a layer norm reduce three
-# numbers, those of an RMS norm one.
+# Lane operations of other functions follow from these, in proportion to how often an element is
+# read or written (the weight gradients of a norm not counted). The rows of a layer norm reduce
+# three numbers, those of an RMS norm one.
 FOLLOWERS = {
     "gelu": {"gelu": 1.0, "gelu-backward": 6 / 4},
     "dropout": {"dropout": 1.0},
@@ -149,7 +150,7 @@ def values_of(base: Array) -> Array:
 
 def fit(data: Data, keep: Array, start: Array, everywhere: bool = False) -> Array:
     """Constants of least weighted error over the kept values."""
-    from scipy.optimize import differential_evolution, minimize  # noqa: PLC0415
+    from scipy.optimize import differential_evolution, minimize
 
     base = data.machines.tunings
     bounds = [(low, high) for _, _, low, high in CONSTANTS]
@@ -179,6 +180,12 @@ def cross_validated(data: Data, start: Array) -> dict[str, float]:
     return data.by_class(errors, np.ones(len(errors), dtype=bool))
 
 
+def say(line: str) -> None:
+    """Print one line."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main(arguments: list[str]) -> None:
     """Print the constants and the errors."""
     names = [a for a in arguments if not a.startswith("-")]
@@ -189,18 +196,18 @@ def main(arguments: list[str]) -> None:
     base = data.machines.tunings
     now = values_of(base)
     found = fit(data, everything, now, everywhere="--full" in arguments)
-    print(f"{len(CONSTANTS)} constants of {chip}")
+    say(f"{len(CONSTANTS)} constants of {chip}")
     for (name, unit, low, high), before, after in zip(CONSTANTS, now, found, strict=True):
         edge = "  at the edge of its range" if min(after - low, high - after) < 1e-9 else ""
-        print(f"  {name:30} {before * unit:12.5g} -> {after * unit:12.5g}{edge}")
+        say(f"  {name:30} {before * unit:12.5g} -> {after * unit:12.5g}{edge}")
     preset = data.by_class(data.errors(base), everything)
     fitted = data.by_class(data.errors(tuning_with(base, found)), everything)
     unseen = cross_validated(data, found)
-    print(f"{'mean absolute error':22} {'values':>6} {'preset':>8} {'fitted':>8} {'unseen':>8}")
+    say(f"{'mean absolute error':22} {'values':>6} {'preset':>8} {'fitted':>8} {'unseen':>8}")
     for name in WEIGHTS:
         count = int((data.classes == name).sum())
         line = f"{preset[name]:8.1%} {fitted[name]:8.1%} {unseen[name]:8.1%}"
-        print(f"  {name:20} {count:6} {line}")
+        say(f"  {name:20} {count:6} {line}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Takes a GPU, gives CSV files of measured operator times that `phaze-fast validate` reads.
 
 Run it on the machine to be checked, with PyTorch and CUDA installed (nothing of phaze_fast is
-needed there): ``python bench/measure_gpu.py OUT_FOLDER``. Every operator is captured in a CUDA graph
-several times over and replayed; the figure is the median over replays of the time of one. The
-shapes are drawn with a fixed seed, so that two machines measure the same ones.
+needed there): ``python bench/measure_gpu.py OUT_FOLDER``. Every operator is captured in a CUDA
+graph several times over and replayed; the figure is the median over replays of the time of one.
+The shapes are drawn with a fixed seed, so that two machines measure the same ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 MODELS = (  # hidden, feed-forward
     (1024, 4096),
@@ -75,7 +75,11 @@ def gemms(rng: random.Random) -> list[tuple[int, int, int, int]]:
         if 2.0 * shape[0] * shape[1] * shape[2] < 2e12:
             found.add((1, *shape))
     for _ in range(45):
-        b, s, d = rng.choice((16, 32, 64, 128)), rng.choice((512, 1024, 2048)), rng.choice((64, 128))
+        b, s, d = (
+            rng.choice((16, 32, 64, 128)),
+            rng.choice((512, 1024, 2048)),
+            rng.choice((64, 128)),
+        )
         found.add((b, s, d, s) if rng.random() < 0.5 else (b, s, s, d))
     for _ in range(60):
         found.add((1, *(int(2 ** rng.uniform(5, 13)) for _ in range(3))))
@@ -99,13 +103,13 @@ def vector_call(op: str, rows: int, cols: int) -> Callable[[], object]:
         "add": lambda: x + y,
         "mul": lambda: x * y,
         "copy": lambda: y.copy_(x),
-        "relu": lambda: F.relu(x),
-        "gelu": lambda: F.gelu(x),
-        "silu": lambda: F.silu(x),
-        "softmax": lambda: F.softmax(x, -1),
-        "layernorm": lambda: F.layer_norm(x, (cols,), w, w),
-        "rmsnorm": lambda: F.rms_norm(x, (cols,), w),
-        "dropout": lambda: F.dropout(x, 0.1, True),
+        "relu": lambda: functional.relu(x),
+        "gelu": lambda: functional.gelu(x),
+        "silu": lambda: functional.silu(x),
+        "softmax": lambda: functional.softmax(x, -1),
+        "layernorm": lambda: functional.layer_norm(x, (cols,), w, w),
+        "rmsnorm": lambda: functional.rms_norm(x, (cols,), w),
+        "dropout": lambda: functional.dropout(x, 0.1, True),
     }
     return calls[op]
 
@@ -114,11 +118,11 @@ def both_ways(op: str, rows: int, cols: int) -> Callable[[], object]:
     """Forward and backward of one operator."""
     x, w, dy = half(rows, cols, grad=True), half(cols, grad=True), half(rows, cols)
     calls: dict[str, Callable[[], torch.Tensor]] = {
-        "gelu": lambda: F.gelu(x),
-        "silu": lambda: F.silu(x),
-        "softmax": lambda: F.softmax(x, -1),
-        "layernorm": lambda: F.layer_norm(x, (cols,), w, w),
-        "rmsnorm": lambda: F.rms_norm(x, (cols,), w),
+        "gelu": lambda: functional.gelu(x),
+        "silu": lambda: functional.silu(x),
+        "softmax": lambda: functional.softmax(x, -1),
+        "layernorm": lambda: functional.layer_norm(x, (cols,), w, w),
+        "rmsnorm": lambda: functional.rms_norm(x, (cols,), w),
     }
     wanted = [x, w] if "norm" in op else [x]
     return lambda: torch.autograd.grad(calls[op](), wanted, dy)
@@ -135,11 +139,11 @@ def end_call(op: str, rows: int, cols: int) -> Callable[[], object]:
         target = torch.randint(0, cols, (rows,), device="cuda")
         x = half(rows, cols, grad=op.endswith("bwd"))
         if op.endswith("bwd"):
-            return lambda: torch.autograd.grad(F.cross_entropy(x, target), [x])
-        return lambda: F.cross_entropy(x, target)
+            return lambda: torch.autograd.grad(functional.cross_entropy(x, target), [x])
+        return lambda: functional.cross_entropy(x, target)
     if op == "embedding_fwd":
         table, ids = half(50304, cols), torch.randint(0, 50304, (rows,), device="cuda")
-        return lambda: F.embedding(ids, table)
+        return lambda: functional.embedding(ids, table)
     return both_ways(op.removesuffix("_fwd_bwd"), rows, cols)
 
 
@@ -148,7 +152,7 @@ def measure_attention(b: int, heads: int, seq: int, dim: int, causal: bool) -> t
     q, k, v = (half(b, heads, seq, dim, grad=True) for _ in range(3))
 
     def forward() -> torch.Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
     with torch.no_grad():
         alone = timed_us(forward)
@@ -163,13 +167,15 @@ def write(path: Path, header: str, rows: list[tuple[object, ...]]) -> None:
         out = csv.writer(file)
         out.writerow(header.split(","))
         out.writerows(rows)
-    print(path.name, len(rows), "rows", flush=True)
+    sys.stdout.write(f"{path.name}: {len(rows)} rows\n")
+    sys.stdout.flush()
 
 
 def main(folder: Path) -> None:
     """Measure everything."""
     folder.mkdir(parents=True, exist_ok=True)
-    print(torch.cuda.get_device_name(), torch.__version__, torch.version.cuda, flush=True)
+    versions = f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}"
+    sys.stdout.write(f"{torch.cuda.get_device_name()}, {versions}\n")
     rng = random.Random(20261115)
     table: list[tuple[object, ...]] = [
         ("bmm" if s[0] > 1 else "mm", *s, round(measure_gemm(s), 3)) for s in gemms(rng)
@@ -177,7 +183,18 @@ def main(folder: Path) -> None:
     write(folder / "gemm.csv", "op,b,m,k,n,us_median", table)
     sizes = [(512, 1024), (2048, 1600), (4096, 4096), (8192, 1024), (2048, 12288), (16384, 3072)]
     sizes += [(8192, 8192), (32768, 2048), (65536, 512), (16384, 12288), (65536, 4096)]
-    plain = "add mul copy relu gelu silu softmax layernorm rmsnorm dropout".split()
+    plain = [
+        "add",
+        "mul",
+        "copy",
+        "relu",
+        "gelu",
+        "silu",
+        "softmax",
+        "layernorm",
+        "rmsnorm",
+        "dropout",
+    ]
     write(
         folder / "vector.csv",
         "op,rows,cols,us_median",

@@ -7,6 +7,7 @@ import pytest
 import subjects_cost
 import subjects_hardware
 import subjects_memory
+import subjects_operators
 import subjects_opgraph
 from registry import SUBJECTS
 
@@ -14,7 +15,13 @@ from phaze_fast import _core
 from phaze_fast.hardware import chip_records, fabric_record, presets
 
 # imported for what they register
-STAGES = (subjects_hardware, subjects_opgraph, subjects_cost, subjects_memory)
+STAGES = (
+    subjects_hardware,
+    subjects_opgraph,
+    subjects_cost,
+    subjects_operators,
+    subjects_memory,
+)
 
 
 def test_every_stage_is_registered():

@@ -11,6 +11,13 @@ AREA_DTYPE: Final[np.dtype[Any]]
 ENERGY_DTYPE: Final[np.dtype[Any]]
 FABRIC_DTYPE: Final[np.dtype[Any]]
 OPERATOR_DTYPE: Final[np.dtype[Any]]
+TUNING_DTYPE: Final[np.dtype[Any]]
+COST_DTYPE: Final[np.dtype[Any]]
+DATAFLOWS: Final[tuple[str, ...]]
+LIMITS: Final[tuple[str, ...]]
+ORDERS: Final[tuple[str, ...]]
+FUNCTIONS: Final[tuple[str, ...]]
+MAX_TILES: Final[int]
 MAX_LEVELS: Final[int]
 COLLECTIVE_OPS: Final[tuple[str, ...]]
 ALGORITHMS: Final[tuple[str, ...]]
@@ -61,3 +68,42 @@ def collective_with(
 def collective_bound(
     fabrics: _Array, op: int, payload_bytes: float, ranks: int, stride: int
 ) -> float: ...
+def op_times(
+    ops: _Array,
+    chips: _Array,
+    tuning_of: _Array,
+    tunings: _Array,
+    precision: tuple[float, float, float, float],
+    one_core: bool,
+    threads: int,
+) -> _Array: ...
+def op_bounds(
+    ops: _Array,
+    chips: _Array,
+    tuning_of: _Array,
+    tunings: _Array,
+    precision: tuple[float, float, float, float],
+    one_core: bool,
+    threads: int,
+) -> _Array: ...
+def op_costs(
+    ops: _Array,
+    chips: _Array,
+    tuning_of: _Array,
+    tunings: _Array,
+    precision: tuple[float, float, float, float],
+    one_core: bool,
+    energy_table: _Array,
+    static_w: _Array,
+    threads: int,
+) -> _Array: ...
+def array_cycles(
+    m: _Array,
+    k: _Array,
+    n: _Array,
+    rows: _Array,
+    cols: _Array,
+    dataflow: _Array,
+    overlapped: bool,
+    threads: int,
+) -> tuple[_Array, _Array]: ...

@@ -13,6 +13,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
     FULL_AREA,
     PUBLISHED_AREA,
+    Accelerator,
     AreaTerms,
     area,
     area_batch,
@@ -84,8 +85,13 @@ def test_terms_switch_on_one_by_one():
     network = area(BASE, AreaTerms(network=True))
     hbm = area(BASE, AreaTerms(hbm=True))
     full = area(BASE, FULL_AREA)
-    # 10 ports of 64 bytes at 44.3 M transistors, 96.3 M per mm2; 4 stacks of 10.45 + 5.74 mm2
-    assert network.network_mm2 == pytest.approx(10 * 44.3 / 96.3)
+    # 10 ports of 2 x (128 + 128) bytes; 64 bytes take 44.3 M transistors, 96.3 M of which take
+    # 1 mm2; 4 stacks of 10.45 + 5.74 mm2
+    assert network.network_mm2 == pytest.approx(10 * 512 / 64 * 44.3 / 96.3)
+    narrow = template(8, 2, 128, 128, 128).to_dict()
+    narrow["buffer"]["port_bytes_per_cycle"] = 64.0
+    narrow = area(Accelerator.from_dict(narrow), AreaTerms(network=True))
+    assert narrow.network_mm2 == pytest.approx(10 * 44.3 / 96.3)
     assert hbm.hbm_mm2 == pytest.approx(4 * (10.45 + 552.743 / 96.3))
     assert full.total_mm2 == pytest.approx(plain.total_mm2 + network.network_mm2 + hbm.hbm_mm2)
     assert plain.total_mm2 == network.total_mm2 - network.network_mm2

@@ -12,7 +12,6 @@ constexpr std::int64_t kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
 constexpr int kSplitCount = 10;
 constexpr std::int64_t kMultiples[] = {1, 2, 4, 8};
 constexpr int kMultipleCount = 4;
-constexpr std::int64_t kMaxDimension = std::int64_t{1} << 40;
 // Keeps a bound from excluding what it equals but for rounding.
 constexpr double kRounding = 1.0 - 1e-12;
 
@@ -20,11 +19,11 @@ std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b -
 
 // One way to cut a dimension of the output into blocks.
 struct Cut {
-  std::int64_t length;  // l
-  std::int64_t parts;   // p
-  double extent;        // l
-  double row_folds;     // over the array's rows
-  double col_folds;     // over its columns
+  std::int64_t length = 0;  // l
+  std::int64_t parts = 0;   // p
+  double extent = 0.0;      // l
+  double row_folds = 0.0;   // over the array's rows
+  double col_folds = 0.0;   // over its columns
 };
 
 Cut cut(std::int64_t dimension, std::int64_t length, const Machine& machine) noexcept {
@@ -39,6 +38,20 @@ struct Split {
   double folds;        // of the array's rows
 };
 
+// Bytes per second of one port. Operands and outputs pass it in both directions at once unless rows
+// are not aligned.
+double port_rate(const GemmShape& g, const Machine& machine, bool* both_ways) noexcept {
+  *both_ways = true;
+  const std::int64_t rows = g.k | g.n;
+  if ((rows & 7) == 0) return machine.port_bytes_per_s;
+  const TuningRecord& t = *machine.tuning;
+  const double slow = (rows & 1) == 0 ? t.port_even_bytes_per_cycle : t.port_odd_bytes_per_cycle;
+  if (!(slow > 0.0)) return machine.port_bytes_per_s;
+  *both_ways = false;
+  return slow * machine.clock_hz;
+}
+
+// What a mapping must beat and how it is written down.
 struct Candidate {
   double time_s = kInfinite;
   Dataflow dataflow = Dataflow::kOutput;
@@ -55,7 +68,8 @@ struct Candidate {
   double buffer_bytes = 0.0;
 };
 
-// The search over mappings of one shape on one machine.
+// The search over mappings of one shape on one machine. Whole blocks, and splits of a block, are
+// left out where a bound says that they cannot be faster than what has been found.
 class Search {
  public:
   Search(const GemmShape& shape, const Machine& machine, double floor_s, bool resident) noexcept
@@ -63,25 +77,22 @@ class Search {
     const Precision& p = machine.precision;
     const auto b = static_cast<double>(g_.b);
     const auto m = static_cast<double>(g_.m);
-    const auto k = static_cast<double>(g_.k);
     const auto n = static_cast<double>(g_.n);
-    left_bytes_ = b * m * k * p.in_bytes;
-    right_bytes_ = b * k * n * p.in_bytes;
+    depth_ = static_cast<double>(g_.k);
+    left_bytes_ = b * m * depth_ * p.in_bytes;
+    right_bytes_ = b * depth_ * n * p.in_bytes;
     outputs_ = b * m * n;
+    per_core_ = 1.0 / static_cast<double>(machine.cores);
     per_cycle_s_ = 1.0 / (machine.clock_hz * p.rate * tuning_.efficiency);
-    per_hbm_byte_s_ = resident ? 0.0 : 1.0 / machine.product_hbm_bytes_per_s;
-    per_port_byte_s_ = 1.0 / port_rate(&both_ways_);
-    fill_os_ = static_cast<double>(machine.rows + machine.cols - 2);
-    fill_stationary_ = fill_os_ + static_cast<double>(machine.rows);
+    per_buffer_byte_s_ = 1.0 / machine.buffer_bytes_per_s;
+    per_port_byte_s_ = 1.0 / port_rate(shape, machine, &both_ways_);
     rows_ = static_cast<double>(machine.rows);
-    splits_ = 0;
-    for (const std::int64_t s : kSplits) {
-      const std::int64_t depth = ceil_div(g_.k, s);
-      if (s > 1 && (depth < machine.rows || s > g_.k)) break;
-      split_[splits_++] = {s, static_cast<double>(depth),
-                           static_cast<double>(ceil_div(depth, machine.rows))};
-    }
-    row_folds_of_k_ = split_[0].folds;
+    // A part of a split is at least as deep as the array has rows, so its first strip is as well.
+    fill_element_s_ =
+        resident ? 0.0 : std::min(depth_, rows_) * p.in_bytes / machine.product_hbm_bytes_per_s;
+    fill_os_ = static_cast<double>(machine.rows + machine.cols - 2);
+    fill_stationary_ = fill_os_ + rows_;
+    split_[0] = {1, depth_, static_cast<double>(ceil_div(g_.k, machine.rows))};
   }
 
   Candidate run() noexcept {
@@ -92,145 +103,158 @@ class Search {
       }
       return best_;
     }
-    Cut by_m[kMultipleCount];
-    Cut by_n[kMultipleCount];
-    const int cuts_m = cuts(g_.m, machine_.rows, by_m);
-    const int cuts_n = cuts(g_.n, machine_.cols, by_n);
     for (int d = 0; d < kDataflows; ++d) {
-      if ((tuning_.dataflows >> d & 1) == 0) continue;
-      for (int x = 0; x < cuts_m; ++x) {
-        for (int y = 0; y < cuts_n; ++y) {
-          const auto dataflow = static_cast<Dataflow>(d);
-          if (fits(dataflow, by_m[x], by_n[y])) try_block(dataflow, by_m[x], by_n[y]);
-        }
-      }
+      if ((tuning_.dataflows >> d & 1) != 0) try_dataflow(static_cast<Dataflow>(d));
     }
     return best_;
   }
 
  private:
-  // Operands and outputs pass the port in both directions at once unless rows are not aligned.
-  double port_rate(bool* both_ways) const noexcept {
-    *both_ways = true;
-    const bool even = ((g_.k | g_.n) & 1) == 0;
-    if (((g_.k | g_.n) & 7) != 0) {
-      const double slow =
-          even ? tuning_.port_even_bytes_per_cycle : tuning_.port_odd_bytes_per_cycle;
-      *both_ways = !(slow > 0.0);
-      if (slow > 0.0) return slow * machine_.clock_hz;
+  // A multiple that covers a dimension makes larger ones the same mapping.
+  void try_dataflow(Dataflow dataflow) noexcept {
+    for (int x = 0; x < kMultipleCount; ++x) {
+      const std::int64_t length_m = std::min(g_.m, kMultiples[x] * machine_.rows);
+      for (int y = 0; y < kMultipleCount; ++y) {
+        const std::int64_t length_n = std::min(g_.n, kMultiples[y] * machine_.cols);
+        if (fits(dataflow, length_m, length_n)) {
+          if (by_m_[x].parts == 0) by_m_[x] = cut(g_.m, length_m, machine_);
+          if (by_n_[y].parts == 0) by_n_[y] = cut(g_.n, length_n, machine_);
+          try_block(dataflow, by_m_[x], by_n_[y]);
+        }
+        if (length_n == g_.n) break;
+      }
+      if (length_m == g_.m) break;
     }
-    return machine_.port_bytes_per_s;
   }
 
-  // A multiple that covers the dimension makes larger ones the same mapping.
-  int cuts(std::int64_t dimension, std::int64_t side, Cut* out) const noexcept {
-    int count = 0;
-    for (const std::int64_t multiple : kMultiples) {
-      const std::int64_t length = std::min(dimension, multiple * side);
-      out[count++] = cut(dimension, length, machine_);
-      if (length == dimension) break;
+  bool fits(Dataflow dataflow, std::int64_t length_m, std::int64_t length_n) const noexcept {
+    if (dataflow == Dataflow::kOutput && length_m <= machine_.rows && length_n <= machine_.cols) {
+      return true;
     }
-    return count;
-  }
-
-  bool fits(Dataflow dataflow, const Cut& by_m, const Cut& by_n) const noexcept {
-    if (dataflow == Dataflow::kOutput && by_m.row_folds * by_n.col_folds == 1.0) return true;
     const Precision& p = machine_.precision;
-    const double strips = 2.0 * (by_m.extent + by_n.extent) * rows_ * p.in_bytes;
-    return strips + by_m.extent * by_n.extent * p.acc_bytes <= machine_.local_bytes;
+    const auto m = static_cast<double>(length_m);
+    const auto n = static_cast<double>(length_n);
+    return 2.0 * (m + n) * rows_ * p.in_bytes + m * n * p.acc_bytes <= machine_.local_bytes;
   }
+
+  // What is the same for all splits of a block.
+  struct Block {
+    Dataflow dataflow;
+    const Cut& by_m;
+    const Cut& by_n;
+    std::int64_t units;      // without a split
+    double folds_per_depth;  // folds for each fold of the depth
+    double stream;           // T; under kOutput it is the depth itself
+    double fill;             // L
+    double operand_bytes;    // through the buffer
+    double fill_s;           // first strips from HBM
+    double outputs;          // of one unit
+  };
 
   void try_block(Dataflow dataflow, const Cut& by_m, const Cut& by_n) noexcept {
-    const std::int64_t blocks = g_.b * by_m.parts * by_n.parts;
-    double folds_per_depth = 0.0;  // folds of a block for each fold of its depth
-    double stream = 0.0;           // T; under kOutput it is the depth itself
-    double fill = fill_stationary_;
-    double least = 0.0;  // folds times stream of a whole block, over all parts of a split
+    Block block{dataflow,         by_m, by_n, g_.b * by_m.parts * by_n.parts, 0.0, 0.0,
+                fill_stationary_, 0.0,  0.0,  by_m.extent * by_n.extent};
+    double least = 0.0;  // folds times stream of one block over all parts of a split
     switch (dataflow) {
       case Dataflow::kOutput:
-        folds_per_depth = by_m.row_folds * by_n.col_folds;
-        fill = fill_os_;
-        least = folds_per_depth * static_cast<double>(g_.k);
+        block.folds_per_depth = by_m.row_folds * by_n.col_folds;
+        block.fill = fill_os_;
+        least = block.folds_per_depth * depth_;
         break;
       case Dataflow::kWeight:
-        folds_per_depth = by_n.col_folds;
-        stream = by_m.extent;
-        least = row_folds_of_k_ * folds_per_depth * stream;
+        block.folds_per_depth = by_n.col_folds;
+        block.stream = by_m.extent;
+        least = split_[0].folds * block.folds_per_depth * block.stream;
         break;
       case Dataflow::kInput:
-        folds_per_depth = by_m.col_folds;
-        stream = by_n.extent;
-        least = row_folds_of_k_ * folds_per_depth * stream;
+        block.folds_per_depth = by_m.col_folds;
+        block.stream = by_n.extent;
+        least = split_[0].folds * block.folds_per_depth * block.stream;
         break;
     }
-    const double bound_s = static_cast<double>(blocks) / static_cast<double>(machine_.cores) *
-                           least * per_cycle_s_ * kRounding;
-    if (tuning_.launch_s + std::max(bound_s, floor_s_) >= best_.time_s) return;
-    const Wave wave = wave_of(by_m, by_n);
-    for (int i = 0; i < splits_; ++i) {
-      const Split& split = split_[i];
-      const std::int64_t waves = ceil_div(blocks * split.parts, machine_.cores);
-      const bool output = dataflow == Dataflow::kOutput;
-      const double folds = output ? folds_per_depth : folds_per_depth * split.folds;
-      try_split(dataflow, by_m, by_n, split, static_cast<double>(waves), folds,
-                output ? split.depth : stream, fill, wave);
+    const double units_per_core = static_cast<double>(block.units) * per_core_;
+    const double compute_s = (units_per_core * least + block.fill) * per_cycle_s_;
+    const double port_s = units_per_core * (by_m.extent + by_n.extent) * depth_ *
+                          machine_.precision.in_bytes * per_port_byte_s_;
+    double bound_s = std::max(std::max(compute_s, port_s) * kRounding, floor_s_);
+    if (tuning_.launch_s + bound_s >= best_.time_s) return;
+    add_wave(&block);
+    bound_s = tuning_.launch_s +
+              std::max(bound_s, block.operand_bytes * per_buffer_byte_s_ * kRounding) +
+              block.fill_s * kRounding;
+    for (int i = 0; i < kSplitCount; ++i) {
+      if (bound_s >= best_.time_s) return;
+      if (i == splits_ && !add_split(i)) return;
+      try_split(block, split_[i]);
     }
+  }
+
+  // Splits are worked out when the first block asks for them.
+  bool add_split(int i) noexcept {
+    const std::int64_t parts = kSplits[i];
+    const std::int64_t depth = ceil_div(g_.k, parts);
+    if (depth < machine_.rows || parts > g_.k) return false;
+    split_[i] = {parts, static_cast<double>(depth),
+                 static_cast<double>(ceil_div(depth, machine_.rows))};
+    splits_ = i + 1;
+    return true;
   }
 
   // What one wave covers, and how often each operand is read from the buffer.
-  struct Wave {
-    double strip_elements;  // along both sides
-    double operand_bytes;
-  };
-
-  Wave wave_of(const Cut& by_m, const Cut& by_n) const noexcept {
+  void add_wave(Block* block) const noexcept {
+    const Cut& by_m = block->by_m;
+    const Cut& by_n = block->by_n;
     std::int64_t grid_m = std::min(by_m.parts, machine_.grid_rows);
     const std::int64_t grid_n = std::min(by_n.parts, machine_.cores / grid_m);
     grid_m = std::min(by_m.parts, machine_.cores / grid_n);
     const auto again_left = static_cast<double>(ceil_div(by_n.parts, grid_n));
     const auto again_right = static_cast<double>(ceil_div(by_m.parts, grid_m));
-    return {static_cast<double>(grid_m) * by_m.extent + static_cast<double>(grid_n) * by_n.extent,
-            left_bytes_ * again_left + right_bytes_ * again_right};
+    block->operand_bytes = left_bytes_ * again_left + right_bytes_ * again_right;
+    block->fill_s =
+        (static_cast<double>(grid_m) * by_m.extent + static_cast<double>(grid_n) * by_n.extent) *
+        fill_element_s_;
   }
 
-  void try_split(Dataflow dataflow, const Cut& by_m, const Cut& by_n, const Split& split,
-                 double waves, double folds, double stream, double fill,
-                 const Wave& wave) noexcept {
+  void try_split(const Block& block, const Split& split) noexcept {
     const Precision& p = machine_.precision;
-    const double cycles = tuning_.overlapped != 0
-                              ? (waves * folds - 1.0) * std::max(stream, rows_) + stream + fill
-                              : waves * folds * (stream + fill);
+    const bool whole = split.parts == 1;
+    const std::int64_t units = block.units * split.parts;
+    const auto waves = static_cast<double>(ceil_div(units, machine_.cores));
+    const bool output = block.dataflow == Dataflow::kOutput;
+    const double folds = output ? block.folds_per_depth : block.folds_per_depth * split.folds;
+    const double stream = output ? split.depth : block.stream;
+    const double cycles =
+        tuning_.overlapped != 0
+            ? (waves * folds - 1.0) * std::max(stream, rows_) + stream + block.fill
+            : waves * folds * (stream + block.fill);
     const double compute_s = cycles * per_cycle_s_;
-    const double in_bytes = (by_m.extent + by_n.extent) * split.depth * p.in_bytes;
-    const double out_size = split.parts == 1 ? p.out_bytes : 2.0 * p.acc_bytes;
-    const double out_bytes = by_m.extent * by_n.extent * out_size;
+    const double fixed = whole ? tuning_.launch_s : tuning_.launch_s + tuning_.reduction_s;
+    if (fixed + compute_s >= best_.time_s) return;
+    const double in_bytes = (block.by_m.extent + block.by_n.extent) * split.depth * p.in_bytes;
+    const double out_size = whole ? p.out_bytes : 2.0 * p.acc_bytes;
+    const double out_bytes = block.outputs * out_size;
     const double port_bytes = both_ways_ ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes;
     const double port_s = waves * port_bytes * per_port_byte_s_;
     const double overhead_s = waves * tuning_.unit_overhead_s;
     const double buffer_bytes =
-        wave.operand_bytes + outputs_ * out_size * static_cast<double>(split.parts);
-    const double buffer_s = buffer_bytes / machine_.buffer_bytes_per_s;
-    const double fill_s =
-        wave.strip_elements * std::min(split.depth, rows_) * p.in_bytes * per_hbm_byte_s_;
+        block.operand_bytes + outputs_ * out_size * static_cast<double>(split.parts);
+    const double buffer_s = buffer_bytes * per_buffer_byte_s_;
     const double busy =
         std::max(std::max(std::max(compute_s, port_s) + overhead_s, buffer_s), floor_s_);
-    const double fixed =
-        split.parts == 1 ? tuning_.launch_s : tuning_.launch_s + tuning_.reduction_s;
-    const double time_s = fixed + busy + fill_s;
+    const double time_s = fixed + busy + block.fill_s;
     if (!(time_s < best_.time_s)) return;
     best_ = {time_s,
-             dataflow,
-             by_m.length,
-             by_n.length,
+             block.dataflow,
+             block.by_m.length,
+             block.by_n.length,
              split.parts,
              cycles,
              compute_s,
              port_s,
              buffer_s,
-             fill_s,
+             block.fill_s,
              fixed + overhead_s,
-             static_cast<double>(g_.b * by_m.parts) *
-                 static_cast<double>(by_n.parts * split.parts) * (in_bytes + out_bytes),
+             static_cast<double>(units) * (in_bytes + out_bytes),
              buffer_bytes};
   }
 
@@ -238,19 +262,23 @@ class Search {
   const Machine& machine_;
   const TuningRecord& tuning_;
   double floor_s_;
+  double depth_;
   double left_bytes_;
   double right_bytes_;
   double outputs_;
+  double per_core_;
   double per_cycle_s_;
-  double per_hbm_byte_s_;
+  double per_buffer_byte_s_;
   double per_port_byte_s_;
-  bool both_ways_;
+  double fill_element_s_;
+  bool both_ways_ = true;
   double fill_os_;
   double fill_stationary_;
   double rows_;
-  double row_folds_of_k_;
-  int splits_;
+  int splits_ = 1;
   Split split_[kSplitCount];
+  Cut by_m_[kMultipleCount];
+  Cut by_n_[kMultipleCount];
   Candidate best_;
 };
 
@@ -313,130 +341,7 @@ Limit limit_of(const Candidate& c, const Floor& f, double launch_s) noexcept {
   return limit;
 }
 
-bool multiply(std::int64_t a, std::int64_t b, std::int64_t* out) noexcept {
-  return !__builtin_mul_overflow(a, b, out);
-}
-
-bool add(std::int64_t a, std::int64_t b, std::int64_t* out) noexcept {
-  return !__builtin_add_overflow(a, b, out);
-}
-
 }  // namespace
-
-std::int64_t array_cycles(std::int64_t m, std::int64_t k, std::int64_t n, std::int64_t rows,
-                          std::int64_t cols, Dataflow dataflow, bool overlapped,
-                          Status* status) noexcept {
-  *status = Status::kBadShape;
-  for (const std::int64_t size : {m, k, n, rows, cols}) {
-    if (size < 1) return -1;
-  }
-  *status = Status::kTooLarge;
-  for (const std::int64_t size : {m, k, n, rows, cols}) {
-    if (size > kMaxDimension) return -1;
-  }
-  const bool output = dataflow == Dataflow::kOutput;
-  const std::int64_t down = ceil_div(output ? m : k, rows);
-  const std::int64_t across = ceil_div(dataflow == Dataflow::kInput ? m : n, cols);
-  const std::int64_t stream = output ? k : (dataflow == Dataflow::kWeight ? m : n);
-  const std::int64_t fill = output ? rows + cols - 2 : 2 * rows + cols - 2;
-  std::int64_t folds = 0;
-  std::int64_t cycles = 0;
-  if (!multiply(down, across, &folds)) return -1;
-  if (overlapped) {
-    if (!multiply(folds - 1, std::max(stream, rows), &cycles)) return -1;
-    if (!add(cycles, stream + fill, &cycles)) return -1;
-  } else if (!multiply(folds, stream + fill, &cycles)) {
-    return -1;
-  }
-  *status = Status::kOk;
-  return cycles;
-}
-
-Status check_shape(const GemmShape& g) noexcept {
-  std::int64_t product = 1;
-  for (const std::int64_t size : {g.b, g.m, g.k, g.n}) {
-    if (size < 1) return Status::kBadShape;
-  }
-  for (const std::int64_t size : {g.b, g.m, g.k, g.n}) {
-    if (size > kMaxDimension || !multiply(product, size, &product)) return Status::kTooLarge;
-  }
-  return product > (std::int64_t{1} << 62) ? Status::kTooLarge : Status::kOk;
-}
-
-Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision& p) noexcept {
-  constexpr std::int64_t most = std::int64_t{1} << 40;
-  for (const std::int64_t count : {c.tensor_cores, c.tensor_width, c.tensor_depth, c.vector_cores,
-                                   c.vector_lanes, c.vector_alus_per_lane}) {
-    if (count < 1 || count > most) return Status::kBadChip;
-  }
-  for (const std::int64_t bytes : {c.tensor_local_bytes, c.buffer_bytes, c.hbm_bytes}) {
-    if (bytes < 0) return Status::kBadChip;
-  }
-  for (const double rate :
-       {c.buffer_bytes_per_cycle, c.buffer_port_bytes_per_cycle, c.hbm_bytes_per_s}) {
-    if (!(rate >= 0.0) || !std::isfinite(rate)) return Status::kBadChip;
-  }
-  if (!(c.clock_hz > 0.0) || !std::isfinite(c.clock_hz)) return Status::kBadChip;
-  for (const double number :
-       {t.clock_hz, t.launch_s, t.unit_overhead_s, t.reduction_s, t.sustained_macs_per_s,
-        t.port_even_bytes_per_cycle, t.port_odd_bytes_per_cycle, t.resident_share,
-        t.attention_unit_s, t.attention_ops, t.attention_backward_ops}) {
-    if (!(number >= 0.0) || !std::isfinite(number)) return Status::kBadTuning;
-  }
-  for (const double share :
-       {t.efficiency, t.vector_launch_share, t.hbm_share, t.hbm_write_share, t.product_hbm_share,
-        t.port_share, t.attention_efficiency, t.attention_backward_efficiency}) {
-    if (!(share > 0.0) || !(share <= 1.0)) return Status::kBadTuning;
-  }
-  for (const double size : {p.in_bytes, p.out_bytes, p.acc_bytes, p.rate}) {
-    if (!(size > 0.0) || !(size <= 1e6)) return Status::kBadTuning;
-  }
-  if (2.0 * p.acc_bytes < p.out_bytes) return Status::kBadTuning;
-  const int allowed = t.tiles > 0 ? 1 : (1 << kDataflows) - 1;
-  if (t.dataflows < 1 || (t.dataflows & ~allowed) != 0) return Status::kBadTuning;
-  if (t.tiles < 0 || t.tiles > kMaxTiles) return Status::kBadTuning;
-  for (int i = 0; i < t.tiles; ++i) {
-    if (t.tile_m[i] < 1 || t.tile_n[i] < 1 || t.tile_m[i] > most || t.tile_n[i] > most) {
-      return Status::kBadTuning;
-    }
-  }
-  return Status::kOk;
-}
-
-double tile_capacity_bytes(const ChipRecord& c) noexcept {
-  if (c.buffer_bytes > 0) return static_cast<double>(c.buffer_bytes);
-  return static_cast<double>(c.tensor_cores) * static_cast<double>(c.tensor_local_bytes);
-}
-
-Machine::Machine(const ChipRecord& c, const TuningRecord& t, const Precision& p,
-                 bool one_core) noexcept
-    : tuning(&t), precision(p) {
-  cores = one_core ? 1 : c.tensor_cores;
-  rows = c.tensor_depth;
-  cols = c.tensor_width;
-  grid_rows = 1;
-  while (4 * grid_rows * grid_rows <= cores) grid_rows *= 2;
-  local_bytes = static_cast<double>(c.tensor_local_bytes);
-  buffer_bytes = static_cast<double>(c.buffer_bytes);
-  capacity_bytes = tile_capacity_bytes(c);
-  clock_hz = t.clock_hz > 0.0 ? t.clock_hz : c.clock_hz;
-  port_bytes_per_s = port_bytes_per_cycle(c) * t.port_share * clock_hz;
-  const double buffer = c.buffer_bytes_per_cycle * clock_hz;
-  buffer_bytes_per_s = buffer > 0.0 ? buffer : kInfinite;
-  const double hbm = c.hbm_bytes_per_s * t.hbm_share;
-  hbm_bytes_per_s = hbm > 0.0 ? hbm : kInfinite;
-  product_hbm_bytes_per_s = hbm_bytes_per_s * t.product_hbm_share;
-  write_penalty = 1.0 / t.hbm_write_share - 1.0;
-  vector_cores = one_core ? 1.0 : static_cast<double>(c.vector_cores);
-  lane_ops_per_s = vector_cores * static_cast<double>(c.vector_lanes) *
-                   static_cast<double>(c.vector_alus_per_lane) * clock_hz;
-  const auto used = static_cast<double>(cores);
-  macs_per_s = used * static_cast<double>(rows) * static_cast<double>(cols) * clock_hz * p.rate *
-               t.efficiency;
-  const double sustained =
-      t.sustained_macs_per_s * p.rate * used / static_cast<double>(c.tensor_cores);
-  sustained_macs_per_s = sustained > 0.0 ? sustained : kInfinite;
-}
 
 double best_gemm_time(const GemmShape& shape, const Machine& machine, const Traffic& traffic,
                       const Epilogue& epilogue) noexcept {
@@ -491,11 +396,8 @@ double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& ep
   const bool resident = machine.tuning->resident_share > 0.0 &&
                         operands <= machine.tuning->resident_share * machine.buffer_bytes;
   const double hbm = (resident ? outputs : operands + outputs) + extra_bytes(epilogue, resident);
-  const double port =
-      std::max(machine.port_bytes_per_s,
-               machine.clock_hz * std::max(machine.tuning->port_even_bytes_per_cycle,
-                                           machine.tuning->port_odd_bytes_per_cycle));
-  const double ports = static_cast<double>(machine.cores) * port;
+  bool both_ways = true;
+  const double ports = static_cast<double>(machine.cores) * port_rate(g, machine, &both_ways);
   double most = macs / machine.macs_per_s;
   most = std::max(most, macs / machine.sustained_macs_per_s);
   most = std::max(most, (hbm + machine.write_penalty * outputs) / machine.product_hbm_bytes_per_s);

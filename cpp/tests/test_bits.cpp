@@ -7,6 +7,7 @@
 
 #include "check.hpp"
 #include "phaze/collective.hpp"
+#include "phaze/op_cost.hpp"
 #include "phaze/silicon.hpp"
 
 namespace {
@@ -102,6 +103,64 @@ std::uint64_t silicon_bits() {
   return hash.value();
 }
 
+std::uint64_t cost_bits() {
+  Numbers numbers;
+  Hash hash;
+  TuningRecord systolic{};
+  systolic.vector_launch_share = systolic.efficiency = 1.0;
+  systolic.hbm_share = systolic.hbm_write_share = 1.0;
+  systolic.product_hbm_share = systolic.port_share = 1.0;
+  systolic.attention_efficiency = systolic.attention_backward_efficiency = 1.0;
+  systolic.attention_ops = systolic.attention_backward_ops = 8.0;
+  systolic.overlapped = 1;
+  systolic.dataflows = 7;
+  for (VectorCost& cost : systolic.functions) cost = {7.0, 3.0, 1.0, 1.25, 4096.0, 2.0, 1.5};
+  TuningRecord gpu = systolic;
+  gpu.launch_s = 3.2e-6;
+  gpu.efficiency = 0.76;
+  gpu.unit_overhead_s = 0.6e-6;
+  gpu.hbm_write_share = 0.85;
+  gpu.sustained_macs_per_s = 3.5e14;
+  gpu.port_even_bytes_per_cycle = 9.6;
+  gpu.resident_share = 0.5;
+  gpu.overlapped = 0;
+  gpu.dataflows = 1;
+  gpu.tiles = 2;
+  gpu.tile_m[0] = gpu.tile_n[1] = 256;
+  gpu.tile_n[0] = gpu.tile_m[1] = 128;
+  const EnergyTable energy{0.59e-12, 0.845e-12, 1.0625e-12, 1.75e-12, 43.75e-12, 80e-12, 0.15};
+  for (int i = 0; i < 20000; ++i) {
+    ChipRecord chip{};
+    chip.tensor_cores = numbers.below(300) + 1;
+    chip.tensor_width = numbers.below(256) + 1;
+    chip.tensor_depth = numbers.below(256) + 1;
+    chip.tensor_local_bytes = numbers.below(1 << 21);
+    chip.vector_cores = numbers.below(300) + 1;
+    chip.vector_lanes = numbers.below(256) + 1;
+    chip.vector_alus_per_lane = numbers.below(16) + 1;
+    chip.buffer_bytes = numbers.below(1 << 27);
+    chip.buffer_bytes_per_cycle = static_cast<double>(numbers.below(10000)) / 3.0;
+    chip.hbm_bytes_per_s = 1e9 * static_cast<double>(numbers.below(8000));
+    chip.clock_hz = 1e6 * static_cast<double>(numbers.below(3000) + 1);
+    OperatorRecord op{};
+    op.b = numbers.below(9) + 1;
+    op.m = numbers.below(5000) + 1;
+    op.k = numbers.below(5000) + 1;
+    op.n = numbers.below(5000) + 1;
+    op.function = static_cast<std::int32_t>(i % 3 == 0 ? numbers.below(29) : 0);
+    op.causal = static_cast<std::int32_t>(numbers.below(2));
+    op.read_bytes = static_cast<double>(numbers.below(1 << 28)) / 3.0;
+    const CostRecord cost = op_cost(op, chip, i % 2 == 0 ? systolic : gpu, {2.0, 2.0, 4.0, 1.0},
+                                    i % 5 == 0 ? Cores::kOne : Cores::kAll, energy, 40.0);
+    CHECK(cost.status == 0);
+    hash.add(cost.time_s);
+    hash.add(cost.bound_s);
+    hash.add(cost.energy_j);
+    hash.add(cost.hbm_bytes);
+  }
+  return hash.value();
+}
+
 void same_everywhere(const char* what, std::uint64_t found, std::uint64_t expected) {
   if (found != expected) {
     std::printf("%s: 0x%016llxULL\n", what, static_cast<unsigned long long>(found));
@@ -113,6 +172,7 @@ void same_everywhere(const char* what, std::uint64_t found, std::uint64_t expect
 
 int main() {
   same_everywhere("collective", collective_bits(), 0xee4737941f37d33eULL);
-  same_everywhere("silicon", silicon_bits(), 0xbc44f72cd93bb629ULL);
+  same_everywhere("silicon", silicon_bits(), 0xbc6c313388ea88d3ULL);
+  same_everywhere("cost", cost_bits(), 0xc33d55e85bfdd64aULL);
   return phaze::test::report("bits");
 }

@@ -6,5 +6,35 @@ from phaze_fast.cost.collectives import (
     collective,
     collective_batch,
 )
+from phaze_fast.cost.engine import (
+    CacheInfo,
+    Costs,
+    cost_cache_clear,
+    cost_cache_info,
+    estimate_costs,
+)
+from phaze_fast.cost.measurements import ColumnError, Validation, validate
+from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
+from phaze_fast.cost.single import OperatorCost, array_cycles, gemm, operator_costs
 
-__all__ = ["CollectiveCost", "CollectiveTimes", "collective", "collective_batch"]
+__all__ = [
+    "CacheInfo",
+    "CollectiveCost",
+    "CollectiveTimes",
+    "ColumnError",
+    "Costs",
+    "OperatorCost",
+    "Validation",
+    "array_cycles",
+    "attention_ops",
+    "collective",
+    "collective_batch",
+    "cost_cache_clear",
+    "cost_cache_info",
+    "estimate_costs",
+    "gemm",
+    "operator_costs",
+    "product_ops",
+    "validate",
+    "vector_ops",
+]

@@ -108,9 +108,16 @@ def machines(
                 "ask for them one by one"
             )
         rate = rates.pop()
-        rows = [tuning_record(tuning or chip.tuning, chip.launch_latency_s) for chip in listed]
+        distinct: dict[bytes, int] = {}
+        rows: list[Array] = []
+        tuning_of = np.zeros(len(listed), dtype=np.int32)
+        for i, chip in enumerate(listed):
+            row = tuning_record(tuning or chip.tuning, chip.launch_latency_s)
+            at = distinct.setdefault(row.tobytes(), len(rows))
+            if at == len(rows):
+                rows.append(row)
+            tuning_of[i] = at
         tunings = np.concatenate(rows) if rows else tuning_record(Tuning())
-        tuning_of = np.arange(len(listed), dtype=np.int32)
     area_mm2 = area_batch(records)["total_mm2"].copy()
     if not isinstance(chips, np.ndarray):
         for i, chip in enumerate(listed):

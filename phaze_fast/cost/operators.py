@@ -42,7 +42,9 @@ def product_ops(shapes: Sequence[tuple[int, int, int, int]] | Array) -> Array:
     try:
         table = np.asarray(shapes).reshape(-1, 4)
     except (ValueError, OverflowError):
-        raise InvalidInputError("shapes: expected rows of four whole numbers (b, m, k, n)") from None
+        raise InvalidInputError(
+            "shapes: expected rows of four whole numbers (b, m, k, n)"
+        ) from None
     if table.dtype.kind not in "iu" and table.size:
         raise InvalidInputError(
             f"shapes: dtype {table.dtype} is not accepted; expected whole numbers below 2^63"

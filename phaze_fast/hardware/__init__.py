@@ -79,4 +79,5 @@ __all__ = [
     "fabric_record",
     "power_batch",
     "presets",
+    "tuning_record",
 ]

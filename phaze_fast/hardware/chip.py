@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware.tuning import Tuning
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
@@ -26,7 +27,6 @@ from phaze_fast.records import (
     SquareMillimetres,
     Watts,
 )
-from phaze_fast.hardware.tuning import Tuning
 from phaze_fast.units import KIB, format_bandwidth, format_bytes, format_flops
 
 __all__ = ["Accelerator", "Buffer", "Dtype", "Hbm", "TensorCore", "VectorCore", "chip_records"]

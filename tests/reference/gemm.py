@@ -36,6 +36,7 @@ class Tuning:
     reduction_s: float = 0
     sustained_macs_per_s: float = 0
     hbm_share: float = 1
+    hbm_write_share: float = 1
     product_hbm_share: float = 1
     port_share: float = 1
     port_even_bytes_per_cycle: float = 0
@@ -152,7 +153,8 @@ def best_mapping(
     capacity = chip.buffer_bytes or chip.cores * chip.local_bytes
     each = m * n * e_o if kept else hbm_bytes(m, k, n, capacity, precision)
     moved = b * each + extra_bytes if bandwidth else 0.0
-    hbm_s = over(moved, bandwidth)
+    written = b * m * n * e_o
+    hbm_s = over(moved + written * (1 / tuning.hbm_write_share - 1), bandwidth)
     sustained = tuning.sustained_macs_per_s * precision.rate * cores / chip.cores
     power_s = over(b * m * k * n, sustained)
     vector_s = over(epilogue_ops * b * m * n, vector_cores * chip.lanes * chip.alus * chip.clock_hz)
@@ -208,7 +210,7 @@ def bound(
     sustained = tuning.sustained_macs_per_s * precision.rate * cores / chip.cores
     power_s = over(macs, sustained)
     bandwidth = chip.hbm_bytes_per_s * tuning.hbm_share * tuning.product_hbm_share
-    hbm_s = over(compulsory, bandwidth)
+    hbm_s = over(compulsory + out * (1 / tuning.hbm_write_share - 1), bandwidth)
     return tuning.launch_s + max(cycles / chip.clock_hz, power_s, hbm_s)
 
 
@@ -220,12 +222,13 @@ def vector_time(
     cores = 1 if one_core else chip.vector_cores
     more_ops, more_bytes = (long_ops, long_bytes) if 0 < row_limit < cols else (1, 1)
     moved = (read_bytes + write_bytes) * factor * more_bytes
+    slower = write_bytes * factor * more_bytes * (1 / tuning.hbm_write_share - 1)
     cycles = max(
         over((rows * cols * ops + rows * row_ops) * more_ops, cores * chip.lanes * chip.alus),
         over(moved, cores * chip.port_bytes_per_cycle * tuning.port_share),
         over(moved, chip.buffer_bytes_per_cycle),
     )
-    hbm_s = over(moved, chip.hbm_bytes_per_s * tuning.hbm_share)
+    hbm_s = over(moved + slower, chip.hbm_bytes_per_s * tuning.hbm_share)
     started_s = launches * tuning.launch_s * tuning.vector_launch_share
     return started_s + max(cycles / chip.clock_hz, hbm_s)
 
@@ -256,5 +259,5 @@ def attention_time(
         work_s = units / cores * unit(min(n, (n + rows) / 2)) + unit(n) * (1 - cores / (2 * units))
     bandwidth = chip.hbm_bytes_per_s * tuning.hbm_share
     apart_s = over(14 * b * m * k, bandwidth) if backward else 0.0
-    hbm_s = over(read_bytes + write_bytes, bandwidth)
+    hbm_s = over(read_bytes + write_bytes / tuning.hbm_write_share, bandwidth)
     return (3 if backward else 1) * tuning.launch_s + max(work_s, hbm_s) + apart_s

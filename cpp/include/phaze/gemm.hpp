@@ -6,13 +6,11 @@
 
 #include <cstdint>
 
+#include "phaze/machine.hpp"
 #include "phaze/status.hpp"
 #include "phaze/types.hpp"
 
 namespace phaze {
-
-enum class Dataflow : std::int32_t { kOutput = 0, kWeight = 1, kInput = 2 };
-inline constexpr int kDataflows = 3;
 
 // What limits an operator.
 enum class Limit : std::int32_t {
@@ -82,41 +80,10 @@ std::int64_t array_cycles(std::int64_t m, std::int64_t k, std::int64_t n, std::i
                           Status* status) noexcept;
 
 Status check_shape(const GemmShape& shape) noexcept;
-Status check_machine(const ChipRecord& chip, const TuningRecord& tuning,
-                     const Precision& precision) noexcept;
 
 // Least HBM bytes of one product (b is ignored) with `capacity_bytes` of buffer. O(log m + log n).
 Traffic hbm_traffic(const GemmShape& shape, double capacity_bytes,
                     const Precision& precision) noexcept;
-
-// Bytes that tiles may fill: the shared buffer, or all local ones where there is none.
-double tile_capacity_bytes(const ChipRecord& chip) noexcept;
-
-// What the kernels need of one chip, worked out once.
-struct Machine {
-  Machine(const ChipRecord& chip, const TuningRecord& tuning, const Precision& precision,
-          bool one_core) noexcept;
-
-  const TuningRecord* tuning;
-  Precision precision;
-  std::int64_t cores;      // P
-  std::int64_t rows;       // R
-  std::int64_t cols;       // C
-  std::int64_t grid_rows;  // rho
-  double local_bytes;
-  double buffer_bytes;
-  double capacity_bytes;  // what tiles may fill
-  double clock_hz;
-  double port_bytes_per_s;         // of one core, aligned
-  double buffer_bytes_per_s;       // infinite where there is no shared buffer
-  double hbm_bytes_per_s;          // infinite where there is no HBM
-  double product_hbm_bytes_per_s;  // the same for matrix products
-  double write_penalty;            // bytes that writing one to HBM costs beyond one
-  double lane_ops_per_s;           // of the vector units in use
-  double vector_cores;             // in use
-  double macs_per_s;               // of the cores in use, at the tuning's efficiency
-  double sustained_macs_per_s;     // infinite where there is no limit
-};
 
 // What an operator adds to a product.
 struct Epilogue {

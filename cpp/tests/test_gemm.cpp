@@ -1,0 +1,186 @@
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "check.hpp"
+#include "phaze/gemm.hpp"
+#include "phaze/op_cost.hpp"
+#include "phaze/vector_op.hpp"
+
+namespace {
+
+using namespace phaze;
+
+constexpr Precision kHalf{2.0, 2.0, 4.0, 1.0};
+
+ChipRecord tpu() {
+  ChipRecord chip{};
+  chip.tensor_cores = 8;
+  chip.tensor_width = 128;
+  chip.tensor_depth = 128;
+  chip.tensor_local_bytes = 256 << 10;
+  chip.vector_cores = 2;
+  chip.vector_lanes = 128;
+  chip.vector_alus_per_lane = 1;
+  chip.buffer_bytes = 128 << 20;
+  chip.buffer_bytes_per_cycle = 4096.0;
+  chip.hbm_bytes_per_s = 1.2e12;
+  chip.clock_hz = 1.05e9;
+  return chip;
+}
+
+TuningRecord neutral() {
+  TuningRecord t{};
+  t.vector_launch_share = t.efficiency = 1.0;
+  t.hbm_share = t.hbm_write_share = t.product_hbm_share = t.port_share = 1.0;
+  t.attention_efficiency = t.attention_backward_efficiency = 1.0;
+  t.attention_ops = 8.0;
+  t.attention_backward_ops = 16.0;
+  t.overlapped = 1;
+  t.dataflows = 7;
+  for (VectorCost& cost : t.functions) cost = {4.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0};
+  return t;
+}
+
+OperatorRecord product(std::int64_t b, std::int64_t m, std::int64_t k, std::int64_t n) {
+  OperatorRecord op{};
+  op.b = b;
+  op.m = m;
+  op.k = k;
+  op.n = n;
+  op.collective = -1;
+  return op;
+}
+
+void closed_forms() {
+  Status status = Status::kOk;
+  CHECK(array_cycles(512, 1024, 1024, 128, 128, Dataflow::kOutput, false, &status) == 40896);
+  CHECK(array_cycles(512, 1024, 1024, 128, 128, Dataflow::kWeight, false, &status) == 57216);
+  CHECK(array_cycles(512, 1024, 1024, 128, 128, Dataflow::kInput, false, &status) == 44992);
+  CHECK(array_cycles(512, 1024, 1024, 128, 128, Dataflow::kOutput, true, &status) == 33022);
+  CHECK(status == Status::kOk);
+  constexpr std::int64_t big = std::int64_t{1} << 40;
+  CHECK(array_cycles(big, big, 1, 1, 1, Dataflow::kOutput, false, &status) == -1);
+  CHECK(status == Status::kTooLarge);
+  CHECK(array_cycles(1, 1, 1, 0, 1, Dataflow::kOutput, false, &status) == -1);
+  CHECK(status == Status::kBadShape);
+}
+
+void shapes_are_checked() {
+  constexpr std::int64_t least = std::numeric_limits<std::int64_t>::min();
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  CHECK(check_shape({1, 1, 1, 1}) == Status::kOk);
+  CHECK(check_shape({1, least, 1, 1}) == Status::kBadShape);
+  CHECK(check_shape({most, 1, 1, 1}) == Status::kTooLarge);
+  CHECK(check_shape({1, std::int64_t{1} << 40, std::int64_t{1} << 22, 1}) == Status::kOk);
+  CHECK(check_shape({2, std::int64_t{1} << 40, std::int64_t{1} << 22, 1}) == Status::kTooLarge);
+}
+
+void traffic_is_compulsory_where_it_fits() {
+  const GemmShape g{1, 1000, 2000, 3000};
+  const double compulsory = 2.0 * (1000.0 * 2000.0 + 2000.0 * 3000.0 + 1000.0 * 3000.0);
+  CHECK(hbm_traffic(g, 64e6, kHalf).hbm_bytes == compulsory);
+  double before = std::numeric_limits<double>::infinity();
+  for (double capacity = 0.0; capacity < 64e6; capacity = capacity * 1.3 + 100.0) {
+    const double bytes = hbm_traffic(g, capacity, kHalf).hbm_bytes;
+    CHECK(bytes <= before && bytes >= compulsory);
+    before = bytes;
+  }
+}
+
+void extreme_operators_have_a_status() {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  constexpr std::int64_t sizes[] = {std::numeric_limits<std::int64_t>::min(),
+                                    -1,
+                                    0,
+                                    1,
+                                    7,
+                                    std::int64_t{1} << 40,
+                                    (std::int64_t{1} << 40) + 1,
+                                    std::numeric_limits<std::int64_t>::max()};
+  constexpr double bytes[] = {0.0, 1e300, -1.0, nan, infinite};
+  const EnergyTable energy{1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0};
+  for (const std::int64_t m : sizes) {
+    for (const std::int64_t k : sizes) {
+      for (const double moved : bytes) {
+        for (std::int32_t function = -1; function < 34; ++function) {
+          OperatorRecord op = product(1, m, k, m);
+          op.function = function;
+          op.read_bytes = moved;
+          const CostRecord cost = op_cost(op, tpu(), neutral(), kHalf, Cores::kAll, energy, 1.0);
+          const bool good = cost.status == static_cast<std::int32_t>(Status::kOk);
+          CHECK(good ? cost.time_s >= 0.0 : std::isnan(cost.time_s));
+          CHECK(!good || cost.bound_s <= cost.time_s);
+        }
+      }
+    }
+  }
+}
+
+void extreme_chips_have_a_status() {
+  const EnergyTable energy{};
+  const OperatorRecord op = product(3, 777, 555, 333);
+  for (const std::int64_t count : {std::int64_t{-1}, std::int64_t{0}, std::int64_t{1},
+                                   std::int64_t{1} << 40, std::int64_t{1} << 62}) {
+    for (int field = 0; field < 6; ++field) {
+      ChipRecord chip = tpu();
+      std::int64_t* const fields[] = {&chip.tensor_cores,         &chip.tensor_width,
+                                      &chip.tensor_depth,         &chip.tensor_local_bytes,
+                                      &chip.vector_alus_per_lane, &chip.buffer_bytes};
+      *fields[field] = count;
+      const CostRecord cost = op_cost(op, chip, neutral(), kHalf, Cores::kAll, energy, 0.0);
+      const bool good = cost.status == static_cast<std::int32_t>(Status::kOk);
+      CHECK(good ? cost.time_s > 0.0 : std::isnan(cost.time_s));
+    }
+  }
+}
+
+void batches_equal_single_calls() {
+  std::vector<OperatorRecord> ops;
+  for (std::int64_t i = 1; i < 60; ++i) {
+    ops.push_back(product(1 + i % 3, 17 * i, 13 * i + 1, 5 * i));
+    ops.push_back(product(1, 31 * i, 64, 100 + i));
+    ops.back().function = static_cast<std::int32_t>(1 + i % 28);
+    ops.back().read_bytes = static_cast<double>(i) * 1e5;
+  }
+  std::vector<ChipRecord> chips(5, tpu());
+  for (std::size_t c = 0; c < chips.size(); ++c) {
+    chips[c].tensor_cores = static_cast<std::int64_t>(3 * c + 1);
+    chips[c].buffer_bytes = static_cast<std::int64_t>(c % 2) << 22;
+  }
+  const std::vector<std::int32_t> index(chips.size(), 0);
+  const std::vector<TuningRecord> tunings(1, neutral());
+  const ChipBatch batch{chips, index, tunings, kHalf};
+  const EnergyTable energy{1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0};
+  const std::vector<double> watts(chips.size(), 9.0);
+  for (const Cores cores : {Cores::kAll, Cores::kOne}) {
+    for (const int threads : {1, 3}) {
+      std::vector<CostRecord> costs(ops.size() * chips.size());
+      std::vector<double> times(costs.size());
+      std::vector<double> bounds(costs.size());
+      op_cost_batch(ops, batch, cores, energy, watts, costs, threads);
+      op_time_batch(ops, batch, cores, times, threads);
+      op_bound_batch(ops, batch, cores, bounds, threads);
+      for (std::size_t i = 0; i < costs.size(); ++i) {
+        const CostRecord one = op_cost(ops[i % ops.size()], chips[i / ops.size()], tunings[0],
+                                       kHalf, cores, energy, 9.0);
+        CHECK(costs[i].time_s == one.time_s && costs[i].energy_j == one.energy_j);
+        CHECK(times[i] == one.time_s && bounds[i] == one.bound_s);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int main() {
+  closed_forms();
+  shapes_are_checked();
+  traffic_is_compulsory_where_it_fits();
+  extreme_operators_have_a_status();
+  extreme_chips_have_a_status();
+  batches_equal_single_calls();
+  return phaze::test::report("gemm");
+}

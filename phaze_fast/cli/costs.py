@@ -1,0 +1,342 @@
+"""Takes products or a file of measurements and a chip, gives times with what is behind them."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
+from phaze_fast.cost import (
+    OperatorCost,
+    Validation,
+    array_cycles,
+    operator_costs,
+    product_ops,
+    validate,
+)
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware import Accelerator, presets
+from phaze_fast.units import format_bandwidth, format_bytes, format_flops, format_time
+
+__all__ = ["add_commands"]
+
+_SHAPE = re.compile(r"\d+(?:x\d+){2,3}")
+_DATAFLOWS = ("os", "ws", "is")
+_DTYPES = ("bf16", "fp16", "fp8", "fp32", "tf32")
+
+_ELEMENT_MM2 = 760.041386e-6  # one multiplier of the PHAZE template (Wang et al., ICML 2024)
+
+Shape = tuple[int, int, int, int]
+
+
+def _shape(text: str) -> Shape:
+    """Read [Bx]MxKxN as (b, m, k, n)."""
+    cleaned = text.strip().lower().replace("*", "x")
+    if not _SHAPE.fullmatch(cleaned):
+        raise InvalidInputError(
+            f"--gemm: {text!r} is not accepted; expected [Bx]MxKxN, for example 2048x12288x49152"
+        )
+    sizes = [int(part) for part in cleaned.split("x")]
+    if len(sizes) == 3:
+        sizes = [1, *sizes]
+    if not all(1 <= size <= 2**40 for size in sizes):
+        raise InvalidInputError(f"--gemm: {text!r}: a dimension must be from 1 to 2^40")
+    return sizes[0], sizes[1], sizes[2], sizes[3]
+
+
+def _array(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)x(\d+)", text.strip().lower())
+    sides = tuple(int(part) for part in found.groups()) if found else ()
+    if len(sides) != 2 or not all(1 <= side <= 2**20 for side in sides):
+        raise InvalidInputError(
+            f"--array: {text!r} is not accepted; expected rows x columns, for example 128x128"
+        )
+    return sides[0], sides[1]
+
+
+def _lone_array(rows: int, cols: int) -> Accelerator:
+    """One array that nothing starves: the compute model and no more, at 1 GHz."""
+    area_mm2 = rows * cols * _ELEMENT_MM2
+    return Accelerator.from_dict(
+        {
+            "name": f"array-{rows}x{cols}",
+            "clock_hz": 1e9,
+            "die_area_mm2": area_mm2,
+            "tensor_core": {
+                "count": 1,
+                "width": cols,
+                "depth": rows,
+                "local_buffer_bytes": 2**50,
+                "rates": {"bf16": 1.0, "fp16": 1.0, "fp8": 1.0, "fp32": 1.0, "tf32": 1.0},
+            },
+            "vector_core": {"count": 1, "lanes": 2**20},
+            "buffer": {
+                "capacity_bytes": 2**50,
+                "bytes_per_cycle": 1e18,
+                "port_bytes_per_cycle": 1e18,
+            },
+        }
+    )
+
+
+def _restricted(chip: Accelerator, dataflow: str) -> Accelerator:
+    if not dataflow:
+        return chip
+    if chip.tuning.blocks and dataflow != "os":
+        raise InvalidInputError(
+            f"--dataflow: {dataflow!r} is not accepted for {chip.name}; its blocks run as os"
+        )
+    plain = chip.to_dict()
+    return Accelerator.from_dict({**plain, "tuning": {**plain["tuning"], "dataflows": [dataflow]}})
+
+
+def _compute_only(chip: Accelerator, shape: Shape, dataflow: str) -> tuple[str, int]:
+    """Dataflow and cycles that a systolic simulator reports for one core, batches in a row."""
+    b, m, k, n = shape
+    core = chip.tensor_core
+    choices = (dataflow,) if dataflow else _DATAFLOWS
+    counted = {flow: b * array_cycles(m, k, n, core.depth, core.width, flow) for flow in choices}
+    best = min(counted, key=lambda flow: counted[flow])
+    return best, counted[best] - 1  # simulators number cycles from zero
+
+
+def _compute_row(chip: Accelerator, shape: Shape, dataflow: str) -> dict[str, Any]:
+    b, m, k, n = shape
+    flow, cycles = _compute_only(chip, shape, dataflow)
+    core = chip.tensor_core
+    return {
+        "b": b,
+        "m": m,
+        "k": k,
+        "n": n,
+        "time_s": (cycles + 1) / chip.clock_hz,
+        "compute_cycles": cycles,
+        "buffer_bytes": None,
+        "hbm_bytes": None,
+        "bound": "compute",
+        "dataflow": flow,
+        "utilization": b * m * k * n / ((cycles + 1) * core.depth * core.width),
+        "energy_j": None,
+    }
+
+
+def _cost_row(shape: Shape, cost: OperatorCost) -> dict[str, Any]:
+    cycles = cost.compute_cycles
+    named = dict(zip("bmkn", shape, strict=True))
+    return {
+        **named,
+        "time_s": cost.time_s,
+        "compute_cycles": int(cycles) if cycles.is_integer() else cycles,
+        "buffer_bytes": cost.buffer_bytes,
+        "hbm_bytes": cost.hbm_bytes,
+        "bound": cost.limit,
+        "dataflow": cost.dataflow,
+        "utilization": cost.utilization,
+        "energy_j": cost.energy_j,
+        "one_core_s": cost.one_core_s,
+        "bound_s": cost.bound_s,
+        "compute_s": cost.compute_s,
+        "port_s": cost.port_s,
+        "buffer_s": cost.buffer_s,
+        "hbm_s": cost.hbm_s,
+        "power_s": cost.power_s,
+        "fill_s": cost.fill_s,
+        "fixed_s": cost.fixed_s,
+        "port_bytes": cost.port_bytes,
+        "block": list(cost.block),
+        "split": cost.split,
+        "stays": cost.stays,
+        "tiles": list(cost.tiles),
+        "extrapolated": cost.extrapolated,
+    }
+
+
+# ---- the roofline in text ----
+
+_WIDTH, _HEIGHT = 58, 10
+
+
+def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost) -> str:
+    """Where a product lies under the chip's roof, both axes logarithmic."""
+    if chip.hbm is None:
+        return ""
+    peak, bandwidth = chip.peak_flops(), chip.hbm.bandwidth_bytes_per_s
+    flops = 2.0 * math.prod(shape)
+    intensity, reached = flops / max(cost.hbm_bytes, 1.0), flops / cost.time_s
+    ridge = peak / bandwidth
+    left = math.log10(min(intensity, ridge)) - 1.0
+    right = math.log10(max(intensity, ridge)) + 1.0
+    top = math.log10(peak) + 0.25
+    bottom = min(math.log10(reached), math.log10(10**left * bandwidth)) - 0.25
+
+    def column(value: float) -> int:
+        return round((math.log10(value) - left) / (right - left) * (_WIDTH - 1))
+
+    def line(value: float) -> int:
+        return round((top - math.log10(value)) / (top - bottom) * (_HEIGHT - 1))
+
+    grid = [[" "] * _WIDTH for _ in range(_HEIGHT)]
+    for x in range(_WIDTH):
+        at = 10 ** (left + (right - left) * x / (_WIDTH - 1))
+        grid[line(min(peak, at * bandwidth))][x] = "-" if at >= ridge else "/"
+    grid[line(reached)][column(intensity)] = "o"
+    rows = ["".join(row).rstrip() for row in grid]
+    above = f"  {format_flops(peak)} peak, {format_bandwidth(bandwidth)}"
+    below = f"  o {format_flops(reached)} at {intensity:.4g} FLOP/B (ridge at {ridge:.4g})"
+    return "\n".join([above, *("  |" + row for row in rows), "  +" + "-" * _WIDTH, below])
+
+
+def _breakdown(chip: Accelerator, shape: Shape, cost: OperatorCost) -> list[RenderableType]:
+    b, m, k, n = shape
+    name = f"{m}x{k}x{n}" if b == 1 else f"{b} x {m}x{k}x{n}"
+    terms = [
+        ("compute", cost.compute_s),
+        ("port", cost.port_s),
+        ("buffer", cost.buffer_s),
+        ("hbm", cost.hbm_s),
+        ("power", cost.power_s),
+    ]
+    terms += [("fill", cost.fill_s), ("launch", cost.fixed_s)]
+    rows = [
+        [term, format_time(seconds), "<- binds" if term == cost.limit else ""]
+        for term, seconds in terms
+        if seconds > 1e-9 * cost.time_s
+    ]
+    block = f"{cost.block[0]}x{cost.block[1]} blocks, {cost.dataflow}"
+    split = f", k in {cost.split} parts" if cost.split > 1 else ""
+    tiles = f"{cost.stays} stay in the buffer, cut {cost.tiles[0]} x {cost.tiles[1]}"
+    traffic = (
+        f"HBM {format_bytes(cost.hbm_bytes)}, buffer {format_bytes(cost.buffer_bytes)}, "
+        f"ports {format_bytes(cost.port_bytes)}"
+    )
+    if not chip.hbm:
+        tiles = "nothing to tile: the chip has no HBM"
+    lines = [
+        f"{name} on {chip.name}: {cost}",
+        f"one core {format_time(cost.one_core_s)}, {cost.energy_j:.4g} J, {traffic}",
+        f"mapping: {block}{split}; {tiles}",
+    ]
+    if cost.extrapolated:
+        lines.append("an extrapolation: the chip's constants were fitted on smaller ranges")
+    parts: list[RenderableType] = ["\n".join(lines), table("", ["term", "time>", ""], rows)]
+    roof = _roofline(chip, shape, cost)
+    return [*parts, roof, ""] if roof else [*parts, ""]
+
+
+def show_estimate(
+    gemms: Annotated[
+        list[str],
+        typer.Option(
+            "--gemm", metavar="[Bx]MxKxN", help="A product, MxK by KxN; may be given many times."
+        ),
+    ],
+    chip: Annotated[str | None, typer.Option(help="Preset or .yaml/.json file.")] = None,
+    array: Annotated[
+        str | None, typer.Option(metavar="RxC", help="One systolic array in place of a chip.")
+    ] = None,
+    dataflow: Annotated[str, typer.Option(help="os, ws or is; by default the best.")] = "",
+    compute_only: Annotated[
+        bool, typer.Option("--compute-only", help="What a systolic simulator reports, no memory.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="bf16, fp16, fp8, fp32 or tf32.")] = "bf16",
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Time matrix products on a chip by the best mapping, with the breakdown behind it."""
+    if (chip is None) == (array is None):
+        raise InvalidInputError("--chip, --array: expected one of them")
+    if dataflow and dataflow not in _DATAFLOWS:
+        raise InvalidInputError(
+            f"--dataflow: {dataflow!r} is not accepted; {nearest(dataflow, _DATAFLOWS)}"
+        )
+    if dtype not in _DTYPES:
+        raise InvalidInputError(f"--dtype: {dtype!r} is not accepted; {nearest(dtype, _DTYPES)}")
+    shapes = [_shape(text) for text in gemms]
+    asked = _lone_array(*_array(array)) if array is not None else presets.chip(chip or "")
+    if compute_only:
+        rows = [_compute_row(asked, shape, dataflow) for shape in shapes]
+        emit(lambda: rows, lambda: [_compute_table(asked, rows)], as_json, to_file)
+        return
+    asked = _restricted(asked, dataflow)
+    costs = operator_costs(asked, product_ops(shapes), dtype)  # type: ignore[arg-type]
+
+    def human() -> list[RenderableType]:
+        pairs = zip(shapes, costs, strict=True)
+        return [part for shape, cost in pairs for part in _breakdown(asked, shape, cost)]
+
+    emit(lambda: [_cost_row(*p) for p in zip(shapes, costs, strict=True)], human, as_json, to_file)
+
+
+def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableType:
+    core = chip.tensor_core
+    laid_out = [
+        [
+            "x".join(str(row[name]) for name in "bmkn"),
+            row["dataflow"],
+            f"{row['compute_cycles']:,}",
+            f"{row['utilization']:.1%}",
+        ]
+        for row in rows
+    ]
+    title = f"one {core.depth}x{core.width} array, compute alone, cycles numbered from zero"
+    return table(title, ["b x m x k x n", "dataflow", "cycles>", "utilization>"], laid_out)
+
+
+# ---- validate ----
+
+_WORST = 8
+
+
+def _validation_data(found: Validation) -> dict[str, Any]:
+    return {
+        "chip": found.chip,
+        "kind": found.kind,
+        "columns": {name: vars(error) for name, error in found.columns.items()},
+    }
+
+
+def _validation_parts(found: Validation) -> list[RenderableType]:
+    rows = [
+        [
+            name,
+            str(error.rows),
+            f"{error.mean_abs_err:.1%}",
+            f"{error.median_abs_err:.1%}",
+            f"{error.max_abs_err:.1%}",
+            f"{error.bias:+.1%}",
+        ]
+        for name, error in found.columns.items()
+    ]
+    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>"]
+    title = f"{found.chip} against measured {found.kind} rows: absolute errors"
+    worst = [
+        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]
+        for label, column, measured, predicted, error in found.worst(_WORST)
+    ]
+    columns = ["row", "column", "measured>", "predicted>", "error>"]
+    return [table(title, headings, rows), table("worst rows", columns, worst)]
+
+
+def show_validation(
+    file: Annotated[Path, typer.Argument(help="CSV of measurements, recognised by its header.")],
+    chip: Annotated[str, typer.Option(help="Preset or .yaml/.json file.")],
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Predict every row of a file of measurements and say how far off the predictions are."""
+    asked = presets.chip(chip)
+    found = validate(file, asked)
+    if not asked.tuning.fitted:
+        note(f"{asked.name}: its constants were not fitted to measurements")
+    emit(lambda: _validation_data(found), lambda: _validation_parts(found), as_json, to_file)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command("estimate")(show_estimate)
+    app.command("validate")(show_validation)

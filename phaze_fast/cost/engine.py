@@ -1,0 +1,342 @@
+"""Takes operator graphs and chips, gives the time and energy of every operator on every chip.
+
+Work is shared: operators of equal shape are priced once, and so are chips that do not differ in
+what an operator sees. Answers are kept by the content of the question.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.cost.collectives import AnyFabric, collective_batch
+from phaze_fast.cost.machines import Machines, machines
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning
+from phaze_fast.hardware.chip import Dtype
+from phaze_fast.opgraph import LayerGraph, OpGraph
+
+__all__ = ["CacheInfo", "Costs", "cost_cache_clear", "cost_cache_info", "estimate_costs"]
+
+Array = np.ndarray[Any, Any]
+
+_SEEN = ("unit", "b", "m", "n", "k", "read_bytes", "write_bytes", "causal", "epilogue", "function")
+_UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity is not speed
+_COLLECTIVE = _core.FUNCTIONS.index("collective")
+
+
+class CacheInfo(NamedTuple):
+    """Counters of the cache of operator costs."""
+
+    hits: int
+    misses: int
+    entries: int
+    bytes: int
+
+
+class _Cache:
+    """Answers by the content of the question; the least recently used go first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit, self.lock = limit_bytes, threading.Lock()
+        self.entries: OrderedDict[bytes, tuple[Array, ...]] = OrderedDict()
+        self.hits = self.misses = self.size = 0
+
+    def get(self, key: bytes) -> tuple[Array, ...] | None:
+        with self.lock:
+            found = self.entries.get(key)
+            if found is None:
+                self.misses += 1
+            else:
+                self.hits += 1
+                self.entries.move_to_end(key)
+            return found
+
+    def put(self, key: bytes, arrays: tuple[Array, ...]) -> None:
+        size = sum(array.nbytes for array in arrays)
+        with self.lock:
+            if key in self.entries or size > self.limit:
+                return
+            self.entries[key] = arrays
+            self.size += size
+            while self.size > self.limit:
+                _, dropped = self.entries.popitem(last=False)
+                self.size -= sum(array.nbytes for array in dropped)
+
+    def clear(self) -> None:
+        with self.lock:
+            self.entries.clear()
+            self.hits = self.misses = self.size = 0
+
+
+_cache = _Cache(256 * 2**20)
+
+
+def cost_cache_info() -> CacheInfo:
+    """How often the cache of operator costs could answer.
+
+    Examples
+    --------
+    >>> cost_cache_info().hits >= 0
+    True
+    """
+    with _cache.lock:
+        return CacheInfo(_cache.hits, _cache.misses, len(_cache.entries), _cache.size)
+
+
+def cost_cache_clear() -> None:
+    """Forget all operator costs and set the counters to zero."""
+    _cache.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """Time and energy of the operators of several graphs on several chips.
+
+    Answers are kept once per distinct shape and chip; `time_s` and the others lay out what is asked
+    for, one row per chip and one column per operator of a graph.
+    """
+
+    graphs: tuple[OpGraph, ...]
+    chips: int
+    _tables: dict[str, Array]
+    _chip_of: Array
+    _op_of: tuple[Array, ...]
+    _network_s: tuple[Array, ...]
+
+    @property
+    def shapes(self) -> int:
+        """Distinct operators that were priced."""
+        return int(self._tables["time_s"].shape[1])
+
+    @property
+    def configurations(self) -> int:
+        """Distinct chips that they were priced on."""
+        return int(self._tables["time_s"].shape[0])
+
+    def _look_up(self, table: str, graph: int, chip: int | None) -> Array:
+        rows = self._chip_of if chip is None else self._chip_of[chip : chip + 1]
+        found: Array = self._tables[table][np.ix_(rows, self._op_of[graph])]
+        return found
+
+    def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Seconds on all cores, shape (chips, operators); collectives over the fabric."""
+        found: Array = self._look_up("time_s", graph, chip) + self._network_s[graph]
+        return found
+
+    def one_core_s(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Seconds on one core of each type, shape (chips, operators)."""
+        found: Array = self._look_up("one_core_s", graph, chip) + self._network_s[graph]
+        return found
+
+    def bound_s(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Lower bounds of `time_s`, shape (chips, operators)."""
+        found: Array = self._look_up("bound_s", graph, chip) + self._network_s[graph]
+        return found
+
+    def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Joules on the chip, shape (chips, operators)."""
+        return self._look_up("energy_j", graph, chip)
+
+    def total_s(self) -> Array:
+        """Seconds of each graph if its operators follow one another, shape (graphs, chips)."""
+        return np.array([self.time_s(i).sum(axis=1) for i in range(len(self.graphs))])
+
+
+def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tuple[OpGraph, ...]:
+    listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
+    found: list[OpGraph] = []
+    for graph in listed:
+        if isinstance(graph, LayerGraph):
+            for layer in graph.layers:
+                found += [layer.forward, layer.backward]
+        elif isinstance(graph, OpGraph):
+            found.append(graph)
+        else:
+            raise InvalidTypeError(
+                f"graphs: {type(graph).__name__} is not accepted; expected OpGraph or LayerGraph"
+            )
+    return tuple(found)
+
+
+def _distinct(ops: Array) -> tuple[Array, Array]:
+    """Operators that differ in what a chip sees, and which of them each one is."""
+    if not len(ops):
+        return ops, np.zeros(0, dtype=np.intp)
+    key: Array = np.zeros(len(ops), dtype=[(name, ops.dtype[name]) for name in _SEEN])
+    for name in _SEEN:
+        key[name] = ops[name]
+    _, first, inverse = np.unique(
+        key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
+    )
+    chosen: Array = np.zeros(len(first), dtype=ops.dtype)
+    for name in _SEEN:
+        chosen[name] = ops[name][first]
+    chosen["collective"] = -1
+    return chosen, inverse.reshape(-1)
+
+
+def _distinct_chips(asked: Machines) -> tuple[Machines, Array]:
+    """Chips that differ in what an operator sees; capacity and what is not modelled do not."""
+    records = asked.records.copy()
+    for name in _UNSEEN_OF_CHIP:
+        records[name] = 0
+    key: Array = np.zeros(
+        len(records), dtype=[("chip", "V", records.dtype.itemsize), ("t", "i4"), ("w", "f8")]
+    )
+    key["chip"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
+    key["t"], key["w"] = asked.tuning_of, asked.static_w
+    _, first, inverse = np.unique(
+        key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
+    )
+    chosen = Machines(
+        np.ascontiguousarray(records[first]),
+        np.ascontiguousarray(asked.tuning_of[first]),
+        asked.tunings,
+        asked.precision,
+        asked.energy,
+        np.ascontiguousarray(asked.static_w[first]),
+    )
+    return chosen, inverse.reshape(-1)
+
+
+def _priced(ops: Array, asked: Machines, threads: int) -> dict[str, Array]:
+    prices = asked.energy.to_record()
+    parts = (ops, *asked.arguments[:3], np.array(asked.precision), prices, asked.static_w)
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part.tobytes())
+        digest.update(len(part).to_bytes(8, "little"))
+    names = ("time_s", "one_core_s", "bound_s", "energy_j")
+    found = _cache.get(digest.digest())
+    if found is None:
+        shape = (len(asked), len(ops))
+        costs = _core.op_costs(ops, *asked.arguments, False, prices, asked.static_w, threads)
+        bad = np.flatnonzero(costs["status"])
+        if len(bad):
+            op = ops[int(bad[0]) % len(ops)]
+            sizes = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
+            said = _core.STATUS_SENTENCES[int(costs["status"][bad[0]])]
+            raise InvalidInputError(f"chip {int(bad[0]) // len(ops)}, operator {sizes}: {said}")
+        one = _core.op_times(ops, *asked.arguments, True, threads)
+        found = tuple(
+            np.ascontiguousarray(array).reshape(shape)
+            for array in (costs["time_s"], one, costs["bound_s"], costs["energy_j"])
+        )
+        for array in found:
+            array.setflags(write=False)
+        _cache.put(digest.digest(), found)
+    return dict(zip(names, found, strict=True))
+
+
+def _network(graph: OpGraph, fabric: AnyFabric | Cluster | None, ranks: dict[int, int]) -> Array:
+    """Seconds of a graph's collectives over the fabric, zero elsewhere."""
+    times = np.zeros(len(graph))
+    wanted = graph.ops["collective"] >= 0
+    if not wanted.any():
+        return times
+    if fabric is None:
+        raise InvalidInputError(
+            f"fabric: {graph.name} has collectives; expected a fabric or a cluster to price them on"
+        )
+    ops = graph.ops[wanted]
+    asked = collective_batch(
+        fabric,
+        ops["collective"].astype(np.uint8),
+        ops["payload_bytes"],
+        [ranks.get(int(group), 1) for group in ops["group"]],
+    )
+    if asked.status.any():
+        worst = int(np.flatnonzero(asked.status)[0])
+        raise InvalidInputError(f"{graph.name}: {_core.STATUS_SENTENCES[int(asked.status[worst])]}")
+    times[wanted] = asked.time_s
+    return times
+
+
+def _group_sizes(graph: OpGraph | LayerGraph) -> dict[int, int]:
+    if isinstance(graph, OpGraph):
+        return {}
+    s = graph.strategy
+    return {1: s.tensor_parallel, 2: s.context_parallel, 3: s.expert_parallel}
+
+
+def estimate_costs(
+    graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph],
+    chips: Accelerator | Sequence[Accelerator] | Array,
+    fabric: AnyFabric | Cluster | None = None,
+    dtype: Dtype = "bf16",
+    tuning: Tuning | None = None,
+    energy: EnergyTable | None = None,
+    threads: int = 1,
+) -> Costs:
+    """Price every operator of every graph on every chip, in one call; the GIL is released.
+
+    Parameters
+    ----------
+    graphs
+        Operator graphs, or layer graphs, whose layers give two each: forward and backward.
+    chips
+        Accelerators, or an array of records such as `ArchitectureSpace.chips`.
+    fabric
+        What collectives run over; needed where a graph has any. Groups are taken to be neighbours.
+    dtype
+        Number format of the operands.
+    tuning
+        Overrides the chips' own; for an array of records it is the only one.
+    energy
+        Prices of events; by default the 7 nm table.
+    threads
+        At most this many threads; the result does not depend on it.
+
+    Returns
+    -------
+    Costs
+        Arrays over (chips, operators) for each graph.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a chip or operator is malformed, or collectives have no fabric.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> from phaze_fast.opgraph import layer_graph
+    >>> chips = [presets.chip("tpuv4"), presets.chip("h200")]
+    >>> costs = estimate_costs(layer_graph(models.load("llama2-7b")), chips)
+    >>> costs.time_s(2).shape == (2, len(costs.graphs[2]))
+    True
+    """
+    listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
+    flat = _flat(listed)
+    asked = machines(chips, dtype, tuning, energy)
+    if not len(asked):
+        raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
+    network = [
+        _network(graph, fabric, _group_sizes(given)) for given in listed for graph in _flat([given])
+    ]
+    ops = (
+        np.concatenate([graph.ops for graph in flat])
+        if flat
+        else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
+    )
+    shapes, op_of = _distinct(ops)
+    configurations, chip_of = _distinct_chips(asked)
+    tables = _priced(shapes, configurations, threads)
+    ends = np.cumsum([len(graph) for graph in flat])[:-1] if flat else np.zeros(0, dtype=np.intp)
+    return Costs(
+        graphs=flat,
+        chips=len(asked),
+        _tables=tables,
+        _chip_of=chip_of,
+        _op_of=tuple(np.split(op_of, ends)) if flat else (),
+        _network_s=tuple(network),
+    )

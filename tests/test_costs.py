@@ -1,0 +1,238 @@
+"""Vector operators, attention, whole graphs: against the oracle, and what a graph's costs add up to."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import gemm as oracle
+from test_gemm import NO_ENERGY, cost_of, random_case, records
+
+from phaze_fast import _core, models
+from phaze_fast.cost import (
+    attention_ops,
+    cost_cache_clear,
+    cost_cache_info,
+    estimate_costs,
+    gemm,
+    operator_costs,
+    product_ops,
+    vector_ops,
+)
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.hardware import ArchitectureSpace, Tuning, presets, tuning_record
+from phaze_fast.opgraph import Strategy, layer_graph
+
+VECTOR = _core.FUNCTIONS[4:]
+
+
+@given(st.integers(0, 2**32))
+def test_vector_operators_are_those_of_the_oracle(seed):
+    rng = random.Random(seed)
+    _, chip, tuning, precision = random_case(rng)
+    tuning.vector_launch_share = rng.choice([0.5, 1.0])
+    function = rng.choice(VECTOR)
+    rows, cols = rng.randint(1, 5000), rng.randint(1, 5000)
+    ops = vector_ops(function, [rows], [cols])
+    costs = (
+        rng.choice([0.0, 1.0, 14.0]),
+        rng.choice([0.0, 100.0]),
+        rng.choice([1.0, 2.0]),
+        rng.choice([0.8, 1.0, 1.5]),
+        rng.choice([0, 1000]),
+        rng.choice([1.0, 2.0]),
+        rng.choice([1.0, 1.5]),
+    )
+    made, tuned = records(chip, tuning)
+    tuned["vector_launch_share"] = tuning.vector_launch_share
+    tuned["functions"][0, _core.FUNCTIONS.index(function)] = costs
+    numbers = (precision.in_bytes, precision.out_bytes, precision.acc_bytes, precision.rate)
+    for one_core in (False, True):
+        arguments = (ops, made, np.zeros(1, np.int32), tuned, numbers, one_core)
+        (found,) = _core.op_costs(*arguments, NO_ENERGY, np.zeros(1), 1)
+        wanted = oracle.vector_time(
+            rows,
+            cols,
+            float(ops["read_bytes"][0]),
+            float(ops["write_bytes"][0]),
+            chip,
+            tuning,
+            *costs,
+            one_core=one_core,
+        )
+        assert found["time_s"] == pytest.approx(wanted, rel=1e-12)
+        assert found["bound_s"] <= found["time_s"]
+        assert found["time_s"] == _core.op_times(*arguments, 1)[0]
+        assert found["bound_s"] == _core.op_bounds(*arguments, 1)[0]
+
+
+@given(st.integers(0, 2**32))
+def test_attention_is_that_of_the_oracle(seed):
+    rng = random.Random(seed)
+    _, chip, tuning, precision = random_case(rng)
+    tuning.attention_unit_s = rng.choice([0.0, 1e-7])
+    tuning.attention_efficiency = rng.choice([0.6, 1.0])
+    tuning.attention_backward_efficiency = rng.choice([0.6, 1.0])
+    pairs, seq, width = rng.randint(1, 200), rng.randint(1, 4000), rng.choice([32, 64, 80, 128])
+    causal, backward = rng.random() < 0.5, rng.random() < 0.5
+    ops = attention_ops([pairs], [seq], [width], [causal], backward)
+    for one_core in (False, True):
+        (found,) = cost_of(ops, chip, tuning, precision, one_core)
+        wanted = oracle.attention_time(
+            pairs,
+            seq,
+            seq,
+            width,
+            float(ops["read_bytes"][0]),
+            float(ops["write_bytes"][0]),
+            causal,
+            backward,
+            chip,
+            tuning,
+            precision,
+            one_core,
+        )
+        assert found["time_s"] == pytest.approx(wanted, rel=1e-11)
+        assert 0 < found["bound_s"] <= found["time_s"]
+
+
+def test_backward_attention_costs_more_and_causal_less():
+    chip = presets.chip("h200")
+
+    def time_s(causal, backward):
+        ops = attention_ops([64], [4096], [128], [causal], backward)
+        return operator_costs(chip, ops)[0].time_s
+
+    assert 2 < time_s(False, True) / time_s(False, False) < 4
+    assert 0.5 < time_s(True, False) / time_s(False, False) < 0.7
+
+
+def test_energy_is_the_sum_of_its_events():
+    chip = presets.chip("tpuv4")
+    cost = gemm(chip, 2048, 2048, 2048)
+    table = np.zeros(1, dtype=_core.ENERGY_DTYPE)
+    prices = {"mac_j": 2.0, "local_byte_j": 3.0, "buffer_byte_j": 5.0, "hbm_byte_j": 7.0}
+    for name, price in prices.items():
+        table[name] = price
+    made, tuned = np.zeros(1, dtype=_core.CHIP_DTYPE), tuning_record(Tuning())
+    made[0] = tuple(chip.to_row()[name] for name in _core.CHIP_DTYPE.names)
+    (row,) = _core.op_costs(
+        product_ops([(1, 2048, 2048, 2048)]),
+        made,
+        np.zeros(1, np.int32),
+        tuned,
+        (2.0, 2.0, 4.0, 1.0),
+        False,
+        table,
+        np.array([11.0]),
+        1,
+    )
+    expected = (
+        2 * 2048.0**3
+        + 3 * cost.port_bytes
+        + 5 * cost.buffer_bytes
+        + 7 * cost.hbm_bytes
+        + 11 * cost.time_s
+    )
+    assert row["energy_j"] == pytest.approx(expected)
+    assert cost.energy_j > 2048**3 * 5.9e-13
+
+
+# ---- graphs ----
+
+
+def graph(name="llama2-7b", **strategy):
+    return layer_graph(models.load(name), Strategy(**strategy))
+
+
+def test_every_operator_is_priced_as_if_asked_alone():
+    chips = [presets.chip("tpuv4"), presets.chip("h200"), presets.chip("tpuv4")]
+    asked = graph()
+    costs = estimate_costs(asked, chips)
+    assert len(costs.graphs) == 2 * len(asked.layers)
+    for i, flat in enumerate(costs.graphs):
+        for c, chip in enumerate(chips):
+            alone = operator_costs(chip, flat.ops)
+            assert costs.time_s(i)[c].tolist() == [cost.time_s for cost in alone]
+            assert costs.one_core_s(i, c)[0].tolist() == [cost.one_core_s for cost in alone]
+            assert costs.energy_j(i)[c].tolist() == [cost.energy_j for cost in alone]
+        assert (costs.bound_s(i) <= costs.time_s(i)).all()
+    assert costs.configurations == 2
+    assert costs.shapes < sum(len(flat) for flat in costs.graphs)
+    assert costs.total_s().shape == (len(costs.graphs), 3)
+
+
+def test_chips_that_differ_in_capacity_alone_are_priced_once():
+    space = ArchitectureSpace.tpuv4_area().chips[:50].copy()
+    both = np.concatenate([space, space])
+    both["hbm_bytes"][50:] *= 2
+    costs = estimate_costs(graph("bertlarge"), both)
+    assert costs.configurations <= 50
+    times = costs.time_s(2)
+    assert np.array_equal(times[:50], times[50:])
+
+
+def test_threads_and_cache_give_the_same_bits():
+    space = ArchitectureSpace.tpuv4_area().chips[:300]
+    asked = graph("bertlarge")
+    cost_cache_clear()
+    one = estimate_costs(asked, space, threads=1)
+    assert cost_cache_info()[:3] == (0, 1, 1)
+    again = estimate_costs(asked, space, threads=2)
+    assert cost_cache_info()[:2] == (1, 1)
+    cost_cache_clear()
+    two = estimate_costs(asked, space, threads=2)
+    for i in range(len(one.graphs)):
+        assert one.time_s(i).tobytes() == two.time_s(i).tobytes() == again.time_s(i).tobytes()
+        assert one.one_core_s(i).tobytes() == two.one_core_s(i).tobytes()
+    estimate_costs(asked, space, dtype="fp8", tuning=Tuning(efficiency=0.5))
+    assert cost_cache_info().misses == 2
+
+
+def test_answers_cannot_be_changed():
+    costs = estimate_costs(graph("bertlarge"), presets.chip("tpuv4"))
+    with pytest.raises(ValueError, match="read-only"):
+        costs._tables["time_s"][0, 0] = 1.0
+
+
+def test_collectives_need_a_fabric():
+    asked = graph(tensor_parallel=4)
+    with pytest.raises(InvalidInputError, match="fabric: .* has collectives"):
+        estimate_costs(asked, presets.chip("h200"))
+    costs = estimate_costs(asked, presets.chip("h200"), presets.fabric("dgx-h100"))
+    block = next(i for i, g in enumerate(costs.graphs) if g.name.endswith("block/forward"))
+    ops = costs.graphs[block].ops
+    times = costs.time_s(block)[0]
+    assert (times[ops["collective"] >= 0] > 0).all()
+    alone = estimate_costs(asked, presets.chip("h200"), presets.fabric("phaze-flat"))
+    assert alone.time_s(block)[0].sum() > times.sum()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (lambda g: (g, []), InvalidInputError, "chips: an empty list"),
+        (lambda g: ([1], presets.chip("h200")), InvalidTypeError, "graphs: int"),
+        (lambda g: (g, np.zeros(3)), InvalidTypeError, "chips: dtype float64"),
+        (lambda g: (g, np.zeros(3, _core.CHIP_DTYPE)), InvalidInputError, "chip record"),
+    ],
+)
+def test_bad_questions(arguments, error, words):
+    with pytest.raises(error, match=words):
+        estimate_costs(*arguments(graph("bertlarge")))
+
+
+def test_unknown_functions_and_formats_are_refused():
+    with pytest.raises(InvalidInputError, match="did you mean 'gelu'"):
+        vector_ops("gelo", [1], [1])
+    with pytest.raises(InvalidInputError, match="fp4"):
+        estimate_costs(graph("bertlarge"), presets.chip("h200"), dtype="fp4")
+
+
+def test_a_layer_on_a_gpu_is_mostly_its_products():
+    costs = estimate_costs(graph(microbatch=4), presets.chip("h200"))
+    block = next(i for i, g in enumerate(costs.graphs) if g.name.endswith("block/forward"))
+    times, ops = costs.time_s(block)[0], costs.graphs[block].ops
+    products = times[ops["function"] == 0].sum()
+    assert 0.6 < products / times.sum() < 0.95
