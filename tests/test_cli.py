@@ -313,3 +313,91 @@ def test_a_full_disk_is_said_plainly():
 def test_plain_output_where_there_is_no_terminal():
     done = program("chips", env={**os.environ, "TERM": "dumb"})
     assert "\x1b" not in done.stdout
+
+
+# ---- estimate and validate ----
+
+GOLDEN = Path(__file__).parent / "golden"
+CONTRACT = {"b", "m", "k", "n", "time_s", "compute_cycles", "buffer_bytes", "hbm_bytes"}
+CONTRACT |= {"bound", "dataflow", "utilization", "energy_j"}
+
+
+def test_estimate_keeps_its_contract(run):
+    words = ("--gemm", "2048x12288x49152", "--gemm", "4x64x32x16", "--json")
+    rows = document(run("estimate", "--chip", "h200", *words))
+    assert [[row[d] for d in "bmkn"] for row in rows] == [[1, 2048, 12288, 49152], [4, 64, 32, 16]]
+    for row in rows:
+        assert row.keys() >= CONTRACT
+        assert 0 < row["bound_s"] <= row["time_s"]
+        assert 0 < row["utilization"] <= 1
+
+
+def test_estimate_of_an_array_is_what_a_simulator_reports(run):
+    words = ("--array", "128x128", "--compute-only", "--gemm", "512x1024x1024", "--json")
+    for flow, cycles in (("os", 40895), ("ws", 57215), ("is", 44991)):
+        (row,) = document(run("estimate", *words, "--dataflow", flow))
+        assert (row["compute_cycles"], row["dataflow"]) == (cycles, flow)
+        assert row.keys() == CONTRACT
+    (row,) = document(run("estimate", *words))
+    assert row["compute_cycles"] == 40895
+    (row,) = document(run("estimate", "--array", "64x128", *words[2:], "--dataflow", "os"))
+    assert row["compute_cycles"] == 8 * 8 * (1024 + 64 + 128 - 2) - 1  # rows cut m, columns n
+
+
+def test_estimate_for_people(run):
+    code, out, _ = run("estimate", "--chip", "h200", "--gemm", "2048x12288x49152")
+    assert code == 0
+    for words in ("power-bound", "<- binds", "mapping: ", "ridge at 206.1", " o "):
+        assert words in out
+    code, out, _ = run("estimate", "--array", "8x8", "--gemm", "8x8x8", "--compute-only")
+    assert code == 0
+    assert " 21 " in out  # 8 + 8 + 8 - 2, counted from zero
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--chip", "h200", "--gemm", "12x12"], "--gemm: '12x12' is not accepted"),
+        (["--chip", "h200", "--gemm", "0x1x1"], "from 1 to 2^40"),
+        (["--chip", "h200", "--gemm", "1099511627776x1099511627776x1"], "too large"),
+        (["--chip", "h20", "--gemm", "1x1x1"], "did you mean 'h200'"),
+        (["--gemm", "1x1x1"], "--chip, --array: expected one of them"),
+        (["--chip", "h200", "--array", "8x8", "--gemm", "1x1x1"], "expected one of them"),
+        (["--array", "8", "--gemm", "1x1x1"], "--array: '8' is not accepted"),
+        (["--array", "8x8", "--dataflow", "no", "--gemm", "1x1x1"], "--dataflow: 'no'"),
+        (["--chip", "h200", "--dataflow", "ws", "--gemm", "1x1x1"], "its blocks run as os"),
+        (["--chip", "h200", "--dtype", "int8", "--gemm", "1x1x1"], "--dtype: 'int8'"),
+        (
+            ["--chip", "tpuv4", "--dtype", "fp8", "--gemm", "1x1x1"],
+            "'fp8' is not accepted by tpuv4",
+        ),
+    ],
+)
+def test_estimate_refuses(run, words, message):
+    code, out, err = run("estimate", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_validate_keeps_its_contract(run):
+    found = document(run("validate", GOLDEN / "h200_layer.csv", "--chip", "h200", "--json"))
+    assert set(found["columns"]) == {"fwd_us", "bwd_us", "fwd_bwd_us", "stashed_bytes"}
+    for error in found["columns"].values():
+        assert set(error) == {"rows", "mean_abs_err", "median_abs_err", "max_abs_err", "bias"}
+        assert error["rows"] == 10
+    code, out, _ = run("validate", GOLDEN / "h200_gemm.csv", "--chip", "h200")
+    assert code == 0
+    assert "worst rows" in out
+    assert "512x12288x4608" in out
+    code, _, err = run("validate", GOLDEN / "h200_gemm.csv", "--chip", "tpuv4")
+    assert code == 0
+    assert "not fitted" in err
+
+
+def test_validate_refuses(run, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    code, out, err = run("validate", path, "--chip", "h200")
+    assert (code, out) == (2, "")
+    assert "of no known kind" in err

@@ -92,7 +92,14 @@ def cost_cache_info() -> CacheInfo:
 
 
 def cost_cache_clear() -> None:
-    """Forget all operator costs and set the counters to zero."""
+    """Forget all operator costs and set the counters to zero.
+
+    Examples
+    --------
+    >>> cost_cache_clear()
+    >>> cost_cache_info().entries
+    0
+    """
     _cache.clear()
 
 

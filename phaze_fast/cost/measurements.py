@@ -308,6 +308,17 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
     ------
     InvalidInputError
         Where the file is not accepted, or a row is too large for the model.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from phaze_fast.hardware import presets
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     file = Path(folder) / "mine.csv"
+    ...     _ = file.write_text("op,b,m,k,n,us_median\\nmm,1,2048,4096,4096,100.0\\n")
+    ...     found = validate(file, presets.chip("h200"))
+    >>> found.columns["us_median"].rows
+    1
     """
     found = read_measurements(path)
     asked = machines(chip)
