@@ -10,6 +10,7 @@ namespace phaze::bindings {
 
 void bind_chip_grid(py::module_& module);
 void bind_collective(py::module_& module);
+void bind_layer_schedule(py::module_& module);
 void bind_op_cost(py::module_& module);
 void bind_op_graph(py::module_& module);
 void bind_silicon(py::module_& module);
@@ -54,4 +55,5 @@ PYBIND11_MODULE(_core, module) {
   bind_collective(module);
   bind_op_graph(module);
   bind_op_cost(module);
+  bind_layer_schedule(module);
 }

@@ -20,9 +20,12 @@ enum class Status : std::uint8_t {
   kBadShape = 10,
   kTooLarge = 11,
   kBadTuning = 12,
+  kTooManyOps = 13,
+  kBadMode = 14,
+  kBadEdge = 15,
 };
 
-inline constexpr int kStatusCount = 13;
+inline constexpr int kStatusCount = 16;
 
 // The sentence of a status; static storage, safe from any thread.
 constexpr const char* sentence(Status status) noexcept {
@@ -51,6 +54,12 @@ constexpr const char* sentence(Status status) noexcept {
       return "a dimension of the operator is zero or negative; expected at least 1";
     case Status::kTooLarge:
       return "the operator is too large: b * m * k * n may be at most 2^62, a dimension 2^40";
+    case Status::kTooManyOps:
+      return "the layer has too many operators; expected at most 64";
+    case Status::kBadMode:
+      return "an operator has no way to run, or needs cores that the chip does not have";
+    case Status::kBadEdge:
+      return "an edge points to an operator that stands earlier; expected topological order";
     case Status::kBadTuning:
       return "the tuning or precision is malformed: a share, rate or size is out of range";
   }

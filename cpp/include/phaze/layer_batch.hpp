@@ -1,0 +1,48 @@
+// Many layers in one call: arrays in, arrays out.
+//
+// Nothing throws or prints. Layers are dealt to threads; each answer is written by one thread, so
+// results are the same bits for any thread count (without a time limit or an interruption).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "phaze/layer_schedule.hpp"
+
+namespace phaze {
+
+// Whether an operator that takes all cores keeps everything else from running, or only its own
+// types.
+enum class ScheduleRule : std::int32_t { kExclusive = 0, kOverlap = 1 };
+
+// Layers one after another. Operators of layer b are op_ptr[b] up to op_ptr[b + 1], and so on;
+// edges hold positions within their layer.
+struct LayerBatch {
+  std::span<const std::int64_t> op_ptr;
+  std::span<const std::uint8_t> types;  // per operator: bit r set where it needs resource r
+  std::span<const std::int64_t> mode_ptr;
+  std::span<const std::int32_t> mode_cores;  // per mode; 0 = all cores
+  std::span<const double> mode_s;
+  std::span<const std::int64_t> edge_ptr;
+  std::span<const std::int32_t> edge_from;
+  std::span<const std::int32_t> edge_to;
+  std::span<const std::int32_t> cores;  // kResources per layer
+  ScheduleRule rule;
+};
+
+// One row per layer, but `start_s` and `mode`, which have one per operator.
+struct LayerAnswers {
+  std::span<double> makespan_s;
+  std::span<double> bound_s;
+  std::span<std::int32_t> proved_by;
+  std::span<std::int64_t> nodes;
+  std::span<std::int32_t> status;  // a Status; on anything but kOk the other figures are NaN or -1
+  std::span<double> start_s;
+  std::span<std::int32_t> mode;
+};
+
+// Sizes must agree and pointers must not decrease; the caller checks that.
+void solve_layers(const LayerBatch& batch, const SearchLimits& limits, const LayerAnswers& out,
+                  int threads);
+
+}  // namespace phaze

@@ -1,0 +1,238 @@
+#include "phaze/layer_schedule.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <unordered_map>
+#include <vector>
+
+#include "layer_facts.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kBetweenChecks = 256;      // nodes between looks at the clock
+constexpr std::size_t kMaxRemembered = 8u << 20;  // doubles
+
+// A moment at which something may start. Operators start in order of their number, so that no set
+// is started in two orders.
+struct State {
+  Moment moment;
+  std::int32_t first;  // operators below this may not start at this moment any more
+  // Modes (bits) that could have started at the moment before and were not. Starting one of them
+  // now would only be later, so that need not be tried.
+  std::uint8_t passed[kMaxLayerOps];
+};
+
+struct Key {
+  OpBits done;
+  OpBits running;
+  OpBits modes;  // of the running operators, folded
+  bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const noexcept {
+    OpBits h = key.done * 0x9E3779B97F4A7C15ULL;
+    h ^= std::rotl(key.running * 0xC2B2AE3D27D4EB4FULL, 29);
+    h ^= std::rotl(key.modes * 0x165667B19E3779F9ULL, 47);
+    return static_cast<std::size_t>(h ^ (h >> 31));
+  }
+};
+
+class Search {
+ public:
+  Search(const LayerFacts& facts, const SearchLimits& limits, LayerSolution& best)
+      : facts_(facts), limits_(limits), best_(best), begun_(std::chrono::steady_clock::now()) {}
+
+  // True where the whole tree was seen, so that the best is proven.
+  bool run() {
+    State root;
+    root.moment = facts_.beginning();
+    root.first = 0;
+    std::fill(root.passed, root.passed + kMaxLayerOps, std::uint8_t{0});
+    explore(root, 0);
+    best_.nodes = nodes_;
+    if (stopped_) best_.bound_s = std::max(best_.bound_s, std::min(open_s_, best_.makespan_s));
+    return !stopped_;
+  }
+
+ private:
+  struct Child {
+    double bound_s;
+    double tail_s;
+    std::int32_t op;    // -1: wait for the next operator to finish
+    std::int32_t mode;  // in LayerProblem::modes
+  };
+
+  bool too_late(double bound_s) const noexcept {
+    return bound_s >= best_.makespan_s * (1.0 - kSame);
+  }
+
+  // Moves on to the next finish; notes what could have started and did not.
+  void wait(State* s) const noexcept {
+    for (int op = 0; op < facts_.size(); ++op) {
+      s->passed[op] = 0;
+      if (!facts_.may_start(s->moment, op)) continue;
+      for (int u = 0; u < facts_.useful_count(op); ++u) {
+        const int mode = facts_.useful(op, u);
+        if (!facts_.fits(s->moment, mode)) continue;
+        const int own = mode - facts_.problem().first_mode[op];
+        s->passed[op] = static_cast<std::uint8_t>(s->passed[op] | 1U << own);
+      }
+    }
+    facts_.advance(&s->moment);
+    s->first = 0;
+  }
+
+  void follow(const State& s, const Child& child, State* next) const noexcept {
+    *next = s;
+    if (child.op < 0) {
+      wait(next);
+    } else {
+      facts_.start(&next->moment, child.op, child.mode);
+      next->first = child.op + 1;
+    }
+  }
+
+  // Whether a state that is at least as far everywhere has been here before.
+  bool seen(const Moment& m) {
+    Key key{m.done, 0, 0};
+    for (int i = 0; i < m.running_count; ++i) key.running |= op_bit(m.running[i].op);
+    double finish[kMaxLayerOps];
+    int count = 0;
+    for_ops(key.running, [&](int op) {  // in order of number, whatever started first
+      for (int i = 0; i < m.running_count; ++i) {
+        if (m.running[i].op != op) continue;
+        const int own = m.running[i].mode - facts_.problem().first_mode[op];
+        key.modes = key.modes * kMaxModes + static_cast<OpBits>(own);
+        finish[count++] = m.running[i].finish_s;
+      }
+    });
+    if (count > 21) return false;  // the folded modes would no longer be exact
+    std::vector<double>& entries = remembered_[key];
+    const auto width = static_cast<std::size_t>(count) + 1;
+    for (std::size_t at = 0; at < entries.size(); at += width) {
+      bool dominated = entries[at] <= m.now_s;
+      for (int i = 0; dominated && i < count; ++i) {
+        dominated = entries[at + 1 + static_cast<std::size_t>(i)] <= finish[i];
+      }
+      if (dominated) return true;
+    }
+    if (remembered_size_ < kMaxRemembered) {
+      entries.push_back(m.now_s);
+      entries.insert(entries.end(), finish, finish + count);
+      remembered_size_ += width;
+    }
+    return false;
+  }
+
+  bool out_of_budget() {
+    if (stopped_) return true;
+    ++nodes_;
+    if (nodes_ > limits_.nodes) stopped_ = true;
+    if (nodes_ % kBetweenChecks == 0) {
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begun_;
+      if (spent.count() > limits_.seconds) stopped_ = true;
+      if (limits_.interrupted != nullptr && limits_.interrupted(limits_.context)) stopped_ = true;
+    }
+    return stopped_;
+  }
+
+  void finish(const State& s) noexcept {
+    double end = s.moment.now_s;
+    for (int i = 0; i < s.moment.running_count; ++i) {
+      end = std::max(end, s.moment.running[i].finish_s);
+    }
+    if (end >= best_.makespan_s) return;
+    best_.makespan_s = end;
+    std::copy(start_s_, start_s_ + facts_.size(), best_.start_s);
+    std::copy(mode_, mode_ + facts_.size(), best_.mode);
+  }
+
+  // Children of a state that may still improve on the best, most promising first.
+  std::vector<Child>& children_of(const State& s, std::size_t depth) {
+    if (depth >= levels_.size()) levels_.resize(depth + 1);
+    std::vector<Child>& children = levels_[depth];
+    children.clear();
+    State next;
+    const auto consider = [&](int op, int mode) {
+      Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, mode};
+      follow(s, child, &next);
+      child.bound_s = facts_.bound(next.moment);
+      if (!too_late(child.bound_s)) children.push_back(child);
+    };
+    for (int op = s.first; op < facts_.size(); ++op) {
+      if (!facts_.may_start(s.moment, op)) continue;
+      for (int u = 0; u < facts_.useful_count(op); ++u) {
+        const int mode = facts_.useful(op, u);
+        const int own = mode - facts_.problem().first_mode[op];
+        if ((s.passed[op] >> own & 1) != 0 || !facts_.fits(s.moment, mode)) continue;
+        consider(op, mode);
+      }
+    }
+    if (s.moment.running_count > 0) consider(-1, -1);
+    std::stable_sort(children.begin(), children.end(), [](const Child& a, const Child& b) {
+      return a.bound_s != b.bound_s ? a.bound_s < b.bound_s : a.tail_s > b.tail_s;
+    });
+    return children;
+  }
+
+  void explore(const State& s, std::size_t depth) {
+    if (s.moment.started == facts_.all()) {
+      finish(s);
+      return;
+    }
+    if (out_of_budget()) return;
+    const std::size_t count = children_of(s, depth).size();
+    State next;
+    for (std::size_t i = 0; i < count; ++i) {
+      const Child child = levels_[depth][i];
+      if (too_late(child.bound_s)) break;
+      if (stopped_) {
+        open_s_ = std::min(open_s_, child.bound_s);
+        continue;
+      }
+      follow(s, child, &next);
+      if (child.op >= 0) {
+        start_s_[child.op] = s.moment.now_s;
+        mode_[child.op] = child.mode - facts_.problem().first_mode[child.op];
+      } else if (seen(next.moment)) {
+        continue;
+      }
+      explore(next, depth + 1);
+      if (stopped_) open_s_ = std::min(open_s_, child.bound_s);
+    }
+  }
+
+  const LayerFacts& facts_;
+  const SearchLimits& limits_;
+  LayerSolution& best_;
+  double start_s_[kMaxLayerOps];
+  std::int32_t mode_[kMaxLayerOps];
+  std::vector<std::vector<Child>> levels_;
+  std::unordered_map<Key, std::vector<double>, KeyHash> remembered_;
+  std::size_t remembered_size_ = 0;
+  std::int64_t nodes_ = 0;
+  bool stopped_ = false;
+  double open_s_ = kInfinite;
+  std::chrono::steady_clock::time_point begun_;
+};
+
+}  // namespace
+
+LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits) {
+  const LayerFacts facts(problem);
+  LayerSolution best = best_list_schedule(facts);
+  best.bound_s = facts.bound(facts.beginning());
+  if (best.makespan_s <= best.bound_s * (1.0 + kSame)) {
+    best.proved_by = ProvedBy::kListSchedule;
+  } else if (limits.nodes > 0 && Search(facts, limits, best).run()) {
+    best.proved_by = ProvedBy::kBranchAndBound;
+  }
+  if (best.proved_by != ProvedBy::kNothing) best.bound_s = best.makespan_s;
+  return best;
+}
+
+}  // namespace phaze
