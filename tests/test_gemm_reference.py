@@ -127,12 +127,12 @@ def test_cores_share_a_wave():
     # Four cores, 8 x 8 x 8: with l = 4 x 4 and s = 1, W = 1: 8 + 6 = 14. s = 2: W = 2, k_c = 4:
     # 4 + 4 + 6 = 14 again. rho = 2, g = 2 x 2: every operand is read once, 128*3 = 384 bytes at 2
     # per cycle = 192. With s = 2: 256 + 64*8*2 = 1280 bytes.
-    # Buffer of 8192: HBM moves A + B + D = 384 bytes at 4 = 96; fill is (8 + 8)*4*2 = 128 at 4.
+    # Buffer of 8192: HBM moves A + B + D = 384 bytes at 4 = 96; fill is (4 + 4)*4*2 = 64 at 4.
     chip = replace(ONE, cores=4, buffer_bytes=8192, buffer_bytes_per_cycle=2, hbm_bytes_per_s=8)
     tuning = Tuning(launch_s=5, unit_overhead_s=0.5, reduction_s=7, hbm_share=0.5)
     found = best_mapping(1, 8, 8, 8, chip, tuning, BF16, extra_bytes=16)
     assert (found["compute_s"], found["buffer_s"], found["hbm_s"]) == (14, 192, 100)
-    assert (found["fill_s"], found["time_s"]) == (32, 5 + 192 + 32)
+    assert (found["fill_s"], found["time_s"]) == (16, 5 + 192 + 16)
     # One core: p = 2, g = 1: 640 bytes; fill (4 + 4)*4*2 = 64.
     alone = best_mapping(1, 8, 8, 8, chip, tuning, BF16, one_core=True)
     assert (alone["compute_s"], alone["buffer_s"]) == (38, 320)
@@ -171,13 +171,13 @@ def test_tiles_are_charged_in_full():
 
 def test_port_width():
     tuning = Tuning(port_share=0.5, port_even_bytes_per_cycle=3, port_odd_bytes_per_cycle=2)
-    assert [port_width(*kn, ONE, tuning) for kn in ((8, 16), (8, 6), (6, 2), (8, 7))] == [
+    assert [port_width(*kn, ONE, tuning, BF16) for kn in ((8, 16), (8, 6), (6, 2), (8, 7))] == [
         (500, True),
         (3, False),
         (3, False),
         (2, False),
     ]
-    assert port_width(7, 8, ONE, Tuning(port_share=0.5)) == (500, True)
+    assert port_width(7, 8, ONE, Tuning(port_share=0.5), BF16) == (500, True)
 
 
 def test_resident_operands_power_and_epilogue():

@@ -42,10 +42,11 @@ struct Split {
 // are not aligned.
 double port_rate(const GemmShape& g, const Machine& machine, bool* both_ways) noexcept {
   *both_ways = true;
-  const std::int64_t rows = g.k | g.n;
-  if ((rows & 7) == 0) return machine.port_bytes_per_s;
+  const auto element = static_cast<std::int64_t>(std::ceil(machine.precision.in_bytes));
+  const std::int64_t rows = (g.k | g.n) * element;  // whether both row lengths are multiples
+  if ((rows & 15) == 0) return machine.port_bytes_per_s;
   const TuningRecord& t = *machine.tuning;
-  const double slow = (rows & 1) == 0 ? t.port_even_bytes_per_cycle : t.port_odd_bytes_per_cycle;
+  const double slow = (rows & 3) == 0 ? t.port_even_bytes_per_cycle : t.port_odd_bytes_per_cycle;
   if (!(slow > 0.0)) return machine.port_bytes_per_s;
   *both_ways = false;
   return slow * machine.clock_hz;
@@ -63,6 +64,7 @@ struct Candidate {
   double port_s = 0.0;
   double buffer_s = 0.0;
   double fill_s = 0.0;
+  double fixed_s = 0.0;
   double overhead_s = 0.0;
   double port_bytes = 0.0;
   double buffer_bytes = 0.0;
@@ -147,13 +149,21 @@ class Search {
     double stream;           // T; under kOutput it is the depth itself
     double fill;             // L
     double operand_bytes;    // through the buffer
-    double fill_s;           // first strips from HBM
+    double fill_s;           // first strips from HBM, after which a first core can start
     double outputs;          // of one unit
   };
 
   void try_block(Dataflow dataflow, const Cut& by_m, const Cut& by_n) noexcept {
-    Block block{dataflow,         by_m, by_n, g_.b * by_m.parts * by_n.parts, 0.0, 0.0,
-                fill_stationary_, 0.0,  0.0,  by_m.extent * by_n.extent};
+    Block block{dataflow,
+                by_m,
+                by_n,
+                g_.b * by_m.parts * by_n.parts,
+                0.0,
+                0.0,
+                fill_stationary_,
+                0.0,
+                (by_m.extent + by_n.extent) * fill_element_s_,
+                by_m.extent * by_n.extent};
     double least = 0.0;  // folds times stream of one block over all parts of a split
     switch (dataflow) {
       case Dataflow::kOutput:
@@ -210,9 +220,6 @@ class Search {
     const auto again_left = static_cast<double>(ceil_div(by_n.parts, grid_n));
     const auto again_right = static_cast<double>(ceil_div(by_m.parts, grid_m));
     block->operand_bytes = left_bytes_ * again_left + right_bytes_ * again_right;
-    block->fill_s =
-        (static_cast<double>(grid_m) * by_m.extent + static_cast<double>(grid_n) * by_n.extent) *
-        fill_element_s_;
   }
 
   void try_split(const Block& block, const Split& split) noexcept {
@@ -253,7 +260,8 @@ class Search {
              port_s,
              buffer_s,
              block.fill_s,
-             fixed + overhead_s,
+             fixed,
+             overhead_s,
              static_cast<double>(units) * (in_bytes + out_bytes),
              buffer_bytes};
   }
@@ -363,7 +371,8 @@ CostRecord best_gemm(const GemmShape& shape, const Machine& machine, const Traff
   record.power_s = floor.power_s;
   record.vector_s = floor.vector_s;
   record.fill_s = best.fill_s;
-  record.fixed_s = best.overhead_s;
+  record.fixed_s = best.fixed_s;
+  record.overhead_s = best.overhead_s;
   record.compute_cycles = best.compute_cycles;
   record.macs = floor.macs;
   record.vector_ops = floor.vector_ops;
@@ -379,7 +388,7 @@ CostRecord best_gemm(const GemmShape& shape, const Machine& machine, const Traff
   record.tiles_j = traffic.j;
   record.dataflow = static_cast<std::int32_t>(best.dataflow);
   record.order = static_cast<std::int32_t>(traffic.order);
-  record.limit = static_cast<std::int32_t>(limit_of(best, floor, best.overhead_s));
+  record.limit = static_cast<std::int32_t>(limit_of(best, floor, best.fixed_s + best.overhead_s));
   record.status = static_cast<std::int32_t>(Status::kOk);
   return record;
 }

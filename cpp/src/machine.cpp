@@ -26,7 +26,7 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
   }
   if (!(c.clock_hz > 0.0) || !std::isfinite(c.clock_hz)) return Status::kBadChip;
   for (const double number :
-       {t.clock_hz, t.launch_s, t.unit_overhead_s, t.reduction_s, t.sustained_macs_per_s,
+       {t.launch_s, t.unit_overhead_s, t.reduction_s, t.sustained_macs_per_s,
         t.port_even_bytes_per_cycle, t.port_odd_bytes_per_cycle, t.resident_share,
         t.attention_unit_s, t.attention_ops, t.attention_backward_ops}) {
     if (!(number >= 0.0) || !std::isfinite(number)) return Status::kBadTuning;
@@ -39,6 +39,7 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
   for (const double size : {p.in_bytes, p.out_bytes, p.acc_bytes, p.rate}) {
     if (!(size > 0.0) || !(size <= 1e6)) return Status::kBadTuning;
   }
+  if (!(t.clock_factor > 0.0) || !(t.clock_factor <= 4.0)) return Status::kBadTuning;
   if (2.0 * p.acc_bytes < p.out_bytes) return Status::kBadTuning;
   const int allowed = t.tiles > 0 ? 1 : (1 << kDataflows) - 1;
   if (t.dataflows < 1 || (t.dataflows & ~allowed) != 0) return Status::kBadTuning;
@@ -67,7 +68,7 @@ Machine::Machine(const ChipRecord& c, const TuningRecord& t, const Precision& p,
   local_bytes = static_cast<double>(c.tensor_local_bytes);
   buffer_bytes = static_cast<double>(c.buffer_bytes);
   capacity_bytes = tile_capacity_bytes(c);
-  clock_hz = t.clock_hz > 0.0 ? t.clock_hz : c.clock_hz;
+  clock_hz = c.clock_hz * t.clock_factor;
   port_bytes_per_s = port_bytes_per_cycle(c) * t.port_share * clock_hz;
   const double buffer = c.buffer_bytes_per_cycle * clock_hz;
   buffer_bytes_per_s = buffer > 0.0 ? buffer : kInfinite;

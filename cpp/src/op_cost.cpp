@@ -82,8 +82,9 @@ CostRecord failed(Status status) noexcept {
   for (double* figure :
        {&record.time_s, &record.bound_s, &record.compute_s, &record.port_s, &record.buffer_s,
         &record.hbm_s, &record.power_s, &record.vector_s, &record.fill_s, &record.fixed_s,
-        &record.compute_cycles, &record.macs, &record.vector_ops, &record.port_bytes,
-        &record.buffer_bytes, &record.hbm_bytes, &record.utilization, &record.energy_j}) {
+        &record.overhead_s, &record.compute_cycles, &record.macs, &record.vector_ops,
+        &record.port_bytes, &record.buffer_bytes, &record.hbm_bytes, &record.utilization,
+        &record.energy_j}) {
     *figure = kNan;
   }
   record.dataflow = -1;

@@ -154,7 +154,8 @@ CostRecord attention(const AttentionShape& a, const Machine& machine,
   const double overhead_s = scale * longest.overhead_s;
   const double side = side_bytes(a);
   record.hbm_s = (a.bytes + machine.write_penalty * a.written) / machine.hbm_bytes_per_s;
-  record.fixed_s = launches_of(a) * machine.tuning->launch_s + overhead_s;
+  record.fixed_s = launches_of(a) * machine.tuning->launch_s;
+  record.overhead_s = overhead_s;
   record.fill_s = side / machine.hbm_bytes_per_s;
   const double busy = record.compute_s + record.vector_s;
   record.time_s = launches_of(a) * machine.tuning->launch_s +
@@ -178,7 +179,9 @@ CostRecord attention(const AttentionShape& a, const Machine& machine,
   record.order = -1;
   Limit limit = record.compute_s >= record.vector_s ? Limit::kCompute : Limit::kVector;
   if (record.hbm_s + record.fill_s > busy) limit = Limit::kHbm;
-  if (record.fixed_s > std::max(busy, record.hbm_s + record.fill_s)) limit = Limit::kLaunch;
+  if (record.fixed_s + overhead_s > std::max(busy, record.hbm_s + record.fill_s)) {
+    limit = Limit::kLaunch;
+  }
   record.limit = static_cast<std::int32_t>(limit);
   return record;
 }

@@ -32,7 +32,7 @@ ChipRecord tpu() {
 
 TuningRecord neutral() {
   TuningRecord t{};
-  t.vector_launch_share = t.efficiency = 1.0;
+  t.clock_factor = t.vector_launch_share = t.efficiency = 1.0;
   t.hbm_share = t.hbm_write_share = t.product_hbm_share = t.port_share = 1.0;
   t.attention_efficiency = t.attention_backward_efficiency = 1.0;
   t.attention_ops = 8.0;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import RenderableType
@@ -21,11 +21,12 @@ from phaze_fast.cost import (
 )
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator, presets
+from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops, format_time
 
 __all__ = ["add_commands"]
 
-_SHAPE = re.compile(r"\d+(?:x\d+){2,3}")
+_SHAPE = re.compile(r"[0-9]{1,13}(?:x[0-9]{1,13}){2,3}")
 _DATAFLOWS = ("os", "ws", "is")
 _DTYPES = ("bf16", "fp16", "fp8", "fp32", "tf32")
 
@@ -50,7 +51,7 @@ def _shape(text: str) -> Shape:
 
 
 def _array(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+)x(\d+)", text.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,7})x([0-9]{1,7})", text.strip().lower())
     sides = tuple(int(part) for part in found.groups()) if found else ()
     if len(sides) != 2 or not all(1 <= side <= 2**20 for side in sides):
         raise InvalidInputError(
@@ -146,7 +147,9 @@ def _cost_row(shape: Shape, cost: OperatorCost) -> dict[str, Any]:
         "hbm_s": cost.hbm_s,
         "power_s": cost.power_s,
         "fill_s": cost.fill_s,
+        "overhead_s": cost.overhead_s,
         "fixed_s": cost.fixed_s,
+        "dispatch_s": cost.dispatch_s,
         "port_bytes": cost.port_bytes,
         "block": list(cost.block),
         "split": cost.split,
@@ -156,16 +159,23 @@ def _cost_row(shape: Shape, cost: OperatorCost) -> dict[str, Any]:
     }
 
 
+def _joules(joules: float) -> str:
+    for scale, unit in ((1.0, "J"), (1e-3, "mJ"), (1e-6, "uJ")):
+        if joules >= scale:
+            return f"{joules / scale:.4g} {unit}"
+    return f"{joules / 1e-9:.4g} nJ"
+
+
 # ---- the roofline in text ----
 
 _WIDTH, _HEIGHT = 58, 10
 
 
-def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost) -> str:
+def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype) -> str:
     """Where a product lies under the chip's roof, both axes logarithmic."""
     if chip.hbm is None:
         return ""
-    peak, bandwidth = chip.peak_flops(), chip.hbm.bandwidth_bytes_per_s
+    peak, bandwidth = chip.peak_flops(dtype), chip.hbm.bandwidth_bytes_per_s
     flops = 2.0 * math.prod(shape)
     intensity, reached = flops / max(cost.hbm_bytes, 1.0), flops / cost.time_s
     ridge = peak / bandwidth
@@ -186,12 +196,16 @@ def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost) -> str:
         grid[line(min(peak, at * bandwidth))][x] = "-" if at >= ridge else "/"
     grid[line(reached)][column(intensity)] = "o"
     rows = ["".join(row).rstrip() for row in grid]
-    above = f"  {format_flops(peak)} peak, {format_bandwidth(bandwidth)}"
+    above = (
+        f"  {format_flops(peak)} {dtype} peak, {format_bandwidth(bandwidth)}; FLOP/s over FLOP/B"
+    )
     below = f"  o {format_flops(reached)} at {intensity:.4g} FLOP/B (ridge at {ridge:.4g})"
     return "\n".join([above, *("  |" + row for row in rows), "  +" + "-" * _WIDTH, below])
 
 
-def _breakdown(chip: Accelerator, shape: Shape, cost: OperatorCost) -> list[RenderableType]:
+def _breakdown(
+    chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype
+) -> list[RenderableType]:
     b, m, k, n = shape
     name = f"{m}x{k}x{n}" if b == 1 else f"{b} x {m}x{k}x{n}"
     terms = [
@@ -201,7 +215,12 @@ def _breakdown(chip: Accelerator, shape: Shape, cost: OperatorCost) -> list[Rend
         ("hbm", cost.hbm_s),
         ("power", cost.power_s),
     ]
-    terms += [("fill", cost.fill_s), ("launch", cost.fixed_s)]
+    terms += [
+        ("units", cost.overhead_s),
+        ("fill", cost.fill_s),
+        ("launch", cost.fixed_s),
+        ("dispatch", cost.dispatch_s),
+    ]
     rows = [
         [term, format_time(seconds), "<- binds" if term == cost.limit else ""]
         for term, seconds in terms
@@ -210,21 +229,20 @@ def _breakdown(chip: Accelerator, shape: Shape, cost: OperatorCost) -> list[Rend
     block = f"{cost.block[0]}x{cost.block[1]} blocks, {cost.dataflow}"
     split = f", k in {cost.split} parts" if cost.split > 1 else ""
     tiles = f"{cost.stays} stay in the buffer, cut {cost.tiles[0]} x {cost.tiles[1]}"
-    traffic = (
-        f"HBM {format_bytes(cost.hbm_bytes)}, buffer {format_bytes(cost.buffer_bytes)}, "
-        f"ports {format_bytes(cost.port_bytes)}"
-    )
+    if cost.stays == "nothing":
+        tiles = "nothing fits the buffer"
+    moved = f"buffer {format_bytes(cost.buffer_bytes)}, ports {format_bytes(cost.port_bytes)}"
     if not chip.hbm:
         tiles = "nothing to tile: the chip has no HBM"
     lines = [
         f"{name} on {chip.name}: {cost}",
-        f"one core {format_time(cost.one_core_s)}, {cost.energy_j:.4g} J, {traffic}",
+        f"{moved}; {_joules(cost.energy_j)}; on one core {format_time(cost.one_core_s)}",
         f"mapping: {block}{split}; {tiles}",
     ]
     if cost.extrapolated:
-        lines.append("an extrapolation: the chip's constants were fitted on smaller ranges")
+        lines.append("an extrapolation: not what the chip's constants were fitted on")
     parts: list[RenderableType] = ["\n".join(lines), table("", ["term", "time>", ""], rows)]
-    roof = _roofline(chip, shape, cost)
+    roof = _roofline(chip, shape, cost, dtype)
     return [*parts, roof, ""] if roof else [*parts, ""]
 
 
@@ -249,7 +267,8 @@ def show_estimate(
 ) -> None:
     """Time matrix products on a chip by the best mapping, with the breakdown behind it."""
     if (chip is None) == (array is None):
-        raise InvalidInputError("--chip, --array: expected one of them")
+        given = "none was" if chip is None else "both were"
+        raise InvalidInputError(f"--chip, --array: expected one of them; {given} given")
     if dataflow and dataflow not in _DATAFLOWS:
         raise InvalidInputError(
             f"--dataflow: {dataflow!r} is not accepted; {nearest(dataflow, _DATAFLOWS)}"
@@ -263,11 +282,16 @@ def show_estimate(
         emit(lambda: rows, lambda: [_compute_table(asked, rows)], as_json, to_file)
         return
     asked = _restricted(asked, dataflow)
-    costs = operator_costs(asked, product_ops(shapes), dtype)  # type: ignore[arg-type]
+    number_format = cast("Dtype", dtype)
+    costs = operator_costs(asked, product_ops(shapes), number_format)
+    if array is None and not asked.tuning.fitted:
+        note(f"{asked.name}: no constants were fitted to measurements of this chip")
 
     def human() -> list[RenderableType]:
         pairs = zip(shapes, costs, strict=True)
-        return [part for shape, cost in pairs for part in _breakdown(asked, shape, cost)]
+        return [
+            part for shape, cost in pairs for part in _breakdown(asked, shape, cost, number_format)
+        ]
 
     emit(lambda: [_cost_row(*p) for p in zip(shapes, costs, strict=True)], human, as_json, to_file)
 
@@ -283,7 +307,10 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
         ]
         for row in rows
     ]
-    title = f"one {core.depth}x{core.width} array, compute alone, cycles numbered from zero"
+    title = (
+        f"one array of {core.depth} rows and {core.width} columns, compute alone, folds in a row, "
+        "cycles numbered from zero"
+    )
     return table(title, ["b x m x k x n", "dataflow", "cycles>", "utilization>"], laid_out)
 
 
@@ -313,7 +340,7 @@ def _validation_parts(found: Validation) -> list[RenderableType]:
         for name, error in found.columns.items()
     ]
     headings = ["column", "rows>", "mean>", "median>", "max>", "bias>"]
-    title = f"{found.chip} against measured {found.kind} rows: absolute errors"
+    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
     worst = [
         [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]
         for label, column, measured, predicted, error in found.worst(_WORST)

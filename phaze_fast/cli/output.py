@@ -106,6 +106,7 @@ def emit(
         text = json.dumps(data(), indent=2, allow_nan=False) + "\n"
         if to_file is None or str(to_file) == "-":
             sys.stdout.write(text)
+            return
         else:
             _write(to_file, text)
             note(f"wrote {to_file}")

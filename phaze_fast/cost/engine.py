@@ -129,6 +129,13 @@ class Costs:
         return int(self._tables["time_s"].shape[0])
 
     def _look_up(self, table: str, graph: int, chip: int | None) -> Array:
+        if not 0 <= graph < len(self.graphs):
+            last = len(self.graphs) - 1
+            raise InvalidInputError(f"graph: {graph!r} is not accepted; expected 0 to {last}")
+        if chip is not None and not 0 <= chip < self.chips:
+            raise InvalidInputError(
+                f"chip: {chip!r} is not accepted; expected 0 to {self.chips - 1}"
+            )
         rows = self._chip_of if chip is None else self._chip_of[chip : chip + 1]
         found: Array = self._tables[table][np.ix_(rows, self._op_of[graph])]
         return found
@@ -215,7 +222,7 @@ def _distinct_chips(asked: Machines) -> tuple[Machines, Array]:
 
 
 def _priced(ops: Array, asked: Machines, threads: int) -> dict[str, Array]:
-    prices = asked.energy.to_record()
+    prices = asked.prices
     parts = (ops, *asked.arguments[:3], np.array(asked.precision), prices, asked.static_w)
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:

@@ -50,9 +50,28 @@ class Machines:
         return len(self.records)
 
     @property
+    def prices(self) -> Array:
+        """Energy table as the kernels take it; a multiplication costs as its operands are wide."""
+        record = self.energy.to_record().copy()
+        record["mac_j"] *= self.precision[0] / PRECISIONS["bf16"][0]
+        return record
+
+    @property
     def arguments(self) -> tuple[Array, Array, Array, tuple[float, float, float, float]]:
         """What every kernel is given of the chips."""
         return self.records, self.tuning_of, self.tunings, self.precision
+
+
+def _listed(chips: Accelerator | Sequence[Accelerator]) -> list[Accelerator]:
+    several = isinstance(chips, Sequence) and not isinstance(chips, str)
+    listed = list(chips) if isinstance(chips, Sequence) and several else [chips]
+    for chip in listed:
+        if not isinstance(chip, Accelerator):
+            raise InvalidTypeError(
+                f"chip: {type(chip).__name__} is not accepted; expected an Accelerator such as "
+                'presets.chip("h200")'
+            )
+    return listed  # type: ignore[return-value]
 
 
 def _rate(chip: Accelerator, dtype: Dtype) -> float:
@@ -89,6 +108,8 @@ def machines(
         raise InvalidInputError(
             f"dtype: {dtype!r} is not accepted; expected one of {', '.join(PRECISIONS)}"
         )
+    if tuning is not None and not isinstance(tuning, Tuning):
+        raise InvalidTypeError(f"tuning: {type(tuning).__name__} is not accepted; expected Tuning")
     prices = energy_table() if energy is None else energy
     if isinstance(chips, np.ndarray):
         if chips.dtype != _core.CHIP_DTYPE:
@@ -99,7 +120,7 @@ def machines(
         tunings = tuning_record(Tuning() if tuning is None else tuning)
         tuning_of = np.zeros(len(records), dtype=np.int32)
     else:
-        listed = [chips] if isinstance(chips, Accelerator) else list(chips)
+        listed = _listed(chips)
         records = chip_records(listed)
         rates = {_rate(chip, dtype) for chip in listed} or {1.0}
         if len(rates) > 1:

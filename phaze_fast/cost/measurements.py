@@ -138,8 +138,8 @@ class _Row:
             value = float(self.text(column))
         except ValueError:
             value = math.nan
-        if not (math.isfinite(value) and value > 0):
-            raise self.fault(column, "a number > 0")
+        if not 1e-9 <= value <= 1e18:
+            raise self.fault(column, "a number from 1e-9 to 1e18")
         return value
 
     def flag(self, column: str) -> bool:
@@ -170,6 +170,8 @@ def _vector_row(row: _Row, into: Measurements) -> None:
 
 def _attention_row(row: _Row, into: Measurements) -> None:
     b, heads, seq, dim = (row.whole(name) for name in ("b", "heads", "seq", "head_dim"))
+    if b * heads > 2**40:
+        raise row.fault("heads", "at most 2^40 pairs of batch and head")
     causal = row.flag("causal")
     into.labels.append(f"{b}x{heads} heads, {seq}x{dim}{', causal' if causal else ''}")
     for column, backward in (("fwd_us", False), ("bwd_us", True)):
@@ -244,6 +246,9 @@ def _kind_of(path: Path, header: Iterable[str]) -> str:
     for kind, (needed, _) in _KINDS.items():
         if needed <= columns:
             return kind
+    for name in columns:
+        if ";" in name or "\t" in name:
+            raise InvalidInputError(f"{path}: columns must be separated by commas")
     accepted = "; ".join(f"{kind}: {','.join(sorted(c))}" for kind, (c, _) in _KINDS.items())
     raise InvalidInputError(
         f"{path}: the columns {','.join(sorted(columns)) or '(none)'} are of no known kind; "
@@ -261,9 +266,11 @@ def read_measurements(path: Path | str) -> Measurements:
     """
     path = Path(path)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error}") from None
+        text = path.read_text("utf-8-sig")  # spreadsheets begin with a byte-order mark
+    except UnicodeDecodeError:
+        raise InvalidInputError(f"{path}: cannot be read: it is not UTF-8 text") from None
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
     lines = [
         (number, line)
         for number, line in enumerate(text.splitlines(), start=1)
@@ -273,8 +280,11 @@ def read_measurements(path: Path | str) -> Measurements:
     kind = _kind_of(path, [name.strip() for name in reader.fieldnames or ()])
     reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
     found = Measurements(kind)
-    for (number, _), cells in zip(lines[1:], reader, strict=False):
-        _KINDS[kind][1](_Row(path, number, cells), found)
+    try:
+        for (number, _), cells in zip(lines[1:], reader, strict=False):
+            _KINDS[kind][1](_Row(path, number, cells), found)
+    except csv.Error as error:
+        raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
     if not found.labels:
         raise InvalidInputError(f"{path}: there are no rows below the header")
     return found
@@ -293,7 +303,7 @@ def _column_error(measured: Array, predicted: Array) -> ColumnError:
 
 
 def validate(path: Path | str, chip: Accelerator) -> Validation:
-    """Predict every row of a file of measurements on a chip and say how far off it is.
+    r"""Predict every row of a file of measurements on a chip and say how far off it is.
 
     Parameters
     ----------
@@ -315,7 +325,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
     >>> from phaze_fast.hardware import presets
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     file = Path(folder) / "mine.csv"
-    ...     _ = file.write_text("op,b,m,k,n,us_median\\nmm,1,2048,4096,4096,100.0\\n")
+    ...     _ = file.write_text("op,b,m,k,n,us_median\nmm,1,2048,4096,4096,100.0\n")
     ...     found = validate(file, presets.chip("h200"))
     >>> found.columns["us_median"].rows
     1
@@ -334,8 +344,12 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
             np.bincount(owner, weights=times, minlength=len(found.labels)) + dispatch
         )
         if not np.isfinite(predicted[column]).all():
-            bad = int(np.flatnonzero(~np.isfinite(predicted[column]))[0])
-            raise InvalidInputError(f"{path}: {found.labels[bad]}: too large for the cost model")
+            bad = int(np.flatnonzero(~np.isfinite(times))[0])
+            row = _core.op_costs(
+                ops[bad : bad + 1], *asked.arguments, False, asked.prices, asked.static_w, 1
+            )
+            said = _core.STATUS_SENTENCES[int(row["status"][0])]
+            raise InvalidInputError(f"{path}: {found.labels[int(owner[bad])]}: {said}")
     measured = {column: np.array(values) for column, values in found.measured.items()}
     return Validation(
         chip=chip.name,

@@ -26,6 +26,33 @@ _ADAM_BYTES = 14.0  # parameter and two moments read and written, gradient read
 _ID_BYTES = 8.0
 
 
+def _is_whole(array: Array) -> bool:
+    if not array.size or array.dtype.kind == "i":
+        return True
+    return array.dtype.kind == "u" and int(array.max()) < 2**63
+
+
+def _whole(name: str, values: Any) -> Array:
+    """Whole numbers as int64, or an error that names the argument."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        array = np.zeros(1)
+    if not _is_whole(array):
+        raise InvalidInputError(
+            f"{name}: dtype {array.dtype} is not accepted; expected whole numbers below 2^63"
+        )
+    return array.astype(np.int64)
+
+
+def _columns(**given: Any) -> list[Array]:
+    """Columns of whole numbers of one length."""
+    made = [_whole(name, values) for name, values in given.items()]
+    if any(column.ndim != 1 or len(column) != len(made[0]) for column in made):
+        raise InvalidInputError(f"{', '.join(given)}: expected lists of one length")
+    return made
+
+
 def product_ops(shapes: Sequence[tuple[int, int, int, int]] | Array) -> Array:
     """Matrix products as operator records.
 
@@ -40,15 +67,12 @@ def product_ops(shapes: Sequence[tuple[int, int, int, int]] | Array) -> Array:
     2048
     """
     try:
-        table = np.asarray(shapes).reshape(-1, 4)
+        table = np.asarray(shapes)
     except (ValueError, OverflowError):
-        raise InvalidInputError(
-            "shapes: expected rows of four whole numbers (b, m, k, n)"
-        ) from None
-    if table.dtype.kind not in "iu" and table.size:
-        raise InvalidInputError(
-            f"shapes: dtype {table.dtype} is not accepted; expected whole numbers below 2^63"
-        )
+        table = np.zeros(1)
+    if table.size and (table.ndim != 2 or table.shape[1] != 4):
+        raise InvalidInputError("shapes: expected rows of four whole numbers (b, m, k, n)")
+    table = _whole("shapes", table).reshape(-1, 4)
     ops = np.zeros(len(table), dtype=_core.OPERATOR_DTYPE)
     ops["kind"], ops["unit"] = KINDS.index("gemm"), UNITS.index("TC")
     for column, name in enumerate("bmkn"):
@@ -79,9 +103,10 @@ def vector_ops(function: str, rows: Sequence[int], cols: Sequence[int]) -> Array
         raise InvalidInputError(
             f"function: {function!r} is not accepted; {nearest(function, _core.FUNCTIONS[4:])}"
         )
-    ops = np.zeros(len(rows), dtype=_core.OPERATOR_DTYPE)
+    heights, widths = _columns(rows=rows, cols=cols)
+    ops = np.zeros(len(heights), dtype=_core.OPERATOR_DTYPE)
     ops["unit"], ops["function"] = UNITS.index("VC"), _CODES[function]
-    ops["b"], ops["m"], ops["n"] = 1, rows, cols
+    ops["b"], ops["m"], ops["n"] = 1, heights, widths
     ops["collective"] = -1
     elements = ops["m"].astype(np.float64) * ops["n"]
     base = function.removesuffix("-backward")
@@ -111,11 +136,12 @@ def attention_ops(
     >>> float(attention_ops([16], [512], [64], [False])["flops"][0])
     1073741824.0
     """
-    ops = np.zeros(len(pairs), dtype=_core.OPERATOR_DTYPE)
+    heads, lengths, sizes = _columns(pairs=pairs, seq=seq, width=width)
+    ops = np.zeros(len(heads), dtype=_core.OPERATOR_DTYPE)
     name = "attention-backward" if backward else "attention"
     ops["kind"], ops["unit"] = KINDS.index(name), UNITS.index("TC+VC")
     ops["function"] = _CODES[name]
-    ops["b"], ops["m"], ops["n"], ops["k"] = pairs, seq, seq, width
+    ops["b"], ops["m"], ops["n"], ops["k"] = heads, lengths, lengths, sizes
     ops["causal"], ops["collective"] = causal, -1
     one = _ELEMENT_BYTES * ops["b"].astype(np.float64) * ops["m"] * ops["k"]
     ops["flops"] = (5.0 if backward else 2.0) * one * ops["n"]

@@ -40,8 +40,12 @@ class OperatorCost:
     power_s: float
     vector_s: float
     fill_s: float
+    overhead_s: float
+    """Beginning and ending units of work, on top of compute or port."""
     fixed_s: float
-    """Launches, unit overheads and the reduction of a split."""
+    """Launches and the reduction of a split."""
+    dispatch_s: float
+    """What the host adds to an operator timed alone; part of `time_s`."""
     compute_cycles: float
     """Cycles of one core's array."""
     macs: float
@@ -67,7 +71,7 @@ class OperatorCost:
     tiles: tuple[int, int]
     """How often the kept matrix is cut along its sides."""
     extrapolated: bool
-    """Whether the shape lies outside what the chip's constants were fitted on."""
+    """Whether shape or format lie outside what the chip's constants were fitted on."""
 
     def __str__(self) -> str:
         return (
@@ -76,9 +80,13 @@ class OperatorCost:
         )
 
 
-def _outside(chip: Accelerator, op: Any) -> bool:
+def _outside(chip: Accelerator, op: Any, dtype: Dtype) -> bool:
     fitted = chip.tuning.fitted_range
-    if fitted is None or op["function"] != 0:
+    if fitted is None:
+        return False
+    if dtype not in ("bf16", "fp16"):
+        return True
+    if op["function"] != 0:
         return False
     return any(
         not low <= op[name] <= high
@@ -87,7 +95,7 @@ def _outside(chip: Accelerator, op: Any) -> bool:
 
 
 def _of_record(
-    chip: Accelerator, dtype: Dtype, op: Any, row: Any, one_core_s: float
+    chip: Accelerator, dtype: Dtype, static_w: float, op: Any, row: Any, one_core_s: float
 ) -> OperatorCost:
     alone = chip.tuning.dispatch_s
     seconds, macs = float(row["time_s"]) + alone, float(row["macs"])
@@ -106,20 +114,22 @@ def _of_record(
         power_s=float(row["power_s"]),
         vector_s=float(row["vector_s"]),
         fill_s=float(row["fill_s"]),
-        fixed_s=float(row["fixed_s"]) + alone,
+        overhead_s=float(row["overhead_s"]),
+        fixed_s=float(row["fixed_s"]),
+        dispatch_s=alone,
         compute_cycles=float(row["compute_cycles"]),
         macs=macs,
         port_bytes=float(row["port_bytes"]),
         buffer_bytes=float(row["buffer_bytes"]),
         hbm_bytes=float(row["hbm_bytes"]),
         utilization=used,
-        energy_j=float(row["energy_j"]),
+        energy_j=float(row["energy_j"]) + static_w * alone,
         dataflow=_core.DATAFLOWS[flow] if flow >= 0 else "",
         block=(int(row["block_m"]), int(row["block_n"])),
         split=int(row["split"]),
         stays=_core.ORDERS[order] if order >= 0 else "",
         tiles=(int(row["tiles_i"]), int(row["tiles_j"])),
-        extrapolated=_outside(chip, op),
+        extrapolated=_outside(chip, op, dtype),
     )
 
 
@@ -158,14 +168,17 @@ def operator_costs(
     'hbm'
     """
     asked: Machines = machines(chip, dtype, energy=energy)
-    prices = asked.energy.to_record()
+    prices = asked.prices
     rows = _core.op_costs(ops, *asked.arguments, False, prices, asked.static_w, 1)
     for op, row in zip(ops, rows, strict=True):
         if row["status"] != 0:
             shape = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
             raise InvalidInputError(f"{shape}: {_core.STATUS_SENTENCES[int(row['status'])]}")
     alone = _core.op_times(ops, *asked.arguments, True, 1)
-    return [_of_record(chip, dtype, *pair) for pair in zip(ops, rows, alone, strict=True)]
+    return [
+        _of_record(chip, dtype, float(asked.static_w[0]), *pair)
+        for pair in zip(ops, rows, alone, strict=True)
+    ]
 
 
 def gemm(
@@ -240,6 +253,9 @@ def array_cycles(
         raise InvalidInputError(
             f"dataflow: {dataflow!r} is not accepted; {nearest(dataflow, _core.DATAFLOWS)}"
         )
+    for name, size in (("m", m), ("k", k), ("n", n), ("rows", rows), ("cols", cols)):
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
     try:
         sizes = np.array([[m], [k], [n], [rows], [cols]], dtype=np.int64)
     except OverflowError:

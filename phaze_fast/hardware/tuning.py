@@ -6,14 +6,14 @@ fitted to measurements; `fitted` names them, `sources` says on what.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import nearest
-from phaze_fast.records import FrozenDict, Hertz, Quantity, Record, Seconds, Side
+from phaze_fast.records import FrozenDict, Quantity, Record, Seconds, Side
 
 __all__ = ["AttentionTuning", "FittedRange", "FunctionCost", "Tuning", "tuning_record"]
 
@@ -100,6 +100,13 @@ class FittedRange(Record):
     n: tuple[Side, Side]
     """Least and largest columns."""
 
+    @field_validator("m", "k", "n")
+    @classmethod
+    def _ordered(cls, ends: tuple[int, int]) -> tuple[int, int]:
+        if ends[0] > ends[1]:
+            raise ValueError(f"{list(ends)} is not accepted; expected the least number first")
+        return ends
+
 
 class Tuning(Record):
     """How a chip's software uses it.
@@ -111,8 +118,8 @@ class Tuning(Record):
     """
 
     what: ClassVar[str] = "tuning"
-    clock_hz: Hertz | None = None
-    """Clock that operators run at, where it is not the one that peaks are rated at."""
+    clock_factor: Annotated[float, Field(strict=True, gt=0, le=4, allow_inf_nan=False)] = 1.0
+    """Clock that operators run at, relative to the chip's, at which its peak is rated."""
     blocks: Annotated[tuple[tuple[Side, Side], ...], Field(max_length=_core.MAX_TILES)] = ()
     """Output blocks a core works on, as (m, n); by default multiples of its array."""
     overlapped_folds: bool = True
@@ -127,7 +134,7 @@ class Tuning(Record):
     """Beginning and ending one unit of work on a core."""
     reduction_s: Seconds = 0.0
     """Adding the partial sums of a product whose inner dimension was split."""
-    sustained_flops: Quantity | None = None
+    sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
     """bf16 FLOP/s that the power limit allows for long; absent = no limit."""
     hbm_share: Share = 1.0
     """Share of HBM bandwidth that is reached."""
@@ -138,10 +145,12 @@ class Tuning(Record):
     port_share: Share = 1.0
     """Share of a core's port that is reached."""
     port_even_bytes_per_cycle: Quantity = 0.0
-    """A core's port where rows of operands start at 4-byte bounds; 0 = no difference."""
+    """A core's port where rows of operands start at 4-byte but not 16-byte bounds; 0 = no
+    difference."""
     port_odd_bytes_per_cycle: Quantity = 0.0
-    """A core's port where rows of operands start at 2-byte bounds; 0 = no difference."""
-    resident_share: Share | Literal[0] = 0
+    """A core's port where rows of operands do not even start at 4-byte bounds; 0 = no
+    difference."""
+    resident_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Operands that fit this share of the buffer are still there when the next operator starts."""
     attention: AttentionTuning = AttentionTuning()
     """Fused attention."""
@@ -157,6 +166,19 @@ class Tuning(Record):
     """Products they were fitted on."""
     sources: tuple[str, ...] = ()
     """What they were fitted on."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.blocks and set(self.dataflows) - {"os"}:
+            raise ValueError(
+                f"dataflows: {list(self.dataflows)} is not accepted beside blocks; expected [os]"
+            )
+        if self.clock_factor * self.efficiency > 1.0:
+            raise ValueError(
+                f"clock_factor: {self.clock_factor!r} at efficiency {self.efficiency!r} is not "
+                "accepted; expected a product of at most 1, the rated peak"
+            )
+        return self
 
     @field_validator("functions")
     @classmethod
@@ -190,7 +212,7 @@ def tuning_record(tuning: Tuning, launch_s: float = 0.0) -> np.ndarray[Any, Any]
     flows = tuning.dataflows or (("os",) if tuning.blocks else _core.DATAFLOWS)
     record = np.zeros(1, dtype=_core.TUNING_DTYPE)
     row = record[0]
-    row["clock_hz"] = tuning.clock_hz or 0.0
+    row["clock_factor"] = tuning.clock_factor
     row["launch_s"] = launch_s
     row["sustained_macs_per_s"] = (tuning.sustained_flops or 0.0) / 2.0
     for name in (

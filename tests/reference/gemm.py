@@ -115,9 +115,10 @@ def resident(b: int, m: int, k: int, n: int, chip: Chip, tuning: Tuning, p: Prec
     return b * sum(operands(m, k, n, p)[:2]) <= tuning.resident_share * chip.buffer_bytes
 
 
-def port_width(k: int, n: int, chip: Chip, tuning: Tuning) -> tuple[float, bool]:
+def port_width(k: int, n: int, chip: Chip, tuning: Tuning, p: Precision) -> tuple[float, bool]:
     """Bytes per cycle of one port and whether both ways at once; less where rows are unaligned."""
-    odd, aligned = k % 2 or n % 2, k % 8 == n % 8 == 0
+    rows = (k * p.in_bytes, n * p.in_bytes)
+    odd, aligned = any(r % 4 for r in rows), not any(r % 16 for r in rows)
     special = tuning.port_odd_bytes_per_cycle if odd else tuning.port_even_bytes_per_cycle
     if aligned or not special:
         return chip.port_bytes_per_cycle * tuning.port_share, True
@@ -148,7 +149,7 @@ def best_mapping(
     cores, vector_cores = (1, 1) if one_core else (chip.cores, chip.vector_cores)
     e_i, e_o, e_a = precision.in_bytes, precision.out_bytes, precision.acc_bytes
     bandwidth = chip.hbm_bytes_per_s * tuning.hbm_share * tuning.product_hbm_share
-    port, full_duplex = port_width(k, n, chip, tuning)
+    port, full_duplex = port_width(k, n, chip, tuning, precision)
     kept = resident(b, m, k, n, chip, tuning, precision)
     capacity = chip.buffer_bytes or chip.cores * chip.local_bytes
     each = m * n * e_o if kept else hbm_bytes(m, k, n, capacity, precision)
@@ -177,7 +178,7 @@ def best_mapping(
         g_m = min(p_m, cores // g_n)
         through = b * (m * k * e_i * up(p_n, g_n) + k * n * e_i * up(p_m, g_m) + m * n * o * s)
         buffer_s = over(through, chip.buffer_bytes_per_cycle) / chip.clock_hz
-        first = (g_m * l_m + g_n * l_n) * min(k_c, chip.rows) * e_i
+        first = (l_m + l_n) * min(k_c, chip.rows) * e_i
         fill_s = 0.0 if kept else over(first, bandwidth)
         work_s = max(compute_s, port_s) + waves * tuning.unit_overhead_s
         before_s = tuning.launch_s + (tuning.reduction_s if s > 1 else 0)
@@ -200,7 +201,7 @@ def bound(
     cores, vector_cores = (1, 1) if one_core else (chip.cores, chip.vector_cores)
     left, right, out = (b * part for part in operands(m, k, n, precision))
     compulsory = out if resident(b, m, k, n, chip, tuning, precision) else left + right + out
-    macs, ports = b * m * k * n, cores * port_width(k, n, chip, tuning)[0]
+    macs, ports = b * m * k * n, cores * port_width(k, n, chip, tuning, precision)[0]
     cycles = max(
         macs / (cores * chip.rows * chip.cols * precision.rate * tuning.efficiency),
         over(left + right + out, chip.buffer_bytes_per_cycle),

@@ -53,7 +53,8 @@ struct CostRecord {
   double power_s;
   double vector_s;
   double fill_s;
-  double fixed_s;  // launches, unit overheads and the reduction of a split
+  double fixed_s;     // launches and the reduction of a split
+  double overhead_s;  // beginning and ending units, on top of compute or port
   double compute_cycles;
   double macs;
   double vector_ops;

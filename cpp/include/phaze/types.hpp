@@ -49,7 +49,7 @@ struct VectorCost {
 
 // How a chip's software uses it: neutral for an ideal systolic chip, fitted for a GPU.
 struct TuningRecord {
-  double clock_hz;                   // clock that latencies are counted in; 0 = the chip's
+  double clock_factor;               // clock that operators run at relative to the rated one
   double launch_s;                   // starting one kernel
   double vector_launch_share;        // share of that which a vector kernel takes
   double efficiency;                 // share of its peak a core reaches inside a unit
