@@ -28,7 +28,6 @@ LayerFacts::LayerFacts(const LayerProblem& problem) noexcept : problem_(problem)
   const int n = problem.size;
   all_ = n == kMaxLayerOps ? ~OpBits{0} : op_bit(n) - 1;
   OpBits ancestors[kMaxLayerOps];
-  OpBits descendants[kMaxLayerOps];
   for (int i = 0; i < n; ++i) {
     after_[i] = 0;
     ancestors[i] = problem.before[i];
@@ -40,16 +39,46 @@ LayerFacts::LayerFacts(const LayerProblem& problem) noexcept : problem_(problem)
   for (int i = n - 1; i >= 0; --i) {
     find_modes(i);
     rest_s_[i] = 0.0;
-    descendants[i] = after_[i];
+    later_[i] = after_[i];
     for_ops(after_[i], [&](int next) {
       rest_s_[i] = std::max(rest_s_[i], tail_s(next));
-      descendants[i] |= descendants[next];
+      later_[i] |= later_[next];
     });
   }
   for (int i = 0; i < n; ++i) {
-    apart_[i] = all_ & ~(ancestors[i] | descendants[i] | op_bit(i));
+    apart_[i] = all_ & ~(ancestors[i] | later_[i] | op_bit(i));
   }
+  find_alone();
   add_mixes();
+}
+
+void LayerFacts::find_alone() noexcept {
+  for (int m = 0; m < problem_.first_mode[problem_.size]; ++m) {
+    for (int r = 0; r < kResources; ++r) used_[r] = used_[r] || problem_.modes[m].use[r] > 0;
+  }
+  std::fill(alone_, alone_ + kMaxModes, OpBits{0});
+  std::fill(holds_, holds_ + kResources, OpBits{0});
+  for (int i = 0; i < problem_.size; ++i) {
+    beside_s_[i] = kInfinite;
+    alone_s_[i] = kInfinite;
+    most_useful_ = std::max(most_useful_, static_cast<int>(useful_count_[i]));
+    for (int u = 0; u < useful_count_[i]; ++u) {
+      const LayerMode& mode = problem_.modes[useful_[i][u]];
+      bool alone = true;
+      for (int r = 0; r < kResources; ++r) {
+        alone = alone && (!used_[r] || mode.use[r] == problem_.capacity[r]);
+      }
+      if (alone) {
+        alone_[u] |= op_bit(i);
+        alone_s_[i] = std::min(alone_s_[i], mode.seconds);
+        continue;
+      }
+      beside_s_[i] = std::min(beside_s_[i], mode.seconds);
+      for (int r = 0; r < kResources; ++r) {
+        if (mode.use[r] > 0) holds_[r] |= op_bit(i);
+      }
+    }
+  }
 }
 
 void LayerFacts::find_modes(int op) noexcept {
@@ -76,73 +105,93 @@ void LayerFacts::find_modes(int op) noexcept {
   useful_count_[op] = count;
 }
 
-// At most how many operators run at once while `op` does, itself counted.
-int LayerFacts::most_beside(int op) const noexcept {
-  int kinds[1 << kResources] = {};
-  for_ops(apart_[op], [&](int other) {
-    int kind = (1 << kResources) - 1;
-    for (int i = 0; i < useful_count_[other]; ++i) {
-      int needs = 0;
-      for (int r = 0; r < kResources; ++r) {
-        if (problem_.modes[useful_[other][i]].use[r] > 0) needs |= 1 << r;
+// The most operators of a set of which none waits for another: their number less the largest
+// matching of operators with later ones (Dilworth's theorem).
+int LayerFacts::width(OpBits set) const noexcept {
+  const int size = std::popcount(set);
+  if (size <= 1) return size;
+  std::int8_t partner[kMaxLayerOps];  // of a later operator: the earlier one it follows
+  std::fill(partner, partner + kMaxLayerOps, std::int8_t{-1});
+  int matched = 0;
+  OpBits seen = 0;
+  const auto augment = [&](const auto& self, int op) -> bool {
+    OpBits choices = later_[op] & set & ~seen;
+    while (choices != 0) {
+      const int next = std::countr_zero(choices);
+      seen |= op_bit(next);
+      if (partner[next] < 0 || self(self, partner[next])) {
+        partner[next] = static_cast<std::int8_t>(op);
+        return true;
       }
-      kind &= needs;  // what every way to run it needs
+      choices &= ~seen;
     }
-    ++kinds[kind];
+    return false;
+  };
+  for_ops(set, [&](int op) {
+    seen = 0;
+    if (augment(augment, op)) ++matched;
   });
-  int most = 1 + kinds[0];
-  for (int kind = 1; kind < 1 << kResources; ++kind) {
-    int room = kMaxLayerOps;
-    for (int r = 0; r < kResources; ++r) {
-      if ((kind >> r & 1) != 0) room = std::min(room, static_cast<int>(problem_.capacity[r]));
-    }
-    most += std::min(kinds[kind], room);
-  }
-  return most;
+  return size - matched;
 }
 
 void LayerFacts::add_mixes() noexcept {
-  bool used[kResources] = {};
-  const int modes = problem_.first_mode[problem_.size];
-  for (int m = 0; m < modes; ++m) {
-    for (int r = 0; r < kResources; ++r) used[r] = used[r] || problem_.modes[m].use[r] > 0;
+  // Of at most q operators that hold a resource at once, each has a share of 1/q of it. That is
+  // more than its share of the cores where a chip has many; it holds where modes take one core or
+  // all.
+  int most[kResources][kMaxLayerOps];
+  for (int r = 0; r < kResources; ++r) {
+    if (!used_[r]) continue;
+    bool single = true;
+    for (int i = 0; i < problem_.size; ++i) {
+      for (int u = 0; u < useful_count_[i]; ++u) {
+        single = single && (problem_.modes[useful_[i][u]].use[r] <= 1 || alone(i, u));
+      }
+    }
+    for (int i = 0; i < problem_.size; ++i) {
+      most[r][i] = problem_.capacity[r];
+      if (!single || problem_.capacity[r] == 1) continue;
+      most[r][i] = std::min(most[r][i], 1 + width(apart_[i] & holds_[r]));
+    }
   }
   for (const auto& weights : kWeights) {
     bool whole = true;
-    for (int r = 0; r < kResources; ++r) whole = whole && (weights[r] == 0.0 || used[r]);
+    for (int r = 0; r < kResources; ++r) whole = whole && (weights[r] == 0.0 || used_[r]);
     if (!whole) continue;
-    for (int m = 0; m < modes; ++m) {
-      double rate = 0.0;
-      for (int r = 0; r < kResources; ++r) {
-        if (weights[r] == 0.0) continue;
-        rate += weights[r] * static_cast<double>(problem_.modes[m].use[r]) /
-                static_cast<double>(problem_.capacity[r]);
+    for (int i = 0; i < problem_.size; ++i) {
+      for (int u = 0; u < useful_count_[i]; ++u) {
+        const int m = useful_[i][u];
+        double rate = 0.0;
+        for (int r = 0; r < kResources; ++r) {
+          if (weights[r] == 0.0) continue;
+          const double cores = alone(i, u) ? problem_.capacity[r] : most[r][i];
+          rate += weights[r] * problem_.modes[m].use[r] / cores;
+        }
+        rate_[mixes_][m] = rate;
       }
-      rate_[mixes_][m] = rate;
     }
     ++mixes_;
   }
   // Time shared out evenly among what runs: one of at most k operators gets at least 1/k of it, and
   // all of it where it holds every core of every type.
   for (int i = 0; i < problem_.size; ++i) {
-    const double least = 1.0 / most_beside(i);
-    for (int m = problem_.first_mode[i]; m < problem_.first_mode[i + 1]; ++m) {
-      bool alone = true;
-      for (int r = 0; r < kResources; ++r) {
-        alone = alone && (!used[r] || problem_.modes[m].use[r] == problem_.capacity[r]);
-      }
-      rate_[mixes_][m] = alone ? 1.0 : least;
+    const double least = 1.0 / (1 + width(apart_[i]));
+    for (int u = 0; u < useful_count_[i]; ++u) {
+      rate_[mixes_][useful_[i][u]] = alone(i, u) ? 1.0 : least;
     }
   }
   ++mixes_;
   for (int mix = 0; mix < mixes_; ++mix) {
     for (int i = 0; i < problem_.size; ++i) {
       double least = kInfinite;
+      double beside = kInfinite;
       for (int u = 0; u < useful_count_[i]; ++u) {
         const int m = useful_[i][u];
-        least = std::min(least, rate_[mix][m] * problem_.modes[m].seconds);
+        const double share = rate_[mix][m] * problem_.modes[m].seconds;
+        least = std::min(least, share);
+        if (!alone(i, u)) beside = std::min(beside, share);
       }
       share_s_[mix][i] = least;
+      beside_share_s_[mix][i] = beside;
     }
   }
 }
@@ -181,31 +230,35 @@ void LayerFacts::advance(Moment* m) const noexcept {
   m->running_count = kept;
 }
 
-double LayerFacts::bound(const Moment& m) const noexcept {
+double LayerFacts::bound(const Moment& m, OpBits barred) const noexcept {
   double ready_s[kMaxLayerOps];
   double finish_s[kMaxLayerOps];  // earliest, of what is not done
   double most = m.now_s;
+  double last_s = m.now_s;
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
     finish_s[r.op] = r.finish_s;
+    last_s = std::max(last_s, r.finish_s);
     most = std::max(most, r.finish_s + rest_s_[r.op]);
   }
   for_ops(all_ & ~m.started, [&](int op) {
     double ready = m.now_s;
     for_ops(problem_.before[op] & ~m.done, [&](int b) { ready = std::max(ready, finish_s[b]); });
     ready_s[op] = ready;
-    finish_s[op] = ready + shortest_s_[op];
+    // Alone it can only run when all that runs now is done.
+    const double alone = (barred & op_bit(op)) != 0 ? kInfinite : alone_s_[op];
+    finish_s[op] = std::min(ready + beside_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
   });
   for (int mix = 0; mix < mixes_; ++mix) {
-    most = std::max(most, preemptive_bound(mix, m, ready_s));
+    most = std::max(most, preemptive_bound(mix, m, barred, ready_s));
   }
   return most;
 }
 
 // Jackson's preemptive schedule of one machine that works through every operator's share of the
 // chip: always on the one with the longest rest among those that are ready.
-double LayerFacts::preemptive_bound(int mix, const Moment& m,
+double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
                                     const double* ready_s) const noexcept {
   struct Job {
     double head;
@@ -220,8 +273,10 @@ double LayerFacts::preemptive_bound(int mix, const Moment& m,
     if (left > 0.0) jobs[count++] = {m.now_s, left, rest_s_[r.op]};
   }
   for_ops(all_ & ~m.started, [&](int op) {
-    if (share_s_[mix][op] <= 0.0) return;
-    const Job job{ready_s[op], share_s_[mix][op], rest_s_[op]};
+    const bool beside = (barred & op_bit(op)) != 0;
+    const double share = beside ? beside_share_s_[mix][op] : share_s_[mix][op];
+    if (share <= 0.0) return;
+    const Job job{ready_s[op], share, rest_s_[op]};
     int at = count++;
     for (; at > 0 && jobs[at - 1].head > job.head; --at) jobs[at] = jobs[at - 1];
     jobs[at] = job;
@@ -254,7 +309,7 @@ double LayerFacts::preemptive_bound(int mix, const Moment& m,
 
 double layer_bound(const LayerProblem& problem) noexcept {
   const LayerFacts facts(problem);
-  return facts.bound(facts.beginning());
+  return facts.bound(facts.beginning(), 0);
 }
 
 Status check_layer(const LayerProblem& problem) noexcept {

@@ -41,8 +41,9 @@ class LayerFacts {
  public:
   explicit LayerFacts(const LayerProblem& problem) noexcept;
 
-  // No schedule that goes on from here ends earlier.
-  double bound(const Moment& moment) const noexcept;
+  // No schedule that goes on from here ends earlier, if the operators of `barred` may no longer run
+  // alone.
+  double bound(const Moment& moment, OpBits barred) const noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
   int size() const noexcept { return problem_.size; }
@@ -53,6 +54,9 @@ class LayerFacts {
   // Modes that no other mode makes useless, fastest first.
   int useful_count(int op) const noexcept { return useful_count_[op]; }
   int useful(int op, int i) const noexcept { return useful_[op][i]; }
+  int most_useful() const noexcept { return most_useful_; }
+  // Whether a useful mode holds the whole chip, so that nothing runs beside it.
+  bool alone(int op, int i) const noexcept { return (alone_[i] & op_bit(op)) != 0; }
 
   bool fits(const Moment& m, int mode) const noexcept {
     const std::int32_t* use = problem_.modes[mode].use;
@@ -67,19 +71,29 @@ class LayerFacts {
 
  private:
   void find_modes(int op) noexcept;
+  void find_alone() noexcept;
   void add_mixes() noexcept;
-  int most_beside(int op) const noexcept;
-  double preemptive_bound(int mix, const Moment& moment, const double* ready_s) const noexcept;
+  int width(OpBits set) const noexcept;
+  double preemptive_bound(int mix, const Moment& moment, OpBits barred,
+                          const double* ready_s) const noexcept;
 
   const LayerProblem& problem_;
   OpBits all_;
   OpBits after_[kMaxLayerOps];
+  OpBits later_[kMaxLayerOps];  // operators that wait for one, however far
   OpBits apart_[kMaxLayerOps];  // operators that may run beside one
+  OpBits holds_[kResources];    // operators that may hold a resource while others run
+  bool used_[kResources] = {};
+  OpBits alone_[kMaxModes];  // [i]: operators whose useful mode i holds the whole chip
   double shortest_s_[kMaxLayerOps];
-  double rest_s_[kMaxLayerOps];  // longest path from an operator's end to the layer's
+  double beside_s_[kMaxLayerOps];  // shortest of the modes that leave room for others
+  double alone_s_[kMaxLayerOps];   // shortest of those that do not
+  double rest_s_[kMaxLayerOps];    // longest path from an operator's end to the layer's
   std::int32_t useful_count_[kMaxLayerOps];
   std::int32_t useful_[kMaxLayerOps][kMaxModes];
+  int most_useful_ = 0;
   int mixes_ = 0;
+  double beside_share_s_[kMixes][kMaxLayerOps];    // the same if it may not run alone
   double share_s_[kMixes][kMaxLayerOps];           // least time of a whole chip an operator takes
   double rate_[kMixes][kMaxLayerOps * kMaxModes];  // share of the chip that a mode holds
 };

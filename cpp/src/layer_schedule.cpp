@@ -12,17 +12,31 @@ namespace phaze {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kBetweenChecks = 256;      // nodes between looks at the clock
-constexpr std::size_t kMaxRemembered = 8u << 20;  // doubles
+constexpr std::int64_t kBetweenChecks = 256;  // nodes between looks at the clock
+constexpr std::size_t kMaxRemembered = 1u << 20;
 
 // A moment at which something may start. Operators start in order of their number, so that no set
 // is started in two orders.
 struct State {
   Moment moment;
   std::int32_t first;  // operators below this may not start at this moment any more
-  // Modes (bits) that could have started at the moment before and were not. Starting one of them
-  // now would only be later, so that need not be tried.
-  std::uint8_t passed[kMaxLayerOps];
+  // Operators that could have run alone at an earlier moment at which nothing ran, and did not.
+  // Moving such an operator to that moment changes nothing else but the order, so running it alone
+  // later need not be tried.
+  OpBits barred;
+  // [i]: operators whose useful mode i could have started at the moment before and did not.
+  // Starting it now would only be later, so that need not be tried.
+  OpBits passed[kMaxModes];
+};
+
+constexpr int kMaxSide = 12;  // operators that run side by side in a state worth remembering
+
+struct Remembered {
+  double now_s;
+  OpBits barred;
+  OpBits passed[kMaxModes];
+  double finish_s[kMaxSide];
+  std::int32_t count = 0;
 };
 
 struct Key {
@@ -51,7 +65,8 @@ class Search {
     State root;
     root.moment = facts_.beginning();
     root.first = 0;
-    std::fill(root.passed, root.passed + kMaxLayerOps, std::uint8_t{0});
+    root.barred = 0;
+    std::fill(root.passed, root.passed + kMaxModes, OpBits{0});
     explore(root, 0);
     best_.nodes = nodes_;
     if (stopped_) best_.bound_s = std::max(best_.bound_s, std::min(open_s_, best_.makespan_s));
@@ -62,8 +77,8 @@ class Search {
   struct Child {
     double bound_s;
     double tail_s;
-    std::int32_t op;    // -1: wait for the next operator to finish
-    std::int32_t mode;  // in LayerProblem::modes
+    std::int32_t op;      // -1: wait for the next operator to finish
+    std::int32_t useful;  // which of its useful modes
   };
 
   bool too_late(double bound_s) const noexcept {
@@ -72,18 +87,25 @@ class Search {
 
   // Moves on to the next finish; notes what could have started and did not.
   void wait(State* s) const noexcept {
-    for (int op = 0; op < facts_.size(); ++op) {
-      s->passed[op] = 0;
-      if (!facts_.may_start(s->moment, op)) continue;
+    std::fill(s->passed, s->passed + facts_.most_useful(), OpBits{0});
+    for_ops(facts_.all() & ~s->moment.started, [&](int op) {
+      if (!facts_.may_start(s->moment, op)) return;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
-        const int mode = facts_.useful(op, u);
-        if (!facts_.fits(s->moment, mode)) continue;
-        const int own = mode - facts_.problem().first_mode[op];
-        s->passed[op] = static_cast<std::uint8_t>(s->passed[op] | 1U << own);
+        if (facts_.fits(s->moment, facts_.useful(op, u))) s->passed[u] |= op_bit(op);
       }
-    }
+    });
     facts_.advance(&s->moment);
     s->first = 0;
+  }
+
+  // Where nothing runs, whoever is ready and does not start alone now never will; those that start
+  // alone do so in order of their number.
+  void bar(State* s, int op, bool alone) const noexcept {
+    if (s->moment.running_count > 0) return;
+    const OpBits below = alone ? op_bit(op) - 1 : ~OpBits{0};
+    for_ops(facts_.all() & ~s->moment.started & below, [&](int other) {
+      if (facts_.may_start(s->moment, other)) s->barred |= op_bit(other);
+    });
   }
 
   void follow(const State& s, const Child& child, State* next) const noexcept {
@@ -91,41 +113,51 @@ class Search {
     if (child.op < 0) {
       wait(next);
     } else {
-      facts_.start(&next->moment, child.op, child.mode);
+      bar(next, child.op, facts_.alone(child.op, child.useful));
+      facts_.start(&next->moment, child.op, facts_.useful(child.op, child.useful));
       next->first = child.op + 1;
     }
   }
 
-  // Whether a state that is at least as far everywhere has been here before.
-  bool seen(const Moment& m) {
+  // Whether a state that is at least as far and as free everywhere has been here before.
+  bool seen(const State& s) {
+    const Moment& m = s.moment;
     Key key{m.done, 0, 0};
     for (int i = 0; i < m.running_count; ++i) key.running |= op_bit(m.running[i].op);
-    double finish[kMaxLayerOps];
-    int count = 0;
+    Remembered entry;
+    entry.now_s = m.now_s;
+    entry.barred = s.barred & ~m.started;
+    std::copy(s.passed, s.passed + facts_.most_useful(), entry.passed);
     for_ops(key.running, [&](int op) {  // in order of number, whatever started first
       for (int i = 0; i < m.running_count; ++i) {
         if (m.running[i].op != op) continue;
         const int own = m.running[i].mode - facts_.problem().first_mode[op];
         key.modes = key.modes * kMaxModes + static_cast<OpBits>(own);
-        finish[count++] = m.running[i].finish_s;
+        if (entry.count < kMaxSide) entry.finish_s[entry.count] = m.running[i].finish_s;
+        ++entry.count;
       }
     });
-    if (count > 21) return false;  // the folded modes would no longer be exact
-    std::vector<double>& entries = remembered_[key];
-    const auto width = static_cast<std::size_t>(count) + 1;
-    for (std::size_t at = 0; at < entries.size(); at += width) {
-      bool dominated = entries[at] <= m.now_s;
-      for (int i = 0; dominated && i < count; ++i) {
-        dominated = entries[at + 1 + static_cast<std::size_t>(i)] <= finish[i];
-      }
-      if (dominated) return true;
+    if (entry.count > kMaxSide) return false;
+    std::vector<Remembered>& entries = remembered_[key];
+    for (const Remembered& other : entries) {
+      if (covers(other, entry)) return true;
     }
-    if (remembered_size_ < kMaxRemembered) {
-      entries.push_back(m.now_s);
-      entries.insert(entries.end(), finish, finish + count);
-      remembered_size_ += width;
+    if (remembered_count_ < kMaxRemembered) {
+      entries.push_back(entry);
+      ++remembered_count_;
     }
     return false;
+  }
+
+  bool covers(const Remembered& a, const Remembered& b) const noexcept {
+    if (a.now_s > b.now_s || (a.barred & ~b.barred) != 0) return false;
+    for (int i = 0; i < b.count; ++i) {
+      if (a.finish_s[i] > b.finish_s[i]) return false;
+    }
+    for (int u = 0; u < facts_.most_useful(); ++u) {
+      if ((a.passed[u] & ~b.passed[u]) != 0) return false;
+    }
+    return true;
   }
 
   bool out_of_budget() {
@@ -157,19 +189,19 @@ class Search {
     std::vector<Child>& children = levels_[depth];
     children.clear();
     State next;
-    const auto consider = [&](int op, int mode) {
-      Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, mode};
+    const auto consider = [&](int op, int useful) {
+      Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful};
       follow(s, child, &next);
-      child.bound_s = facts_.bound(next.moment);
+      child.bound_s = facts_.bound(next.moment, next.barred);
       if (!too_late(child.bound_s)) children.push_back(child);
     };
     for (int op = s.first; op < facts_.size(); ++op) {
       if (!facts_.may_start(s.moment, op)) continue;
+      const OpBits own = op_bit(op);
       for (int u = 0; u < facts_.useful_count(op); ++u) {
-        const int mode = facts_.useful(op, u);
-        const int own = mode - facts_.problem().first_mode[op];
-        if ((s.passed[op] >> own & 1) != 0 || !facts_.fits(s.moment, mode)) continue;
-        consider(op, mode);
+        if ((s.passed[u] & own) != 0 || !facts_.fits(s.moment, facts_.useful(op, u))) continue;
+        if ((s.barred & own) != 0 && facts_.alone(op, u)) continue;
+        consider(op, u);
       }
     }
     if (s.moment.running_count > 0) consider(-1, -1);
@@ -197,8 +229,9 @@ class Search {
       follow(s, child, &next);
       if (child.op >= 0) {
         start_s_[child.op] = s.moment.now_s;
-        mode_[child.op] = child.mode - facts_.problem().first_mode[child.op];
-      } else if (seen(next.moment)) {
+        mode_[child.op] =
+            facts_.useful(child.op, child.useful) - facts_.problem().first_mode[child.op];
+      } else if (seen(next)) {
         continue;
       }
       explore(next, depth + 1);
@@ -212,8 +245,8 @@ class Search {
   double start_s_[kMaxLayerOps];
   std::int32_t mode_[kMaxLayerOps];
   std::vector<std::vector<Child>> levels_;
-  std::unordered_map<Key, std::vector<double>, KeyHash> remembered_;
-  std::size_t remembered_size_ = 0;
+  std::unordered_map<Key, std::vector<Remembered>, KeyHash> remembered_;
+  std::size_t remembered_count_ = 0;
   std::int64_t nodes_ = 0;
   bool stopped_ = false;
   double open_s_ = kInfinite;
@@ -225,7 +258,7 @@ class Search {
 LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits) {
   const LayerFacts facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  best.bound_s = facts.bound(facts.beginning());
+  best.bound_s = facts.bound(facts.beginning(), 0);
   if (best.makespan_s <= best.bound_s * (1.0 + kSame)) {
     best.proved_by = ProvedBy::kListSchedule;
   } else if (limits.nodes > 0 && Search(facts, limits, best).run()) {
