@@ -18,6 +18,9 @@ LIMITS: Final[tuple[str, ...]]
 ORDERS: Final[tuple[str, ...]]
 FUNCTIONS: Final[tuple[str, ...]]
 MAX_TILES: Final[int]
+MAX_LAYER_OPS: Final[int]
+MAX_LAYER_MODES: Final[int]
+PROVED_BY: Final[tuple[str, ...]]
 MAX_LEVELS: Final[int]
 COLLECTIVE_OPS: Final[tuple[str, ...]]
 ALGORITHMS: Final[tuple[str, ...]]
@@ -107,3 +110,18 @@ def array_cycles(
     overlapped: bool,
     threads: int,
 ) -> tuple[_Array, _Array]: ...
+def schedule_layers(
+    op_ptr: _Array,
+    types: _Array,
+    mode_ptr: _Array,
+    mode_cores: _Array,
+    mode_s: _Array,
+    edge_ptr: _Array,
+    edge_from: _Array,
+    edge_to: _Array,
+    cores: _Array,
+    overlap: bool,
+    max_nodes: int,
+    max_seconds: float,
+    threads: int,
+) -> tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array]: ...

@@ -186,7 +186,7 @@ def test_threads_and_cache_give_the_same_bits():
     for i in range(len(one.graphs)):
         assert one.time_s(i).tobytes() == two.time_s(i).tobytes() == again.time_s(i).tobytes()
         assert one.one_core_s(i).tobytes() == two.one_core_s(i).tobytes()
-    estimate_costs(asked, space, dtype="fp8", tuning=Tuning(efficiency=0.5))
+    estimate_costs(asked, space, tuning=Tuning(efficiency=0.5))
     assert cost_cache_info().misses == 2
 
 
@@ -221,6 +221,57 @@ def test_collectives_need_a_fabric():
 def test_bad_questions(arguments, error, words):
     with pytest.raises(error, match=words):
         estimate_costs(*arguments(graph("bertlarge")))
+
+
+def test_formats_scale_the_bytes_of_graphs():
+    chip, asked = presets.chip("h200"), graph()
+    totals = {}
+    for dtype in ("bf16", "fp8", "tf32"):
+        costs = estimate_costs(asked, chip, dtype=dtype)
+        block = costs.graphs[2].ops
+        op = int(np.flatnonzero(block["function"] == 0)[0])
+        shape = [int(block[d][op]) for d in "mkn"]
+        assert costs.time_s(2)[0, op] == pytest.approx(gemm(chip, *shape, dtype=dtype).time_s)
+        totals[dtype] = costs.time_s(2).sum()
+    assert totals["fp8"] < totals["bf16"] < totals["tf32"]
+
+
+def test_no_block_fits_is_said():
+    chip = presets.chip("tpuv4")
+    starved = chip.replace(
+        tensor_core=chip.tensor_core.replace(local_buffer_bytes=0),
+        tuning=chip.tuning.replace(dataflows=("ws",)),
+    )
+    with pytest.raises(InvalidInputError, match="no block of the product fits"):
+        gemm(starved, 512, 512, 512)
+    with pytest.raises(InvalidInputError, match=r"chips\[1\].*no block"):
+        estimate_costs(graph("bertlarge"), [chip, starved])
+
+
+def test_records_say_nothing_of_other_formats():
+    space = ArchitectureSpace.tpuv4_area().chips[:3]
+    with pytest.raises(InvalidInputError, match="fp8"):
+        estimate_costs(graph("bertlarge"), space, dtype="fp8")
+    bad = space.copy()
+    bad["hbm_stacks"][2] = -1
+    with pytest.raises(InvalidInputError, match=r"chips\[2\]"):
+        estimate_costs(graph("bertlarge"), bad)
+
+
+def test_collectives_of_a_graph_alone_are_refused():
+    layer = graph(tensor_parallel=4).layers[1]
+    with pytest.raises(InvalidInputError, match="over how many ranks"):
+        estimate_costs(layer.forward, presets.chip("h200"), presets.fabric("dgx-h100"))
+
+
+def test_a_mask_never_makes_attention_slower():
+    chip = presets.chip("h200")
+    for pairs, seq in ((132, 256), (264, 128), (66, 512), (1, 128), (500, 1000)):
+        plain, causal = (
+            operator_costs(chip, attention_ops([pairs], [seq], [128], [c]))[0].time_s
+            for c in (False, True)
+        )
+        assert causal <= plain
 
 
 def test_unknown_functions_and_formats_are_refused():

@@ -322,7 +322,7 @@ Floor floor_of(const GemmShape& g, const Machine& machine, double product_hbm_by
   f.macs = b * m * k * n;
   const double bytes = f.resident ? b * m * n * p.out_bytes : b * product_hbm_bytes;
   const bool hbm = std::isfinite(machine.product_hbm_bytes_per_s);
-  f.hbm_bytes = hbm ? bytes + extra_bytes(epilogue, f.resident) : 0.0;
+  f.hbm_bytes = hbm ? std::max(bytes + extra_bytes(epilogue, f.resident), 0.0) : 0.0;
   const double written = b * m * n * p.out_bytes;
   f.hbm_s = (f.hbm_bytes + machine.write_penalty * written) / machine.product_hbm_bytes_per_s;
   f.power_s = f.macs / machine.sustained_macs_per_s;
@@ -404,7 +404,8 @@ double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& ep
   const double macs = b * m * k * n;
   const bool resident = machine.tuning->resident_share > 0.0 &&
                         operands <= machine.tuning->resident_share * machine.buffer_bytes;
-  const double hbm = (resident ? outputs : operands + outputs) + extra_bytes(epilogue, resident);
+  const double compulsory = resident ? outputs : operands + outputs;
+  const double hbm = std::max(compulsory + extra_bytes(epilogue, resident), 0.0);
   bool both_ways = true;
   const double ports = static_cast<double>(machine.cores) * port_rate(g, machine, &both_ways);
   double most = macs / machine.macs_per_s;

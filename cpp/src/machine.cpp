@@ -8,6 +8,18 @@ namespace phaze {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
+// Rates and shares below this are refused, so that no product of them vanishes.
+constexpr double kLeast = 1e-9;
+
+bool well_formed(const VectorCost& cost) noexcept {
+  for (const double number :
+       {cost.ops_per_element, cost.ops_per_row, cost.launches, cost.byte_factor, cost.row_limit}) {
+    if (!(number >= 0.0) || !std::isfinite(number)) return false;
+  }
+  if (cost.row_limit == 0.0) return true;
+  return cost.long_ops >= 1.0 && cost.long_bytes >= 1.0 && std::isfinite(cost.long_ops) &&
+         std::isfinite(cost.long_bytes);
+}
 
 }  // namespace
 
@@ -17,14 +29,15 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
                                    c.vector_lanes, c.vector_alus_per_lane}) {
     if (count < 1 || count > most) return Status::kBadChip;
   }
-  for (const std::int64_t bytes : {c.tensor_local_bytes, c.buffer_bytes, c.hbm_bytes}) {
+  for (const std::int64_t bytes :
+       {c.tensor_local_bytes, c.vector_local_bytes, c.buffer_bytes, c.hbm_bytes, c.hbm_stacks}) {
     if (bytes < 0) return Status::kBadChip;
   }
   for (const double rate :
        {c.buffer_bytes_per_cycle, c.buffer_port_bytes_per_cycle, c.hbm_bytes_per_s}) {
-    if (!(rate >= 0.0) || !std::isfinite(rate)) return Status::kBadChip;
+    if (!std::isfinite(rate) || !(rate == 0.0 || rate >= kLeast)) return Status::kBadChip;
   }
-  if (!(c.clock_hz > 0.0) || !std::isfinite(c.clock_hz)) return Status::kBadChip;
+  if (!(c.clock_hz >= kLeast) || !std::isfinite(c.clock_hz)) return Status::kBadChip;
   for (const double number :
        {t.launch_s, t.unit_overhead_s, t.reduction_s, t.sustained_macs_per_s,
         t.port_even_bytes_per_cycle, t.port_odd_bytes_per_cycle, t.resident_share,
@@ -34,15 +47,18 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
   for (const double share :
        {t.efficiency, t.vector_launch_share, t.hbm_share, t.hbm_write_share, t.product_hbm_share,
         t.port_share, t.attention_efficiency, t.attention_backward_efficiency}) {
-    if (!(share > 0.0) || !(share <= 1.0)) return Status::kBadTuning;
+    if (!(share >= kLeast) || !(share <= 1.0)) return Status::kBadTuning;
   }
   for (const double size : {p.in_bytes, p.out_bytes, p.acc_bytes, p.rate}) {
-    if (!(size > 0.0) || !(size <= 1e6)) return Status::kBadTuning;
+    if (!(size >= kLeast) || !(size <= 1e6)) return Status::kBadTuning;
   }
-  if (!(t.clock_factor > 0.0) || !(t.clock_factor <= 4.0)) return Status::kBadTuning;
+  if (!(t.clock_factor >= kLeast) || !(t.clock_factor <= 4.0)) return Status::kBadTuning;
   if (2.0 * p.acc_bytes < p.out_bytes) return Status::kBadTuning;
   const int allowed = t.tiles > 0 ? 1 : (1 << kDataflows) - 1;
   if (t.dataflows < 1 || (t.dataflows & ~allowed) != 0) return Status::kBadTuning;
+  for (const VectorCost& cost : t.functions) {
+    if (!well_formed(cost)) return Status::kBadTuning;
+  }
   if (t.tiles < 0 || t.tiles > kMaxTiles) return Status::kBadTuning;
   for (int i = 0; i < t.tiles; ++i) {
     if (t.tile_m[i] < 1 || t.tile_n[i] < 1 || t.tile_m[i] > most || t.tile_n[i] > most) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 
 #include "phaze/parallel.hpp"
@@ -29,7 +30,8 @@ bool is_collective(const OperatorRecord& op) noexcept {
 GemmShape shape_of(const OperatorRecord& op) noexcept { return {op.b, op.m, op.k, op.n}; }
 
 Status check_op(const OperatorRecord& op) noexcept {
-  if (op.function < 0 || op.function >= kMaxFunctions) return Status::kBadOperation;
+  if (op.function < 0 || op.function >= static_cast<std::int32_t>(std::size(kFunctionNames)))
+    return Status::kBadOperation;
   if (is_collective(op)) return Status::kOk;
   for (const double bytes : {op.read_bytes, op.write_bytes}) {
     if (!std::isfinite(bytes)) return Status::kNotFinite;
@@ -110,13 +112,15 @@ CostRecord cost_on(const OperatorRecord& op, const Machine& machine, const Traff
   if (is_collective(op)) return idle();
   if (is_attention(op)) return attention(attention_of(op), machine, vectors);
   if (!is_product(op)) return vector_op(vector_of(op), vector_cost(op, machine), machine);
-  return best_gemm(shape_of(op), machine, traffic, epilogue_of(op, machine));
+  const CostRecord cost = best_gemm(shape_of(op), machine, traffic, epilogue_of(op, machine));
+  return std::isfinite(cost.time_s) ? cost : failed(Status::kNoMapping);
 }
 
 double time_on(const OperatorRecord& op, const Machine& machine, const Traffic& traffic,
                double vectors) noexcept {
   if (!is_product(op)) return cost_on(op, machine, traffic, vectors).time_s;
-  return best_gemm_time(shape_of(op), machine, traffic, epilogue_of(op, machine));
+  const double time_s = best_gemm_time(shape_of(op), machine, traffic, epilogue_of(op, machine));
+  return std::isfinite(time_s) ? time_s : kNan;
 }
 
 double bound_on(const OperatorRecord& op, const Machine& machine, double vectors) noexcept {

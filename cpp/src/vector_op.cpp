@@ -147,9 +147,15 @@ CostRecord attention(const AttentionShape& a, const Machine& machine,
     const double mean_keys = std::min(keys, (keys + static_cast<double>(kAttentionRows)) / 2.0);
     const AttentionUnit mean = unit_of(a, mean_keys, machine, vector_per_core);
     const double tail = 1.0 - cores / (2.0 * units);
-    scale = units / cores + tail;
-    record.compute_s = units / cores * mean.tensor_s + tail * longest.tensor_s;
-    record.vector_s = units / cores * mean.vector_s + tail * longest.vector_s;
+    const auto waves = static_cast<double>(ceil_div(count, machine.cores));
+    // A mask never makes it slower.
+    const bool helps =
+        units / cores * mean.seconds() + tail * longest.seconds() < waves * longest.seconds();
+    scale = helps ? units / cores + tail : waves;
+    record.compute_s =
+        helps ? units / cores * mean.tensor_s + tail * longest.tensor_s : waves * longest.tensor_s;
+    record.vector_s =
+        helps ? units / cores * mean.vector_s + tail * longest.vector_s : waves * longest.vector_s;
   }
   const double overhead_s = scale * longest.overhead_s;
   const double side = side_bytes(a);
@@ -161,7 +167,9 @@ CostRecord attention(const AttentionShape& a, const Machine& machine,
   record.time_s = launches_of(a) * machine.tuning->launch_s +
                   std::max(busy + overhead_s, record.hbm_s) + record.fill_s;
   record.bound_s = attention_bound(a, machine, vector_per_core);
-  record.compute_cycles = record.compute_s * machine.clock_hz * machine.precision.rate;
+  const double share = a.backward ? machine.tuning->attention_backward_efficiency
+                                  : machine.tuning->attention_efficiency;
+  record.compute_cycles = record.compute_s * machine.clock_hz * machine.precision.rate * share;
   record.macs = macs_of(a);
   const double ops =
       a.backward ? machine.tuning->attention_backward_ops : machine.tuning->attention_ops;

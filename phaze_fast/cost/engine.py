@@ -17,7 +17,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.cost.collectives import AnyFabric, collective_batch
-from phaze_fast.cost.machines import Machines, machines
+from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning
 from phaze_fast.hardware.chip import Dtype
@@ -113,6 +113,8 @@ class Costs:
 
     graphs: tuple[OpGraph, ...]
     chips: int
+    cores: Array
+    """Tensor cores, vector cores and networks (1) of each chip, shape (chips, 3)."""
     _tables: dict[str, Array]
     _chip_of: Array
     _op_of: tuple[Array, ...]
@@ -221,7 +223,7 @@ def _distinct_chips(asked: Machines) -> tuple[Machines, Array]:
     return chosen, inverse.reshape(-1)
 
 
-def _priced(ops: Array, asked: Machines, threads: int) -> dict[str, Array]:
+def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> dict[str, Array]:
     prices = asked.prices
     parts = (ops, *asked.arguments[:3], np.array(asked.precision), prices, asked.static_w)
     digest = hashlib.blake2b(digest_size=16)
@@ -238,7 +240,8 @@ def _priced(ops: Array, asked: Machines, threads: int) -> dict[str, Array]:
             op = ops[int(bad[0]) % len(ops)]
             sizes = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
             said = _core.STATUS_SENTENCES[int(costs["status"][bad[0]])]
-            raise InvalidInputError(f"chip {int(bad[0]) // len(ops)}, operator {sizes}: {said}")
+            chip = int(np.flatnonzero(chip_of == int(bad[0]) // len(ops))[0])
+            raise InvalidInputError(f"chips[{chip}], operator {sizes}: {said}")
         one = _core.op_times(ops, *asked.arguments, True, threads)
         found = tuple(
             np.ascontiguousarray(array).reshape(shape)
@@ -256,6 +259,11 @@ def _network(graph: OpGraph, fabric: AnyFabric | Cluster | None, ranks: dict[int
     wanted = graph.ops["collective"] >= 0
     if not wanted.any():
         return times
+    if not ranks:
+        raise InvalidInputError(
+            f"graphs: {graph.name} has collectives, and alone it does not say over how many ranks; "
+            "expected the LayerGraph it belongs to"
+        )
     if fabric is None:
         raise InvalidInputError(
             f"fabric: {graph.name} has collectives; expected a fabric or a cluster to price them on"
@@ -279,6 +287,12 @@ def _group_sizes(graph: OpGraph | LayerGraph) -> dict[int, int]:
         return {}
     s = graph.strategy
     return {1: s.tensor_parallel, 2: s.context_parallel, 3: s.expert_parallel}
+
+
+def _cores(records: Array) -> Array:
+    columns = (records["tensor_cores"], records["vector_cores"], np.ones(len(records)))
+    cores: Array = np.minimum(np.stack(columns, axis=1), 2**30).astype(np.int32)
+    return cores
 
 
 def estimate_costs(
@@ -344,11 +358,12 @@ def estimate_costs(
     )
     shapes, op_of = _distinct(ops)
     configurations, chip_of = _distinct_chips(asked)
-    tables = _priced(shapes, configurations, threads)
+    tables = _priced(in_format(shapes, asked.precision), configurations, chip_of, threads)
     ends = np.cumsum([len(graph) for graph in flat])[:-1] if flat else np.zeros(0, dtype=np.intp)
     return Costs(
         graphs=flat,
         chips=len(asked),
+        cores=_cores(asked.records),
         _tables=tables,
         _chip_of=chip_of,
         _op_of=tuple(np.split(op_of, ends)) if flat else (),

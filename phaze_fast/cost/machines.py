@@ -21,7 +21,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.hardware.chip import Dtype
 
-__all__ = ["PRECISIONS", "Machines", "machines"]
+__all__ = ["PRECISIONS", "Machines", "in_format", "machines"]
 
 Array = np.ndarray[Any, Any]
 
@@ -60,6 +60,21 @@ class Machines:
     def arguments(self) -> tuple[Array, Array, Array, tuple[float, float, float, float]]:
         """What every kernel is given of the chips."""
         return self.records, self.tuning_of, self.tunings, self.precision
+
+
+def in_format(ops: Array, precision: tuple[float, float, float, float]) -> Array:
+    """Operators whose bytes, counted in bf16, are those of another number format.
+
+    Operands of products take that format; everything else is kept in the format of outputs.
+    """
+    in_share, out_share = precision[0] / 2.0, precision[1] / 2.0
+    if in_share == out_share == 1.0:
+        return ops
+    scaled = ops.copy()
+    products = ops["function"] == 0
+    scaled["read_bytes"] *= np.where(products, in_share, out_share)
+    scaled["write_bytes"] *= out_share
+    return scaled
 
 
 def _listed(chips: Accelerator | Sequence[Accelerator]) -> list[Accelerator]:
@@ -112,6 +127,11 @@ def machines(
         raise InvalidTypeError(f"tuning: {type(tuning).__name__} is not accepted; expected Tuning")
     prices = energy_table() if energy is None else energy
     if isinstance(chips, np.ndarray):
+        if dtype not in ("bf16", "fp16"):
+            raise InvalidInputError(
+                f"dtype: {dtype!r} is not accepted for records of chips, which do not say how fast "
+                "it is; expected bf16 or fp16, or Accelerators"
+            )
         if chips.dtype != _core.CHIP_DTYPE:
             raise InvalidTypeError(
                 f"chips: dtype {chips.dtype} is not accepted; expected records of _core.CHIP_DTYPE"
@@ -139,7 +159,12 @@ def machines(
                 rows.append(row)
             tuning_of[i] = at
         tunings = np.concatenate(rows) if rows else tuning_record(Tuning())
-    area_mm2 = area_batch(records)["total_mm2"].copy()
+    areas = area_batch(records)
+    bad = np.flatnonzero(areas["status"])
+    if len(bad):
+        said = _core.STATUS_SENTENCES[int(areas["status"][bad[0]])]
+        raise InvalidInputError(f"chips[{int(bad[0])}]: {said}")
+    area_mm2 = areas["total_mm2"].copy()
     if not isinstance(chips, np.ndarray):
         for i, chip in enumerate(listed):
             area_mm2[i] = chip.die_area_mm2 or area_mm2[i]

@@ -276,7 +276,7 @@ def read_measurements(path: Path | str) -> Measurements:
         for number, line in enumerate(text.splitlines(), start=1)
         if line.strip() and not line.startswith("#")
     ]
-    reader = csv.DictReader(line for _, line in lines)
+    reader = csv.DictReader((line for _, line in lines), strict=True)
     kind = _kind_of(path, [name.strip() for name in reader.fieldnames or ()])
     reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
     found = Measurements(kind)
@@ -285,6 +285,8 @@ def read_measurements(path: Path | str) -> Measurements:
             _KINDS[kind][1](_Row(path, number, cells), found)
     except csv.Error as error:
         raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
+    if len(found.labels) not in (0, len(lines) - 1):
+        raise InvalidInputError(f"{path}: a quoted cell spans lines; expected one row a line")
     if not found.labels:
         raise InvalidInputError(f"{path}: there are no rows below the header")
     return found

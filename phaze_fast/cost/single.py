@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.cost.machines import Machines, machines
+from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.cost.operators import product_ops
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator, EnergyTable
@@ -169,6 +169,7 @@ def operator_costs(
     """
     asked: Machines = machines(chip, dtype, energy=energy)
     prices = asked.prices
+    ops = in_format(ops, asked.precision)
     rows = _core.op_costs(ops, *asked.arguments, False, prices, asked.static_w, 1)
     for op, row in zip(ops, rows, strict=True):
         if row["status"] != 0:

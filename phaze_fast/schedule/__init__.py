@@ -1,4 +1,17 @@
-"""Takes one layer's operators and their latencies, gives an optimal schedule on one chip.
+"""Takes one layer's operator latencies, gives an optimal schedule on one chip, with its proof."""
 
-Empty so far: schedules come after operator costs.
-"""
+from phaze_fast.schedule.instance import LayerInstance, instance_from_dict, read_instances
+from phaze_fast.schedule.layers import LayerTimes, schedule_layers
+from phaze_fast.schedule.result import LayerSchedule
+from phaze_fast.schedule.solve import RULES, schedule_instances
+
+__all__ = [
+    "RULES",
+    "LayerInstance",
+    "LayerSchedule",
+    "LayerTimes",
+    "instance_from_dict",
+    "read_instances",
+    "schedule_instances",
+    "schedule_layers",
+]

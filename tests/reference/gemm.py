@@ -257,7 +257,8 @@ def attention_time(
     units = b * up(m, rows)
     work_s = unit(n) if causal else up(units, cores) * unit(n)
     if causal and units > cores:
-        work_s = units / cores * unit(min(n, (n + rows) / 2)) + unit(n) * (1 - cores / (2 * units))
+        mean_s = units / cores * unit(min(n, (n + rows) / 2))
+        work_s = min(mean_s + unit(n) * (1 - cores / (2 * units)), up(units, cores) * unit(n))
     bandwidth = chip.hbm_bytes_per_s * tuning.hbm_share
     apart_s = over(14 * b * m * k, bandwidth) if backward else 0.0
     hbm_s = over(read_bytes + write_bytes / tuning.hbm_write_share, bandwidth)

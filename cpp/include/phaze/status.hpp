@@ -23,9 +23,10 @@ enum class Status : std::uint8_t {
   kTooManyOps = 13,
   kBadMode = 14,
   kBadEdge = 15,
+  kNoMapping = 16,
 };
 
-inline constexpr int kStatusCount = 16;
+inline constexpr int kStatusCount = 17;
 
 // The sentence of a status; static storage, safe from any thread.
 constexpr const char* sentence(Status status) noexcept {
@@ -60,6 +61,8 @@ constexpr const char* sentence(Status status) noexcept {
       return "an operator has no way to run, or needs cores that the chip does not have";
     case Status::kBadEdge:
       return "an edge points to an operator that stands earlier; expected topological order";
+    case Status::kNoMapping:
+      return "no block of the product fits a core's local buffer under the allowed dataflows";
     case Status::kBadTuning:
       return "the tuning or precision is malformed: a share, rate or size is out of range";
   }

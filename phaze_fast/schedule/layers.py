@@ -1,0 +1,180 @@
+"""Takes costs of graphs on chips, gives the time of every graph on every chip, schedules proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.cost import Costs
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.opgraph import OpGraph
+from phaze_fast.schedule.instance import LayerInstance
+from phaze_fast.schedule.result import LayerSchedule
+from phaze_fast.schedule.solve import RULES, Packed
+
+__all__ = ["LayerTimes", "schedule_layers"]
+
+Array = np.ndarray[Any, Any]
+
+_TYPE_OF_UNIT = np.array([1, 2, 3, 4], dtype=np.uint8)  # TC, VC, TC+VC, NET
+
+
+@dataclass(frozen=True, eq=False)
+class LayerTimes:
+    """Makespans of graphs on chips; arrays have shape (graphs, chips)."""
+
+    graphs: tuple[OpGraph, ...]
+    makespan_s: Array
+    bound_s: Array
+    proved_by: Array
+    """Codes into ``_core.PROVED_BY``; 0 where not proven."""
+    nodes: Array
+    _starts: tuple[Array, ...]
+    _modes: tuple[Array, ...]
+    _latencies: tuple[tuple[Array, Array], ...]
+    _cores: Array
+    _overlap: bool
+
+    @property
+    def proven(self) -> Array:
+        """Whether each makespan is proven optimal."""
+        found: Array = self.proved_by > 0
+        return found
+
+    @property
+    def gap(self) -> Array:
+        """How far each makespan may be above the optimum, as a fraction of its bound."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap: Array = np.where(self.bound_s > 0, self.makespan_s / self.bound_s - 1.0, 0.0)
+        return gap
+
+    def schedule(self, graph: int, chip: int) -> LayerSchedule:
+        """One schedule in full."""
+        layer = self.graphs[graph]
+        one, every = (table[chip] for table in self._latencies[graph])
+        cores = self._cores[chip]
+        instance = LayerInstance(
+            name=layer.name,
+            names=layer.names,
+            types=tuple(_TYPE_OF_UNIT[layer.ops["unit"]].tolist()),
+            modes=tuple(((1, float(a)), (0, float(b))) for a, b in zip(one, every, strict=True)),
+            edges=tuple(layer.edges()),
+            cores=(int(cores[0]), int(cores[1]), int(cores[2])),
+            ids=tuple(range(len(layer))),
+        )
+        proved = int(self.proved_by[graph, chip])
+        return LayerSchedule(
+            instance=instance,
+            status="optimal" if proved else "feasible",
+            makespan=float(self.makespan_s[graph, chip]),
+            bound=float(self.bound_s[graph, chip]),
+            proved_by=_core.PROVED_BY[proved],
+            starts=tuple(self._starts[graph][chip].tolist()),
+            mode=tuple(self._modes[graph][chip].tolist()),
+            nodes=int(self.nodes[graph, chip]),
+            solve_s=0.0,
+            overlap=self._overlap,
+        )
+
+
+def _batch(layer: OpGraph, one: Array, every: Array, cores: Array) -> Packed:
+    """One graph on many chips as the kernel takes it."""
+    chips, ops = one.shape
+    edges = np.array(layer.edges(), dtype=np.int32).reshape(-1, 2)
+    steps = np.arange(chips + 1, dtype=np.int64)
+    return (
+        steps * ops,
+        np.tile(_TYPE_OF_UNIT[layer.ops["unit"]], chips),
+        np.arange(chips * ops + 1, dtype=np.int64) * 2,
+        np.tile(np.array([1, 0], dtype=np.int32), chips * ops),
+        np.ascontiguousarray(np.stack([one, every], axis=-1).reshape(-1)),
+        steps * len(edges),
+        np.tile(edges[:, 0], chips),
+        np.tile(edges[:, 1], chips),
+        np.ascontiguousarray(cores.reshape(-1)),
+    )
+
+
+def schedule_layers(
+    costs: Costs,
+    rule: str = "exclusive",
+    max_nodes: int = 100_000,
+    time_limit_s: float = float("inf"),
+    threads: int = 1,
+) -> LayerTimes:
+    """Schedule every graph of `costs` on every chip, in one call per graph; the GIL is released.
+
+    Equal latencies on equal cores are scheduled once.
+
+    Parameters
+    ----------
+    costs
+        From `estimate_costs`; an operator runs on one core of each of its types, or on all.
+    rule
+        ``exclusive``: nothing runs beside an operator on all cores (PHAZE's rule); ``overlap``:
+        other types may.
+    max_nodes
+        Of each search tree. Where it is reached the makespan is that of the best schedule found and
+        ``bound_s`` says how good it can be.
+    time_limit_s
+        For each layer; with a limit, two runs may differ where it is reached.
+    threads
+        At most this many threads; without a time limit the result does not depend on it.
+
+    Examples
+    --------
+    >>> from phaze_fast import estimate_costs, layer_graph, models
+    >>> from phaze_fast.hardware import presets
+    >>> costs = estimate_costs(layer_graph(models.load("bertlarge")), presets.chip("tpuv4"))
+    >>> times = schedule_layers(costs)
+    >>> bool(times.proven.all()), times.makespan_s.shape
+    (True, (6, 1))
+    """
+    if rule not in RULES:
+        raise InvalidInputError(f"rule: {rule!r} is not accepted; {nearest(str(rule), RULES)}")
+    rows: dict[str, list[Array]] = {"makespan": [], "bound": [], "proved": [], "nodes": []}
+    starts, modes, latencies = [], [], []
+    for i, layer in enumerate(costs.graphs):
+        one, every = costs.one_core_s(i), costs.time_s(i)
+        if not len(layer):
+            for column in rows.values():
+                column.append(np.zeros(costs.chips))
+            starts.append(np.zeros((costs.chips, 0)))
+            modes.append(np.zeros((costs.chips, 0), dtype=np.int32))
+            latencies.append((one, every))
+            continue
+        key = np.ascontiguousarray(np.concatenate([one, every, costs.cores], axis=1))
+        _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
+        which = inverse.reshape(-1)
+        found = _core.schedule_layers(
+            *_batch(layer, one[first], every[first], costs.cores[first]),
+            rule == "overlap",
+            max_nodes,
+            time_limit_s,
+            threads,
+        )
+        makespan, bound, proved, nodes, status, start, mode = found
+        if status.any():
+            said = _core.STATUS_SENTENCES[int(status[np.flatnonzero(status)[0]])]
+            raise InvalidInputError(f"{layer.name}: {said}")
+        for name, values in zip(rows, (makespan, bound, proved, nodes), strict=True):
+            rows[name].append(values[which])
+        starts.append(start.reshape(len(first), -1)[which])
+        modes.append(mode.reshape(len(first), -1)[which])
+        latencies.append((one, every))
+    stacked = {name: np.array(column) for name, column in rows.items()}
+    return LayerTimes(
+        graphs=costs.graphs,
+        makespan_s=stacked["makespan"],
+        bound_s=stacked["bound"],
+        proved_by=stacked["proved"].astype(np.int32),
+        nodes=stacked["nodes"].astype(np.int64),
+        _starts=tuple(starts),
+        _modes=tuple(modes),
+        _latencies=tuple(latencies),
+        _cores=costs.cores,
+        _overlap=rule == "overlap",
+    )
