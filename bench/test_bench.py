@@ -9,6 +9,7 @@ import subjects_hardware
 import subjects_memory
 import subjects_operators
 import subjects_opgraph
+import subjects_schedule
 from registry import SUBJECTS
 
 from phaze_fast import _core
@@ -21,6 +22,7 @@ STAGES = (
     subjects_cost,
     subjects_operators,
     subjects_memory,
+    subjects_schedule,
 )
 
 

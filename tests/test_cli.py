@@ -395,6 +395,25 @@ def test_validate_keeps_its_contract(run):
     assert "not fitted" in err
 
 
+def test_schedule_keeps_its_contract(run, tmp_path):
+    path = tmp_path / "layers.jsonl"
+    lines = (GOLDEN / "layer_golden.jsonl").read_text().splitlines()[:3]
+    record = json.loads(lines[0])
+    record["ops"].reverse()  # any order of operators will do
+    path.write_text("\n".join([json.dumps(record), *lines[1:]]))
+    rows = document(run("schedule", path, "--json"))
+    wanted = {"name", "status", "makespan", "bound", "gap", "proved_by", "starts", "solve_s"}
+    assert all(row.keys() >= wanted for row in rows)
+    assert [row["status"] for row in rows] == ["optimal"] * 3
+    assert [row["makespan"] for row in rows] == [173984, 2772902, 17933682]
+    assert rows[0]["starts"][-1] == 0.0  # ln1, which the file now names last
+    code, out, _ = run("schedule", path, "--rule", "overlap")
+    assert code == 0
+    assert "ln1" in out
+    code, _, err = run("schedule", path, "--rule", "none")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
 def test_validate_refuses(run, tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")

@@ -309,7 +309,7 @@ double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
 
 double layer_bound(const LayerProblem& problem) noexcept {
   const LayerFacts facts(problem);
-  return facts.bound(facts.beginning(), 0);
+  return facts.bound(facts.beginning(), 0) * kRoundedDown;
 }
 
 Status check_layer(const LayerProblem& problem) noexcept {

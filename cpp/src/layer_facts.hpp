@@ -9,8 +9,9 @@
 
 namespace phaze {
 
-inline constexpr double kSame = 1e-12;  // relative; closer than this is equal
-inline constexpr int kMixes = 8;        // ways to weigh what a mode holds
+inline constexpr double kSame = 1e-12;               // relative; closer than this is equal
+inline constexpr double kRoundedDown = 1.0 - 1e-13;  // keeps a bound below what it rounds up to
+inline constexpr int kMixes = 8;                     // ways to weigh what a mode holds
 
 constexpr OpBits op_bit(int op) noexcept { return OpBits{1} << op; }
 

@@ -68,7 +68,7 @@ LayerSolution best_list_schedule(const LayerFacts& facts) noexcept {
 LayerSolution list_schedule(const LayerProblem& problem) noexcept {
   const LayerFacts facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  best.bound_s = facts.bound(facts.beginning(), 0);
+  best.bound_s = facts.bound(facts.beginning(), 0) * kRoundedDown;
   return best;
 }
 

@@ -69,7 +69,8 @@ class Search {
     std::fill(root.passed, root.passed + kMaxModes, OpBits{0});
     explore(root, 0);
     best_.nodes = nodes_;
-    if (stopped_) best_.bound_s = std::max(best_.bound_s, std::min(open_s_, best_.makespan_s));
+    if (stopped_)
+      best_.bound_s = std::max(best_.bound_s, std::min(open_s_ * kRoundedDown, best_.makespan_s));
     return !stopped_;
   }
 
@@ -258,8 +259,9 @@ class Search {
 LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits) {
   const LayerFacts facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  best.bound_s = facts.bound(facts.beginning(), 0);
-  if (best.makespan_s <= best.bound_s * (1.0 + kSame)) {
+  const double bound_s = facts.bound(facts.beginning(), 0);
+  best.bound_s = bound_s * kRoundedDown;
+  if (best.makespan_s <= bound_s * (1.0 + kSame)) {
     best.proved_by = ProvedBy::kListSchedule;
   } else if (limits.nodes > 0 && Search(facts, limits, best).run()) {
     best.proved_by = ProvedBy::kBranchAndBound;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,13 @@ class LayerInstance:
     modes: tuple[tuple[tuple[int, float], ...], ...]
     edges: tuple[tuple[int, int], ...]
     cores: tuple[int, int, int]
-    ids: tuple[int, ...]
-    """What the source calls each operator."""
+    positions: tuple[int, ...]
+    """Where each operator stands in the source, which need not be in topological order."""
+
+    def as_given(self, values: Sequence[Any]) -> list[Any]:
+        """One value per operator, in the order of the source."""
+        pairs = sorted(zip(self.positions, values, strict=True), key=lambda pair: pair[0])
+        return [value for _, value in pairs]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -169,7 +174,6 @@ def instance_from_dict(record: Any, where: str = "instance") -> LayerInstance:
     edges = _edges(where, record.get("edges", []), place)
     order = _sorted_ops(where, len(ops), edges)
     new = {old: position for position, old in enumerate(order)}
-    keys = list(place)
     return LayerInstance(
         name=str(record.get("name", where)),
         names=tuple(names[i] for i in order),
@@ -177,7 +181,7 @@ def instance_from_dict(record: Any, where: str = "instance") -> LayerInstance:
         modes=tuple(modes[i] for i in order),
         edges=tuple(sorted((new[a], new[b]) for a, b in edges)),
         cores=cores,
-        ids=tuple(keys[i] for i in order),
+        positions=tuple(order),
     )
 
 

@@ -63,7 +63,7 @@ class LayerTimes:
             modes=tuple(((1, float(a)), (0, float(b))) for a, b in zip(one, every, strict=True)),
             edges=tuple(layer.edges()),
             cores=(int(cores[0]), int(cores[1]), int(cores[2])),
-            ids=tuple(range(len(layer))),
+            positions=tuple(range(len(layer))),
         )
         proved = int(self.proved_by[graph, chip])
         return LayerSchedule(

@@ -1,0 +1,133 @@
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "check.hpp"
+#include "phaze/layer_batch.hpp"
+#include "phaze/layer_schedule.hpp"
+
+namespace {
+
+using namespace phaze;
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr SearchLimits kEnough{1'000'000, kInfinite, nullptr, nullptr};
+
+class Numbers {
+ public:
+  std::int32_t below(std::int32_t limit) noexcept {
+    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
+    return static_cast<std::int32_t>((state_ >> 33) % static_cast<std::uint64_t>(limit));
+  }
+
+ private:
+  std::uint64_t state_ = 42;
+};
+
+void random_problem(Numbers& numbers, int most, LayerProblem* p) {
+  p->size = 1 + numbers.below(most);
+  p->capacity[0] = 1 + numbers.below(4);
+  p->capacity[1] = 1 + numbers.below(3);
+  p->capacity[2] = 1;
+  for (int i = 0; i < p->size; ++i) {
+    p->before[i] = 0;
+    for (int b = 0; b < i; ++b) {
+      if (numbers.below(4) == 0) p->before[i] |= OpBits{1} << b;
+    }
+    p->first_mode[i] = 2 * i;
+    const int type = numbers.below(3);
+    LayerMode& single = p->modes[2 * i];
+    single = {1.0 + numbers.below(50), {type == 0, type == 1, type == 2}};
+    p->modes[2 * i + 1] = {single.seconds / (1 + numbers.below(3)),
+                           {p->capacity[0], p->capacity[1], p->capacity[2]}};
+  }
+  p->first_mode[p->size] = 2 * p->size;
+}
+
+void check_schedule(const LayerProblem& p, const LayerSolution& s) {
+  CHECK(s.bound_s <= s.makespan_s);
+  double last = 0.0;
+  for (int i = 0; i < p.size; ++i) {
+    const LayerMode& mode = p.modes[p.first_mode[i] + s.mode[i]];
+    const double end = s.start_s[i] + mode.seconds;
+    last = std::max(last, end);
+    for (int b = 0; b < i; ++b) {
+      if ((p.before[i] >> b & 1) == 0) continue;
+      CHECK(s.start_s[i] >= s.start_s[b] + p.modes[p.first_mode[b] + s.mode[b]].seconds);
+    }
+    for (int r = 0; r < kResources; ++r) {
+      std::int32_t held = 0;  // at the moment i starts
+      for (int j = 0; j < p.size; ++j) {
+        const LayerMode& other = p.modes[p.first_mode[j] + s.mode[j]];
+        const bool runs =
+            s.start_s[j] <= s.start_s[i] && s.start_s[i] < s.start_s[j] + other.seconds;
+        if (runs) held += other.use[r];
+      }
+      CHECK(held <= p.capacity[r]);
+    }
+  }
+  CHECK(last == s.makespan_s);
+}
+
+void random_layers_are_scheduled() {
+  Numbers numbers;
+  const auto p = std::make_unique<LayerProblem>();
+  for (int i = 0; i < 400; ++i) {
+    random_problem(numbers, 9, p.get());
+    CHECK(check_layer(*p) == Status::kOk);
+    const LayerSolution listed = list_schedule(*p);
+    check_schedule(*p, listed);
+    const LayerSolution best = solve_layer(*p, kEnough);
+    check_schedule(*p, best);
+    CHECK(best.proved_by != ProvedBy::kNothing);
+    CHECK(best.makespan_s <= listed.makespan_s && listed.bound_s <= best.makespan_s);
+    const LayerSolution cut = solve_layer(*p, {3, kInfinite, nullptr, nullptr});
+    check_schedule(*p, cut);
+    CHECK(cut.bound_s <= best.makespan_s && best.makespan_s <= cut.makespan_s);
+  }
+}
+
+void largest_layers_and_no_time() {
+  Numbers numbers;
+  const auto p = std::make_unique<LayerProblem>();
+  for (int i = 0; i < 5; ++i) {
+    do {
+      random_problem(numbers, kMaxLayerOps, p.get());
+    } while (p->size < kMaxLayerOps - 3);
+    check_schedule(*p, solve_layer(*p, {2000, kInfinite, nullptr, nullptr}));
+    check_schedule(*p, solve_layer(*p, {1'000'000'000, 0.0, nullptr, nullptr}));
+    const auto stop = [](void*) { return true; };
+    check_schedule(*p, solve_layer(*p, {1'000'000'000, kInfinite, stop, nullptr}));
+  }
+}
+
+void bad_layers_have_a_status() {
+  Numbers numbers;
+  const auto p = std::make_unique<LayerProblem>();
+  random_problem(numbers, 6, p.get());
+  p->modes[0].seconds = std::numeric_limits<double>::quiet_NaN();
+  CHECK(check_layer(*p) == Status::kNotFinite);
+  p->modes[0].seconds = -1.0;
+  CHECK(check_layer(*p) == Status::kNegative);
+  p->modes[0].seconds = 1.0;
+  p->modes[0].use[0] = 99;
+  CHECK(check_layer(*p) == Status::kBadMode);
+  p->modes[0].use[0] = 1;
+  p->before[0] = 1;
+  CHECK(check_layer(*p) == Status::kBadEdge);
+  p->size = 0;
+  CHECK(check_layer(*p) == Status::kBadShape);
+  p->size = kMaxLayerOps + 1;
+  CHECK(check_layer(*p) == Status::kTooManyOps);
+}
+
+}  // namespace
+
+int main() {
+  random_layers_are_scheduled();
+  largest_layers_and_no_time();
+  bad_layers_have_a_status();
+  return phaze::test::report("layer");
+}
