@@ -6,25 +6,12 @@ import numpy as np
 import pytest
 from reference import gemm as oracle
 from test_gemm import cost_of, records
+from test_gemm_reference import ONE
 
 from phaze_fast import _core
 from phaze_fast.cost import array_cycles, attention_ops, product_ops, vector_ops
 from phaze_fast.errors import InvalidInputError
 
-ONE = oracle.Chip(
-    cores=1,
-    rows=4,
-    cols=4,
-    local_bytes=0,
-    vector_cores=1,
-    lanes=4,
-    alus=1,
-    buffer_bytes=0,
-    buffer_bytes_per_cycle=0,
-    port_bytes_per_cycle=1000,
-    hbm_bytes_per_s=0,
-    clock_hz=1,
-)
 T, P = oracle.Tuning, oracle.Precision
 BF = (2.0, 2.0, 4.0, 1.0)
 

@@ -16,6 +16,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, presets
 from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.schedule import (
+    ScheduleCache,
     instance_from_dict,
     read_instances,
     schedule_instances,
@@ -221,6 +222,69 @@ def test_layers_of_a_model_on_chips():
     assert times.makespan_s.tobytes() == again.makespan_s.tobytes()
     beside = schedule_layers(costs, rule="overlap", max_nodes=2000)
     assert (beside.bound_s <= times.makespan_s * (1 + 1e-12)).all()
+
+
+def same(a, b):
+    return (
+        a.makespan_s.tobytes() == b.makespan_s.tobytes()
+        and a.proved_by.tobytes() == b.proved_by.tobytes()
+        and all(x.tobytes() == y.tobytes() for x, y in zip(a._starts, b._starts, strict=True))
+        and all(x.tobytes() == y.tobytes() for x, y in zip(a._modes, b._modes, strict=True))
+    )
+
+
+def test_a_cache_gives_the_same_bits_and_counts(tmp_path):
+    chips = ArchitectureSpace.tpuv4_area().chips[:60]
+    costs = estimate_costs(layer_graph(models.load("bertlarge")), chips)
+    plain = schedule_layers(costs)
+    first = ScheduleCache(tmp_path / "layers.sqlite")
+    assert same(schedule_layers(costs, cache=first), plain)
+    asked = first.info().misses
+    assert asked > 0
+    assert same(schedule_layers(costs, cache=first), plain)
+    assert first.info()[:4] == (asked, 0, asked, 0)
+    first.close()
+    second = ScheduleCache(tmp_path / "layers.sqlite")  # another process, as it were
+    assert same(schedule_layers(costs, cache=second), plain)
+    assert second.info()[:4] == (0, asked, 0, 0)
+    other = schedule_layers(costs, rule="overlap", cache=second, max_nodes=2000)
+    assert second.info().misses > 0
+    assert same(other, schedule_layers(costs, rule="overlap", max_nodes=2000))
+    second.close()
+
+
+def test_a_damaged_cache_is_not_trusted(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "layers.sqlite"
+    chips = ArchitectureSpace.tpuv4_area().chips[:5]
+    costs = estimate_costs(layer_graph(models.load("bertlarge")), chips)
+    plain = schedule_layers(costs, cache=(first := ScheduleCache(path)))
+    first.close()
+    file = sqlite3.connect(path)
+    file.execute("UPDATE layers SET value = substr(value, 1, 20)")
+    file.commit()
+    file.close()
+    second = ScheduleCache(path)
+    assert same(schedule_layers(costs, cache=second), plain)
+    assert second.info().rejected == second.info().misses > 0
+    second.close()
+    bad = tmp_path / "not-a-cache"
+    bad.write_text("hello " * 1000)
+    with pytest.raises(InvalidInputError, match="cannot be used"):
+        ScheduleCache(bad)
+
+
+def test_powers_of_two_share_an_answer():
+    from phaze_fast.schedule.cache import layer_key
+
+    cores = np.array([2, 1, 1], dtype=np.int32)
+    times = np.array([3.0, 5.0, 0.7])
+    key, scale = layer_key(b"x", times, cores)
+    again, larger = layer_key(b"x", times * 8, cores)
+    assert (again, larger) == (key, 8 * scale)
+    assert layer_key(b"x", times * 3, cores)[0] != key
+    assert layer_key(b"x", np.zeros(3), cores)[1] == 1.0
 
 
 def test_schedules_explain_themselves():

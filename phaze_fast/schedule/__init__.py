@@ -1,5 +1,6 @@
 """Takes one layer's operator latencies, gives an optimal schedule on one chip, with its proof."""
 
+from phaze_fast.schedule.cache import ScheduleCache, ScheduleCacheInfo
 from phaze_fast.schedule.instance import LayerInstance, instance_from_dict, read_instances
 from phaze_fast.schedule.layers import LayerTimes, schedule_layers
 from phaze_fast.schedule.result import LayerSchedule
@@ -10,6 +11,8 @@ __all__ = [
     "LayerInstance",
     "LayerSchedule",
     "LayerTimes",
+    "ScheduleCache",
+    "ScheduleCacheInfo",
     "instance_from_dict",
     "read_instances",
     "schedule_instances",

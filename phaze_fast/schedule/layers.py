@@ -11,6 +11,7 @@ from phaze_fast import _core
 from phaze_fast.cost import Costs
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.opgraph import OpGraph
+from phaze_fast.schedule.cache import ScheduleCache, StoredLayer, layer_key
 from phaze_fast.schedule.instance import LayerInstance
 from phaze_fast.schedule.result import LayerSchedule
 from phaze_fast.schedule.solve import RULES, Packed
@@ -98,12 +99,75 @@ def _batch(layer: OpGraph, one: Array, every: Array, cores: Array) -> Packed:
     )
 
 
+def _solve(
+    question: tuple[OpGraph, Array, Array, Array], limits: tuple[bool, int, float, int]
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """Makespan, bound, proof and nodes of each chip; starts and modes of its operators."""
+    layer, chips = question[0], len(question[3])
+    makespan, bound, proved, nodes, status, start, mode = _core.schedule_layers(
+        *_batch(*question), *limits
+    )
+    if status.any():
+        said = _core.STATUS_SENTENCES[int(status[np.flatnonzero(status)[0]])]
+        raise InvalidInputError(f"{layer.name}: {said}")
+    return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
+
+
+def _looked_up(
+    question: tuple[OpGraph, Array, Array, Array],
+    limits: tuple[bool, int, float, int],
+    cache: ScheduleCache,
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """Solve what the cache does not know, and tell it."""
+    layer, one, every, cores = question
+    chips, ops = one.shape
+    edges = np.array(layer.edges(), dtype=np.int32)
+    structure = b"".join(
+        (bytes([limits[0]]), _TYPE_OF_UNIT[layer.ops["unit"]].tobytes(), edges.tobytes())
+    )
+    both = np.concatenate([one, every], axis=1)
+    keyed = [layer_key(structure, both[c], cores[c]) for c in range(chips)]
+    known = cache.get(key for key, _ in keyed)
+    makespan, bound, starts = np.zeros(chips), np.zeros(chips), np.zeros((chips, ops))
+    proved, nodes = np.zeros(chips, dtype=np.int32), np.zeros(chips, dtype=np.int64)
+    modes = np.zeros((chips, ops), dtype=np.int32)
+    missing = []
+    for c, (key, scale) in enumerate(keyed):
+        stored = known.get(key)
+        if stored is None or len(stored.starts) != ops:
+            missing.append(c)
+            continue
+        makespan[c] = bound[c] = stored.makespan * scale
+        proved[c], starts[c], modes[c] = stored.proved_by, stored.starts * scale, stored.modes
+    if missing:
+        at = np.array(missing)
+        solved = _solve((layer, one[at], every[at], cores[at]), limits)
+        for column, values in zip(
+            (makespan, bound, proved, nodes, starts, modes), solved, strict=True
+        ):
+            column[at] = values
+        cache.put(
+            {
+                keyed[c][0]: StoredLayer(
+                    float(makespan[c]) / keyed[c][1],
+                    int(proved[c]),
+                    starts[c] / keyed[c][1],
+                    modes[c].copy(),
+                )
+                for c in missing
+                if proved[c]
+            }
+        )
+    return makespan, bound, proved, nodes, starts, modes
+
+
 def schedule_layers(
     costs: Costs,
     rule: str = "exclusive",
     max_nodes: int = 100_000,
     time_limit_s: float = float("inf"),
     threads: int = 1,
+    cache: ScheduleCache | None = None,
 ) -> LayerTimes:
     """Schedule every graph of `costs` on every chip, in one call per graph; the GIL is released.
 
@@ -123,6 +187,8 @@ def schedule_layers(
         For each layer; with a limit, two runs may differ where it is reached.
     threads
         At most this many threads; without a time limit the result does not depend on it.
+    cache
+        Where proven schedules are looked up and kept; by default nowhere.
 
     Examples
     --------
@@ -149,21 +215,13 @@ def schedule_layers(
         key = np.ascontiguousarray(np.concatenate([one, every, costs.cores], axis=1))
         _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
         which = inverse.reshape(-1)
-        found = _core.schedule_layers(
-            *_batch(layer, one[first], every[first], costs.cores[first]),
-            rule == "overlap",
-            max_nodes,
-            time_limit_s,
-            threads,
-        )
-        makespan, bound, proved, nodes, status, start, mode = found
-        if status.any():
-            said = _core.STATUS_SENTENCES[int(status[np.flatnonzero(status)[0]])]
-            raise InvalidInputError(f"{layer.name}: {said}")
-        for name, values in zip(rows, (makespan, bound, proved, nodes), strict=True):
+        limits = (rule == "overlap", max_nodes, time_limit_s, threads)
+        question = (layer, one[first], every[first], np.ascontiguousarray(costs.cores[first]))
+        found = _solve(question, limits) if cache is None else _looked_up(question, limits, cache)
+        for name, values in zip(rows, found[:4], strict=True):
             rows[name].append(values[which])
-        starts.append(start.reshape(len(first), -1)[which])
-        modes.append(mode.reshape(len(first), -1)[which])
+        starts.append(found[4][which])
+        modes.append(found[5][which])
         latencies.append((one, every))
     stacked = {name: np.array(column) for name, column in rows.items()}
     return LayerTimes(
