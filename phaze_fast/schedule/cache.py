@@ -1,8 +1,8 @@
 """Takes proven schedules, gives them back: in memory, and in a file that several processes share.
 
 A key is a hash of everything that decides the answer: the graph, the latencies up to a power of
-two, the cores, the rule and the version of the method. Values carry a hash of their own; what does not
-match, or is of another length, is counted as rejected and solved again. Nothing is unpickled.
+two, the cores, the rule and the version of the method. Values carry a hash of their own; what does
+not match, or is of another length, is counted as rejected and solved again. Nothing is unpickled.
 """
 
 from __future__ import annotations
