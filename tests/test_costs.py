@@ -158,8 +158,7 @@ def test_every_operator_is_priced_as_if_asked_alone():
             assert costs.one_core_s(i, c)[0].tolist() == [cost.one_core_s for cost in alone]
             assert costs.energy_j(i)[c].tolist() == [cost.energy_j for cost in alone]
         assert (costs.bound_s(i) <= costs.time_s(i)).all()
-    assert costs.configurations == 2
-    assert costs.shapes < sum(len(flat) for flat in costs.graphs)
+    assert costs.evaluations < 2 * sum(len(flat) for flat in costs.graphs)
     assert costs.total_s().shape == (len(costs.graphs), 3)
 
 
@@ -168,9 +167,24 @@ def test_chips_that_differ_in_capacity_alone_are_priced_once():
     both = np.concatenate([space, space])
     both["hbm_bytes"][50:] *= 2
     costs = estimate_costs(graph("bertlarge"), both)
-    assert costs.configurations <= 50
+    assert costs.evaluations == estimate_costs(graph("bertlarge"), space).evaluations
     times = costs.time_s(2)
     assert np.array_equal(times[:50], times[50:])
+
+
+def test_products_are_priced_once_per_tensor_core_configuration():
+    chips = ArchitectureSpace.tpuv4_area().chips
+    fields = ["tensor_cores", "tensor_width", "tensor_depth", "buffer_bytes"]
+    chosen = chips[:: len(chips) // 3000]
+    asked = graph("gpt3-175b")
+    costs = estimate_costs(asked, chosen)
+    products, others = costs._tables
+    assert len(products.time_s) == len(np.unique(chosen[fields])) < len(others.time_s)
+    for c in (0, len(chosen) // 2, len(chosen) - 1):
+        alone = estimate_costs(asked, chosen[c : c + 1])
+        for g in range(len(costs.graphs)):
+            assert costs.time_s(g, c).tobytes() == alone.time_s(g).tobytes()
+            assert costs.energy_j(g, c).tobytes() == alone.energy_j(g).tobytes()
 
 
 def test_threads_and_cache_give_the_same_bits():
@@ -178,22 +192,22 @@ def test_threads_and_cache_give_the_same_bits():
     asked = graph("bertlarge")
     cost_cache_clear()
     one = estimate_costs(asked, space, threads=1)
-    assert cost_cache_info()[:3] == (0, 1, 1)
+    assert cost_cache_info()[:3] == (0, 2, 2)
     again = estimate_costs(asked, space, threads=2)
-    assert cost_cache_info()[:2] == (1, 1)
+    assert cost_cache_info()[:2] == (2, 2)
     cost_cache_clear()
     two = estimate_costs(asked, space, threads=2)
     for i in range(len(one.graphs)):
         assert one.time_s(i).tobytes() == two.time_s(i).tobytes() == again.time_s(i).tobytes()
         assert one.one_core_s(i).tobytes() == two.one_core_s(i).tobytes()
     estimate_costs(asked, space, tuning=Tuning(efficiency=0.5))
-    assert cost_cache_info().misses == 2
+    assert cost_cache_info().misses == 4
 
 
 def test_answers_cannot_be_changed():
     costs = estimate_costs(graph("bertlarge"), presets.chip("tpuv4"))
     with pytest.raises(ValueError, match="read-only"):
-        costs._tables["time_s"][0, 0] = 1.0
+        costs._tables[0].time_s[0, 0] = 1.0
 
 
 def test_collectives_need_a_fabric():

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 
+#include "numbers.hpp"
+
 namespace phaze {
 namespace {
 
@@ -12,10 +14,6 @@ constexpr std::int64_t kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
 constexpr int kSplitCount = 10;
 constexpr std::int64_t kMultiples[] = {1, 2, 4, 8};
 constexpr int kMultipleCount = 4;
-// Keeps a bound from excluding what it equals but for rounding.
-constexpr double kRounding = 1.0 - 1e-12;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
 // One way to cut a dimension of the output into blocks.
 struct Cut {
@@ -308,6 +306,12 @@ double extra_bytes(const Epilogue& epilogue, bool resident) noexcept {
   return resident ? std::max(epilogue.extra_bytes, 0.0) : epilogue.extra_bytes;
 }
 
+// Whether operands of so many bytes are still in the buffer from the operator before.
+bool is_resident(double operands, const Machine& machine) noexcept {
+  const double share = machine.tuning->resident_share;
+  return share > 0.0 && operands <= share * machine.buffer_bytes;
+}
+
 Floor floor_of(const GemmShape& g, const Machine& machine, double product_hbm_bytes,
                const Epilogue& epilogue) noexcept {
   const Precision& p = machine.precision;
@@ -317,8 +321,7 @@ Floor floor_of(const GemmShape& g, const Machine& machine, double product_hbm_by
   const auto n = static_cast<double>(g.n);
   Floor f{};
   const double operands = b * (m * k + k * n) * p.in_bytes;
-  f.resident = machine.tuning->resident_share > 0.0 &&
-               operands <= machine.tuning->resident_share * machine.buffer_bytes;
+  f.resident = is_resident(operands, machine);
   f.macs = b * m * k * n;
   const double bytes = f.resident ? b * m * n * p.out_bytes : b * product_hbm_bytes;
   const bool hbm = std::isfinite(machine.product_hbm_bytes_per_s);
@@ -332,21 +335,14 @@ Floor floor_of(const GemmShape& g, const Machine& machine, double product_hbm_by
 }
 
 Limit limit_of(const Candidate& c, const Floor& f, double launch_s) noexcept {
-  Limit limit = Limit::kCompute;
-  double most = c.compute_s;
-  const auto consider = [&](double seconds, Limit which) {
-    if (seconds > most) {
-      most = seconds;
-      limit = which;
-    }
-  };
-  consider(c.port_s, Limit::kPort);
-  consider(c.buffer_s, Limit::kBuffer);
-  consider(f.hbm_s, Limit::kHbm);
-  consider(f.power_s, Limit::kPower);
-  consider(f.vector_s, Limit::kVector);
-  consider(launch_s, Limit::kLaunch);
-  return limit;
+  Largest most{c.compute_s, Limit::kCompute};
+  most.consider(c.port_s, Limit::kPort);
+  most.consider(c.buffer_s, Limit::kBuffer);
+  most.consider(f.hbm_s, Limit::kHbm);
+  most.consider(f.power_s, Limit::kPower);
+  most.consider(f.vector_s, Limit::kVector);
+  most.consider(launch_s, Limit::kLaunch);
+  return most.limit;
 }
 
 }  // namespace
@@ -402,8 +398,7 @@ double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& ep
   const double operands = b * (m * k + k * n) * p.in_bytes;
   const double outputs = b * m * n * p.out_bytes;
   const double macs = b * m * k * n;
-  const bool resident = machine.tuning->resident_share > 0.0 &&
-                        operands <= machine.tuning->resident_share * machine.buffer_bytes;
+  const bool resident = is_resident(operands, machine);
   const double compulsory = resident ? outputs : operands + outputs;
   const double hbm = std::max(compulsory + extra_bytes(epilogue, resident), 0.0);
   bool both_ways = true;

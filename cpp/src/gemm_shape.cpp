@@ -1,14 +1,13 @@
 #include <algorithm>
 #include <initializer_list>
 
+#include "numbers.hpp"
 #include "phaze/gemm.hpp"
 
 namespace phaze {
 namespace {
 
 constexpr std::int64_t kMaxDimension = std::int64_t{1} << 40;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
 bool multiply(std::int64_t a, std::int64_t b, std::int64_t* out) noexcept {
   return !__builtin_mul_overflow(a, b, out);

@@ -1,13 +1,12 @@
 #include <algorithm>
 
+#include "numbers.hpp"
 #include "phaze/gemm.hpp"
 
 namespace phaze {
 namespace {
 
 constexpr double kStrip = 64.0;  // depth of a strip in elements
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
 // 1, 2, 3, 4, 6, 8, 12, ...: each number after 2 is 3/2 or 4/3 of the one before.
 std::int64_t next_on_ladder(std::int64_t i) noexcept {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "numbers.hpp"
+
 namespace phaze {
 namespace {
 
@@ -11,9 +13,6 @@ constexpr std::int64_t kAttentionRows = 128;  // queries of one unit
 // clears, reads and rounds fp32 sums; bytes per element of Q that nothing overlaps.
 constexpr double kBackwardBytes = 14.0;
 constexpr double kBackwardLaunches = 3.0;
-constexpr double kRounding = 1.0 - 1e-12;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) noexcept { return (a + b - 1) / b; }
 
 // Cycles of a product on one array when folds overlap and others follow: the best dataflow.
 double streaming_cycles(double m, double k, double n, double rows, double cols) noexcept {
@@ -97,19 +96,12 @@ CostRecord vector_op(const VectorShape& shape, const VectorCost& cost,
   record.utilization = record.time_s > 0.0 ? record.vector_s / record.time_s : 0.0;
   record.dataflow = -1;
   record.order = -1;
-  Limit limit = Limit::kVector;
-  double most = record.vector_s;
-  const auto consider = [&](double seconds, Limit which) {
-    if (seconds > most) {
-      most = seconds;
-      limit = which;
-    }
-  };
-  consider(record.port_s, Limit::kPort);
-  consider(record.buffer_s, Limit::kBuffer);
-  consider(record.hbm_s, Limit::kHbm);
-  consider(record.fixed_s, Limit::kLaunch);
-  record.limit = static_cast<std::int32_t>(limit);
+  Largest most{record.vector_s, Limit::kVector};
+  most.consider(record.port_s, Limit::kPort);
+  most.consider(record.buffer_s, Limit::kBuffer);
+  most.consider(record.hbm_s, Limit::kHbm);
+  most.consider(record.fixed_s, Limit::kLaunch);
+  record.limit = static_cast<std::int32_t>(most.limit);
   return record;
 }
 

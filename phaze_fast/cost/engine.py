@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import LayerGraph, OpGraph
+from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
 
 __all__ = ["CacheInfo", "Costs", "cost_cache_clear", "cost_cache_info", "estimate_costs"]
 
@@ -29,7 +30,9 @@ Array = np.ndarray[Any, Any]
 
 _SEEN = ("unit", "b", "m", "n", "k", "read_bytes", "write_bytes", "causal", "epilogue", "function")
 _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity is not speed
-_COLLECTIVE = _core.FUNCTIONS.index("collective")
+# A product with nothing fused onto it sees the tensor cores alone.
+_UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
+_PAIRS_AT_ONCE = 2**18  # full records held in memory at a time
 
 
 class CacheInfo(NamedTuple):
@@ -103,6 +106,19 @@ def cost_cache_clear() -> None:
     _cache.clear()
 
 
+class _Table(NamedTuple):
+    """Distinct operators on the chips that are distinct to them."""
+
+    time_s: Array
+    one_core_s: Array
+    bound_s: Array
+    dynamic_j: Array
+    chip_of: Array
+    """Which of its rows each chip is."""
+    column_of: Array
+    """Which of its columns each operator is; -1 where it is in the other table."""
+
+
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Time and energy of the operators of several graphs on several chips.
@@ -115,22 +131,14 @@ class Costs:
     chips: int
     cores: Array
     """Tensor cores, vector cores and networks (1) of each chip, shape (chips, 3)."""
-    _tables: dict[str, Array]
-    _chip_of: Array
-    _op_of: tuple[Array, ...]
+    evaluations: int
+    """Pairs of distinct operator and distinct chip that were priced."""
+    _tables: tuple[_Table, ...]
+    _static_w: Array
+    _ends: tuple[int, ...]
     _network_s: tuple[Array, ...]
 
-    @property
-    def shapes(self) -> int:
-        """Distinct operators that were priced."""
-        return int(self._tables["time_s"].shape[1])
-
-    @property
-    def configurations(self) -> int:
-        """Distinct chips that they were priced on."""
-        return int(self._tables["time_s"].shape[0])
-
-    def _look_up(self, table: str, graph: int, chip: int | None) -> Array:
+    def _look_up(self, name: str, graph: int, chip: int | None) -> Array:
         if not 0 <= graph < len(self.graphs):
             last = len(self.graphs) - 1
             raise InvalidInputError(f"graph: {graph!r} is not accepted; expected 0 to {last}")
@@ -138,8 +146,14 @@ class Costs:
             raise InvalidInputError(
                 f"chip: {chip!r} is not accepted; expected 0 to {self.chips - 1}"
             )
-        rows = self._chip_of if chip is None else self._chip_of[chip : chip + 1]
-        found: Array = self._tables[table][np.ix_(rows, self._op_of[graph])]
+        rows = slice(None) if chip is None else slice(chip, chip + 1)
+        ops = slice(self._ends[graph], self._ends[graph + 1])
+        found = np.empty((self.chips if chip is None else 1, ops.stop - ops.start))
+        for table in self._tables:
+            columns = table.column_of[ops]
+            mine = np.flatnonzero(columns >= 0)
+            values: Array = getattr(table, name)
+            found[:, mine] = values[np.ix_(table.chip_of[rows], columns[mine])]
         return found
 
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
@@ -158,8 +172,11 @@ class Costs:
         return found
 
     def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Joules on the chip, shape (chips, operators)."""
-        return self._look_up("energy_j", graph, chip)
+        """Joules on the chip, shape (chips, operators); none while the network is at work."""
+        watts = self._static_w if chip is None else self._static_w[chip : chip + 1]
+        found: Array = self._look_up("dynamic_j", graph, chip)
+        found += watts[:, None] * self._look_up("time_s", graph, chip)
+        return found
 
     def total_s(self) -> Array:
         """Seconds of each graph if its operators follow one another, shape (graphs, chips)."""
@@ -199,16 +216,14 @@ def _distinct(ops: Array) -> tuple[Array, Array]:
     return chosen, inverse.reshape(-1)
 
 
-def _distinct_chips(asked: Machines) -> tuple[Machines, Array]:
-    """Chips that differ in what an operator sees; capacity and what is not modelled do not."""
+def _distinct_chips(asked: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:
+    """Chips that differ in what an operator sees, and which of them each one is."""
     records = asked.records.copy()
-    for name in _UNSEEN_OF_CHIP:
-        records[name] = 0
-    key: Array = np.zeros(
-        len(records), dtype=[("chip", "V", records.dtype.itemsize), ("t", "i4"), ("w", "f8")]
-    )
-    key["chip"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
-    key["t"], key["w"] = asked.tuning_of, asked.static_w
+    for name in unseen:
+        records[name] = 1
+    key: Array = np.zeros(len(records), dtype=[("c", "V", records.dtype.itemsize), ("t", "i4")])
+    key["c"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
+    key["t"] = asked.tuning_of
     _, first, inverse = np.unique(
         key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
     )
@@ -218,39 +233,72 @@ def _distinct_chips(asked: Machines) -> tuple[Machines, Array]:
         asked.tunings,
         asked.precision,
         asked.energy,
-        np.ascontiguousarray(asked.static_w[first]),
+        np.zeros(len(first)),  # static energy is added when an answer is laid out
     )
     return chosen, inverse.reshape(-1)
 
 
-def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> dict[str, Array]:
-    prices = asked.prices
-    parts = (ops, *asked.arguments[:3], np.array(asked.precision), prices, asked.static_w)
+def _part(asked: Machines, begin: int, end: int) -> Machines:
+    return Machines(
+        asked.records[begin:end],
+        asked.tuning_of[begin:end],
+        asked.tunings,
+        asked.precision,
+        asked.energy,
+        asked.static_w[begin:end],
+    )
+
+
+def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[Array, ...]:
+    """Time on all cores and on one, bound and energy without static power; looked up first."""
+    parts = (ops, *asked.arguments[:3], np.array(asked.precision), asked.prices)
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part.tobytes())
         digest.update(len(part).to_bytes(8, "little"))
-    names = ("time_s", "one_core_s", "bound_s", "energy_j")
     found = _cache.get(digest.digest())
     if found is None:
-        shape = (len(asked), len(ops))
-        costs = _core.op_costs(ops, *asked.arguments, False, prices, asked.static_w, threads)
-        bad = np.flatnonzero(costs["status"])
-        if len(bad):
-            op = ops[int(bad[0]) % len(ops)]
-            sizes = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
-            said = _core.STATUS_SENTENCES[int(costs["status"][bad[0]])]
-            chip = int(np.flatnonzero(chip_of == int(bad[0]) // len(ops))[0])
-            raise InvalidInputError(f"chips[{chip}], operator {sizes}: {said}")
-        one = _core.op_times(ops, *asked.arguments, True, threads)
-        found = tuple(
-            np.ascontiguousarray(array).reshape(shape)
-            for array in (costs["time_s"], one, costs["bound_s"], costs["energy_j"])
-        )
-        for array in found:
-            array.setflags(write=False)
+        tables = [np.empty((len(asked), len(ops))) for _ in range(4)]
+        step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
+        for begin in range(0, len(asked), step):
+            end = min(len(asked), begin + step)
+            some = _part(asked, begin, end)
+            costs = _core.op_costs(ops, *some.arguments, False, some.prices, some.static_w, threads)
+            _refuse_bad(ops, costs["status"], chip_of, begin)
+            one = _core.op_times(ops, *some.arguments, True, threads)
+            for table, values in zip(
+                tables, (costs["time_s"], one, costs["bound_s"], costs["energy_j"]), strict=True
+            ):
+                table[begin:end] = values.reshape(end - begin, len(ops))
+        found = tuple(tables)
+        for table in found:
+            table.setflags(write=False)
         _cache.put(digest.digest(), found)
-    return dict(zip(names, found, strict=True))
+    return found
+
+
+def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
+    bad = np.flatnonzero(status)
+    if not len(bad):
+        return
+    op = ops[int(bad[0]) % len(ops)]
+    sizes = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
+    said = _core.STATUS_SENTENCES[int(status[bad[0]])]
+    chip = int(np.flatnonzero(chip_of == begin + int(bad[0]) // len(ops))[0])
+    raise InvalidInputError(f"chips[{chip}], operator {sizes}: {said}")
+
+
+def _tabled(
+    ops: Array, which: Array, asked: Machines, unseen: tuple[str, ...], threads: int
+) -> _Table:
+    """Price some operators, each distinct one once, on the chips that are distinct to them."""
+    shapes, column = _distinct(ops[which])
+    chips, chip_of = _distinct_chips(asked, unseen)
+    values = _priced(in_format(shapes, asked.precision), chips, chip_of, threads)
+    column_of = np.full(len(ops), -1, dtype=np.intp)
+    column_of[which] = column
+    time_s, one_core_s, bound_s, dynamic_j = values
+    return _Table(time_s, one_core_s, bound_s, dynamic_j, chip_of, column_of)
 
 
 def _network(graph: OpGraph, fabric: AnyFabric | Cluster | None, ranks: dict[int, int]) -> Array:
@@ -286,7 +334,12 @@ def _group_sizes(graph: OpGraph | LayerGraph) -> dict[int, int]:
     if isinstance(graph, OpGraph):
         return {}
     s = graph.strategy
-    return {1: s.tensor_parallel, 2: s.context_parallel, 3: s.expert_parallel}
+    sizes = {
+        "tensor": s.tensor_parallel,
+        "context": s.context_parallel,
+        "expert": s.expert_parallel,
+    }
+    return {GROUPS.index(name): size for name, size in sizes.items()}
 
 
 def _cores(records: Array) -> Array:
@@ -356,16 +409,18 @@ def estimate_costs(
         if flat
         else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
     )
-    shapes, op_of = _distinct(ops)
-    configurations, chip_of = _distinct_chips(asked)
-    tables = _priced(in_format(shapes, asked.precision), configurations, chip_of, threads)
-    ends = np.cumsum([len(graph) for graph in flat])[:-1] if flat else np.zeros(0, dtype=np.intp)
+    alone = (ops["function"] == 0) & (ops["epilogue"] == 0)
+    tables = (
+        _tabled(ops, np.flatnonzero(alone), asked, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS, threads),
+        _tabled(ops, np.flatnonzero(~alone), asked, _UNSEEN_OF_CHIP, threads),
+    )
     return Costs(
         graphs=flat,
         chips=len(asked),
         cores=_cores(asked.records),
+        evaluations=sum(table.time_s.size for table in tables),
         _tables=tables,
-        _chip_of=chip_of,
-        _op_of=tuple(np.split(op_of, ends)) if flat else (),
+        _static_w=asked.static_w,
+        _ends=(0, *accumulate(len(graph) for graph in flat)),
         _network_s=tuple(network),
     )
