@@ -47,6 +47,13 @@ def test_golden_layers_are_solved_to_their_optimum(record):
     assert found.makespan == (record["optimum"] or record["best_known"])
 
 
+def test_bounds_keep_the_trees_small():
+    # Weaker bounds or dominance give the same answers later: this is where that shows.
+    found = schedule_instances(list(read_instances(GOLDEN)), highs=False)
+    assert sum(made.nodes for made in found) <= 5500
+    assert sum(made.proved_by == "list-schedule" for made in found) >= 6
+
+
 def random_layer(rng, most_ops, most_modes=2):
     """A random layer; latencies on all cores between perfect scaling and none."""
     count = rng.randint(1, most_ops)

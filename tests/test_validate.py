@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phaze_fast.cost import gemm, validate
+from phaze_fast.cost import gemm, measurements, validate
 from phaze_fast.cost.measurements import read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
@@ -72,6 +72,17 @@ def test_blocks_of_an_h200_add_up():
     found, size = errors("h200_layer.csv", "fwd_bwd_us")
     assert np.median(size) <= 0.10
     assert found.columns["stashed_bytes"].max_abs_err <= 0.02
+
+
+def test_kept_bytes_and_parameters_of_measured_blocks():
+    with (GOLDEN / "h200_layer.csv").open() as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    assert len(rows) == 10
+    for row in rows:
+        block = measurements._measured_block(measurements._Row(GOLDEN, 1, row))
+        assert block.parameters == int(row["params"])
+        error = block.forward.stashed_bytes() / int(row["stashed_bytes"]) - 1
+        assert abs(error) <= (0.03 if row["attention"] == "flash" else 0.05), row
 
 
 def test_constants_are_few_and_named():

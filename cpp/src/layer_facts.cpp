@@ -239,7 +239,7 @@ double LayerFacts::bound(const Moment& m, OpBits barred) const noexcept {
     const Running& r = m.running[i];
     finish_s[r.op] = r.finish_s;
     last_s = std::max(last_s, r.finish_s);
-    most = std::max(most, r.finish_s + rest_s_[r.op]);
+    most = std::max(most, r.finish_s);  // what follows it is reckoned below
   }
   for_ops(all_ & ~m.started, [&](int op) {
     double ready = m.now_s;

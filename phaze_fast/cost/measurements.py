@@ -20,7 +20,7 @@ from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph import OpGraph, Strategy, layer_graph
+from phaze_fast.opgraph import Layer, Strategy, layer_graph
 
 __all__ = ["ColumnError", "Measurements", "Validation", "read_measurements", "validate"]
 
@@ -179,7 +179,7 @@ def _attention_row(row: _Row, into: Measurements) -> None:
         into.add(column, row.positive(column), ops)
 
 
-def _block(row: _Row) -> tuple[OpGraph, OpGraph]:
+def _measured_block(row: _Row) -> Layer:
     name = row.text("model")
     if name not in _BLOCKS:
         raise row.fault("model", f"a known block; {nearest(name, _BLOCKS)}")
@@ -208,12 +208,12 @@ def _block(row: _Row) -> tuple[OpGraph, OpGraph]:
         kv_expanded=kv_heads < heads,
     )
     layers = layer_graph(model, Strategy(microbatch=row.whole("mbs"))).layers
-    block = next(layer for layer in layers if layer.kind == "block")
-    return block.forward, block.backward
+    return next(layer for layer in layers if layer.kind == "block")
 
 
 def _layer_row(row: _Row, into: Measurements) -> None:
-    forward, backward = _block(row)
+    block = _measured_block(row)
+    forward, backward = block.forward, block.backward
     into.labels.append(f"{row.text('model')} {row.text('seq')}x{row.text('mbs')}")
     columns = {
         "fwd_us": forward.ops,
