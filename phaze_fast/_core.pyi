@@ -110,18 +110,17 @@ def array_cycles(
     overlapped: bool,
     threads: int,
 ) -> tuple[_Array, _Array]: ...
+_Layers = tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array, _Array, _Array]
+
 def schedule_layers(
-    op_ptr: _Array,
-    types: _Array,
-    mode_ptr: _Array,
-    mode_cores: _Array,
-    mode_s: _Array,
-    edge_ptr: _Array,
-    edge_from: _Array,
-    edge_to: _Array,
-    cores: _Array,
+    layers: _Layers,
     overlap: bool,
     max_nodes: int,
     max_seconds: float,
     threads: int,
+    canonical: bool = ...,
 ) -> tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array]: ...
+def canonical_layers(layers: _Layers, overlap: bool) -> list[bytes]: ...
+def replay_layers(
+    layers: _Layers, overlap: bool, start: _Array, mode: _Array
+) -> tuple[_Array, _Array, _Array, _Array]: ...

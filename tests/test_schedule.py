@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.layer import best_makespan, faults
+from reference.layer import best_makespan, best_makespan_by_moments, faults
 
 from phaze_fast import _core, models
 from phaze_fast.cost import estimate_costs
@@ -100,6 +100,49 @@ def test_more_layers_are_those_of_enumeration(rule):
         against_enumeration(rng, 6, rule)
 
 
+def backward_like(rng, count):
+    """A chain with operators beside it that nothing waits for, and few different latencies."""
+    cores = {"num_tc": rng.choice([1, 2, 3, 8]), "num_vc": rng.choice([1, 2])}
+    sizes = [rng.randint(1, 5), rng.randint(4, 12)]
+    ops, edges, chain = [], [], []
+    for i in range(count):
+        kind = rng.choice(["TC", "TC", "TC", "VC", "NET", "TCandVC"])
+        every = rng.choice(sizes) if rng.random() < 0.8 else rng.randint(1, 9)
+        have = cores["num_vc"] if kind == "VC" else cores["num_tc"]
+        single = every if kind == "NET" else every * have - rng.choice([0, 0, have - 1])
+        ops.append({"id": i, "type": kind, "lat_single": max(single, 1), "lat_all": every})
+        if chain and rng.random() < 0.9:
+            edges.append([rng.choice(chain[-2:]), i])
+        if rng.random() < 0.55:
+            chain.append(i)
+    return {"name": "backward", "ops": ops, "edges": edges, **cores}
+
+
+def against_moments(rng, count, rule):
+    layer = instance_from_dict(backward_like(rng, count))
+    (found,) = schedule_instances([layer], rule, highs=False)
+    check(found)
+    assert found.status == "optimal"
+    assert found.makespan == best_makespan_by_moments(layer, rule == "overlap")
+
+
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_layers_with_twins_and_leaves_are_those_of_enumeration(rule):
+    rng = random.Random(17)
+    for _ in range(150):
+        against_moments(rng, rng.randint(4, 6), rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_layers_of_ten_operators_are_those_of_enumeration(rule):
+    rng = random.Random(18)
+    for _ in range(150):
+        against_moments(rng, rng.randint(7, 8), rule)
+    for _ in range(12):
+        against_moments(rng, 10, rule)
+
+
 def against_highs(rng, most_ops, rule):
     layer = instance_from_dict(random_layer(rng, most_ops))
     (found,) = schedule_instances([layer], rule, highs=False)
@@ -185,7 +228,7 @@ def test_batches_equal_single_calls_for_any_thread_count():
     layers = [instance_from_dict(random_layer(rng, 9)) for _ in range(200)]
     packed = pack(layers)
     one, two = (
-        _core.schedule_layers(*packed, False, 10**6, float("inf"), threads) for threads in (1, 2)
+        _core.schedule_layers(packed, False, 10**6, float("inf"), threads) for threads in (1, 2)
     )
     for a, b in zip(one, two, strict=True):
         assert a.tobytes() == b.tobytes()
@@ -195,17 +238,17 @@ def test_batches_equal_single_calls_for_any_thread_count():
 
 def test_bad_rows_of_a_batch_are_marked():
     good = instance_from_dict(random_layer(random.Random(1), 5))
-    packed = [array.copy() for array in pack([good, good, good])]
+    packed = tuple(array.copy() for array in pack([good, good, good]))
     packed[4][0] = np.nan
     packed[8][3] = -1
-    found = _core.schedule_layers(*packed, False, 1000, 1.0, 1)
+    found = _core.schedule_layers(packed, False, 1000, 1.0, 1)
     assert found[4].tolist()[2] == 0
     assert (found[4][:2] != 0).all()
     assert np.isnan(found[0][:2]).all()
     with pytest.raises(InvalidInputError, match="op_ptr: pointers"):
-        _core.schedule_layers(packed[0][::-1].copy(), *packed[1:], False, 1000, 1.0, 1)
+        _core.schedule_layers((packed[0][::-1].copy(), *packed[1:]), False, 1000, 1.0, 1)
     with pytest.raises(InvalidInputError, match="max_seconds"):
-        _core.schedule_layers(*packed, False, 1000, float("nan"), 1)
+        _core.schedule_layers(packed, False, 1000, float("nan"), 1)
 
 
 # ---- graphs ----
@@ -282,16 +325,61 @@ def test_a_damaged_cache_is_not_trusted(tmp_path):
         ScheduleCache(bad)
 
 
-def test_powers_of_two_share_an_answer():
-    from phaze_fast.schedule.cache import layer_key
+def renumbered(rng, record):
+    """The same layer, its operators in another order."""
+    ids = [op["id"] for op in record["ops"]]
+    names = dict(zip(ids, rng.sample(range(1000), len(ids)), strict=True))
+    ops = [{**op, "id": names[op["id"]]} for op in record["ops"]]
+    edges = [[names[a], names[b]] for a, b in record["edges"]]
+    rng.shuffle(ops)
+    rng.shuffle(edges)
+    return {**record, "ops": ops, "edges": edges}
 
-    cores = np.array([2, 1, 1], dtype=np.int32)
-    times = np.array([3.0, 5.0, 0.7])
-    key, scale = layer_key(b"x", times, cores)
-    again, larger = layer_key(b"x", times * 8, cores)
-    assert (again, larger) == (key, 8 * scale)
-    assert layer_key(b"x", times * 3, cores)[0] != key
-    assert layer_key(b"x", np.zeros(3), cores)[1] == 1.0
+
+def scaled(record, factor):
+    ops = [
+        {**op, "lat_single": op["lat_single"] * factor, "lat_all": op["lat_all"] * factor}
+        for op in record["ops"]
+    ]
+    return {**record, "ops": ops}
+
+
+@given(st.integers(0, 2**32))
+def test_isomorphic_and_scaled_layers_have_one_canonical_form(seed):
+    rng = random.Random(seed)
+    record = random_layer(rng, 9)
+    factor = rng.choice([3.0, 0.1, 1e-9, 7e5])
+    other = scaled(renumbered(rng, record), factor)
+    layers = [instance_from_dict(record), instance_from_dict(other)]
+    one, two = _core.canonical_layers(pack(layers), False)
+    assert one == two
+    found, again = schedule_instances(layers, highs=False)
+    check(again)
+    assert again.nodes == found.nodes
+    assert again.proved_by == found.proved_by
+    assert again.makespan == pytest.approx(found.makespan * factor, rel=1e-12)
+
+
+def test_the_canonical_form_of_a_form_is_itself():
+    rng = random.Random(20)
+    for _ in range(50):
+        layer = instance_from_dict(random_layer(rng, 9))
+        packed = pack([layer])
+        plain = _core.schedule_layers(packed, False, 10**6, float("inf"), 1)
+        formal = _core.schedule_layers(packed, False, 10**6, float("inf"), 1, canonical=True)
+        most = max(seconds for modes in layer.modes for _, seconds in modes)
+        assert plain[0][0] == pytest.approx(formal[0][0] * most, rel=1e-12)
+        back = _core.replay_layers(packed, False, formal[5], formal[6])
+        assert [x.tobytes() for x in back] == [plain[k].tobytes() for k in (0, 4, 5, 6)]
+
+
+def test_replay_refuses_what_is_no_solution():
+    packed = pack([instance_from_dict(random_layer(random.Random(3), 5))])
+    ops = len(packed[1])
+    bad = np.full(ops, 7, dtype=np.int32)
+    makespan, status, _, _ = _core.replay_layers(packed, False, np.zeros(ops), bad)
+    assert status[0] != 0
+    assert np.isnan(makespan[0])
 
 
 def test_schedules_explain_themselves():

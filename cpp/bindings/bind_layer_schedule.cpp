@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <atomic>
 #include <chrono>
+#include <thread>
+#include <vector>
 
 #include "arrays.hpp"
 #include "phaze/layer_batch.hpp"
@@ -18,73 +22,130 @@ void check_pointers(std::span<const std::int64_t> pointers, std::size_t length, 
   }
 }
 
-// Ctrl-C is noticed while kernels run without the GIL; asked at most every 50 ms.
+// Ctrl-C is noticed while kernels run without the GIL: the calling thread asks, at most every
+// 50 ms, and tells the others.
 struct Signals {
+  std::thread::id caller = std::this_thread::get_id();
   std::chrono::steady_clock::time_point last = std::chrono::steady_clock::now();
-  bool raised = false;
+  std::atomic<bool> raised = false;
 };
 
 bool interrupted(void* context) {
   auto* signals = static_cast<Signals*>(context);
   if (signals->raised) return true;
+  if (std::this_thread::get_id() != signals->caller) return false;
   const auto now = std::chrono::steady_clock::now();
   if (now - signals->last < std::chrono::milliseconds(50)) return false;
   signals->last = now;
   const py::gil_scoped_acquire acquire;
-  signals->raised = PyErr_CheckSignals() != 0;
+  if (PyErr_CheckSignals() != 0) signals->raised = true;
   return signals->raised;
 }
 
-py::tuple schedule(const py::object& op_ptr, const py::object& types, const py::object& mode_ptr,
-                   const py::object& mode_cores, const py::object& mode_s,
-                   const py::object& edge_ptr, const py::object& edge_from,
-                   const py::object& edge_to, const py::object& cores, bool overlap,
-                   std::int64_t max_nodes, double max_seconds, int threads) {
+// The nine arrays of a batch, in the order of phaze_fast.schedule.solve.Packed.
+LayerBatch batch_of(const py::tuple& packed, bool overlap) {
+  if (packed.size() != 9) throw InvalidInput("layers: expected nine arrays");
   LayerBatch batch{};
-  batch.op_ptr = view<std::int64_t>(op_ptr, "op_ptr");
-  batch.types = view<std::uint8_t>(types, "types");
+  batch.op_ptr = view<std::int64_t>(packed[0], "op_ptr");
+  batch.types = view<std::uint8_t>(packed[1], "types");
   const auto ops = static_cast<py::ssize_t>(batch.types.size());
-  batch.mode_ptr = view<std::int64_t>(mode_ptr, "mode_ptr", ops + 1);
-  batch.mode_cores = view<std::int32_t>(mode_cores, "mode_cores");
-  batch.mode_s = view<double>(mode_s, "mode_s", static_cast<py::ssize_t>(batch.mode_cores.size()));
+  batch.mode_ptr = view<std::int64_t>(packed[2], "mode_ptr", ops + 1);
+  batch.mode_cores = view<std::int32_t>(packed[3], "mode_cores");
+  batch.mode_s =
+      view<double>(packed[4], "mode_s", static_cast<py::ssize_t>(batch.mode_cores.size()));
   batch.edge_ptr =
-      view<std::int64_t>(edge_ptr, "edge_ptr", static_cast<py::ssize_t>(batch.op_ptr.size()));
-  batch.edge_from = view<std::int32_t>(edge_from, "edge_from");
+      view<std::int64_t>(packed[5], "edge_ptr", static_cast<py::ssize_t>(batch.op_ptr.size()));
+  batch.edge_from = view<std::int32_t>(packed[6], "edge_from");
   batch.edge_to =
-      view<std::int32_t>(edge_to, "edge_to", static_cast<py::ssize_t>(batch.edge_from.size()));
+      view<std::int32_t>(packed[7], "edge_to", static_cast<py::ssize_t>(batch.edge_from.size()));
   check_pointers(batch.op_ptr, batch.types.size(), "op_ptr");
   check_pointers(batch.mode_ptr, batch.mode_cores.size(), "mode_ptr");
   check_pointers(batch.edge_ptr, batch.edge_from.size(), "edge_ptr");
   const auto layers = static_cast<py::ssize_t>(batch.op_ptr.size()) - 1;
-  batch.cores = view<std::int32_t>(cores, "cores", layers * kResources);
+  batch.cores = view<std::int32_t>(packed[8], "cores", layers * kResources);
   batch.rule = overlap ? ScheduleRule::kOverlap : ScheduleRule::kExclusive;
+  return batch;
+}
+
+struct Results {
+  explicit Results(const LayerBatch& batch)
+      : makespan(static_cast<py::ssize_t>(batch.op_ptr.size()) - 1),
+        bound(makespan.size()),
+        proved(makespan.size()),
+        nodes(makespan.size()),
+        status(makespan.size()),
+        start(static_cast<py::ssize_t>(batch.types.size())),
+        mode(start.size()) {}
+
+  LayerAnswers answers() {
+    return {writable(makespan), writable(bound), writable(proved), writable(nodes),
+            writable(status),   writable(start), writable(mode)};
+  }
+
+  py::tuple frozen() && {
+    return py::make_tuple(freeze(std::move(makespan)), freeze(std::move(bound)),
+                          freeze(std::move(proved)), freeze(std::move(nodes)),
+                          freeze(std::move(status)), freeze(std::move(start)),
+                          freeze(std::move(mode)));
+  }
+
+  py::array_t<double> makespan;
+  py::array_t<double> bound;
+  py::array_t<std::int32_t> proved;
+  py::array_t<std::int64_t> nodes;
+  py::array_t<std::int32_t> status;
+  py::array_t<double> start;
+  py::array_t<std::int32_t> mode;
+};
+
+py::tuple schedule(const py::tuple& layers, bool overlap, std::int64_t max_nodes,
+                   double max_seconds, int threads, bool canonical) {
+  const LayerBatch batch = batch_of(layers, overlap);
   if (max_nodes < 0) throw InvalidInput("max_nodes: a negative number is not accepted");
   if (!(max_seconds >= 0.0)) {
     throw InvalidInput("max_seconds: expected a number of seconds, zero or more");
   }
   const int workers = checked_threads(threads);
-  py::array_t<double> makespan(layers);
-  py::array_t<double> bound(layers);
-  py::array_t<std::int32_t> proved(layers);
-  py::array_t<std::int64_t> nodes(layers);
-  py::array_t<std::int32_t> status(layers);
-  py::array_t<double> start(ops);
-  py::array_t<std::int32_t> mode(ops);
-  const LayerAnswers answers{writable(makespan), writable(bound), writable(proved), writable(nodes),
-                             writable(status),   writable(start), writable(mode)};
+  Results results(batch);
+  const LayerAnswers answers = results.answers();
   Signals signals;
-  // Signals are looked at by one thread alone, the calling one.
-  const bool ask = workers == 1;
-  const SearchLimits limits{max_nodes, max_seconds, ask ? &interrupted : nullptr, &signals};
+  const SearchLimits limits{max_nodes, max_seconds, &interrupted, &signals};
   {
     const py::gil_scoped_release release;
-    solve_layers(batch, limits, answers, workers);
+    solve_layers(batch, limits, canonical ? Terms::kCanonical : Terms::kGiven, answers, workers);
   }
   if (signals.raised) throw py::error_already_set();
-  return py::make_tuple(freeze(std::move(makespan)), freeze(std::move(bound)),
-                        freeze(std::move(proved)), freeze(std::move(nodes)),
-                        freeze(std::move(status)), freeze(std::move(start)),
-                        freeze(std::move(mode)));
+  return std::move(results).frozen();
+}
+
+// The canonical form of each layer as bytes; of a layer that is not right, none.
+py::list canonical(const py::tuple& layers, bool overlap) {
+  const LayerBatch batch = batch_of(layers, overlap);
+  py::list found;
+  std::vector<std::uint8_t> bytes;
+  for (std::size_t b = 0; b + 1 < batch.op_ptr.size(); ++b) {
+    canonical_bytes(batch, b, &bytes);
+    found.append(py::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+  return found;
+}
+
+py::tuple replay_all(const py::tuple& layers, bool overlap, const py::object& start,
+                     const py::object& mode) {
+  const LayerBatch batch = batch_of(layers, overlap);
+  const auto ops = static_cast<py::ssize_t>(batch.types.size());
+  const auto starts = view<double>(start, "start", ops);
+  const auto modes = view<std::int32_t>(mode, "mode", ops);
+  Results results(batch);
+  const LayerAnswers answers = results.answers();
+  std::copy(starts.begin(), starts.end(), answers.start_s.begin());
+  std::copy(modes.begin(), modes.end(), answers.mode.begin());
+  {
+    const py::gil_scoped_release release;
+    replay_layers(batch, answers);
+  }
+  return py::make_tuple(freeze(std::move(results.makespan)), freeze(std::move(results.status)),
+                        freeze(std::move(results.start)), freeze(std::move(results.mode)));
 }
 
 }  // namespace
@@ -93,10 +154,12 @@ void bind_layer_schedule(py::module_& module) {
   module.attr("MAX_LAYER_OPS") = kMaxLayerOps;
   module.attr("MAX_LAYER_MODES") = kMaxModes;
   module.attr("PROVED_BY") = py::make_tuple("nothing", "list-schedule", "branch-and-bound");
-  module.def("schedule_layers", &schedule, py::arg("op_ptr"), py::arg("types"), py::arg("mode_ptr"),
-             py::arg("mode_cores"), py::arg("mode_s"), py::arg("edge_ptr"), py::arg("edge_from"),
-             py::arg("edge_to"), py::arg("cores"), py::arg("overlap"), py::arg("max_nodes"),
-             py::arg("max_seconds"), py::arg("threads"));
+  module.def("schedule_layers", &schedule, py::arg("layers"), py::arg("overlap"),
+             py::arg("max_nodes"), py::arg("max_seconds"), py::arg("threads"),
+             py::arg("canonical") = false);
+  module.def("canonical_layers", &canonical, py::arg("layers"), py::arg("overlap"));
+  module.def("replay_layers", &replay_all, py::arg("layers"), py::arg("overlap"), py::arg("start"),
+             py::arg("mode"));
 }
 
 }  // namespace phaze::bindings

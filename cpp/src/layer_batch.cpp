@@ -1,9 +1,11 @@
 #include "phaze/layer_batch.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
 
+#include "phaze/layer_canonical.hpp"
 #include "phaze/parallel.hpp"
 
 namespace phaze {
@@ -54,39 +56,103 @@ Status load(const LayerBatch& batch, std::size_t b, LayerProblem* problem) noexc
   return check_layer(*problem);
 }
 
+void write(const LayerBatch& batch, std::size_t b, const LayerSolution& found,
+           const LayerAnswers& out) noexcept {
+  const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
+  const auto last = static_cast<std::size_t>(batch.op_ptr[b + 1]);
+  out.makespan_s[b] = found.makespan_s;
+  out.bound_s[b] = found.bound_s;
+  out.proved_by[b] = static_cast<std::int32_t>(found.proved_by);
+  out.nodes[b] = found.nodes;
+  for (std::size_t i = first; i < last; ++i) {
+    out.start_s[i] = found.start_s[i - first];
+    out.mode[i] = found.mode[i - first];
+  }
+}
+
+// What stands where there is no answer.
+void refuse(const LayerBatch& batch, std::size_t b, const LayerAnswers& out) noexcept {
+  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+  out.makespan_s[b] = out.bound_s[b] = nan;
+  out.proved_by[b] = 0;
+  out.nodes[b] = 0;
+  for (auto i = static_cast<std::size_t>(batch.op_ptr[b]);
+       i < static_cast<std::size_t>(batch.op_ptr[b + 1]); ++i) {
+    out.start_s[i] = nan;
+    out.mode[i] = -1;
+  }
+}
+
 }  // namespace
 
-void solve_layers(const LayerBatch& batch, const SearchLimits& limits, const LayerAnswers& out,
-                  int threads) {
-  constexpr double nan = std::numeric_limits<double>::quiet_NaN();
+void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
+                  const LayerAnswers& out, int threads) {
   parallel_for(out.status.size(), threads, 16, [&](std::size_t begin, std::size_t end) {
     const auto problem = std::make_unique<LayerProblem>();
+    const auto form = std::make_unique<CanonicalLayer>();
     for (std::size_t b = begin; b < end; ++b) {
-      const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
-      const auto last = static_cast<std::size_t>(batch.op_ptr[b + 1]);
       const Status status = load(batch, b, problem.get());
       out.status[b] = static_cast<std::int32_t>(status);
       if (status != Status::kOk) {
-        out.makespan_s[b] = out.bound_s[b] = nan;
-        out.proved_by[b] = 0;
-        out.nodes[b] = 0;
-        for (std::size_t i = first; i < last; ++i) {
-          out.start_s[i] = nan;
-          out.mode[i] = -1;
-        }
+        refuse(batch, b, out);
         continue;
       }
-      const LayerSolution found = solve_layer(*problem, limits);
-      out.makespan_s[b] = found.makespan_s;
-      out.bound_s[b] = found.bound_s;
-      out.proved_by[b] = static_cast<std::int32_t>(found.proved_by);
-      out.nodes[b] = found.nodes;
-      for (std::size_t i = first; i < last; ++i) {
-        out.start_s[i] = found.start_s[i - first];
-        out.mode[i] = found.mode[i - first];
-      }
+      canonical_layer(*problem, form.get());
+      const LayerSolution found = solve_layer(form->problem, limits);
+      write(batch, b, terms == Terms::kCanonical ? found : replay(*problem, *form, found), out);
     }
   });
+}
+
+Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<std::uint8_t>* out) {
+  const auto problem = std::make_unique<LayerProblem>();
+  const auto form = std::make_unique<CanonicalLayer>();
+  const Status status = load(batch, layer, problem.get());
+  out->clear();
+  if (status != Status::kOk) return status;
+  canonical_layer(*problem, form.get());
+  const auto append = [&](const auto* first, int count) {
+    const auto* bytes = reinterpret_cast<const std::uint8_t*>(first);
+    out->insert(out->end(), bytes, bytes + sizeof(*first) * static_cast<std::size_t>(count));
+  };
+  const LayerProblem& p = form->problem;
+  append(&p.size, 1);
+  append(p.capacity, kResources);
+  append(p.before, p.size);
+  append(p.first_mode, p.size + 1);
+  for (int m = 0; m < p.first_mode[p.size]; ++m) {
+    append(&p.modes[m].seconds, 1);
+    append(p.modes[m].use, kResources);
+  }
+  return Status::kOk;
+}
+
+void replay_layers(const LayerBatch& batch, const LayerAnswers& answers) {
+  const auto problem = std::make_unique<LayerProblem>();
+  const auto form = std::make_unique<CanonicalLayer>();
+  for (std::size_t b = 0; b < answers.status.size(); ++b) {
+    const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
+    Status status = load(batch, b, problem.get());
+    if (status == Status::kOk) {
+      canonical_layer(*problem, form.get());
+      LayerSolution known;
+      known.bound_s = 0.0;
+      known.nodes = 0;
+      known.proved_by = ProvedBy::kNothing;
+      for (int k = 0; k < problem->size; ++k) {
+        const LayerProblem& p = form->problem;
+        known.start_s[k] = answers.start_s[first + static_cast<std::size_t>(k)];
+        known.mode[k] = answers.mode[first + static_cast<std::size_t>(k)];
+        const bool good = known.mode[k] >= 0 &&
+                          known.mode[k] < p.first_mode[k + 1] - p.first_mode[k] &&
+                          std::isfinite(known.start_s[k]) && known.start_s[k] >= 0.0;
+        if (!good) status = Status::kBadMode;
+      }
+      if (status == Status::kOk) write(batch, b, replay(*problem, *form, known), answers);
+    }
+    answers.status[b] = static_cast<std::int32_t>(status);
+    if (status != Status::kOk) refuse(batch, b, answers);
+  }
 }
 
 }  // namespace phaze

@@ -46,6 +46,7 @@ LayerFacts::LayerFacts(const LayerProblem& problem) noexcept : problem_(problem)
     });
   }
   for (int i = 0; i < n; ++i) {
+    if (after_[i] == 0) leaves_ |= op_bit(i);
     apart_[i] = all_ & ~(ancestors[i] | later_[i] | op_bit(i));
   }
   find_alone();
@@ -180,19 +181,21 @@ void LayerFacts::add_mixes() noexcept {
     }
   }
   ++mixes_;
-  for (int mix = 0; mix < mixes_; ++mix) {
-    for (int i = 0; i < problem_.size; ++i) {
-      double least = kInfinite;
-      double beside = kInfinite;
-      for (int u = 0; u < useful_count_[i]; ++u) {
-        const int m = useful_[i][u];
-        const double share = rate_[mix][m] * problem_.modes[m].seconds;
-        least = std::min(least, share);
-        if (!alone(i, u)) beside = std::min(beside, share);
-      }
-      share_s_[mix][i] = least;
-      beside_share_s_[mix][i] = beside;
+  for (int mix = 0; mix < mixes_; ++mix) find_shares(mix);
+}
+
+void LayerFacts::find_shares(int mix) noexcept {
+  for (int i = 0; i < problem_.size; ++i) {
+    double least = kInfinite;
+    double beside = kInfinite;
+    for (int u = 0; u < useful_count_[i]; ++u) {
+      const int m = useful_[i][u];
+      const double share = rate_[mix][m] * problem_.modes[m].seconds;
+      least = std::min(least, share);
+      if (!alone(i, u)) beside = std::min(beside, share);
     }
+    share_s_[mix][i] = least;
+    beside_share_s_[mix][i] = beside;
   }
 }
 
@@ -230,7 +233,7 @@ void LayerFacts::advance(Moment* m) const noexcept {
   m->running_count = kept;
 }
 
-double LayerFacts::bound(const Moment& m, OpBits barred) const noexcept {
+double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const noexcept {
   double ready_s[kMaxLayerOps];
   double finish_s[kMaxLayerOps];  // earliest, of what is not done
   double most = m.now_s;
@@ -250,7 +253,8 @@ double LayerFacts::bound(const Moment& m, OpBits barred) const noexcept {
     finish_s[op] = std::min(ready + beside_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
   });
-  for (int mix = 0; mix < mixes_; ++mix) {
+  if (spine_mix_ >= 0 && most < enough_s) most = std::max(most, spine_bound(m, barred));
+  for (int mix = 0; mix < mixes_ && most < enough_s; ++mix) {
     most = std::max(most, preemptive_bound(mix, m, barred, ready_s));
   }
   return most;
@@ -309,7 +313,7 @@ double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
 
 double layer_bound(const LayerProblem& problem) noexcept {
   const LayerFacts facts(problem);
-  return facts.bound(facts.beginning(), 0) * kRoundedDown;
+  return facts.bound(facts.beginning(), 0, kInfinite) * kRoundedDown;
 }
 
 Status check_layer(const LayerProblem& problem) noexcept {

@@ -2,6 +2,7 @@
 // thousands of layers need no memory from the system.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 
@@ -11,7 +12,7 @@ namespace phaze {
 
 inline constexpr double kSame = 1e-12;               // relative; closer than this is equal
 inline constexpr double kRoundedDown = 1.0 - 1e-13;  // keeps a bound below what it rounds up to
-inline constexpr int kMixes = 8;                     // ways to weigh what a mode holds
+inline constexpr int kMixes = 9;                     // ways to weigh what a mode holds
 
 constexpr OpBits op_bit(int op) noexcept { return OpBits{1} << op; }
 
@@ -28,8 +29,20 @@ struct Running {
   double finish_s;
 };
 
-// Where a schedule under construction stands.
+// Where a schedule under construction stands. Copies only what runs.
 struct Moment {
+  Moment() = default;
+  Moment(const Moment& other) noexcept { *this = other; }
+  Moment& operator=(const Moment& other) noexcept {
+    now_s = other.now_s;
+    started = other.started;
+    done = other.done;
+    std::copy(other.free, other.free + kResources, free);
+    running_count = other.running_count;
+    std::copy(other.running, other.running + other.running_count, running);
+    return *this;
+  }
+
   double now_s;
   OpBits started;
   OpBits done;
@@ -43,14 +56,23 @@ class LayerFacts {
   explicit LayerFacts(const LayerProblem& problem) noexcept;
 
   // No schedule that goes on from here ends earlier, if the operators of `barred` may no longer run
-  // alone.
-  double bound(const Moment& moment, OpBits barred) const noexcept;
+  // alone. Looks no further once the bound is `enough_s`.
+  double bound(const Moment& moment, OpBits barred, double enough_s) const noexcept;
+
+  // Adds what only a search needs: the bound of the longest path and the gaps beside it.
+  void prepare_search() noexcept;
 
   const LayerProblem& problem() const noexcept { return problem_; }
   int size() const noexcept { return problem_.size; }
   Moment beginning() const noexcept;
   OpBits all() const noexcept { return all_; }
   OpBits after(int op) const noexcept { return after_[op]; }
+  // Operators that can run in the same ways and for which the same wait: once two of them may
+  // start, either can take the other's place.
+  OpBits twins(int op) const noexcept { return twins_[op]; }
+  // Operators that nothing waits for. Run alone, such a one can as well be the last of all.
+  OpBits leaves() const noexcept { return leaves_; }
+  double alone_s(int op) const noexcept { return alone_s_[op]; }
   double tail_s(int op) const noexcept { return shortest_s_[op] + rest_s_[op]; }
   // Modes that no other mode makes useless, fastest first.
   int useful_count(int op) const noexcept { return useful_count_[op]; }
@@ -74,12 +96,23 @@ class LayerFacts {
   void find_modes(int op) noexcept;
   void find_alone() noexcept;
   void add_mixes() noexcept;
+  void find_spine() noexcept;
+  void add_spine_mix() noexcept;
+  void find_waste() noexcept;
+  void find_twins() noexcept;
+  void find_gains() noexcept;
+  double least_waste(int from, int to, double length_s, double wires_s) const noexcept;
+  double most_gained(OpBits open, const double* left_s, double room_s) const noexcept;
+  double spine_bound(const Moment& moment, OpBits barred) const noexcept;
+  void find_shares(int mix) noexcept;
   int width(OpBits set) const noexcept;
   double preemptive_bound(int mix, const Moment& moment, OpBits barred,
                           const double* ready_s) const noexcept;
 
   const LayerProblem& problem_;
   OpBits all_;
+  OpBits leaves_ = 0;
+  OpBits twins_[kMaxLayerOps];  // only after prepare_search
   OpBits after_[kMaxLayerOps];
   OpBits later_[kMaxLayerOps];  // operators that wait for one, however far
   OpBits apart_[kMaxLayerOps];  // operators that may run beside one
@@ -94,10 +127,27 @@ class LayerFacts {
   std::int32_t useful_[kMaxLayerOps][kMaxModes];
   int most_useful_ = 0;
   int mixes_ = 0;
+  int spine_mix_ = -1;
+  int spine_size_ = 0;
+  std::int32_t spine_[kMaxLayerOps];  // the longest path
+  OpBits on_spine_ = 0;
+  OpBits wires_ = 0;  // operators that take the network
+  double wire_rate_ = 0.0;
+  std::int32_t by_gain_[kMaxLayerOps];  // the spine, largest gain first
+  double gain_[kMaxLayerOps];
+  double area_s_[kMaxLayerOps];  // share of the tensor cores times seconds, beside others
+  int aside_count_ = 0;
+  std::int32_t aside_[kMaxLayerOps];   // operators off the spine and the network
+  OpBits beside_spine_[kMaxLayerOps];  // operators of the spine that may run beside aside_[i]
+  double waste_s_[kMaxLayerOps];       // least waste of a gap that holds aside_[i]; falls with i
   double beside_share_s_[kMixes][kMaxLayerOps];    // the same if it may not run alone
   double share_s_[kMixes][kMaxLayerOps];           // least time of a whole chip an operator takes
   double rate_[kMixes][kMaxLayerOps * kMaxModes];  // share of the chip that a mode holds
 };
+
+// Improves a schedule where operators that nothing waits for can hide beside others, trying one
+// after another the ways to run those.
+void improve_schedule(const LayerFacts& facts, LayerSolution* best) noexcept;
 
 // The best of several list schedules; its bound is not filled in.
 LayerSolution best_list_schedule(const LayerFacts& facts) noexcept;

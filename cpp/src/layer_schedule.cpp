@@ -12,7 +12,8 @@ namespace phaze {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr std::int64_t kBetweenChecks = 256;  // nodes between looks at the clock
+constexpr std::int64_t kBetweenChecks = 256;    // nodes between looks at the clock
+constexpr std::int64_t kBeforeImproving = 256;  // nodes of an easy layer
 constexpr std::size_t kMaxRemembered = 1u << 20;
 
 // A moment at which something may start. Operators start in order of their number, so that no set
@@ -29,10 +30,13 @@ struct State {
   OpBits passed[kMaxModes];
 };
 
-constexpr int kMaxSide = 12;  // operators that run side by side in a state worth remembering
+constexpr std::int32_t kWait = -1;  // for the next operator to finish
+constexpr std::int32_t kEnd = -2;   // run what is left alone, one after another
+constexpr int kMaxSide = 12;        // operators that run side by side in a state worth remembering
 
 struct Remembered {
   double now_s;
+  OpBits done;
   OpBits barred;
   OpBits passed[kMaxModes];
   double finish_s[kMaxSide];
@@ -78,7 +82,7 @@ class Search {
   struct Child {
     double bound_s;
     double tail_s;
-    std::int32_t op;      // -1: wait for the next operator to finish
+    std::int32_t op;      // or kWait, or kEnd
     std::int32_t useful;  // which of its useful modes
   };
 
@@ -104,7 +108,7 @@ class Search {
   void bar(State* s, int op, bool alone) const noexcept {
     if (s->moment.running_count > 0) return;
     const OpBits below = alone ? op_bit(op) - 1 : ~OpBits{0};
-    for_ops(facts_.all() & ~s->moment.started & below, [&](int other) {
+    for_ops(facts_.all() & ~facts_.leaves() & ~s->moment.started & below, [&](int other) {
       if (facts_.may_start(s->moment, other)) s->barred |= op_bit(other);
     });
   }
@@ -123,10 +127,11 @@ class Search {
   // Whether a state that is at least as far and as free everywhere has been here before.
   bool seen(const State& s) {
     const Moment& m = s.moment;
-    Key key{m.done, 0, 0};
+    Key key{m.done & ~facts_.leaves(), 0, 0};
     for (int i = 0; i < m.running_count; ++i) key.running |= op_bit(m.running[i].op);
     Remembered entry;
     entry.now_s = m.now_s;
+    entry.done = m.done;
     entry.barred = s.barred & ~m.started;
     std::copy(s.passed, s.passed + facts_.most_useful(), entry.passed);
     for_ops(key.running, [&](int op) {  // in order of number, whatever started first
@@ -151,19 +156,19 @@ class Search {
   }
 
   bool covers(const Remembered& a, const Remembered& b) const noexcept {
-    if (a.now_s > b.now_s || (a.barred & ~b.barred) != 0) return false;
+    if (a.now_s > b.now_s || (b.done & ~a.done) != 0 || (a.barred & ~b.barred) != 0) return false;
     for (int i = 0; i < b.count; ++i) {
       if (a.finish_s[i] > b.finish_s[i]) return false;
     }
     for (int u = 0; u < facts_.most_useful(); ++u) {
-      if ((a.passed[u] & ~b.passed[u]) != 0) return false;
+      if ((a.passed[u] & ~b.passed[u] & ~a.done) != 0) return false;
     }
     return true;
   }
 
   bool out_of_budget() {
     if (stopped_) return true;
-    ++nodes_;
+    if (++nodes_ == kBeforeImproving) improve_schedule(facts_, &best_);
     if (nodes_ > limits_.nodes) stopped_ = true;
     if (nodes_ % kBetweenChecks == 0) {
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begun_;
@@ -173,11 +178,26 @@ class Search {
     return stopped_;
   }
 
-  void finish(const State& s) noexcept {
+  // Runs what is left alone, one after another.
+  void end_alone(const State& s) noexcept {
     double end = s.moment.now_s;
-    for (int i = 0; i < s.moment.running_count; ++i) {
-      end = std::max(end, s.moment.running[i].finish_s);
-    }
+    for_ops(facts_.all() & ~s.moment.started, [&](int op) {
+      int u = 0;
+      while (!facts_.alone(op, u)) ++u;
+      start_s_[op] = end;
+      mode_[op] = facts_.useful(op, u) - facts_.problem().first_mode[op];
+      end += facts_.alone_s(op);
+    });
+    finish(end);
+  }
+
+  static double end_of(const Moment& m) noexcept {
+    double end = m.now_s;
+    for (int i = 0; i < m.running_count; ++i) end = std::max(end, m.running[i].finish_s);
+    return end;
+  }
+
+  void finish(double end) noexcept {
     if (end >= best_.makespan_s) return;
     best_.makespan_s = end;
     std::copy(start_s_, start_s_ + facts_.size(), best_.start_s);
@@ -193,19 +213,31 @@ class Search {
     const auto consider = [&](int op, int useful) {
       Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful};
       follow(s, child, &next);
-      child.bound_s = facts_.bound(next.moment, next.barred);
+      child.bound_s = facts_.bound(next.moment, next.barred, best_.makespan_s * (1.0 - kSame));
       if (!too_late(child.bound_s)) children.push_back(child);
     };
+    OpBits ready = 0;
+    for_ops(facts_.all() & ~s.moment.started, [&](int op) {
+      if (facts_.may_start(s.moment, op)) ready |= op_bit(op);
+    });
     for (int op = s.first; op < facts_.size(); ++op) {
-      if (!facts_.may_start(s.moment, op)) continue;
-      const OpBits own = op_bit(op);
+      if ((ready & op_bit(op)) == 0) continue;
+      const OpBits twins = facts_.twins(op) & ready;
+      if ((twins & (op_bit(op) - 1)) != 0) continue;  // the first of them stands for all
+      const OpBits own = op_bit(op) | twins;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if ((s.passed[u] & own) != 0 || !facts_.fits(s.moment, facts_.useful(op, u))) continue;
-        if ((s.barred & own) != 0 && facts_.alone(op, u)) continue;
+        if (((s.barred | facts_.leaves()) & own) != 0 && facts_.alone(op, u)) continue;
         consider(op, u);
       }
     }
-    if (s.moment.running_count > 0) consider(-1, -1);
+    if (s.moment.running_count > 0) consider(kWait, -1);
+    const OpBits left = facts_.all() & ~s.moment.started;
+    if (s.moment.running_count == 0 && (left & ~facts_.leaves()) == 0) {
+      double end = s.moment.now_s;
+      for_ops(left, [&](int op) { end += facts_.alone_s(op); });
+      if (!too_late(end)) children.push_back({end, 0.0, kEnd, -1});
+    }
     std::stable_sort(children.begin(), children.end(), [](const Child& a, const Child& b) {
       return a.bound_s != b.bound_s ? a.bound_s < b.bound_s : a.tail_s > b.tail_s;
     });
@@ -214,7 +246,7 @@ class Search {
 
   void explore(const State& s, std::size_t depth) {
     if (s.moment.started == facts_.all()) {
-      finish(s);
+      finish(end_of(s.moment));
       return;
     }
     if (out_of_budget()) return;
@@ -225,6 +257,10 @@ class Search {
       if (too_late(child.bound_s)) break;
       if (stopped_) {
         open_s_ = std::min(open_s_, child.bound_s);
+        continue;
+      }
+      if (child.op == kEnd) {
+        end_alone(s);
         continue;
       }
       follow(s, child, &next);
@@ -257,11 +293,16 @@ class Search {
 }  // namespace
 
 LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits) {
-  const LayerFacts facts(problem);
+  LayerFacts facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  const double bound_s = facts.bound(facts.beginning(), 0);
+  double bound_s = facts.bound(facts.beginning(), 0, kInfinite);
+  const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
+  if (!met()) {
+    facts.prepare_search();
+    bound_s = facts.bound(facts.beginning(), 0, kInfinite);
+  }
   best.bound_s = bound_s * kRoundedDown;
-  if (best.makespan_s <= bound_s * (1.0 + kSame)) {
+  if (met()) {
     best.proved_by = ProvedBy::kListSchedule;
   } else if (limits.nodes > 0 && Search(facts, limits, best).run()) {
     best.proved_by = ProvedBy::kBranchAndBound;

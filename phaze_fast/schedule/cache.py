@@ -1,14 +1,14 @@
 """Takes proven schedules, gives them back: in memory, and in a file that several processes share.
 
-A key is a hash of everything that decides the answer: the graph, the latencies up to a power of
-two, the cores, the rule and the version of the method. Values carry a hash of their own; what does
+A key is a hash of a layer's canonical form, which holds everything that decides the answer, and of
+the version of the method: layers that differ in the numbering of their operators or by one factor
+in all latencies share an entry. Values carry a hash of their own; what does
 not match, or is of another length, is counted as rejected and solved again. Nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import sqlite3
 import threading
 from collections import OrderedDict
@@ -24,7 +24,7 @@ __all__ = ["ScheduleCache", "ScheduleCacheInfo", "layer_key"]
 
 Array = np.ndarray[Any, Any]
 
-VERSION = b"layer-schedule-1"
+VERSION = b"layer-schedule-2"
 """Changes whenever the meaning of an answer does."""
 
 _DIGEST = 16
@@ -43,27 +43,16 @@ class ScheduleCacheInfo(NamedTuple):
 
 
 class StoredLayer(NamedTuple):
-    """A proven schedule; times are for latencies scaled as the key's."""
+    """A proven schedule in the terms of the canonical form."""
 
-    makespan: float
     proved_by: int
     starts: Array
     modes: Array
 
 
-def layer_key(structure: bytes, latencies: Array, cores: Array) -> tuple[bytes, float]:
-    """Key of a layer, and what its stored times are to be multiplied by.
-
-    Latencies are divided by a power of two, which is exact, so that layers which differ by such a
-    factor share an answer bit for bit.
-    """
-    most = float(latencies.max(initial=0.0))
-    scale = 2.0 ** (math.frexp(most)[1]) if most > 0 else 1.0
-    digest = hashlib.blake2b(VERSION, digest_size=_DIGEST)
-    digest.update(structure)
-    digest.update((latencies / scale).tobytes())
-    digest.update(cores.tobytes())
-    return digest.digest(), scale
+def layer_key(form: bytes) -> bytes:
+    """Key of a canonical form."""
+    return hashlib.blake2b(VERSION + form, digest_size=_DIGEST).digest()
 
 
 def _checksum(key: bytes, value: bytes) -> bytes:
@@ -71,22 +60,20 @@ def _checksum(key: bytes, value: bytes) -> bytes:
 
 
 def _encode(layer: StoredLayer) -> bytes:
-    head = np.array([layer.makespan, float(layer.proved_by)])
+    head = layer.proved_by.to_bytes(4, "little")
     return b"".join(
-        (head.tobytes(), layer.starts.astype("<f8").tobytes(), layer.modes.astype("<i4").tobytes())
+        (head, layer.starts.astype("<f8").tobytes(), layer.modes.astype("<i4").tobytes())
     )
 
 
 def _decode(value: bytes) -> StoredLayer | None:
-    count, left = divmod(len(value) - 16, 12)
+    count, left = divmod(len(value) - 4, 12)
     if count < 1 or left:
         return None
-    head = np.frombuffer(value, "<f8", 2)
     return StoredLayer(
-        float(head[0]),
-        int(head[1]),
-        np.frombuffer(value, "<f8", count, 16),
-        np.frombuffer(value, "<i4", count, 16 + 8 * count),
+        int.from_bytes(value[:4], "little"),
+        np.frombuffer(value, "<f8", count, 4),
+        np.frombuffer(value, "<i4", count, 4 + 8 * count),
     )
 
 

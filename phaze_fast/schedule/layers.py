@@ -99,17 +99,21 @@ def _batch(layer: OpGraph, one: Array, every: Array, cores: Array) -> Packed:
     )
 
 
+def _raise_if_any(layer: OpGraph, status: Array) -> None:
+    if status.any():
+        said = _core.STATUS_SENTENCES[int(status[np.flatnonzero(status)[0]])]
+        raise InvalidInputError(f"{layer.name}: {said}")
+
+
 def _solve(
     question: tuple[OpGraph, Array, Array, Array], limits: tuple[bool, int, float, int]
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Makespan, bound, proof and nodes of each chip; starts and modes of its operators."""
     layer, chips = question[0], len(question[3])
     makespan, bound, proved, nodes, status, start, mode = _core.schedule_layers(
-        *_batch(*question), *limits
+        _batch(*question), *limits
     )
-    if status.any():
-        said = _core.STATUS_SENTENCES[int(status[np.flatnonzero(status)[0]])]
-        raise InvalidInputError(f"{layer.name}: {said}")
+    _raise_if_any(layer, status)
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
 
 
@@ -118,47 +122,46 @@ def _looked_up(
     limits: tuple[bool, int, float, int],
     cache: ScheduleCache,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Solve what the cache does not know, and tell it."""
+    """Solve what the cache does not know, and tell it; solutions are kept in canonical terms."""
     layer, one, every, cores = question
     chips, ops = one.shape
-    edges = np.array(layer.edges(), dtype=np.int32)
-    structure = b"".join(
-        (bytes([limits[0]]), _TYPE_OF_UNIT[layer.ops["unit"]].tobytes(), edges.tobytes())
-    )
-    both = np.concatenate([one, every], axis=1)
-    keyed = [layer_key(structure, both[c], cores[c]) for c in range(chips)]
-    known = cache.get(key for key, _ in keyed)
-    makespan, bound, starts = np.zeros(chips), np.zeros(chips), np.zeros((chips, ops))
-    proved, nodes = np.zeros(chips, dtype=np.int32), np.zeros(chips, dtype=np.int64)
-    modes = np.zeros((chips, ops), dtype=np.int32)
-    missing = []
-    for c, (key, scale) in enumerate(keyed):
-        stored = known.get(key)
-        if stored is None or len(stored.starts) != ops:
-            missing.append(c)
-            continue
-        makespan[c] = bound[c] = stored.makespan * scale
-        proved[c], starts[c], modes[c] = stored.proved_by, stored.starts * scale, stored.modes
+    packed = _batch(*question)
+    keys = [layer_key(form) for form in _core.canonical_layers(packed, limits[0])]
+    known = {k: v for k, v in cache.get(keys).items() if len(v.starts) == ops}
+    bound, proved = np.zeros(chips), np.zeros(chips, dtype=np.int32)
+    nodes = np.zeros(chips, dtype=np.int64)
+    starts, modes = np.zeros((chips, ops)), np.zeros((chips, ops), dtype=np.int32)
+    missing = {key: c for c, key in enumerate(keys) if key not in known}
     if missing:
-        at = np.array(missing)
-        solved = _solve((layer, one[at], every[at], cores[at]), limits)
-        for column, values in zip(
-            (makespan, bound, proved, nodes, starts, modes), solved, strict=True
-        ):
-            column[at] = values
-        cache.put(
-            {
-                keyed[c][0]: StoredLayer(
-                    float(makespan[c]) / keyed[c][1],
-                    int(proved[c]),
-                    starts[c] / keyed[c][1],
-                    modes[c].copy(),
-                )
-                for c in missing
-                if proved[c]
-            }
+        at = np.array(sorted(missing.values()))
+        asked = _batch(layer, one[at], every[at], cores[at])
+        _, bound[at], proved[at], nodes[at], status, start, mode = _core.schedule_layers(
+            asked, *limits, canonical=True
         )
-    return makespan, bound, proved, nodes, starts, modes
+        _raise_if_any(layer, status)
+        starts[at], modes[at] = start.reshape(-1, ops), mode.reshape(-1, ops)
+    for c, key in enumerate(keys):
+        stored = known.get(key)
+        if stored is not None:
+            proved[c], starts[c], modes[c] = stored
+        elif missing[key] != c:
+            same = missing[key]
+            proved[c], starts[c], modes[c] = proved[same], starts[same], modes[same]
+            bound[c], nodes[c] = bound[same], nodes[same]
+    cache.put(
+        {
+            key: StoredLayer(int(proved[c]), starts[c].copy(), modes[c].copy())
+            for key, c in missing.items()
+            if proved[c]
+        }
+    )
+    makespan, status, start, mode = _core.replay_layers(
+        packed, limits[0], starts.reshape(-1), modes.reshape(-1)
+    )
+    _raise_if_any(layer, status)
+    longest = np.maximum(one.max(axis=1), every.max(axis=1))
+    bound = np.where(proved > 0, makespan, np.minimum(makespan, bound * longest * (1 - 1e-13)))
+    return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
 
 
 def schedule_layers(

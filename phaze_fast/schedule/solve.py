@@ -54,7 +54,7 @@ def _one(
 ) -> LayerSchedule:
     begin = time.perf_counter()
     makespan, bound, proved, nodes, status, starts, mode = _core.schedule_layers(
-        *pack([instance]), overlap, max_nodes, time_limit_s, 1
+        pack([instance]), overlap, max_nodes, time_limit_s, 1
     )
     if status[0] != 0:
         raise InvalidInputError(f"{instance.name}: {_core.STATUS_SENTENCES[int(status[0])]}")

@@ -51,6 +51,57 @@ def best_makespan(layer, overlap=False):
     return best
 
 
+def best_makespan_by_moments(layer, overlap=False):
+    """Least makespan over everything that can be done from one finish to the next.
+
+    Goes through all states (what is done, what runs and for how long yet), each once: no bounds, no
+    rule that leaves anything out. Latencies must be whole numbers.
+    """
+    count = len(layer)
+    before = [sum(1 << a for a, b in layer.edges if b == i) for i in range(count)]
+    ways = [
+        [(int(mode[1]), uses(layer.types[i], layer.cores, mode, overlap)) for mode in modes]
+        for i, modes in enumerate(layer.modes)
+    ]
+    known = {}
+
+    def starts(done, running, first, free):
+        """Every set of operators, with modes, that may start now, besides those that run."""
+        yield ()
+        begun = done | sum(1 << i for i, _, _ in running)
+        for i in range(first, count):
+            if begun >> i & 1 or before[i] & ~done:
+                continue
+            for m, (length, use) in enumerate(ways[i]):
+                left = [f - u for f, u in zip(free, use, strict=True)]
+                if min(left) < 0:
+                    continue
+                for more in starts(done, running, i + 1, left):
+                    yield ((i, m, length), *more)
+
+    def rest(done, running):
+        if done == (1 << count) - 1:
+            return 0
+        key = (done, running)
+        if key not in known:
+            free = list(layer.cores)
+            for i, m, _ in running:
+                free = [f - u for f, u in zip(free, ways[i][m][1], strict=True)]
+            best = float("inf")
+            for chosen in starts(done, running, 0, free):
+                now = (*running, *chosen)
+                if not now:
+                    continue
+                step = min(left for _, _, left in now)
+                finished = sum(1 << i for i, _, left in now if left == step)
+                on = tuple(sorted((i, m, left - step) for i, m, left in now if left > step))
+                best = min(best, step + rest(done | finished, on))
+            known[key] = best
+        return known[key]
+
+    return float(rest(0, ()))
+
+
 def _orders(before, length, held, cores, placed, limit):
     """Every order in which starts may be fixed (serial schedule generation)."""
     if len(placed) == len(length):

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "phaze/layer_schedule.hpp"
 
@@ -41,8 +42,19 @@ struct LayerAnswers {
   std::span<std::int32_t> mode;
 };
 
+// Whose operators and times answers speak of: the given layer's, or its canonical form's.
+enum class Terms { kGiven, kCanonical };
+
+// Every layer is solved in its canonical form, so that layers with one form have one solution.
 // Sizes must agree and pointers must not decrease; the caller checks that.
-void solve_layers(const LayerBatch& batch, const SearchLimits& limits, const LayerAnswers& out,
-                  int threads);
+void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
+                  const LayerAnswers& out, int threads);
+
+// The canonical form of one layer as bytes, all that its solution depends on.
+Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<std::uint8_t>* out);
+
+// Solutions in canonical terms (`start_s` and `mode`) to those in the layers' own; fills in the
+// makespan and status, and replaces starts and modes.
+void replay_layers(const LayerBatch& batch, const LayerAnswers& answers);
 
 }  // namespace phaze
