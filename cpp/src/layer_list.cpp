@@ -10,17 +10,21 @@ namespace {
 enum class ModeChoice {
   kFastest,
   kNarrowest,
-  kShared,  // the fastest, if the ready operators one after another take no longer than this one
-            // in its narrowest mode
+  kShared,  // the narrowest beside what runs longer anyway; else the fastest, if the ready operators
+            // one after another take less than this one in its narrowest mode
 };
 
-int wanted_mode(const LayerFacts& facts, ModeChoice choice, int op, int ready) noexcept {
+int wanted_mode(const LayerFacts& facts, ModeChoice choice, const Moment& moment, int op,
+                int ready) noexcept {
   const int fastest = facts.useful(op, 0);
   const int narrowest = facts.useful(op, facts.useful_count(op) - 1);
   if (choice == ModeChoice::kFastest) return fastest;
   if (choice == ModeChoice::kNarrowest) return narrowest;
   const LayerMode* modes = facts.problem().modes;
-  const bool fast = modes[fastest].seconds * ready <= modes[narrowest].seconds;
+  for (int i = 0; i < moment.running_count; ++i) {
+    if (moment.running[i].finish_s >= moment.now_s + modes[narrowest].seconds) return narrowest;
+  }
+  const bool fast = modes[fastest].seconds * ready < modes[narrowest].seconds;
   return fast ? fastest : narrowest;
 }
 
@@ -42,7 +46,7 @@ LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
     });
     for (int i = 0; i < count; ++i) {
       const int op = ready[i];
-      const int mode = wanted_mode(facts, choice, op, count);
+      const int mode = wanted_mode(facts, choice, moment, op, count);
       if (!facts.fits(moment, mode)) continue;
       made.start_s[op] = moment.now_s;
       made.mode[op] = mode - facts.problem().first_mode[op];

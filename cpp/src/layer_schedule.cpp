@@ -295,11 +295,11 @@ class Search {
 LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits) {
   LayerFacts facts(problem);
   LayerSolution best = best_list_schedule(facts);
-  double bound_s = facts.bound(facts.beginning(), 0, kInfinite);
+  double bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
   const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
   if (!met()) {
     facts.prepare_search();
-    bound_s = facts.bound(facts.beginning(), 0, kInfinite);
+    bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
   }
   best.bound_s = bound_s * kRoundedDown;
   if (met()) {
