@@ -110,6 +110,7 @@ def array_cycles(
     overlapped: bool,
     threads: int,
 ) -> tuple[_Array, _Array]: ...
+
 _Layers = tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array, _Array, _Array]
 
 def schedule_layers(

@@ -8,19 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.layer import best_makespan, best_makespan_by_moments, faults
+from reference.layer import best_makespan, best_makespan_by_moments
+from reference.layers_at_random import backward_like, check, random_layer
 
-from phaze_fast import _core, models
-from phaze_fast.cost import estimate_costs
+from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import ArchitectureSpace, presets
-from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.schedule import (
-    ScheduleCache,
     instance_from_dict,
     read_instances,
     schedule_instances,
-    schedule_layers,
 )
 from phaze_fast.schedule.highs import solve_with_highs
 from phaze_fast.schedule.solve import pack
@@ -31,12 +27,6 @@ GOLDEN = Path(__file__).parent / "golden" / "layer_golden.jsonl"
 def golden():
     with GOLDEN.open() as lines:
         return [json.loads(line) for line in lines]
-
-
-def check(found):
-    assert faults(found.instance, found.starts, found.mode, found.makespan, found.overlap) == []
-    assert found.bound <= found.makespan * (1 + 1e-12)
-    assert (found.status == "optimal") == (found.proved_by != "nothing")
 
 
 @pytest.mark.parametrize("record", golden(), ids=lambda r: r["name"])
@@ -52,27 +42,6 @@ def test_bounds_keep_the_trees_small():
     found = schedule_instances(list(read_instances(GOLDEN)), highs=False)
     assert sum(made.nodes for made in found) <= 5500
     assert sum(made.proved_by == "list-schedule" for made in found) >= 6
-
-
-def random_layer(rng, most_ops, most_modes=2):
-    """A random layer; latencies on all cores between perfect scaling and none."""
-    count = rng.randint(1, most_ops)
-    cores = {"num_tc": rng.randint(1, 4), "num_vc": rng.randint(1, 3)}
-    ops = []
-    for i in range(count):
-        kind = rng.choice(["TC", "TC", "VC", "TCandVC", "NET"])
-        single = rng.choice([rng.randint(1, 30), rng.uniform(0.1, 30.0)])
-        have = cores["num_vc"] if kind == "VC" else cores["num_tc"]
-        every = single / rng.uniform(1.0, have) if kind != "NET" else single
-        op = {"id": 10 * i, "type": kind, "lat_single": single, "lat_all": every}
-        if most_modes > 2 and rng.random() < 0.3:
-            op["lat_cores"] = {"2": (single + every) / 2}
-        ops.append(op)
-    chance = rng.choice([0.1, 0.3, 0.5])
-    edges = [
-        [10 * a, 10 * b] for b in range(count) for a in range(b) if rng.random() < chance / (b - a)
-    ]
-    return {"name": "random", "ops": ops, "edges": edges, **cores}
 
 
 def against_enumeration(rng, most_ops, rule, most_modes=2):
@@ -98,24 +67,6 @@ def test_more_layers_are_those_of_enumeration(rule):
     rng = random.Random(12)
     for _ in range(1000):
         against_enumeration(rng, 6, rule)
-
-
-def backward_like(rng, count):
-    """A chain with operators beside it that nothing waits for, and few different latencies."""
-    cores = {"num_tc": rng.choice([1, 2, 3, 8]), "num_vc": rng.choice([1, 2])}
-    sizes = [rng.randint(1, 5), rng.randint(4, 12)]
-    ops, edges, chain = [], [], []
-    for i in range(count):
-        kind = rng.choice(["TC", "TC", "TC", "VC", "NET", "TCandVC"])
-        every = rng.choice(sizes) if rng.random() < 0.8 else rng.randint(1, 9)
-        have = cores["num_vc"] if kind == "VC" else cores["num_tc"]
-        single = every if kind == "NET" else every * have - rng.choice([0, 0, have - 1])
-        ops.append({"id": i, "type": kind, "lat_single": max(single, 1), "lat_all": every})
-        if chain and rng.random() < 0.9:
-            edges.append([rng.choice(chain[-2:]), i])
-        if rng.random() < 0.55:
-            chain.append(i)
-    return {"name": "backward", "ops": ops, "edges": edges, **cores}
 
 
 def against_moments(rng, count, rule):
@@ -159,6 +110,22 @@ def test_highs_agrees(rule):
     rng = random.Random(13)
     for _ in range(25):
         against_highs(rng, 8, rule)
+
+
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_highs_starts_from_a_schedule_that_keeps_every_row(rule):
+    from phaze_fast.schedule import highs
+
+    rng = random.Random(21)
+    for _ in range(40):
+        layer = instance_from_dict(random_layer(rng, 9))
+        (made,) = schedule_instances([layer], rule, max_nodes=0, highs=False)
+        program, columns = highs._build(made)
+        values = highs._beginning(made, program, columns)
+        assert (values >= np.array(program.lower) - 1e-9).all()
+        assert (values <= np.array(program.upper) + 1e-9).all()
+        for bound, terms in program.rows:
+            assert sum(c * values[at] for at, c in terms.items()) >= bound - 1e-9
 
 
 @pytest.mark.slow
@@ -223,6 +190,43 @@ def test_without_highs_the_error_is_clear(monkeypatch):
         schedule_instances([hard], max_nodes=10, time_limit_s=1.0)
 
 
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import numpy as np
+from phaze_fast import _core
+from phaze_fast.schedule import instance_from_dict
+from phaze_fast.schedule.solve import pack
+rng = np.random.default_rng(0)
+ops = [
+    {"id": i, "type": "TC", "lat_single": int(s), "lat_all": int(s) // 3}
+    for i, s in enumerate(rng.integers(1000, 9000, 40))
+]
+layer = {"name": "hard", "ops": ops, "edges": [], "num_tc": 7, "num_vc": 1}
+packed = pack([instance_from_dict(layer)] * 64)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+begun = time.monotonic()
+try:
+    _core.schedule_layers(packed, False, 2**60, float("inf"), int(sys.argv[1]))
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - begun < 30)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_ends_a_search_without_end(threads):
+    import subprocess
+    import sys
+
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(threads)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.stdout.split() == ["interrupted", "True"], ran.stderr
+
+
 def test_batches_equal_single_calls_for_any_thread_count():
     rng = random.Random(15)
     layers = [instance_from_dict(random_layer(rng, 9)) for _ in range(200)]
@@ -249,137 +253,6 @@ def test_bad_rows_of_a_batch_are_marked():
         _core.schedule_layers((packed[0][::-1].copy(), *packed[1:]), False, 1000, 1.0, 1)
     with pytest.raises(InvalidInputError, match="max_seconds"):
         _core.schedule_layers(packed, False, 1000, float("nan"), 1)
-
-
-# ---- graphs ----
-
-
-def test_layers_of_a_model_on_chips():
-    space = ArchitectureSpace.tpuv4_area().chips
-    chips = space[:: len(space) // 40]
-    fabric = presets.fabric("tpuv4-pod")
-    strategy = Strategy(tensor_parallel=2, sequence_parallel=True)
-    costs = estimate_costs(layer_graph(models.load("bertlarge"), strategy), chips, fabric)
-    times = schedule_layers(costs)
-    assert times.makespan_s.shape == (len(costs.graphs), len(chips))
-    assert times.proven.all()
-    assert (times.gap <= 1e-9).all()
-    for g in range(len(costs.graphs)):
-        for c in (0, 7, len(chips) - 1):
-            check(times.schedule(g, c))
-        assert (times.makespan_s[g] <= costs.time_s(g).sum(axis=1) * (1 + 1e-12)).all()
-    again = schedule_layers(costs, threads=2)
-    assert times.makespan_s.tobytes() == again.makespan_s.tobytes()
-    beside = schedule_layers(costs, rule="overlap", max_nodes=2000)
-    assert (beside.bound_s <= times.makespan_s * (1 + 1e-12)).all()
-
-
-def same(a, b):
-    return (
-        a.makespan_s.tobytes() == b.makespan_s.tobytes()
-        and a.proved_by.tobytes() == b.proved_by.tobytes()
-        and all(x.tobytes() == y.tobytes() for x, y in zip(a._starts, b._starts, strict=True))
-        and all(x.tobytes() == y.tobytes() for x, y in zip(a._modes, b._modes, strict=True))
-    )
-
-
-def test_a_cache_gives_the_same_bits_and_counts(tmp_path):
-    chips = ArchitectureSpace.tpuv4_area().chips[:60]
-    costs = estimate_costs(layer_graph(models.load("bertlarge")), chips)
-    plain = schedule_layers(costs)
-    first = ScheduleCache(tmp_path / "layers.sqlite")
-    assert same(schedule_layers(costs, cache=first), plain)
-    asked = first.info().misses
-    assert asked > 0
-    assert same(schedule_layers(costs, cache=first), plain)
-    assert first.info()[:4] == (asked, 0, asked, 0)
-    first.close()
-    second = ScheduleCache(tmp_path / "layers.sqlite")  # another process, as it were
-    assert same(schedule_layers(costs, cache=second), plain)
-    assert second.info()[:4] == (0, asked, 0, 0)
-    other = schedule_layers(costs, rule="overlap", cache=second, max_nodes=2000)
-    assert second.info().misses > 0
-    assert same(other, schedule_layers(costs, rule="overlap", max_nodes=2000))
-    second.close()
-
-
-def test_a_damaged_cache_is_not_trusted(tmp_path):
-    import sqlite3
-
-    path = tmp_path / "layers.sqlite"
-    chips = ArchitectureSpace.tpuv4_area().chips[:5]
-    costs = estimate_costs(layer_graph(models.load("bertlarge")), chips)
-    plain = schedule_layers(costs, cache=(first := ScheduleCache(path)))
-    first.close()
-    file = sqlite3.connect(path)
-    file.execute("UPDATE layers SET value = substr(value, 1, 20)")
-    file.commit()
-    file.close()
-    second = ScheduleCache(path)
-    assert same(schedule_layers(costs, cache=second), plain)
-    assert second.info().rejected == second.info().misses > 0
-    second.close()
-    bad = tmp_path / "not-a-cache"
-    bad.write_text("hello " * 1000)
-    with pytest.raises(InvalidInputError, match="cannot be used"):
-        ScheduleCache(bad)
-
-
-def renumbered(rng, record):
-    """The same layer, its operators in another order."""
-    ids = [op["id"] for op in record["ops"]]
-    names = dict(zip(ids, rng.sample(range(1000), len(ids)), strict=True))
-    ops = [{**op, "id": names[op["id"]]} for op in record["ops"]]
-    edges = [[names[a], names[b]] for a, b in record["edges"]]
-    rng.shuffle(ops)
-    rng.shuffle(edges)
-    return {**record, "ops": ops, "edges": edges}
-
-
-def scaled(record, factor):
-    ops = [
-        {**op, "lat_single": op["lat_single"] * factor, "lat_all": op["lat_all"] * factor}
-        for op in record["ops"]
-    ]
-    return {**record, "ops": ops}
-
-
-@given(st.integers(0, 2**32))
-def test_isomorphic_and_scaled_layers_have_one_canonical_form(seed):
-    rng = random.Random(seed)
-    record = random_layer(rng, 9)
-    factor = rng.choice([3.0, 0.1, 1e-9, 7e5])
-    other = scaled(renumbered(rng, record), factor)
-    layers = [instance_from_dict(record), instance_from_dict(other)]
-    one, two = _core.canonical_layers(pack(layers), False)
-    assert one == two
-    found, again = schedule_instances(layers, highs=False)
-    check(again)
-    assert again.nodes == found.nodes
-    assert again.proved_by == found.proved_by
-    assert again.makespan == pytest.approx(found.makespan * factor, rel=1e-12)
-
-
-def test_the_canonical_form_of_a_form_is_itself():
-    rng = random.Random(20)
-    for _ in range(50):
-        layer = instance_from_dict(random_layer(rng, 9))
-        packed = pack([layer])
-        plain = _core.schedule_layers(packed, False, 10**6, float("inf"), 1)
-        formal = _core.schedule_layers(packed, False, 10**6, float("inf"), 1, canonical=True)
-        most = max(seconds for modes in layer.modes for _, seconds in modes)
-        assert plain[0][0] == pytest.approx(formal[0][0] * most, rel=1e-12)
-        back = _core.replay_layers(packed, False, formal[5], formal[6])
-        assert [x.tobytes() for x in back] == [plain[k].tobytes() for k in (0, 4, 5, 6)]
-
-
-def test_replay_refuses_what_is_no_solution():
-    packed = pack([instance_from_dict(random_layer(random.Random(3), 5))])
-    ops = len(packed[1])
-    bad = np.full(ops, 7, dtype=np.int32)
-    makespan, status, _, _ = _core.replay_layers(packed, False, np.zeros(ops), bad)
-    assert status[0] != 0
-    assert np.isnan(makespan[0])
 
 
 def test_schedules_explain_themselves():

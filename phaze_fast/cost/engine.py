@@ -171,10 +171,19 @@ class Costs:
         found: Array = self._look_up("bound_s", graph, chip) + self._network_s[graph]
         return found
 
+    @property
+    def static_w(self) -> Array:
+        """Watts of each chip that flow whatever runs, shape (chips,)."""
+        return self._static_w
+
+    def dynamic_j(self, graph: int = 0, chip: int | None = None) -> Array:
+        """Joules on the chip but for those of `static_w`, shape (chips, operators)."""
+        return self._look_up("dynamic_j", graph, chip)
+
     def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
         """Joules on the chip, shape (chips, operators); none while the network is at work."""
         watts = self._static_w if chip is None else self._static_w[chip : chip + 1]
-        found: Array = self._look_up("dynamic_j", graph, chip)
+        found = self.dynamic_j(graph, chip)
         found += watts[:, None] * self._look_up("time_s", graph, chip)
         return found
 

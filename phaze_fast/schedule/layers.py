@@ -36,7 +36,7 @@ class LayerTimes:
     _starts: tuple[Array, ...]
     _modes: tuple[Array, ...]
     _latencies: tuple[tuple[Array, Array], ...]
-    _cores: Array
+    _costs: Costs
     _overlap: bool
 
     @property
@@ -52,11 +52,18 @@ class LayerTimes:
             gap: Array = np.where(self.bound_s > 0, self.makespan_s / self.bound_s - 1.0, 0.0)
         return gap
 
+    @property
+    def energy_j(self) -> Array:
+        """Joules of each graph on each chip: of its operators, and of leaking until the end."""
+        dynamic = [self._costs.dynamic_j(g).sum(axis=1) for g in range(len(self.graphs))]
+        joules: Array = np.array(dynamic) + self._costs.static_w * self.makespan_s
+        return joules
+
     def schedule(self, graph: int, chip: int) -> LayerSchedule:
         """One schedule in full."""
         layer = self.graphs[graph]
         one, every = (table[chip] for table in self._latencies[graph])
-        cores = self._cores[chip]
+        cores = self._costs.cores[chip]
         instance = LayerInstance(
             name=layer.name,
             names=layer.names,
@@ -78,6 +85,10 @@ class LayerTimes:
             nodes=int(self.nodes[graph, chip]),
             solve_s=0.0,
             overlap=self._overlap,
+            energy_j=float(
+                self._costs.dynamic_j(graph, chip).sum()
+                + self._costs.static_w[chip] * self.makespan_s[graph, chip]
+            ),
         )
 
 
@@ -236,6 +247,6 @@ def schedule_layers(
         _starts=tuple(starts),
         _modes=tuple(modes),
         _latencies=tuple(latencies),
-        _cores=costs.cores,
+        _costs=costs,
         _overlap=rule == "overlap",
     )

@@ -35,6 +35,8 @@ class LayerSchedule:
     """Wall time."""
     overlap: bool = False
     """Whether an operator on all cores lets other types run beside it."""
+    energy_j: float | None = None
+    """Joules on the chip, where costs are known; a file of latencies has none."""
 
     @property
     def gap(self) -> float:
@@ -116,5 +118,6 @@ class LayerSchedule:
     def __str__(self) -> str:
         used = ", ".join(f"{name} {share:.0%}" for name, share in self.utilization.items())
         proof = f"proven by {self.proved_by}" if self.status == "optimal" else f"gap {self.gap:.2%}"
-        head = f"{self.instance.name}: {self.makespan:.6g} ({self.status}, {proof}); {used}"
+        energy = "" if self.energy_j is None else f"; {self.energy_j:.4g} J"
+        head = f"{self.instance.name}: {self.makespan:.6g} ({self.status}, {proof}); {used}{energy}"
         return f"{head}\n{self.chart()}"

@@ -1,0 +1,155 @@
+"""Laws of layers on chips: whole models, the cache, and the canonical form that layers share."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference.layers_at_random import check, random_layer
+
+from phaze_fast import _core, models
+from phaze_fast.cost import estimate_costs
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import ArchitectureSpace, presets
+from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.schedule import (
+    ScheduleCache,
+    instance_from_dict,
+    schedule_instances,
+    schedule_layers,
+)
+from phaze_fast.schedule.solve import pack
+
+
+def test_layers_of_a_model_on_chips():
+    space = ArchitectureSpace.tpuv4_area().chips
+    chips = space[:: len(space) // 40]
+    fabric = presets.fabric("tpuv4-pod")
+    strategy = Strategy(tensor_parallel=2, sequence_parallel=True)
+    costs = estimate_costs(layer_graph(models.load("bertlarge"), strategy), chips, fabric)
+    times = schedule_layers(costs)
+    assert times.makespan_s.shape == (len(costs.graphs), len(chips))
+    assert times.proven.all()
+    assert (times.gap <= 1e-9).all()
+    for g in range(len(costs.graphs)):
+        for c in (0, 7, len(chips) - 1):
+            check(times.schedule(g, c))
+        assert (times.makespan_s[g] <= costs.time_s(g).sum(axis=1) * (1 + 1e-12)).all()
+    again = schedule_layers(costs, threads=2)
+    assert times.makespan_s.tobytes() == again.makespan_s.tobytes()
+    joules = times.energy_j
+    assert joules[0, 7] == pytest.approx(times.schedule(0, 7).energy_j, rel=1e-12)
+    at_once = [costs.energy_j(g).sum(axis=1) for g in range(len(costs.graphs))]
+    assert (joules <= np.array(at_once) + costs.static_w * times.makespan_s).all()
+    assert (joules >= costs.static_w * times.makespan_s).all()
+    beside = schedule_layers(costs, rule="overlap", max_nodes=2000)
+    assert (beside.bound_s <= times.makespan_s * (1 + 1e-12)).all()
+
+
+def same(a, b):
+    return (
+        a.makespan_s.tobytes() == b.makespan_s.tobytes()
+        and a.proved_by.tobytes() == b.proved_by.tobytes()
+        and all(x.tobytes() == y.tobytes() for x, y in zip(a._starts, b._starts, strict=True))
+        and all(x.tobytes() == y.tobytes() for x, y in zip(a._modes, b._modes, strict=True))
+    )
+
+
+def test_a_cache_gives_the_same_bits_and_counts(tmp_path):
+    chips = ArchitectureSpace.tpuv4_area().chips[:60]
+    costs = estimate_costs(layer_graph(models.load("bertlarge")), chips)
+    plain = schedule_layers(costs)
+    first = ScheduleCache(tmp_path / "layers.sqlite")
+    assert same(schedule_layers(costs, cache=first), plain)
+    asked = first.info().misses
+    assert asked > 0
+    assert same(schedule_layers(costs, cache=first), plain)
+    assert first.info()[:4] == (asked, 0, asked, 0)
+    first.close()
+    second = ScheduleCache(tmp_path / "layers.sqlite")  # another process, as it were
+    assert same(schedule_layers(costs, cache=second), plain)
+    assert second.info()[:4] == (0, asked, 0, 0)
+    other = schedule_layers(costs, rule="overlap", cache=second, max_nodes=2000)
+    assert second.info().misses > 0
+    assert same(other, schedule_layers(costs, rule="overlap", max_nodes=2000))
+    second.close()
+
+
+def test_a_damaged_cache_is_not_trusted(tmp_path):
+    import sqlite3
+
+    path = tmp_path / "layers.sqlite"
+    chips = ArchitectureSpace.tpuv4_area().chips[:5]
+    costs = estimate_costs(layer_graph(models.load("bertlarge")), chips)
+    plain = schedule_layers(costs, cache=(first := ScheduleCache(path)))
+    first.close()
+    file = sqlite3.connect(path)
+    file.execute("UPDATE layers SET value = substr(value, 1, 20)")
+    file.commit()
+    file.close()
+    second = ScheduleCache(path)
+    assert same(schedule_layers(costs, cache=second), plain)
+    assert second.info().rejected == second.info().misses > 0
+    second.close()
+    bad = tmp_path / "not-a-cache"
+    bad.write_text("hello " * 1000)
+    with pytest.raises(InvalidInputError, match="cannot be used"):
+        ScheduleCache(bad)
+
+
+def renumbered(rng, record):
+    """The same layer, its operators in another order."""
+    ids = [op["id"] for op in record["ops"]]
+    names = dict(zip(ids, rng.sample(range(1000), len(ids)), strict=True))
+    ops = [{**op, "id": names[op["id"]]} for op in record["ops"]]
+    edges = [[names[a], names[b]] for a, b in record["edges"]]
+    rng.shuffle(ops)
+    rng.shuffle(edges)
+    return {**record, "ops": ops, "edges": edges}
+
+
+def scaled(record, factor):
+    ops = [
+        {**op, "lat_single": op["lat_single"] * factor, "lat_all": op["lat_all"] * factor}
+        for op in record["ops"]
+    ]
+    return {**record, "ops": ops}
+
+
+@given(st.integers(0, 2**32))
+def test_isomorphic_and_scaled_layers_have_one_canonical_form(seed):
+    rng = random.Random(seed)
+    record = random_layer(rng, 9)
+    factor = rng.choice([3.0, 0.1, 1e-9, 7e5])
+    other = scaled(renumbered(rng, record), factor)
+    layers = [instance_from_dict(record), instance_from_dict(other)]
+    one, two = _core.canonical_layers(pack(layers), False)
+    assert one == two
+    found, again = schedule_instances(layers, highs=False)
+    check(again)
+    assert again.nodes == found.nodes
+    assert again.proved_by == found.proved_by
+    assert again.makespan == pytest.approx(found.makespan * factor, rel=1e-12)
+
+
+def test_the_canonical_form_of_a_form_is_itself():
+    rng = random.Random(20)
+    for _ in range(50):
+        layer = instance_from_dict(random_layer(rng, 9))
+        packed = pack([layer])
+        plain = _core.schedule_layers(packed, False, 10**6, float("inf"), 1)
+        formal = _core.schedule_layers(packed, False, 10**6, float("inf"), 1, canonical=True)
+        most = max(seconds for modes in layer.modes for _, seconds in modes)
+        assert plain[0][0] == pytest.approx(formal[0][0] * most, rel=1e-12)
+        back = _core.replay_layers(packed, False, formal[5], formal[6])
+        assert [x.tobytes() for x in back] == [plain[k].tobytes() for k in (0, 4, 5, 6)]
+
+
+def test_replay_refuses_what_is_no_solution():
+    packed = pack([instance_from_dict(random_layer(random.Random(3), 5))])
+    ops = len(packed[1])
+    bad = np.full(ops, 7, dtype=np.int32)
+    makespan, status, _, _ = _core.replay_layers(packed, False, np.zeros(ops), bad)
+    assert status[0] != 0
+    assert np.isnan(makespan[0])
