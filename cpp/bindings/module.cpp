@@ -13,6 +13,7 @@ void bind_collective(py::module_& module);
 void bind_layer_schedule(py::module_& module);
 void bind_op_cost(py::module_& module);
 void bind_op_graph(py::module_& module);
+void bind_placement(py::module_& module);
 void bind_silicon(py::module_& module);
 
 namespace {
@@ -56,4 +57,5 @@ PYBIND11_MODULE(_core, module) {
   bind_op_graph(module);
   bind_op_cost(module);
   bind_layer_schedule(module);
+  bind_placement(module);
 }

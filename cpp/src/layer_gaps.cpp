@@ -59,13 +59,12 @@ void LayerFacts::find_spine() noexcept {
     at = next;
   }
   for (int i = 0; i < size(); ++i) {
-    bool always = true;
+    bool always = true;  // whatever the mode, no two of them fit beside each other
     for (int u = 0; u < useful_count_[i]; ++u) {
-      always = always && !alone(i, u) && problem_.modes[useful_[i][u]].use[kNetwork] > 0;
+      const LayerMode& mode = problem_.modes[useful_[i][u]];
+      always = always && !alone(i, u) && 2 * mode.use[kNetwork] > problem_.capacity[kNetwork];
     }
-    if (always && 2 * problem_.modes[useful_[i][0]].use[kNetwork] > problem_.capacity[kNetwork]) {
-      wires_ |= op_bit(i);
-    }
+    if (always) wires_ |= op_bit(i);
   }
 }
 
@@ -205,10 +204,16 @@ double LayerFacts::most_gained(OpBits open, const double* left_s, double room_s)
 double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
   double sum = m.now_s;
   double left_s[kMaxLayerOps];
+  // What runs now may do so longer than the wastes reckon with, in a mode that is not its fastest.
+  double longer_s = 0.0;
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
+    const double rate = rate_[spine_mix_][r.mode];
     left_s[r.op] = r.finish_s - m.now_s;
-    sum += rate_[spine_mix_][r.mode] * left_s[r.op];
+    sum += rate * left_s[r.op];
+    if (((on_spine_ | wires_) & op_bit(r.op)) != 0) {
+      longer_s += rate * std::max(0.0, left_s[r.op] - beside_s_[r.op]);
+    }
   }
   double wires = 0.0;
   for_ops((on_spine_ | wires_) & ~m.started, [&](int op) {
@@ -246,10 +251,11 @@ double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
       if ((m.started & op_bit(aside_[k])) == 0) alone_left += alone_s_[aside_[k]];
     }
     open |= beside_spine_[i] & ~m.done;
-    if (alone_left + waste_s_[i] >= least) continue;
+    const double waste = std::max(0.0, waste_s_[i] - longer_s);
+    if (alone_left + waste >= least) continue;
     const double room = cores > 1 ? area * cores / (cores - 1) : kInfinite;
     const double filled = fill - wires - most_gained(open, left_s, room);
-    least = std::min(least, alone_left + std::max(waste_s_[i], filled));
+    least = std::min(least, alone_left + std::max(waste, filled));
   }
   return sum + least;
 }

@@ -10,8 +10,8 @@ namespace {
 enum class ModeChoice {
   kFastest,
   kNarrowest,
-  kShared,  // the narrowest beside what runs longer anyway; else the fastest, if the ready operators
-            // one after another take less than this one in its narrowest mode
+  kShared,  // the narrowest beside what runs longer anyway; else the fastest, if the ready
+            // operators one after another take less than this one in its narrowest mode
 };
 
 int wanted_mode(const LayerFacts& facts, ModeChoice choice, const Moment& moment, int op,

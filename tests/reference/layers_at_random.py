@@ -46,3 +46,23 @@ def backward_like(rng, count):
         if rng.random() < 0.55:
             chain.append(i)
     return {"name": "backward", "ops": ops, "edges": edges, **cores}
+
+
+def any_way(rng, count):
+    """A layer of few small whole latencies with everything that is accepted: core counts between,
+    several networks, ways that are missing."""
+    cores = {
+        "num_tc": rng.choice([1, 2, 3, 7]),
+        "num_vc": rng.choice([1, 2]),
+        "num_net": rng.choice([1, 1, 2, 3]),
+    }
+    ops = []
+    for i in range(count):
+        op = {"id": i, "type": rng.choice(["TC", "TC", "VC", "NET", "TCandVC"])}
+        ways = rng.choice([("lat_single",), ("lat_all",), ("lat_single", "lat_all")])
+        op |= {way: rng.choice([0, 1, 2, 3, 5, 8]) for way in ways}
+        if rng.random() < 0.4:
+            op["lat_cores"] = {"2": rng.randint(1, 8)}
+        ops.append(op)
+    edges = [[a, b] for b in range(count) for a in range(b) if rng.random() < 0.6 / (b - a)]
+    return {"name": "any", "ops": ops, "edges": edges, **cores}

@@ -24,9 +24,12 @@ enum class Status : std::uint8_t {
   kBadMode = 14,
   kBadEdge = 15,
   kNoMapping = 16,
+  kBadLayers = 17,
+  kTooManyCuts = 18,
+  kBadRules = 19,
 };
 
-inline constexpr int kStatusCount = 17;
+inline constexpr int kStatusCount = 20;
 
 // The sentence of a status; static storage, safe from any thread.
 constexpr const char* sentence(Status status) noexcept {
@@ -61,6 +64,13 @@ constexpr const char* sentence(Status status) noexcept {
       return "an operator has no way to run, or needs cores that the chip does not have";
     case Status::kBadEdge:
       return "an edge points to an operator that stands earlier; expected topological order";
+    case Status::kBadLayers:
+      return "the table of layers is malformed: expected 1 to 4096 layers, 1 to 4 variants, and "
+             "one value each";
+    case Status::kTooManyCuts:
+      return "the graph can be cut in more than 20000 ways; tie layers that belong together";
+    case Status::kBadRules:
+      return "a limit is out of range: expected at least one device, micro-batch and stage";
     case Status::kNoMapping:
       return "no block of the product fits a core's local buffer under the allowed dataflows";
     case Status::kBadTuning:

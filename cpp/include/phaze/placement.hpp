@@ -1,0 +1,96 @@
+// Layers on devices: which layers form a stage, how many stages, how many replicas. Two objectives
+// on one table of layers; both are solved exactly. The formulas are in docs/placement.md.
+//
+// Nothing here prints or exits; memory may run out (std::bad_alloc), nothing else is thrown. The
+// same question has the same answer, bit for bit: ties go to fewer stages, then to the cut that
+// comes first.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "phaze/status.hpp"
+
+namespace phaze {
+
+inline constexpr int kMaxVariants = 4;
+inline constexpr int kMaxPlacedLayers = 4096;
+inline constexpr std::int32_t kMaxCuts = 20'000;  // ways to cut a graph that are looked at
+
+// The layers of a model under one strategy, in an order in which edges go forward. Arrays of
+// variants have one row of `layers` values per variant.
+struct PlacementLayers {
+  std::int32_t layers;
+  std::int32_t variants;
+  std::span<const double> forward_s;
+  std::span<const double> backward_s;
+  std::span<const double> stash_bytes;  // kept for every micro-batch in flight
+  std::span<const double> live_bytes;   // of one layer at a time: the largest of a stage counts
+  std::span<const double> resident_bytes;
+  std::span<const double> once_bytes;     // kept once, however many micro-batches are in flight
+  std::span<const double> gather_bytes;   // of one layer at a time, beside `live_bytes`
+  std::span<const double> sync_s;         // of the gradients
+  std::span<const double> step_s;         // of the optimiser
+  std::span<const double> weight_grad_s;  // part of the backward pass that can wait
+  std::span<const std::uint8_t> wide;     // whether a stage with this layer takes `width` devices
+  std::span<const std::int32_t> edge_from;
+  std::span<const std::int32_t> edge_to;
+  std::span<const double> edge_s;  // to send over a boundary between stages, one way
+  std::span<const double> edge_bytes;
+  std::span<const std::int32_t> tied_from;  // pairs of layers that one stage must hold
+  std::span<const std::int32_t> tied_to;
+};
+
+struct PlacementPlan {
+  double time_s;      // infinite where there is none
+  double max_load_s;  // of the slowest stage, per micro-batch
+  std::int32_t stages;
+  std::int64_t replicas;
+  std::int64_t devices;                  // of one replica
+  std::vector<std::int32_t> stage_of;    // per layer, from the first stage (0) on
+  std::vector<std::int32_t> variant_of;  // per stage
+};
+
+// PHAZE's objective: time = load * (ceil(microbatches / d) + stages - 1) + sync_first * (d - 1) /
+// d.
+struct PublishedRules {
+  double memory_bytes;  // of one device
+  std::int64_t devices;
+  std::int64_t microbatches;
+  std::int32_t width;     // devices of a stage that holds a wide layer
+  bool recompute;         // keep what enters a stage, and run its forward pass again
+  std::int32_t stages;    // 0: any
+  std::int64_t replicas;  // 0: any
+};
+
+enum class PipelineKind : std::int32_t { kOneForwardOneBackward = 0, kZeroBubble = 1 };
+
+// time = (m - 1) * max load + sum of loads + the longest tail (exposed sync and step).
+struct PipelineRules {
+  double memory_bytes;
+  double piped_bytes;  // of messages, where there is more than one stage
+  double bucket_s;     // of the gradients that are synchronised last: nothing hides them
+  std::int64_t microbatches;
+  std::int32_t first_stages;  // counts of stages to look at, first to last
+  std::int32_t last_stages;
+  PipelineKind kind;
+};
+
+Status check_placement(const PlacementLayers& layers) noexcept;
+
+// The best plan that takes less than `below_s`; time_s infinite where there is none.
+Status place_published(const PlacementLayers& layers, const PublishedRules& rules, double below_s,
+                       PlacementPlan* best);
+
+// The best plan with each count of stages, first to last.
+Status place_pipeline(const PlacementLayers& layers, const PipelineRules& rules,
+                      std::vector<PlacementPlan>* plans);
+
+// What a plan would need at least: the stages whose largest has the fewest bytes. The same rules;
+// time_s is then that many bytes.
+Status least_memory(const PlacementLayers& layers, const PublishedRules& rules,
+                    PlacementPlan* plan);
+Status least_memory(const PlacementLayers& layers, const PipelineRules& rules, PlacementPlan* plan);
+
+}  // namespace phaze
