@@ -125,3 +125,49 @@ def canonical_layers(layers: _Layers, overlap: bool) -> list[bytes]: ...
 def replay_layers(
     layers: _Layers, overlap: bool, start: _Array, mode: _Array
 ) -> tuple[_Array, _Array, _Array, _Array]: ...
+
+MAX_PLACED_LAYERS: int
+MAX_VARIANTS: int
+
+_Table = tuple[_Array, ...]
+_Plan = tuple[float, float, int, int, int, _Array, _Array]
+
+def place_published(
+    tables: list[_Table],
+    ptr: _Array,
+    memory_bytes: _Array,
+    devices: _Array,
+    microbatches: _Array,
+    width: _Array,
+    recompute: _Array,
+    stages: _Array,
+    replicas: _Array,
+    threads: int,
+) -> list[tuple[int, int, _Plan]]: ...
+def place_pipeline(
+    tables: list[_Table],
+    memory_bytes: _Array,
+    piped_bytes: _Array,
+    bucket_s: _Array,
+    microbatches: _Array,
+    first_stages: _Array,
+    last_stages: _Array,
+    kind: _Array,
+    threads: int,
+) -> list[tuple[int, list[_Plan]]]: ...
+def leanest_published(
+    table: _Table,
+    memory_bytes: float,
+    devices: int,
+    width: int,
+    recompute: bool,
+    stages: int,
+) -> tuple[int, _Plan]: ...
+def leanest_pipeline(
+    table: _Table,
+    piped_bytes: float,
+    microbatches: int,
+    first_stages: int,
+    last_stages: int,
+    kind: int,
+) -> tuple[int, _Plan]: ...

@@ -107,6 +107,68 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
   return found;
 }
 
+// Each table with its own rules; the answer is (status, [plan with each count of stages]) of each.
+py::list pipeline(const py::list& tables, const py::object& memory, const py::object& piped,
+                  const py::object& bucket, const py::object& microbatches,
+                  const py::object& first_stages, const py::object& last_stages,
+                  const py::object& kind, int threads) {
+  const std::vector<PlacementLayers> layers = tables_of(tables);
+  const auto count = static_cast<py::ssize_t>(layers.size());
+  const auto memories = view<double>(memory, "memory_bytes", count);
+  const auto pipes = view<double>(piped, "piped_bytes", count);
+  const auto buckets = view<double>(bucket, "bucket_s", count);
+  const auto batches = view<std::int64_t>(microbatches, "microbatches", count);
+  const auto firsts = view<std::int32_t>(first_stages, "first_stages", count);
+  const auto lasts = view<std::int32_t>(last_stages, "last_stages", count);
+  const auto kinds = view<std::int32_t>(kind, "kind", count);
+  const int workers = checked_threads(threads);
+  std::vector<std::vector<PlacementPlan>> plans(layers.size());
+  std::vector<Status> statuses(layers.size(), Status::kOk);
+  {
+    const py::gil_scoped_release release;
+    parallel_for(layers.size(), workers, 1, [&](std::size_t begin, std::size_t end) {
+      for (std::size_t t = begin; t < end; ++t) {
+        const PipelineRules rules{memories[t],
+                                  pipes[t],
+                                  buckets[t],
+                                  batches[t],
+                                  firsts[t],
+                                  lasts[t],
+                                  static_cast<PipelineKind>(kinds[t])};
+        statuses[t] = kinds[t] == 0 || kinds[t] == 1 ? place_pipeline(layers[t], rules, &plans[t])
+                                                     : Status::kBadRules;
+      }
+    });
+  }
+  py::list found;
+  for (std::size_t t = 0; t < layers.size(); ++t) {
+    py::list counted;
+    for (const PlacementPlan& plan : plans[t]) {
+      if (plan.stages > 0) counted.append(as_tuple(plan));
+    }
+    found.append(py::make_tuple(static_cast<int>(statuses[t]), counted));
+  }
+  return found;
+}
+
+py::tuple leanest_published(const py::tuple& table, double memory, std::int64_t devices,
+                            std::int32_t width, bool recompute, std::int32_t stages) {
+  PlacementPlan plan;
+  const Status status = least_memory(
+      table_of(table), PublishedRules{memory, devices, 1, width, recompute, stages, 0}, &plan);
+  return py::make_tuple(static_cast<int>(status), as_tuple(plan));
+}
+
+py::tuple leanest_pipeline(const py::tuple& table, double piped, std::int64_t microbatches,
+                           std::int32_t first_stages, std::int32_t last_stages, std::int32_t kind) {
+  PlacementPlan plan;
+  const Status status = least_memory(table_of(table),
+                                     PipelineRules{0.0, piped, 0.0, microbatches, first_stages,
+                                                   last_stages, static_cast<PipelineKind>(kind)},
+                                     &plan);
+  return py::make_tuple(static_cast<int>(status), as_tuple(plan));
+}
+
 }  // namespace
 
 void bind_placement(py::module_& module) {
@@ -115,6 +177,14 @@ void bind_placement(py::module_& module) {
   module.def("place_published", &published, py::arg("tables"), py::arg("ptr"),
              py::arg("memory_bytes"), py::arg("devices"), py::arg("microbatches"), py::arg("width"),
              py::arg("recompute"), py::arg("stages"), py::arg("replicas"), py::arg("threads"));
+  module.def("place_pipeline", &pipeline, py::arg("tables"), py::arg("memory_bytes"),
+             py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("microbatches"),
+             py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("threads"));
+  module.def("leanest_published", &leanest_published, py::arg("table"), py::arg("memory_bytes"),
+             py::arg("devices"), py::arg("width"), py::arg("recompute"), py::arg("stages"));
+  module.def("leanest_pipeline", &leanest_pipeline, py::arg("table"), py::arg("piped_bytes"),
+             py::arg("microbatches"), py::arg("first_stages"), py::arg("last_stages"),
+             py::arg("kind"));
 }
 
 }  // namespace phaze::bindings

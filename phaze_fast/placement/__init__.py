@@ -1,4 +1,21 @@
-"""Takes layers with their times and bytes, gives stages, devices and replicas on a cluster.
+"""Takes layers with their times and bytes, gives stages, devices and replicas on a cluster."""
 
-Empty so far: placement comes after schedules.
-"""
+from phaze_fast.placement.problems import (
+    SCHEDULES,
+    PipelineProblem,
+    Placement,
+    PublishedProblem,
+    place,
+    place_batch,
+)
+from phaze_fast.placement.table import LayerTable
+
+__all__ = [
+    "SCHEDULES",
+    "LayerTable",
+    "PipelineProblem",
+    "Placement",
+    "PublishedProblem",
+    "place",
+    "place_batch",
+]

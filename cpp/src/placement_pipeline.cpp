@@ -1,0 +1,242 @@
+#include <algorithm>
+#include <limits>
+
+#include "phaze/placement.hpp"
+#include "placement_cuts.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+std::size_t index(int i) noexcept { return static_cast<std::size_t>(i); }
+
+// A way to place everything after a cut. The whole takes (m - 1) * load + sum + tail.
+struct Tail {
+  double load_s;  // of the slowest stage
+  double sum_s;   // what the stages take to fill and to drain
+  double tail_s;  // the longest of gradients and optimiser after the last backward pass
+  std::int32_t variant;
+  std::int32_t next_cut;
+  std::int32_t next_tail;  // position in `tails_`
+};
+
+// Stages are found from the last to the first, as in the published objective. Of the tails of a cut
+// those are kept of which none is better than another in load, sum and tail at once. A first pass
+// with the load alone gives plans to beat.
+class Pipeline {
+ public:
+  Pipeline(const PlacementCuts& cuts, const PipelineRules& rules, std::vector<PlacementPlan>* plans)
+      : cuts_(cuts), rules_(rules), plans_(*plans) {}
+
+  void run() {
+    const int first = rules_.first_stages;
+    const int last = std::min(rules_.last_stages, cuts_.layers().layers);
+    plans_.assign(index(rules_.last_stages - first + 1), {kInfinite, 0.0, 0, 1, 0, {}, {}});
+    if (rules_.kind == PipelineKind::kZeroBubble) {
+      for (int p = first; p <= last; ++p) solve(p, p, p);
+    } else {
+      solve(first, last, 0);
+    }
+  }
+
+ private:
+  struct Stage {
+    double load_s = kInfinite;
+    double sum_s = 0.0;
+    double tail_s = 0.0;
+    std::int32_t variant = -1;
+  };
+
+  // The fastest variant that fits, in a stage that s - 1 others follow. All of `in_flight`
+  // micro-batches are kept where that is given.
+  Stage stage(int i, int j, int s) const noexcept {
+    const PlacementCuts::Traffic traffic = cuts_.traffic(i, j);
+    const double waiting = static_cast<double>(
+        std::min<std::int64_t>(rules_.microbatches, in_flight_ > 0 ? in_flight_ : s));
+    const bool single = i == 0 && j == cuts_.count() - 1;
+    const double held =
+        cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (single ? 0.0 : rules_.piped_bytes);
+    Stage best;
+    for (int v = 0; v < cuts_.layers().variants; ++v) {
+      const double bytes = held + waiting * cuts_.stash_bytes(v, i, j) + cuts_.live_bytes(v, i, j);
+      if (bytes > rules_.memory_bytes) continue;
+      const double load =
+          traffic.in_s + cuts_.forward_s(v, i, j) + cuts_.backward_s(v, i, j) + traffic.out_s;
+      if (load < best.load_s) {
+        best.load_s = load;
+        best.variant = v;
+      }
+    }
+    if (best.variant < 0) return best;
+    best.sum_s = best.load_s;
+    if (rules_.kind == PipelineKind::kZeroBubble && s > 1) {
+      best.sum_s -= 2.0 * cuts_.weight_grad_s(i, j);
+    }
+    // Gradients go while the last backward pass goes on, all but a bucket; a later stage has the
+    // time, too, in which the backward pass goes through those before it.
+    const double sync = cuts_.sync_s(i, j);
+    const double backward = cuts_.backward_s(0, i, j);
+    const double exposed = std::min(sync, std::max(sync - backward, rules_.bucket_s));
+    const double earlier = cuts_.backward_s(0, 0, i);
+    best.tail_s = std::max(0.0, exposed + cuts_.step_s(i, j) - earlier);
+    return best;
+  }
+
+  double time(const Tail& t) const noexcept {
+    return static_cast<double>(rules_.microbatches - 1) * t.load_s + t.sum_s + t.tail_s;
+  }
+
+  PlacementPlan& plan(int p) { return plans_[index(p - rules_.first_stages)]; }
+
+  void solve(int first, int last, std::int64_t in_flight) {
+    in_flight_ = in_flight;
+    pass(first, last, true);
+    pass(first, last, false);
+  }
+
+  // The time that some plan with s stages or more must beat.
+  void find_limits(int first, int last) {
+    limits_s_.assign(index(last) + 2, 0.0);
+    for (int p = last; p >= 1; --p) {
+      const double own = p >= first ? plan(p).time_s : 0.0;
+      limits_s_[index(p)] = std::max(limits_s_[index(p) + 1], own);
+    }
+  }
+
+  void pass(int first, int last, bool rough) {
+    const int end = cuts_.count() - 1;
+    tails_.assign(1, {0.0, 0.0, 0.0, -1, -1, -1});
+    find_limits(first, last);
+    std::vector<std::int32_t> starts(index(end) + 1, 0);
+    std::vector<std::int32_t> ends(index(end) + 1, 0);
+    ends[index(end)] = 1;
+    for (int s = 1; s <= last; ++s) {
+      std::vector<std::int32_t> own_starts(index(end) + 1, 0);
+      std::vector<std::int32_t> own_ends(index(end) + 1, 0);
+      bool any = false;
+      for (int i = end - 1; i >= 0; --i) {
+        const std::size_t mine = tails_.size();
+        extend(i, s, starts, ends, mine, rough);
+        own_starts[index(i)] = static_cast<std::int32_t>(mine);
+        own_ends[index(i)] = static_cast<std::int32_t>(tails_.size());
+        any = any || tails_.size() > mine;
+      }
+      if (s >= first) finish(s, own_starts[0], own_ends[0]);
+      if (!any) break;
+      starts = std::move(own_starts);
+      ends = std::move(own_ends);
+    }
+  }
+
+  void extend(int i, int s, const std::vector<std::int32_t>& starts,
+              const std::vector<std::int32_t>& ends, std::size_t mine, bool rough) {
+    const int end = cuts_.count() - 1;
+    const double rounds = static_cast<double>(rules_.microbatches - 1);
+    const double limit_s = limits_s_[index(s)];
+    // Without the waiting weight gradients every stage adds its work to the sum.
+    const bool plain = rules_.kind != PipelineKind::kZeroBubble;
+    const double before_s = plain ? cuts_.work_s(0, i) : 0.0;
+    const double whole_s = plain ? cuts_.work_s(0, end) : 0.0;
+    double enough_s = kInfinite;
+    cuts_.for_after(i, [&](int j) {
+      const double work = cuts_.work_s(i, j);
+      if (rough && work >= enough_s) return false;
+      if (!rough && (rounds * work + whole_s) * (1.0 - 1e-12) > limit_s) return false;
+      if (starts[index(j)] == ends[index(j)]) return true;
+      const Stage made = stage(i, j, s);
+      if (made.variant < 0) {
+        const double held = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j);
+        return !(cuts_.chain() && held > rules_.memory_bytes);
+      }
+      for (std::int32_t t = starts[index(j)]; t < ends[index(j)]; ++t) {
+        const Tail& rest = tails_[index(t)];
+        const Tail whole{std::max(made.load_s, rest.load_s),
+                         made.sum_s + rest.sum_s,
+                         std::max(made.tail_s, rest.tail_s),
+                         made.variant,
+                         j,
+                         t};
+        if (rough) {
+          keep_lightest(mine, whole);
+          enough_s = tails_[mine].load_s;
+        } else if ((time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
+          keep(mine, whole);
+        }
+      }
+      return true;
+    });
+  }
+
+  void keep_lightest(std::size_t mine, const Tail& tail) {
+    if (tails_.size() == mine) {
+      tails_.push_back(tail);
+    } else if (tail.load_s < tails_[mine].load_s ||
+               (tail.load_s == tails_[mine].load_s && tail.sum_s < tails_[mine].sum_s)) {
+      tails_[mine] = tail;
+    }
+  }
+
+  void keep(std::size_t mine, const Tail& tail) {
+    const auto no_worse = [](const Tail& a, const Tail& b) {
+      return a.load_s <= b.load_s && a.sum_s <= b.sum_s && a.tail_s <= b.tail_s;
+    };
+    for (std::size_t t = mine; t < tails_.size(); ++t) {
+      if (no_worse(tails_[t], tail)) return;
+    }
+    std::size_t kept = mine;
+    for (std::size_t t = mine; t < tails_.size(); ++t) {
+      if (!no_worse(tail, tails_[t])) tails_[kept++] = tails_[t];
+    }
+    tails_.resize(kept);
+    tails_.push_back(tail);
+  }
+
+  void finish(int p, std::int32_t from, std::int32_t to) {
+    for (std::int32_t t = from; t < to; ++t) {
+      PlacementPlan& best = plan(p);
+      const double taken = time(tails_[index(t)]);
+      if (!(taken < best.time_s)) continue;
+      best.time_s = taken;
+      best.max_load_s = tails_[index(t)].load_s;
+      best.stages = p;
+      best.replicas = 1;
+      best.devices = p;
+      best.variant_of.clear();
+      std::vector<std::int32_t> cuts{0};
+      for (std::int32_t at = t; tails_[index(at)].next_tail >= 0;
+           at = tails_[index(at)].next_tail) {
+        best.variant_of.push_back(tails_[index(at)].variant);
+        cuts.push_back(tails_[index(at)].next_cut);
+      }
+      best.stage_of = cuts_.stages(cuts);
+    }
+  }
+
+  const PlacementCuts& cuts_;
+  const PipelineRules& rules_;
+  std::vector<PlacementPlan>& plans_;
+  std::int64_t in_flight_ = 0;  // 0: as many as stages follow, and one
+  std::vector<double> limits_s_;
+  std::vector<Tail> tails_;
+};
+
+}  // namespace
+
+Status place_pipeline(const PlacementLayers& layers, const PipelineRules& rules,
+                      std::vector<PlacementPlan>* plans) {
+  plans->clear();
+  const Status status = check_placement(layers);
+  if (status != Status::kOk) return status;
+  if (rules.microbatches < 1 || rules.first_stages < 1 || rules.last_stages < rules.first_stages ||
+      !(rules.memory_bytes >= 0.0) || !(rules.piped_bytes >= 0.0) || !(rules.bucket_s >= 0.0)) {
+    return Status::kBadRules;
+  }
+  PlacementCuts cuts;
+  const Status built = cuts.build(layers, false);
+  if (built != Status::kOk) return built;
+  Pipeline(cuts, rules, plans).run();
+  return Status::kOk;
+}
+
+}  // namespace phaze

@@ -1,0 +1,261 @@
+"""Takes tables of layers and limits, gives the best plan of each, proven: one or many at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.placement.table import LayerTable
+
+__all__ = [
+    "SCHEDULES",
+    "PipelineProblem",
+    "Placement",
+    "PublishedProblem",
+    "place",
+    "place_batch",
+]
+
+Array = np.ndarray[Any, Any]
+
+SCHEDULES = ("1f1b", "zero-bubble")
+"""Orders of forward and backward passes whose stages may differ; interleaved ones are even."""
+
+
+@dataclass(frozen=True)
+class PublishedProblem:
+    """A placement as PHAZE poses it: time = load x (ceil(microbatches / d) + stages - 1) + sync.
+
+    With tables made by `phaze_fast.placement.read_problem`, or by hand: ``resident_bytes`` and
+    ``once_bytes`` count once, ``stash_bytes`` for every stage that follows, ``sync_s`` is what the
+    first stage's gradients take between very many replicas.
+    """
+
+    tables: Mapping[int, LayerTable]
+    """By tensor-parallel width."""
+    devices: int
+    """At most so many in all."""
+    memory_bytes: float
+    """Of one device."""
+    microbatches: int
+    """Of one step, over all replicas."""
+    recompute: bool = False
+    """Whether stages keep only what enters them."""
+    stages: int = 0
+    """So many stages; 0 = any."""
+    replicas: int = 0
+    """So many replicas; 0 = any."""
+    name: str = ""
+    """What to call it."""
+
+
+@dataclass(frozen=True)
+class PipelineProblem:
+    """A pipeline of equal groups of devices: time = (m - 1) x largest load + fill and drain + tail.
+
+    The fastest variant that fits is chosen for each stage.
+    """
+
+    table: LayerTable
+    memory_bytes: float
+    """Of one device."""
+    microbatches: int
+    """Of one replica in one step (m)."""
+    stages: tuple[int, int] = (1, 1)
+    """Fewest and most stages to look at."""
+    schedule: str = "1f1b"
+    """A name of `SCHEDULES`."""
+    piped_bytes: float = 0.0
+    """Of messages on every device, where there is more than one stage."""
+    bucket_s: float = 0.0
+    """Of the gradients that are synchronised last, when no backward pass hides them."""
+    name: str = ""
+    """What to call it."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A plan: which layers form a stage, in which variant, and what that takes."""
+
+    status: str
+    """``optimal``, or ``infeasible`` where nothing fits."""
+    time_s: float
+    """Seconds of one step; infinite where nothing fits."""
+    max_load_s: float
+    """Of the slowest stage, per micro-batch."""
+    width: int
+    """Tensor-parallel width; 0 where nothing fits."""
+    replicas: int
+    devices: int
+    """Of one replica."""
+    stages: tuple[tuple[int, ...], ...]
+    """Positions of the layers of each stage, first to last."""
+    variants: tuple[str, ...]
+    """Of each stage."""
+    table: LayerTable | None = field(default=None, repr=False, compare=False)
+    solve_s: float = field(default=0.0, compare=False)
+    """Wall time of the kernel; in a batch, an even share."""
+
+    @property
+    def bound_s(self) -> float:
+        """No plan takes less: the time itself, since it is proven."""
+        return self.time_s
+
+
+def _placement(plan: Any, table: LayerTable | None, width: int, share_s: float) -> Placement:
+    time_s, load, count, replicas, devices, stage_of, variant_of = plan
+    if table is None or count == 0:
+        return Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), (), None, share_s)
+    order = np.argsort(stage_of, kind="stable")
+    borders = np.searchsorted(stage_of[order], np.arange(count + 1))
+    stages = tuple(
+        tuple(order[a:b].tolist()) for a, b in zip(borders[:-1], borders[1:], strict=True)
+    )
+    variants = tuple(table.variants[v] for v in variant_of.tolist())
+    return Placement(
+        "optimal", time_s, load, width, replicas, devices, stages, variants, table, share_s
+    )
+
+
+def _raise_if(status: int, name: str) -> None:
+    if status:
+        raise InvalidInputError(f"{name or 'problem'}: {_core.STATUS_SENTENCES[status]}")
+
+
+def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Placement]:
+    tables, ptr, rows = [], [0], []
+    for p in problems:
+        _check_published(p)
+        for width, table in p.tables.items():
+            tables.append(table.columns())
+            rows.append(
+                (p.memory_bytes, p.devices, p.microbatches, width, p.recompute, p.stages)
+                + (p.replicas,)
+            )
+        ptr.append(len(tables))
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 7
+    dtypes = ("f8", "i8", "i8", "i4", "u1", "i4", "i8")
+    arrays = [np.array(c, dtype=d) for c, d in zip(columns, dtypes, strict=True)]
+    begin = time.perf_counter()
+    found = _core.place_published(tables, np.array(ptr, dtype=np.int64), *arrays, threads)
+    share_s = (time.perf_counter() - begin) / max(len(problems), 1)
+    answers = []
+    for p, (status, chosen, plan) in zip(problems, found, strict=True):
+        _raise_if(status, p.name)
+        width = list(p.tables)[chosen] if chosen >= 0 else 0
+        answers.append(_placement(plan, p.tables.get(width), width, share_s))
+    return answers
+
+
+def _check_published(p: PublishedProblem) -> None:
+    for name in ("devices", "microbatches"):
+        if getattr(p, name) < 1:
+            raise InvalidInputError(
+                f"{name}: {getattr(p, name)} is not accepted; expected at least 1"
+            )
+    if not p.tables:
+        raise InvalidInputError("tables: none is not accepted; expected at least one width")
+    for width in p.tables:
+        if width < 1:
+            raise InvalidInputError(f"tables: width {width} is not accepted; expected at least 1")
+
+
+def place_counts(problems: Sequence[PipelineProblem], threads: int = 1) -> list[list[Placement]]:
+    """Give the best plan with each count of stages, for each problem; counts that do not fit are
+    left out.
+    """
+    for p in problems:
+        if p.schedule not in SCHEDULES:
+            raise InvalidInputError(
+                f"schedule: {p.schedule!r} is not accepted; {nearest(str(p.schedule), SCHEDULES)}"
+            )
+        if not 1 <= p.stages[0] <= p.stages[1]:
+            raise InvalidInputError(
+                f"stages: {p.stages} is not accepted; expected fewest and most, from 1 up"
+            )
+    begin = time.perf_counter()
+    found = _core.place_pipeline(
+        [p.table.columns() for p in problems],
+        np.array([p.memory_bytes for p in problems], dtype=np.float64),
+        np.array([p.piped_bytes for p in problems], dtype=np.float64),
+        np.array([p.bucket_s for p in problems], dtype=np.float64),
+        np.array([p.microbatches for p in problems], dtype=np.int64),
+        np.array([p.stages[0] for p in problems], dtype=np.int32),
+        np.array([min(p.stages[1], len(p.table)) for p in problems], dtype=np.int32),
+        np.array([SCHEDULES.index(p.schedule) for p in problems], dtype=np.int32),
+        threads,
+    )
+    share_s = (time.perf_counter() - begin) / max(len(problems), 1)
+    answers = []
+    for p, (status, plans) in zip(problems, found, strict=True):
+        _raise_if(status, p.name)
+        answers.append([_placement(plan, p.table, 1, share_s) for plan in plans])
+    return answers
+
+
+_NOTHING = Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), ())
+
+
+def place_batch(
+    problems: Sequence[PublishedProblem | PipelineProblem], threads: int = 1
+) -> list[Placement]:
+    """Place many problems in one call; the GIL is released.
+
+    Parameters
+    ----------
+    problems
+        Of either kind.
+    threads
+        At most this many threads; the answers do not depend on it.
+
+    Returns
+    -------
+    list of Placement
+        One each; status ``infeasible`` where nothing fits.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a problem is malformed.
+
+    Examples
+    --------
+    >>> table = LayerTable(names=range(4), forward_s=[1.0] * 4, backward_s=[2.0] * 4)
+    >>> problems = [PipelineProblem(table, 1e9, m, stages=(2, 2)) for m in (1, 8)]
+    >>> [found.time_s for found in place_batch(problems)]
+    [12.0, 54.0]
+    """
+    listed = list(problems)
+    answers: list[Placement] = [_NOTHING] * len(listed)
+    ours = [k for k, p in enumerate(listed) if isinstance(p, PipelineProblem)]
+    theirs = [k for k, p in enumerate(listed) if isinstance(p, PublishedProblem)]
+    if len(ours) + len(theirs) != len(listed):
+        raise InvalidInputError("problems: expected PublishedProblem or PipelineProblem")
+    if theirs:
+        placed = _published([listed[k] for k in theirs], threads)  # type: ignore[misc]
+        for k, answer in zip(theirs, placed, strict=True):
+            answers[k] = answer
+    if ours:
+        counted = place_counts([listed[k] for k in ours], threads)  # type: ignore[misc]
+        for k, plans in zip(ours, counted, strict=True):
+            answers[k] = min(plans, key=lambda plan: plan.time_s, default=_NOTHING)
+    return answers
+
+
+def place(problem: PublishedProblem | PipelineProblem) -> Placement:
+    """Place one problem.
+
+    Examples
+    --------
+    >>> table = LayerTable(names=range(4), forward_s=[1.0] * 4, backward_s=[2.0] * 4)
+    >>> found = place(PipelineProblem(table, memory_bytes=1e9, microbatches=8, stages=(1, 4)))
+    >>> found.stages, found.time_s
+    (((0,), (1,), (2,), (3,)), 33.0)
+    """
+    return place_batch([problem])[0]
