@@ -155,19 +155,3 @@ def place_pipeline(
     kind: _Array,
     threads: int,
 ) -> list[tuple[int, list[_Plan]]]: ...
-def leanest_published(
-    table: _Table,
-    memory_bytes: float,
-    devices: int,
-    width: int,
-    recompute: bool,
-    stages: int,
-) -> tuple[int, _Plan]: ...
-def leanest_pipeline(
-    table: _Table,
-    piped_bytes: float,
-    microbatches: int,
-    first_stages: int,
-    last_stages: int,
-    kind: int,
-) -> tuple[int, _Plan]: ...

@@ -151,24 +151,6 @@ py::list pipeline(const py::list& tables, const py::object& memory, const py::ob
   return found;
 }
 
-py::tuple leanest_published(const py::tuple& table, double memory, std::int64_t devices,
-                            std::int32_t width, bool recompute, std::int32_t stages) {
-  PlacementPlan plan;
-  const Status status = least_memory(
-      table_of(table), PublishedRules{memory, devices, 1, width, recompute, stages, 0}, &plan);
-  return py::make_tuple(static_cast<int>(status), as_tuple(plan));
-}
-
-py::tuple leanest_pipeline(const py::tuple& table, double piped, std::int64_t microbatches,
-                           std::int32_t first_stages, std::int32_t last_stages, std::int32_t kind) {
-  PlacementPlan plan;
-  const Status status = least_memory(table_of(table),
-                                     PipelineRules{0.0, piped, 0.0, microbatches, first_stages,
-                                                   last_stages, static_cast<PipelineKind>(kind)},
-                                     &plan);
-  return py::make_tuple(static_cast<int>(status), as_tuple(plan));
-}
-
 }  // namespace
 
 void bind_placement(py::module_& module) {
@@ -180,11 +162,6 @@ void bind_placement(py::module_& module) {
   module.def("place_pipeline", &pipeline, py::arg("tables"), py::arg("memory_bytes"),
              py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("microbatches"),
              py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("threads"));
-  module.def("leanest_published", &leanest_published, py::arg("table"), py::arg("memory_bytes"),
-             py::arg("devices"), py::arg("width"), py::arg("recompute"), py::arg("stages"));
-  module.def("leanest_pipeline", &leanest_pipeline, py::arg("table"), py::arg("piped_bytes"),
-             py::arg("microbatches"), py::arg("first_stages"), py::arg("last_stages"),
-             py::arg("kind"));
 }
 
 }  // namespace phaze::bindings

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 
-__all__ = ["AsJson", "ToFile", "emit", "emit_infeasible", "fields", "note", "table"]
+__all__ = ["AsJson", "ToFile", "emit", "emit_infeasible", "fields", "note", "table", "write_text"]
 
 
 def _target(path: Path | None) -> Path | None:
@@ -108,7 +108,7 @@ def emit(
             sys.stdout.write(text)
             return
         else:
-            _write(to_file, text)
+            write_text(to_file, text)
             note(f"wrote {to_file}")
     if as_json:
         return
@@ -124,7 +124,7 @@ def emit_infeasible(error: InfeasibleError, as_json: bool, to_file: Path | None)
     raise error
 
 
-def _write(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, so that a full disk never leaves half a result."""
     try:
         target = path.resolve()

@@ -8,6 +8,7 @@ from phaze_fast.placement.problems import (
     place,
     place_batch,
 )
+from phaze_fast.placement.published import problem_from_dict, read_problems, solve_published
 from phaze_fast.placement.table import LayerTable
 
 __all__ = [
@@ -18,4 +19,7 @@ __all__ = [
     "PublishedProblem",
     "place",
     "place_batch",
+    "problem_from_dict",
+    "read_problems",
+    "solve_published",
 ]

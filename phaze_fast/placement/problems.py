@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ __all__ = [
     "PublishedProblem",
     "place",
     "place_batch",
+    "place_counts",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -114,9 +116,7 @@ def _placement(plan: Any, table: LayerTable | None, width: int, share_s: float) 
         return Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), (), None, share_s)
     order = np.argsort(stage_of, kind="stable")
     borders = np.searchsorted(stage_of[order], np.arange(count + 1))
-    stages = tuple(
-        tuple(order[a:b].tolist()) for a, b in zip(borders[:-1], borders[1:], strict=True)
-    )
+    stages = tuple(tuple(order[a:b].tolist()) for a, b in pairwise(borders))
     variants = tuple(table.variants[v] for v in variant_of.tolist())
     return Placement(
         "optimal", time_s, load, width, replicas, devices, stages, variants, table, share_s
@@ -134,16 +134,26 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
         _check_published(p)
         for width, table in p.tables.items():
             tables.append(table.columns())
-            rows.append(
-                (p.memory_bytes, p.devices, p.microbatches, width, p.recompute, p.stages)
-                + (p.replicas,)
-            )
+            limits = (p.memory_bytes, p.devices, p.microbatches)
+            rows.append((*limits, width, p.recompute, p.stages, p.replicas))
         ptr.append(len(tables))
     columns = list(zip(*rows, strict=True)) if rows else [()] * 7
     dtypes = ("f8", "i8", "i8", "i4", "u1", "i4", "i8")
     arrays = [np.array(c, dtype=d) for c, d in zip(columns, dtypes, strict=True)]
     begin = time.perf_counter()
-    found = _core.place_published(tables, np.array(ptr, dtype=np.int64), *arrays, threads)
+    memory, devices, batches, widths, again, stages, replicas = arrays
+    found = _core.place_published(
+        tables,
+        np.array(ptr, dtype=np.int64),
+        memory,
+        devices,
+        batches,
+        widths,
+        again,
+        stages,
+        replicas,
+        threads,
+    )
     share_s = (time.perf_counter() - begin) / max(len(problems), 1)
     answers = []
     for p, (status, chosen, plan) in zip(problems, found, strict=True):
@@ -167,9 +177,7 @@ def _check_published(p: PublishedProblem) -> None:
 
 
 def place_counts(problems: Sequence[PipelineProblem], threads: int = 1) -> list[list[Placement]]:
-    """Give the best plan with each count of stages, for each problem; counts that do not fit are
-    left out.
-    """
+    """Give the best plan with each count of stages that fits, for each problem."""
     for p in problems:
         if p.schedule not in SCHEDULES:
             raise InvalidInputError(

@@ -87,10 +87,4 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
 Status place_pipeline(const PlacementLayers& layers, const PipelineRules& rules,
                       std::vector<PlacementPlan>* plans);
 
-// What a plan would need at least: the stages whose largest has the fewest bytes. The same rules;
-// time_s is then that many bytes.
-Status least_memory(const PlacementLayers& layers, const PublishedRules& rules,
-                    PlacementPlan* plan);
-Status least_memory(const PlacementLayers& layers, const PipelineRules& rules, PlacementPlan* plan);
-
 }  // namespace phaze
