@@ -65,7 +65,7 @@ def test_small_layers_are_those_of_enumeration(rule):
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
 def test_more_layers_are_those_of_enumeration(rule):
     rng = random.Random(12)
-    for _ in range(1000):
+    for _ in range(300):
         against_enumeration(rng, 6, rule)
 
 
@@ -150,8 +150,8 @@ def test_more_layers_with_every_way_to_run(rule):
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
 def test_layers_of_ten_operators_are_those_of_enumeration(rule):
     rng = random.Random(18)
-    for _ in range(150):
-        against_moments(rng, rng.randint(7, 8), rule)
+    for _ in range(1000):
+        against_moments(rng, rng.randint(6, 8), rule)
     for _ in range(12):
         against_moments(rng, 10, rule)
 
@@ -172,22 +172,6 @@ def test_highs_agrees(rule):
     rng = random.Random(13)
     for _ in range(25):
         against_highs(rng, 8, rule)
-
-
-@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
-def test_highs_starts_from_a_schedule_that_keeps_every_row(rule):
-    from phaze_fast.schedule import highs
-
-    rng = random.Random(21)
-    for _ in range(40):
-        layer = instance_from_dict(random_layer(rng, 9))
-        (made,) = schedule_instances([layer], rule, max_nodes=0, highs=False)
-        program, columns = highs._build(made)
-        values = highs._beginning(made, program, columns)
-        assert (values >= np.array(program.lower) - 1e-9).all()
-        assert (values <= np.array(program.upper) + 1e-9).all()
-        for bound, terms in program.rows:
-            assert sum(c * values[at] for at, c in terms.items()) >= bound - 1e-9
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ is also the horizon H = 1:
 (5) x_ij + x_ji >= y_i,  x_ij + x_ji >= y_j        where i (j) on all cores keeps j (i) from running
 (6) x_ij + x_ji >= z_ic + z_jc - 1                 where both need a type that may be full
 (7) sum over c of z_ic + y_i >= 1                  an operator on one core has one
-y, x, z binary. The schedule at hand is the start, T <= H the cutoff, its bound the least T.
+y, x, z binary. T <= H is the cutoff, the bound at hand the least T. The schedule itself is not given
+as a start: with one, HiGHS 1.15.1 called 2 of 2,000 random layers optimal that were not.
 """
 
 from __future__ import annotations
@@ -103,7 +104,6 @@ def _build(made: LayerSchedule) -> tuple[_Program, dict[str, Any]]:
         follows(a, {start[b]: 1.0}, 0.0)
     reach = _reach(made)
     cores = _core_columns(program, made, reach, alone)
-    orders: dict[tuple[int, int], int] = {}
     for i in range(count):
         for j in range(i + 1, count):
             if reach[i] >> j & 1:
@@ -113,7 +113,6 @@ def _build(made: LayerSchedule) -> tuple[_Program, dict[str, Any]]:
             if not collide:
                 continue
             before = [program.column(0.0, 1.0, whole=True) for _ in range(2)]
-            orders[i, j], orders[j, i] = before
             both = {before[0]: 1.0, before[1]: 1.0}
             follows(i, {start[j]: 1.0, before[0]: -2.0}, -2.0)
             follows(j, {start[i]: 1.0, before[1]: -2.0}, -2.0)
@@ -125,31 +124,7 @@ def _build(made: LayerSchedule) -> tuple[_Program, dict[str, Any]]:
                 for c in range(instance.cores[r]):
                     pair = {cores[r][i][c]: -1.0, cores[r][j][c]: -1.0}
                     program.at_least(-1.0, {**both, **pair})
-    columns = {"end": end, "start": start, "alone": alone, "orders": orders, "cores": cores}
-    return program, columns
-
-
-def _beginning(made: LayerSchedule, program: _Program, columns: dict[str, Any]) -> Any:
-    """Values of all columns for the schedule at hand, from which HiGHS goes on."""
-    values = np.zeros(len(program.lower))
-    ends = [s + d for s, d in zip(made.starts, made.durations, strict=True)]
-    values[columns["end"]] = 1.0
-    for i, start in enumerate(made.starts):
-        values[columns["start"][i]] = start / made.makespan
-        values[columns["alone"][i]] = made.instance.modes[i][made.mode[i]][0] == 0
-    for (i, j), column in columns["orders"].items():
-        values[column] = ends[i] <= made.starts[j]
-    for assigned in columns["cores"].values():
-        busy_until: dict[int, float] = {}
-        for i in sorted(assigned, key=lambda i: made.starts[i]):
-            if values[columns["alone"][i]]:
-                continue
-            core = next(
-                c for c in range(len(assigned[i])) if busy_until.get(c, 0.0) <= made.starts[i]
-            )
-            busy_until[core] = ends[i]
-            values[assigned[i][core]] = 1.0
-    return values
+    return program, {"end": end, "start": start, "alone": alone}
 
 
 def _core_columns(
@@ -230,9 +205,6 @@ def solve_with_highs(made: LayerSchedule, time_limit_s: float) -> LayerSchedule:
     solver.setOptionValue("time_limit", float(time_limit_s))
     solver.setOptionValue("mip_rel_gap", 1e-9)
     solver.passModel(_model(program, columns["end"]))
-    start = highspy.HighsSolution()
-    start.col_value = _beginning(made, program, columns).tolist()
-    solver.setSolution(start)
     solver.run()
     info, outcome = solver.getInfo(), solver.getModelStatus()
     proven = outcome == highspy.HighsModelStatus.kOptimal

@@ -1,0 +1,89 @@
+"""Takes what a user wants of a training step, gives it validated: batch, widths, what is fixed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from phaze_fast.memory import OPTIMIZERS
+from phaze_fast.records import Count, Record
+
+__all__ = ["RANK_ORDERS", "RECOMPUTE", "Training"]
+
+RECOMPUTE = ("none", "selective", "full")
+RANK_ORDERS = ("replicas-inside", "stages-inside")
+"""Which of the two lies closer together in rank order, after the tensor-parallel groups."""
+
+
+def _several(value: Any) -> Any:
+    """One value where several are accepted."""
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_length=1)]
+
+
+class Training(Record):
+    """One training step, and what a plan for it may look like.
+
+    Where several values are given, all are tried.
+
+    Examples
+    --------
+    >>> Training(global_batch=512, microbatch=2).microbatch
+    (2,)
+    """
+
+    what: ClassVar[str] = "training"
+    global_batch: Count
+    """Sequences of one step, over all replicas."""
+    seq: Count | None = None
+    """Tokens of a sequence; by default the model's."""
+    microbatch: Counts = (1, 2, 4, 8)
+    """Sequences a device works on at once."""
+    tensor_parallel: Counts | None = None
+    """Widths to try; by default powers of two up to a node (to 8 where there are no nodes)."""
+    pipeline: Counts | None = None
+    """Counts of stages to try; by default all."""
+    data_parallel: Counts | None = None
+    """Counts of replicas to try; by default all that divide the batch."""
+    context_parallel: Counts = (1,)
+    """Widths over the sequence to try."""
+    expert_parallel: Counts = (1,)
+    """Widths over the experts to try; a part of the replicas."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel devices share the rows of norms and residuals."""
+    zero: Annotated[
+        tuple[Literal[0, 1, 2, 3], ...], BeforeValidator(_several), Field(min_length=1)
+    ] = (0, 1)
+    """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    recompute: Literal["auto", "none", "selective", "full"] = "auto"
+    """What is computed again in the backward pass; auto: decided for each stage."""
+    schedule: Annotated[
+        tuple[Literal["1f1b", "interleaved", "zero-bubble"], ...],
+        BeforeValidator(_several),
+        Field(min_length=1),
+    ] = ("1f1b", "interleaved")
+    """Orders of forward and backward passes to try."""
+    virtual: Counts = (2, 4)
+    """Chunks per stage to try where interleaved."""
+    optimizer: str = "adam"
+    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
+    """Which dimension lies closer together; auto: whichever is faster."""
+    tied: tuple[tuple[int, int], ...] = ()
+    """Pairs of positions in the model's layers that one stage must hold."""
+    uncut: tuple[int, ...] = ()
+    """Positions in the model's layers before which there may be no cut."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(
+                f"optimizer: {self.optimizer!r} is not accepted; expected one of "
+                f"{', '.join(OPTIMIZERS)}"
+            )
+        if 1 in self.virtual:
+            raise ValueError("virtual: 1 is not accepted; expected 2 or more chunks per stage")
+        return self
