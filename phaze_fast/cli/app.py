@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from phaze_fast.cli import costs, hardware, models, placements, questions, schedules, show
+from phaze_fast.cli import costs, hardware, models, placements, plans, questions, schedules, show
 
 __all__ = ["app"]
 
@@ -37,5 +37,5 @@ def _options(
     """Accelerator, operator schedule and device placement for training, searched together."""
 
 
-for _part in (models, show, hardware, costs, schedules, placements, questions):
+for _part in (models, show, hardware, costs, schedules, placements, plans, questions):
     _part.add_commands(app)

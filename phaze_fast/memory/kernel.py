@@ -22,7 +22,9 @@ def _in_flight(schedule: int, stages: int, stage: int, microbatches: int, virtua
     if schedule == 2:  # interleaved: counted in chunks of 1/virtual of the stage
         chunks = 2 * (stages - stage - 1) + (virtual - 1) * stages + 1
         return min(chunks, microbatches * virtual) / virtual
-    return float(min(microbatches, stages - stage))  # 1F1B, and zero-bubble with its memory
+    if schedule == 3:  # zero-bubble: kept until the weight gradient, which waits
+        return float(min(microbatches, stages))
+    return float(min(microbatches, stages - stage))  # 1F1B
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]

@@ -1,5 +1,7 @@
 """Takes layers with their times and bytes, gives stages, devices and replicas on a cluster."""
 
+from phaze_fast.placement.planning import infeasible, plan
+from phaze_fast.placement.plans import Plan, Plans, Stage
 from phaze_fast.placement.problems import (
     SCHEDULES,
     PipelineProblem,
@@ -10,15 +12,22 @@ from phaze_fast.placement.problems import (
 )
 from phaze_fast.placement.published import problem_from_dict, read_problems, solve_published
 from phaze_fast.placement.table import LayerTable
+from phaze_fast.placement.training import Training
 
 __all__ = [
     "SCHEDULES",
     "LayerTable",
     "PipelineProblem",
     "Placement",
+    "Plan",
+    "Plans",
     "PublishedProblem",
+    "Stage",
+    "Training",
+    "infeasible",
     "place",
     "place_batch",
+    "plan",
     "problem_from_dict",
     "read_problems",
     "solve_published",

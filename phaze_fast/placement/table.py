@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,6 @@ _BY_LAYER = (
     "step_s",
     "weight_grad_s",
 )
-
-
-def _nothing(*shape: int) -> Any:
-    return field(default_factory=lambda: np.zeros(shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,6 +144,11 @@ class LayerTable:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def only(self, variant: int) -> LayerTable:
+        """Give the same layers with one variant alone."""
+        chosen = {name: getattr(self, name)[variant][None, :] for name in _BY_VARIANT}
+        return replace(self, variants=(self.variants[variant],), **chosen)
 
     def columns(self) -> tuple[Array, ...]:
         """Arrays in the order of the kernel."""

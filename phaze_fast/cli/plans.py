@@ -1,0 +1,251 @@
+"""Takes a model and hardware, gives the best parallel plans, for people and programs."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from phaze_fast import models
+from phaze_fast.cli.output import AsJson, ToFile, emit, emit_infeasible, fields, table
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Cluster, presets
+from phaze_fast.placement import Plan, Plans, Training, infeasible, plan
+from phaze_fast.units import format_bytes, format_time
+
+__all__ = ["add_commands"]
+
+_SHOWN = 6
+
+
+def _several(text: str | None, name: str) -> tuple[int, ...] | None:
+    """Whole numbers, separated by commas."""
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInputError(
+            f"{name}: {text!r} is not accepted; expected whole numbers separated by commas"
+        ) from None
+
+
+def _fabric_of(chip: str, fabric: str | None) -> str:
+    """Name the fabric that a chip usually stands in, where none is given."""
+    if fabric is not None:
+        return fabric
+    usual = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "dgx-h100"}
+    usual |= {"tpuv4": "tpuv4-pod", "phaze-tpuv4": "tpuv4-pod"}
+    for start, name in usual.items():
+        if chip.startswith(start):
+            return name
+    raise InvalidInputError(
+        f"fabric: missing, and {chip} has no usual one; accepted: "
+        f"{', '.join(presets.fabric_names())}, or a file"
+    )
+
+
+def _stage(stage: Any) -> dict[str, Any]:
+    return {
+        "layers": [stage.layers[0], stage.layers[-1]],
+        "kinds": stage.kinds,
+        "recompute": stage.recompute,
+        "load_s": stage.load_s,
+        "memory_bytes": stage.memory_bytes,
+        "memory": stage.memory,
+    }
+
+
+def _data(found: Plans, each: Plan) -> dict[str, Any]:
+    return {
+        "tp": each.tp,
+        "pp": each.pp,
+        "dp": each.dp,
+        "cp": each.cp,
+        "ep": each.ep,
+        "zero": each.zero,
+        "microbatch": each.microbatch,
+        "microbatches": each.microbatches,
+        "schedule": each.schedule,
+        "virtual": each.virtual,
+        "rank_order": each.rank_order,
+        "recompute": each.recompute,
+        "devices": each.devices,
+        "time_s": each.time_s,
+        "parts_s": each.parts_s,
+        "memory_bytes": each.memory_bytes,
+        "tokens_per_s": each.tokens_per_s,
+        "mfu": found.mfu(each),
+        "stages": [_stage(stage) for stage in each.stages],
+    }
+
+
+def _row(found: Plans, each: Plan) -> list[str]:
+    schedule = each.schedule if each.virtual == 1 else f"{each.schedule} x{each.virtual}"
+    return [
+        str(each.tp),
+        str(each.pp),
+        str(each.dp),
+        str(each.cp),
+        str(each.ep),
+        str(each.zero),
+        str(each.microbatch),
+        schedule,
+        each.recompute,
+        format_time(each.time_s),
+        format_bytes(each.memory_bytes),
+        f"{each.tokens_per_s:,.0f}",
+        f"{found.mfu(each):.1%}",
+    ]
+
+
+_COLUMNS = ["tp>", "pp>", "dp>", "cp>", "ep>", "zero>", "micro>", "schedule", "recompute", "step>"]
+_COLUMNS += ["memory>", "tokens/s>", "MFU>"]
+
+
+def _stage_table(found: Plans) -> RenderableType:
+    best, chip = found.best, found.cluster.chip
+    limit = float(chip.hbm.capacity_bytes) if chip is not None and chip.hbm is not None else 0.0
+    rows = []
+    for k, stage in enumerate(best.stages):
+        state = sum(stage.memory[t] for t in ("weights", "gradients", "optimizer"))
+        rows.append(
+            [
+                str(k),
+                ", ".join(f"{n} {kind}" for kind, n in stage.kinds.items()),
+                stage.recompute,
+                format_time(stage.load_s),
+                format_bytes(state),
+                format_bytes(stage.memory["activations"]),
+                format_bytes(stage.memory_bytes - state - stage.memory["activations"]),
+                format_bytes(limit - stage.memory_bytes),
+            ]
+        )
+    columns = ["stage>", "layers", "recompute", "per micro-batch>", "state>", "activations>"]
+    return table("The fastest, stage by stage", [*columns, "other>", "free>"], rows)
+
+
+def _human(found: Plans) -> list[RenderableType]:
+    title = f"{found.model.name} on {found.cluster.devices} x {found.cluster.chip.name}"  # type: ignore[union-attr]
+    parts: list[RenderableType] = [
+        table(title, _COLUMNS, [_row(found, each) for each in found.plans]),
+        fields(
+            "Where the fastest step's time goes",
+            [
+                (name, f"{format_time(seconds)} ({seconds / found.best.time_s:.1%})")
+                for name, seconds in found.best.parts_s.items()
+                if seconds > 0
+            ],
+        ),
+        _stage_table(found),
+    ]
+    smaller = [p for p in found.front[1:] if p not in found.plans][:_SHOWN]
+    if smaller:
+        rows = [_row(found, each) for each in smaller]
+        parts.append(table("Slower, but smaller", _COLUMNS, rows))
+    if found.rejected:
+        left = list(found.rejected.items())
+        rows = [[why, str(count)] for why, count in left[:_SHOWN]]
+        more = len(left) - len(rows)
+        caption = f"and {more} more reasons; --json lists all" if more > 0 else ""
+        parts.append(table("Left out", ["why", "layouts>"], rows, caption))
+    return parts
+
+
+def plan_model(
+    model: Annotated[str, typer.Argument(help="A model preset, or a .yaml or .json file.")],
+    chip: Annotated[str, typer.Option(help="A chip preset, or a file.")],
+    devices: Annotated[int, typer.Option(help="How many.")],
+    fabric: Annotated[
+        str | None,
+        typer.Option(help="A fabric preset, or a file; by default the chip's usual one."),
+    ] = None,
+    global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 512,
+    microbatch: Annotated[str, typer.Option(help="Sequences at once; several to try.")] = "1,2,4,8",
+    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    tp: Annotated[str | None, typer.Option(help="Tensor-parallel widths to try.")] = None,
+    pp: Annotated[str | None, typer.Option(help="Counts of stages to try.")] = None,
+    dp: Annotated[str | None, typer.Option(help="Counts of replicas to try.")] = None,
+    cp: Annotated[str, typer.Option(help="Context-parallel widths to try.")] = "1",
+    ep: Annotated[str, typer.Option(help="Expert-parallel widths to try.")] = "1",
+    zero: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1",
+    recompute: Annotated[str, typer.Option(help="auto, none, selective or full.")] = "auto",
+    schedule: Annotated[
+        str, typer.Option(help="1f1b, interleaved, zero-bubble; several to try.")
+    ] = "1f1b,interleaved",
+    optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam",
+    rank_order: Annotated[
+        str, typer.Option(help="auto, replicas-inside or stages-inside.")
+    ] = "auto",
+    top: Annotated[int, typer.Option(help="Plans to list.")] = 10,
+    threads: Annotated[int, typer.Option(help="At most so many threads.")] = 1,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Find the best parallel plans of a model on given hardware."""
+    step = Training.from_dict(
+        {
+            "global_batch": global_batch,
+            "microbatch": _several(microbatch, "microbatch"),
+            "seq": seq,
+            "tensor_parallel": _several(tp, "tp"),
+            "pipeline": _several(pp, "pp"),
+            "data_parallel": _several(dp, "dp"),
+            "context_parallel": _several(cp, "cp"),
+            "expert_parallel": _several(ep, "ep"),
+            "zero": _several(zero, "zero"),
+            "recompute": recompute,
+            "schedule": tuple(schedule.split(",")),
+            "optimizer": optimizer,
+            "rank_order": rank_order,
+        }
+    )
+    cluster = Cluster.from_dict(
+        {"devices": devices, "fabric": _fabric_of(chip, fabric), "chip": chip}
+    )
+    loaded = models.load(model)
+    with Progress(
+        TextColumn("placing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+        console=_stderr(),
+    ) as bar:
+        task = bar.add_task("placing", total=None)
+        found = plan(
+            loaded,
+            cluster,
+            step,
+            top=top,
+            threads=threads,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if not found.plans:
+        emit_infeasible(infeasible(found), as_json, to_file)
+    emit(
+        lambda: {
+            "plans": [_data(found, each) for each in found.plans],
+            "front": [_data(found, each) for each in found.front],
+            "tried": found.tried,
+            "rejected": found.rejected,
+        },
+        lambda: _human(found),
+        as_json,
+        to_file,
+    )
+
+
+def _stderr() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("plan")(plan_model)

@@ -1,0 +1,332 @@
+"""Takes placements and what was asked, gives plans: times, memory by term, what binds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.hardware import Cluster
+from phaze_fast.memory import FRAGMENTATION, SCHEDULES, STAGE_DTYPE, TERMS, footprint_batch
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.placement.layers import Groups, TimedLayers
+from phaze_fast.placement.problems import PipelineProblem, Placement
+from phaze_fast.placement.training import Training
+from phaze_fast.units import format_bytes, format_time
+
+__all__ = ["Plan", "Plans", "Stage", "read_plan"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a plan, as one of its devices sees it."""
+
+    layers: tuple[int, ...]
+    """Positions in the model's layers."""
+    kinds: dict[str, int]
+    """How many layers of each kind."""
+    recompute: str
+    load_s: float
+    """Seconds per micro-batch, messages included."""
+    memory: dict[str, float]
+    """Bytes by term."""
+
+    @property
+    def memory_bytes(self) -> float:
+        """All terms together."""
+        return sum(self.memory.values())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is laid out on a cluster, and what a step takes."""
+
+    tp: int
+    """Tensor-parallel width."""
+    pp: int
+    """Stages."""
+    dp: int
+    """Replicas."""
+    cp: int
+    """Context-parallel width."""
+    ep: int
+    """Expert-parallel width."""
+    zero: int
+    microbatch: int
+    microbatches: int
+    """Of one replica in one step."""
+    schedule: str
+    virtual: int
+    rank_order: str
+    time_s: float
+    """Seconds of one step."""
+    parts_s: dict[str, float]
+    """Seconds of the step by what they are spent on."""
+    memory_bytes: float
+    """Of the fullest device."""
+    tokens_per_s: float
+    _layers: TimedLayers = field(repr=False, compare=False)
+    _problem: PipelineProblem = field(repr=False, compare=False)
+    _placement: Placement = field(repr=False, compare=False)
+
+    @property
+    def devices(self) -> int:
+        """Devices in use."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def recompute(self) -> str:
+        """What stages recompute, in one word; ``mixed`` where they differ."""
+        kinds = set(self._placement.variants)
+        return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    @property
+    def stages(self) -> list[Stage]:
+        """Every stage, first to last."""
+        return _stages(self)
+
+    @property
+    def binds(self) -> str:
+        """What the step waits for most."""
+        return max(self.parts_s, key=lambda name: self.parts_s[name])
+
+    def __str__(self) -> str:
+        return (
+            f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp} ep {self.ep} zero {self.zero} "
+            f"micro-batch {self.microbatch} {self.schedule}: {format_time(self.time_s)}, "
+            f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
+        )
+
+
+def _row(plan: Plan, at: list[int], variant: int, stage: int) -> Any:
+    """Describe one stage as the memory model takes it."""
+    layers, table, graph = plan._layers, plan._problem.table, plan._layers.graph
+    spec, loose = layers.optimizer, 1 + FRAGMENTATION
+    last, first = stage == plan.pp - 1, stage == 0
+    parameters = layers.parameters[at].sum()
+    parameters += layers.copied_parameters if last and not first else 0.0
+    blocks = [i for i in at if graph.layers[layers.order[i]].kind not in ("embedding", "head")]
+    row = np.zeros(1, dtype=STAGE_DTYPE)
+    row["parameters"] = parameters
+    row["largest_layer"] = layers.parameters[blocks].max(initial=0.0)
+    row["stash_bytes"] = table.stash_bytes[variant, at].sum() / loose
+    row["live_bytes"] = table.live_bytes[variant, at].max() / loose
+    row["head_bytes"] = table.once_bytes[at].sum() / loose
+    piped = layers.piped_bytes if plan.pp > 1 else 0.0
+    row["buffer_bytes"] = (layers.gathered_bytes + piped) / loose
+    row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
+    row["state_bytes"] = spec.state_bytes
+    row["data_parallel"], row["zero"] = plan.dp * plan.cp, plan.zero
+    row["schedule"] = SCHEDULES.index(plan.schedule)
+    row["stages"], row["stage"] = plan.pp, stage
+    row["microbatches"], row["virtual"] = plan.microbatches, plan.virtual
+    return row
+
+
+def _rows(plan: Plan) -> Any:
+    names = list(plan._problem.table.variants)
+    placed = plan._placement
+    return np.concatenate(
+        [
+            _row(plan, list(at), names.index(variant), k)
+            for k, (at, variant) in enumerate(zip(placed.stages, placed.variants, strict=True))
+        ]
+    )
+
+
+def _loads(plan: Plan) -> list[float]:
+    table, found = plan._problem.table, []
+    names = list(table.variants)
+    send_s = float(table.edge_s.max(initial=0.0))
+    for k, (stage, variant) in enumerate(
+        zip(plan._placement.stages, plan._placement.variants, strict=True)
+    ):
+        at, v = list(stage), names.index(variant)
+        ends = (k == 0) + (k == plan.pp - 1)
+        messages = 2 * plan.virtual - ends if plan.pp > 1 else 0
+        own = float((table.forward_s[v, at] + table.backward_s[v, at]).sum())
+        found.append(own + messages * send_s)
+    return found
+
+
+def _stages(plan: Plan) -> list[Stage]:
+    terms = footprint_batch(_rows(plan))
+    graph, order = plan._layers.graph, plan._layers.order
+    found = []
+    for k, (at, load) in enumerate(zip(plan._placement.stages, _loads(plan), strict=True)):
+        kinds = Counter(graph.layers[order[i]].kind for i in at)
+        found.append(
+            Stage(
+                layers=at,
+                kinds=dict(kinds),
+                recompute=plan._placement.variants[k],
+                load_s=load,
+                memory={term: float(terms[term][k]) for term in TERMS},
+            )
+        )
+    return found
+
+
+def read_plan(
+    layers: TimedLayers,
+    problem: PipelineProblem,
+    placement: Placement,
+    groups: Groups,
+    zero: int,
+    schedule: str,
+    virtual: int,
+    tokens: int,
+    strategy: Strategy,
+) -> Plan:
+    """Put a placement and what it answers into words and numbers."""
+    m, p = problem.microbatches, len(placement.stages)
+    blank = Plan(
+        tp=strategy.tensor_parallel,
+        pp=p,
+        dp=groups.replicas,
+        cp=strategy.context_parallel,
+        ep=strategy.expert_parallel,
+        zero=zero,
+        microbatch=strategy.microbatch,
+        microbatches=m,
+        schedule=schedule,
+        virtual=virtual if schedule == "interleaved" else 1,
+        rank_order=groups.order,
+        time_s=placement.time_s,
+        parts_s={},
+        memory_bytes=0.0,
+        tokens_per_s=tokens / placement.time_s if placement.time_s > 0 else float("inf"),
+        _layers=layers,
+        _problem=problem,
+        _placement=placement,
+    )
+    loads = _loads(blank)
+    mean = sum(loads) / len(loads)
+    again = _again(blank)
+    send_s = float(problem.table.edge_s.max(initial=0.0)) * (p > 1)
+    messages = m * 2 * blank.virtual * send_s * (p - 1) / p
+    parts = {
+        "compute": m * (mean - again) - messages,
+        "recomputation": m * again,
+        "messages between stages": messages,
+        "uneven stages": m * (max(loads) - mean),
+    }
+    tail = placement.time_s - _without_tail(blank, loads)
+    parts["fill and drain"] = placement.time_s - tail - m * max(loads)
+    parts["gradients and optimiser"] = tail
+    memory = float(footprint_batch(_rows(blank))["total"].max())
+    object.__setattr__(blank, "parts_s", parts)
+    object.__setattr__(blank, "memory_bytes", memory)
+    return blank
+
+
+def _again(plan: Plan) -> float:
+    """Seconds of recomputation per micro-batch, mean over stages."""
+    table, placed = plan._problem.table, plan._placement
+    least = table.backward_s.min(axis=0)
+    names = list(table.variants)
+    extra = [
+        float((table.backward_s[names.index(v), list(at)] - least[list(at)]).sum())
+        for at, v in zip(placed.stages, placed.variants, strict=True)
+    ]
+    return sum(extra) / len(extra)
+
+
+def _without_tail(plan: Plan, loads: list[float]) -> float:
+    m, v = plan.microbatches, plan.virtual
+    total = (m - 1 / v) * max(loads) + sum(loads) / v
+    if plan.schedule == "zero-bubble":
+        late = [list(at) for at in plan._placement.stages[:-1]]
+        total -= 2.0 * sum(float(plan._problem.table.weight_grad_s[at].sum()) for at in late)
+    return total
+
+
+@dataclass(frozen=True)
+class Plans:
+    """The best plans of a model on a cluster, and what became of the rest."""
+
+    model: TransformerModel
+    cluster: Cluster
+    training: Training
+    top: int
+    plans: list[Plan]
+    """Fastest first; the best of each kind of layout."""
+    front: list[Plan]
+    """Plans of which none is both faster and smaller than another, fastest first."""
+    tried: int
+    """Layouts that were placed, each for all its counts of stages at once."""
+    rejected: dict[str, int]
+    """Why layouts were left out, and how many."""
+    shortfall: str
+    """Where nothing fits: which stage of the leanest layout is over, by how much, with what."""
+    nearest: str
+    """Where nothing fits: what would."""
+
+    @classmethod
+    def empty(
+        cls, model: TransformerModel, cluster: Cluster, training: Training, top: int
+    ) -> Plans:
+        """No plans yet."""
+        return cls(model, cluster, training, top, [], [], 0, {}, "", "")
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    @property
+    def best(self) -> Plan:
+        """The fastest."""
+        return self.plans[0]
+
+    def add(self, plan: Plan) -> None:
+        """Take one more into account."""
+        self.plans.append(plan)
+
+    @staticmethod
+    def _distinct(plans: list[Plan]) -> list[Plan]:
+        """Of layouts that differ in rank order alone, keep the first."""
+        found: dict[tuple[object, ...], Plan] = {}
+        for p in plans:
+            widths = (p.tp, p.pp, p.dp, p.cp, p.ep, p.zero, p.microbatch)
+            found.setdefault((*widths, p.schedule, p.virtual), p)
+        return list(found.values())
+
+    def finished(self, tried: int, rejected: Counter[str], shortfall: str, nearest: str) -> Plans:
+        """Sort what was found, and keep the best and the front of time and memory."""
+        ordered = sorted(
+            self.plans,
+            key=lambda p: (p.time_s, p.memory_bytes, p.devices, p.tp, p.pp, p.dp, p.zero),
+        )
+        ordered = self._distinct(ordered)
+        front: list[Plan] = []
+        for plan in ordered:
+            if not front or plan.memory_bytes < front[-1].memory_bytes:
+                front.append(plan)
+        return Plans(
+            self.model,
+            self.cluster,
+            self.training,
+            self.top,
+            ordered[: self.top],
+            front,
+            tried,
+            dict(rejected.most_common()),
+            shortfall,
+            nearest,
+        )
+
+    @cached_property
+    def flops(self) -> float:
+        """FLOPs of one step that the model asks for, recomputation not counted."""
+        strategy = Strategy(seq=self.training.seq)
+        return layer_graph(self.model, strategy).flops * self.training.global_batch
+
+    def mfu(self, plan: Plan) -> float:
+        """Share of the cluster's peak that goes into the model."""
+        chip = self.cluster.chip
+        if chip is None:
+            return 0.0
+        return self.flops / (plan.time_s * self.cluster.devices * chip.peak_flops("bf16"))
