@@ -153,5 +153,6 @@ def place_pipeline(
     first_stages: _Array,
     last_stages: _Array,
     kind: _Array,
+    best_only: bool,
     threads: int,
 ) -> list[tuple[int, list[_Plan]]]: ...

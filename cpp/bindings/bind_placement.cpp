@@ -111,7 +111,7 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
 py::list pipeline(const py::list& tables, const py::object& memory, const py::object& piped,
                   const py::object& bucket, const py::object& microbatches,
                   const py::object& first_stages, const py::object& last_stages,
-                  const py::object& kind, int threads) {
+                  const py::object& kind, bool best_only, int threads) {
   const std::vector<PlacementLayers> layers = tables_of(tables);
   const auto count = static_cast<py::ssize_t>(layers.size());
   const auto memories = view<double>(memory, "memory_bytes", count);
@@ -134,7 +134,8 @@ py::list pipeline(const py::list& tables, const py::object& memory, const py::ob
                                   batches[t],
                                   firsts[t],
                                   lasts[t],
-                                  static_cast<PipelineKind>(kinds[t])};
+                                  static_cast<PipelineKind>(kinds[t]),
+                                  best_only};
         statuses[t] = kinds[t] == 0 || kinds[t] == 1 ? place_pipeline(layers[t], rules, &plans[t])
                                                      : Status::kBadRules;
       }
@@ -161,7 +162,8 @@ void bind_placement(py::module_& module) {
              py::arg("recompute"), py::arg("stages"), py::arg("replicas"), py::arg("threads"));
   module.def("place_pipeline", &pipeline, py::arg("tables"), py::arg("memory_bytes"),
              py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("microbatches"),
-             py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("threads"));
+             py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("best_only"),
+             py::arg("threads"));
 }
 
 }  // namespace phaze::bindings

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "phaze/placement.hpp"
@@ -109,5 +110,27 @@ class PlacementCuts {
   std::vector<std::vector<Crossing>> crossing_;  // edges from before a cut to after it, by source
   bool per_edge_ = true;
 };
+
+// found[r][i]: the least that the largest of r stages before cut i of a chain must work, r below
+// `most`; `work(i, j)` of a stage must rise with its layers.
+template <typename Work>
+std::vector<std::vector<double>> balanced_shares(int last, std::int64_t most, const Work& work) {
+  constexpr double infinite = std::numeric_limits<double>::infinity();
+  const auto at = [](int i) { return static_cast<std::size_t>(i); };
+  std::vector<std::vector<double>> found(1, std::vector<double>(at(last) + 1, infinite));
+  found[0][0] = 0.0;
+  for (std::int64_t r = 1; r < most; ++r) {
+    const std::vector<double>& fewer = found.back();
+    std::vector<double> row(at(last) + 1, infinite);
+    int j = 0;
+    for (int i = 1; i <= last; ++i) {
+      const auto largest = [&](int cut) { return std::max(fewer[at(cut)], work(cut, i)); };
+      while (j + 1 < i && largest(j + 1) <= largest(j)) ++j;
+      row[at(i)] = largest(j);
+    }
+    found.push_back(std::move(row));
+  }
+  return found;
+}
 
 }  // namespace phaze

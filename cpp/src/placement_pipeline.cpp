@@ -27,7 +27,9 @@ struct Tail {
 class Pipeline {
  public:
   Pipeline(const PlacementCuts& cuts, const PipelineRules& rules, std::vector<PlacementPlan>* plans)
-      : cuts_(cuts), rules_(rules), plans_(*plans) {}
+      : cuts_(cuts), rules_(rules), plans_(*plans) {
+    nothing_s_ = 1e-13 * cuts.work_s(0, cuts.count() - 1);
+  }
 
   void run() {
     const int first = rules_.first_stages;
@@ -38,9 +40,20 @@ class Pipeline {
     } else {
       solve(first, last, 0);
     }
+    if (rules_.best_only) keep_best();
   }
 
  private:
+  void keep_best() {
+    std::size_t best = 0;
+    for (std::size_t k = 1; k < plans_.size(); ++k) {
+      if (plans_[k].time_s < plans_[best].time_s) best = k;
+    }
+    for (std::size_t k = 0; k < plans_.size(); ++k) {
+      if (k != best) plans_[k] = {kInfinite, 0.0, 0, 1, 0, {}, {}};
+    }
+  }
+
   struct Stage {
     double load_s = kInfinite;
     double sum_s = 0.0;
@@ -92,16 +105,44 @@ class Pipeline {
   void solve(int first, int last, std::int64_t in_flight) {
     in_flight_ = in_flight;
     pass(first, last, true);
+    if (cuts_.chain() && balanced_.empty()) {
+      const int end = cuts_.count() - 1;
+      const int most = std::min(rules_.last_stages, cuts_.layers().layers);
+      balanced_ = balanced_shares(end, most, [&](int i, int j) { return cuts_.work_s(i, j); });
+    }
     pass(first, last, false);
   }
 
-  // The time that some plan with s stages or more must beat.
+  // The time that some plan with s stages or more must beat, and loads from which on a plan with p
+  // stages does not.
   void find_limits(int first, int last) {
     limits_s_.assign(index(last) + 2, 0.0);
+    loads_s_.assign(index(last) + 2, 0.0);
+    const bool plain = rules_.kind != PipelineKind::kZeroBubble;
+    const double whole_s = plain ? cuts_.work_s(0, cuts_.count() - 1) : 0.0;
+    const double rounds = static_cast<double>(rules_.microbatches - 1);
+    double best = kInfinite;
+    for (const PlacementPlan& each : plans_) best = std::min(best, each.time_s);
     for (int p = last; p >= 1; --p) {
-      const double own = p >= first ? plan(p).time_s : 0.0;
+      double own = p >= first ? plan(p).time_s : 0.0;
+      if (rules_.best_only) own = std::min(own, best);
       limits_s_[index(p)] = std::max(limits_s_[index(p) + 1], own);
+      if (p < first) continue;
+      const double left = own - whole_s * (1.0 - 1e-12);
+      loads_s_[index(p)] = rounds > 0.0 ? left / rounds * (1.0 + 1e-12) : kInfinite;
     }
+  }
+
+  // No stage after cut i, s of them, may have this load or more in a plan that beats its own limit.
+  double load_limit(int s, int i, int first, int last) const noexcept {
+    if (i == 0) return s >= first ? loads_s_[index(s)] : 0.0;
+    double most = 0.0;
+    for (int p = std::max(s + 1, first); p <= last; ++p) {
+      const double own = loads_s_[index(p)];
+      const bool fits = balanced_.empty() || balanced_[index(p - s)][index(i)] < own;
+      if (fits) most = std::max(most, own);
+    }
+    return most;
   }
 
   void pass(int first, int last, bool rough) {
@@ -117,7 +158,8 @@ class Pipeline {
       bool any = false;
       for (int i = end - 1; i >= 0; --i) {
         const std::size_t mine = tails_.size();
-        extend(i, s, starts, ends, mine, rough);
+        const double load_s = rough ? kInfinite : load_limit(s, i, first, last);
+        if (load_s > 0.0) extend(i, s, starts, ends, mine, rough, load_s);
         own_starts[index(i)] = static_cast<std::int32_t>(mine);
         own_ends[index(i)] = static_cast<std::int32_t>(tails_.size());
         any = any || tails_.size() > mine;
@@ -130,19 +172,16 @@ class Pipeline {
   }
 
   void extend(int i, int s, const std::vector<std::int32_t>& starts,
-              const std::vector<std::int32_t>& ends, std::size_t mine, bool rough) {
-    const int end = cuts_.count() - 1;
-    const double rounds = static_cast<double>(rules_.microbatches - 1);
+              const std::vector<std::int32_t>& ends, std::size_t mine, bool rough, double load_s) {
     const double limit_s = limits_s_[index(s)];
     // Without the waiting weight gradients every stage adds its work to the sum.
     const bool plain = rules_.kind != PipelineKind::kZeroBubble;
     const double before_s = plain ? cuts_.work_s(0, i) : 0.0;
-    const double whole_s = plain ? cuts_.work_s(0, end) : 0.0;
     double enough_s = kInfinite;
     cuts_.for_after(i, [&](int j) {
       const double work = cuts_.work_s(i, j);
       if (rough && work >= enough_s) return false;
-      if (!rough && (rounds * work + whole_s) * (1.0 - 1e-12) > limit_s) return false;
+      if (work >= load_s) return false;
       if (starts[index(j)] == ends[index(j)]) return true;
       const Stage made = stage(i, j, s);
       if (made.variant < 0) {
@@ -160,7 +199,7 @@ class Pipeline {
         if (rough) {
           keep_lightest(mine, whole);
           enough_s = tails_[mine].load_s;
-        } else if ((time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
+        } else if (whole.load_s < load_s && (time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
           keep(mine, whole);
         }
       }
@@ -178,8 +217,10 @@ class Pipeline {
   }
 
   void keep(std::size_t mine, const Tail& tail) {
-    const auto no_worse = [](const Tail& a, const Tail& b) {
-      return a.load_s <= b.load_s && a.sum_s <= b.sum_s && a.tail_s <= b.tail_s;
+    // Sums in another order differ in their last digits; that makes no plan worth keeping.
+    const auto no_worse = [&](const Tail& a, const Tail& b) {
+      return a.load_s <= b.load_s && a.sum_s <= b.sum_s + nothing_s_ &&
+             a.tail_s <= b.tail_s + nothing_s_;
     };
     for (std::size_t t = mine; t < tails_.size(); ++t) {
       if (no_worse(tails_[t], tail)) return;
@@ -216,8 +257,11 @@ class Pipeline {
   const PlacementCuts& cuts_;
   const PipelineRules& rules_;
   std::vector<PlacementPlan>& plans_;
+  double nothing_s_;
   std::int64_t in_flight_ = 0;  // 0: as many as stages follow, and one
   std::vector<double> limits_s_;
+  std::vector<double> loads_s_;
+  std::vector<std::vector<double>> balanced_;
   std::vector<Tail> tails_;
 };
 

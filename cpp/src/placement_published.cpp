@@ -40,7 +40,10 @@ class Published {
       --most_stages_;
     }
     tails_.push_back({0.0, 0, -1, -1});
-    if (cuts_.chain()) find_balanced();
+    if (cuts_.chain()) {
+      balanced_ =
+          balanced_shares(last, most_stages_, [&](int i, int j) { return work_s(i, j, 2); });
+    }
     for (int s = 1; s <= most_stages_; ++s) {
       find_limits();
       const std::size_t before = tails_.size();
@@ -132,24 +135,6 @@ class Published {
     const double held = cuts_.resident_bytes(0, i);
     if (held <= rules_.memory_bytes) return 1.0;
     return std::ceil(held / rules_.memory_bytes * (1.0 - 1e-12));
-  }
-
-  // balanced_[r][i]: the least that the largest of r stages before cut i must work.
-  void find_balanced() {
-    const int last = cuts_.count() - 1;
-    balanced_.assign(1, std::vector<double>(index(last) + 1, kInfinite));
-    balanced_[0][0] = 0.0;
-    for (int r = 1; r < most_stages_; ++r) {
-      const std::vector<double>& fewer = balanced_.back();
-      std::vector<double> row(index(last) + 1, kInfinite);
-      int j = 0;
-      for (int i = 1; i <= last; ++i) {
-        const auto largest = [&](int at) { return std::max(fewer[index(at)], work_s(at, i, 2)); };
-        while (j + 1 < i && largest(j + 1) <= largest(j)) ++j;
-        row[index(i)] = largest(j);
-      }
-      balanced_.push_back(std::move(row));
-    }
   }
 
   // Loads from which on a plan with p stages takes as long as the best so far.

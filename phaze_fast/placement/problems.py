@@ -133,7 +133,7 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
     for p in problems:
         _check_published(p)
         for width, table in p.tables.items():
-            tables.append(table.columns())
+            tables.append(table.columns)
             limits = (p.memory_bytes, p.devices, p.microbatches)
             rows.append((*limits, width, p.recompute, p.stages, p.replicas))
         ptr.append(len(tables))
@@ -176,8 +176,10 @@ def _check_published(p: PublishedProblem) -> None:
             raise InvalidInputError(f"tables: width {width} is not accepted; expected at least 1")
 
 
-def place_counts(problems: Sequence[PipelineProblem], threads: int = 1) -> list[list[Placement]]:
-    """Give the best plan with each count of stages that fits, for each problem."""
+def place_counts(
+    problems: Sequence[PipelineProblem], threads: int = 1, best_only: bool = False
+) -> list[list[Placement]]:
+    """Give the best plan with each count of stages that fits, or the best of all, for each."""
     for p in problems:
         if p.schedule not in SCHEDULES:
             raise InvalidInputError(
@@ -189,7 +191,7 @@ def place_counts(problems: Sequence[PipelineProblem], threads: int = 1) -> list[
             )
     begin = time.perf_counter()
     found = _core.place_pipeline(
-        [p.table.columns() for p in problems],
+        [p.table.columns for p in problems],
         np.array([p.memory_bytes for p in problems], dtype=np.float64),
         np.array([p.piped_bytes for p in problems], dtype=np.float64),
         np.array([p.bucket_s for p in problems], dtype=np.float64),
@@ -197,6 +199,7 @@ def place_counts(problems: Sequence[PipelineProblem], threads: int = 1) -> list[
         np.array([p.stages[0] for p in problems], dtype=np.int32),
         np.array([min(p.stages[1], len(p.table)) for p in problems], dtype=np.int32),
         np.array([SCHEDULES.index(p.schedule) for p in problems], dtype=np.int32),
+        best_only,
         threads,
     )
     share_s = (time.perf_counter() - begin) / max(len(problems), 1)
@@ -250,7 +253,7 @@ def place_batch(
         for k, answer in zip(theirs, placed, strict=True):
             answers[k] = answer
     if ours:
-        counted = place_counts([listed[k] for k in ours], threads)  # type: ignore[misc]
+        counted = place_counts([listed[k] for k in ours], threads, True)  # type: ignore[misc]
         for k, plans in zip(ours, counted, strict=True):
             answers[k] = min(plans, key=lambda plan: plan.time_s, default=_NOTHING)
     return answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,7 @@ class LayerTable:
         chosen = {name: getattr(self, name)[variant][None, :] for name in _BY_VARIANT}
         return replace(self, variants=(self.variants[variant],), **chosen)
 
+    @cached_property
     def columns(self) -> tuple[Array, ...]:
         """Arrays in the order of the kernel."""
         ends = np.array(self.edges or (), dtype=np.int32).reshape(-1, 2)

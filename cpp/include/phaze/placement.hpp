@@ -75,6 +75,7 @@ struct PipelineRules {
   std::int32_t first_stages;  // counts of stages to look at, first to last
   std::int32_t last_stages;
   PipelineKind kind;
+  bool best_only;  // only the best of all counts is asked for
 };
 
 Status check_placement(const PlacementLayers& layers) noexcept;
@@ -83,7 +84,8 @@ Status check_placement(const PlacementLayers& layers) noexcept;
 Status place_published(const PlacementLayers& layers, const PublishedRules& rules, double below_s,
                        PlacementPlan* best);
 
-// The best plan with each count of stages, first to last.
+// The best plan with each count of stages, first to last; `stages` is 0 where there is none, or
+// where a better one has another count and only the best is asked for.
 Status place_pipeline(const PlacementLayers& layers, const PipelineRules& rules,
                       std::vector<PlacementPlan>* plans);
 
