@@ -4,7 +4,7 @@ A plan is a tuple of stages, first to last; a stage is a tuple of layers in incr
 """
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import product
 
 
@@ -57,6 +57,9 @@ class Rows:
         self.edge_s = [float(v) for v in table.edge_s]
         self.edge_bytes = [float(v) for v in table.edge_bytes]
         self.variants = list(table.variants)
+        self.published_stage = cache(partial(published_stage, self))
+        self.pipeline_stage = cache(partial(pipeline_stage, self))
+        self.tail_of = cache(partial(tail_of, self))
 
     def entering(self, stage):
         """Edges into a stage from outside."""
@@ -109,7 +112,7 @@ def published_time(problem, width, plan, replicas=None):
 def _published_time(problem, rows, width, plan, replicas=None):
     loads = []
     for at, stage in enumerate(plan):
-        load, size = published_stage(rows, stage, len(plan) - 1 - at, problem.recompute)
+        load, size = rows.published_stage(stage, len(plan) - 1 - at, problem.recompute)
         if size > problem.memory_bytes:
             return None
         loads.append(load)
@@ -142,27 +145,30 @@ def best_published(problem):
 # ---- the pipeline objective ----
 
 
-def pipeline_stage(rows, problem, plan, at, variant):
-    """Load and bytes of a stage of a plan in a variant."""
-    stage, m, p = plan[at], problem.microbatches, len(plan)
+def pipeline_stage(rows, stage, variant, flying, piped_bytes):
+    """Load and bytes of a stage in a variant, with so many micro-batches in flight."""
     load = rows.longest_each(rows.entering(stage)) + total(rows.forward_s[variant], stage)
     load += total(rows.backward_s[variant], stage) + rows.longest_each(rows.leaving(stage))
-    flying = min(m, p) if problem.schedule == "zero-bubble" else min(m, p - at)
     size = total(rows.resident_bytes, stage) + total(rows.once_bytes, stage)
     size += flying * total(rows.stash_bytes[variant], stage)
     size += max(rows.live_bytes[variant][i] for i in stage)
-    size += max(rows.gather_bytes[i] for i in stage)
-    return load, size + (problem.piped_bytes if p > 1 else 0.0)
+    return load, size + max(rows.gather_bytes[i] for i in stage) + piped_bytes
 
 
-def tail_of(rows, problem, plan, at):
+def stage_of_plan(rows, problem, plan, at, variant):
+    """Load and bytes of a stage of a plan in a variant."""
+    m, p = problem.microbatches, len(plan)
+    flying = min(m, p) if problem.schedule == "zero-bubble" else min(m, p - at)
+    piped_bytes = problem.piped_bytes if p > 1 else 0.0
+    return rows.pipeline_stage(plan[at], variant, flying, piped_bytes)
+
+
+def tail_of(rows, stage, before, bucket_s):
     """Seconds after the last backward pass until a stage's weights are new."""
-    stage = plan[at]
     backward = total(rows.backward_s[0], stage)
-    before = sum(total(rows.backward_s[0], earlier) for earlier in plan[:at])
     sync = total(rows.sync_s, stage)
-    exposed = min(sync, max(sync - backward, problem.bucket_s))
-    return max(0.0, exposed + total(rows.step_s, stage) - before)
+    exposed = min(sync, max(sync - backward, bucket_s))
+    return max(0.0, exposed + total(rows.step_s, stage) - total(rows.backward_s[0], before))
 
 
 def pipeline_time(problem, plan, variants=None):
@@ -176,7 +182,7 @@ def _pipeline_time(problem, rows, plan, variants=None):
         fits = []
         for variant in range(len(rows.variants)):
             if variants is None or rows.variants[variant] == variants[at]:
-                load, size = pipeline_stage(rows, problem, plan, at, variant)
+                load, size = stage_of_plan(rows, problem, plan, at, variant)
                 if size <= problem.memory_bytes:
                     fits.append((load, variant))
         if not fits:
@@ -187,7 +193,10 @@ def _pipeline_time(problem, rows, plan, variants=None):
     summed = sum(loads)
     if problem.schedule == "zero-bubble":
         summed -= sum(2 * total(rows.weight_grad_s, stage) for stage in plan[:-1])
-    tail = max(tail_of(rows, problem, plan, at) for at in range(len(plan)))
+    before, tail = (), 0.0
+    for stage in plan:
+        tail = max(tail, rows.tail_of(stage, before, problem.bucket_s))
+        before = tuple(sorted(before + stage))
     time = (problem.microbatches - 1) * max(loads) + summed + tail
     return time, tuple(chosen), max(loads)
 
@@ -244,7 +253,7 @@ def _published_faults(problem, placement):
     rows = Rows(problem.tables[placement.width])
     loads = []
     for at, stage in enumerate(plan):
-        load, size = published_stage(rows, stage, len(plan) - 1 - at, problem.recompute)
+        load, size = rows.published_stage(stage, len(plan) - 1 - at, problem.recompute)
         loads.append(load)
         if size > problem.memory_bytes:
             wrong.append(f"stage {at} takes {size} bytes")
@@ -280,7 +289,7 @@ def _pipeline_faults(problem, placement):
     for at, name in enumerate(placement.variants):
         if name not in table.variants:
             return [*wrong, f"there is no variant {name}"]
-        _, size = pipeline_stage(rows, problem, plan, at, rows.variants.index(name))
+        _, size = stage_of_plan(rows, problem, plan, at, rows.variants.index(name))
         if size > problem.memory_bytes:
             wrong.append(f"stage {at} takes {size} bytes")
     if wrong:

@@ -1,0 +1,182 @@
+"""One training step through a pipeline, played event by event: the oracle of the formulas.
+
+Seconds are per stage, first to last. A forward pass includes what the stage receives from the one
+before, a backward pass what it receives from the one after. Any kind of number will do; with
+integers or fractions the makespan is exact.
+"""
+
+
+def one_f_one_b(stages, stage, microbatches):
+    """Order of a stage by 1F1B, as ("F" or "B", micro-batch)."""
+    warm_up = min(microbatches, stages - stage)
+    order = [("F", k) for k in range(warm_up)]
+    for k in range(microbatches):
+        order.append(("B", k))
+        if warm_up + k < microbatches:
+            order.append(("F", warm_up + k))
+    return order
+
+
+def play(orders, seconds, needs):
+    """Makespan of stages that run their orders strictly, each operation once all it needs is done.
+
+    `seconds(stage, operation)` gives durations, `needs(stage, operation)` the (stage, operation)
+    pairs that must be over.
+    """
+    ended = {}
+    free = [0] * len(orders)
+    at = [0] * len(orders)
+    while any(at[i] < len(order) for i, order in enumerate(orders)):
+        moved = False
+        for i, order in enumerate(orders):
+            while at[i] < len(order):
+                waits = needs(i, order[at[i]])
+                if any(need not in ended for need in waits):
+                    break
+                begin = max([free[i], *(ended[need] for need in waits)])
+                free[i] = ended[i, order[at[i]]] = begin + seconds(i, order[at[i]])
+                at[i] += 1
+                moved = True
+        if not moved:
+            raise ValueError("the orders wait for one another")
+    return max(free)
+
+
+def simulate_1f1b(forward, backward, microbatches):
+    """Makespan of a step by 1F1B."""
+    p = len(forward)
+
+    def needs(i, op):
+        kind, k = op
+        if kind == "F":
+            return [(i - 1, ("F", k))] if i > 0 else []
+        return [(i, ("F", k))] + ([(i + 1, ("B", k))] if i + 1 < p else [])
+
+    orders = [one_f_one_b(p, i, microbatches) for i in range(p)]
+    return play(orders, lambda i, op: (forward if op[0] == "F" else backward)[i], needs)
+
+
+def interleaved(stages, stage, microbatches, chunks):
+    """Order of a stage by Megatron-LM's interleaved schedule, as (kind, chunk, micro-batch)."""
+    total = microbatches * chunks
+    warm_up = min(total, (stages - stage - 1) * 2 + (chunks - 1) * stages)
+
+    def forward(n):
+        group, within = divmod(n, stages * chunks)
+        return ("F", within // stages, group * stages + within % stages)
+
+    def backward(n):
+        group, within = divmod(n, stages * chunks)
+        return ("B", chunks - 1 - within // stages, group * stages + within % stages)
+
+    order = [forward(n) for n in range(warm_up)]
+    for n in range(total):
+        if warm_up + n < total:
+            order.append(forward(warm_up + n))
+        order.append(backward(n))
+    return order
+
+
+def simulate_interleaved(forward, backward, microbatches):
+    """Makespan of a step with several chunks a stage: seconds by stage, then by chunk."""
+    p, v = len(forward), len(forward[0])
+    if microbatches % p:
+        raise ValueError("micro-batches must come in groups of as many as there are stages")
+
+    def needs(i, op):
+        kind, c, k = op
+        if kind == "F":
+            if i > 0:
+                return [(i - 1, ("F", c, k))]
+            return [(p - 1, ("F", c - 1, k))] if c > 0 else []
+        own = [(i, ("F", c, k))]
+        if i + 1 < p:
+            return [*own, (i + 1, ("B", c, k))]
+        return [*own, (0, ("B", c + 1, k))] if c + 1 < v else own
+
+    orders = [interleaved(p, i, microbatches, v) for i in range(p)]
+    return play(orders, lambda i, op: (forward if op[0] == "F" else backward)[i][op[1]], needs)
+
+
+def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patient=False):
+    """Makespan of a step by ZB-H1.
+
+    Forward passes and input gradients keep the order of 1F1B. A stage whose next one is not ready,
+    or that holds as many micro-batches as there are stages, runs a weight gradient that waits. A
+    patient stage stays idle instead when what it needs is on the way and comes before that ends.
+    """
+    p = len(forward)
+    orders = [one_f_one_b(p, i, microbatches) for i in range(p)]
+    at, pending, held, busy_until = [0] * p, [0] * p, [0] * p, [0] * p
+    ended = {}
+    now = 0
+
+    def arrival(i):
+        """When the stage's next operation can begin; None where that is not known yet."""
+        if at[i] == len(orders[i]):
+            return None
+        kind, k = orders[i][at[i]]
+        if kind == "F":
+            if held[i] == p:
+                return None
+            return 0 if i == 0 else ended.get((i - 1, "F", k))
+        return ended[i, "F", k] if i + 1 == p else ended.get((i + 1, "B", k))
+
+    while True:
+        awaited = []
+        for i in range(p):
+            if busy_until[i] > now:
+                continue
+            comes = arrival(i)
+            if comes is not None and comes <= now:
+                kind, k = orders[i][at[i]]
+                at[i] += 1
+                busy_until[i] = now + (forward if kind == "F" else input_grad)[i]
+                ended[i, kind, k] = busy_until[i]
+                if kind == "F":
+                    held[i] += 1
+                else:
+                    pending[i] += 1
+            elif patient and comes is not None and comes < now + weight_grad[i]:
+                awaited.append(comes)
+            elif pending[i]:
+                pending[i] -= 1
+                held[i] -= 1
+                busy_until[i] = now + weight_grad[i]
+        later = [end for end in busy_until + awaited if end > now]
+        if not later:
+            return now
+        now = min(later)
+
+
+# ---- times that can be built up from the last stage to the first ----
+
+
+def built_up_1f1b(forward, backward, microbatches):
+    """Most of what any stage works and waits for, with the passes through the stages before it."""
+    bound = trip = 0
+    for after, (f, b) in enumerate(zip(forward[::-1], backward[::-1], strict=True)):
+        if after < microbatches:
+            waits = max(0, trip - after * f) + max(0, trip - after * b)
+        else:
+            waits = max(0, trip - (microbatches - 1) * f)
+        bound = max(bound + f + b, microbatches * (f + b) + waits)
+        trip += f + b
+    return bound
+
+
+def built_up_zero_bubble(forward, input_grad, weight_grad, microbatches):
+    """Likewise, for at least as many micro-batches as stages.
+
+    Stage i may leave i + 1 weight gradients until its last input gradient is sent on.
+    """
+    p = len(forward)
+    over = sent = trip = 0
+    for i in reversed(range(p)):
+        f, b, w, after = forward[i], input_grad[i], weight_grad[i], p - 1 - i
+        waits = max(0, trip - after * f) + max(0, trip - after * (b + w))
+        works = microbatches * (f + b + w) + waits
+        over = max(over + f, works)
+        sent = max(sent + f + b, works - (i + 1) * w)
+        trip += f + b
+    return max(over, sent + weight_grad[0])

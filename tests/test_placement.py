@@ -1,0 +1,411 @@
+"""Layers on devices: enumeration of every cut, a checker, laws, threads, bad input."""
+
+import random
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference.placement import best_by_count, best_pipeline, best_published, faults
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.placement import (
+    LayerTable,
+    PipelineProblem,
+    PublishedProblem,
+    place,
+    place_batch,
+)
+from phaze_fast.placement.problems import place_counts
+
+# ---- problems at random ----
+
+
+def seconds(rng, count):
+    """Small integers, any numbers with some zeros, or many alike."""
+    way = rng.randrange(3)
+    if way == 0:
+        return [float(rng.randint(0, 6)) for _ in range(count)]
+    if way == 1:
+        return [0.0 if rng.random() < 0.15 else rng.uniform(0.1, 10.0) for _ in range(count)]
+    return [rng.choice((1.0, 2.0, 2.0, 5.0)) for _ in range(count)]
+
+
+def some(rng, count, most, chance=0.6):
+    """Integers up to the most, or nothing at all."""
+    present = rng.random() < chance
+    return [float(rng.randint(0, most)) if present else 0.0 for _ in range(count)]
+
+
+def chain(rng):
+    count = rng.randint(1, 7)
+    return count, [(i, i + 1) for i in range(count - 1)]
+
+
+def branching(rng):
+    """Two or three branches between the first layer and the last, edges that skip, loose ends."""
+    count = rng.randint(4, 7)
+    ends, edges = [0] * rng.randint(2, 3), []
+    for layer in range(1, count - 1):
+        at = rng.randrange(len(ends))
+        edges.append((ends[at], layer))
+        ends[at] = layer
+    edges += [(end, count - 1) for end in sorted(set(ends))]
+    for _ in range(rng.randint(0, 2)):
+        edge = tuple(sorted(rng.sample(range(count), 2)))
+        if edge not in edges:
+            edges.append(edge)
+    if rng.random() < 0.2:
+        edges.pop(rng.randrange(len(edges)))
+    return count, edges
+
+
+def random_table(rng, count, edges, variants=1, tied=()):
+    ways = range(variants)
+    backward_s = [seconds(rng, count) for _ in ways]
+    share = rng.choice((0.0, 0.3, 0.5))
+    return LayerTable(
+        names=range(count),
+        forward_s=[seconds(rng, count) for _ in ways],
+        backward_s=backward_s,
+        stash_bytes=[some(rng, count, 9) for _ in ways],
+        live_bytes=[some(rng, count, 6) for _ in ways],
+        resident_bytes=some(rng, count, 9, 0.9),
+        once_bytes=some(rng, count, 4),
+        gather_bytes=some(rng, count, 4),
+        sync_s=[v * rng.choice((0.2, 1.0, 4.0)) for v in some(rng, count, 9)],
+        step_s=[v * 0.5 for v in some(rng, count, 4)],
+        weight_grad_s=[share * min(of_layer) for of_layer in zip(*backward_s, strict=True)],
+        wide=[rng.random() < 0.7 for _ in range(count)],
+        edges=edges,
+        edge_s=some(rng, len(edges), 3) if rng.random() < 0.5 else seconds(rng, len(edges)),
+        edge_bytes=some(rng, len(edges), 9, 0.8),
+        tied=tied,
+        variants=[f"way {v}" for v in ways],
+    )
+
+
+def random_memory(rng, table):
+    """Room for everything, for all layers at once, for a part, or for about a layer."""
+    whole = table.resident_bytes.sum() + table.once_bytes.sum() + table.stash_bytes[0].sum()
+    part = whole * rng.uniform(0.2, 1.0)
+    layer = whole / len(table.names) * rng.uniform(1.0, 3.0) + rng.randint(0, 9)
+    return float(max(1, int(rng.choice((1e9, whole, part, layer)))))
+
+
+def random_tied(rng, count, share):
+    some_tied = count > 1 and rng.random() < share
+    return [tuple(sorted(rng.sample(range(count), 2)))] if some_tied else []
+
+
+def random_published(rng, shape, tied=0.0):
+    count, edges = shape(rng)
+    pairs = random_tied(rng, count, tied)
+    widths = rng.sample((1, 2, 4), rng.randint(1, 3))
+    tables = {width: random_table(rng, count, edges, tied=pairs) for width in widths}
+    return PublishedProblem(
+        tables,
+        devices=rng.randint(1, 10),
+        memory_bytes=random_memory(rng, tables[widths[0]]),
+        microbatches=rng.randint(1, 12),
+        recompute=rng.random() < 0.5,
+    )
+
+
+def random_pipeline(rng, shape, tied=0.0):
+    count, edges = shape(rng)
+    table = random_table(rng, count, edges, rng.randint(1, 3), random_tied(rng, count, tied))
+    fewest = rng.randint(1, count)
+    return PipelineProblem(
+        table,
+        memory_bytes=random_memory(rng, table),
+        microbatches=rng.randint(1, 12),
+        stages=(rng.choice((1, fewest)), rng.choice((count, rng.randint(fewest, count)))),
+        schedule=rng.choice(("1f1b", "zero-bubble")),
+        piped_bytes=float(rng.choice((0, 0, 3))),
+        bucket_s=rng.choice((0.0, 0.5, 3.0)),
+    )
+
+
+# ---- enumeration ----
+
+
+def same(found, best, problem):
+    """Whether a placement is the one of enumeration; also says whether there is one."""
+    if best is None:
+        assert found.status == "infeasible", problem
+        return False
+    assert faults(problem, found) == [], problem
+    assert found.time_s == pytest.approx(best[0], rel=1e-9), (problem, found, best)
+    return True
+
+
+def against_published(rng, count, shape, tied=0.0):
+    problems = [random_published(rng, shape, tied) for _ in range(count)]
+    feasible = [same(place(p), best_published(p), p) for p in problems]
+    assert 0.05 < feasible.count(False) / count < 0.7
+
+
+def against_pipeline(rng, count, shape, tied=0.0):
+    problems = [random_pipeline(rng, shape, tied) for _ in range(count)]
+    feasible = []
+    for problem in problems:
+        feasible.append(same(place(problem), best_pipeline(problem), problem))
+        (counts,) = place_counts([problem])
+        best = best_by_count(problem)
+        assert sorted(len(found.stages) for found in counts) == sorted(best)
+        for found in counts:
+            same(found, best[len(found.stages)], problem)
+    assert 0.05 < feasible.count(False) / count < 0.7
+
+
+AGAINST = {"published": against_published, "pipeline": against_pipeline}
+
+
+@pytest.mark.parametrize("objective", AGAINST)
+def test_chains_are_those_of_enumeration(objective):
+    AGAINST[objective](random.Random(41), 800, chain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", AGAINST)
+def test_five_thousand_chains_are_those_of_enumeration(objective):
+    AGAINST[objective](random.Random(42), 5000, chain)
+
+
+@pytest.mark.parametrize("objective", AGAINST)
+def test_branching_graphs_are_those_of_enumeration(objective):
+    AGAINST[objective](random.Random(43), 150, branching)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", AGAINST)
+def test_a_thousand_branching_graphs_are_those_of_enumeration(objective):
+    AGAINST[objective](random.Random(44), 1200, branching)
+
+
+@pytest.mark.parametrize("objective", AGAINST)
+@pytest.mark.parametrize("shape", [chain, branching])
+def test_tied_layers_stay_together(objective, shape):
+    AGAINST[objective](random.Random(45), 100, shape, tied=0.9)
+
+
+def test_a_layer_that_is_slow_backward_alone_may_be_the_first_stage():
+    # Found by search: its work with the forward pass twice is less than that of lighter sets.
+    table = LayerTable(
+        names="abcd", forward_s=[2] * 4, backward_s=[0, 0, 3, 0], wide=[0, 0, 1, 0], edges=()
+    )
+    problem = PublishedProblem({2: table}, 3, memory_bytes=1, microbatches=2, recompute=True)
+    assert best_published(problem)[0] == 21
+    assert place(problem).time_s == 21
+
+
+def test_a_count_of_stages_or_replicas_is_kept():
+    rng = random.Random(46)
+    kept = 0
+    for _ in range(200):
+        problem = random_published(rng, chain)
+        problem = replace(
+            problem, stages=rng.choice((0, 1, 2, 3)), replicas=rng.choice((0, 1, 2, 3))
+        )
+        kept += same(place(problem), best_published(problem), problem)
+    assert kept > 40
+
+
+def test_the_best_count_is_the_best_of_all():
+    rng = random.Random(47)
+    for _ in range(100):
+        problem = random_pipeline(rng, chain)
+        (counts,) = place_counts([problem])
+        found = place(problem)
+        assert found.time_s == min((p.time_s for p in counts), default=found.time_s)
+        assert (found.status == "infeasible") == (not counts)
+
+
+# ---- laws ----
+
+TIMES = ("forward_s", "backward_s", "sync_s", "step_s", "weight_grad_s", "edge_s")
+
+
+def table_with(table, **changes):
+    return LayerTable(**{f.name: getattr(table, f.name) for f in fields(table)} | changes)
+
+
+def with_tables(problem, change):
+    if isinstance(problem, PipelineProblem):
+        return replace(problem, table=change(problem.table))
+    return replace(problem, tables={width: change(t) for width, t in problem.tables.items()})
+
+
+def scaled(problem, factor):
+    def change(table):
+        return table_with(table, **{name: getattr(table, name) * factor for name in TIMES})
+
+    made = with_tables(problem, change)
+    if isinstance(made, PipelineProblem):
+        made = replace(made, bucket_s=made.bucket_s * factor)
+    return made
+
+
+def any_problem(seed):
+    rng = random.Random(seed)
+    make = rng.choice((random_published, random_pipeline))
+    return rng, make(rng, rng.choice((chain, branching)))
+
+
+@given(st.integers(0, 2**32))
+def test_scale_changes_nothing_but_the_scale(seed):
+    _, problem = any_problem(seed)
+    before = place(problem)
+    for factor in (2.0**-33, 2.0**33):
+        after = place(scaled(problem, factor))
+        assert after.stages == before.stages
+        assert after.variants == before.variants
+        assert after.replicas == before.replicas
+        np.testing.assert_equal(after.time_s, before.time_s * factor)
+    for factor in (1e-10, 1e10):
+        after = place(scaled(problem, factor))
+        assert after.status == before.status
+        assert after.time_s == pytest.approx(before.time_s * factor, rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("factor", [1e-10, 1e10])
+def test_stages_do_not_depend_on_the_unit(factor):
+    rng = random.Random(48)
+    for _ in range(200):
+        count = rng.randint(1, 7)
+        times = [[rng.uniform(1.0, 10.0) for _ in range(count)] for _ in range(2)]
+        sizes = [float(rng.randint(1, 9)) for _ in range(count)]
+        edge_s = [rng.uniform(0.1, 0.5) for _ in range(count - 1)]
+        table = LayerTable(range(count), *times, sizes, resident_bytes=sizes, edge_s=edge_s)
+        problem = PipelineProblem(table, 2 * sum(sizes), rng.randint(2, 12), stages=(1, count))
+        before, after = place(problem), place(scaled(problem, factor))
+        assert (after.stages, after.variants) == (before.stages, before.variants)
+
+
+def never_slower(after, before):
+    if before.status == "optimal":
+        assert after.status == "optimal"
+        assert after.time_s <= before.time_s * (1 + 1e-9)
+
+
+@given(st.integers(0, 2**32))
+def test_more_devices_or_memory_is_never_slower(seed):
+    rng, problem = any_problem(seed)
+    before = place(problem)
+    never_slower(place(replace(problem, memory_bytes=problem.memory_bytes * 1.5)), before)
+    if isinstance(problem, PublishedProblem):
+        never_slower(place(replace(problem, devices=problem.devices + rng.randint(1, 4))), before)
+    else:
+        fewest, most = problem.stages
+        never_slower(place(replace(problem, stages=(1, most))), before)
+        more = min(most + 1, len(problem.table.names))
+        never_slower(place(replace(problem, stages=(fewest, more))), before)
+
+
+@given(st.integers(0, 2**32))
+def test_slower_edges_are_never_faster(seed):
+    rng, problem = any_problem(seed)
+    added = [rng.choice((0.0, 0.5, 3.0)) for _ in range(20)]
+
+    def change(table):
+        return table_with(table, edge_s=table.edge_s + added[: len(table.edges)])
+
+    never_slower(place(problem), place(with_tables(problem, change)))
+
+
+def alike(one, other):
+    names = [f.name for f in fields(one) if f.name not in ("table", "solve_s")]
+    for name in names:
+        np.testing.assert_equal(getattr(one, name), getattr(other, name))
+
+
+def test_batches_equal_single_calls_for_any_thread_count():
+    problems = [any_problem(seed)[1] for seed in range(200)]
+    one, two = (place_batch(problems, threads=threads) for threads in (1, 2))
+    for problem, a, b in zip(problems, one, two, strict=True):
+        alike(a, b)
+        alike(a, place(problem))
+    pipelines = [p for p in problems if isinstance(p, PipelineProblem)]
+    for first, second in zip(
+        place_counts(pipelines, threads=1), place_counts(pipelines, threads=2), strict=True
+    ):
+        for a, b in zip(first, second, strict=True):
+            alike(a, b)
+    assert place_batch([]) == []
+
+
+# ---- bad input ----
+
+NAN, INF = float("nan"), float("inf")
+TABLE = {"names": "abc", "forward_s": [1.0, 2.0, 3.0], "backward_s": [1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"names": ""}, "names: 0 layers"),
+        ({"forward_s": [1.0, -1.0, 1.0]}, r"forward_s\[0, 1\]: -1"),
+        ({"backward_s": [1.0, 1.0, NAN]}, r"backward_s\[0, 2\]: nan"),
+        ({"forward_s": [1.0, 2.0]}, "forward_s: shape"),
+        ({"forward_s": "fast"}, "forward_s"),
+        ({"resident_bytes": [1.0, INF, 0.0]}, r"resident_bytes\[1\]: inf"),
+        ({"sync_s": [1.0] * 4}, "sync_s: shape"),
+        ({"wide": [1, 0]}, "wide"),
+        ({"edges": [(0, 3)]}, r"edges: \(0, 3\)"),
+        ({"edges": [(1, 0)]}, r"edges: \(1, 0\)"),
+        ({"edges": [(1, 1)]}, r"edges: \(1, 1\)"),
+        ({"edges": [3]}, "edges"),
+        ({"edge_s": [1.0, -2.0]}, r"edge_s\[1\]: -2"),
+        ({"edge_bytes": [1.0] * 3}, "edge_bytes: shape"),
+        ({"tied": [(0, 5)]}, r"tied: \(0, 5\)"),
+        ({"variants": ("a", "b")}, "variants: 2 names"),
+        ({"forward_s": [[1.0] * 3] * 99}, "variants: 99"),
+    ],
+)
+def test_tables_that_are_not_right(change, words):
+    with pytest.raises(InvalidInputError, match=words):
+        LayerTable(**{**TABLE, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tables": {}}, "tables: none"),
+        ({"tables": {0: LayerTable(**TABLE)}}, "tables: width 0"),
+        ({"devices": 0}, "devices: 0"),
+        ({"microbatches": 0}, "microbatches: 0"),
+        ({"memory_bytes": NAN}, "memory_bytes"),
+        ({"memory_bytes": -1.0}, "memory_bytes"),
+        ({"stages": -1}, "stages"),
+        ({"replicas": -1}, "replicas"),
+    ],
+)
+def test_published_problems_that_are_not_right(change, words):
+    problem = PublishedProblem({1: LayerTable(**TABLE)}, 4, 1e9, 4)
+    with pytest.raises(InvalidInputError, match=words):
+        place(replace(problem, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schedule": "1f1"}, "schedule: '1f1' .*1f1b"),
+        ({"stages": (0, 2)}, r"stages: \(0, 2\)"),
+        ({"stages": (3, 2)}, r"stages: \(3, 2\)"),
+        ({"microbatches": 0}, "microbatches"),
+        ({"memory_bytes": NAN}, "memory_bytes"),
+        ({"piped_bytes": -1.0}, "piped_bytes"),
+        ({"bucket_s": NAN}, "bucket_s"),
+    ],
+)
+def test_pipeline_problems_that_are_not_right(change, words):
+    problem = PipelineProblem(LayerTable(**TABLE), 1e9, 4)
+    with pytest.raises(InvalidInputError, match=words):
+        place(replace(problem, **change))
+
+
+def test_only_problems_are_placed():
+    with pytest.raises(InvalidInputError, match="problems: expected"):
+        place_batch([LayerTable(**TABLE)])
