@@ -130,7 +130,7 @@ MAX_PLACED_LAYERS: int
 MAX_VARIANTS: int
 
 _Table = tuple[_Array, ...]
-_Plan = tuple[float, float, int, int, int, _Array, _Array]
+_Plan = tuple[float, float, float, int, int, int, _Array, _Array]
 
 def place_published(
     tables: list[_Table],
@@ -156,3 +156,6 @@ def place_pipeline(
     best_only: bool,
     threads: int,
 ) -> list[tuple[int, list[_Plan]]]: ...
+def interleaved_step(
+    forward_s: _Array, backward_s: _Array, stages: int, microbatches: int
+) -> float: ...

@@ -222,7 +222,7 @@ def test_files_come_back_in_the_form_they_came(tmp_path, capsys):
     one.write_text(json.dumps(small()))
     assert main(["place", str(one), "-o", str(out)]) == 0
     found = json.loads(out.read_text())
-    assert found["finalTimePerBatch"] == 10.0
+    assert found["finalTimePerBatch"] == 18.0
     assert found["stages"] == [{"devicesForStage": 1, "nodes": [0, 1]}]
     tight = {**small(), "maxMemoryPerDevice": 2}
     many.write_text(json.dumps({"name": "a", "input": small()}) + "\n" + json.dumps(tight) + "\n")

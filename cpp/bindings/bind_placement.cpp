@@ -2,6 +2,7 @@
 
 #include "arrays.hpp"
 #include "phaze/parallel.hpp"
+#include "phaze/pipeline_schedule.hpp"
 #include "phaze/placement.hpp"
 
 namespace phaze::bindings {
@@ -51,8 +52,8 @@ py::tuple as_tuple(const PlacementPlan& plan) {
     std::copy(values.begin(), values.end(), made.mutable_data());
     return freeze(std::move(made));
   };
-  return py::make_tuple(plan.time_s, plan.max_load_s, plan.stages, plan.replicas, plan.devices,
-                        array(plan.stage_of), array(plan.variant_of));
+  return py::make_tuple(plan.time_s, plan.max_load_s, plan.tail_s, plan.stages, plan.replicas,
+                        plan.devices, array(plan.stage_of), array(plan.variant_of));
 }
 
 // Problems are runs of tables, one table per width: tables ptr[k] up to ptr[k + 1]. The answer is
@@ -152,6 +153,15 @@ py::list pipeline(const py::list& tables, const py::object& memory, const py::ob
   return found;
 }
 
+double interleaved(const py::object& forward, const py::object& backward, std::int32_t stages,
+                   std::int64_t microbatches) {
+  const auto forward_s = view<double>(forward, "forward_s");
+  const auto backward_s =
+      view<double>(backward, "backward_s", static_cast<py::ssize_t>(forward_s.size()));
+  const py::gil_scoped_release release;
+  return interleaved_step(forward_s, backward_s, stages, microbatches);
+}
+
 }  // namespace
 
 void bind_placement(py::module_& module) {
@@ -164,6 +174,8 @@ void bind_placement(py::module_& module) {
              py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("microbatches"),
              py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("best_only"),
              py::arg("threads"));
+  module.def("interleaved_step", &interleaved, py::arg("forward_s"), py::arg("backward_s"),
+             py::arg("stages"), py::arg("microbatches"));
 }
 
 }  // namespace phaze::bindings

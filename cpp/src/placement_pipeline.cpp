@@ -11,19 +11,21 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 std::size_t index(int i) noexcept { return static_cast<std::size_t>(i); }
 
-// A way to place everything after a cut. The whole takes (m - 1) * load + sum + tail.
+// A way to place everything after a cut.
 struct Tail {
-  double load_s;  // of the slowest stage
-  double sum_s;   // what the stages take to fill and to drain
-  double tail_s;  // the longest of gradients and optimiser after the last backward pass
+  double bound_s;  // the most that a stage works and waits, with the passes through those before it
+  double sent_s;   // zero-bubble: the same, until the last gradient is sent on
+  double trip_s;   // one micro-batch forward and back
+  double tail_s;   // the longest of gradients and optimiser after the last backward pass
+  double load_s;   // of the slowest stage
   std::int32_t variant;
   std::int32_t next_cut;
   std::int32_t next_tail;  // position in `tails_`
 };
 
 // Stages are found from the last to the first, as in the published objective. Of the tails of a cut
-// those are kept of which none is better than another in load, sum and tail at once. A first pass
-// with the load alone gives plans to beat.
+// those are kept of which none is better than another in every respect. A first pass with the load
+// alone gives plans to beat.
 class Pipeline {
  public:
   Pipeline(const PlacementCuts& cuts, const PipelineRules& rules, std::vector<PlacementPlan>* plans)
@@ -34,9 +36,11 @@ class Pipeline {
   void run() {
     const int first = rules_.first_stages;
     const int last = std::min(rules_.last_stages, cuts_.layers().layers);
-    plans_.assign(index(rules_.last_stages - first + 1), {kInfinite, 0.0, 0, 1, 0, {}, {}});
+    plans_.assign(index(rules_.last_stages - first + 1), {kInfinite, 0.0, 0.0, 0, 1, 0, {}, {}});
     if (rules_.kind == PipelineKind::kZeroBubble) {
-      for (int p = first; p <= last; ++p) solve(p, p, p);
+      // Fewer micro-batches than stages leave nothing to fill the gaps with.
+      const auto most = static_cast<int>(std::min<std::int64_t>(last, rules_.microbatches));
+      for (int p = first; p <= most; ++p) solve(p, p, p);
     } else {
       solve(first, last, 0);
     }
@@ -50,55 +54,83 @@ class Pipeline {
       if (plans_[k].time_s < plans_[best].time_s) best = k;
     }
     for (std::size_t k = 0; k < plans_.size(); ++k) {
-      if (k != best) plans_[k] = {kInfinite, 0.0, 0, 1, 0, {}, {}};
+      if (k != best) plans_[k] = {kInfinite, 0.0, 0.0, 0, 1, 0, {}, {}};
     }
   }
 
   struct Stage {
-    double load_s = kInfinite;
-    double sum_s = 0.0;
-    double tail_s = 0.0;
-    std::int32_t variant = -1;
+    double forward_s;
+    double backward_s;
+    std::int32_t variant;
   };
 
-  // The fastest variant that fits, in a stage that s - 1 others follow. All of `in_flight`
-  // micro-batches are kept where that is given.
-  Stage stage(int i, int j, int s) const noexcept {
+  // The variants that fit, in a stage that s - 1 others follow, of which none is faster both ways
+  // than another. Messages are received before a pass.
+  int stages(int i, int j, int s, Stage* found) const noexcept {
     const PlacementCuts::Traffic traffic = cuts_.traffic(i, j);
     const double waiting = static_cast<double>(
         std::min<std::int64_t>(rules_.microbatches, in_flight_ > 0 ? in_flight_ : s));
     const bool single = i == 0 && j == cuts_.count() - 1;
     const double held =
         cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (single ? 0.0 : rules_.piped_bytes);
-    Stage best;
+    int count = 0;
     for (int v = 0; v < cuts_.layers().variants; ++v) {
       const double bytes = held + waiting * cuts_.stash_bytes(v, i, j) + cuts_.live_bytes(v, i, j);
       if (bytes > rules_.memory_bytes) continue;
-      const double load =
-          traffic.in_s + cuts_.forward_s(v, i, j) + cuts_.backward_s(v, i, j) + traffic.out_s;
-      if (load < best.load_s) {
-        best.load_s = load;
-        best.variant = v;
+      const Stage made{traffic.in_s + cuts_.forward_s(v, i, j),
+                       traffic.out_s + cuts_.backward_s(v, i, j), v};
+      bool faster = true;
+      for (int k = 0; k < count && faster; ++k) {
+        faster = made.forward_s < found[k].forward_s || made.backward_s < found[k].backward_s;
       }
+      if (faster) found[count++] = made;
     }
-    if (best.variant < 0) return best;
-    best.sum_s = best.load_s;
-    if (rules_.kind == PipelineKind::kZeroBubble && s > 1) {
-      best.sum_s -= 2.0 * cuts_.weight_grad_s(i, j);
-    }
-    // Gradients go while the last backward pass goes on, all but a bucket; a later stage has the
-    // time, too, in which the backward pass goes through those before it.
+    return count;
+  }
+
+  // Gradients go while the last backward pass goes on, all but a bucket; a later stage has the
+  // time, too, in which the backward pass goes through those before it.
+  double tail_s(int i, int j) const noexcept {
     const double sync = cuts_.sync_s(i, j);
     const double backward = cuts_.backward_s(0, i, j);
     const double exposed = std::min(sync, std::max(sync - backward, rules_.bucket_s));
-    const double earlier = cuts_.backward_s(0, 0, i);
-    best.tail_s = std::max(0.0, exposed + cuts_.step_s(i, j) - earlier);
-    return best;
+    return std::max(0.0, exposed + cuts_.step_s(i, j) - cuts_.backward_s(0, 0, i));
   }
 
-  double time(const Tail& t) const noexcept {
-    return static_cast<double>(rules_.microbatches - 1) * t.load_s + t.sum_s + t.tail_s;
+  // A stage before what is placed. Its first backward pass waits for the trip through the s - 1
+  // stages that follow, less the forward passes it has meanwhile; its last for as much again, less
+  // the backward passes.
+  Tail joined(const Stage& made, const Tail& rest, int i, int j, int s,
+              double own_tail_s) const noexcept {
+    const double f = made.forward_s;
+    const double b = made.backward_s;
+    const auto m = static_cast<double>(rules_.microbatches);
+    const double after = s - 1;
+    double waits = std::max(0.0, rest.trip_s - (m - 1.0) * f);
+    if (after < m) {
+      waits = std::max(0.0, rest.trip_s - after * f) + std::max(0.0, rest.trip_s - after * b);
+    }
+    const double works = m * (f + b) + waits;
+    Tail whole{std::max(rest.bound_s + f + b, works),
+               0.0,
+               rest.trip_s + f + b,
+               std::max(rest.tail_s, own_tail_s),
+               std::max(rest.load_s, f + b),
+               made.variant,
+               j,
+               0};
+    if (rules_.kind == PipelineKind::kZeroBubble) {
+      const double w = std::min(b, cuts_.weight_grad_s(i, j));
+      const double before = static_cast<double>(in_flight_ - s + 1);  // and the stage itself
+      whole.bound_s = std::max(rest.bound_s + f, works);
+      whole.sent_s = std::max(rest.sent_s + f + b - w, works - before * w);
+      whole.trip_s = rest.trip_s + f + b - w;
+      if (i == 0) whole.bound_s = std::max(whole.bound_s, whole.sent_s + w);
+    }
+    return whole;
   }
+
+  static double time(const Tail& t) noexcept { return t.bound_s + t.tail_s; }
 
   PlacementPlan& plan(int p) { return plans_[index(p - rules_.first_stages)]; }
 
@@ -118,18 +150,15 @@ class Pipeline {
   void find_limits(int first, int last) {
     limits_s_.assign(index(last) + 2, 0.0);
     loads_s_.assign(index(last) + 2, 0.0);
-    const bool plain = rules_.kind != PipelineKind::kZeroBubble;
-    const double whole_s = plain ? cuts_.work_s(0, cuts_.count() - 1) : 0.0;
-    const double rounds = static_cast<double>(rules_.microbatches - 1);
     double best = kInfinite;
     for (const PlacementPlan& each : plans_) best = std::min(best, each.time_s);
     for (int p = last; p >= 1; --p) {
       double own = p >= first ? plan(p).time_s : 0.0;
       if (rules_.best_only) own = std::min(own, best);
       limits_s_[index(p)] = std::max(limits_s_[index(p) + 1], own);
-      if (p < first) continue;
-      const double left = own - whole_s * (1.0 - 1e-12);
-      loads_s_[index(p)] = rounds > 0.0 ? left / rounds * (1.0 + 1e-12) : kInfinite;
+      if (p >= first) {
+        loads_s_[index(p)] = own / static_cast<double>(rules_.microbatches) * (1.0 + 1e-12);
+      }
     }
   }
 
@@ -147,7 +176,7 @@ class Pipeline {
 
   void pass(int first, int last, bool rough) {
     const int end = cuts_.count() - 1;
-    tails_.assign(1, {0.0, 0.0, 0.0, -1, -1, -1});
+    tails_.assign(1, {0.0, 0.0, 0.0, 0.0, 0.0, -1, -1, -1});
     find_limits(first, last);
     std::vector<std::int32_t> starts(index(end) + 1, 0);
     std::vector<std::int32_t> ends(index(end) + 1, 0);
@@ -174,33 +203,32 @@ class Pipeline {
   void extend(int i, int s, const std::vector<std::int32_t>& starts,
               const std::vector<std::int32_t>& ends, std::size_t mine, bool rough, double load_s) {
     const double limit_s = limits_s_[index(s)];
-    // Without the waiting weight gradients every stage adds its work to the sum.
+    // By 1F1B every stage before adds its work.
     const bool plain = rules_.kind != PipelineKind::kZeroBubble;
     const double before_s = plain ? cuts_.work_s(0, i) : 0.0;
     double enough_s = kInfinite;
+    Stage ways[kMaxVariants];
     cuts_.for_after(i, [&](int j) {
       const double work = cuts_.work_s(i, j);
-      if (rough && work >= enough_s) return false;
-      if (work >= load_s) return false;
+      if ((rough && work >= enough_s) || work >= load_s) return false;
       if (starts[index(j)] == ends[index(j)]) return true;
-      const Stage made = stage(i, j, s);
-      if (made.variant < 0) {
+      const int count = stages(i, j, s, ways);
+      if (count == 0) {
         const double held = cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j);
         return !(cuts_.chain() && held > rules_.memory_bytes);
       }
+      const double own_tail_s = tail_s(i, j);
       for (std::int32_t t = starts[index(j)]; t < ends[index(j)]; ++t) {
-        const Tail& rest = tails_[index(t)];
-        const Tail whole{std::max(made.load_s, rest.load_s),
-                         made.sum_s + rest.sum_s,
-                         std::max(made.tail_s, rest.tail_s),
-                         made.variant,
-                         j,
-                         t};
-        if (rough) {
-          keep_lightest(mine, whole);
-          enough_s = tails_[mine].load_s;
-        } else if (whole.load_s < load_s && (time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
-          keep(mine, whole);
+        const Tail rest = tails_[index(t)];
+        for (int way = 0; way < count; ++way) {
+          Tail whole = joined(ways[way], rest, i, j, s, own_tail_s);
+          whole.next_tail = t;
+          if (rough) {
+            keep_lightest(mine, whole);
+            enough_s = tails_[mine].load_s;
+          } else if ((time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
+            keep(mine, whole);
+          }
         }
       }
       return true;
@@ -211,7 +239,7 @@ class Pipeline {
     if (tails_.size() == mine) {
       tails_.push_back(tail);
     } else if (tail.load_s < tails_[mine].load_s ||
-               (tail.load_s == tails_[mine].load_s && tail.sum_s < tails_[mine].sum_s)) {
+               (tail.load_s == tails_[mine].load_s && time(tail) < time(tails_[mine]))) {
       tails_[mine] = tail;
     }
   }
@@ -219,8 +247,8 @@ class Pipeline {
   void keep(std::size_t mine, const Tail& tail) {
     // Sums in another order differ in their last digits; that makes no plan worth keeping.
     const auto no_worse = [&](const Tail& a, const Tail& b) {
-      return a.load_s <= b.load_s && a.sum_s <= b.sum_s + nothing_s_ &&
-             a.tail_s <= b.tail_s + nothing_s_;
+      return a.bound_s <= b.bound_s + nothing_s_ && a.trip_s <= b.trip_s + nothing_s_ &&
+             a.tail_s <= b.tail_s + nothing_s_ && a.sent_s <= b.sent_s + nothing_s_;
     };
     for (std::size_t t = mine; t < tails_.size(); ++t) {
       if (no_worse(tails_[t], tail)) return;
@@ -239,6 +267,7 @@ class Pipeline {
       const double taken = time(tails_[index(t)]);
       if (!(taken < best.time_s)) continue;
       best.time_s = taken;
+      best.tail_s = tails_[index(t)].tail_s;
       best.max_load_s = tails_[index(t)].load_s;
       best.stages = p;
       best.replicas = 1;

@@ -235,8 +235,9 @@ class Published {
     const std::int64_t fewest = std::int64_t{rules_.width} * s - (rules_.width - 1) * narrow;
     double enough_s = kInfinite;  // load of a tail with the fewest devices
     cuts_.for_after(i, [&](int j) {
-      const double work = work_s(i, j, s);
-      if (work >= enough_s || work >= limit_s) return false;
+      // Cuts come by rising work without recomputation; with it, on graphs, in no order.
+      if (cuts_.work_s(i, j) >= std::min(enough_s, limit_s)) return false;
+      if (work_s(i, j, s) >= std::min(enough_s, limit_s)) return !cuts_.chain();
       const auto [from, to] = tails(s - 1, j);
       if (from == to) return true;
       const Stage made = stage(i, j, s);
@@ -277,7 +278,8 @@ class Published {
   void complete(int s) {
     if (rules_.stages > 0 && s != rules_.stages) return;
     cuts_.for_after(0, [&](int j) {
-      if (least_time(work_s(0, j, s), s, s) >= best_->time_s) return false;
+      if (least_time(cuts_.work_s(0, j), s, s) >= best_->time_s) return false;
+      if (least_time(work_s(0, j, s), s, s) >= best_->time_s) return !cuts_.chain();
       const auto [from, to] = tails(s - 1, j);
       if (from == to) return true;
       const Stage made = stage(0, j, s);
@@ -370,7 +372,7 @@ class Published {
 
 Status place_published(const PlacementLayers& layers, const PublishedRules& rules, double below_s,
                        PlacementPlan* best) {
-  *best = {kInfinite, 0.0, 0, 0, 0, {}, {}};
+  *best = {kInfinite, 0.0, 0.0, 0, 0, 0, {}, {}};
   const Status status = check_placement(layers);
   if (status != Status::kOk) return status;
   if (rules.devices < 1 || rules.microbatches < 1 || rules.width < 1 || rules.stages < 0 ||

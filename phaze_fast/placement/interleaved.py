@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from phaze_fast import _core
 from phaze_fast.placement.problems import PipelineProblem, Placement
 from phaze_fast.placement.table import LayerTable
 
@@ -32,42 +33,56 @@ def interleaved(problem: PipelineProblem, stages: int, virtual: int) -> Placemen
     blocks = sum(name not in _ENDS for name in table.names)
     if blocks % (stages * virtual) or m % stages:
         return None
-    send_s = float(table.edge_s.max(initial=0.0))
     chunks = chunk_layers(table, stages, virtual)
-    loads, tails, variants, before_s = [], [], [], 0.0
+    forward, backward = np.zeros((stages, virtual)), np.zeros((stages, virtual))
+    variants, tails, before_s = [], [], 0.0
     for i, own in enumerate(chunks):
         at = [layer for chunk in own for layer in chunk]
-        flying = 2 * (stages - i - 1) + (virtual - 1) * stages + 1
-        waiting = min(flying, m * virtual) / virtual
-        fixed = float((table.resident_bytes[at] + table.once_bytes[at]).sum()) + problem.piped_bytes
-        gather = float(table.gather_bytes[at].max())
-        held = (
-            fixed
-            + gather
-            + waiting * table.stash_bytes[:, at].sum(axis=1)
-            + table.live_bytes[:, at].max(axis=1)
-        )
-        ends = (i == 0) + (i == stages - 1)  # a chunk sends and receives, but for the two ends
-        load = (table.forward_s[:, at] + table.backward_s[:, at]).sum(axis=1)
-        load = np.where(held <= problem.memory_bytes, load, np.inf)
-        best = int(np.argmin(load))
-        if not np.isfinite(load[best]):
+        best = _fastest(problem, at, (stages, i, virtual))
+        if best is None:
             return None
-        loads.append(float(load[best]) + (2 * virtual - ends) * send_s)
         variants.append(table.variants[best])
-        sync, backward = float(table.sync_s[at].sum()), float(table.backward_s[0, at].sum())
-        exposed = min(sync, max(sync - backward / virtual, problem.bucket_s))
+        for v, chunk in enumerate(own):
+            forward[i, v] = table.forward_s[best, chunk].sum()
+            backward[i, v] = table.backward_s[best, chunk].sum()
+        sync, own_s = float(table.sync_s[at].sum()), float(table.backward_s[0, at].sum())
+        exposed = min(sync, max(sync - own_s / virtual, problem.bucket_s))
         tails.append(max(0.0, exposed + float(table.step_s[at].sum()) - before_s / virtual))
-        before_s += backward
-    time_s = (m - 1 / virtual) * max(loads) + sum(loads) / virtual + max(tails)
+        before_s += own_s
+    # Every chunk receives, but for the first going forward and the last coming back.
+    send_s = float(table.edge_s.max(initial=0.0))
+    forward += send_s
+    backward += send_s
+    forward[0, 0] -= send_s
+    backward[-1, -1] -= send_s
+    step_s = _core.interleaved_step(forward.reshape(-1), backward.reshape(-1), stages, m)
     return Placement(
         status="optimal",
-        time_s=time_s,
-        max_load_s=max(loads),
+        time_s=step_s + max(tails),
+        max_load_s=float((forward + backward).sum(axis=1).max()),
         width=1,
         replicas=1,
         devices=stages,
         stages=tuple(tuple(layer for chunk in own for layer in chunk) for own in chunks),
         variants=tuple(variants),
         table=table,
+        tail_s=max(tails),
     )
+
+
+def _fastest(problem: PipelineProblem, at: list[int], where: tuple[int, int, int]) -> int | None:
+    """Find the fastest variant of a stage that fits."""
+    table, (stages, i, virtual) = problem.table, where
+    flying = 2 * (stages - i - 1) + (virtual - 1) * stages + 1
+    waiting = min(flying, problem.microbatches * virtual) / virtual
+    fixed = float((table.resident_bytes[at] + table.once_bytes[at]).sum()) + problem.piped_bytes
+    held = (
+        fixed
+        + float(table.gather_bytes[at].max())
+        + waiting * table.stash_bytes[:, at].sum(axis=1)
+        + table.live_bytes[:, at].max(axis=1)
+    )
+    load = (table.forward_s[:, at] + table.backward_s[:, at]).sum(axis=1)
+    load = np.where(held <= problem.memory_bytes, load, np.inf)
+    best = int(np.argmin(load))
+    return best if np.isfinite(load[best]) else None

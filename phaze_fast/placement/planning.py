@@ -302,8 +302,8 @@ def _shortfall(
     total = stages[worst].memory_bytes
     return (
         f"at best (tp {lean.tp}, pp {lean.pp}, dp {lean.dp}, zero {lean.zero}, micro-batch "
-        f"{lean.microbatch}, recompute {lean.recompute}) stage {worst} needs {format_bytes(total)}, "
-        f"{format_bytes(total - capacity)} too much; most of it is {term} "
+        f"{lean.microbatch}, recompute {lean.recompute}) stage {worst} needs "
+        f"{format_bytes(total)}, {format_bytes(total - capacity)} too much; most of it is {term} "
         f"({format_bytes(memory[term])})"
     )
 

@@ -215,9 +215,8 @@ def read_plan(
         "messages between stages": messages,
         "uneven stages": m * (max(loads) - mean),
     }
-    tail = placement.time_s - _without_tail(blank, loads)
-    parts["fill and drain"] = placement.time_s - tail - m * max(loads)
-    parts["gradients and optimiser"] = tail
+    parts["fill and drain"] = placement.time_s - placement.tail_s - m * max(loads)
+    parts["gradients and optimiser"] = placement.tail_s
     memory = float(footprint_batch(_rows(blank))["total"].max())
     object.__setattr__(blank, "parts_s", parts)
     object.__setattr__(blank, "memory_bytes", memory)
@@ -234,15 +233,6 @@ def _again(plan: Plan) -> float:
         for at, v in zip(placed.stages, placed.variants, strict=True)
     ]
     return sum(extra) / len(extra)
-
-
-def _without_tail(plan: Plan, loads: list[float]) -> float:
-    m, v = plan.microbatches, plan.virtual
-    total = (m - 1 / v) * max(loads) + sum(loads) / v
-    if plan.schedule == "zero-bubble":
-        late = [list(at) for at in plan._placement.stages[:-1]]
-        total -= 2.0 * sum(float(plan._problem.table.weight_grad_s[at].sum()) for at in late)
-    return total
 
 
 @dataclass(frozen=True)

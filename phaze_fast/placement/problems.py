@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.placement.table import LayerTable
 
 __all__ = [
@@ -101,6 +101,8 @@ class Placement:
     variants: tuple[str, ...]
     """Of each stage."""
     table: LayerTable | None = field(default=None, repr=False, compare=False)
+    tail_s: float = field(default=0.0, compare=False)
+    """Part of the time that comes after the last backward pass: gradients and optimiser."""
     solve_s: float = field(default=0.0, compare=False)
     """Wall time of the kernel; in a batch, an even share."""
 
@@ -110,16 +112,29 @@ class Placement:
         return self.time_s
 
 
+_NOTHING = Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), ())
+
+
 def _placement(plan: Any, table: LayerTable | None, width: int, share_s: float) -> Placement:
-    time_s, load, count, replicas, devices, stage_of, variant_of = plan
+    time_s, load, tail_s, count, replicas, devices, stage_of, variant_of = plan
     if table is None or count == 0:
-        return Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), (), None, share_s)
+        return replace(_NOTHING, solve_s=share_s)
     order = np.argsort(stage_of, kind="stable")
     borders = np.searchsorted(stage_of[order], np.arange(count + 1))
     stages = tuple(tuple(order[a:b].tolist()) for a, b in pairwise(borders))
     variants = tuple(table.variants[v] for v in variant_of.tolist())
     return Placement(
-        "optimal", time_s, load, width, replicas, devices, stages, variants, table, share_s
+        status="optimal",
+        time_s=time_s,
+        max_load_s=load,
+        width=width,
+        replicas=replicas,
+        devices=devices,
+        stages=stages,
+        variants=variants,
+        table=table,
+        tail_s=tail_s,
+        solve_s=share_s,
     )
 
 
@@ -163,12 +178,19 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
     return answers
 
 
+def _check(problem: Any, name: str, least: float) -> None:
+    value = getattr(problem, name)
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected a number")
+    if not value >= least or value != value:
+        raise InvalidInputError(f"{name}: {value!r} is not accepted; expected at least {least:g}")
+
+
 def _check_published(p: PublishedProblem) -> None:
-    for name in ("devices", "microbatches"):
-        if getattr(p, name) < 1:
-            raise InvalidInputError(
-                f"{name}: {getattr(p, name)} is not accepted; expected at least 1"
-            )
+    for name, least in (("devices", 1), ("microbatches", 1), ("memory_bytes", 0)):
+        _check(p, name, least)
+    for name in ("stages", "replicas"):
+        _check(p, name, 0)
     if not p.tables:
         raise InvalidInputError("tables: none is not accepted; expected at least one width")
     for width in p.tables:
@@ -176,19 +198,26 @@ def _check_published(p: PublishedProblem) -> None:
             raise InvalidInputError(f"tables: width {width} is not accepted; expected at least 1")
 
 
+def _check_pipeline(p: PipelineProblem) -> None:
+    if p.schedule not in SCHEDULES:
+        raise InvalidInputError(
+            f"schedule: {p.schedule!r} is not accepted; {nearest(str(p.schedule), SCHEDULES)}"
+        )
+    if not 1 <= p.stages[0] <= p.stages[1]:
+        raise InvalidInputError(
+            f"stages: {p.stages} is not accepted; expected fewest and most, from 1 up"
+        )
+    _check(p, "microbatches", 1)
+    for name in ("memory_bytes", "piped_bytes", "bucket_s"):
+        _check(p, name, 0)
+
+
 def place_counts(
     problems: Sequence[PipelineProblem], threads: int = 1, best_only: bool = False
 ) -> list[list[Placement]]:
     """Give the best plan with each count of stages that fits, or the best of all, for each."""
     for p in problems:
-        if p.schedule not in SCHEDULES:
-            raise InvalidInputError(
-                f"schedule: {p.schedule!r} is not accepted; {nearest(str(p.schedule), SCHEDULES)}"
-            )
-        if not 1 <= p.stages[0] <= p.stages[1]:
-            raise InvalidInputError(
-                f"stages: {p.stages} is not accepted; expected fewest and most, from 1 up"
-            )
+        _check_pipeline(p)
     begin = time.perf_counter()
     found = _core.place_pipeline(
         [p.table.columns for p in problems],
@@ -208,9 +237,6 @@ def place_counts(
         _raise_if(status, p.name)
         answers.append([_placement(plan, p.table, 1, share_s) for plan in plans])
     return answers
-
-
-_NOTHING = Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), ())
 
 
 def place_batch(

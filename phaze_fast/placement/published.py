@@ -206,9 +206,7 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
     if not isinstance(nodes, dict) or not nodes:
         raise InvalidInputError("nodes: expected an object with a list of nodes for each width")
     if not isinstance(edges, dict) or set(edges) != set(nodes):
-        raise InvalidInputError(
-            f"edges: expected lists for the same widths as nodes: {list(nodes)}"
-        )
+        raise InvalidInputError(f"edges: expected lists for the widths of nodes, {list(nodes)}")
     tables = {}
     for width in nodes:
         if not (width.isascii() and width.isdigit() and int(width) >= 1):
@@ -299,8 +297,8 @@ def _why_not(problem: PublishedProblem) -> str:
     if leanest is None:
         least = min(problem.tables)
         return (
-            f"a stage of width {least} takes {least} devices; expected at least as many as "
-            f"maxDevices, which is {problem.devices}"
+            f"a stage of width {least} takes {least} devices, and there are {problem.devices}. It "
+            f"would fit with maxDevices {least}."
         )
     lean, found = leanest
     table = found.table

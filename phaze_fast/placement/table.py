@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
 
 __all__ = ["LayerTable"]
 
@@ -25,6 +25,24 @@ _BY_LAYER = (
     "step_s",
     "weight_grad_s",
 )
+
+
+def _numbers(name: str, value: Any) -> Array:
+    """Numbers as an array; nothing is zero."""
+    try:
+        return np.asarray(0.0 if value is None else value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected numbers") from None
+
+
+def _pairs(name: str, pairs: Any) -> tuple[tuple[int, int], ...]:
+    """Pairs of whole numbers."""
+    try:
+        return tuple((int(a), int(b)) for a, b in pairs)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(
+            f"{name}: {pairs!r} is not accepted; expected pairs of positions"
+        ) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +99,7 @@ class LayerTable:
         put = object.__setattr__
         for name in _BY_VARIANT:
             value = getattr(self, name)
-            rows = np.atleast_2d(np.asarray(0.0 if value is None else value, dtype=np.float64))
-            put(self, name, rows)
+            put(self, name, np.atleast_2d(_numbers(name, value)))
         most = max(getattr(self, name).shape[0] for name in _BY_VARIANT)
         if not 1 <= count <= _core.MAX_PLACED_LAYERS:
             raise InvalidInputError(
@@ -96,19 +113,19 @@ class LayerTable:
             put(self, name, self._stretched(name, (most, count)))
         for name in _BY_LAYER:
             value = getattr(self, name)
-            put(self, name, np.asarray(0.0 if value is None else value, dtype=np.float64))
+            put(self, name, _numbers(name, value))
             put(self, name, self._stretched(name, (count,)))
-        wide = np.ones(count) if self.wide is None else np.asarray(self.wide)
-        put(self, "wide", np.ascontiguousarray(np.broadcast_to(wide, (count,)), dtype=np.uint8))
+        put(self, "wide", _numbers("wide", 1.0 if self.wide is None else self.wide))
+        put(self, "wide", (self._stretched("wide", (count,)) != 0).astype(np.uint8))
         edges = self.edges
         pairs = [(i, i + 1) for i in range(count - 1)] if edges is None else list(edges)
-        put(self, "edges", tuple((int(a), int(b)) for a, b in pairs))
+        put(self, "edges", _pairs("edges", pairs))
         for name in ("edge_s", "edge_bytes"):
             value = getattr(self, name)
-            put(self, name, np.asarray(0.0 if value is None else value, dtype=np.float64))
+            put(self, name, _numbers(name, value))
             put(self, name, self._stretched(name, (len(pairs),)))
         self._check_pairs("edges", self.edges or (), forward=True)
-        put(self, "tied", tuple((int(a), int(b)) for a, b in self.tied))
+        put(self, "tied", _pairs("tied", self.tied))
         self._check_pairs("tied", self.tied, forward=False)
         if not self.variants:
             put(self, "variants", tuple(str(v) for v in range(most)))

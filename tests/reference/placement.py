@@ -7,6 +7,8 @@ import math
 from functools import cache, lru_cache, partial
 from itertools import product
 
+from reference.pipeline_simulation import built_up_1f1b, built_up_zero_bubble
+
 
 def closed_sets(layers, edges, tied):
     """Every set of layers with which come all that they wait for, and all they are tied to."""
@@ -177,28 +179,48 @@ def pipeline_time(problem, plan, variants=None):
 
 
 def _pipeline_time(problem, rows, plan, variants=None):
-    loads, chosen = [], []
+    if problem.schedule == "zero-bubble" and problem.microbatches < len(plan):
+        return None
+    choices = []
     for at in range(len(plan)):
         fits = []
         for variant in range(len(rows.variants)):
             if variants is None or rows.variants[variant] == variants[at]:
-                load, size = stage_of_plan(rows, problem, plan, at, variant)
+                _, size = stage_of_plan(rows, problem, plan, at, variant)
                 if size <= problem.memory_bytes:
-                    fits.append((load, variant))
+                    fits.append(variant)
         if not fits:
             return None
-        load, variant = min(fits)
-        loads.append(load)
-        chosen.append(rows.variants[variant])
-    summed = sum(loads)
-    if problem.schedule == "zero-bubble":
-        summed -= sum(2 * total(rows.weight_grad_s, stage) for stage in plan[:-1])
+        choices.append(fits)
     before, tail = (), 0.0
     for stage in plan:
         tail = max(tail, rows.tail_of(stage, before, problem.bucket_s))
         before = tuple(sorted(before + stage))
-    time = (problem.microbatches - 1) * max(loads) + summed + tail
-    return time, tuple(chosen), max(loads)
+    best = None
+    for chosen in product(*choices):
+        step = schedule_time(problem, rows, plan, chosen) + tail
+        if best is None or step < best[0]:
+            loads = [
+                stage_of_plan(rows, problem, plan, at, variant)[0]
+                for at, variant in enumerate(chosen)
+            ]
+            best = (step, tuple(rows.variants[v] for v in chosen), max(loads))
+    return best
+
+
+def schedule_time(problem, rows, plan, chosen):
+    """Time of a schedule, built up as the description says, with given variants."""
+    forward, backward, late = [], [], []
+    for stage, variant in zip(plan, chosen, strict=True):
+        entering = rows.longest_each(rows.entering(stage))
+        leaving = rows.longest_each(rows.leaving(stage))
+        forward.append(entering + total(rows.forward_s[variant], stage))
+        backward.append(leaving + total(rows.backward_s[variant], stage))
+        late.append(min(backward[-1], total(rows.weight_grad_s, stage)))
+    if problem.schedule == "1f1b":
+        return built_up_1f1b(forward, backward, problem.microbatches)
+    early = [b - w for b, w in zip(backward, late, strict=True)]
+    return built_up_zero_bubble(forward, early, late, problem.microbatches)
 
 
 def best_by_count(problem):

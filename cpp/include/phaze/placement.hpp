@@ -44,6 +44,7 @@ struct PlacementLayers {
 
 struct PlacementPlan {
   double time_s;      // infinite where there is none
+  double tail_s;      // part of it after the last backward pass; 0 in the published objective
   double max_load_s;  // of the slowest stage, per micro-batch
   std::int32_t stages;
   std::int64_t replicas;
@@ -66,7 +67,8 @@ struct PublishedRules {
 
 enum class PipelineKind : std::int32_t { kOneForwardOneBackward = 0, kZeroBubble = 1 };
 
-// time = (m - 1) * max load + sum of loads + the longest tail (exposed sync and step).
+// The time of the schedule, built up from the last stage to the first, and the longest tail
+// (exposed sync and step).
 struct PipelineRules {
   double memory_bytes;
   double piped_bytes;  // of messages, where there is more than one stage
