@@ -9,6 +9,7 @@ import subjects_hardware
 import subjects_memory
 import subjects_operators
 import subjects_opgraph
+import subjects_placement
 import subjects_schedule
 from registry import SUBJECTS
 
@@ -23,6 +24,7 @@ STAGES = (
     subjects_operators,
     subjects_memory,
     subjects_schedule,
+    subjects_placement,
 )
 
 

@@ -13,7 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from phaze_fast import cost, errors, explore, hardware, memory, models, opgraph, units
+    from phaze_fast import (
+        cost,
+        errors,
+        explore,
+        hardware,
+        memory,
+        models,
+        opgraph,
+        placement,
+        schedule,
+        units,
+    )
     from phaze_fast.cost import (
         CacheInfo,
         CollectiveCost,
@@ -64,6 +75,19 @@ if TYPE_CHECKING:
     from phaze_fast.models import TransformerModel
     from phaze_fast.opgraph import Strategy, build_op_graphs, layer_graph
     from phaze_fast.pipeline import Survey, survey
+    from phaze_fast.placement import (
+        LayerTable,
+        PipelineProblem,
+        Placement,
+        Plan,
+        Plans,
+        PublishedProblem,
+        Training,
+        place,
+        place_batch,
+        plan,
+    )
+    from phaze_fast.schedule import LayerTimes, ScheduleCache, schedule_layers
 
     __version__: str
 
@@ -76,6 +100,8 @@ _HOME = {
         "memory",
         "models",
         "opgraph",
+        "placement",
+        "schedule",
         "units",
     ),
     "phaze_fast.cost": (
@@ -128,6 +154,19 @@ _HOME = {
     "phaze_fast.models": ("TransformerModel",),
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
     "phaze_fast.pipeline": ("Survey", "survey"),
+    "phaze_fast.placement": (
+        "LayerTable",
+        "PipelineProblem",
+        "Placement",
+        "Plan",
+        "Plans",
+        "PublishedProblem",
+        "Training",
+        "place",
+        "place_batch",
+        "plan",
+    ),
+    "phaze_fast.schedule": ("LayerTimes", "ScheduleCache", "schedule_layers"),
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
 
@@ -150,9 +189,17 @@ __all__ = [
     "InfeasibleError",
     "InvalidInputError",
     "InvalidTypeError",
+    "LayerTable",
+    "LayerTimes",
     "MeshFabric",
     "OperatorCost",
     "PhazeError",
+    "PipelineProblem",
+    "Placement",
+    "Plan",
+    "Plans",
+    "PublishedProblem",
+    "ScheduleCache",
     "SpaceSpec",
     "Strategy",
     "Survey",
@@ -160,6 +207,7 @@ __all__ = [
     "Tier",
     "TieredFabric",
     "TorusFabric",
+    "Training",
     "TransformerModel",
     "Tuning",
     "Validation",
@@ -183,8 +231,14 @@ __all__ = [
     "memory",
     "models",
     "opgraph",
+    "place",
+    "place_batch",
+    "placement",
+    "plan",
     "power_batch",
     "presets",
+    "schedule",
+    "schedule_layers",
     "survey",
     "units",
     "validate",

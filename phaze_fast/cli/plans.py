@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from phaze_fast import models
-from phaze_fast.cli.output import AsJson, ToFile, emit, emit_infeasible, fields, table
+from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.placement import Plan, Plans, Training, infeasible, plan
@@ -226,9 +226,14 @@ def plan_model(
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     if not found.plans:
-        emit_infeasible(infeasible(found), as_json, to_file)
+        error = infeasible(found)
+        if as_json or to_file is not None:
+            answer = {"status": "infeasible", "reason": str(error), "plans": []}
+            emit(lambda: {**answer, "rejected": found.rejected}, list, True, to_file)
+        raise error
     emit(
         lambda: {
+            "status": "optimal",
             "plans": [_data(found, each) for each in found.plans],
             "front": [_data(found, each) for each in found.front],
             "tried": found.tried,

@@ -14,12 +14,14 @@ def in_flight(schedule, stages, stage, microbatches, virtual):
         if held < microbatches * virtual:
             held += 1
         return held / virtual
+    # The weight gradient of ZB-H1 waits for as long as the first stage's first backward pass does.
+    full = stages if schedule == "zero-bubble" else stages - stage
     held = worst = 0
     done = 0
     for issued in range(1, microbatches + 1):  # one forward each; a backward once the pipe is full
         held += 1
         worst = max(worst, held)
-        if issued >= stages - stage:
+        if issued >= full:
             held -= 1
             done += 1
     return worst

@@ -98,12 +98,12 @@ def simulate_interleaved(forward, backward, microbatches):
     return play(orders, lambda i, op: (forward if op[0] == "F" else backward)[i][op[1]], needs)
 
 
-def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patient=False):
+def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patience=0.0):
     """Makespan of a step by ZB-H1.
 
     Forward passes and input gradients keep the order of 1F1B. A stage whose next one is not ready,
-    or that holds as many micro-batches as there are stages, runs a weight gradient that waits. A
-    patient stage stays idle instead when what it needs is on the way and comes before that ends.
+    or that holds as many micro-batches as there are stages, runs a weight gradient that waits. With
+    patience it stays idle instead when what it needs comes within that share of the gradient.
     """
     p = len(forward)
     orders = [one_f_one_b(p, i, microbatches) for i in range(p)]
@@ -137,7 +137,7 @@ def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patient
                     held[i] += 1
                 else:
                     pending[i] += 1
-            elif patient and comes is not None and comes < now + weight_grad[i]:
+            elif comes is not None and comes < now + patience * weight_grad[i]:
                 awaited.append(comes)
             elif pending[i]:
                 pending[i] -= 1
@@ -147,6 +147,17 @@ def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patient
         if not later:
             return now
         now = min(later)
+
+
+PATIENCE = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
+
+
+def best_zero_bubble(forward, input_grad, weight_grad, microbatches):
+    """Makespan with the patience that suits best."""
+    return min(
+        simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patience)
+        for patience in PATIENCE
+    )
 
 
 # ---- times that can be built up from the last stage to the first ----

@@ -1,0 +1,180 @@
+"""Laws of plans: what fits fits, more never worsens, and every figure can be told from the parts."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.pipeline_simulation import simulate_1f1b
+
+import phaze_fast as pf
+from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Cluster, Hbm, presets
+from phaze_fast.placement import Training, infeasible, plan
+
+
+def cluster(devices, memory_gib=80, fabric="dgx-h100"):
+    chip = presets.chip("h100")
+    hbm = Hbm(
+        capacity_bytes=memory_gib * 2**30,
+        bandwidth_bytes_per_s=chip.hbm.bandwidth_bytes_per_s,
+        stacks=chip.hbm.stacks,
+    )
+    return Cluster(devices=devices, fabric=fabric, chip=chip.model_copy(update={"hbm": hbm}))
+
+
+def found(model="gpt2-small", devices=8, memory_gib=80, **step):
+    training = Training(**{"global_batch": 32, "microbatch": (1, 2), **step})
+    return plan(pf.models.load(model), cluster(devices, memory_gib), training)
+
+
+@pytest.mark.parametrize("model", ["gpt2-small", "llama2-7b", "t5-base", "mixtral-8x7b"])
+def test_plans_keep_to_their_limits_and_add_up(model):
+    plans = found(model, 16, zero=(0, 1, 3), schedule=("1f1b", "interleaved", "zero-bubble"))
+    layers = len(pf.layer_graph(plans.model).order)
+    assert plans.plans == sorted(plans.plans, key=lambda p: p.time_s)
+    for each in [*plans.plans, *plans.front]:
+        assert each.devices <= 16
+        assert each.microbatch * each.microbatches * each.dp == 32
+        assert each.memory_bytes <= 80 * 2**30
+        stages = each.stages
+        assert sorted(i for stage in stages for i in stage.layers) == list(range(layers))
+        assert max(stage.memory_bytes for stage in stages) == pytest.approx(each.memory_bytes)
+        assert sum(each.parts_s.values()) == pytest.approx(each.time_s, rel=1e-9)
+        assert all(seconds >= -1e-9 * each.time_s for seconds in each.parts_s.values())
+        assert 0 < plans.mfu(each) < 1
+    for faster, smaller in zip(plans.front, plans.front[1:], strict=False):
+        assert faster.time_s <= smaller.time_s
+        assert faster.memory_bytes > smaller.memory_bytes
+
+
+def test_the_kernel_and_the_memory_model_agree_on_what_fits():
+    plans = found(
+        "llama2-7b", 16, memory_gib=48, zero=(0, 1, 2, 3), schedule=("1f1b", "zero-bubble")
+    )
+    for each in plans.plans + plans.front:
+        problem, placed = each._problem, each._placement
+        table, names = problem.table, list(problem.table.variants)
+        for k, stage in enumerate(each.stages):
+            at, v = list(stage.layers), names.index(placed.variants[k])
+            flying = each.pp if each.schedule == "zero-bubble" else each.pp - k
+            held = table.resident_bytes[at].sum() + table.once_bytes[at].sum()
+            held += min(each.microbatches, flying) * table.stash_bytes[v, at].sum()
+            held += table.live_bytes[v, at].max() + table.gather_bytes[at].max()
+            held += problem.piped_bytes * (each.pp > 1) + each._layers.gathered_bytes
+            assert held == pytest.approx(stage.memory_bytes, rel=1e-9)
+
+
+def test_a_plan_takes_as_long_as_its_schedule_simulated():
+    plans = found("llama2-7b", 16, schedule="1f1b", pipeline=(4,), tensor_parallel=(1, 2))
+    off = []
+    for each in plans.plans:
+        table, names = each._problem.table, list(each._problem.table.variants)
+        send = float(table.edge_s.max())
+        forward, backward = [], []
+        for k, stage in enumerate(each._placement.stages):
+            at, v = list(stage), names.index(each._placement.variants[k])
+            forward.append(table.forward_s[v, at].sum() + send * (k > 0))
+            backward.append(table.backward_s[v, at].sum() + send * (k < each.pp - 1))
+        simulated = simulate_1f1b(forward, backward, each.microbatches)
+        off.append((each.time_s - each._placement.tail_s) / simulated - 1)
+    assert len(off) >= 5
+    assert sum(map(abs, off)) / len(off) <= 0.01
+    assert max(map(abs, off)) <= 0.05
+
+
+@settings(max_examples=6)
+@given(st.sampled_from([4, 8, 16]), st.sampled_from([24, 32, 48]))
+def test_more_devices_or_memory_is_never_slower(devices, memory_gib):
+    plain = found("gpt2-xl", devices, memory_gib)
+    for more in (found("gpt2-xl", 2 * devices, memory_gib), found("gpt2-xl", devices, 80)):
+        if len(plain):
+            assert more.best.time_s <= plain.best.time_s * (1 + 1e-9)
+
+
+def test_what_is_fixed_is_kept():
+    plans = found(
+        "llama2-7b", 16, tensor_parallel=2, pipeline=4, data_parallel=2, zero=1, recompute="full",
+        schedule="1f1b", microbatch=2, rank_order="stages-inside", uncut=(1, 33), tied=((5, 6),),
+    )  # fmt: skip
+    assert len(plans) == 1
+    best = plans.best
+    assert (best.tp, best.pp, best.dp, best.zero, best.recompute) == (2, 4, 2, 1, "full")
+    assert best.rank_order == "stages-inside"
+    stage_of = {i: k for k, stage in enumerate(best.stages) for i in stage.layers}
+    assert stage_of[0] == stage_of[1]
+    assert stage_of[32] == stage_of[33]
+    assert stage_of[5] == stage_of[6]
+
+
+def test_early_stages_recompute_where_late_ones_need_not():
+    plans = found(
+        "llama2-7b", 8, memory_gib=40, microbatch=4, tensor_parallel=1, pipeline=8,
+        data_parallel=1, schedule="1f1b", zero=0, global_batch=128,
+    )  # fmt: skip
+    kinds = [stage.recompute for stage in plans.best.stages]
+    assert plans.best.recompute == "mixed"
+    assert kinds == sorted(kinds)  # full before none
+
+
+def test_nothing_fits_with_a_reason():
+    plans = found("gpt3-175b", 8)
+    assert len(plans) == 0
+    words = str(infeasible(plans))
+    assert "too much; most of it is optimizer" in words
+    assert "It would fit with" in words
+    assert any(why.startswith("memory: tensor_parallel") for why in plans.rejected)
+    odd = found("gpt2-small", 8, global_batch=7, microbatch=2)
+    assert "does not divide the batch of 7" in str(infeasible(odd))
+
+
+def test_a_cluster_without_chip_or_memory_is_refused():
+    step = Training(global_batch=8)
+    bare = Cluster(devices=8, fabric="dgx-h100")
+    with pytest.raises(InvalidInputError, match=r"cluster\.chip: missing"):
+        plan(pf.models.load("gpt2-small"), bare, step)
+    wafer = Cluster(devices=1, fabric="dgx-h100", chip="wse-2")
+    with pytest.raises(InvalidInputError, match="no HBM"):
+        plan(pf.models.load("gpt2-small"), wafer, step)
+
+
+def test_threads_change_nothing():
+    step = Training(global_batch=32, microbatch=(1, 2))
+    one, two = (
+        plan(pf.models.load("gpt2-small"), cluster(8), step, threads=threads) for threads in (1, 2)
+    )
+    assert one.plans == two.plans
+
+
+def test_the_command_line(capsys, tmp_path):
+    words = ["plan", "gpt2-small", "--chip", "h100", "--devices", "8", "--global-batch", "32"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    for word in ("tokens/s", "MFU", "stage by stage", "activations", "Where the fastest"):
+        assert word in shown
+    out = tmp_path / "plan.json"
+    assert main([*words, "--json", "-o", str(out)]) == 0
+    data = json.loads(out.read_text())
+    keys = {"tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "recompute", "time_s"}
+    keys |= {"memory_bytes", "tokens_per_s", "mfu", "stages"}
+    assert keys <= set(data["plans"][0])
+    assert isinstance(data["rejected"], dict)
+    capsys.readouterr()
+    for bad, said in (
+        (["--tp", "x"], "tp: 'x' is not accepted"),
+        (["--schedule", "best"], "schedule"),
+        (["--recompute", "some"], "recompute"),
+        (["--optimizer", "lion"], "optimizer"),
+        (["--zero", "4"], "zero"),
+        (["--devices", "0"], "devices"),
+        (["--fabric", "none"], "fabric"),
+    ):
+        assert main([*words, *bad]) == 2
+        assert said in capsys.readouterr().err
+    large = ["plan", "gpt3-175b", "--chip", "h100", "--devices", "8", "--microbatch", "1"]
+    assert main([*large, "--json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["status"] == "infeasible"
+    assert answer["plans"] == []
+    assert answer["rejected"]
