@@ -8,7 +8,9 @@
 #include "check.hpp"
 #include "phaze/collective.hpp"
 #include "phaze/op_cost.hpp"
+#include "phaze/placement.hpp"
 #include "phaze/silicon.hpp"
+#include "placement_tables.hpp"
 
 namespace {
 
@@ -168,11 +170,37 @@ void same_everywhere(const char* what, std::uint64_t found, std::uint64_t expect
   CHECK(found == expected);
 }
 
+std::uint64_t placement_bits() {
+  test::Numbers numbers;
+  Hash hash;
+  for (int round = 0; round < 300; ++round) {
+    test::Table table = test::random_chain(numbers, 3 + numbers.below(20));
+    if (round % 3 == 0) table = test::random_chain(numbers, 8);
+    if (round % 3 == 0) test::branch(numbers, &table);
+    PlacementPlan best;
+    const PublishedRules published{20.0 + numbers.below(200), 24, 16, 2, round % 2 == 0, 0, 0};
+    CHECK(place_published(table.view(), published, 1e300, &best) == Status::kOk);
+    hash.add(best.time_s);
+    for (const PipelineKind kind :
+         {PipelineKind::kOneForwardOneBackward, PipelineKind::kZeroBubble}) {
+      std::vector<PlacementPlan> plans;
+      const PipelineRules rules{20.0 + numbers.below(200), 1.0, 0.5, 8, 1, 6, kind, false};
+      CHECK(place_pipeline(table.view(), rules, &plans) == Status::kOk);
+      for (const PlacementPlan& plan : plans) {
+        hash.add(plan.time_s);
+        for (const std::int32_t stage : plan.stage_of) hash.add(stage);
+      }
+    }
+  }
+  return hash.value();
+}
+
 }  // namespace
 
 int main() {
   same_everywhere("collective", collective_bits(), 0xee4737941f37d33eULL);
   same_everywhere("silicon", silicon_bits(), 0xbc6c313388ea88d3ULL);
   same_everywhere("cost", cost_bits(), 0xc0f537482c10eb21ULL);
+  same_everywhere("placement", placement_bits(), 0xee0ca384d3984304ULL);
   return phaze::test::report("bits");
 }

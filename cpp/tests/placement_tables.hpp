@@ -1,0 +1,83 @@
+// Tables of layers drawn at random, the same on every machine.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "phaze/placement.hpp"
+
+namespace phaze::test {
+
+class Numbers {
+ public:
+  std::int32_t below(std::int32_t limit) noexcept {
+    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
+    return static_cast<std::int32_t>((state_ >> 33) % static_cast<std::uint64_t>(limit));
+  }
+
+ private:
+  std::uint64_t state_ = 7;
+};
+
+struct Table {
+  int size;
+  std::vector<double> forward, backward, stash, live, resident, once, gather, sync, step, late;
+  std::vector<std::uint8_t> wide;
+  std::vector<std::int32_t> from, to;
+  std::vector<double> edge_s, edge_bytes;
+
+  PlacementLayers view() const {
+    PlacementLayers l{};
+    l.layers = size;
+    l.variants = 1;
+    l.forward_s = forward;
+    l.backward_s = backward;
+    l.stash_bytes = stash;
+    l.live_bytes = live;
+    l.resident_bytes = resident;
+    l.once_bytes = once;
+    l.gather_bytes = gather;
+    l.sync_s = sync;
+    l.step_s = step;
+    l.weight_grad_s = late;
+    l.wide = wide;
+    l.edge_from = from;
+    l.edge_to = to;
+    l.edge_s = edge_s;
+    l.edge_bytes = edge_bytes;
+    return l;
+  }
+};
+
+inline Table random_chain(Numbers& numbers, int size) {
+  Table t{};
+  t.size = size;
+  for (int i = 0; i < size; ++i) {
+    t.forward.push_back(0.1 * numbers.below(50));
+    t.backward.push_back(0.1 * numbers.below(90));
+    t.stash.push_back(numbers.below(6));
+    t.live.push_back(numbers.below(4));
+    t.resident.push_back(numbers.below(12));
+    t.once.push_back(numbers.below(4));
+    t.gather.push_back(numbers.below(3));
+    t.sync.push_back(0.5 * numbers.below(20));
+    t.step.push_back(0.2 * numbers.below(5));
+    t.late.push_back(t.backward.back() * 0.4);
+    t.wide.push_back(numbers.below(3) > 0 ? 1 : 0);
+    if (i == 0) continue;
+    t.from.push_back(i - 1);
+    t.to.push_back(i);
+    t.edge_s.push_back(0.1 * numbers.below(30));
+    t.edge_bytes.push_back(numbers.below(8));
+  }
+  return t;
+}
+
+// Takes some edges out of a chain and puts others in.
+inline void branch(Numbers& numbers, Table* t) {
+  for (std::size_t e = 0; e < t->from.size(); ++e) {
+    if (numbers.below(3) == 0) t->from[e] = numbers.below(t->to[e]);
+  }
+}
+
+}  // namespace phaze::test
