@@ -16,6 +16,7 @@ from phaze_fast.placement import (
     PublishedProblem,
     place,
     place_batch,
+    place_front,
 )
 from phaze_fast.placement.problems import place_counts
 
@@ -314,6 +315,24 @@ def test_slower_edges_are_never_faster(seed):
         return table_with(table, edge_s=table.edge_s + added[: len(table.edges)])
 
     never_slower(place(problem), place(with_tables(problem, change)))
+
+
+@given(st.integers(0, 2**32))
+def test_the_front_is_the_optimum_for_every_memory(seed):
+    rng, problem = any_problem(seed)
+    front = place_front(problem)
+    assert [plan.memory_bytes for plan in front] == sorted(
+        (plan.memory_bytes for plan in front), reverse=True
+    )
+    for _ in range(4):
+        limit = problem.memory_bytes * rng.random()
+        found = place(replace(problem, memory_bytes=limit))
+        fitting = [plan.time_s for plan in front if plan.memory_bytes <= limit]
+        assert found.time_s == pytest.approx(min(fitting, default=float("inf")), rel=1e-9)
+        if found.details:
+            assert found.memory_bytes <= limit * (1 + 1e-12)
+            assert max(s.load_s for s in found.details) == pytest.approx(found.max_load_s)
+            assert "slack" in str(found)
 
 
 def alike(one, other):

@@ -1,5 +1,6 @@
 """Takes layers with their times and bytes, gives stages, devices and replicas on a cluster."""
 
+from phaze_fast.placement.describe import PlacedStage
 from phaze_fast.placement.planning import infeasible, plan
 from phaze_fast.placement.plans import Plan, Plans, Stage
 from phaze_fast.placement.problems import (
@@ -9,6 +10,7 @@ from phaze_fast.placement.problems import (
     PublishedProblem,
     place,
     place_batch,
+    place_front,
 )
 from phaze_fast.placement.published import problem_from_dict, read_problems, solve_published
 from phaze_fast.placement.table import LayerTable
@@ -18,6 +20,7 @@ __all__ = [
     "SCHEDULES",
     "LayerTable",
     "PipelineProblem",
+    "PlacedStage",
     "Placement",
     "Plan",
     "Plans",
@@ -27,6 +30,7 @@ __all__ = [
     "infeasible",
     "place",
     "place_batch",
+    "place_front",
     "plan",
     "problem_from_dict",
     "read_problems",

@@ -12,6 +12,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.placement.describe import PlacedStage, placed_stages, text
 from phaze_fast.placement.table import LayerTable
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "place",
     "place_batch",
     "place_counts",
+    "place_front",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -101,6 +103,9 @@ class Placement:
     variants: tuple[str, ...]
     """Of each stage."""
     table: LayerTable | None = field(default=None, repr=False, compare=False)
+    problem: PublishedProblem | PipelineProblem | None = field(
+        default=None, repr=False, compare=False
+    )
     tail_s: float = field(default=0.0, compare=False)
     """Part of the time that comes after the last backward pass: gradients and optimiser."""
     solve_s: float = field(default=0.0, compare=False)
@@ -111,11 +116,26 @@ class Placement:
         """No plan takes less: the time itself, since it is proven."""
         return self.time_s
 
+    @property
+    def details(self) -> list[PlacedStage]:
+        """Every stage in full: seconds, bytes by term, what is free."""
+        return placed_stages(self.problem, self) if self.problem is not None else []
+
+    @property
+    def memory_bytes(self) -> float:
+        """Of the fullest device."""
+        return max((stage.memory_bytes for stage in self.details), default=0.0)
+
+    def __str__(self) -> str:
+        return text(self)
+
 
 _NOTHING = Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), ())
 
 
-def _placement(plan: Any, table: LayerTable | None, width: int, share_s: float) -> Placement:
+def _placement(
+    plan: Any, problem: Any, table: LayerTable | None, width: int, share_s: float
+) -> Placement:
     time_s, load, tail_s, count, replicas, devices, stage_of, variant_of = plan
     if table is None or count == 0:
         return replace(_NOTHING, solve_s=share_s)
@@ -133,6 +153,7 @@ def _placement(plan: Any, table: LayerTable | None, width: int, share_s: float) 
         stages=stages,
         variants=variants,
         table=table,
+        problem=problem,
         tail_s=tail_s,
         solve_s=share_s,
     )
@@ -174,7 +195,7 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
     for p, (status, chosen, plan) in zip(problems, found, strict=True):
         _raise_if(status, p.name)
         width = list(p.tables)[chosen] if chosen >= 0 else 0
-        answers.append(_placement(plan, p.tables.get(width), width, share_s))
+        answers.append(_placement(plan, p, p.tables.get(width), width, share_s))
     return answers
 
 
@@ -235,7 +256,7 @@ def place_counts(
     answers = []
     for p, (status, plans) in zip(problems, found, strict=True):
         _raise_if(status, p.name)
-        answers.append([_placement(plan, p.table, 1, share_s) for plan in plans])
+        answers.append([_placement(plan, p, p.table, 1, share_s) for plan in plans])
     return answers
 
 
@@ -296,3 +317,42 @@ def place(problem: PublishedProblem | PipelineProblem) -> Placement:
     (((0,), (1,), (2,), (3,)), 33.0)
     """
     return place_batch([problem])[0]
+
+
+def place_front(problem: PublishedProblem | PipelineProblem, most: int = 1000) -> list[Placement]:
+    """Give the front of time and memory: plans of which none is both faster and smaller.
+
+    The fastest plan; then the fastest of those that need less memory than that; and so on until
+    nothing fits. Every plan is the optimum for the memory it needs.
+
+    Parameters
+    ----------
+    problem
+        Of either kind; its ``memory_bytes`` is where the front begins.
+    most
+        At most so many plans.
+
+    Examples
+    --------
+    >>> table = LayerTable(
+    ...     names=range(4), variants=("none", "full"), stash_bytes=[[4.0] * 4, [1.0] * 4],
+    ...     forward_s=[[1.0] * 4] * 2, backward_s=[[2.0] * 4, [3.0] * 4],
+    ... )
+    >>> front = place_front(PipelineProblem(table, 100.0, microbatches=8, stages=(2, 2)))
+    >>> [(plan.time_s, plan.memory_bytes) for plan in front]
+    [(54.0, 16.0), (68.0, 8.0), (72.0, 4.0), (100.0, 3.0)]
+    """
+    front: list[Placement] = []
+    limit = problem.memory_bytes
+    while len(front) < most:
+        found = place(replace(problem, memory_bytes=limit))
+        if found.status != "optimal":
+            break
+        used = found.memory_bytes
+        if front and found.time_s <= front[-1].time_s:
+            front.pop()  # as fast, and smaller
+        front.append(found)
+        limit = np.nextafter(used * (1 - 1e-12), 0.0)
+        if not limit > 0:
+            break
+    return front

@@ -249,26 +249,6 @@ def read_problems(path: Path | str) -> Iterator[PublishedProblem]:
             raise InvalidInputError(f"{where}: {error}") from None
 
 
-def _stage_bytes(
-    problem: PublishedProblem, table: LayerTable, stages: Any
-) -> list[dict[str, float]]:
-    """Bytes of each stage by term."""
-    found = []
-    for k, layers in enumerate(stages):
-        at, own = list(layers), set(layers)
-        pairs = zip(table.edges or (), table.edge_bytes, strict=True)
-        entering = sum(b for (u, w), b in pairs if w in own and u not in own)
-        kept = entering if problem.recompute else float(table.stash_bytes[0, at].sum())
-        found.append(
-            {
-                "weights": float(table.resident_bytes[at].sum()),
-                "activations": float(table.once_bytes[at].sum()),
-                "stash": (len(stages) - k - 1) * kept,
-            }
-        )
-    return found
-
-
 def _leanest(problem: PublishedProblem) -> tuple[PublishedProblem, Placement] | None:
     """Find the least memory that a plan fits into, and that plan."""
     high = replace(problem, memory_bytes=1e300)
@@ -277,8 +257,7 @@ def _leanest(problem: PublishedProblem) -> tuple[PublishedProblem, Placement] | 
         return None
     low = problem.memory_bytes
     for _ in range(100):
-        terms = _stage_bytes(problem, found.table, found.stages)
-        most = max(sum(stage.values()) for stage in terms)
+        most = found.memory_bytes
         high = replace(problem, memory_bytes=most)
         middle = 0.5 * (low + most)
         if most - low <= 1.0 or not low < middle < most:
@@ -301,14 +280,12 @@ def _why_not(problem: PublishedProblem) -> str:
             f"would fit with maxDevices {least}."
         )
     lean, found = leanest
-    table = found.table
-    if table is None:
-        raise AssertionError("the leanest plan has a table")
-    terms = _stage_bytes(problem, table, found.stages)
+    terms = [stage.memory for stage in found.details]
+    names = found.table.names if found.table is not None else ()
     worst = max(range(len(terms)), key=lambda k: sum(terms[k].values()))
     total, term = sum(terms[worst].values()), max(terms[worst], key=lambda t: terms[worst][t])
     over = total - problem.memory_bytes
-    first, last = (table.names[found.stages[worst][end]] for end in (0, -1))
+    first, last = (names[found.stages[worst][end]] for end in (0, -1))
     return (
         f"at best, with width {found.width} and {len(terms)} stages, stage {worst} (layers {first} "
         f"to {last}) needs {format_bytes(total)}, {format_bytes(over)} ({over:.0f} bytes) over the "
@@ -352,8 +329,7 @@ def answer(problem: PublishedProblem, found: Placement) -> dict[str, Any]:
             "memory": None,
         }
     table = found.table
-    terms = _stage_bytes(problem, table, found.stages)
-    wide = [bool(table.wide[list(layers)].any()) for layers in found.stages]
+    stages = found.details
     rounds = -(-problem.microbatches // found.replicas) + len(found.stages) - 1
     compute = found.max_load_s * rounds
     return {
@@ -361,11 +337,8 @@ def answer(problem: PublishedProblem, found: Placement) -> dict[str, Any]:
         "feasible": True,
         "status": "optimal",
         "stages": [
-            {
-                "devicesForStage": found.width if many else 1,
-                "nodes": [table.names[i] for i in layers],
-            }
-            for layers, many in zip(found.stages, wide, strict=True)
+            {"devicesForStage": stage.devices, "nodes": [table.names[i] for i in stage.layers]}
+            for stage in stages
         ],
         "dataParallelDegree": found.replicas,
         "tensorParallelDegree": found.width,
@@ -374,8 +347,8 @@ def answer(problem: PublishedProblem, found: Placement) -> dict[str, Any]:
         "solve_s": found.solve_s,
         "memory": {
             "limit_bytes": problem.memory_bytes,
-            "stage_bytes": [sum(stage.values()) for stage in terms],
-            "stage_terms": terms,
+            "stage_bytes": [stage.memory_bytes for stage in stages],
+            "stage_terms": [stage.memory for stage in stages],
         },
         "breakdown": {
             "largest_load": found.max_load_s,
