@@ -44,6 +44,8 @@ def random_rows(n, seed=5):
     for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
         rows[name] = rng.integers(0, 13, n)
     rows["data_parallel"] = rng.integers(1, 2000, n)
+    rows["expert_parallel"] = rng.integers(0, 17, n)
+    rows["expert_parameters"] = rng.integers(0, rows["parameters"] + 1)
     rows["zero"] = rng.integers(0, 4, n)
     rows["schedule"] = rng.integers(0, len(SCHEDULES), n)
     rows["stages"] = rng.integers(1, 65, n)

@@ -178,3 +178,48 @@ def test_the_command_line(capsys, tmp_path):
     assert answer["status"] == "infeasible"
     assert answer["plans"] == []
     assert answer["rejected"]
+
+
+def test_an_expert_on_one_replica_has_nobody_to_share_its_state_with():
+    fixed = {"tensor_parallel": 1, "pipeline": 2, "data_parallel": 8, "microbatch": 1}
+    alone = found("mixtral-8x7b", 16, 640, expert_parallel=8, zero=0, **fixed).best
+    shared = found("mixtral-8x7b", 16, 640, expert_parallel=8, zero=1, **fixed).best
+    graph = shared._layers.graph
+    moe = next(layer for layer in graph.layers if layer.kind == "moe-block")
+    for before, after in zip(alone.stages, shared.stages, strict=True):
+        held = sum(graph.layers[shared._layers.order[i]].device_parameters for i in after.layers)
+        experts = moe.expert_parameters * after.kinds["moe-block"]
+        assert before.memory["optimizer"] == pytest.approx(12 * held)
+        expected = 12 * (experts + (held - experts) / 8)
+        assert after.memory["optimizer"] == pytest.approx(expected)
+
+
+def test_recomputation_shows_where_it_is_asked_for():
+    fixed = {"tensor_parallel": 1, "pipeline": 1, "schedule": "1f1b"}
+    plain = found("gpt2-small", 8, recompute="none", **fixed).best
+    again = found("gpt2-small", 8, recompute="full", **fixed).best
+    assert plain.parts_s["recomputation"] == 0
+    assert again.parts_s["recomputation"] > 0.1 * again.parts_s["compute"]
+
+
+def test_what_is_reserved_stays_free():
+    for gib in (1, 8):
+        plans = found("llama2-7b", 8, reserved_bytes=gib * 2**30)
+        most = (80 - gib) * 2**30
+        assert all(p.memory_bytes <= most for p in [*plans.plans, *plans.front])
+
+
+def test_questions_that_are_not_right():
+    model, step = pf.models.load("gpt2-small"), Training(global_batch=8)
+    with pytest.raises(InvalidInputError, match="top: 0"):
+        plan(model, cluster(8), step, top=0)
+    with pytest.raises(InvalidInputError, match="expected a TransformerModel"):
+        plan("gpt2-small", cluster(8), step)
+    with pytest.raises(InvalidInputError, match="reserved_bytes"):
+        plan(model, cluster(8), Training(global_batch=8, reserved_bytes="90 GiB"))
+    with pytest.raises(InvalidInputError, match="uncut: 0"):
+        Training(global_batch=8, uncut=(0,))
+    with pytest.raises(pf.InfeasibleError, match="too much"):
+        _ = found("gpt3-175b", 8).best
+    assert "33" in str(infeasible(found("gpt2-small", 8, pipeline=33)))
+    assert "does not divide" in str(infeasible(found("gpt2-small", 8, data_parallel=3)))

@@ -83,7 +83,8 @@ def place_file(
         write_text(output, text)
         note(f"wrote {output}")
     if as_json:
-        sys.stdout.write(text)
+        document = found if lines else found[0]
+        sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
 
     def human() -> list[RenderableType]:
         headings = ["problem", "status", "time>", "stages>", "t>", "d>", "fullest>", "ms>"]

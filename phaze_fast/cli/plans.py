@@ -35,6 +35,7 @@ def _several(text: str | None, name: str) -> tuple[int, ...] | None:
 
 def _fabric_of(chip: str, fabric: str | None) -> str:
     """Name the fabric that a chip usually stands in, where none is given."""
+    presets.chip(chip)  # says what is wrong with it before the fabric is looked for
     if fabric is not None:
         return fabric
     usual = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "dgx-h100"}
@@ -50,7 +51,7 @@ def _fabric_of(chip: str, fabric: str | None) -> str:
 
 def _stage(stage: Any) -> dict[str, Any]:
     return {
-        "layers": [stage.layers[0], stage.layers[-1]],
+        "layers": list(stage.layers),
         "kinds": stage.kinds,
         "recompute": stage.recompute,
         "load_s": stage.load_s,
@@ -99,11 +100,12 @@ def _row(found: Plans, each: Plan) -> list[str]:
         format_bytes(each.memory_bytes),
         f"{each.tokens_per_s:,.0f}",
         f"{found.mfu(each):.1%}",
+        str(found.cluster.devices - each.devices),
     ]
 
 
 _COLUMNS = ["tp>", "pp>", "dp>", "cp>", "ep>", "zero>", "micro>", "schedule", "recompute", "step>"]
-_COLUMNS += ["memory>", "tokens/s>", "MFU>"]
+_COLUMNS += ["memory>", "tokens/s>", "MFU>", "idle>"]
 
 
 def _stage_table(found: Plans) -> RenderableType:
@@ -137,7 +139,7 @@ def _human(found: Plans) -> list[RenderableType]:
             [
                 (name, f"{format_time(seconds)} ({seconds / found.best.time_s:.1%})")
                 for name, seconds in found.best.parts_s.items()
-                if seconds > 0
+                if seconds > 1e-6 * found.best.time_s
             ],
         ),
         _stage_table(found),
@@ -176,6 +178,13 @@ def plan_model(
     schedule: Annotated[
         str, typer.Option(help="1f1b, interleaved, zero-bubble; several to try.")
     ] = "1f1b,interleaved",
+    virtual: Annotated[str, typer.Option(help="Chunks per stage where interleaved.")] = "2,4",
+    sequence_parallel: Annotated[
+        bool, typer.Option(help="Share the rows of norms among tensor-parallel devices.")
+    ] = True,
+    reserve: Annotated[
+        str, typer.Option(help="Memory of each device that is not for the model.")
+    ] = "1.5 GiB",
     optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam",
     rank_order: Annotated[
         str, typer.Option(help="auto, replicas-inside or stages-inside.")
@@ -199,6 +208,9 @@ def plan_model(
             "zero": _several(zero, "zero"),
             "recompute": recompute,
             "schedule": tuple(schedule.split(",")),
+            "virtual": _several(virtual, "virtual"),
+            "sequence_parallel": sequence_parallel,
+            "reserved_bytes": reserve,
             "optimizer": optimizer,
             "rank_order": rank_order,
         }

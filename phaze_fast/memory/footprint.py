@@ -52,6 +52,8 @@ blocks. An allowance, not a fit: caching allocators report a few percent."""
 STAGE_DTYPE = np.dtype(
     [
         ("parameters", "f8"),  # on this device
+        ("expert_parameters", "f8"),  # of those, in experts that few replicas share
+        ("expert_parallel", "i8"),  # replicas an expert is spread over; 0 = 1
         ("largest_layer", "f8"),  # parameters of the largest single layer on this device
         ("stash_bytes", "f8"),  # kept per micro-batch by all layers of the stage
         ("live_bytes", "f8"),  # of one layer while it is recomputed
@@ -170,6 +172,8 @@ def stage_row(
             parameters += vocab * graph.model.hidden  # a copy of the first stage's table
     row = np.zeros(1, dtype=STAGE_DTYPE)
     row["parameters"] = parameters
+    row["expert_parameters"] = sum(layer.expert_parameters for layer in layers)
+    row["expert_parallel"] = strategy.expert_parallel
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
     row["stash_bytes"] = stash
     row["live_bytes"] = max(whole[kind] - kept[kind] for kind in kept)

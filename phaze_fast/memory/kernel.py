@@ -35,16 +35,20 @@ def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: f
         shards = float(row["data_parallel"])
         zero = row["zero"]
         held = row["parameters"]
+        # An expert is on as many replicas as there are for each expert-parallel device.
+        experts = row["expert_parameters"]
+        copies = max(1.0, shards / max(1, row["expert_parallel"]))
+        spread = (held - experts) / shards + experts / copies
         weights = held * row["weight_bytes"]
         gradients = held * row["gradient_bytes"]
         state = held * row["state_bytes"]
         if zero >= 1:
-            state /= shards
+            state = spread * row["state_bytes"]
         if zero >= 2:
-            gradients /= shards
+            gradients = spread * row["gradient_bytes"]
         gathered = 0.0
         if zero >= 3:
-            weights /= shards
+            weights = spread * row["weight_bytes"]
             # The layer at work and the one fetched ahead of it are whole for a moment.
             gathered = 2.0 * row["largest_layer"] * row["weight_bytes"] * (1.0 - 1.0 / shards)
         waiting = _in_flight(

@@ -29,6 +29,8 @@ class Layer:
     """Of one such layer, over all devices."""
     device_parameters: int
     """Of one such layer that one device holds; norms and row-wise biases are on every one."""
+    expert_parameters: int = 0
+    """Of those, the experts', which expert-parallel devices share out: each is on one of them."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,14 @@ def _shares(model: TransformerModel, strategy: Strategy) -> dict[str, int]:
         experts = local * _ffn_share(model, moe.expert_ffn // t)
         shares["moe-block"] = 2 * norm + attention + model.hidden * moe.experts + experts
     return shares
+
+
+def _experts(model: TransformerModel, strategy: Strategy, kind: str) -> int:
+    """Parameters of routed experts that one device holds of one layer of a kind."""
+    if kind != "moe-block" or model.moe is None:
+        return 0
+    local = model.moe.experts // strategy.expert_parallel
+    return local * _ffn_share(model, model.moe.expert_ffn // strategy.tensor_parallel)
 
 
 def _sheets(model: TransformerModel, strategy: Strategy) -> list[tuple[str, int, int, Sheet]]:
@@ -180,7 +190,9 @@ def layer_graph(
     strategy = Strategy() if strategy is None else strategy
     sheets, shares = _sheets(model, strategy), _shares(model, strategy)
     layers = tuple(
-        Layer(kind, count, *_graphs(sheet, fused), size, shares[kind])
+        Layer(
+            kind, count, *_graphs(sheet, fused), size, shares[kind], _experts(model, strategy, kind)
+        )
         for kind, count, size, sheet in sheets
     )
     order = tuple(i for i, layer in enumerate(layers) for _ in range(layer.count))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.cost import Costs, collective, estimate_costs
+from phaze_fast.cost import Costs, collective_batch, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, Hbm
 from phaze_fast.memory import FRAGMENTATION, Optimizer
@@ -86,7 +86,7 @@ class TimedLayers:
         self._times, self._costs, self._first = times, costs, first
         self.order = np.array(graph.order)
         self.variants = self._variants(recompute)
-        self._sync: dict[tuple[int, int], Array] = {}
+        self._asked: dict[tuple[str, float, int, int], float] = {}
 
     @property
     def inner(self) -> int:
@@ -162,6 +162,26 @@ class TimedLayers:
         return found
 
     @cached_property
+    def experts(self) -> Array:
+        """Parameters of experts of each layer that a device holds."""
+        held = np.array([float(layer.expert_parameters) for layer in self.graph.layers])
+        found: Array = held[self.order]
+        return found
+
+    @cached_property
+    def ends(self) -> Array:
+        """Whether each layer is the embedding or the head."""
+        kinds = np.array([x.kind in ("embedding", "head") for x in self.graph.layers])
+        found: Array = kinds[self.order]
+        return found
+
+    @cached_property
+    def plain_backward_s(self) -> Array:
+        """Seconds of each layer's backward pass without recomputation."""
+        found: Array = self._of_kinds(1)[self.order]
+        return found
+
+    @cached_property
     def message_bytes(self) -> float:
         """Bytes between two stages for one micro-batch, one way, per device."""
         model, strategy = self.graph.model, self.graph.strategy
@@ -188,17 +208,31 @@ class TimedLayers:
             return 0.0
         if (ranks - 1) * stride >= self.cluster.devices:
             return math.inf
-        return collective(self.cluster, op, payload, ranks, stride).time_s
+        asked = (op, payload, ranks, stride)
+        if asked not in self._asked:
+            times = collective_batch(self.cluster, op, [payload], [ranks], [stride])
+            self._asked[asked] = float(times.time_s[0])
+        return self._asked[asked]
 
     def _per_layer_s(self, op: str, bytes_per_parameter: float, groups: Groups) -> Array:
         """Seconds of a collective over replicas on each layer's parameters."""
-        ranks = groups.replicas * self.graph.strategy.context_parallel
+        strategy, layers = self.graph.strategy, self.graph.layers
+        ranks = groups.replicas * strategy.context_parallel
         stride = groups.strides(self.inner)[0]
-        if self.graph.strategy.context_parallel > 1:
-            stride = self.graph.strategy.tensor_parallel
-        held = np.array([float(layer.device_parameters) for layer in self.graph.layers])
+        if strategy.context_parallel > 1:
+            stride = strategy.tensor_parallel
+        ep = strategy.expert_parallel
         seconds = [
-            self.collective_s(op, bytes_per_parameter * count, ranks, stride) for count in held
+            self.collective_s(
+                op,
+                bytes_per_parameter * (layer.device_parameters - layer.expert_parameters),
+                ranks,
+                stride,
+            )
+            + self.collective_s(
+                op, bytes_per_parameter * layer.expert_parameters, ranks // ep, stride * ep
+            )
+            for layer in layers
         ]
         found: Array = np.array(seconds)[self.order]
         return found
@@ -219,12 +253,16 @@ class TimedLayers:
         """
         spec, count = self.optimizer, len(self.order)
         shards = groups.replicas * self.graph.strategy.context_parallel
-        weights = spec.weight_bytes / (shards if zero >= 3 else 1)
-        gradients = spec.gradient_bytes / (shards if zero >= 2 else 1)
-        state = spec.state_bytes / (shards if zero >= 1 else 1)
         parameters = self.parameters.copy()
         if tied_copy:
             parameters[-1] += self.copied_parameters
+        copies = max(1.0, shards / self.graph.strategy.expert_parallel)
+        spread = (parameters - self.experts) / shards + self.experts / copies
+        resident = (
+            spec.weight_bytes * (spread if zero >= 3 else parameters)
+            + spec.gradient_bytes * (spread if zero >= 2 else parameters)
+            + spec.state_bytes * (spread if zero >= 1 else parameters)
+        )
         loose = 1 + FRAGMENTATION
         layers = self.graph.layers
         kept = np.array(
@@ -246,10 +284,13 @@ class TimedLayers:
         )
         forward = np.broadcast_to(self.forward_s, (len(self.variants), count))
         backward = self.backward_s
+        fetch = np.zeros(count)
         if zero >= 3:  # weights come layer by layer, fetched while the one before is at work
             fetch = self._per_layer_s("all-gather", spec.weight_bytes, groups)
-            forward, backward = np.maximum(forward, fetch), np.maximum(backward, fetch)
-        step = self._step_s(parameters, shards if zero >= 1 else 1)
+            forward = np.maximum(forward, fetch)
+        if zero >= 2:  # gradients that are not kept whole go with every micro-batch
+            backward = np.maximum(backward, fetch + sync)
+        step = self._step_s(spread if zero >= 1 else parameters)
         if zero in (1, 2):
             step = step + self._per_layer_s("all-gather", spec.weight_bytes, groups)
         message = (
@@ -266,7 +307,7 @@ class TimedLayers:
             backward_s=backward,
             stash_bytes=loose * stash[:, self.order],
             live_bytes=loose * live[:, self.order],
-            resident_bytes=parameters * (weights + gradients + state),
+            resident_bytes=resident,
             once_bytes=loose * np.where(heads, whole, 0.0)[self.order],
             gather_bytes=(zero >= 3)
             * loose
@@ -289,13 +330,13 @@ class TimedLayers:
             return 0.0
         return float(-(-model.vocab // self.graph.strategy.tensor_parallel) * model.hidden)
 
-    def _step_s(self, parameters: Array, shards: int) -> Array:
+    def _step_s(self, parameters: Array) -> Array:
         """Seconds of the optimiser: state is read and written, gradients read, weights written."""
         spec = self.optimizer
         moved = 2.0 * spec.state_bytes + spec.gradient_bytes + spec.weight_bytes
         share = self.chip.tuning.hbm_share if self.chip.tuning is not None else 1.0
         rate = memory_of(self.chip).bandwidth_bytes_per_s * share
-        found: Array = parameters / shards * moved / rate
+        found: Array = parameters * moved / rate
         return found
 
     def bucket_s(self, groups: Groups) -> float:

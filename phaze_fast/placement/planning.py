@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import optimizer
 from phaze_fast.models import TransformerModel
@@ -45,15 +45,19 @@ class _Question:
     virtual: int = 1
 
 
+def _node(cluster: Cluster) -> int:
+    """Devices of a node; 8 where a fabric has none."""
+    fabric = cluster.fabric
+    if isinstance(fabric, TieredFabric) and fabric.tiers[0].size is not None:
+        return fabric.tiers[0].size
+    return 8
+
+
 def _widths(model: TransformerModel, cluster: Cluster, training: Training) -> list[int]:
     if training.tensor_parallel is not None:
         return list(training.tensor_parallel)
-    fabric = cluster.fabric
-    node = 8
-    if isinstance(fabric, TieredFabric) and fabric.tiers[0].size is not None:
-        node = fabric.tiers[0].size
     widths = [1]
-    while 2 * widths[-1] <= min(node, cluster.devices, model.heads):
+    while 2 * widths[-1] <= min(_node(cluster), cluster.devices, model.heads):
         widths.append(2 * widths[-1])
     return widths
 
@@ -128,14 +132,20 @@ def _of_replicas(
     piped = [p for p in counts if p > 1]
     if not piped:
         return
-    orders = RANK_ORDERS if training.rank_order == "auto" else (training.rank_order,)
+    auto = training.rank_order == "auto"
+    orders = RANK_ORDERS if auto else (training.rank_order,)
     for order in orders if d > 1 else orders[:1]:
+        counts = piped
+        if auto and order == RANK_ORDERS[1]:
+            counts = [p for p in piped if p * layers.inner <= _node(layers.cluster)]
+        if not counts:
+            continue
         # With replicas inside, neither group's place depends on the number of stages.
-        alike = order == RANK_ORDERS[0] and len(piped) == piped[-1] - piped[0] + 1
-        runs = [(piped[0], piped[-1])] if alike else [(p, p) for p in piped]
+        alike = order == RANK_ORDERS[0] and len(counts) == counts[-1] - counts[0] + 1
+        runs = [(counts[0], counts[-1])] if alike else [(p, p) for p in counts]
         for schedule in training.schedule:
             if schedule == "interleaved":
-                yield from _interleaved(layers, training, piped, (d, zero, rounds, order), blocks)
+                yield from _interleaved(layers, training, counts, (d, zero, rounds, order), blocks)
                 continue
             for first, last in runs:
                 groups = Groups(d, last, order)
@@ -154,6 +164,17 @@ def _interleaved(
         if blocks % (p * v) == 0 and rounds % p == 0:
             groups = Groups(d, p, order)
             yield _Question(layers, groups, zero, rounds, "interleaved", (p, p), v)
+
+
+def _room(cluster: Cluster, training: Training) -> float:
+    """Bytes of a device that are for the model."""
+    room = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
+    if room <= 0:
+        raise InvalidInputError(
+            f"reserved_bytes: {training.reserved_bytes} is not accepted; expected less than the "
+            "memory of a device"
+        )
+    return room
 
 
 def _ties(training: Training) -> list[tuple[int, int]]:
@@ -236,7 +257,14 @@ def plan(
     >>> found.best.devices
     8
     """
-    capacity = float(memory_of(cluster.chip).capacity_bytes)
+    if not isinstance(model, TransformerModel) or not isinstance(training, Training):
+        raise InvalidTypeError(
+            f"model, training: {type(model).__name__} and {type(training).__name__} are not "
+            "accepted; expected a TransformerModel (models.load) and a Training"
+        )
+    if top < 1:
+        raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
+    capacity = _room(cluster, training)
     rejected: Counter[str] = Counter()
     strategies = list(_strategies(model, cluster, training, rejected))
     modes = RECOMPUTE if training.recompute == "auto" else (training.recompute,)
@@ -249,12 +277,7 @@ def plan(
     for done, layers in enumerate(timed):
         questions = list(_questions(layers, training, cluster.devices))
         if not questions:
-            strategy = layers.graph.strategy
-            rejected[
-                "no count of replicas divides the batch into micro-batches of "
-                f"{strategy.microbatch} and fits {cluster.devices} devices in groups of "
-                f"{layers.inner}"
-            ] += 1
+            rejected[_nothing_to_try(layers, training, cluster)] += 1
         for question, problem, found in _placed(questions, _ties(training), capacity, threads):
             tried += 1
             if not found:
@@ -325,6 +348,20 @@ def _read(
     )
 
 
+def _nothing_to_try(layers: TimedLayers, training: Training, cluster: Cluster) -> str:
+    most = cluster.devices // layers.inner
+    if not _replicas(layers, training, cluster.devices):
+        wanted = training.data_parallel or "any"
+        return (
+            f"data_parallel: {wanted} does not divide a batch of {training.global_batch} evenly, "
+            f"or is more than {most}"
+        )
+    return (
+        f"pipeline: {training.pipeline} stages are more than {most} groups of devices or the "
+        "model's blocks"
+    )
+
+
 def _too_large(question: _Question) -> str:
     strategy, zero = question.layers.graph.strategy, question.zero
     return (
@@ -357,7 +394,7 @@ def _nearest(model: TransformerModel, cluster: Cluster, training: Training) -> s
 
 
 def _fits(model: TransformerModel, cluster: Cluster, training: Training) -> bool:
-    capacity = float(memory_of(cluster.chip).capacity_bytes)
+    capacity = _room(cluster, training)
     modes = RECOMPUTE if training.recompute == "auto" else (training.recompute,)
     strategies = list(_strategies(model, cluster, training, Counter()))
     graphs = [layer_graph(model, s) for s in strategies]
@@ -373,7 +410,7 @@ def infeasible(plans: Plans) -> InfeasibleError:
     """Say why there is no plan."""
     common = "; ".join(f"{why} ({count} times)" for why, count in plans.rejected.items())
     would = f" It would fit with {plans.nearest}." if plans.nearest else ""
-    room = format_bytes(memory_of(plans.cluster.chip).capacity_bytes)
+    room = format_bytes(_room(plans.cluster, plans.training))
     return InfeasibleError(
         f"{plans.model.name} on {plans.cluster.devices} devices with {room} each: "
         f"{plans.shortfall or common or 'nothing to try'}.{would}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import FRAGMENTATION, SCHEDULES, STAGE_DTYPE, TERMS, footprint_batch
 from phaze_fast.models import TransformerModel
@@ -64,8 +65,6 @@ class Plan:
     rank_order: str
     time_s: float
     """Seconds of one step."""
-    parts_s: dict[str, float]
-    """Seconds of the step by what they are spent on."""
     memory_bytes: float
     """Of the fullest device."""
     tokens_per_s: float
@@ -83,6 +82,11 @@ class Plan:
         """What stages recompute, in one word; ``mixed`` where they differ."""
         kinds = set(self._placement.variants)
         return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    @cached_property
+    def parts_s(self) -> dict[str, float]:
+        """Seconds of the step by what they are spent on."""
+        return _parts(self)
 
     @property
     def stages(self) -> list[Stage]:
@@ -102,55 +106,75 @@ class Plan:
         )
 
 
-def _row(plan: Plan, at: list[int], variant: int, stage: int) -> Any:
-    """Describe one stage as the memory model takes it."""
-    layers, table, graph = plan._layers, plan._problem.table, plan._layers.graph
-    spec, loose = layers.optimizer, 1 + FRAGMENTATION
-    last, first = stage == plan.pp - 1, stage == 0
-    parameters = layers.parameters[at].sum()
-    parameters += layers.copied_parameters if last and not first else 0.0
-    blocks = [i for i in at if graph.layers[layers.order[i]].kind not in ("embedding", "head")]
-    row = np.zeros(1, dtype=STAGE_DTYPE)
-    row["parameters"] = parameters
-    row["largest_layer"] = layers.parameters[blocks].max(initial=0.0)
-    row["stash_bytes"] = table.stash_bytes[variant, at].sum() / loose
-    row["live_bytes"] = table.live_bytes[variant, at].max() / loose
-    row["head_bytes"] = table.once_bytes[at].sum() / loose
-    piped = layers.piped_bytes if plan.pp > 1 else 0.0
-    row["buffer_bytes"] = (layers.gathered_bytes + piped) / loose
-    row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
-    row["state_bytes"] = spec.state_bytes
-    row["data_parallel"], row["zero"] = plan.dp * plan.cp, plan.zero
-    row["schedule"] = SCHEDULES.index(plan.schedule)
-    row["stages"], row["stage"] = plan.pp, stage
-    row["microbatches"], row["virtual"] = plan.microbatches, plan.virtual
-    return row
+@dataclass(frozen=True)
+class _Laid:
+    """Layers stage by stage: positions one after another, where each stage begins, its variant."""
+
+    at: Any
+    starts: Any
+    variant: Any
+
+    @classmethod
+    def out(cls, plan: Plan) -> _Laid:
+        names = list(plan._problem.table.variants)
+        placed = plan._placement
+        sizes = [len(stage) for stage in placed.stages]
+        ways = np.array([names.index(v) for v in placed.variants])
+        return cls(
+            at=np.concatenate([np.array(stage) for stage in placed.stages]),
+            starts=np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp),
+            variant=np.repeat(ways, sizes),
+        )
+
+    def total(self, values: Any) -> Any:
+        """Sum of what each layer has, per stage."""
+        return np.add.reduceat(values[self.at], self.starts)
+
+    def largest(self, values: Any) -> Any:
+        """Largest of what a layer has, per stage."""
+        return np.maximum.reduceat(values[self.at], self.starts)
+
+    def chosen(self, values: Any) -> Any:
+        """Of an array by variant and layer: the values of the variants chosen, by layer."""
+        found = np.zeros(values.shape[1])
+        found[self.at] = values[self.variant, self.at]
+        return found
 
 
 def _rows(plan: Plan) -> Any:
-    names = list(plan._problem.table.variants)
-    placed = plan._placement
-    return np.concatenate(
-        [
-            _row(plan, list(at), names.index(variant), k)
-            for k, (at, variant) in enumerate(zip(placed.stages, placed.variants, strict=True))
-        ]
-    )
+    """Describe every stage as the memory model takes it."""
+    layers, table, laid = plan._layers, plan._problem.table, _Laid.out(plan)
+    spec, loose = layers.optimizer, 1 + FRAGMENTATION
+    rows = np.zeros(plan.pp, dtype=STAGE_DTYPE)
+    rows["parameters"] = laid.total(layers.parameters)
+    if plan.pp > 1:
+        rows["parameters"][-1] += layers.copied_parameters
+    rows["expert_parameters"] = laid.total(layers.experts)
+    rows["expert_parallel"] = plan.ep
+    rows["largest_layer"] = laid.largest(layers.parameters * ~layers.ends)
+    rows["stash_bytes"] = laid.total(laid.chosen(table.stash_bytes)) / loose
+    rows["live_bytes"] = laid.largest(laid.chosen(table.live_bytes)) / loose
+    rows["head_bytes"] = laid.total(table.once_bytes) / loose
+    piped = layers.piped_bytes if plan.pp > 1 else 0.0
+    rows["buffer_bytes"] = (layers.gathered_bytes + piped) / loose
+    rows["weight_bytes"], rows["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
+    rows["state_bytes"] = spec.state_bytes
+    rows["data_parallel"], rows["zero"] = plan.dp * plan.cp, plan.zero
+    rows["schedule"] = SCHEDULES.index(plan.schedule)
+    rows["stages"], rows["stage"] = plan.pp, np.arange(plan.pp)
+    rows["microbatches"], rows["virtual"] = plan.microbatches, plan.virtual
+    return rows
 
 
 def _loads(plan: Plan) -> list[float]:
-    table, found = plan._problem.table, []
-    names = list(table.variants)
+    table, laid = plan._problem.table, _Laid.out(plan)
+    passes = laid.total(laid.chosen(table.forward_s + table.backward_s))
     send_s = float(table.edge_s.max(initial=0.0))
-    for k, (stage, variant) in enumerate(
-        zip(plan._placement.stages, plan._placement.variants, strict=True)
-    ):
-        at, v = list(stage), names.index(variant)
-        ends = (k == 0) + (k == plan.pp - 1)
-        messages = 2 * plan.virtual - ends if plan.pp > 1 else 0
-        own = float((table.forward_s[v, at] + table.backward_s[v, at]).sum())
-        found.append(own + messages * send_s)
-    return found
+    messages = np.full(plan.pp, 2 * plan.virtual)
+    messages[0] -= 1
+    messages[-1] -= 1
+    loads: list[float] = (passes + (plan.pp > 1) * messages * send_s).tolist()
+    return loads
 
 
 def _stages(plan: Plan) -> list[Stage]:
@@ -197,42 +221,47 @@ def read_plan(
         virtual=virtual if schedule == "interleaved" else 1,
         rank_order=groups.order,
         time_s=placement.time_s,
-        parts_s={},
         memory_bytes=0.0,
         tokens_per_s=tokens / placement.time_s if placement.time_s > 0 else float("inf"),
         _layers=layers,
         _problem=problem,
         _placement=placement,
     )
-    loads = _loads(blank)
+    memory = float(footprint_batch(_rows(blank))["total"].max())
+    object.__setattr__(blank, "memory_bytes", memory)
+    return blank
+
+
+def _parts(plan: Plan) -> dict[str, float]:
+    """Seconds of a step by what they are spent on."""
+    placement, m, p = plan._placement, plan.microbatches, plan.pp
+    loads = _loads(plan)
     mean = sum(loads) / len(loads)
-    again = _again(blank)
-    send_s = float(problem.table.edge_s.max(initial=0.0)) * (p > 1)
-    messages = m * 2 * blank.virtual * send_s * (p - 1) / p
+    again = _again(plan)
+    send_s = float(plan._problem.table.edge_s.max(initial=0.0)) * (p > 1)
+    messages = m * 2 * plan.virtual * send_s * (p - 1) / p
     parts = {
         "compute": m * (mean - again) - messages,
         "recomputation": m * again,
         "messages between stages": messages,
         "uneven stages": m * (max(loads) - mean),
+        "fill and drain": placement.time_s - placement.tail_s - m * max(loads),
+        "gradients and optimiser": placement.tail_s,
     }
-    parts["fill and drain"] = placement.time_s - placement.tail_s - m * max(loads)
-    parts["gradients and optimiser"] = placement.tail_s
-    memory = float(footprint_batch(_rows(blank))["total"].max())
-    object.__setattr__(blank, "parts_s", parts)
-    object.__setattr__(blank, "memory_bytes", memory)
-    return blank
+    return {
+        name: 0.0 if abs(seconds) < 1e-12 * placement.time_s else seconds
+        for name, seconds in parts.items()
+    }
 
 
 def _again(plan: Plan) -> float:
     """Seconds of recomputation per micro-batch, mean over stages."""
-    table, placed = plan._problem.table, plan._placement
-    least = table.backward_s.min(axis=0)
-    names = list(table.variants)
-    extra = [
-        float((table.backward_s[names.index(v), list(at)] - least[list(at)]).sum())
-        for at, v in zip(placed.stages, placed.variants, strict=True)
-    ]
-    return sum(extra) / len(extra)
+    table, laid = plan._problem.table, _Laid.out(plan)
+    least = plan._layers.plain_backward_s
+    if plan.zero >= 2:
+        least = np.maximum(least, table.backward_s.min(axis=0))
+    extra = np.maximum(laid.chosen(table.backward_s) - least, 0.0)
+    return float(extra.sum()) / plan.pp
 
 
 @dataclass(frozen=True)
@@ -268,7 +297,15 @@ class Plans:
 
     @property
     def best(self) -> Plan:
-        """The fastest."""
+        """The fastest.
+
+        Raises
+        ------
+        InfeasibleError
+            Where nothing fits.
+        """
+        if not self.plans:
+            raise InfeasibleError(f"{self.model.name}: {self.shortfall or 'no plan fits'}")
         return self.plans[0]
 
     def add(self, plan: Plan) -> None:

@@ -199,12 +199,20 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
     return answers
 
 
+_WHOLE = ("devices", "microbatches", "stages", "replicas")
+_MOST = 2**31 - 1
+
+
 def _check(problem: Any, name: str, least: float) -> None:
     value = getattr(problem, name)
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected a number")
     if not value >= least or value != value:
         raise InvalidInputError(f"{name}: {value!r} is not accepted; expected at least {least:g}")
+    if name in _WHOLE and (value != int(value) or value > _MOST):
+        raise InvalidInputError(
+            f"{name}: {value!r} is not accepted; expected a whole number up to {_MOST}"
+        )
 
 
 def _check_published(p: PublishedProblem) -> None:
@@ -223,6 +231,10 @@ def _check_pipeline(p: PipelineProblem) -> None:
     if p.schedule not in SCHEDULES:
         raise InvalidInputError(
             f"schedule: {p.schedule!r} is not accepted; {nearest(str(p.schedule), SCHEDULES)}"
+        )
+    if not isinstance(p.stages, tuple) or len(p.stages) != 2:
+        raise InvalidTypeError(
+            f"stages: {p.stages!r} is not accepted; expected a pair, fewest and most"
         )
     if not 1 <= p.stages[0] <= p.stages[1]:
         raise InvalidInputError(
@@ -246,8 +258,8 @@ def place_counts(
         np.array([p.piped_bytes for p in problems], dtype=np.float64),
         np.array([p.bucket_s for p in problems], dtype=np.float64),
         np.array([p.microbatches for p in problems], dtype=np.int64),
-        np.array([p.stages[0] for p in problems], dtype=np.int32),
-        np.array([min(p.stages[1], len(p.table)) for p in problems], dtype=np.int32),
+        np.array([min(p.stages[0], len(p.table) + 1) for p in problems], dtype=np.int32),
+        np.array([min(p.stages[1], len(p.table) + 1) for p in problems], dtype=np.int32),
         np.array([SCHEDULES.index(p.schedule) for p in problems], dtype=np.int32),
         best_only,
         threads,

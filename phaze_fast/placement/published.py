@@ -188,8 +188,10 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
         if key not in record:
             raise InvalidInputError(f"{key}: missing; expected it beside {', '.join(_REQUIRED)}")
     for key in _COUNTS:
-        if _number(record, key, "", whole=True) < 1:
-            raise InvalidInputError(f"{key}: {record[key]!r} is not accepted; expected at least 1")
+        if not 1 <= _number(record, key, "", whole=True) < 2**31:
+            raise InvalidInputError(
+                f"{key}: {record[key]!r} is not accepted; expected at least 1, below 2^31"
+            )
     bandwidth = _number(record, "bandwidth", "")
     if bandwidth == 0:
         raise InvalidInputError("bandwidth: 0 is not accepted; expected bytes per unit of time")
@@ -231,6 +233,8 @@ def read_problems(path: Path | str) -> Iterator[PublishedProblem]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise InvalidInputError(f"{file}: cannot be read: {reason}") from None
     lines = text.splitlines() if file.suffix == ".jsonl" else [text]
+    if not any(line.strip() for line in lines):
+        raise InvalidInputError(f"{file}: it is empty; expected at least one problem")
     for number, line in enumerate(lines, 1):
         if file.suffix == ".jsonl" and not line.strip():
             continue

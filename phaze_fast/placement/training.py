@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from phaze_fast.memory import OPTIMIZERS
-from phaze_fast.records import Count, Record
+from phaze_fast.records import Bytes, Count, Record
 
 __all__ = ["RANK_ORDERS", "RECOMPUTE", "Training"]
 
@@ -17,8 +17,8 @@ RANK_ORDERS = ("replicas-inside", "stages-inside")
 
 
 def _several(value: Any) -> Any:
-    """One value where several are accepted."""
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
+    """Take one value where several are accepted, and none twice."""
+    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else (value,)
 
 
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_length=1)]
@@ -71,7 +71,10 @@ class Training(Record):
     optimizer: str = "adam"
     """A name of `phaze_fast.memory.OPTIMIZERS`."""
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
-    """Which dimension lies closer together; auto: whichever is faster."""
+    """Which dimension lies closer together; auto: replicas, and stages too where those of a replica
+    fit into a node, whichever is faster."""
+    reserved_bytes: Bytes = 3 * 2**29
+    """Of each device's memory that is not for the model: driver, libraries, their buffers."""
     tied: tuple[tuple[int, int], ...] = ()
     """Pairs of positions in the model's layers that one stage must hold."""
     uncut: tuple[int, ...] = ()
@@ -83,6 +86,10 @@ class Training(Record):
             raise ValueError(
                 f"optimizer: {self.optimizer!r} is not accepted; expected one of "
                 f"{', '.join(OPTIMIZERS)}"
+            )
+        if any(at < 1 for at in self.uncut):
+            raise ValueError(
+                f"uncut: {min(self.uncut)} is not accepted; expected positions from 1 up"
             )
         if 1 in self.virtual:
             raise ValueError("virtual: 1 is not accepted; expected 2 or more chunks per stage")

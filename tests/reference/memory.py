@@ -30,10 +30,18 @@ def in_flight(schedule, stages, stage, microbatches, virtual):
 def stage_terms(row, schedules, fragmentation):
     """All terms of one row."""
     d, zero = int(row["data_parallel"]), int(row["zero"])
-    params = float(row["parameters"])
-    weights = params * float(row["weight_bytes"]) / (d if zero == 3 else 1)
-    gradients = params * float(row["gradient_bytes"]) / (d if zero >= 2 else 1)
-    optimizer = params * float(row["state_bytes"]) / (d if zero >= 1 else 1)
+    params, experts = float(row["parameters"]), float(row["expert_parameters"])
+    own = max(1, d / max(1, int(row["expert_parallel"])))  # replicas of an expert
+
+    def shared(name, least):
+        each = float(row[name])
+        if zero < least:
+            return params * each
+        return (params - experts) * each / d + experts * each / own
+
+    weights = shared("weight_bytes", 3)
+    gradients = shared("gradient_bytes", 2)
+    optimizer = shared("state_bytes", 1)
     waiting = in_flight(
         schedules[row["schedule"]],
         int(row["stages"]),
