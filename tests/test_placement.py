@@ -65,7 +65,7 @@ def branching(rng):
 def random_table(rng, count, edges, variants=1, tied=()):
     ways = range(variants)
     backward_s = [seconds(rng, count) for _ in ways]
-    share = rng.choice((0.0, 0.3, 0.5))
+    share = rng.choice((0.0, 0.3, 0.5, 1.4))
     return LayerTable(
         names=range(count),
         forward_s=[seconds(rng, count) for _ in ways],
@@ -111,6 +111,7 @@ def random_published(rng, shape, tied=0.0):
         memory_bytes=random_memory(rng, tables[widths[0]]),
         microbatches=rng.randint(1, 12),
         recompute=rng.random() < 0.5,
+        stages=rng.choice((0, 0, rng.randint(1, count))),
     )
 
 
@@ -191,16 +192,6 @@ def test_a_thousand_branching_graphs_are_those_of_enumeration(objective):
 @pytest.mark.parametrize("shape", [chain, branching])
 def test_tied_layers_stay_together(objective, shape):
     AGAINST[objective](random.Random(45), 100, shape, tied=0.9)
-
-
-def test_a_layer_that_is_slow_backward_alone_may_be_the_first_stage():
-    # Found by search: its work with the forward pass twice is less than that of lighter sets.
-    table = LayerTable(
-        names="abcd", forward_s=[2] * 4, backward_s=[0, 0, 3, 0], wide=[0, 0, 1, 0], edges=()
-    )
-    problem = PublishedProblem({2: table}, 3, memory_bytes=1, microbatches=2, recompute=True)
-    assert best_published(problem)[0] == 21
-    assert place(problem).time_s == 21
 
 
 def test_a_count_of_stages_or_replicas_is_kept():

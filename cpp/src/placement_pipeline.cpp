@@ -76,7 +76,7 @@ class Pipeline {
     int count = 0;
     for (int v = 0; v < cuts_.layers().variants; ++v) {
       const double bytes = held + waiting * cuts_.stash_bytes(v, i, j) + cuts_.live_bytes(v, i, j);
-      if (bytes > rules_.memory_bytes) continue;
+      if (bytes > rules_.memory_bytes * kFits) continue;
       const Stage made{traffic.in_s + cuts_.forward_s(v, i, j),
                        traffic.out_s + cuts_.backward_s(v, i, j), v};
       bool faster = true;

@@ -121,7 +121,7 @@ class Published {
     const double backward = cuts_.backward_s(0, i, j);
     const double out = rules_.recompute && s > 1 ? std::max(forward, traffic.out_s) : traffic.out_s;
     const std::int32_t devices = cuts_.wide(i, j) ? rules_.width : 1;
-    return {traffic.in_s + forward + out + backward, devices, bytes <= rules_.memory_bytes};
+    return {traffic.in_s + forward + out + backward, devices, bytes <= rules_.memory_bytes * kFits};
   }
 
   double least_time(double load_s, std::int64_t devices, int stages) const noexcept {
@@ -319,8 +319,11 @@ class Published {
       return best_->time_s < before;
     }
     for (std::int64_t d = 1;
-         d <= most && least(static_cast<double>(d)) * (1.0 - 1e-12) < best_->time_s; ++d) {
+         d <= most && least(static_cast<double>(d)) * (1.0 - 1e-12) < best_->time_s;) {
       consider(whole, s, d);
+      const std::int64_t rounds = divided_up(rules_.microbatches, d);
+      if (rounds == 1) break;
+      d = divided_up(rules_.microbatches, rounds - 1);  // the fewest with fewer rounds
     }
     return best_->time_s < before;
   }
@@ -376,14 +379,16 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
   const Status status = check_placement(layers);
   if (status != Status::kOk) return status;
   if (rules.devices < 1 || rules.microbatches < 1 || rules.width < 1 || rules.stages < 0 ||
-      rules.replicas < 0 || !(rules.memory_bytes >= 0.0)) {
+      rules.replicas < 0 || !(rules.memory_bytes >= 0.0) || rules.devices > kMostDevices) {
     return Status::kBadRules;
   }
   PlacementCuts cuts;
   const Status built = cuts.build(layers, true);
   if (built != Status::kOk) return built;
   best->time_s = below_s;
-  Published(cuts, rules, best).run();
+  PublishedRules own = rules;  // a stage that is wider than the cluster does not fit, however wide
+  own.width = static_cast<std::int32_t>(std::min<std::int64_t>(rules.width, rules.devices + 1));
+  Published(cuts, own, best).run();
   if (best->stages == 0) best->time_s = kInfinite;
   return Status::kOk;
 }

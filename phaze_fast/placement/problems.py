@@ -200,7 +200,7 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
 
 
 _WHOLE = ("devices", "microbatches", "stages", "replicas")
-_MOST = 2**31 - 1
+_MOST = 2**29
 
 
 def _check(problem: Any, name: str, least: float) -> None:
@@ -364,7 +364,7 @@ def place_front(problem: PublishedProblem | PipelineProblem, most: int = 1000) -
         if front and found.time_s <= front[-1].time_s:
             front.pop()  # as fast, and smaller
         front.append(found)
-        limit = np.nextafter(used * (1 - 1e-12), 0.0)
+        limit = used * (1 - 4e-12)  # below what still counts as fitting
         if not limit > 0:
             break
     return front

@@ -188,9 +188,9 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
         if key not in record:
             raise InvalidInputError(f"{key}: missing; expected it beside {', '.join(_REQUIRED)}")
     for key in _COUNTS:
-        if not 1 <= _number(record, key, "", whole=True) < 2**31:
+        if not 1 <= _number(record, key, "", whole=True) <= 2**29:
             raise InvalidInputError(
-                f"{key}: {record[key]!r} is not accepted; expected at least 1, below 2^31"
+                f"{key}: {record[key]!r} is not accepted; expected from 1 to 2^29"
             )
     bandwidth = _number(record, "bandwidth", "")
     if bandwidth == 0:
