@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+from reference.placement import best_published
+
 from phaze_fast.placement import LayerTable, PipelineProblem, PublishedProblem, place
 
 
