@@ -51,7 +51,6 @@ class PlacementCuts {
 
   // Sums over the layers of a stage.
   double work_s(int i, int j) const noexcept { return work_[at(j)] - work_[at(i)]; }
-  double work_before(int i) const noexcept { return work_[at(i)]; }
   double forward_s(int v, int i, int j) const noexcept { return part(forward_, v, i, j); }
   double backward_s(int v, int i, int j) const noexcept { return part(backward_, v, i, j); }
   double stash_bytes(int v, int i, int j) const noexcept { return part(stash_, v, i, j); }

@@ -4,20 +4,10 @@
 #include <cstdint>
 #include <vector>
 
+#include "numbers.hpp"
 #include "phaze/placement.hpp"
 
 namespace phaze::test {
-
-class Numbers {
- public:
-  std::int32_t below(std::int32_t limit) noexcept {
-    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
-    return static_cast<std::int32_t>((state_ >> 33) % static_cast<std::uint64_t>(limit));
-  }
-
- private:
-  std::uint64_t state_ = 7;
-};
 
 struct Table {
   int size;

@@ -171,7 +171,7 @@ void same_everywhere(const char* what, std::uint64_t found, std::uint64_t expect
 }
 
 std::uint64_t placement_bits() {
-  test::Numbers numbers;
+  test::Numbers numbers(7);
   Hash hash;
   for (int round = 0; round < 300; ++round) {
     test::Table table = test::random_chain(numbers, 3 + numbers.below(20));

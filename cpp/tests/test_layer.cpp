@@ -5,26 +5,17 @@
 #include <vector>
 
 #include "check.hpp"
+#include "numbers.hpp"
 #include "phaze/layer_batch.hpp"
 #include "phaze/layer_schedule.hpp"
 
 namespace {
 
 using namespace phaze;
+using phaze::test::Numbers;
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr SearchLimits kEnough{1'000'000, kInfinite, nullptr, nullptr};
-
-class Numbers {
- public:
-  std::int32_t below(std::int32_t limit) noexcept {
-    state_ = state_ * 6364136223846793005ULL + 1442695040888963407ULL;
-    return static_cast<std::int32_t>((state_ >> 33) % static_cast<std::uint64_t>(limit));
-  }
-
- private:
-  std::uint64_t state_ = 42;
-};
 
 void random_problem(Numbers& numbers, int most, LayerProblem* p) {
   p->size = 1 + numbers.below(most);
@@ -72,7 +63,7 @@ void check_schedule(const LayerProblem& p, const LayerSolution& s) {
 }
 
 void random_layers_are_scheduled() {
-  Numbers numbers;
+  Numbers numbers(42);
   const auto p = std::make_unique<LayerProblem>();
   for (int i = 0; i < 400; ++i) {
     random_problem(numbers, 9, p.get());
@@ -90,7 +81,7 @@ void random_layers_are_scheduled() {
 }
 
 void largest_layers_and_no_time() {
-  Numbers numbers;
+  Numbers numbers(42);
   const auto p = std::make_unique<LayerProblem>();
   for (int i = 0; i < 5; ++i) {
     do {
@@ -104,7 +95,7 @@ void largest_layers_and_no_time() {
 }
 
 void bad_layers_have_a_status() {
-  Numbers numbers;
+  Numbers numbers(42);
   const auto p = std::make_unique<LayerProblem>();
   random_problem(numbers, 6, p.get());
   p->modes[0].seconds = std::numeric_limits<double>::quiet_NaN();

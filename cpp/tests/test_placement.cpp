@@ -62,7 +62,7 @@ double published(const Table& t, const PublishedRules& rules, const std::vector<
 }
 
 void test_published_chains() {
-  Numbers numbers;
+  Numbers numbers(7);
   for (int round = 0; round < 400; ++round) {
     const Table table = phaze::test::random_chain(numbers, 1 + numbers.below(8));
     const PublishedRules rules{4.0 + numbers.below(60),
@@ -92,7 +92,7 @@ void test_published_chains() {
 }
 
 void test_pipelines_and_graphs() {
-  Numbers numbers;
+  Numbers numbers(7);
   for (int round = 0; round < 200; ++round) {
     Table table = phaze::test::random_chain(numbers, 2 + numbers.below(10));
     if (round % 2 == 1) phaze::test::branch(numbers, &table);
@@ -124,7 +124,7 @@ void test_pipelines_and_graphs() {
 }
 
 void test_malformed() {
-  Numbers numbers;
+  Numbers numbers(7);
   Table table = phaze::test::random_chain(numbers, 4);
   PlacementPlan plan;
   PublishedRules rules{100.0, 4, 4, 2, false, 0, 0};

@@ -74,6 +74,7 @@ def _data(found: Plans, each: Plan) -> dict[str, Any]:
         "virtual": each.virtual,
         "rank_order": each.rank_order,
         "recompute": each.recompute,
+        "layers_proven": each.layers_proven,
         "devices": each.devices,
         "time_s": each.time_s,
         "parts_s": each.parts_s,

@@ -271,7 +271,7 @@ def plan(
     graphs = [layer_graph(model, strategy) for strategy in strategies]
     spec = optimizer(training.optimizer)
     timed = timed_layers(graphs, cluster, modes, spec, cache, threads)
-    plans = Plans.empty(model, cluster, training, top)
+    plans: list[Plan] = []
     tried = 0
     asked: list[tuple[_Question, PipelineProblem]] = []
     for done, layers in enumerate(timed):
@@ -284,13 +284,14 @@ def plan(
                 rejected[_too_large(question)] += 1
                 asked.append((question, problem))
             for placement in found:
-                plans.add(_read(question, problem, placement, training))
+                plans.append(_read(question, problem, placement, training))
         if progress is not None:
             progress(done + 1, len(timed))
-    if len(plans):
-        return plans.finished(tried, rejected, "", "")
-    short = _shortfall(asked, training, capacity)
-    return plans.finished(tried, rejected, short, _nearest(model, cluster, training))
+    question_of = (model, cluster, training, top)
+    if plans:
+        return Plans.of(question_of, plans, tried, rejected)
+    why = (_shortfall(asked, training, capacity), _nearest(model, cluster, training))
+    return Plans.of(question_of, plans, tried, rejected, why)
 
 
 def _shortfall(

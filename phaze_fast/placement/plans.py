@@ -94,6 +94,11 @@ class Plan:
         return _stages(self)
 
     @property
+    def layers_proven(self) -> bool:
+        """Whether the times of all layers are of schedules proven optimal."""
+        return self._layers.proven
+
+    @property
     def binds(self) -> str:
         """What the step waits for most."""
         return max(self.parts_s, key=lambda name: self.parts_s[name])
@@ -285,13 +290,6 @@ class Plans:
     nearest: str
     """Where nothing fits: what would."""
 
-    @classmethod
-    def empty(
-        cls, model: TransformerModel, cluster: Cluster, training: Training, top: int
-    ) -> Plans:
-        """No plans yet."""
-        return cls(model, cluster, training, top, [], [], 0, {}, "", "")
-
     def __len__(self) -> int:
         return len(self.plans)
 
@@ -308,10 +306,6 @@ class Plans:
             raise InfeasibleError(f"{self.model.name}: {self.shortfall or 'no plan fits'}")
         return self.plans[0]
 
-    def add(self, plan: Plan) -> None:
-        """Take one more into account."""
-        self.plans.append(plan)
-
     @staticmethod
     def _distinct(plans: list[Plan]) -> list[Plan]:
         """Of layouts that differ in rank order alone, keep the first."""
@@ -321,29 +315,28 @@ class Plans:
             found.setdefault((*widths, p.schedule, p.virtual), p)
         return list(found.values())
 
-    def finished(self, tried: int, rejected: Counter[str], shortfall: str, nearest: str) -> Plans:
+    @classmethod
+    def of(
+        cls,
+        asked: tuple[TransformerModel, Cluster, Training, int],
+        plans: list[Plan],
+        tried: int,
+        rejected: Counter[str],
+        why: tuple[str, str] = ("", ""),
+    ) -> Plans:
         """Sort what was found, and keep the best and the front of time and memory."""
-        ordered = sorted(
-            self.plans,
-            key=lambda p: (p.time_s, p.memory_bytes, p.devices, p.tp, p.pp, p.dp, p.zero),
+        ordered = cls._distinct(
+            sorted(
+                plans,
+                key=lambda p: (p.time_s, p.memory_bytes, p.devices, p.tp, p.pp, p.dp, p.zero),
+            )
         )
-        ordered = self._distinct(ordered)
         front: list[Plan] = []
         for plan in ordered:
             if not front or plan.memory_bytes < front[-1].memory_bytes:
                 front.append(plan)
-        return Plans(
-            self.model,
-            self.cluster,
-            self.training,
-            self.top,
-            ordered[: self.top],
-            front,
-            tried,
-            dict(rejected.most_common()),
-            shortfall,
-            nearest,
-        )
+        top = asked[3]
+        return cls(*asked, ordered[:top], front, tried, dict(rejected.most_common()), *why)
 
     @cached_property
     def flops(self) -> float:
