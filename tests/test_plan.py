@@ -62,7 +62,7 @@ def test_the_kernel_and_the_memory_model_agree_on_what_fits():
             held = table.resident_bytes[at].sum() + table.once_bytes[at].sum()
             held += min(each.microbatches, flying) * table.stash_bytes[v, at].sum()
             held += table.live_bytes[v, at].max() + table.gather_bytes[at].max()
-            held += problem.piped_bytes * (each.pp > 1) + each._layers.gathered_bytes
+            held += problem.piped_bytes * (each.pp > 1) + each._layers.sizes.gathered_bytes
             assert held == pytest.approx(stage.memory_bytes, rel=1e-9)
 
 

@@ -14,8 +14,9 @@ from phaze_fast.hardware import Cluster
 from phaze_fast.memory import FRAGMENTATION, SCHEDULES, STAGE_DTYPE, TERMS, footprint_batch
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.placement.layers import Groups, TimedLayers
+from phaze_fast.placement.layers import TimedLayers
 from phaze_fast.placement.problems import PipelineProblem, Placement
+from phaze_fast.placement.sizes import Groups
 from phaze_fast.placement.training import Training
 from phaze_fast.units import format_bytes, format_time
 
@@ -148,7 +149,7 @@ class _Laid:
 
 def _rows(plan: Plan) -> Any:
     """Describe every stage as the memory model takes it."""
-    layers, table, laid = plan._layers, plan._problem.table, _Laid.out(plan)
+    layers, table, laid = plan._layers.sizes, plan._problem.table, _Laid.out(plan)
     spec, loose = layers.optimizer, 1 + FRAGMENTATION
     rows = np.zeros(plan.pp, dtype=STAGE_DTYPE)
     rows["parameters"] = laid.total(layers.parameters)
@@ -184,7 +185,7 @@ def _loads(plan: Plan) -> list[float]:
 
 def _stages(plan: Plan) -> list[Stage]:
     terms = footprint_batch(_rows(plan))
-    graph, order = plan._layers.graph, plan._layers.order
+    graph, order = plan._layers.graph, plan._layers.sizes.order
     found = []
     for k, (at, load) in enumerate(zip(plan._placement.stages, _loads(plan), strict=True)):
         kinds = Counter(graph.layers[order[i]].kind for i in at)
