@@ -187,7 +187,9 @@ def test_an_expert_on_one_replica_has_nobody_to_share_its_state_with():
     graph = shared._layers.graph
     moe = next(layer for layer in graph.layers if layer.kind == "moe-block")
     for before, after in zip(alone.stages, shared.stages, strict=True):
-        held = sum(graph.layers[shared._layers.order[i]].device_parameters for i in after.layers)
+        held = sum(
+            graph.layers[shared._layers.sizes.order[i]].device_parameters for i in after.layers
+        )
         experts = moe.expert_parameters * after.kinds["moe-block"]
         assert before.memory["optimizer"] == pytest.approx(12 * held)
         expected = 12 * (experts + (held - experts) / 8)

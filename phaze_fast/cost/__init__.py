@@ -1,18 +1,13 @@
 """Takes operators, collectives, chips and fabrics, gives seconds and joules."""
 
+from phaze_fast.cost.cache import CacheInfo, cost_cache_clear, cost_cache_info
 from phaze_fast.cost.collectives import (
     CollectiveCost,
     CollectiveTimes,
     collective,
     collective_batch,
 )
-from phaze_fast.cost.engine import (
-    CacheInfo,
-    Costs,
-    cost_cache_clear,
-    cost_cache_info,
-    estimate_costs,
-)
+from phaze_fast.cost.engine import Costs, estimate_costs
 from phaze_fast.cost.measurements import ColumnError, Validation, validate
 from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
 from phaze_fast.cost.single import OperatorCost, array_cycles, gemm, operator_costs

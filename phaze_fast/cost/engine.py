@@ -7,8 +7,6 @@ what an operator sees. Answers are kept by the content of the question.
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.cost.cache import answers
 from phaze_fast.cost.collectives import AnyFabric, collective_batch
 from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -24,7 +23,7 @@ from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
 
-__all__ = ["CacheInfo", "Costs", "cost_cache_clear", "cost_cache_info", "estimate_costs"]
+__all__ = ["Costs", "estimate_costs"]
 
 Array = np.ndarray[Any, Any]
 
@@ -33,77 +32,6 @@ _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity 
 # A product with nothing fused onto it sees the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
 _PAIRS_AT_ONCE = 2**18  # full records held in memory at a time
-
-
-class CacheInfo(NamedTuple):
-    """Counters of the cache of operator costs."""
-
-    hits: int
-    misses: int
-    entries: int
-    bytes: int
-
-
-class _Cache:
-    """Answers by the content of the question; the least recently used go first."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit, self.lock = limit_bytes, threading.Lock()
-        self.entries: OrderedDict[bytes, tuple[Array, ...]] = OrderedDict()
-        self.hits = self.misses = self.size = 0
-
-    def get(self, key: bytes) -> tuple[Array, ...] | None:
-        with self.lock:
-            found = self.entries.get(key)
-            if found is None:
-                self.misses += 1
-            else:
-                self.hits += 1
-                self.entries.move_to_end(key)
-            return found
-
-    def put(self, key: bytes, arrays: tuple[Array, ...]) -> None:
-        size = sum(array.nbytes for array in arrays)
-        with self.lock:
-            if key in self.entries or size > self.limit:
-                return
-            self.entries[key] = arrays
-            self.size += size
-            while self.size > self.limit:
-                _, dropped = self.entries.popitem(last=False)
-                self.size -= sum(array.nbytes for array in dropped)
-
-    def clear(self) -> None:
-        with self.lock:
-            self.entries.clear()
-            self.hits = self.misses = self.size = 0
-
-
-_cache = _Cache(256 * 2**20)
-
-
-def cost_cache_info() -> CacheInfo:
-    """How often the cache of operator costs could answer.
-
-    Examples
-    --------
-    >>> cost_cache_info().hits >= 0
-    True
-    """
-    with _cache.lock:
-        return CacheInfo(_cache.hits, _cache.misses, len(_cache.entries), _cache.size)
-
-
-def cost_cache_clear() -> None:
-    """Forget all operator costs and set the counters to zero.
-
-    Examples
-    --------
-    >>> cost_cache_clear()
-    >>> cost_cache_info().entries
-    0
-    """
-    _cache.clear()
 
 
 class _Table(NamedTuple):
@@ -258,6 +186,13 @@ def _part(asked: Machines, begin: int, end: int) -> Machines:
     )
 
 
+def _bounded(ops: Array, asked: Machines, threads: int) -> tuple[Array, ...]:
+    """Lower bounds in place of times, and nothing for energy; too quick to be kept."""
+    bounds: Array = _core.op_bounds(ops, *asked.arguments, False, threads)
+    bounds = bounds.reshape(len(asked), len(ops))
+    return bounds, bounds, bounds, np.zeros_like(bounds)
+
+
 def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[Array, ...]:
     """Time on all cores and on one, bound and energy without static power; looked up first."""
     parts = (ops, *asked.arguments[:3], np.array(asked.precision), asked.prices)
@@ -265,7 +200,7 @@ def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[
     for part in parts:
         digest.update(part.tobytes())
         digest.update(len(part).to_bytes(8, "little"))
-    found = _cache.get(digest.digest())
+    found = answers.get(digest.digest())
     if found is None:
         tables = [np.empty((len(asked), len(ops))) for _ in range(4)]
         step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
@@ -282,7 +217,7 @@ def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[
         found = tuple(tables)
         for table in found:
             table.setflags(write=False)
-        _cache.put(digest.digest(), found)
+        answers.put(digest.digest(), found)
     return found
 
 
@@ -298,12 +233,13 @@ def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
 
 
 def _tabled(
-    ops: Array, which: Array, asked: Machines, unseen: tuple[str, ...], threads: int
+    ops: Array, which: Array, asked: Machines, unseen: tuple[str, ...], threads: int, rough: bool
 ) -> _Table:
     """Price some operators, each distinct one once, on the chips that are distinct to them."""
     shapes, column = _distinct(ops[which])
     chips, chip_of = _distinct_chips(asked, unseen)
-    values = _priced(in_format(shapes, asked.precision), chips, chip_of, threads)
+    sized = in_format(shapes, asked.precision)
+    values = _bounded(sized, chips, threads) if rough else _priced(sized, chips, chip_of, threads)
     column_of = np.full(len(ops), -1, dtype=np.intp)
     column_of[which] = column
     time_s, one_core_s, bound_s, dynamic_j = values
@@ -365,6 +301,8 @@ def estimate_costs(
     tuning: Tuning | None = None,
     energy: EnergyTable | None = None,
     threads: int = 1,
+    like: Accelerator | None = None,
+    bounds_only: bool = False,
 ) -> Costs:
     """Price every operator of every graph on every chip, in one call; the GIL is released.
 
@@ -384,6 +322,10 @@ def estimate_costs(
         Prices of events; by default the 7 nm table.
     threads
         At most this many threads; the result does not depend on it.
+    like
+        For an array of records: the chip whose tuning, launch latency and formats they share.
+    bounds_only
+        Give lower bounds in place of all times, and no energy: twenty times as fast.
 
     Returns
     -------
@@ -407,7 +349,7 @@ def estimate_costs(
     """
     listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
     flat = _flat(listed)
-    asked = machines(chips, dtype, tuning, energy)
+    asked = machines(chips, dtype, tuning, energy, like)
     if not len(asked):
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     network = [
@@ -420,8 +362,15 @@ def estimate_costs(
     )
     alone = (ops["function"] == 0) & (ops["epilogue"] == 0)
     tables = (
-        _tabled(ops, np.flatnonzero(alone), asked, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS, threads),
-        _tabled(ops, np.flatnonzero(~alone), asked, _UNSEEN_OF_CHIP, threads),
+        _tabled(
+            ops,
+            np.flatnonzero(alone),
+            asked,
+            _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS,
+            threads,
+            bounds_only,
+        ),
+        _tabled(ops, np.flatnonzero(~alone), asked, _UNSEEN_OF_CHIP, threads, bounds_only),
     )
     return Costs(
         graphs=flat,

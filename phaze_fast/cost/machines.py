@@ -99,6 +99,7 @@ def machines(
     dtype: Dtype = "bf16",
     tuning: Tuning | None = None,
     energy: EnergyTable | None = None,
+    like: Accelerator | None = None,
 ) -> Machines:
     """Lay chips out for the cost kernels.
 
@@ -113,6 +114,8 @@ def machines(
         Overrides the chips' own; for an array of records it is the only one.
     energy
         Prices of events; by default the 7 nm table.
+    like
+        For an array of records: the chip whose tuning, launch latency and formats they share.
 
     Raises
     ------
@@ -127,7 +130,7 @@ def machines(
         raise InvalidTypeError(f"tuning: {type(tuning).__name__} is not accepted; expected Tuning")
     prices = energy_table() if energy is None else energy
     if isinstance(chips, np.ndarray):
-        if dtype not in ("bf16", "fp16"):
+        if like is None and dtype not in ("bf16", "fp16"):
             raise InvalidInputError(
                 f"dtype: {dtype!r} is not accepted for records of chips, which do not say how fast "
                 "it is; expected bf16 or fp16, or Accelerators"
@@ -136,8 +139,10 @@ def machines(
             raise InvalidTypeError(
                 f"chips: dtype {chips.dtype} is not accepted; expected records of _core.CHIP_DTYPE"
             )
-        records, rate = np.ascontiguousarray(chips), 1.0
-        tunings = tuning_record(Tuning() if tuning is None else tuning)
+        records = np.ascontiguousarray(chips)
+        rate = 1.0 if like is None else _rate(like, dtype)
+        own, launch_s = (Tuning(), 0.0) if like is None else (like.tuning, like.launch_latency_s)
+        tunings = tuning_record(own if tuning is None else tuning, launch_s)
         tuning_of = np.zeros(len(records), dtype=np.int32)
     else:
         listed = _listed(chips)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +13,12 @@ from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, Hbm
 from phaze_fast.memory import Optimizer
-from phaze_fast.opgraph import LayerGraph
+from phaze_fast.opgraph import Layer, LayerGraph
 from phaze_fast.placement.sizes import Groups, LayerSizes
 from phaze_fast.placement.table import LayerTable
-from phaze_fast.schedule import LayerTimes, ScheduleCache, schedule_layers
+from phaze_fast.schedule import ScheduleCache, schedule_layers
 
-__all__ = ["MAX_NODES", "TimedLayers", "hbm_rate", "memory_of", "timed_layers"]
+__all__ = ["MAX_NODES", "KindTimes", "TimedLayers", "hbm_rate", "memory_of", "timed_layers"]
 
 Array = np.ndarray[Any, Any]
 
@@ -46,21 +47,89 @@ def hbm_rate(chip: Accelerator) -> float:
     return memory_of(chip).bandwidth_bytes_per_s * share
 
 
+def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
+    """Sum of some columns, one after another, so that a row's sum depends on that row alone."""
+    total = np.zeros(len(columns))
+    for column, counts in zip(columns.T, wanted, strict=True):
+        if counts:
+            total += column
+    return total
+
+
+def _again(layer: Layer, mode: str) -> list[bool]:
+    """Which operators of a layer's forward pass run again in its backward pass."""
+    named = layer.forward.recomputed(mode)
+    skipped = layer.kind in ("embedding", "head")
+    return [not skipped and name in named for name in layer.forward.names]
+
+
+@dataclass(frozen=True, eq=False)
+class KindTimes:
+    """Seconds and joules of each kind of layer on several chips, per micro-batch and device.
+
+    Arrays have shape (chips, kinds), by variant (chips, variants, kinds).
+    """
+
+    forward_s: Array
+    plain_s: Array
+    """Of the backward pass without recomputation."""
+    backward_s: Array
+    """By variant, what is recomputed included."""
+    weight_grad_s: Array
+    """Part of the backward pass that can wait: as large as the weight gradients' share."""
+    forward_j: Array
+    backward_j: Array
+    """By variant, as above. Both without what flows while nothing runs."""
+    proven: Array
+    """Whether all schedules on a chip are proven, shape (chips,)."""
+
+    def at(self, chips: Any) -> KindTimes:
+        """Those of some chips."""
+        return KindTimes(*(getattr(self, name)[chips] for name in KindTimes.__annotations__))
+
+    @classmethod
+    def joined(cls, parts: Sequence[KindTimes]) -> KindTimes:
+        """Several, one after another."""
+        return cls(*(np.concatenate([getattr(p, n) for p in parts]) for n in cls.__annotations__))
+
+    @classmethod
+    def of(
+        cls, sizes: LayerSizes, costs: Costs, makespan_s: Array, proven: Array, first: int = 0
+    ) -> KindTimes:
+        """Read them off makespans of graphs x chips, from graph `first` on."""
+        layers = sizes.graph.layers
+        shape = (costs.chips, len(layers))
+        by_variant = (shape[0], len(sizes.variants), shape[1])
+        forward, plain, late, joules = (np.zeros(shape) for _ in range(4))
+        backward, backward_j = np.zeros(by_variant), np.zeros(by_variant)
+        for k, layer in enumerate(layers):
+            at = first + 2 * k
+            forward[:, k], plain[:, k] = makespan_s[at], makespan_s[at + 1]
+            seconds, spent = costs.time_s(at), costs.dynamic_j(at)
+            joules[:, k] = _summed(spent, [True] * len(layer.forward))
+            own_j = _summed(costs.dynamic_j(at + 1), [True] * len(layer.backward))
+            for v, mode in enumerate(sizes.variants):
+                again = _again(layer, mode)
+                extra = forward[:, k] if all(again) else _summed(seconds, again)
+                backward[:, v, k] = plain[:, k] + extra
+                backward_j[:, v, k] = own_j + _summed(spent, again)
+            each = costs.time_s(at + 1)
+            own = _summed(each, [name.endswith("-w") for name in layer.backward.names])
+            total = _summed(each, [True] * len(layer.backward))
+            share = np.divide(own, total, where=total > 0, out=np.zeros(len(own)))
+            late[:, k] = plain[:, k] * share
+        sure: Array = np.all(proven[first : first + 2 * len(layers)], axis=0)
+        return cls(forward, plain, backward, late, joules, backward_j, sure)
+
+
 class TimedLayers:
     """The layers of a model under one strategy, with their times on a chip."""
 
     def __init__(
-        self,
-        sizes: LayerSizes,
-        times: LayerTimes,
-        costs: Costs,
-        first: int,
-        chip: Accelerator,
-        column: int = 0,
+        self, sizes: LayerSizes, kinds: KindTimes, chip: Accelerator, column: int = 0
     ) -> None:
-        """Of `times` and `costs`, graphs from `first` on and chip number `column`."""
-        self.sizes, self.chip = sizes, chip
-        self._times, self._costs, self._first, self._column = times, costs, first, column
+        """Of `kinds`, those on chip number `column`."""
+        self.sizes, self.kinds, self.chip, self.column = sizes, kinds, chip, column
 
     @property
     def graph(self) -> LayerGraph:
@@ -70,59 +139,30 @@ class TimedLayers:
     @property
     def proven(self) -> bool:
         """Whether every layer's schedule is proven."""
-        rows = slice(self._first, self._first + 2 * len(self.graph.layers))
-        return bool(self._times.proven[rows, self._column].all())
-
-    def _of_kinds(self, pass_: int) -> Array:
-        """Seconds of the forward (0) or backward (1) pass of each kind of layer."""
-        rows = self._first + 2 * np.arange(len(self.graph.layers)) + pass_
-        found: Array = self._times.makespan_s[rows, self._column]
-        return found
+        return bool(self.kinds.proven[self.column])
 
     @cached_property
     def forward_s(self) -> Array:
         """Seconds of each layer's forward pass."""
-        found: Array = self._of_kinds(0)[self.sizes.order]
+        found: Array = self.kinds.forward_s[self.column][self.sizes.order]
         return found
 
     @cached_property
     def backward_s(self) -> Array:
         """Seconds of each layer's backward pass by variant, what is recomputed included."""
-        again = []
-        for mode in self.sizes.variants:
-            extra = []
-            for k, layer in enumerate(self.graph.layers):
-                named = layer.forward.recomputed(mode)
-                if layer.kind in ("embedding", "head") or not named:
-                    extra.append(0.0)
-                elif len(named) == len(layer.forward):
-                    extra.append(float(self._of_kinds(0)[k]))
-                else:
-                    seconds = self._costs.time_s(self._first + 2 * k, self._column)[0]
-                    pairs = zip(layer.forward.names, seconds, strict=True)
-                    extra.append(float(sum(s for name, s in pairs if name in named)))
-            again.append(np.array(extra))
-        found: Array = (self._of_kinds(1)[None, :] + np.array(again))[:, self.sizes.order]
-        return found
-
-    @cached_property
-    def weight_grad_s(self) -> Array:
-        """Seconds of each layer's weight gradients, as a share of its backward pass."""
-        shares = []
-        for k, layer in enumerate(self.graph.layers):
-            seconds = self._costs.time_s(self._first + 2 * k + 1, self._column)[0]
-            own = sum(
-                s for n, s in zip(layer.backward.names, seconds, strict=True) if n.endswith("-w")
-            )
-            total = float(seconds.sum())
-            shares.append(own / total if total > 0 else 0.0)
-        found: Array = (self._of_kinds(1) * np.array(shares))[self.sizes.order]
+        found: Array = self.kinds.backward_s[self.column][:, self.sizes.order]
         return found
 
     @cached_property
     def plain_backward_s(self) -> Array:
         """Seconds of each layer's backward pass without recomputation."""
-        found: Array = self._of_kinds(1)[self.sizes.order]
+        found: Array = self.kinds.plain_s[self.column][self.sizes.order]
+        return found
+
+    @cached_property
+    def weight_grad_s(self) -> Array:
+        """Seconds of each layer's weight gradients, as a share of its backward pass."""
+        found: Array = self.kinds.weight_grad_s[self.column][self.sizes.order]
         return found
 
     def table(self, groups: Groups, zero: int, tied_copy: bool, ties: Any = ()) -> LayerTable:
@@ -181,6 +221,7 @@ def timed_layers(
     found, first = [], 0
     for graph in graphs:
         sizes = LayerSizes(graph, cluster, recompute, optimizer)
-        found.append(TimedLayers(sizes, times, costs, first, chip))
+        kinds = KindTimes.of(sizes, costs, times.makespan_s, times.proven, first)
+        found.append(TimedLayers(sizes, kinds, chip))
         first += 2 * len(graph.layers)
     return found

@@ -119,6 +119,12 @@ class LayerSizes:
         return tuple(found.values())
 
     @cached_property
+    def inner_span(self) -> tuple[int, int]:
+        """Positions of the first block and after the last."""
+        inner = np.flatnonzero(~self.ends)
+        return int(inner[0]), int(inner[-1]) + 1
+
+    @cached_property
     def parameters(self) -> Array:
         """Parameters of each layer that a device holds."""
         held = np.array([float(layer.device_parameters) for layer in self.graph.layers])

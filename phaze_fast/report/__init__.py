@@ -1,4 +1,5 @@
-"""Takes results, gives tables, plots, traces and configurations.
+"""Takes results, gives them to people: one self-contained page about a search."""
 
-Empty so far: reports come with the search; the CLI prints its own tables until then.
-"""
+from phaze_fast.report.page import report_page, write_report
+
+__all__ = ["report_page", "write_report"]

@@ -1,0 +1,394 @@
+"""Takes points (a model, a cluster with its chip, a training step), gives a table of best plans.
+
+Every point becomes a row, in the order asked: the best plan, or why there is none. A sweep into a
+directory goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.documents import digest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.explore.executors import Lost, Workers, needed, run_chunks
+from phaze_fast.explore.journal import Journal, question
+from phaze_fast.hardware import Cluster, area
+from phaze_fast.models import TransformerModel
+from phaze_fast.placement import Plan, Training, infeasible, plan
+
+__all__ = ["COLUMNS", "Point", "SweepTable", "blank_row", "evaluate_point", "plan_row", "sweep"]
+
+VERSION = "phaze-fast point 1"
+"""Changes where the same records mean something else; keys of before are then not found."""
+
+Array = np.ndarray[Any, Any]
+Row = dict[str, Any]
+Evaluate = Callable[["Point"], Row]
+Progress = Callable[[int, int], None]
+
+COLUMNS: dict[str, type] = {
+    "key": str,
+    "status": str,
+    "reason": str,
+    "model": str,
+    "chip": str,
+    "devices": int,
+    "area_mm2": float,
+    "time_s": float,
+    "samples_per_s": float,
+    "tokens_per_s": float,
+    "memory_bytes": float,
+    "devices_used": int,
+    "tp": int,
+    "pp": int,
+    "dp": int,
+    "cp": int,
+    "ep": int,
+    "zero": int,
+    "microbatch": int,
+    "microbatches": int,
+    "schedule": str,
+    "virtual": int,
+    "recompute": str,
+    "rank_order": str,
+    "layers_proven": bool,
+}
+"""Columns of every row and their types; None in a row where there is no plan."""
+
+_OF_POINT = {"key", "status", "reason", "model", "chip", "devices", "area_mm2"}
+_OF_PLAN = COLUMNS.keys() - _OF_POINT - {"devices_used", "samples_per_s"}
+_MISSING: dict[type, Any] = {str: "", int: -1, float: math.nan, bool: False}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One question of a sweep.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    >>> point = Point(pf.models.load("bertlarge"), cluster, pf.Training(global_batch=64))
+    >>> Point.from_dict(point.to_dict()).key == point.key
+    True
+    """
+
+    model: TransformerModel
+    cluster: Cluster
+    """With its chip."""
+    training: Training
+
+    def __post_init__(self) -> None:
+        for name, kind in _PARTS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise InvalidTypeError(
+                    f"{name}: {type(value).__name__} is not accepted; expected a {kind.__name__}"
+                )
+        if self.cluster.chip is None:
+            raise InvalidInputError("cluster.chip: missing; expected a cluster with its chip")
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of the content, the same on every machine."""
+        return digest([VERSION, *(getattr(self, name).digest() for name in _PARTS)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that `from_dict` reads back."""
+        return {name: getattr(self, name).to_dict() for name in _PARTS}
+
+    @classmethod
+    def from_dict(cls, data: object, source: str = "") -> Point:
+        """Validate plain data; an InvalidInputError names the field and what is accepted."""
+        prefix = f"{source}: " if source else ""
+        if not isinstance(data, dict):
+            raise InvalidInputError(f"{prefix}point: expected a mapping of {', '.join(_PARTS)}")
+        for name in data:
+            if name not in _PARTS:
+                raise InvalidInputError(
+                    f"{prefix}point: unknown key {str(name)!r}; {nearest(str(name), _PARTS)}"
+                )
+        for name in _PARTS:
+            if name not in data:
+                raise InvalidInputError(f"{prefix}{name}: is missing and has no default")
+        parts = [kind.from_dict(data[name], f"{prefix}{name}") for name, kind in _PARTS.items()]
+        return cls(*parts)
+
+
+_PARTS: dict[str, Any] = {"model": TransformerModel, "cluster": Cluster, "training": Training}
+
+
+def blank_row(point: Point, status: str, reason: str = "") -> Row:
+    """Give the row of a point that has no plan.
+
+    `status` is ``infeasible`` or ``error``; `reason` says which constraint binds, or what happened.
+    """
+    chip = point.cluster.chip
+    assert chip is not None  # a point has one
+    area_mm2 = area(chip).total_mm2
+    row: Row = dict.fromkeys(COLUMNS)
+    row |= {"key": point.key, "status": status, "reason": reason, "devices": point.cluster.devices}
+    row |= {"model": point.model.name, "chip": chip.name}
+    row["area_mm2"] = area_mm2 if math.isfinite(area_mm2) else None
+    return row
+
+
+def plan_row(point: Point, best: Plan) -> Row:
+    """Give the row of a point and its best plan: seconds, bytes, mm2, and per second."""
+    row = blank_row(point, "optimal")
+    row |= {name: getattr(best, name) for name in _OF_PLAN}
+    row["devices_used"] = best.devices
+    row["samples_per_s"] = point.training.global_batch / best.time_s if best.time_s > 0 else None
+    return row
+
+
+def evaluate_point(point: Point) -> Row:
+    """Find the best plan of a point.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
+    >>> step = pf.Training(global_batch=16, microbatch=4, tensor_parallel=1)
+    >>> row = evaluate_point(Point(pf.models.load("bertlarge"), cluster, step))
+    >>> row["status"], row["dp"]
+    ('optimal', 4)
+    """
+    found = plan(point.model, point.cluster, point.training, top=1)
+    if not found.plans:
+        return blank_row(point, "infeasible", str(infeasible(found)))
+    return plan_row(point, found.best)
+
+
+def _checked(point: Point, row: Any) -> Row:
+    """Take a row of plain values that JSON can hold, with the key of its point."""
+    if not isinstance(row, dict) or row.get("status") not in ("optimal", "infeasible", "error"):
+        raise InvalidTypeError(
+            f"evaluate: {type(row).__name__} is not accepted; expected a dict with a status of "
+            "optimal, infeasible or error"
+        )
+    plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in row.items()}
+    for name, value in plain.items():
+        good = value is None or isinstance(value, str | int | float)
+        if not good or (isinstance(value, float) and not math.isfinite(value)):
+            raise InvalidTypeError(
+                f"evaluate: {name} = {str(value)[:60]!r} is not accepted; expected text, a finite "
+                "number, true, false or None"
+            )
+    return {**plain, "key": point.key}
+
+
+def _rows_of(evaluate: Evaluate, points: list[Point]) -> list[Row]:
+    """Evaluate points; whatever goes wrong with one is its row."""
+    rows = []
+    for point in points:
+        try:
+            rows.append(_checked(point, evaluate(point)))
+        except (Exception, SystemExit) as error:
+            rows.append(blank_row(point, "error", f"{type(error).__name__}: {error}"))
+    return rows
+
+
+@dataclass(frozen=True)
+class SweepTable:
+    """Rows of a sweep, in the order of its points.
+
+    Examples
+    --------
+    >>> table = SweepTable([{"status": "optimal", "time_s": 0.5}, {"status": "infeasible"}])
+    >>> table["time_s"].tolist()
+    [0.5, nan]
+    """
+
+    rows: list[Row]
+    notes: tuple[str, ...] = ()
+    """What happened to the results on disk that a reader should know."""
+    repeated: int = 0
+    """Points that stand in the list more than once, and were evaluated once."""
+    resumed: int = 0
+    """Distinct points that were finished before."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self.columns:
+            raise InvalidInputError(
+                f"column: {name!r} is not accepted; {nearest(str(name), self.columns)}"
+            )
+        return self.columns[name]
+
+    @cached_property
+    def columns(self) -> dict[str, Array]:
+        """Read-only arrays by name; where a row has no value: NaN, -1, False or an empty text."""
+        found = {}
+        for name, (kind, values) in self._typed().items():
+            array: Array = np.array(
+                [_MISSING[kind] if v is None else v for v in values], dtype=kind
+            )
+            array.flags.writeable = False
+            found[name] = array
+        return found
+
+    def _typed(self) -> dict[str, tuple[type, list[Any]]]:
+        names = dict.fromkeys(name for row in self.rows for name in row) or COLUMNS
+        found = {}
+        for name in names:
+            values = [row.get(name) for row in self.rows]
+            kinds = {type(v) for v in values if v is not None}
+            order = (str, float, int, bool)  # the first that holds all of them
+            kind = next((k for k in order if k in kinds), COLUMNS.get(name, float))
+            if kind is str:
+                values = [v if v is None else str(v) for v in values]
+            found[name] = (float if kind is int and COLUMNS.get(name) is float else kind, values)
+        return found
+
+    def to_parquet(self, path: Path | str) -> None:
+        """Write the table as Parquet (extra ``table``), with nulls where a row has no value."""
+        arrow = needed("pyarrow", "table", "writing Parquet")
+        parquet = needed("pyarrow.parquet", "table", "writing Parquet")
+        kinds = {str: arrow.string(), float: arrow.float64(), int: arrow.int64()}
+        kinds[bool] = arrow.bool_()
+        typed = self._typed()
+        arrays = {n: arrow.array(values, kinds[kind]) for n, (kind, values) in typed.items()}
+        try:
+            parquet.write_table(arrow.table(arrays), str(path))
+        except OSError as error:
+            raise InvalidInputError(f"{path}: cannot be written: {error}") from None
+
+    def to_json(self, path: Path | str) -> None:
+        """Write rows, notes and counts as one JSON object."""
+        data: Row = {"rows": self.rows, "notes": self.notes}
+        data |= {"repeated": self.repeated, "resumed": self.resumed}
+        try:
+            Path(path).write_text(json.dumps(data, allow_nan=False) + "\n", "utf-8")
+        except OSError as error:
+            raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _name_of(evaluate: Any) -> str:
+    while isinstance(evaluate, functools.partial):
+        evaluate = evaluate.func
+    named = evaluate if hasattr(evaluate, "__qualname__") else type(evaluate)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _check(points: Sequence[Point], chunk: int, evaluate: Evaluate) -> None:
+    for at, point in enumerate(points):
+        if not isinstance(point, Point):
+            raise InvalidTypeError(
+                f"points[{at}]: {type(point).__name__} is not accepted; expected a Point"
+            )
+    if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
+        raise InvalidInputError(f"chunk: {chunk!r} is not accepted; expected 1 or more")
+    if not callable(evaluate):
+        raise InvalidTypeError(
+            f"evaluate: {evaluate!r} is not accepted; expected a function of a Point"
+        )
+
+
+def _check_travels(evaluate: Evaluate) -> None:
+    try:
+        pickle.dumps(evaluate)
+    except Exception as error:
+        raise InvalidInputError(
+            f"evaluate: {evaluate!r} is not accepted by other processes; expected a function at "
+            f"the top of a module ({error})"
+        ) from None
+
+
+def sweep(
+    points: Iterable[Point],
+    out: Path | str | None = None,
+    executor: Executor | str | None = None,
+    chunk: int = 16,
+    threads: int = 1,
+    progress: Progress | None = None,
+    evaluate: Evaluate = evaluate_point,
+    retry_errors: bool = False,
+) -> SweepTable:
+    """Evaluate many points, over again where it was stopped.
+
+    Parameters
+    ----------
+    points
+        What to evaluate; a point that comes again is evaluated once.
+    out
+        Directory to keep rows in as they finish. The same sweep, or one of more points, finds
+        them there and goes on.
+    executor
+        A ``concurrent.futures.Executor``, or a name that `executor_for` takes; by default threads.
+    chunk
+        Points of one task, and of one write to disk.
+    threads
+        Threads or processes of a local executor. Rows do not depend on it.
+    progress
+        Called with distinct points done and in all.
+    evaluate
+        Takes a point, gives its row; at the top of a module where it runs in other processes.
+    retry_errors
+        Whether points that ended in an error before are evaluated again.
+
+    Returns
+    -------
+    SweepTable
+        A row for each point, in their order. A point with no plan has status ``infeasible``, one
+        that raised or killed its workers ``error``, with a reason each.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the directory cannot be used or written, is in use, or holds something else.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
+    >>> steps = [pf.Training(global_batch=16, microbatch=m, tensor_parallel=1) for m in (1, 2, 4)]
+    >>> table = sweep(Point(pf.models.load("bertlarge"), cluster, step) for step in steps)
+    >>> table["time_s"].argmin()
+    np.int64(2)
+    """
+    asked = list(points)
+    _check(asked, chunk, evaluate)
+    distinct = {point.key: point for point in asked}
+    rows: dict[str, Row] = {}
+    notes: list[str] = []
+    with contextlib.ExitStack() as stack:
+        journal = None
+        if out is not None:
+            words = question(distinct.keys(), _name_of(evaluate))
+            journal = stack.enter_context(Journal(out, words, distinct.keys()))
+            kept = journal.rows.items()
+            rows = {k: r for k, r in kept if not (retry_errors and r["status"] == "error")}
+            notes = journal.notes
+        resumed = len(rows)
+        left = [point for key, point in distinct.items() if key not in rows]
+        workers = stack.enter_context(Workers(executor, threads))
+        if workers.separate:
+            _check_travels(evaluate)
+        if progress is not None:
+            progress(len(rows), len(distinct))
+        call = functools.partial(_rows_of, evaluate)
+        for chunk_points, found in run_chunks(call, left, chunk, workers):
+            if isinstance(found, Lost):
+                found = [blank_row(point, "error", found.reason) for point in chunk_points]
+            if journal is not None:
+                journal.append(found)
+            rows.update((row["key"], row) for row in found)
+            if progress is not None:
+                progress(len(rows), len(distinct))
+    ordered = [dict(rows[point.key]) for point in asked]
+    return SweepTable(ordered, tuple(notes), len(asked) - len(distinct), resumed)

@@ -1,0 +1,52 @@
+"""Takes dies and HBM, gives dollars: what the silicon and the memory of a device cost to buy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import numpy as np
+
+from phaze_fast.records import Quantity, Record
+from phaze_fast.units import GIB
+
+__all__ = ["Prices"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Prices(Record):
+    """What wafers and memory cost. Assumptions, to be replaced by whoever knows better.
+
+    Examples
+    --------
+    >>> Prices().device_usd(np.array([278.83]), np.array([32 * 2**30])).round(0).tolist()
+    [376.0]
+    """
+
+    what: ClassVar[str] = "prices"
+    wafer_usd: Quantity = 9346.0
+    """A processed 300 mm wafer at 7 nm: Khan and Mann, AI Chips, CSET 2020, table 9."""
+    wafer_mm: Quantity = 300.0
+    """Diameter of a wafer."""
+    defects_per_cm2: Quantity = 0.09
+    """Of a mature 7 nm process, as its maker has published it."""
+    cluster: Quantity = 3.0
+    """How defects cluster: the exponent of the negative binomial yield model."""
+    hbm_usd_per_gib: Quantity = 10.0
+    """An assumption; trade press gives 10 to 20 dollars for HBM2e and HBM3."""
+
+    def die_usd(self, area_mm2: Array) -> Array:
+        """Dollars of a good die: a share of a wafer over the yield."""
+        across = math.pi * self.wafer_mm
+        per_wafer = across * self.wafer_mm / 4.0 / area_mm2 - across / np.sqrt(2.0 * area_mm2)
+        faults = area_mm2 / 100.0 * self.defects_per_cm2 / self.cluster
+        good = (1.0 + faults) ** -self.cluster
+        with np.errstate(divide="ignore"):
+            found: Array = np.where(per_wafer > 0, self.wafer_usd / (per_wafer * good), np.inf)
+        return found
+
+    def device_usd(self, area_mm2: Array, hbm_bytes: Array) -> Array:
+        """Dollars of a die and its HBM."""
+        found: Array = self.die_usd(area_mm2) + self.hbm_usd_per_gib * hbm_bytes / GIB
+        return found

@@ -1,0 +1,229 @@
+"""Takes the document of a search, gives one HTML page about it that needs nothing else.
+
+The page makes no request: Plotly's script is inside it, and a content security policy lets only the
+page's own scripts run, known by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import tempfile
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.report.answer import (
+    best_section,
+    certificate_section,
+    names_of,
+    plans_of,
+    stages_section,
+)
+from phaze_fast.report.evidence import (
+    baselines_section,
+    history_section,
+    inputs_section,
+    pareto_section,
+    pruning_section,
+    sensitivity_section,
+    top_section,
+)
+from phaze_fast.report.figures import history_figure, memory_figure, pareto_figure
+from phaze_fast.report.markup import Html, escape, join, script_json, tag
+
+__all__ = ["report_page", "write_report"]
+
+Data = dict[str, Any]
+
+_STATUSES = ("optimal", "feasible", "infeasible")
+
+
+def _check(document: object) -> Data:
+    if not isinstance(document, dict):
+        raise InvalidInputError(
+            f"document: a {type(document).__name__} is not accepted; expected a search's document"
+        )
+    status = document.get("status")
+    if status not in _STATUSES:
+        raise InvalidInputError(
+            f"document: status: {status!r} is not accepted; {nearest(str(status), _STATUSES)}"
+        )
+    best = document.get("best")
+    if status != "infeasible" and not isinstance(best, dict):
+        raise InvalidInputError(f"document: best: missing, though its status is {status}")
+    return document
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs  # type: ignore[import, unused-ignore]
+    except ImportError:
+        raise InvalidInputError(
+            "a report with figures needs Plotly: pip install 'phaze-fast[plot]'"
+        ) from None
+    return str(get_plotlyjs())
+
+
+def _asset(name: str) -> str:
+    return (resources.files(__package__) / name).read_text("utf-8")
+
+
+def _placeholder(name: str, height: int, label: str) -> Html:
+    return tag(
+        "div",
+        class_="plot",
+        id=f"plot-{name}",
+        role="img",
+        aria_label=label,
+        style=f"min-height:{height}px",
+    )
+
+
+class _Figures:
+    """The figures of a page, each with the place where it will be drawn."""
+
+    def __init__(self) -> None:
+        self.specs: dict[str, Data] = {}
+
+    def add(self, name: str, spec: Data | None, label: str) -> Html:
+        if spec is None:
+            return Html("")
+        self.specs[name] = spec
+        return _placeholder(name, spec["height"], label)
+
+
+def _sections(document: Data, figures: _Figures) -> list[tuple[str, str, Html]]:
+    """Build every section: its anchor, its heading, its body; empty ones are left out."""
+    best = document.get("best") or {}
+    memory = {
+        name: figures.add(f"memory-{k}", memory_figure(plan), "memory of every stage by term")
+        for k, (name, plan) in enumerate(plans_of(best).items())
+    }
+    front = figures.add("pareto", pareto_figure(document.get("pareto") or {}, best), "the front")
+    history = figures.add(
+        "history", history_figure(document.get("history") or []), "best found and bound over time"
+    )
+    found = [
+        ("certificate", "Certificate", certificate_section(document)),
+        ("best", "The best chip and plan", best_section(document)),
+        ("stages", "Stages and memory", stages_section(document, memory)),
+        ("pareto", "Pareto front", pareto_section(document, front)),
+        ("pruning", "How the space was narrowed", pruning_section(document)),
+        ("progress", "Bound and best over time", history_section(document, history)),
+        ("baselines", "Against baselines", baselines_section(document)),
+        ("sensitivity", "Sensitivity", sensitivity_section(document)),
+        ("top", "The best chips", top_section(document)),
+        ("inputs", "To get it again", inputs_section(document)),
+    ]
+    return [each for each in found if each[2]]
+
+
+def _script(text: str) -> tuple[Html, str]:
+    """Give a script element, and the hash by which the page's policy knows it."""
+    # As a browser reads it: its ends of lines, and no end of the element before its own.
+    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
+    known = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Html(f"<script>{text}</script>"), f"'sha256-{known}'"
+
+
+def report_page(document: Data) -> str:
+    """Lay a search's document out as one page of HTML that works offline.
+
+    Parameters
+    ----------
+    document
+        What a search gives as JSON. Parts that are missing or empty have no section.
+
+    Returns
+    -------
+    str
+        The page; about 5 MB where it has figures, for Plotly's script is inside.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the document is none of a search, or Plotly is needed and not installed.
+
+    Examples
+    --------
+    >>> page = report_page({"status": "infeasible", "reason": "no chip has 2 TiB", "models": ["m"]})
+    >>> "no chip has 2 TiB" in page
+    True
+    """
+    document = _check(document)
+    figures = _Figures()
+    sections = _sections(document, figures)
+    scripts, known = [], []
+    if figures.specs:
+        for text in (_plotly(), _asset("page.js")):
+            element, key = _script(text)
+            scripts.append(element)
+            known.append(key)
+    watcher, key = _script(_asset("watch.js"))
+    bodies = [
+        tag("section", tag("h2", title), body, id=anchor, class_="card")
+        for anchor, title, body in sections
+    ]
+    links = [tag("a", title, href=f"#{anchor}") for anchor, title, _ in sections[1:]]
+    return Template(_asset("page.html")).substitute(
+        policy=" ".join([key, *known]),
+        title=escape(names_of(document)),
+        watcher=watcher,
+        style=_asset("page.css"),
+        links=join(links),
+        sections=join(bodies, "\n"),
+        figures=script_json(figures.specs),
+        scripts=join(scripts, "\n"),
+    )
+
+
+def write_report(document: Data, path: str | Path) -> None:
+    """Write a search's page to a file, whole or not at all.
+
+    Parameters
+    ----------
+    document
+        What a search gives as JSON.
+    path
+        Where to; a file there is replaced.
+
+    Raises
+    ------
+    InvalidInputError
+        As `report_page`, and where the file cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "report.html"
+    >>> write_report({"status": "infeasible", "reason": "too large", "models": ["m"]}, target)
+    >>> target.exists()
+    True
+    """
+    text = report_page(document)
+    try:
+        _write(Path(path).resolve(), text)
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInputError(f"{path}: cannot be written: {reason}") from None
+
+
+def _write(target: Path, text: str) -> None:
+    if target.exists() and not target.is_file():
+        target.write_text(text, encoding="utf-8")  # a pipe or a device; a folder is refused
+        return
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".phaze-fast-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
