@@ -11,31 +11,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.explore.dies import Dies
 from phaze_fast.explore.goals import Front
+from phaze_fast.explore.pairs import PLACED, SCHEDULED, Answer, Pairs
 from phaze_fast.explore.placing import Found
-from phaze_fast.explore.timing import STEPS, Totals
-from phaze_fast.explore.workload import Question, Timed, Workload
+from phaze_fast.explore.timing import STEPS
+from phaze_fast.explore.workload import Question
 from phaze_fast.hardware.price import Prices
 
 __all__ = ["Budget", "Moment", "Searcher", "Winner"]
 
 Array = np.ndarray[Any, Any]
 
-_PLACED = len(STEPS)
-_SCHEDULED = STEPS.index("scheduled") + 1
-_MAPPED = STEPS.index("mapped") + 1
 _WAVE = 4096
 _PLACED_AT_ONCE = 64
 _SEEDS = (512, 128, 32, 4)
 """How many pairs go to each step in the first wave, which finds something to beat."""
-_TASK = {"bound": 2048, "time": 128, "place": 16}
-"""Chips of one task where tasks go to other processes."""
 _MORE_NODES = 2_000_000
 _ALMOST = 1.0 + 1e-12
 
@@ -91,31 +87,6 @@ class Winner:
         return (self.score, self.area_mm2, self.energy_j, self.hbm_bytes, self.chip)
 
 
-@dataclass
-class _State:
-    """What is known of one model's pairs of strategy and die."""
-
-    work: Workload
-    level: Array
-    """Steps done, shape (strategies, dies)."""
-    least: Array
-    """Lower bounds in seconds, with the die's largest HBM."""
-    energy: Array
-    """Lower bounds in joules; empty where nobody asks."""
-    timed: dict[tuple[int, int], tuple[Timed, int]] = field(default_factory=dict)
-    best_s: dict[int, Array] = field(default_factory=dict)
-    """Seconds of the best plan of a die with each capacity."""
-    chosen: dict[tuple[int, int], tuple[int, Found, float]] = field(default_factory=dict)
-    """Strategy, plan and joules of a die and capacity."""
-    seen: dict[tuple[int, bytes, float], tuple[Array, list[Found]]] = field(default_factory=dict)
-    unproven: set[tuple[int, int]] = field(default_factory=set)
-
-
-def _work(question: Question, name: str, s: int, *rest: Any) -> Any:
-    """Put a question to a workload, here or in another process."""
-    return getattr(question.workload(), name)(s, *rest)
-
-
 class Searcher:
     """One search. `run` does it; `winners`, `front`, `counts` and `history` are what came out."""
 
@@ -132,7 +103,7 @@ class Searcher:
         prices: Prices | None = None,
         progress: Callable[[Moment], None] | None = None,
     ) -> None:
-        self.dies, self.top, self.threads, self.executor = dies, top, threads, executor
+        self.dies, self.top = dies, top
         self.questions = list(questions)
         total = float(sum(weights)) if weights else float(len(questions))
         self.weights = [w / total for w in (weights or [1.0] * len(questions))]
@@ -141,10 +112,14 @@ class Searcher:
         self._progress, self._began = progress, time.monotonic()
         has = dies.chip >= 0
         self._has, self._hopeless = has, np.zeros(has.shape[1], dtype=bool)
-        self._last = has.shape[1] - 1 - np.argmax(has[:, ::-1], axis=1)
-        self._states = [self._state(q) for q in questions]
+        self._pairs = [
+            Pairs(question, dies, threads, executor, "energy" in objectives)
+            for question in self.questions
+        ]
+        self._best_s: list[dict[int, Array]] = [{} for _ in questions]
+        self._chosen: list[dict[tuple[int, int], Answer]] = [{} for _ in questions]
         for c in range(has.shape[1]):  # no plan fits with so little
-            if not all(any(len(x.rows[c]) for x in s.work.strategies) for s in self._states):
+            if not all(any(len(x.rows[c]) for x in p.work.strategies) for p in self._pairs):
                 self._hopeless[c] = True
         self._alive = np.arange(len(dies))
         self._limit = float("inf")  # of the score that is worth looking at for the best few
@@ -155,32 +130,6 @@ class Searcher:
         self._own = np.full(has.shape, np.inf)  # best score of each die with each capacity
         self.placed = 0
         self.history: list[Moment] = []
-
-    # ---- set-up ----
-
-    def _state(self, question: Question) -> _State:
-        work = question.workload()
-        shape = (len(work), len(self.dies))
-        wanted = "energy" in self.objectives
-        return _State(
-            work,
-            np.zeros(shape, dtype=np.uint8),
-            np.zeros(shape),
-            np.zeros(shape if wanted else (0, 0)),
-        )
-
-    def _each(self, i: int, name: str, s: int, arrays: Sequence[Any], *rest: Any) -> list[Any]:
-        """Put a question about chips to a workload: whole here, in pieces to other processes."""
-        question = self.questions[i]
-        if self.executor is None:
-            return [_work(question, name, s, *arrays, *rest, self.threads)]
-        size, count = _TASK[name], len(arrays[0])
-        futures = []
-        for begin in range(0, count, size):
-            piece = slice(begin, begin + size)
-            given = [a.at(piece) if isinstance(a, Timed) else a[piece] for a in arrays]
-            futures.append(self.executor.submit(_work, question, name, s, *given, *rest))
-        return [future.result() for future in futures]
 
     # ---- scores ----
 
@@ -228,108 +177,30 @@ class Searcher:
         found[~self._has[dies]] = -np.inf
         return found
 
-    # ---- the steps ----
-
-    def _least_step(self, i: int, s: int, dies: Array, totals: Totals, rough: bool) -> Array:
-        """Bound the step with each die's largest HBM."""
-        work = self._states[i].work
-        rows, rate = work.strategies[s].rows, work.rate(self.dies.records[dies])
-        found = np.full(len(dies), np.inf)
-        for c in np.unique(self._last[dies]):
-            mine = np.flatnonzero(self._last[dies] == c)
-            some = totals.at(mine)
-            found[mine] = rows[c].rough(some.work_s) if rough else rows[c].least(some, rate[mine])
-        return found
-
-    def _raise(self, i: int, s: int, dies: Array, totals: Totals, level: int) -> None:
-        state = self._states[i]
-        least = self._least_step(i, s, dies, totals, rough=level == 1)
-        state.least[s, dies] = np.maximum(state.least[s, dies], least)
-        state.level[s, dies] = level
-        if state.energy.size:
-            watts = self._static_w[dies]
-            joules = state.work.least_energy_j(s, totals, watts)
-            state.energy[s, dies] = np.maximum(state.energy[s, dies], joules)
-
-    def _bound(self, i: int, s: int, dies: Array, level: int) -> None:
-        """Take pairs to a step before `scheduled`."""
-        records, step = self.dies.records[dies], STEPS[level - 1]
-        totals = Totals.joined(self._each(i, "bound", s, [records], step))
-        self._raise(i, s, dies, totals, level)
-
-    def _schedule(self, i: int, s: int, dies: Array, *nodes: int) -> None:
-        state = self._states[i]
-        if nodes:
-            question = self.questions[i]
-            made = _work(question, "time", s, self.dies.records[dies], self.threads, *nodes)
-        else:
-            made = Timed.joined(self._each(i, "time", s, [self.dies.records[dies]]))
-        self._raise(i, s, dies, made.totals, _SCHEDULED)
-        for k, die in enumerate(dies.tolist()):
-            state.timed[s, die] = (made, k)
-            state.unproven.discard((s, die))
-            if not made.kinds.proven[k]:
-                state.unproven.add((s, die))
+    # ---- answers ----
 
     def _place(self, i: int, s: int, dies: Array) -> None:
-        """Place pairs that are scheduled; equal times are placed once."""
-        state = self._states[i]
-        timed = Timed.joined([t.at(slice(k, k + 1)) for t, k in (state.timed[s, d] for d in dies)])
-        energy = state.energy[s, dies] if state.energy.size else np.zeros(len(dies))
+        """Place pairs of model `i` that are scheduled, and note what is found."""
+        pairs = self._pairs[i]
+        energy = pairs.energy[s, dies] if pairs.energy.size else np.zeros(len(dies))
         below = self._below(dies, energy)
-        if len(self._states) > 1:
-            least = [x.least[:, dies].min(axis=0) for x in self._states]
+        if len(self._pairs) > 1:
+            least = [x.least[:, dies].min(axis=0) for x in self._pairs]
             columns = [self._limits(i, least, below[:, c]) for c in range(below.shape[1])]
             below = np.where(self._has[dies], np.stack(columns, axis=1), -np.inf)
-        rate = state.work.rate(self.dies.records[dies])
-        keys = [(s, key, float(r)) for key, r in zip(timed.same_times(), rate, strict=True)]
-        self._ask(i, s, dies, timed, below, keys)
-        for k, die in enumerate(dies.tolist()):
-            found = state.seen[keys[k]][1]
-            for c, each in enumerate(found):
-                if each.layout >= 0 and each.time_s <= below[k, c]:
-                    self._take(i, s, die, c, each, (timed, k))
-            last = int(self._last[die])
-            known = min(found[last].time_s, float(below[k, last]))
-            if (s, die) not in state.unproven:
-                state.least[s, die] = max(state.least[s, die], known)
-            state.level[s, die] = _PLACED
-            del state.timed[s, die]
+        for answer in pairs.place(s, dies, below):
+            self._take(i, answer)
         self.placed += len(dies)
 
-    def _ask(
-        self, i: int, s: int, dies: Array, timed: Timed, below: Array, keys: list[Any]
-    ) -> None:
-        """Put to the kernel what was not asked before, or not for so long a time."""
-        state = self._states[i]
-        asked: dict[Any, int] = {}
-        wanted: dict[Any, Array] = {}
-        for k, key in enumerate(keys):
-            known = state.seen.get(key)
-            if known is None or (known[0] < below[k]).any():
-                asked.setdefault(key, k)
-                wanted[key] = np.maximum(wanted.get(key, -np.inf), below[k])
-        if not asked:
-            return
-        at = np.array(list(asked.values()))
-        limits = np.stack([wanted[key] for key in asked])
-        parts = self._each(i, "place", s, [self.dies.records[dies[at]], timed.at(at), limits])
-        answers = [row for part in parts for row in part]
-        for key, limit, answer in zip(asked, limits, answers, strict=True):
-            state.seen[key] = (limit, answer)
-
-    def _take(
-        self, i: int, s: int, die: int, c: int, found: Found, timed: tuple[Timed, int]
-    ) -> None:
+    def _take(self, i: int, answer: Answer) -> None:
         """Note a plan of a die and capacity."""
-        state = self._states[i]
-        joules = state.work.energy_j(s, *timed, found)
-        times = state.best_s.setdefault(die, np.full(self._has.shape[1], np.inf))
-        old = state.chosen.get((die, c))
-        if old is None or (found.time_s, joules, s) < (times[c], old[2], old[0]):
+        die, c, s, found, joules = answer
+        times = self._best_s[i].setdefault(die, np.full(self._has.shape[1], np.inf))
+        old = self._chosen[i].get((die, c))
+        if old is None or (found.time_s, joules, s) < (times[c], old.energy_j, old.strategy):
             times[c] = found.time_s
-            state.chosen[die, c] = (s, found, joules)
-        if len(self._states) == 1:
+            self._chosen[i][die, c] = answer
+        if len(self._pairs) == 1:
             self._note_front((die, c, s), found.time_s, joules)
         self._rescore(die, c)
 
@@ -342,12 +213,12 @@ class Searcher:
 
     def _rescore(self, die: int, c: int) -> None:
         """Note a die's best score, and what is now worth looking at."""
-        times = [s.best_s.get(die) for s in self._states]
+        times = [best.get(die) for best in self._best_s]
         if any(t is None for t in times):
             return
         scores = self._score([t for t in times if t is not None])
         self._own[die] = scores
-        if len(self._states) > 1 and np.isfinite(scores[c]):
+        if len(self._pairs) > 1 and np.isfinite(scores[c]):
             self._note_front((die, c), float(scores[c]), 0.0)
         best = float(scores.min())
         if best < self._scores.get(die, np.inf):
@@ -361,28 +232,28 @@ class Searcher:
     def _open(self) -> tuple[Array, Array, float]:
         """Pairs worth looking at as (model, strategy, die) with their bounds, and the least."""
         alive = self._alive
-        least = [s.least[:, alive].min(axis=0) for s in self._states]
+        least = [p.least[:, alive].min(axis=0) for p in self._pairs]
         score = self._score(least)
         limit = np.full(len(alive), self._limit)
         if self.every:
             limit = self._below(alive, np.zeros(0)).max(axis=1)
         if self.objectives:
-            energy = self._states[0].energy
+            energy = self._pairs[0].energy
             floor = energy[:, alive].min(axis=0) if energy.size else np.zeros(len(alive))
             limit = self._below(alive, floor).max(axis=1)
         keep = score <= limit
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-        pairs, keys = [], []
-        for i, state in enumerate(self._states):
+        found, keys = [], []
+        for i, pairs in enumerate(self._pairs):
             top = self._limits(i, least, limit)
-            own = state.least[:, alive]
-            s, d = np.nonzero((state.level[:, alive] < _PLACED) & (own <= top))
-            pairs.append(np.stack([np.full(len(s), i), s, alive[d]]))
-            keys.append(own[s, d] if len(self._states) == 1 else score[d])
-        found, key = np.concatenate(pairs, axis=1), np.concatenate(keys)
-        return found, key, float(score.min(initial=np.inf))
+            own = pairs.least[:, alive]
+            s, d = np.nonzero((pairs.level[:, alive] < PLACED) & (own <= top))
+            found.append(np.stack([np.full(len(s), i), s, alive[d]]))
+            keys.append(own[s, d] if len(self._pairs) == 1 else score[d])
+        least_of_all = float(score.min(initial=np.inf))
+        return np.concatenate(found, axis=1), np.concatenate(keys), least_of_all
 
     @staticmethod
     def _first(key: Array, count: int) -> Array:
@@ -398,8 +269,8 @@ class Searcher:
         groups: dict[tuple[int, int, int], list[int]] = {}
         few: set[tuple[int, int, int]] = set()
         for i, s, die in pairs.T.tolist():
-            level = int(self._states[i].level[s, die])
-            if level == _SCHEDULED:
+            level = int(self._pairs[i].level[s, die])
+            if level == SCHEDULED:
                 # Where each die counts for itself, its first plan leaves little of the rest.
                 one = (i, die, 0) if self.every else (i, die, s)
                 if len(few) >= _PLACED_AT_ONCE or one in few:
@@ -408,42 +279,33 @@ class Searcher:
             groups.setdefault((level, i, s), []).append(die)
         for (level, i, s), dies in sorted(groups.items()):
             at = np.array(dies)
-            if level + 1 < _SCHEDULED:
-                self._bound(i, s, at, level + 1)
-            elif level + 1 == _SCHEDULED:
-                self._schedule(i, s, at)
+            if level + 1 < SCHEDULED:
+                self._pairs[i].bound(s, at, level + 1)
+            elif level + 1 == SCHEDULED:
+                self._pairs[i].schedule(s, at)
             else:
                 self._place(i, s, at)
 
     def _seed(self) -> None:
         """Find something to beat: the most promising pairs of each model go all the way."""
-        for i, state in enumerate(self._states):
+        for i, pairs in enumerate(self._pairs):
             for level, count in enumerate(_SEEDS, start=1):
-                open_ = np.flatnonzero(state.level.reshape(-1) == level)
-                key = state.least.reshape(-1)[open_]
+                open_ = np.flatnonzero(pairs.level.reshape(-1) == level)
+                key = pairs.least.reshape(-1)[open_]
                 at = open_[self._first(key, count)]
-                at = at[np.isfinite(state.least.reshape(-1)[at])]
+                at = at[np.isfinite(pairs.least.reshape(-1)[at])]
                 s, die = np.divmod(at, len(self.dies))
-                for one in range(0, len(at), 1 if level == _SCHEDULED else len(at) or 1):
-                    some = slice(one, one + 1) if level == _SCHEDULED else slice(None)
-                    pairs = np.stack([np.full(len(s[some]), i), s[some], die[some]])
-                    self._advance(pairs)
-
-    @property
-    def _static_w(self) -> Array:
-        if not hasattr(self, "_watts"):
-            from phaze_fast.cost.machines import machines
-
-            self._watts = machines(self.dies.records, like=self.dies.like).static_w
-        return self._watts
+                for one in range(0, len(at), 1 if level == SCHEDULED else len(at) or 1):
+                    some = slice(one, one + 1) if level == SCHEDULED else slice(None)
+                    self._advance(np.stack([np.full(len(s[some]), i), s[some], die[some]]))
 
     def _note(self, open_: int, bound: float) -> None:
         best = min(self._scores.values(), default=float("inf"))
-        levels = [s.level for s in self._states]
+        levels = [p.level for p in self._pairs]
         moment = Moment(
             seconds=time.monotonic() - self._began,
             bounded=sum(int((x > 0).sum()) for x in levels),
-            scheduled=sum(int((x >= _SCHEDULED).sum()) for x in levels),
+            scheduled=sum(int((x >= SCHEDULED).sum()) for x in levels),
             placed=self.placed,
             open=open_,
             incumbent=best,
@@ -457,16 +319,16 @@ class Searcher:
         """Search; whether it went to the end."""
         budget = budget or Budget()
         everything = np.arange(len(self.dies))
-        for i, state in enumerate(self._states):
-            for s in range(len(state.work)):
-                self._bound(i, s, everything, 1)
-        self._note(sum(s.level.size for s in self._states), 0.0)
+        for pairs in self._pairs:
+            for s in range(len(pairs.work)):
+                pairs.bound(s, everything, 1)
+        self._note(sum(p.level.size for p in self._pairs), 0.0)
         self._seed()
         proven = False
         while True:
-            pairs, key, least = self._open()
-            self._note(pairs.shape[1], least if pairs.size else np.inf)
-            if not pairs.size:
+            open_, key, least = self._open()
+            self._note(open_.shape[1], least if open_.size else np.inf)
+            if not open_.size:
                 if proven or not self._prove():
                     return True
                 proven = True
@@ -474,17 +336,16 @@ class Searcher:
             spent = time.monotonic() - self._began
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
-            self._advance(pairs[:, self._first(key, _WAVE)])
+            self._advance(open_[:, self._first(key, _WAVE)])
 
     def _prove(self) -> bool:
         """Schedule with more patience what was not proven and might be better; whether any was."""
         again = False
-        for i, state in enumerate(self._states):
-            for s, die in sorted(state.unproven):
-                if state.least[s, die] > self._limit and not self.objectives:
-                    continue
-                self._schedule(i, s, np.array([die]), _MORE_NODES)
-                again = True
+        for pairs in self._pairs:
+            for s, die in sorted(pairs.unproven):
+                if pairs.least[s, die] <= self._limit or self.objectives or self.every:
+                    pairs.schedule(s, np.array([die]), _MORE_NODES)
+                    again = True
         return again
 
     # ---- what came out ----
@@ -496,23 +357,23 @@ class Searcher:
         return min(self.history[-1].bound, best, self._unproven_least())
 
     def _unproven_least(self) -> float:
-        if not any(s.unproven for s in self._states):
+        if not any(p.unproven for p in self._pairs):
             return float("inf")
-        return float(self._score([s.least.min(axis=0) for s in self._states]).min())
+        return float(self._score([p.least.min(axis=0) for p in self._pairs]).min())
 
     def _winner(self, die: int, c: int) -> Winner:
-        picks = [s.chosen[die, c] for s in self._states]
-        times = [np.array([p[1].time_s]) for p in picks]
+        picks = [chosen[die, c] for chosen in self._chosen]
+        times = [np.array([p.found.time_s]) for p in picks]
         return Winner(
             die=die,
             capacity=c,
             chip=int(self.dies.chip[die, c]),
             score=float(self._score(times)[0]),
             area_mm2=float(self.dies.area_mm2[die]),
-            energy_j=sum(p[2] for p in picks),
+            energy_j=sum(p.energy_j for p in picks),
             hbm_bytes=int(self.dies.capacities[c]),
-            strategies=tuple(p[0] for p in picks),
-            found=tuple(p[1] for p in picks),
+            strategies=tuple(p.strategy for p in picks),
+            found=tuple(p.found for p in picks),
         )
 
     def winners(self) -> list[Winner]:
@@ -526,16 +387,16 @@ class Searcher:
         return sorted(found, key=lambda w: w.rank)[: self.top]
 
     def _all_known(self, die: int, c: int) -> bool:
-        return all((die, c) in s.chosen for s in self._states)
+        return all((die, c) in chosen for chosen in self._chosen)
 
     def counts(self) -> dict[str, int]:
         """Points by the step that settled them; `placed` are those evaluated in full."""
         found = dict.fromkeys(("rules", "memory", *STEPS), 0)
-        for state in self._states:
+        for pairs in self._pairs:
             designs = int(self._has.sum())
-            found["rules"] += sum(state.work.rejected.values()) * designs
-            for s, strategic in enumerate(state.work.strategies):
-                levels = state.level[s]
+            found["rules"] += sum(pairs.work.rejected.values()) * designs
+            for s, strategic in enumerate(pairs.work.strategies):
+                levels = pairs.level[s]
                 for c, rows in enumerate(strategic.rows):
                     mine = self._has[:, c]
                     if not len(rows):
