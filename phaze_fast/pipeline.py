@@ -7,18 +7,26 @@ whole space with its areas, the compute bound of every chip, and what the fabric
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.cost import CollectiveCost, collective
-from phaze_fast.errors import InfeasibleError
+from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.explore import ADAM_STATE_BYTES, compute_bound_s, training_flops
+from phaze_fast.explore.search import find_chips
+from phaze_fast.explore.searcher import Budget, Moment
 from phaze_fast.hardware import ArchitectureSpace, Cluster
+from phaze_fast.models import TransformerModel, load
+from phaze_fast.placement import Training
+from phaze_fast.report.result import SearchResult, result_of
 from phaze_fast.units import format_bytes
 
-__all__ = ["Survey", "survey"]
+__all__ = ["Survey", "search", "survey"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,3 +109,92 @@ def _require_room_for_state(space: ArchitectureSpace, cluster: Cluster, state_by
             f"devices, {format_bytes(held)}, by {format_bytes(state_bytes - held)}; "
             f"{math.ceil(state_bytes / one)} devices would hold it"
         )
+
+
+def search(
+    model: TransformerModel | str | Sequence[TransformerModel | str],
+    space: ArchitectureSpace | str | None = None,
+    cluster: Cluster | None = None,
+    training: Training | None = None,
+    *,
+    weights: Sequence[float] | None = None,
+    top: int = 10,
+    pareto: Sequence[str] = (),
+    time_limit_s: float = math.inf,
+    max_points: float = math.inf,
+    threads: int = 1,
+    executor: Executor | str | None = None,
+    resume: Path | str | None = None,
+    cache: Path | str | None = None,
+    progress: Callable[[Moment], None] | None = None,
+) -> SearchResult:
+    """Find the chip, the operator schedules and the parallel plan that train models fastest.
+
+    Without a space, a cluster or a training step, those of the PHAZE paper are searched: 29,360
+    chips with 32, 64 or 80 GiB of HBM, 1,024 of them on a TPUv4 pod's torus, a batch of 4,096,
+    micro-batches and tensor-parallel widths of 1, 2, 4 and 8, recomputation decided for each stage.
+
+    Parameters
+    ----------
+    model
+        What is trained: a model or the name of one, or several, for which one chip is to serve.
+    space
+        The chips to choose from, or the name or file of a space.
+    cluster
+        Devices and their fabric; its chip, if any, is of no account.
+    training
+        The step, and what is fixed or free.
+    weights
+        Of several models in the geometric mean of their times; by default all alike.
+    top
+        So many of the best dies are found and proven, not only the first.
+    pareto
+        Objectives of a front to find as well: ``time``, ``area``, ``energy``, ``hbm``, ``cost``.
+    time_limit_s
+        Stop after so many seconds, with a bound and a gap.
+    max_points
+        Stop after so many pairs of die and strategy were placed, with a bound and a gap.
+    threads
+        At most this many threads; the answer does not depend on it.
+    executor
+        Where the work is done instead: any executor, or a name such as ``processes``,
+        ``dask://host:port`` or ``ray``.
+    resume
+        Directory that keeps what is found, so that a search which was killed goes on from there.
+    cache
+        Directory of outcomes of complete searches, looked up by the content of the question.
+    progress
+        Called with a `Moment` after every wave.
+
+    Returns
+    -------
+    SearchResult
+        Best first, with status, bound and gap. Where nothing fits: status ``infeasible``.
+
+    Raises
+    ------
+    InvalidInputError
+        Where an argument is not accepted.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> few = pf.ArchitectureSpace.published()[40_000:40_060]
+    >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
+    >>> found = search("bert-large", few, cluster, pf.Training(global_batch=64, microbatch=(1, 2)))
+    >>> found.status, found.gap, found.best.plan.dp
+    ('optimal', 0.0, 8)
+    """
+    named = [model] if isinstance(model, TransformerModel | str) else list(model)
+    if not named:
+        raise InvalidInputError("model: none is not accepted; expected at least one")
+    loaded = [load(each) if isinstance(each, str) else each for each in named]
+    chips = space if isinstance(space, ArchitectureSpace) else None
+    if chips is None:
+        chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
+    wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
+    step = training or Training(global_batch=4096, tensor_parallel=(1, 2, 4, 8))
+    budget = Budget(time_s=time_limit_s, points=max_points)
+    options = (weights, top, pareto, budget, threads, executor, resume, cache, progress)
+    outcome = find_chips(loaded, chips, wired, step, *options)
+    return result_of(loaded, chips, wired, step, outcome, weights, top, pareto, threads)

@@ -49,40 +49,8 @@ def _fabric_of(chip: str, fabric: str | None) -> str:
     )
 
 
-def _stage(stage: Any) -> dict[str, Any]:
-    return {
-        "layers": list(stage.layers),
-        "kinds": stage.kinds,
-        "recompute": stage.recompute,
-        "load_s": stage.load_s,
-        "memory_bytes": stage.memory_bytes,
-        "memory": stage.memory,
-    }
-
-
 def _data(found: Plans, each: Plan) -> dict[str, Any]:
-    return {
-        "tp": each.tp,
-        "pp": each.pp,
-        "dp": each.dp,
-        "cp": each.cp,
-        "ep": each.ep,
-        "zero": each.zero,
-        "microbatch": each.microbatch,
-        "microbatches": each.microbatches,
-        "schedule": each.schedule,
-        "virtual": each.virtual,
-        "rank_order": each.rank_order,
-        "recompute": each.recompute,
-        "layers_proven": each.layers_proven,
-        "devices": each.devices,
-        "time_s": each.time_s,
-        "parts_s": each.parts_s,
-        "memory_bytes": each.memory_bytes,
-        "tokens_per_s": each.tokens_per_s,
-        "mfu": found.mfu(each),
-        "stages": [_stage(stage) for stage in each.stages],
-    }
+    return {**each.to_dict(), "mfu": found.mfu(each)}
 
 
 def _row(found: Plans, each: Plan) -> list[str]:

@@ -172,7 +172,8 @@ class Journal:
     asked
         What `question` gives.
     keys
-        Keys of all points asked for. A directory may hold some of them already, and no others.
+        Keys of all points asked for. A directory may hold some of them already, and no others. None
+        where they are not known beforehand.
 
     Raises
     ------
@@ -191,7 +192,9 @@ class Journal:
     ['a']
     """
 
-    def __init__(self, out: Path | str, asked: Mapping[str, Any], keys: Collection[str]) -> None:
+    def __init__(
+        self, out: Path | str, asked: Mapping[str, Any], keys: Collection[str] | None = None
+    ) -> None:
         self.path = Path(out)
         self.rows: dict[str, Row] = {}
         """Rows that were there already, by key."""
@@ -202,7 +205,8 @@ class Journal:
             stack.enter_context(self._locked())
             self._check_manifest(asked)
             found = _Reading.of(self.path / RESULTS)
-            self._check_keys(found.rows, keys)
+            if keys is not None:
+                self._check_keys(found.rows, keys)
             # What is asked is on disk before the first result, so that results are never nameless.
             text = json.dumps(asked, indent=2) + "\n"
             _replace(self.path / MANIFEST, iter((text.encode(),)))
@@ -256,7 +260,8 @@ class Journal:
         cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "it failed"
         raise InvalidInputError(
             f"out: {self.path / RESULTS} cannot be written, {cause} ({error.strerror or error}); "
-            f"{self._safe} of {self._total} points are safe, and the same sweep goes on from them"
+            f"{self._safe} of {self._total or 'all'} points are safe, and the same question "
+            "goes on from them"
         ) from None
 
     @contextlib.contextmanager

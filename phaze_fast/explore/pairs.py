@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from phaze_fast.cost.machines import machines
+from phaze_fast.errors import PhazeError
 from phaze_fast.explore.dies import Dies
+from phaze_fast.explore.executors import Lost, Workers, run_chunks
+from phaze_fast.explore.memory import Memory
 from phaze_fast.explore.placing import Found
 from phaze_fast.explore.timing import STEPS, Totals
 from phaze_fast.explore.workload import Question, Timed
@@ -39,6 +41,17 @@ def _work(question: Question, name: str, s: int, *rest: Any) -> Any:
     return getattr(question.workload(), name)(s, *rest)
 
 
+def _work_all(tasks: list[tuple[int, tuple[Any, ...]]]) -> list[tuple[Any, Exception | None]]:
+    """Do tasks in another process; what goes wrong is an answer like any other."""
+    found: list[tuple[Any, Exception | None]] = []
+    for _, task in tasks:
+        try:
+            found.append((_work(*task), None))
+        except Exception as error:
+            found.append((None, error))
+    return found
+
+
 class Pairs:
     """What is known of one model's pairs of strategy and die.
 
@@ -59,11 +72,14 @@ class Pairs:
         question: Question,
         dies: Dies,
         threads: int = 1,
-        executor: Executor | None = None,
+        workers: Workers | None = None,
+        memory: Memory | None = None,
         with_energy: bool = False,
     ) -> None:
         self.question, self.work, self.dies = question, question.workload(), dies
-        self._threads, self._executor = threads, executor
+        self._threads, self._workers = threads, workers
+        self._memory = Memory() if memory is None else memory
+        self._name = question.digest
         shape = (len(self.work), len(dies))
         self.level = np.zeros(shape, dtype=np.uint8)
         self.least = np.zeros(shape)
@@ -74,19 +90,25 @@ class Pairs:
         self._rate = self.work.rate(dies.records)
         self._watts = machines(dies.records, like=dies.like).static_w if with_energy else None
         self._timed: dict[tuple[int, int], tuple[Timed, int]] = {}
-        self._seen: dict[tuple[int, bytes, float], tuple[Array, list[Found]]] = {}
 
     def _each(self, name: str, s: int, arrays: Sequence[Any], *rest: Any) -> list[Any]:
         """Put a question about chips to the workload: whole here, in pieces to other processes."""
-        if self._executor is None:
+        if self._workers is None:
             return [_work(self.question, name, s, *arrays, *rest, self._threads)]
-        size, count = _TASK[name], len(arrays[0])
-        futures = []
-        for begin in range(0, count, size):
-            piece = slice(begin, begin + size)
+        tasks: list[tuple[int, tuple[Any, ...]]] = []
+        for begin in range(0, len(arrays[0]), _TASK[name]):
+            piece = slice(begin, begin + _TASK[name])
             given = [a.at(piece) if isinstance(a, Timed) else a[piece] for a in arrays]
-            futures.append(self._executor.submit(_work, self.question, name, s, *given, *rest))
-        return [future.result() for future in futures]
+            tasks.append((len(tasks), (self.question, name, s, *given, *rest)))
+        found: list[Any] = [None] * len(tasks)
+        for items, results in run_chunks(_work_all, tasks, 1, self._workers):
+            if isinstance(results, Lost):
+                raise PhazeError(f"executor: {results.reason}")
+            for (number, _), (result, error) in zip(items, results, strict=True):
+                if error is not None:
+                    raise error
+                found[number] = result
+        return found
 
     def _raise(self, s: int, dies: Array, totals: Totals, level: int) -> None:
         """Bound the step with each die's largest HBM."""
@@ -141,11 +163,14 @@ class Pairs:
         picked = [self._timed.pop((s, die)) for die in dies.tolist()]
         timed = Timed.joined([made.at(slice(k, k + 1)) for made, k in picked])
         rate = self._rate[dies]
-        keys = [(s, key, float(r)) for key, r in zip(timed.same_times(), rate, strict=True)]
+        keys = [
+            self._memory.key(self._name, s, key, float(r))
+            for key, r in zip(timed.same_times(), rate, strict=True)
+        ]
         self._ask(s, dies, timed, below, keys)
         self.level[s, dies] = PLACED
         for k, die in enumerate(dies.tolist()):
-            found = self._seen[keys[k]][1]
+            found = self._memory[keys[k]][1]
             for c, each in enumerate(found):
                 if each.layout >= 0 and each.time_s <= below[k, c]:
                     yield Answer(die, c, s, each, self.work.energy_j(s, timed, k, each))
@@ -154,12 +179,12 @@ class Pairs:
                 known = min(found[last].time_s, float(below[k, last]))
                 self.least[s, die] = max(self.least[s, die], known)
 
-    def _ask(self, s: int, dies: Array, timed: Timed, below: Array, keys: list[Any]) -> None:
+    def _ask(self, s: int, dies: Array, timed: Timed, below: Array, keys: list[str]) -> None:
         """Put to the kernel what was not asked before, or not for so long a time."""
-        asked: dict[Any, int] = {}
-        wanted: dict[Any, Array] = {}
+        asked: dict[str, int] = {}
+        wanted: dict[str, Array] = {}
         for k, key in enumerate(keys):
-            known = self._seen.get(key)
+            known = self._memory.get(key)
             if known is None or (known[0] < below[k]).any():
                 asked.setdefault(key, k)
                 wanted[key] = np.maximum(wanted.get(key, -np.inf), below[k])
@@ -169,5 +194,4 @@ class Pairs:
         limits = np.stack([wanted[key] for key in asked])
         parts = self._each("place", s, [self.dies.records[dies[at]], timed.at(at), limits])
         answers = [row for part in parts for row in part]
-        for key, limit, answer in zip(asked, limits, answers, strict=True):
-            self._seen[key] = (limit, answer)
+        self._memory.put(zip(asked, limits, answers, strict=True))

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.explore.dies import Dies
+from phaze_fast.explore.executors import Workers
 from phaze_fast.explore.goals import Front
+from phaze_fast.explore.memory import Memory
 from phaze_fast.explore.pairs import PLACED, SCHEDULED, Answer, Pairs
 from phaze_fast.explore.placing import Found
 from phaze_fast.explore.timing import STEPS
@@ -99,7 +100,8 @@ class Searcher:
         each: bool = False,
         objectives: tuple[str, ...] = (),
         threads: int = 1,
-        executor: Executor | None = None,
+        workers: Workers | None = None,
+        memory: Memory | None = None,
         prices: Prices | None = None,
         progress: Callable[[Moment], None] | None = None,
     ) -> None:
@@ -113,7 +115,7 @@ class Searcher:
         has = dies.chip >= 0
         self._has, self._hopeless = has, np.zeros(has.shape[1], dtype=bool)
         self._pairs = [
-            Pairs(question, dies, threads, executor, "energy" in objectives)
+            Pairs(question, dies, threads, workers, memory, "energy" in objectives)
             for question in self.questions
         ]
         self._best_s: list[dict[int, Array]] = [{} for _ in questions]
@@ -128,6 +130,7 @@ class Searcher:
         ) * float(questions[0].cluster.devices)
         self._scores: dict[int, float] = {}
         self._own = np.full(has.shape, np.inf)  # best score of each die with each capacity
+        self._points: dict[tuple[int, ...], Answer] = {}
         self.placed = 0
         self.history: list[Moment] = []
 
@@ -201,15 +204,19 @@ class Searcher:
             times[c] = found.time_s
             self._chosen[i][die, c] = answer
         if len(self._pairs) == 1:
-            self._note_front((die, c, s), found.time_s, joules)
+            self._note_front((die, c, s), found.time_s, joules, answer)
         self._rescore(die, c)
 
-    def _note_front(self, point: tuple[int, ...], score: float, joules: float) -> None:
+    def _note_front(
+        self, point: tuple[int, ...], score: float, joules: float, answer: Answer | None = None
+    ) -> None:
         if not self.objectives:
             return
         die, c = point[:2]
         others = self._others(np.array([die]), c, np.array([joules]))[0]
         self.front.add(point, np.array([score, *others]))
+        if answer is not None:
+            self._points[point] = answer
 
     def _rescore(self, die: int, c: int) -> None:
         """Note a die's best score, and what is now worth looking at."""
@@ -340,10 +347,10 @@ class Searcher:
 
     def _prove(self) -> bool:
         """Schedule with more patience what was not proven and might be better; whether any was."""
-        again = False
+        again, ranked = False, len(self._pairs) == 1 and not (self.objectives or self.every)
         for pairs in self._pairs:
             for s, die in sorted(pairs.unproven):
-                if pairs.least[s, die] <= self._limit or self.objectives or self.every:
+                if not ranked or pairs.least[s, die] <= self._limit:
                     pairs.schedule(s, np.array([die]), _MORE_NODES)
                     again = True
         return again
@@ -385,6 +392,26 @@ class Searcher:
             known = [c for c in range(self._has.shape[1]) if self._all_known(die, c)]
             found.append(min((self._winner(die, c) for c in known), key=lambda w: w.rank))
         return sorted(found, key=lambda w: w.rank)[: self.top]
+
+    def front_points(self) -> list[tuple[tuple[int, ...], float, list[Answer]]]:
+        """List the front as (point, score, plan of each model), fastest first."""
+        found = []
+        for point, values in zip(self.front.points, self.front.values, strict=True):
+            if len(self._pairs) == 1:
+                answers = [self._points[point]]
+            else:
+                answers = [chosen[point[0], point[1]] for chosen in self._chosen]
+            found.append((point, float(values[0]), answers))
+        return sorted(found, key=lambda item: (item[1], item[0]))
+
+    def cost_usd(self, die: int, capacity: int) -> float:
+        """Dollars of all devices."""
+        return float(self._usd[die, capacity])
+
+    @property
+    def unproven(self) -> int:
+        """Pairs that were placed with a layer whose schedule is not proven."""
+        return sum(len(pairs.unproven) for pairs in self._pairs)
 
     def _all_known(self, die: int, c: int) -> bool:
         return all((die, c) in chosen for chosen in self._chosen)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.documents import digest
 from phaze_fast.explore.energy import step_energy_j
 from phaze_fast.explore.placing import Found, Frames, place_chips
 from phaze_fast.explore.steps import Rows, rows_of
@@ -34,6 +35,9 @@ __all__ = ["Question", "Timed", "Workload"]
 
 Array = np.ndarray[Any, Any]
 
+VERSION = "search-1"
+"""Changes whenever the meaning of an answer does."""
+
 
 @dataclass(frozen=True)
 class Question:
@@ -47,6 +51,12 @@ class Question:
     """The chip whose tuning, launch latency and formats all chips share."""
     capacities: tuple[int, ...]
     """Bytes of HBM that occur, rising."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content."""
+        records = (self.model, self.cluster, self.training, self.like)
+        return digest([VERSION, *(record.digest() for record in records), self.capacities])
 
     def workload(self) -> Workload:
         """Work out what no chip changes; done once in a process."""

@@ -28,7 +28,7 @@ from phaze_fast.hardware.space_spec import (
     SpaceSpec,
     with_fields,
 )
-from phaze_fast.units import MIB
+from phaze_fast.units import GIB, MIB
 
 __all__ = ["ArchitectureSpace", "SpaceChunk"]
 
@@ -98,14 +98,23 @@ class ArchitectureSpace:
         )
 
     @classmethod
+    def published(cls) -> ArchitectureSpace:
+        """Return what the PHAZE paper searches: its chips, each with 32, 64 and 80 GiB of HBM."""
+        spec = cls.tpuv4_area().spec
+        capacities = tuple(float(size * GIB) for size in (32, 64, 80))
+        axes = {**spec.axes, "hbm.capacity_bytes": capacities}
+        return cls(spec.replace(name="phaze-published", axes=axes))
+
+    @classmethod
     def load(cls, name_or_path: str | Path) -> ArchitectureSpace:
-        """Load a space by name (``tpuv4-area``) or from a YAML or JSON file."""
-        if str(name_or_path) == "tpuv4-area":
-            return cls.tpuv4_area()
+        """Load a space by name (``tpuv4-area``, ``published``) or from a YAML or JSON file."""
+        named = {"tpuv4-area": cls.tpuv4_area, "published": cls.published}
+        if str(name_or_path) in named:
+            return named[str(name_or_path)]()
         if not str(name_or_path).endswith((".yaml", ".yml", ".json")):
             raise InvalidInputError(
                 f"space: {str(name_or_path)!r} is neither a preset nor a .yaml or .json file; "
-                f"{nearest(str(name_or_path), ['tpuv4-area'])}"
+                f"{nearest(str(name_or_path), named)}"
             )
         return cls(SpaceSpec.from_file(name_or_path))
 

@@ -42,6 +42,24 @@ class Stage:
         """All terms together."""
         return sum(self.memory.values())
 
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as plain data."""
+        return {
+            "layers": list(self.layers),
+            "kinds": self.kinds,
+            "recompute": self.recompute,
+            "load_s": self.load_s,
+            "memory_bytes": self.memory_bytes,
+            "memory": self.memory,
+        }
+
+
+_FIELDS = (
+    *("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "microbatches", "schedule", "virtual"),
+    *("rank_order", "recompute", "layers_proven", "devices", "time_s", "parts_s"),
+    *("memory_bytes", "tokens_per_s"),
+)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -103,6 +121,13 @@ class Plan:
     def binds(self) -> str:
         """What the step waits for most."""
         return max(self.parts_s, key=lambda name: self.parts_s[name])
+
+    def to_dict(self, stages: bool = True) -> dict[str, Any]:
+        """Give it as plain data, with its stages or without."""
+        found = {name: getattr(self, name) for name in _FIELDS}
+        if stages:
+            found["stages"] = [stage.to_dict() for stage in self.stages]
+        return found
 
     def __str__(self) -> str:
         return (

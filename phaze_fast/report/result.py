@@ -1,0 +1,301 @@
+"""Takes the outcome of a search, gives it in full: designs, front and proof, as data and page."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from phaze_fast.errors import InfeasibleError, InvalidInputError, MissingExtraError, nearest
+from phaze_fast.explore.designs import Design, full_plan, geometric_mean, plan_text
+from phaze_fast.explore.dies import Dies
+from phaze_fast.explore.goals import OBJECTIVES, checked_objectives, front_of
+from phaze_fast.explore.outcome import FrontPoint, Outcome
+from phaze_fast.explore.search import checked_weights, questions_of, search_digest
+from phaze_fast.explore.searcher import Winner
+from phaze_fast.explore.workload import Question
+from phaze_fast.hardware import ArchitectureSpace, Cluster
+from phaze_fast.hardware.price import Prices
+from phaze_fast.models import TransformerModel
+from phaze_fast.placement import Training
+from phaze_fast.units import format_time
+
+__all__ = ["ParetoFront", "SearchResult", "result_of", "write_parquet"]
+
+
+@dataclass(frozen=True)
+class ParetoFront:
+    """Points of which none is at most another in every objective, fastest first."""
+
+    objectives: tuple[str, ...]
+    proven: bool
+    rows: list[dict[str, Any]]
+    """Chip, plan and objectives of each."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def to_parquet(self, path: Path | str) -> None:
+        """Write it to a Parquet file; needs the extra ``table``."""
+        write_parquet(self.rows, path)
+
+
+def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
+    """Write flat rows to a Parquet file; needs the extra ``table``."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingExtraError(
+            "writing Parquet needs pyarrow: pip install 'phaze-fast[table]'"
+        ) from None
+    flat = [{k: v for k, v in row.items() if not isinstance(v, dict)} for row in rows]
+    try:
+        parquet.write_table(pyarrow.Table.from_pylist(flat), str(path))
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+_VALUES = {
+    "time": lambda p: p.time_s,
+    "area": lambda p: p.area_mm2,
+    "energy": lambda p: p.energy_j,
+    "hbm": lambda p: p.hbm_bytes,
+    "cost": lambda p: p.cost_usd,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class SearchResult:
+    """The best chips and plans that a search found, with the certificate."""
+
+    questions: tuple[Question, ...]
+    space: ArchitectureSpace
+    weights: tuple[float, ...]
+    outcome: Outcome
+    digest: str
+    """Of all that was asked."""
+    threads: int = 1
+    prices: Prices = field(default_factory=Prices)
+    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What other methods find, by name."""
+    sensitivity: list[dict[str, Any]] = field(default_factory=list)
+    """How the winner moves when something halves or doubles."""
+
+    @property
+    def status(self) -> str:
+        """``optimal`` (proven over all points), ``feasible`` (with a gap) or ``infeasible``."""
+        return self.outcome.status
+
+    @property
+    def bound(self) -> float:
+        """No chip and plan takes less, seconds."""
+        return self.outcome.bound
+
+    @property
+    def gap(self) -> float:
+        """How much better something might be, as a fraction of the bound; 0 where proven."""
+        return self.outcome.gap
+
+    @cached_property
+    def top(self) -> list[Design]:
+        """The best chips, best first."""
+        return [self._design(winner) for winner in self.outcome.winners]
+
+    @property
+    def best(self) -> Design:
+        """The best chip with its plan.
+
+        Raises
+        ------
+        InfeasibleError
+            Where nothing fits.
+        """
+        if not self.outcome.winners:
+            raise InfeasibleError(self.reason)
+        return self.top[0]
+
+    @property
+    def reason(self) -> str:
+        """Why there is no answer; empty where there is."""
+        if self.outcome.winners:
+            return ""
+        names = ", ".join(q.model.name for q in self.questions)
+        counts = {k: v for k, v in self.outcome.counts.items() if v}
+        said = ", ".join(f"{count:,} by {step}" for step, count in counts.items())
+        if self.status == "unknown":
+            return f"{names}: the budget ended before any plan was found ({said})"
+        return f"{names}: no chip of {self.space.spec.name} fits any plan ({said})"
+
+    def _design(self, winner: Winner) -> Design:
+        chip = self.space[winner.chip]
+        plans, rates = {}, []
+        for question, s, found in zip(self.questions, winner.strategies, winner.found, strict=True):
+            plans[question.model.name] = full_plan(question.workload(), s, chip, found)
+            rates.append(question.training.global_batch / found.time_s)
+        devices = self.questions[0].cluster.devices
+        usd = self.prices.device_usd(winner.area_mm2, winner.hbm_bytes)  # type: ignore[arg-type]
+        return Design(
+            chip=chip,
+            index=winner.chip,
+            plans=plans,
+            time_s=winner.score,
+            samples_per_s=geometric_mean(rates, self.weights),
+            area_mm2=winner.area_mm2,
+            energy_j=winner.energy_j,
+            hbm_bytes=winner.hbm_bytes,
+            cost_usd=float(usd) * devices,
+        )
+
+    def _row(self, point: FrontPoint) -> dict[str, Any]:
+        chip = self.space[point.chip]
+        works = [question.workload() for question in self.questions]
+        texts = [
+            plan_text(work, s, found)
+            for work, s, found in zip(works, point.strategies, point.found, strict=True)
+        ]
+        return {
+            "index": point.chip,
+            "chip": chip.to_dict(),
+            "chip_text": str(chip),
+            "plan_text": "; ".join(texts),
+            "time_s": point.time_s,
+            "area_mm2": point.area_mm2,
+            "energy_j": point.energy_j,
+            "hbm_bytes": point.hbm_bytes,
+            "cost_usd": point.cost_usd,
+        }
+
+    def pareto(self, *objectives: str) -> ParetoFront:
+        """Give the front over some of the objectives that were searched for; by default all.
+
+        Raises
+        ------
+        InvalidInputError
+            Where the search was not asked for one of them.
+        """
+        import numpy as np
+
+        known = self.outcome.objectives
+        wanted = tuple(objectives) or known
+        for name in wanted:
+            if name not in known:
+                asked = (
+                    f"this search was asked for {', '.join(known)}"
+                    if known
+                    else ("this search was asked for none: search(..., pareto=('time', 'area'))")
+                )
+                hint = nearest(name, OBJECTIVES) if name not in OBJECTIVES else asked
+                raise InvalidInputError(f"pareto: {name!r} is not accepted; {hint}")
+        points = self.outcome.front
+        if points and wanted != known:
+            table = np.array([[_VALUES[name](p) for name in wanted] for p in points], dtype=float)
+            points = tuple(points[k] for k in front_of(table))
+        return ParetoFront(wanted, self.outcome.complete, [self._row(p) for p in points])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give everything as plain data: the document that ``--json`` prints."""
+        outcome = self.outcome
+        pruned = {k: v for k, v in outcome.counts.items() if k != "placed"}
+        found: dict[str, Any] = {
+            "status": self.status,
+            "models": [q.model.name for q in self.questions],
+            "points": outcome.points,
+            "designs": outcome.designs,
+            "evaluated": outcome.counts["placed"],
+            "pruned": pruned,
+            "bound": _plain(outcome.bound),
+            "gap": _plain(outcome.gap),
+            "unproven_schedules": outcome.unproven,
+        }
+        if not outcome.winners:
+            found["reason"] = self.reason
+        else:
+            found["best"] = self.best.to_dict()
+            found["top"] = [design.to_dict(stages=False) for design in self.top]
+        if outcome.objectives:
+            front = self.pareto()
+            found["pareto"] = {
+                "objectives": list(front.objectives),
+                "status": "optimal" if front.proven else "feasible",
+                "designs": front.rows,
+            }
+        found["baselines"] = self.baselines
+        found["sensitivity"] = self.sensitivity
+        found["history"] = [
+            {
+                "seconds": m.seconds,
+                "placed": m.placed,
+                "incumbent_s": _plain(m.incumbent),
+                "bound_s": _plain(m.bound),
+            }
+            for m in outcome.history
+        ]
+        found["manifest"] = self.manifest
+        return found
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """What was asked, by what version, and how long it took."""
+        from importlib.metadata import version
+
+        first = self.questions[0]
+        return {
+            "version": version("phaze-fast"),
+            "digest": self.digest,
+            "seconds": self.outcome.seconds,
+            "threads": self.threads,
+            "python": platform.python_version(),
+            "inputs": {
+                "models": [q.model.to_dict() for q in self.questions],
+                "space": {**self.space.spec.to_dict(), "digest": self.space.digest},
+                "cluster": first.cluster.to_dict(),
+                "training": first.training.to_dict(),
+                "weights": list(self.weights),
+                "top": len(self.outcome.winners),
+                "pareto": list(self.outcome.objectives),
+            },
+        }
+
+    def report(self, path: Path | str) -> None:
+        """Write one self-contained page; needs the extra ``plot``."""
+        from phaze_fast.report.page import write_report
+
+        write_report(self.to_dict(), path)
+
+    def __str__(self) -> str:
+        names = ", ".join(q.model.name for q in self.questions)
+        if not self.outcome.winners:
+            return f"{names}: {self.status}: {self.reason}"
+        proof = (
+            f"proven over {self.outcome.points:,} points"
+            if self.status == "optimal"
+            else f"bound {format_time(self.bound)}, gap {self.gap:.2%}"
+        )
+        return f"{names}: {self.status}, {proof}\n{self.best}"
+
+
+def _plain(value: float) -> float | None:
+    """Give a number that JSON has; none for infinity."""
+    return value if value not in (float("inf"), float("-inf")) else None
+
+
+def result_of(
+    models: Sequence[TransformerModel],
+    space: ArchitectureSpace,
+    cluster: Cluster,
+    training: Training,
+    outcome: Outcome,
+    weights: Sequence[float] | None = None,
+    top: int = 10,
+    pareto: Sequence[str] = (),
+    threads: int = 1,
+) -> SearchResult:
+    """Put what came out of a search together with what was asked."""
+    questions = questions_of(models, Dies.of(space), cluster, training)
+    shares = checked_weights(weights, len(models))
+    name = search_digest(questions, space, shares, top, checked_objectives(pareto))
+    return SearchResult(tuple(questions), space, shares, outcome, name, threads)
