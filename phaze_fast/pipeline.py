@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 from phaze_fast.cost import CollectiveCost, collective
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.explore import ADAM_STATE_BYTES, compute_bound_s, training_flops
+from phaze_fast.explore.comparison import baselines_of, sensitivity_of
 from phaze_fast.explore.search import find_chips
 from phaze_fast.explore.searcher import Budget, Moment
 from phaze_fast.hardware import ArchitectureSpace, Cluster
@@ -26,7 +27,7 @@ from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult, result_of
 from phaze_fast.units import format_bytes
 
-__all__ = ["Survey", "search", "survey"]
+__all__ = ["Survey", "compare", "search", "survey"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,3 +199,41 @@ def search(
     options = (weights, top, pareto, budget, threads, executor, resume, cache, progress)
     outcome = find_chips(loaded, chips, wired, step, *options)
     return result_of(loaded, chips, wired, step, outcome, weights, top, pareto, threads)
+
+
+def compare(
+    found: SearchResult,
+    baselines: str = "tpuv4",
+    sensitivity: bool = False,
+    threads: int = 1,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
+) -> SearchResult:
+    """Put other methods beside what a search found, and see how the winner moves.
+
+    Parameters
+    ----------
+    found
+        The search's result.
+    baselines
+        ``tpuv4``: the TPUv4-like chip with the published hand plan, the best Megatron-style plan
+        and the best of all. ``all``: also the published early stop, random and Bayesian search
+        (the extra ``opt``), at equal evaluations and at equal time. ``none``.
+    sensitivity
+        Whether to search again with every rate and area term halved and doubled.
+    threads
+        At most this many.
+    seed
+        Of random and Bayesian search.
+    say
+        Called with what is done next.
+
+    Returns
+    -------
+    SearchResult
+        The same with `baselines` and `sensitivity`.
+    """
+    asked = (found.questions, found.space, found.weights, found.outcome)
+    beside = baselines_of(*asked, baselines, threads, seed, say)
+    moved = sensitivity_of(*asked, threads, say) if sensitivity else []
+    return replace(found, baselines=beside, sensitivity=moved)

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from phaze_fast.cli import costs, hardware, models, placements, plans, questions, schedules, show
+from phaze_fast.cli import (
+    costs,
+    hardware,
+    models,
+    placements,
+    plans,
+    questions,
+    schedules,
+    search,
+    show,
+)
 
 __all__ = ["app"]
 
@@ -37,5 +47,5 @@ def _options(
     """Accelerator, operator schedule and device placement for training, searched together."""
 
 
-for _part in (models, show, hardware, costs, schedules, placements, plans, questions):
+for _part in (search, models, show, hardware, costs, schedules, placements, plans, questions):
     _part.add_commands(app)

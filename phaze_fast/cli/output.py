@@ -21,10 +21,20 @@ from rich.text import Text
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 
-__all__ = ["AsJson", "ToFile", "emit", "emit_infeasible", "fields", "note", "table", "write_text"]
+__all__ = [
+    "AsJson",
+    "ToFile",
+    "emit",
+    "emit_infeasible",
+    "fields",
+    "note",
+    "table",
+    "target",
+    "write_text",
+]
 
 
-def _target(path: Path | None) -> Path | None:
+def target(path: Path | None) -> Path | None:
     """Refuse a place that cannot be written before any work is done."""
     if path is None or str(path) == "-" or str(path).startswith("/dev/"):
         return path
@@ -46,7 +56,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 ToFile = Annotated[
     Path | None,
     typer.Option(
-        "-o", "--output", metavar="FILE", help="Write the JSON to a file.", callback=_target
+        "-o", "--output", metavar="FILE", help="Write the JSON to a file.", callback=target
     ),
 ]
 

@@ -16,12 +16,12 @@ from phaze_fast.hardware import Cluster, presets
 from phaze_fast.placement import Plan, Plans, Training, infeasible, plan
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["add_commands"]
+__all__ = ["add_commands", "several"]
 
 _SHOWN = 6
 
 
-def _several(text: str | None, name: str) -> tuple[int, ...] | None:
+def several(text: str | None, name: str) -> tuple[int, ...] | None:
     """Whole numbers, separated by commas."""
     if text is None:
         return None
@@ -167,17 +167,17 @@ def plan_model(
     step = Training.from_dict(
         {
             "global_batch": global_batch,
-            "microbatch": _several(microbatch, "microbatch"),
+            "microbatch": several(microbatch, "microbatch"),
             "seq": seq,
-            "tensor_parallel": _several(tp, "tp"),
-            "pipeline": _several(pp, "pp"),
-            "data_parallel": _several(dp, "dp"),
-            "context_parallel": _several(cp, "cp"),
-            "expert_parallel": _several(ep, "ep"),
-            "zero": _several(zero, "zero"),
+            "tensor_parallel": several(tp, "tp"),
+            "pipeline": several(pp, "pp"),
+            "data_parallel": several(dp, "dp"),
+            "context_parallel": several(cp, "cp"),
+            "expert_parallel": several(ep, "ep"),
+            "zero": several(zero, "zero"),
             "recompute": recompute,
             "schedule": tuple(schedule.split(",")),
-            "virtual": _several(virtual, "virtual"),
+            "virtual": several(virtual, "virtual"),
             "sequence_parallel": sequence_parallel,
             "reserved_bytes": reserve,
             "optimizer": optimizer,

@@ -203,7 +203,7 @@ def early_stop(judge: Judge, areas: Array | None = None) -> Baseline:
     >>> pod, step = Cluster(devices=4, fabric="tpuv4-pod"), Training(global_batch=4, microbatch=1)
     >>> found = early_stop(judge_of(models.load("bertlarge"), few, pod, step))
     >>> found.evaluations, found.die
-    (0, 0)
+    (7, 4)
     """
     dies = judge.dies
     area = dies.area_mm2 if areas is None else np.asarray(areas, dtype=float)
@@ -215,7 +215,7 @@ def early_stop(judge: Judge, areas: Array | None = None) -> Baseline:
     keys = [-dies.records[name].astype(float) for name in reversed(_ORDER)]
     seen = walk_down(area, course.scores, np.lexsort((-np.arange(len(dies)), *keys)))
     return course.baseline(
-        "early-stop",
+        "early_stop",
         "published early stop",
         f"looked at {len(seen)} of {len(dies)} dies, from {area[seen].max():.2f} down to "
         f"{area[seen].min():.2f} mm2",
@@ -259,7 +259,7 @@ def random_search(
     course, total = _Course(judge), len(judge.dies)
     drawn = np.random.default_rng(seed).permutation(total)[:count]
     for begin in range(0, len(drawn), _RANDOM_AT_ONCE):
-        if course.seconds >= time_limit_s:
+        if course.history and course.seconds >= time_limit_s:
             break
         course.scores(drawn[begin : begin + _RANDOM_AT_ONCE])
     return course.baseline("random", "random search", f"seed {seed}")
@@ -278,7 +278,7 @@ class _Axes:
         columns = [dies.records[COLUMNS[field]] for field in self.axes]
         points = zip(*(c.astype(float).tolist() for c in columns), strict=True)
         self._die = {point: die for die, point in enumerate(points)}
-        if len(self._die) != (len(dies) if self.axes else 0):
+        if not self.axes or len(self._die) != len(dies):
             raise InvalidInputError(
                 f"space: its axes tell {len(self._die)} dies apart, and the judge has {len(dies)}; "
                 "expected the space that the judge's dies are of, with an axis of two values"
@@ -363,8 +363,9 @@ def bayesian(
         study = optuna.create_study(
             sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         )
-        while course.judge.evaluations < count and course.seconds < time_limit_s:
-            before = course.judge.evaluations
+        while (before := course.judge.evaluations) < count:
+            if before and course.seconds >= time_limit_s:
+                break
             at_once = min(_SUGGESTED_AT_ONCE, count - before)
             told += _suggested(study, axes, course, at_once)
             stale = 0 if course.judge.evaluations > before else stale + at_once

@@ -61,7 +61,7 @@ class Baseline:
     """What another method found, with the same cost model."""
 
     key: str
-    """Short name, such as ``early-stop``."""
+    """Short name, such as ``early_stop``."""
     title: str
     """What it is, in words."""
     score: float
@@ -82,6 +82,11 @@ class Baseline:
     """The plan, where the chip was given."""
     chip: Accelerator | None = None
     """The chip that was given, with the smallest HBM that the plan fits."""
+
+    @property
+    def plan_text(self) -> str:
+        """The plan in one line; empty where there is none."""
+        return "" if self.plan is None else str(self.plan)
 
     def best_by(self, evaluations: float = math.inf, seconds: float = math.inf) -> float:
         """Give the best score after so many evaluations and seconds at most.
@@ -146,9 +151,6 @@ class _Bench:
             chip=chip,
         )
 
-    def plans(self, model: TransformerModel, training: Training, modes: Sequence[str]) -> _Uniform:
-        return _Uniform(model, self.cluster, training, modes)
-
 
 class _Uniform:
     """Plans in which all stages recompute alike."""
@@ -162,6 +164,14 @@ class _Uniform:
             layer_graph(model, s) for s in strategies(model, cluster, training, self.rejected)
         ]
         self.timed = timed_layers(graphs, cluster, modes, optimizer(training.optimizer))
+
+    @property
+    def why(self) -> str:
+        """Say why there is no plan, where there is none."""
+        if not self.timed:
+            return "; ".join(self.rejected)
+        most = format_bytes(room(self.cluster, self.training))
+        return f"does not fit into {most} of a device with ZeRO 0 or 1 and any micro-batch given"
 
     def _asked(self, layers: TimedLayers, even: bool) -> Iterator[tuple[Question, PipelineProblem]]:
         """Every layout with every way to recompute, and its cuts where they are to be even."""
@@ -261,34 +271,35 @@ def hand_plan(
     >>> found.note
     '8 replicas instead of 128: 64 devices and a batch of 256 allow no more'
     """
-    key, title = "hand-plan", "published hand plan"
+    key, title = "hand_plan", "published hand plan"
     bench = _Bench(cluster, training, capacities, chip)
     if model.name not in HAND_PLANS:
         return bench.baseline(key, title, None, f"no hand plan is published for {model.name}")
     p, wanted, t = HAND_PLANS[model.name]
     d = _replicas(wanted, p * t, cluster, training)
-    if d == 0:
-        why = f"{p} stages of width {t} are more than {cluster.devices} devices, or no micro-batch"
-        return bench.baseline(key, title, None, f"{why} divides the batch")
+    if p * t > cluster.devices:
+        note = f"{p} stages of width {t} are more than {cluster.devices} devices"
+        return bench.baseline(key, title, None, note)
     notes = []
-    if d < wanted:
+    if 0 < d < wanted:
         notes.append(
             f"{d} replicas instead of {wanted}: {cluster.devices} devices and a batch of "
             f"{training.global_batch} allow no more"
         )
-    fixed = {"pipeline": (p,), "data_parallel": (d,), "tensor_parallel": (t,), "zero": (0, 1)}
+    fixed = {
+        "pipeline": (p,),
+        "data_parallel": (max(d, 1),),
+        "tensor_parallel": (t,),
+        "zero": (0, 1),
+    }
     own = training.model_copy(update={**fixed, "schedule": ("1f1b",)})
-    found = list(bench.plans(model, own, ("none", "full")).each(even=False))
+    uniform = _Uniform(model, bench.cluster, own, ("none", "full"))
+    found = list(uniform.each(even=False))
     best = _fastest(plan for plan in found if plan.zero == 0)
     if best is None:
         best = _fastest(found)
-        notes.append("without ZeRO it does not fit; with stage 1" if best else _too_large(bench))
+        notes.append("without ZeRO it does not fit; with stage 1" if best else uniform.why)
     return bench.baseline(key, title, best, "; ".join(notes))
-
-
-def _too_large(bench: _Bench) -> str:
-    most = format_bytes(bench.capacities[-1])
-    return f"does not fit into {most} with ZeRO 0 or 1 and any micro-batch that is allowed"
 
 
 def megatron_plan(
@@ -329,9 +340,10 @@ def megatron_plan(
         "schedule": ("1f1b", "interleaved"),
     }
     own = training.model_copy(update=free)
-    found = _fastest(bench.plans(model, own, ("none", "selective", "full")).each(even=True))
+    uniform = _Uniform(model, bench.cluster, own, ("none", "selective", "full"))
+    found = _fastest(uniform.each(even=True))
     return bench.baseline(
-        "megatron", "best Megatron-style plan", found, "" if found else _too_large(bench)
+        "megatron_plan", "best Megatron-style plan", found, "" if found else uniform.why
     )
 
 
@@ -362,4 +374,4 @@ def our_plan(
     bench = _Bench(cluster, training, capacities, chip)
     found = plan(model, bench.cluster, training, top=1)
     best = found.plans[0] if found.plans else None
-    return bench.baseline("our-plan", "our plan", best, found.shortfall)
+    return bench.baseline("our_plan", "our plan", best, found.shortfall)

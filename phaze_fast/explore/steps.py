@@ -4,7 +4,7 @@ For each layout and count of stages p, with m micro-batches a replica, W the wor
 work of one micro-batch, and l the load of the longest stage, the step takes at least
 
 - by 1F1B with m > p + 1: (m - p - 1) x l + 2 W; else: W + (m - 1) / p x B,
-- by any schedule: m x l,
+- by any schedule: m x l, and what of the gradients no backward pass hides,
 
 and l is at least W / p, and at least what the longest stage must hold: blocks are whole, the first
 and the last stage have the ends as well, and every stage has room for so many blocks without
@@ -21,7 +21,7 @@ import numpy as np
 
 from phaze_fast.explore.timing import Totals
 from phaze_fast.placement.layouts import Layout
-from phaze_fast.placement.sizes import LayerSizes
+from phaze_fast.placement.sizes import Frame, LayerSizes
 
 __all__ = ["Rows", "rows_of"]
 
@@ -296,11 +296,20 @@ def _columns_of(sizes: LayerSizes, number: int, layout: Layout, counts: Array) -
         sends,
         (min(sync, sizes.bucket_s(layout.groups)) + shared) * ones,
         step * ones,
-        (sync + shared if alone else -np.inf) * ones,
+        _most_synced(sizes, frame, counts),
         whole,
         sizes.blocks - counts * whole,
         even * ones,
     ]
+
+
+def _most_synced(sizes: LayerSizes, frame: Frame, counts: Array) -> Array:
+    """Seconds of gradients and weights of the stage that has most of them, at least."""
+    each = frame.sync_s + frame.shared_s
+    first, last = sizes.inner_span
+    least = np.ceil(sizes.blocks / counts) * float(each[first:last].min())
+    found: Array = np.maximum(np.maximum(each.sum() / counts, least), float(each.max()))
+    return found
 
 
 _AGAIN = 2 + _COLUMNS.index("again")

@@ -20,7 +20,7 @@ from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import Accelerator, chip_records
-from phaze_fast.hardware.silicon import PUBLISHED_AREA, energy_table
+from phaze_fast.hardware.silicon import FULL_AREA, PUBLISHED_AREA, area, energy_table
 from phaze_fast.hardware.space_spec import (
     COLUMN_NUMBER,
     COLUMNS,
@@ -106,9 +106,29 @@ class ArchitectureSpace:
         return cls(spec.replace(name="phaze-published", axes=axes))
 
     @classmethod
+    def full_area(cls) -> ArchitectureSpace:
+        """Return the published grid with every area counted, and ports of 64 to 512 bytes.
+
+        The published formula leaves out the network between cores and buffer and the HBM PHYs, and
+        a search goes where a cost is missing. Here a chip may be as large as the TPUv4-like one is
+        with both, 380.39 mm2, and what a core reads from the buffer per cycle is searched as well.
+        """
+        spec = cls.published().spec
+        largest = area(spec.base, FULL_AREA).total_mm2
+        axes = {**spec.axes, "buffer.port_bytes_per_cycle": (64.0, 128.0, 256.0, 512.0)}
+        limit = AreaLimit(
+            max_mm2=largest, min_fraction=0.3, keep_small_single_core=True, terms=FULL_AREA
+        )
+        return cls(spec.replace(name="phaze-full-area", axes=axes, area=limit))
+
+    @classmethod
     def load(cls, name_or_path: str | Path) -> ArchitectureSpace:
-        """Load a space by name (``tpuv4-area``, ``published``) or from a YAML or JSON file."""
-        named = {"tpuv4-area": cls.tpuv4_area, "published": cls.published}
+        """Load ``published``, ``full-area`` or ``tpuv4-area``, or a YAML or JSON file."""
+        named = {
+            "tpuv4-area": cls.tpuv4_area,
+            "published": cls.published,
+            "full-area": cls.full_area,
+        }
         if str(name_or_path) in named:
             return named[str(name_or_path)]()
         if not str(name_or_path).endswith((".yaml", ".yml", ".json")):

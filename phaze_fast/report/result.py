@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.errors import InfeasibleError, InvalidInputError, MissingExtraError, nearest
+from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.explore.designs import Design, full_plan, geometric_mean, plan_text
 from phaze_fast.explore.dies import Dies
+from phaze_fast.explore.executors import needed
 from phaze_fast.explore.goals import OBJECTIVES, checked_objectives, front_of
 from phaze_fast.explore.outcome import FrontPoint, Outcome
 from phaze_fast.explore.search import checked_weights, questions_of, search_digest
@@ -45,13 +46,8 @@ class ParetoFront:
 
 def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
     """Write flat rows to a Parquet file; needs the extra ``table``."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingExtraError(
-            "writing Parquet needs pyarrow: pip install 'phaze-fast[table]'"
-        ) from None
+    pyarrow = needed("pyarrow", "table", "writing Parquet")
+    parquet = needed("pyarrow.parquet", "table", "writing Parquet")
     flat = [{k: v for k, v in row.items() if not isinstance(v, dict)} for row in rows]
     try:
         parquet.write_table(pyarrow.Table.from_pylist(flat), str(path))
@@ -259,6 +255,18 @@ class SearchResult:
                 "pareto": list(self.outcome.objectives),
             },
         }
+
+    def to_parquet(self, path: Path | str) -> None:
+        """Write the front, or the best chips where there is none; needs the extra ``table``."""
+        if self.outcome.objectives:
+            self.pareto().to_parquet(path)
+            return
+        rows = []
+        for design in self.top:
+            row = design.to_dict(stages=False)
+            plan = {f"plan_{k}": v for k, v in row["plan"].items() if not isinstance(v, dict)}
+            rows.append({**row, **plan})
+        write_parquet(rows, path)
 
     def report(self, path: Path | str) -> None:
         """Write one self-contained page; needs the extra ``plot``."""
