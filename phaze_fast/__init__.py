@@ -47,6 +47,9 @@ if TYPE_CHECKING:
         InvalidTypeError,
         PhazeError,
     )
+    from phaze_fast.explore.asktell import Explorer
+    from phaze_fast.explore.evaluate import Evaluations, evaluate_batch
+    from phaze_fast.explore.sweep import Point, SweepTable, sweep
     from phaze_fast.hardware import (
         FULL_AREA,
         PUBLISHED_AREA,
@@ -74,7 +77,7 @@ if TYPE_CHECKING:
     )
     from phaze_fast.models import TransformerModel
     from phaze_fast.opgraph import Strategy, build_op_graphs, layer_graph
-    from phaze_fast.pipeline import Survey, survey
+    from phaze_fast.pipeline import Survey, compare, search, survey
     from phaze_fast.placement import (
         LayerTable,
         PipelineProblem,
@@ -87,6 +90,7 @@ if TYPE_CHECKING:
         place_batch,
         plan,
     )
+    from phaze_fast.report.result import SearchResult
     from phaze_fast.schedule import LayerTimes, ScheduleCache, schedule_layers
 
     __version__: str
@@ -153,7 +157,10 @@ _HOME = {
     ),
     "phaze_fast.models": ("TransformerModel",),
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
-    "phaze_fast.pipeline": ("Survey", "survey"),
+    "phaze_fast.explore.asktell": ("Explorer",),
+    "phaze_fast.explore.evaluate": ("Evaluations", "evaluate_batch"),
+    "phaze_fast.explore.sweep": ("Point", "SweepTable", "sweep"),
+    "phaze_fast.pipeline": ("Survey", "compare", "search", "survey"),
     "phaze_fast.placement": (
         "LayerTable",
         "PipelineProblem",
@@ -166,6 +173,7 @@ _HOME = {
         "place_batch",
         "plan",
     ),
+    "phaze_fast.report.result": ("SearchResult",),
     "phaze_fast.schedule": ("LayerTimes", "ScheduleCache", "schedule_layers"),
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
@@ -184,6 +192,8 @@ __all__ = [
     "CollectiveTimes",
     "Costs",
     "EnergyTable",
+    "Evaluations",
+    "Explorer",
     "FlatFabric",
     "Hbm",
     "InfeasibleError",
@@ -198,11 +208,14 @@ __all__ = [
     "Placement",
     "Plan",
     "Plans",
+    "Point",
     "PublishedProblem",
     "ScheduleCache",
+    "SearchResult",
     "SpaceSpec",
     "Strategy",
     "Survey",
+    "SweepTable",
     "TensorCore",
     "Tier",
     "TieredFabric",
@@ -219,11 +232,13 @@ __all__ = [
     "build_op_graphs",
     "collective",
     "collective_batch",
+    "compare",
     "cost",
     "cost_cache_clear",
     "cost_cache_info",
     "errors",
     "estimate_costs",
+    "evaluate_batch",
     "explore",
     "gemm",
     "hardware",
@@ -239,7 +254,9 @@ __all__ = [
     "presets",
     "schedule",
     "schedule_layers",
+    "search",
     "survey",
+    "sweep",
     "units",
     "validate",
 ]

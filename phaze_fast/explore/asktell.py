@@ -119,8 +119,9 @@ class Explorer:
         chips, dies = self.space.chips, self._dies
         own = np.full((len(chips), len(dies.capacities)), -1, dtype=np.int64)
         at = np.arange(len(chips))
-        own[at, np.searchsorted(dies.capacities, chips["hbm_bytes"])] = at
-        return Dies(chips, self.space.area_mm2, dies.capacities, own, dies.like)
+        of_chip = np.stack([at, np.searchsorted(dies.capacities, chips["hbm_bytes"])], axis=1)
+        own[at, of_chip[:, 1]] = at
+        return Dies(chips, self.space.area_mm2, dies.capacities, own, of_chip, dies.like)
 
     # ---- points ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
@@ -24,6 +25,8 @@ BASELINES = ("none", "tpuv4", "all")
 """Which other methods stand beside a search: nobody, the TPUv4-like chip's plans, or all."""
 
 Say = Callable[[str], None]
+
+_MINUTE_S = 60.0
 
 
 def _say(say: Say | None, text: str) -> None:
@@ -108,35 +111,54 @@ def baselines_of(
     return {key: _item(each, best_s, questions, space) for key, each in found.items()}
 
 
+def _at(baseline: Baseline, name: str, evaluations: float, seconds: float) -> Baseline:
+    """Give a run of a method as it stood after so many dies, or so many seconds."""
+    score = baseline.best_by(evaluations, seconds)
+    known = [h for h in baseline.history if h[0] <= evaluations and h[1] <= seconds]
+    looked, spent = (known[-1][0], known[-1][1]) if known else (0, 0.0)
+    note = baseline.note
+    if math.isfinite(evaluations) and looked < evaluations:
+        note = f"stopped after {looked} of {int(evaluations)} chips, {spent:.0f} s"
+    same = baseline.winner is not None and score == baseline.score
+    return replace(
+        baseline,
+        key=f"{baseline.key}_{name}",
+        title=f"{baseline.title}, equal {name}",
+        score=score,
+        evaluations=looked,
+        seconds=spent,
+        winner=baseline.winner if same else None,
+        note=note,
+    )
+
+
 def _searches(
     judge: Judge, space: ArchitectureSpace, outcome: Outcome, seed: int, say: Say | None
 ) -> dict[str, Baseline]:
-    """Run the published early stop, random and Bayesian search; each with a judge of its own."""
+    """Run the published early stop, random and Bayesian search.
 
-    def fresh() -> Judge:
-        return Judge(judge.questions, judge.dies, judge.weights, judge.threads)
-
+    The latter two look at as many dies as the search placed, unless their time runs out: that of
+    the search, and a minute at least.
+    """
     _say(say, "beside it: the published early stop")
-    found = {"early_stop": early_stop(fresh())}
-    looked = max(1, outcome.history[-1].placed)
-    runs: list[tuple[str, Callable[[], Baseline]]] = [
-        ("random_evaluations", lambda: random_search(fresh(), looked, seed)),
-        (
-            "random_time",
-            lambda: random_search(fresh(), len(judge.dies), seed, outcome.seconds),
-        ),
-        ("bayesian_evaluations", lambda: bayesian(fresh(), space, looked, seed)),
-        (
-            "bayesian_time",
-            lambda: bayesian(fresh(), space, len(judge.dies), seed, outcome.seconds),
-        ),
-    ]
-    for name, run in runs:
-        _say(say, f"beside it: {name.replace('_', ', equal ')}")
+    found = {"early_stop": early_stop(judge)}
+    looked, limit_s = max(1, outcome.dies_placed), max(outcome.seconds, _MINUTE_S)
+    runs: dict[str, Callable[[], Baseline]] = {
+        "random": lambda: random_search(judge, looked, seed, limit_s),
+        "bayesian": lambda: bayesian(judge, space, looked, seed, limit_s),
+    }
+    for name, run in runs.items():
+        _say(say, f"beside it: {name} search, for {limit_s:.0f} s at most")
         try:
-            found[name] = run()
+            made = run()
         except MissingExtraError as error:
             _say(say, str(error))
+            continue
+        for each in (
+            _at(made, "time", math.inf, outcome.seconds),
+            _at(made, "evaluations", looked, math.inf),
+        ):
+            found[each.key] = each
     return found
 
 

@@ -30,6 +30,8 @@ class Dies:
     """Bytes of HBM that occur, rising."""
     chip: Array
     """Which chip each die with each capacity is, shape (dies, capacities); -1: none."""
+    of_chip: Array
+    """Die and capacity of each chip that was given, shape (chips, 2)."""
     like: Accelerator
     """The chip whose tuning, launch latency and formats they all share."""
 
@@ -39,7 +41,9 @@ class Dies:
     def take(self, dies: Array) -> Dies:
         """Give some of them; the capacities stay."""
         records = np.ascontiguousarray(self.records[dies])
-        return Dies(records, self.area_mm2[dies], self.capacities, self.chip[dies], self.like)
+        none = np.zeros((0, 2), dtype=np.int64)
+        chips = self.chip[dies]
+        return Dies(records, self.area_mm2[dies], self.capacities, chips, none, self.like)
 
     @classmethod
     def of(cls, space: ArchitectureSpace) -> Dies:
@@ -70,5 +74,6 @@ class Dies:
         first, group = first[order], rank[group.reshape(-1)]
         chip = np.full((len(first), len(capacities)), -1, dtype=np.int64)
         backwards = np.arange(len(chips))[::-1]
-        chip[group[backwards], which.reshape(-1)[backwards]] = backwards
-        return cls(chips[first], area_mm2[first], capacities, chip, like)
+        of_chip = np.stack([group, which.reshape(-1)], axis=1)
+        chip[of_chip[backwards, 0], of_chip[backwards, 1]] = backwards
+        return cls(chips[first], area_mm2[first], capacities, chip, of_chip, like)

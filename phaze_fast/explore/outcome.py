@@ -54,6 +54,8 @@ class Outcome:
     points: int
     designs: int
     """Chips, each with its HBM."""
+    dies_placed: int
+    """Dies of which some strategy was evaluated in full."""
     unproven: int
     """Placed pairs with a layer whose schedule is not proven to be the best."""
     history: tuple[Moment, ...]
@@ -100,6 +102,7 @@ class Outcome:
             counts=counts,
             points=sum(counts.values()),
             designs=int((search.dies.chip >= 0).sum()),
+            dies_placed=search.dies_placed,
             unproven=search.unproven,
             history=tuple(search.history),
             seconds=search.history[-1].seconds,

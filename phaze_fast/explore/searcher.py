@@ -370,18 +370,21 @@ class Searcher:
 
     def _winner(self, die: int, c: int) -> Winner:
         picks = [chosen[die, c] for chosen in self._chosen]
-        times = [np.array([p.found.time_s]) for p in picks]
         return Winner(
             die=die,
             capacity=c,
             chip=int(self.dies.chip[die, c]),
-            score=float(self._score(times)[0]),
+            score=float(self._own[die, c]),
             area_mm2=float(self.dies.area_mm2[die]),
             energy_j=sum(p.energy_j for p in picks),
             hbm_bytes=int(self.dies.capacities[c]),
             strategies=tuple(p.strategy for p in picks),
             found=tuple(p.found for p in picks),
         )
+
+    def answer(self, die: int, capacity: int, model: int = 0) -> Answer | None:
+        """Give the best plan of a model on a die with a capacity; none where nothing fits."""
+        return self._chosen[model].get((die, capacity))
 
     def winners(self) -> list[Winner]:
         """List the best dies, each with its best capacity, best first; at most `top`."""
@@ -407,6 +410,12 @@ class Searcher:
     def cost_usd(self, die: int, capacity: int) -> float:
         """Dollars of all devices."""
         return float(self._usd[die, capacity])
+
+    @property
+    def dies_placed(self) -> int:
+        """Dies of which some strategy was placed, of any model."""
+        levels = [(pairs.level == PLACED).any(axis=0) for pairs in self._pairs]
+        return int(np.any(levels, axis=0).sum())
 
     @property
     def unproven(self) -> int:

@@ -71,9 +71,9 @@ def _rates(space: ArchitectureSpace, what: str, factor: float) -> ArchitectureSp
     spec, field = space.spec, _FIELD[what]
     if field in spec.axes:
         scaled = {**spec.axes, field: tuple(v * factor for v in spec.axes[field])}
-        return ArchitectureSpace(spec.replace(axes=scaled))
+        return ArchitectureSpace(spec.replace(axes=scaled), space.selection)
     base = _chip_with(spec.base, what, factor)
-    return None if base is None else ArchitectureSpace(spec.replace(base=base))
+    return None if base is None else ArchitectureSpace(spec.replace(base=base), space.selection)
 
 
 def _fabric(cluster: Cluster, factor: float) -> Cluster:
@@ -120,7 +120,10 @@ def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSp
         if limit.keep_small_single_core:
             small |= (chunk.chips["tensor_cores"] == 1) | (chunk.chips["vector_cores"] == 1)
         kept.append(chunk.index[(size <= most) & small])
-    return ArchitectureSpace(spec.replace(area=None), np.concatenate(kept))
+    chosen = np.concatenate(kept)
+    if space.selection is not None:
+        chosen = np.intersect1d(chosen, space.selection)
+    return ArchitectureSpace(spec.replace(area=None), chosen) if len(chosen) else None
 
 
 def variations(space: ArchitectureSpace, cluster: Cluster) -> Iterator[Variation]:

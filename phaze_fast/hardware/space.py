@@ -138,6 +138,11 @@ class ArchitectureSpace:
             )
         return cls(SpaceSpec.from_file(name_or_path))
 
+    @property
+    def selection(self) -> Array | None:
+        """Grid positions that it keeps, where it is a part of a space."""
+        return self._selection
+
     # ---- content ----
 
     @property

@@ -1,0 +1,202 @@
+"""Takes a model and arrays of chips, gives arrays: the best plan of each chip, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.explore.dies import Dies
+from phaze_fast.explore.executors import Workers
+from phaze_fast.explore.search import questions_of
+from phaze_fast.explore.searcher import Searcher
+from phaze_fast.explore.workload import Workload
+from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
+from phaze_fast.hardware.presets import chip as preset_chip
+from phaze_fast.models import TransformerModel
+from phaze_fast.placement import Training
+
+__all__ = ["Evaluations", "evaluate_batch"]
+
+Array = np.ndarray[Any, Any]
+
+Chips = ArchitectureSpace | Array | Sequence[Accelerator] | Accelerator
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluations:
+    """The best plan of each chip; arrays of one length, in the order of the chips.
+
+    Where nothing fits, `feasible` is false, times and joules are infinite and counts zero.
+    """
+
+    feasible: Array
+    time_s: Array
+    """Seconds of a step."""
+    samples_per_s: Array
+    energy_j: Array
+    """Joules of a step, all devices together."""
+    area_mm2: Array
+    tp: Array
+    pp: Array
+    dp: Array
+    cp: Array
+    ep: Array
+    zero: Array
+    microbatch: Array
+    devices: Array
+    schedule: Array
+    recompute: Array
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def to_dict(self) -> dict[str, Array]:
+        """Give the arrays by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+def _groups(chips: Chips) -> list[tuple[Array, Array, Array, Accelerator]]:
+    """Chips by what they share: positions, records, areas, and one they are like."""
+    if isinstance(chips, ArchitectureSpace):
+        return [(np.arange(len(chips)), chips.chips, chips.area_mm2, chips.spec.base)]
+    if isinstance(chips, np.ndarray):
+        like = preset_chip("phaze-tpuv4")  # neutral: no tuning, no launch latency
+        total = area_batch(chips)["total_mm2"]
+        return [(np.arange(len(chips)), chips, total, like)]
+    listed = [chips] if isinstance(chips, Accelerator) else list(chips)
+    shared: dict[Any, list[int]] = {}
+    for k, chip in enumerate(listed):
+        if not isinstance(chip, Accelerator):
+            raise InvalidTypeError(
+                f"chips[{k}]: {type(chip).__name__} is not accepted; expected an Accelerator"
+            )
+        key = (chip.tuning, chip.launch_latency_s, tuple(sorted(chip.tensor_core.rates.items())))
+        shared.setdefault(key, []).append(k)
+    found = []
+    for at in shared.values():
+        records = chip_records([listed[k] for k in at])
+        found.append((np.array(at), records, area_batch(records)["total_mm2"], listed[at[0]]))
+    return found
+
+
+_COUNTS = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "devices")
+
+
+def _blank(count: int) -> dict[str, Array]:
+    columns: dict[str, Array] = {name: np.zeros(count, dtype=np.int64) for name in _COUNTS}
+    columns["feasible"] = np.zeros(count, dtype=bool)
+    for name in ("time_s", "energy_j"):
+        columns[name] = np.full(count, np.inf)
+    for name in ("samples_per_s", "area_mm2"):
+        columns[name] = np.zeros(count)
+    for name in ("schedule", "recompute"):
+        columns[name] = np.full(count, "", dtype="<U12")
+    return columns
+
+
+def _fill(columns: dict[str, Array], at: int, work: Workload, answer: Any) -> None:
+    mine, found = work.strategies[answer.strategy], answer.found
+    strategy, layout = mine.sizes.graph.strategy, mine.layouts[found.layout]
+    names = {mine.sizes.variants[v] for v in found.variant_of}
+    stages = max(found.stage_of) + 1
+    values = {
+        "feasible": True,
+        "time_s": found.time_s,
+        "samples_per_s": work.question.training.global_batch / found.time_s,
+        "energy_j": answer.energy_j,
+        "tp": strategy.tensor_parallel,
+        "pp": stages,
+        "dp": layout.groups.replicas,
+        "cp": strategy.context_parallel,
+        "ep": strategy.expert_parallel,
+        "zero": layout.zero,
+        "microbatch": strategy.microbatch,
+        "devices": mine.sizes.inner * stages * layout.groups.replicas,
+        "schedule": layout.schedule if stages > 1 else "1f1b",
+        "recompute": names.pop() if len(names) == 1 else "mixed",
+    }
+    for name, value in values.items():
+        columns[name][at] = value
+
+
+def evaluate_batch(
+    model: TransformerModel,
+    chips: Chips,
+    cluster: Cluster,
+    training: Training,
+    threads: int = 1,
+    executor: Executor | str | None = None,
+) -> Evaluations:
+    """Find the best plan of a model on each of many chips: the backend's entry point.
+
+    Parameters
+    ----------
+    model
+        What is trained.
+    chips
+        A space, an array of records (``_core.CHIP_DTYPE``, such as `ArchitectureSpace.chips`), or
+        accelerators.
+    cluster
+        Devices and fabric; its chip, if any, is of no account.
+    training
+        The step, and what is fixed or free.
+    threads
+        At most this many; the answer does not depend on it.
+    executor
+        Where the work is done instead: any executor, or a name that `phaze_fast.sweep` takes.
+
+    Returns
+    -------
+    Evaluations
+        The same plans as `phaze_fast.plan` gives for each chip, to the last bit.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a chip is malformed.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> space = pf.ArchitectureSpace.published()[50_000:50_004]
+    >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
+    >>> step = pf.Training(global_batch=64, microbatch=2)
+    >>> found = evaluate_batch(pf.models.load("bert-large"), space, cluster, step)
+    >>> found.feasible.tolist(), found.dp.tolist()
+    ([True, True, True, True], [8, 8, 8, 8])
+    """
+    if not isinstance(model, TransformerModel) or not isinstance(training, Training):
+        raise InvalidTypeError(
+            f"model, training: {type(model).__name__} and {type(training).__name__} are not "
+            "accepted; expected a TransformerModel (models.load) and a Training"
+        )
+    groups = _groups(chips)
+    columns = _blank(sum(len(at) for at, *_ in groups))
+    for at, records, area_mm2, like in groups:
+        columns["area_mm2"][at] = area_mm2
+        if not len(at):
+            continue
+        bad = np.flatnonzero(~np.isfinite(area_mm2))
+        if len(bad):
+            raise InvalidInputError(f"chips[{int(at[bad[0]])}]: malformed")
+        dies = Dies.of_records(records, area_mm2, like)
+        questions = questions_of([model], dies, cluster, training)
+        with Workers(executor, threads) as workers:
+            own = workers if executor is not None else None
+            search = Searcher(
+                questions, dies, top=len(dies), each=True, threads=threads, workers=own
+            )
+            search.run()
+        work = questions[0].workload()
+        for k, (die, c) in enumerate(dies.of_chip.tolist()):
+            answer = search.answer(die, c)
+            if answer is not None:
+                _fill(columns, int(at[k]), work, answer)
+    for column in columns.values():
+        column.setflags(write=False)
+    return Evaluations(**columns)
