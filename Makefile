@@ -1,5 +1,5 @@
 # A face over dev.py, for those who type make. `make` alone lists the tasks.
-TASKS := survey test slow torch lint cpp bench examples package clean
+TASKS := search test slow extras torch lint cpp bench examples package clean
 
 help:
 	@python3 dev.py

@@ -154,11 +154,12 @@ def _install(extra: str) -> None:
     stamp.write_text(f"{fingerprint()} {extra}")
 
 
-def survey(arguments: list[str]) -> None:
-    """Bound every chip of the published space: the main job, for now."""
+def search(arguments: list[str]) -> None:
+    """Search the whole published space for GPT-3's best chip and plan: the main job."""
     install("run")
-    say("phaze-fast survey")
-    run(BIN / "phaze-fast", "survey", *arguments, cwd=Path.cwd(), quiet=True)
+    words = arguments or ["gpt3-175b"]
+    say(f"phaze-fast search {' '.join(words)}")
+    run(BIN / "phaze-fast", "search", *words, cwd=Path.cwd(), quiet=True)
 
 
 def test(arguments: list[str]) -> None:
@@ -181,6 +182,16 @@ def torch(arguments: list[str]) -> None:
     say("installing torch and transformers")
     run(*pip, "torch==2.13.0", "transformers")
     run(PYTHON, "-m", "pytest", "tests/test_torch.py", "-q", *arguments)
+
+
+def extras(arguments: list[str]) -> None:
+    """Test what needs other packages: Dask, Ray, Optuna, plotly, pyarrow; installed here."""
+    install()
+    pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    say("installing distributed, ray, optuna, plotly and pyarrow")
+    run(*pip, "distributed", "ray", "optuna", "plotly", "pyarrow")
+    files = [f"tests/test_{name}.py" for name in ("executors", "report", "baselines", "extras")]
+    run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
 
 
 def lint(_: list[str]) -> None:
@@ -255,8 +266,12 @@ def package(_: list[str]) -> None:
         say("testing what is installed there, away from the checkout")
         shutil.copytree(ROOT / "tests", folder / "tests")
         shutil.copy(ROOT / "pyproject.toml", folder)
-        run(python, "-m", "pytest", "-q", "-m", "not slow and not checkout", "tests", cwd=folder)
-        run(python.with_name("phaze-fast"), "survey", "--limit", "3", cwd=folder)
+        # All of them ran against the same code already; these see whether all of it is in the wheel.
+        parts = ("boundary", "cli", "hardware", "import", "memory", "models", "plan", "search")
+        files = [f"tests/test_{name}.py" for name in parts]
+        run(python, "-m", "pytest", "-q", "-m", "not slow and not checkout", *files, cwd=folder)
+        quick = ["bert-large", "--devices", "8", "--global-batch", "64", "--top", "3"]
+        run(python.with_name("phaze-fast"), "search", *quick, cwd=folder)
 
 
 def clean(_: list[str]) -> None:
@@ -266,7 +281,8 @@ def clean(_: list[str]) -> None:
 
 
 TASKS = {
-    f.__name__: f for f in (survey, test, slow, torch, lint, cpp, bench, examples, package, clean)
+    f.__name__: f
+    for f in (search, test, slow, extras, torch, lint, cpp, bench, examples, package, clean)
 }
 
 
