@@ -266,7 +266,7 @@ def package(_: list[str]) -> None:
         say("testing what is installed there, away from the checkout")
         shutil.copytree(ROOT / "tests", folder / "tests")
         shutil.copy(ROOT / "pyproject.toml", folder)
-        # All of them ran against the same code already; these see whether all of it is in the wheel.
+        # All of them ran against this code already; these see whether the wheel has all of it.
         parts = ("boundary", "cli", "hardware", "import", "memory", "models", "plan", "search")
         files = [f"tests/test_{name}.py" for name in parts]
         run(python, "-m", "pytest", "-q", "-m", "not slow and not checkout", *files, cwd=folder)

@@ -11,6 +11,7 @@ import subjects_operators
 import subjects_opgraph
 import subjects_placement
 import subjects_schedule
+import subjects_search
 from registry import SUBJECTS
 
 from phaze_fast import _core
@@ -25,6 +26,7 @@ STAGES = (
     subjects_memory,
     subjects_schedule,
     subjects_placement,
+    subjects_search,
 )
 
 

@@ -12,7 +12,8 @@ is also the horizon H = 1:
 (6) x_ij + x_ji >= z_ic + z_jc - 1                 where both need a type that may be full
 (7) sum over c of z_ic + y_i >= 1                  an operator on one core has one
 y, x, z binary. T <= H is the cutoff, the bound at hand the least T. The schedule itself is not
-given as a start: with one, HiGHS 1.15.1 called 2 of 2,000 random layers optimal that were not.
+given as a start: with one, HiGHS 1.15.1 called a layer optimal that was not, in each of two runs
+over random layers that ended there, at the 1,242nd with presolve and the 1,230th without.
 """
 
 from __future__ import annotations
