@@ -131,19 +131,37 @@ class Pairs:
         totals = Totals.joined(self._each("bound", s, [self.dies.records[dies]], step))
         self._raise(s, dies, totals, level)
 
-    def schedule(self, s: int, dies: Array, nodes: int | None = None) -> None:
-        """Schedule pairs, with trees of so many nodes at most."""
-        records = self.dies.records[dies]
-        if nodes is None:
-            made = Timed.joined(self._each("time", s, [records]))
-        else:
-            made = self.work.time(s, records, self._threads, nodes)
+    def schedule(self, s: int, dies: Array) -> None:
+        """Schedule pairs."""
+        made = Timed.joined(self._each("time", s, [self.dies.records[dies]]))
         self._raise(s, dies, made.totals, SCHEDULED)
         for k, die in enumerate(dies.tolist()):
             self._timed[s, die] = (made, k)
-            self.unproven.discard((s, die))
             if not made.kinds.proven[k]:
                 self.unproven.add((s, die))
+
+    def prove(self, s: int, die: int, nodes: int, reached_s: float) -> None:
+        """Bound a pair whose schedules are not proven by what more patience proves of them.
+
+        Parameters
+        ----------
+        s, die
+            The pair, placed.
+        nodes
+            Of the search for one layer's schedule.
+        reached_s
+            Seconds of the pair's plan with the die's largest HBM.
+        """
+        records = self.dies.records[die : die + 1]
+        last = int(self.last[die])
+        limits = np.full((1, self.dies.chip.shape[1]), -np.inf)
+        limits[0, last] = reached_s
+        bounds = self.work.time(s, records, self._threads, nodes, bounds=True)
+        found = self.work.place(s, records, bounds, limits, self._threads)[0][last]
+        least = min(found.time_s, reached_s)
+        self.least[s, die] = max(self.least[s, die], least)
+        if least >= reached_s:
+            self.unproven.discard((s, die))
 
     def place(self, s: int, dies: Array, below: Array) -> Iterator[Answer]:
         """Place pairs that are scheduled; equal times are placed once.
@@ -187,7 +205,8 @@ class Pairs:
             known = self._memory.get(key)
             if known is None or (known[0] < below[k]).any():
                 asked.setdefault(key, k)
-                wanted[key] = np.maximum(wanted.get(key, -np.inf), below[k])
+                before = -np.inf if known is None else known[0]
+                wanted[key] = np.maximum(wanted.get(key, before), below[k])
         if not asked:
             return
         at = np.array(list(asked.values()))

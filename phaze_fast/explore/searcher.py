@@ -188,7 +188,7 @@ class Searcher:
         energy = pairs.energy[s, dies] if pairs.energy.size else np.zeros(len(dies))
         below = self._below(dies, energy)
         if len(self._pairs) > 1:
-            least = [x.least[:, dies].min(axis=0) for x in self._pairs]
+            least = [x.least[:, dies].min(axis=0, initial=np.inf) for x in self._pairs]
             columns = [self._limits(i, least, below[:, c]) for c in range(below.shape[1])]
             below = np.where(self._has[dies], np.stack(columns, axis=1), -np.inf)
         for answer in pairs.place(s, dies, below):
@@ -239,14 +239,18 @@ class Searcher:
     def _open(self) -> tuple[Array, Array, float]:
         """Pairs worth looking at as (model, strategy, die) with their bounds, and the least."""
         alive = self._alive
-        least = [p.least[:, alive].min(axis=0) for p in self._pairs]
+        least = [p.least[:, alive].min(axis=0, initial=np.inf) for p in self._pairs]
         score = self._score(least)
         limit = np.full(len(alive), self._limit)
         if self.every:
             limit = self._below(alive, np.zeros(0)).max(axis=1)
         if self.objectives:
             energy = self._pairs[0].energy
-            floor = energy[:, alive].min(axis=0) if energy.size else np.zeros(len(alive))
+            floor = (
+                energy[:, alive].min(axis=0, initial=np.inf)
+                if energy.size
+                else np.zeros(len(alive))
+            )
             limit = self._below(alive, floor).max(axis=1)
         keep = score <= limit
         if not keep.all():
@@ -256,7 +260,7 @@ class Searcher:
         for i, pairs in enumerate(self._pairs):
             top = self._limits(i, least, limit)
             own = pairs.least[:, alive]
-            s, d = np.nonzero((pairs.level[:, alive] < PLACED) & (own <= top))
+            s, d = np.nonzero((pairs.level[:, alive] < PLACED) & (own <= top) & np.isfinite(own))
             found.append(np.stack([np.full(len(s), i), s, alive[d]]))
             keys.append(own[s, d] if len(self._pairs) == 1 else score[d])
         least_of_all = float(score.min(initial=np.inf))
@@ -331,29 +335,31 @@ class Searcher:
                 pairs.bound(s, everything, 1)
         self._note(sum(p.level.size for p in self._pairs), 0.0)
         self._seed()
-        proven = False
         while True:
             open_, key, least = self._open()
             self._note(open_.shape[1], least if open_.size else np.inf)
             if not open_.size:
-                if proven or not self._prove():
-                    return True
-                proven = True
-                continue
+                self._prove()
+                return True
             spent = time.monotonic() - self._began
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
             self._advance(open_[:, self._first(key, _WAVE)])
 
-    def _prove(self) -> bool:
-        """Schedule with more patience what was not proven and might be better; whether any was."""
-        again, ranked = False, len(self._pairs) == 1 and not (self.objectives or self.every)
-        for pairs in self._pairs:
+    def _prove(self) -> None:
+        """Bound with more patience what is not proven and might be better than what was found.
+
+        The schedules themselves stay as they are, those that `placement.plan` has as well.
+        """
+        if self.objectives or self.every:
+            return
+        least = self._score([p.least.min(axis=0, initial=np.inf) for p in self._pairs])
+        for i, pairs in enumerate(self._pairs):
             for s, die in sorted(pairs.unproven):
-                if not ranked or pairs.least[s, die] <= self._limit:
-                    pairs.schedule(s, np.array([die]), _MORE_NODES)
-                    again = True
-        return again
+                if pairs.level[s, die] == PLACED and least[die] < self._limit:
+                    times = self._best_s[i].get(die)
+                    if times is not None:
+                        pairs.prove(s, die, _MORE_NODES, float(times[pairs.last[die]]))
 
     # ---- what came out ----
 
@@ -366,7 +372,7 @@ class Searcher:
     def _unproven_least(self) -> float:
         if not any(p.unproven for p in self._pairs):
             return float("inf")
-        return float(self._score([p.least.min(axis=0) for p in self._pairs]).min())
+        return float(self._score([p.least.min(axis=0, initial=np.inf) for p in self._pairs]).min())
 
     def _winner(self, die: int, c: int) -> Winner:
         picks = [chosen[die, c] for chosen in self._chosen]

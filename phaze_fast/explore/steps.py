@@ -87,8 +87,15 @@ class Rows:
         np.maximum(load, _with_ends(totals, *columns[10:13]), out=load)
         found = np.maximum(loads * load + works * work + backs * totals.backward_s, m * load)
         step_s = step_bytes / rate
-        exposed = found - totals.backward_s + sync_s
-        found = np.maximum(found + tail_s, exposed) + step_s
+        # Of the step, all but the backward work; and that hides as much of the gradients at most.
+        less = np.maximum(
+            loads * load + np.maximum(works - 1.0, 0.0) * work + backs * totals.backward_s,
+            np.maximum(m - 1.0 / part, 0.0) * load,
+        )
+        exposed = totals.work_s - totals.backward_s + less + sync_s
+        # The optimiser's time is that of the first stage, which need not be the one meant here.
+        exposed = exposed + np.where(part == 1.0, step_s, 0.0)
+        found = np.maximum(found + tail_s + step_s, exposed)
         found *= _SURE
         least: Array = found
         return least

@@ -156,11 +156,19 @@ def bound_layers(
 
 
 def time_layers(
-    sizes: LayerSizes, records: Array, like: Accelerator, threads: int = 1, nodes: int = MAX_NODES
+    sizes: LayerSizes,
+    records: Array,
+    like: Accelerator,
+    threads: int = 1,
+    nodes: int = MAX_NODES,
+    bounds: bool = False,
 ) -> tuple[KindTimes, Totals, Array]:
-    """Schedule the layers of a strategy on chips: times, their lower bounds, static watts."""
+    """Schedule the layers of a strategy on chips: times, their lower bounds, static watts.
+
+    With `bounds`, what is proven of the times stands in their place.
+    """
     costs = _priced(sizes, records, like, threads, False)
     times = schedule_layers(costs, max_nodes=nodes, threads=threads)
     kinds = KindTimes.of(sizes, costs, times.makespan_s, times.proven)
     least = kinds if kinds.proven.all() else KindTimes.of(sizes, costs, times.bound_s, times.proven)
-    return kinds, Totals.of(sizes, least), costs.static_w
+    return (least if bounds else kinds), Totals.of(sizes, least), costs.static_w

@@ -140,10 +140,17 @@ class Workload:
         mine = self.strategies[s]
         return bound_layers(mine.sizes, records, self.question.like, step, threads)
 
-    def time(self, s: int, records: Array, threads: int = 1, nodes: int = MAX_NODES) -> Timed:
-        """Schedule the layers of strategy `s` on chips."""
+    def time(
+        self,
+        s: int,
+        records: Array,
+        threads: int = 1,
+        nodes: int = MAX_NODES,
+        bounds: bool = False,
+    ) -> Timed:
+        """Schedule the layers of strategy `s` on chips; or give what is proven of their times."""
         mine = self.strategies[s]
-        return Timed(*time_layers(mine.sizes, records, self.question.like, threads, nodes))
+        return Timed(*time_layers(mine.sizes, records, self.question.like, threads, nodes, bounds))
 
     def place(
         self, s: int, records: Array, timed: Timed, below_s: Array, threads: int = 1

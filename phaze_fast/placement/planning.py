@@ -42,7 +42,7 @@ class Question:
         layout, sizes = self.layout, self.layers.sizes
         return PipelineProblem(
             table=self.layers.table(layout.groups, layout.zero, layout.stages[1] > 1, ties),
-            memory_bytes=memory_bytes - sizes.gathered_bytes,
+            memory_bytes=max(0.0, memory_bytes - sizes.gathered_bytes),
             microbatches=layout.microbatches,
             stages=layout.stages,
             schedule=layout.schedule if layout.schedule != "interleaved" else "1f1b",
