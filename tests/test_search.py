@@ -333,15 +333,15 @@ def test_progress_is_json_where_nobody_watches(few, capsys):
 def test_fifty_parts_of_the_published_space_against_every_chip():
     """Best, top ten and front, bit for bit, with one and two threads."""
     rng = np.random.default_rng(50)
-    names = ["bert-large", "gpt2-small", "opt-1.3b", "t5-small"]
+    names = ["bert-large", "gpt2-small", "vit-b16"]
     for trial in range(50):
         space = some(1000 + trial, 200)
-        cluster = pf.Cluster(devices=int(rng.choice([2, 4, 8])), fabric="tpuv4-pod")
+        cluster = pf.Cluster(devices=int(rng.choice([2, 4])), fabric="tpuv4-pod")
         step = pf.Training(
-            global_batch=int(rng.choice([8, 16])),
+            global_batch=8,
             microbatch=(1, 2),
             tensor_parallel=(1, 2),
-            schedule=str(rng.choice(["1f1b", "interleaved", "zero-bubble"])),
+            schedule=str(rng.choice(["1f1b", "zero-bubble"])),
             zero=int(rng.choice([0, 1, 3])),
         )
         name = names[trial % len(names)]
