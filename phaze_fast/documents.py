@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import tempfile
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import yaml
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = ["digest", "parse_text", "read_document", "to_yaml"]
+__all__ = ["digest", "parse_text", "read_document", "to_yaml", "write_whole"]
 
 
 class _Loader(yaml.SafeLoader):
@@ -120,3 +122,41 @@ def digest(data: object) -> str:
     """
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def write_whole(path: str | Path, text: str, name: str | None = None) -> None:
+    """Write a file whole or not at all, so that a full disk never leaves half of one.
+
+    Parameters
+    ----------
+    path
+        Where to; a pipe or a device is written as it is.
+    text
+        What to write.
+    name
+        What to call it in an error; by default the path.
+
+    Raises
+    ------
+    InvalidInputError
+        Where it cannot be written.
+    """
+    try:
+        target = Path(path).resolve()
+        if str(path).startswith("/dev/") or (target.exists() and not target.is_file()):
+            Path(path).write_text(text, encoding="utf-8")
+            return
+        handle, made = tempfile.mkstemp(dir=target.parent, prefix=".phaze-fast-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(made).chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
+            Path(made).replace(target)
+        except BaseException:
+            Path(made).unlink(missing_ok=True)
+            raise
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInputError(f"{name or path}: cannot be written: {reason}") from None

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +18,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from phaze_fast.documents import write_whole
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 
 __all__ = [
@@ -136,21 +136,4 @@ def emit_infeasible(error: InfeasibleError, as_json: bool, to_file: Path | None)
 
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all, so that a full disk never leaves half a result."""
-    try:
-        target = path.resolve()
-        if str(path).startswith("/dev/") or (target.exists() and not target.is_file()):
-            path.write_text(text, encoding="utf-8")  # a pipe or a device
-            return
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=".phaze-fast-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
-            Path(name).replace(target)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise InvalidInputError(f"-o {path}: cannot be written: {error.strerror}") from None
+    write_whole(path, text, f"-o {path}")

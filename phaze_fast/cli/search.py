@@ -58,9 +58,10 @@ def _top(found: SearchResult) -> RenderableType:
         plans = [f"tp {p.tp} pp {p.pp} dp {p.dp} mb {p.microbatch}" for p in design.plans.values()]
         cells = [str(k + 1), *_chip_cells(design), format_time(design.time_s)]
         energy = f"{design.energy_j:,.0f}"
-        rows.append([*cells, f"{design.samples_per_s:,.1f}", energy, "; ".join(plans[:2])])
+        said = "; ".join(plans[:2]) + (" ..." if len(plans) > 2 else "")
+        rows.append([*cells, f"{design.samples_per_s:,.1f}", energy, said, design.binds])
     columns = [">", "tensor cores", "vector", "buffer>", "HBM>", "mm2>", "step>", "samples/s>"]
-    return table("The best chips", [*columns, "J/step>", "plan"], rows)
+    return table("The best chips", [*columns, "J/step>", "plan", "waits for"], rows)
 
 
 def _certificate(found: SearchResult) -> RenderableType:

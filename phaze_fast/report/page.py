@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import os
-import tempfile
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from phaze_fast.documents import write_whole
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.report.answer import (
     best_section,
@@ -198,32 +197,9 @@ def write_report(document: Data, path: str | Path) -> None:
 
     Examples
     --------
-    >>> import tempfile
-    >>> target = Path(tempfile.mkdtemp()) / "report.html"
+    >>>     >>> target = Path(tempfile.mkdtemp()) / "report.html"
     >>> write_report({"status": "infeasible", "reason": "too large", "models": ["m"]}, target)
     >>> target.exists()
     True
     """
-    text = report_page(document)
-    try:
-        _write(Path(path).resolve(), text)
-    except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise InvalidInputError(f"{path}: cannot be written: {reason}") from None
-
-
-def _write(target: Path, text: str) -> None:
-    if target.exists() and not target.is_file():
-        target.write_text(text, encoding="utf-8")  # a pipe or a device; a folder is refused
-        return
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".phaze-fast-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(name).chmod(target.stat().st_mode if target.exists() else 0o666 & ~umask)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_whole(path, report_page(document))
