@@ -232,6 +232,15 @@ def compare(
     -------
     SearchResult
         The same with `baselines` and `sensitivity`.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> few = pf.ArchitectureSpace.published()[40_000:40_060]
+    >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
+    >>> found = search("bert-large", few, cluster, pf.Training(global_batch=64, microbatch=2))
+    >>> sorted(compare(found).baselines)
+    ['hand_plan', 'megatron_plan', 'our_plan']
     """
     asked = (found.questions, found.space, found.weights, found.outcome)
     beside = baselines_of(*asked, baselines, threads, seed, say)

@@ -73,7 +73,7 @@ def test_the_readme_shows_exactly_two_commands_to_start_with():
     start = re.search(r"^## Start\n(.*?)^## ", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
     commands = [b.splitlines() for b in re.findall(r"^```sh\n(.*?)^```", start[1], re.M | re.S)]
     assert [[line.split("#")[0].strip() for line in block] for block in commands] == [
-        ["python3 dev.py survey", "python3 dev.py test"]
+        ["python3 dev.py search", "python3 dev.py test"]
     ]
     assert "python3 dev.py" in (ROOT / ".ci" / "run").read_text()
 

@@ -1,4 +1,4 @@
-"""Takes the moments of a search, shows them: alive on a terminal, as JSON lines elsewhere."""
+"""Takes the moments of a search, gives a line alive on a terminal, and JSON lines elsewhere."""
 
 from __future__ import annotations
 

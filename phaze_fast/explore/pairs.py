@@ -1,4 +1,4 @@
-"""Takes one model's pairs of strategy and die, takes them step by step from a bound to a plan."""
+"""Takes one model's pairs of strategy and die, gives bounds, then times, then plans of them."""
 
 from __future__ import annotations
 
