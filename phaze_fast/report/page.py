@@ -197,7 +197,8 @@ def write_report(document: Data, path: str | Path) -> None:
 
     Examples
     --------
-    >>>     >>> target = Path(tempfile.mkdtemp()) / "report.html"
+    >>> import tempfile
+    >>> target = Path(tempfile.mkdtemp()) / "report.html"
     >>> write_report({"status": "infeasible", "reason": "too large", "models": ["m"]}, target)
     >>> target.exists()
     True
