@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.cost import CollectiveCost, collective
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError
 from phaze_fast.explore import ADAM_STATE_BYTES, compute_bound_s, training_flops
 from phaze_fast.explore.comparison import baselines_of, sensitivity_of
 from phaze_fast.explore.search import find_chips
@@ -186,9 +186,17 @@ def search(
     >>> found.status, found.gap, found.best.plan.dp
     ('optimal', 0.0, 8)
     """
-    named = [model] if isinstance(model, TransformerModel | str) else list(model)
-    if not named:
-        raise InvalidInputError("model: none is not accepted; expected at least one")
+    named = [model] if isinstance(model, TransformerModel | str) else _listed(model)
+    for name, value, kind in (
+        ("space", space, ArchitectureSpace | str | Path),
+        ("cluster", cluster, Cluster),
+        ("training", training, Training),
+    ):
+        if value is not None and not isinstance(value, kind):
+            wanted = getattr(kind, "__name__", "ArchitectureSpace, or the name or file of one")
+            raise InvalidTypeError(
+                f"{name}: {type(value).__name__} is not accepted; expected {wanted}"
+            )
     loaded = [load(each) if isinstance(each, str) else each for each in named]
     chips = space if isinstance(space, ArchitectureSpace) else None
     if chips is None:
@@ -199,6 +207,20 @@ def search(
     options = (weights, top, pareto, budget, threads, executor, resume, cache, progress)
     outcome = find_chips(loaded, chips, wired, step, *options)
     return result_of(loaded, chips, wired, step, outcome, weights, top, pareto, threads)
+
+
+def _listed(models: object) -> list[TransformerModel | str]:
+    """Several models, or what is wrong with them."""
+    listed: list[Any] = list(models) if isinstance(models, list | tuple) else [models]
+    for each in listed:
+        if not isinstance(each, TransformerModel | str):
+            raise InvalidTypeError(
+                f"model: {type(each).__name__} is not accepted; expected a TransformerModel or the "
+                "name of one"
+            )
+    if not listed:
+        raise InvalidInputError("model: none is not accepted; expected at least one")
+    return listed
 
 
 def compare(
@@ -242,6 +264,10 @@ def compare(
     >>> sorted(compare(found).baselines)
     ['hand_plan', 'megatron_plan', 'our_plan']
     """
+    if not isinstance(found, SearchResult):
+        raise InvalidTypeError(
+            f"found: {type(found).__name__} is not accepted; expected what search() gave"
+        )
     asked = (found.questions, found.space, found.weights, found.outcome)
     beside = baselines_of(*asked, baselines, threads, seed, say)
     moved = sensitivity_of(*asked, threads, say) if sensitivity else []

@@ -65,14 +65,6 @@ def test_a_search_through_dask_finds_the_same_though_a_worker_dies():
         assert answer(there) == answer(find_chips([MODEL], space, POD, STEP, top=10))
 
 
-@pytest.mark.slow
-def test_a_search_through_ray_finds_the_same():
-    pytest.importorskip("ray")
-    here = find_chips([MODEL], part(2), POD, STEP, top=10)
-    there = find_chips([MODEL], part(2), POD, STEP, top=10, executor="ray", threads=2)
-    assert answer(there) == answer(here)
-
-
 def test_the_command_writes_a_page_and_a_table(tmp_path, monkeypatch):
     pytest.importorskip("plotly")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,22 @@ def test_threads_and_executors_change_nothing():
         assert other.counts == alone.counts
 
 
+def test_huge_weights_are_only_weights():
+    space, both = some(15, 10), [model(), model("gpt2-small")]
+    plain = find_chips(both, space, POD, STEP, weights=(1, 1))
+    huge = find_chips(both, space, POD, STEP, weights=(1e308, 1e308))
+    assert huge.winners == plain.winners
+
+
+def test_why_nothing_fits_is_said_as_plan_says_it():
+    for free, said in (({"tensor_parallel": 3}, "does not divide"), ({"pipeline": 24}, "stages")):
+        step = pf.Training(global_batch=64, microbatch=1, **free)
+        found = pf.search(model(), some(16, 5), POD, step)
+        assert found.status == "infeasible"
+        assert found.outcome.counts["memory"] == 0
+        assert said in found.reason
+
+
 def test_several_models_share_one_chip():
     space, names = some(4, 30), ("bert-large", "gpt2-small")
     found = pf.search([model(n) for n in names], space, POD, STEP, top=3, weights=(2, 1))
@@ -158,6 +175,9 @@ def test_a_budget_gives_an_honest_gap(budget):
     true = find_chips([model()], space, POD, STEP, top=20).winners[0].score
     assert stopped.status in ("feasible", "unknown")
     assert stopped.bound <= true
+    settled = {k: v for k, v in stopped.counts.items() if k != "open"}
+    assert stopped.counts["open"] > 0
+    assert sum(settled.values()) + stopped.counts["open"] == stopped.points
     if stopped.winners:
         assert stopped.winners[0].score >= true
         assert stopped.gap >= stopped.winners[0].score / true - 1.0
@@ -172,11 +192,23 @@ def test_bad_questions_say_why():
         ({"weights": (1.0, 2.0)}, "one for each of 1 models"),
         ({"weights": (-1.0,)}, "expected a number > 0"),
         ({"executor": "desk"}, "dask"),
+        ({"top": 2.5}, "top: 2.5"),
+        ({"pareto": ("time",)}, "another as well"),
+        ({"time_limit_s": float("nan")}, "time_s: nan"),
+        ({"max_points": -3}, "points: -3"),
+        ({"cluster": "tpuv4-pod"}, "cluster: str"),
+        ({"training": {}}, "training: dict"),
     ):
         with pytest.raises(InvalidInputError, match=words):
-            pf.search(model(), space, POD, STEP, **arguments)
+            pf.search(model(), **{"space": space, "cluster": POD, "training": STEP, **arguments})
     with pytest.raises(InvalidInputError, match="energy"):
         pf.search([model(), model("gpt2-small")], space, POD, STEP, pareto=("time", "energy"))
+    with pytest.raises(InvalidInputError, match="a name twice"):
+        pf.search([model(), model()], space, POD, STEP)
+    with pytest.raises(InvalidInputError, match="model: int"):
+        pf.search(3, space, POD, STEP)
+    with pytest.raises(InvalidInputError, match="found: int"):
+        pf.compare(3)
     with pytest.raises(InvalidInputError, match="was asked for none"):
         pf.search(model(), space, POD, STEP).pareto("time")
 
@@ -186,7 +218,8 @@ def test_an_outcome_is_kept_and_a_damaged_one_is_not_trusted(tmp_path):
     first = find_chips([model()], space, POD, STEP, cache=tmp_path, pareto=("time", "area"))
     (file,) = tmp_path.glob("search-*.json")
     again = find_chips([model()], space, POD, STEP, cache=tmp_path, pareto=("time", "area"))
-    assert again == first  # seconds and history as well: it was read, not searched
+    assert again.recalled
+    assert again == replace(first, recalled=True)  # seconds and history as well
     file.write_bytes(file.read_bytes().replace(b"optimal", b"optimum"))
     anew = find_chips([model()], space, POD, STEP, cache=tmp_path, pareto=("time", "area"))
     assert anew.winners == first.winners
@@ -291,6 +324,9 @@ def test_the_command_gives_the_document(few, tmp_path, capsys):
     assert best <= set(document["best"])
     assert document["status"] == "optimal"
     assert document["gap"] == 0.0
+    assert document["open"] == 0
+    assert document["top_status"] == "optimal"
+    assert document["manifest"]["inputs"]["top"] == 2
     total = document["evaluated"] + sum(document["pruned"].values())
     assert total == document["points"] == 4
     assert document["best"]["time_s"] == document["bound"]
@@ -340,7 +376,7 @@ def test_fifty_parts_of_the_published_space_against_every_chip():
         step = pf.Training(
             global_batch=8,
             microbatch=(1, 2),
-            tensor_parallel=(1, 2),
+            tensor_parallel=1,
             schedule=str(rng.choice(["1f1b", "zero-bubble"])),
             zero=int(rng.choice([0, 1, 3])),
         )

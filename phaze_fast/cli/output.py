@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-def target(path: Path | None) -> Path | None:
+def target(param: typer.CallbackParam, path: Path | None) -> Path | None:
     """Refuse a place that cannot be written before any work is done."""
     if path is None or str(path) == "-" or str(path).startswith("/dev/"):
         return path
@@ -48,7 +48,7 @@ def target(path: Path | None) -> Path | None:
     except (OSError, RuntimeError) as error:
         reason = str(error)
     if reason:
-        raise InvalidInputError(f"-o {path}: cannot be written: {reason}")
+        raise InvalidInputError(f"{param.opts[0]} {path}: cannot be written: {reason}")
     return path
 
 
@@ -65,7 +65,8 @@ _WIDTH_OF_A_PIPE = 140
 
 def _console() -> Console:
     stream = sys.stdout
-    width = None if stream.isatty() else _WIDTH_OF_A_PIPE
+    watched = stream is not None and stream.isatty()  # absent where it was closed
+    width = None if watched else _WIDTH_OF_A_PIPE
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
 
 

@@ -74,6 +74,9 @@ def shown_progress(quiet: bool = False) -> Iterator[Callable[[Moment], None] | N
         yield None
         return
     first: list[Moment] = []
+    if sys.stderr is None:  # it was closed
+        yield None
+        return
     if sys.stderr.isatty():
         with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
 

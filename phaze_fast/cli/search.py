@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +13,7 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast import models as model_presets
-from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, target
+from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, target, write_text
 from phaze_fast.cli.plans import several
 from phaze_fast.cli.progress import shown_progress
 from phaze_fast.errors import InfeasibleError, InvalidInputError
@@ -20,10 +22,11 @@ from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.pipeline import compare, search
 from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult
-from phaze_fast.units import format_bytes, format_time
+from phaze_fast.units import format_bandwidth, format_bytes, format_time
 
 __all__ = ["add_commands"]
 
+_WIDE = 120
 _STEPS = {
     "rules": "broken rules (heads, batch)",
     "memory": "no plan fits",
@@ -41,13 +44,19 @@ def default_cache() -> Path:
     return root / "phaze_fast"
 
 
+def _hbm(design: Design) -> str:
+    hbm = design.chip.hbm
+    rate = format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm is not None else ""
+    return f"{format_bytes(design.hbm_bytes)}, {rate}"
+
+
 def _chip_cells(design: Design) -> list[str]:
     tensor, vector, chip = design.chip.tensor_core, design.chip.vector_core, design.chip
     return [
         f"{tensor.count} x {tensor.width}x{tensor.depth}",
         f"{vector.count} x {vector.lanes}",
         format_bytes(chip.buffer.capacity_bytes),
-        format_bytes(design.hbm_bytes),
+        _hbm(design),
         f"{design.area_mm2:.2f}",
     ]
 
@@ -61,7 +70,18 @@ def _top(found: SearchResult) -> RenderableType:
         said = "; ".join(plans[:2]) + (" ..." if len(plans) > 2 else "")
         rows.append([*cells, f"{design.samples_per_s:,.1f}", energy, said, design.binds])
     columns = [">", "tensor cores", "vector", "buffer>", "HBM>", "mm2>", "step>", "samples/s>"]
-    return table("The best chips", [*columns, "J/step>", "plan", "waits for"], rows)
+    columns += ["J/step>", "plan", "waits for"]
+    watched = sys.stdout is not None and sys.stdout.isatty()
+    if watched and shutil.get_terminal_size().columns < _WIDE:
+        shown = [0, 1, 2, 3, 6, 9]
+        columns, rows = [columns[k] for k in shown], [[row[k] for k in shown] for row in rows]
+    several = "; times and rates are geometric means, joules are sums" if _several(found) else ""
+    proven = "" if found.complete else "only the bound below is proven, not that these are the best"
+    return table(f"The best chips{several}", columns, rows, proven)
+
+
+def _several(found: SearchResult) -> bool:
+    return len(found.questions) > 1
 
 
 def _certificate(found: SearchResult) -> RenderableType:
@@ -75,9 +95,14 @@ def _certificate(found: SearchResult) -> RenderableType:
         if step in _STEPS and count:
             pairs.append((f"settled by {_STEPS[step]}", f"{count:,}"))
     pairs.append(("placed exactly", f"{outcome.counts['placed']:,}"))
+    if outcome.counts["open"]:
+        pairs.append(("still open", f"{outcome.counts['open']:,}"))
+    if outcome.unproven:
+        pairs.append(("layer schedules not proven", f"in {outcome.unproven:,} pairs"))
     if outcome.bound < float("inf"):
         pairs.append(("bound and gap", f"{format_time(outcome.bound)}, {outcome.gap:.3%}"))
-    pairs.append(("seconds", f"{outcome.seconds:.1f}"))
+    kept = ", kept from an earlier run" if outcome.recalled else ""
+    pairs.append(("seconds", f"{outcome.seconds:.1f}{kept}"))
     return fields("The certificate", pairs)
 
 
@@ -125,7 +150,8 @@ def _front(found: SearchResult) -> RenderableType:
         ]
         for row in front.rows[:12]
     ]
-    title = f"The front of {', '.join(front.objectives)}: {len(front)} points"
+    sure = "" if front.proven else ", not proven"
+    title = f"The front of {', '.join(front.objectives)}: {len(front)} points{sure}"
     caption = "" if len(front) <= 12 else f"{len(front) - 12} more with --json or --parquet"
     columns = ["step>", "mm2>", "J/step>", "HBM>", "dollars>", "chip"]
     return table(title, columns, shown, caption)
@@ -141,7 +167,9 @@ def _sensitivity(found: SearchResult) -> RenderableType:
         ]
         for item in found.sensitivity
     ]
-    return table("If something were different", ["what", "step>", "change>", "best chip"], rows)
+    caption = "Where an area is scaled, the limit is what the space's base chip then takes."
+    columns = ["what", "step>", "change>", "best chip"]
+    return table("If something were different", columns, rows, caption)
 
 
 def _training(options: dict[str, Any]) -> Training:
@@ -213,7 +241,9 @@ def search_chips(
         bool, typer.Option("--sensitivity", help="Search again with each rate and area x 0.5, 2.")
     ] = False,
     time_limit: Annotated[float, typer.Option(help="Seconds.")] = float("inf"),
-    max_points: Annotated[float, typer.Option(help="Pairs to place at most.")] = float("inf"),
+    max_points: Annotated[
+        float, typer.Option(help="Stop after the wave in which so many pairs were placed.")
+    ] = float("inf"),
     threads: Annotated[int, typer.Option(help="At most so many; 0: all cores.")] = 0,
     executor: Annotated[
         str | None, typer.Option(help="processes, dask://host:port, ray or mpi.")
@@ -257,7 +287,13 @@ def search_chips(
             cache=None if no_cache else cache or default_cache(),
             progress=progress,
         )
+    for message in found.outcome.notes:
+        note(message)
     if found.outcome.winners and (baselines != "none" or sensitivity):
+        if (
+            to_file is not None and str(to_file) != "-"
+        ):  # what is proven is safe before more is done
+            write_text(to_file, json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n")
         said = None if quiet else note
         found = compare(found, baselines, sensitivity, threads=cores, say=said)
     _deliver(found, report, parquet, as_json, to_file)

@@ -70,7 +70,9 @@ class Design:
 
     chip: Accelerator
     index: int
-    """Position in the space."""
+    """Position in the space: ``space[index]`` is the chip."""
+    grid_index: int
+    """Position in the space's whole grid, the number in the chip's name."""
     plans: dict[str, Plan]
     """By model."""
     time_s: float
@@ -102,6 +104,7 @@ class Design:
             "chip": self.chip.to_dict(),
             "chip_text": str(self.chip),
             "index": self.index,
+            "grid_index": self.grid_index,
             "plan": next(iter(plans.values())),
             "plans": plans,
             "time_s": self.time_s,

@@ -56,7 +56,7 @@ class Dies:
         """
         if not len(space):
             raise InfeasibleError(
-                f"{space.spec.name}: no chip of the grid passes the area and power limits"
+                f"{space.spec.name}: there is no chip in it, or none that passes its limits"
             )
         return cls.of_records(space.chips, space.area_mm2, space.spec.base)
 

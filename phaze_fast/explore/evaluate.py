@@ -17,7 +17,7 @@ from phaze_fast.explore.searcher import Searcher
 from phaze_fast.explore.workload import Workload
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
 from phaze_fast.hardware.presets import chip as preset_chip
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement import Training
 
 __all__ = ["Evaluations", "evaluate_batch"]
@@ -125,7 +125,7 @@ def _fill(columns: dict[str, Array], at: int, work: Workload, answer: Any) -> No
 
 
 def evaluate_batch(
-    model: TransformerModel,
+    model: TransformerModel | str,
     chips: Chips,
     cluster: Cluster,
     training: Training,
@@ -137,7 +137,7 @@ def evaluate_batch(
     Parameters
     ----------
     model
-        What is trained.
+        What is trained, or its name.
     chips
         A space, an array of records (``_core.CHIP_DTYPE``, such as `ArchitectureSpace.chips`), or
         accelerators.
@@ -170,6 +170,7 @@ def evaluate_batch(
     >>> found.feasible.tolist(), found.dp.tolist()
     ([True, True, True, True], [8, 8, 8, 8])
     """
+    model = load(model) if isinstance(model, str) else model
     if not isinstance(model, TransformerModel) or not isinstance(training, Training):
         raise InvalidTypeError(
             f"model, training: {type(model).__name__} and {type(training).__name__} are not "

@@ -24,6 +24,8 @@ OBJECTIVES = ("time", "area", "energy", "hbm", "cost")
 
 def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
     """Refuse what is not an objective."""
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",") if name.strip()]
     for name in names:
         if name not in OBJECTIVES:
             raise InvalidInputError(
@@ -31,7 +33,10 @@ def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
             )
     if names and "time" not in names:
         raise InvalidInputError(f"pareto: {','.join(names)} leaves out time; expected it as well")
-    return tuple(dict.fromkeys(names))
+    chosen = tuple(dict.fromkeys(names))
+    if len(chosen) == 1:
+        raise InvalidInputError("pareto: time alone is not accepted; expected another as well")
+    return chosen
 
 
 def front_of(values: Array) -> Array:

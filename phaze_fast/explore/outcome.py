@@ -10,8 +10,9 @@ import numpy as np
 
 from phaze_fast.explore.placing import Found
 from phaze_fast.explore.searcher import Moment, Searcher, Winner
+from phaze_fast.explore.timing import STEPS
 
-__all__ = ["FrontPoint", "Outcome"]
+__all__ = ["FrontPoint", "Outcome", "counts_of"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,29 @@ def _found(data: Mapping[str, Any]) -> Found:
     return Found(float(data["time_s"]), int(data["layout"]), stages, variants)
 
 
+def counts_of(search: Searcher) -> dict[str, int]:
+    """Points by the step that settled them; ``placed`` in full, ``open`` not at all.
+
+    With a budget, points whose bound does not rule them out stay open.
+    """
+    found = dict.fromkeys(("rules", "memory", *STEPS, "open"), 0)
+    has = search.dies.chip >= 0
+    for pairs, open_ in search.states():
+        found["rules"] += sum(pairs.work.rejected.values()) * int(has.sum())
+        for s, strategic in enumerate(pairs.work.strategies):
+            for c, rows in enumerate(strategic.rows):
+                mine = has[:, c]
+                if not len(rows):
+                    why = "memory" if strategic.layouts else "rules"
+                    found[why] += int(mine.sum())
+                    continue
+                found["open"] += int((open_[s] & mine).sum())
+                levels = pairs.level[s][mine & ~open_[s]]
+                for k, name in enumerate(STEPS):
+                    found[name] += int((levels == k + 1).sum())
+    return found
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The best chips of a space, the front, and the proof."""
@@ -60,6 +84,10 @@ class Outcome:
     """Placed pairs with a layer whose schedule is not proven to be the best."""
     history: tuple[Moment, ...]
     seconds: float
+    notes: tuple[str, ...] = ()
+    """What was mended on the way."""
+    recalled: bool = False
+    """Whether it was found by an earlier run and looked up."""
 
     @property
     def gap(self) -> float:
@@ -80,7 +108,7 @@ class Outcome:
     @classmethod
     def of(cls, search: Searcher, complete: bool) -> Outcome:
         """Read it off a search."""
-        counts = search.counts()
+        counts = counts_of(search)
         return cls(
             complete=complete,
             bound=search.bound,
@@ -138,5 +166,6 @@ class Outcome:
             "front": tuple(FrontPoint(**plans(p)) for p in data["front"]),
             "objectives": tuple(data["objectives"]),
             "history": tuple(moment(m) for m in data["history"]),
+            "notes": tuple(data["notes"]),
         }
         return cls(**{**data, **read})

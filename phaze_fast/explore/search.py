@@ -7,8 +7,8 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError, InvalidInputError
@@ -101,6 +101,15 @@ class _Store:
             part.replace(self._file)
 
 
+def _journal(folder: Path | str, name: str) -> Journal:
+    """Open the directory that a search goes on from."""
+    try:
+        return Journal(folder, question([], f"search {name}"))
+    except InvalidInputError as error:
+        said = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
+        raise InvalidInputError(said.replace("another sweep", "another search")) from None
+
+
 def find_chips(
     models: Sequence[TransformerModel],
     space: ArchitectureSpace,
@@ -117,8 +126,11 @@ def find_chips(
     progress: Callable[[Moment], None] | None = None,
 ) -> Outcome:
     """Search a space of chips; see `phaze_fast.search` for the parameters."""
-    if top < 1:
-        raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise InvalidInputError(f"top: {top!r} is not accepted; expected a whole number, 1 or more")
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"model: {', '.join(names)} has a name twice; expected each once")
     objectives = checked_objectives(pareto)
     shares = checked_weights(weights, len(models))
     if len(models) > 1 and "energy" in objectives:
@@ -131,11 +143,11 @@ def find_chips(
     store = _Store(cache, name)
     known = store.get()
     if known is not None:
-        return known
+        return replace(known, recalled=True)
     with contextlib.ExitStack() as stack:
         journal = None
         if resume is not None:
-            journal = stack.enter_context(Journal(resume, question([], f"search {name}")))
+            journal = stack.enter_context(_journal(resume, name))
         workers = None
         if executor is not None:
             workers = stack.enter_context(Workers(executor, threads))
@@ -151,11 +163,8 @@ def find_chips(
             progress=progress,
         )
         outcome = Outcome.of(search, search.run(budget))
+        if journal is not None:
+            outcome = replace(outcome, notes=tuple(journal.notes))
     if outcome.complete:
         store.put(outcome)
     return outcome
-
-
-def reasons_of(questions: Sequence[Question]) -> dict[str, Any]:
-    """Say which strategies were left out, and why."""
-    return {q.model.name: dict(q.workload().rejected) for q in questions}

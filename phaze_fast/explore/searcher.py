@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.dies import Dies
 from phaze_fast.explore.executors import Workers
 from phaze_fast.explore.goals import Front
 from phaze_fast.explore.memory import Memory
 from phaze_fast.explore.pairs import PLACED, SCHEDULED, Answer, Pairs
 from phaze_fast.explore.placing import Found
-from phaze_fast.explore.timing import STEPS
 from phaze_fast.explore.workload import Question
 from phaze_fast.hardware.price import Prices
 
@@ -43,7 +43,15 @@ class Budget:
 
     time_s: float = float("inf")
     points: float = float("inf")
-    """Pairs of die and strategy that are placed."""
+    """Pairs of die and strategy that are placed; the wave in which they are goes to its end."""
+
+    def __post_init__(self) -> None:
+        for name in ("time_s", "points"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise InvalidInputError(
+                    f"{name}: {value!r} is not accepted; expected a number, zero or more"
+                )
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ class Winner:
 
 
 class Searcher:
-    """One search. `run` does it; `winners`, `front`, `counts` and `history` are what came out."""
+    """One search. `run` does it; `winners`, `front`, `states` and `history` are what came out."""
 
     def __init__(
         self,
@@ -107,8 +115,8 @@ class Searcher:
     ) -> None:
         self.dies, self.top = dies, top
         self.questions = list(questions)
-        total = float(sum(weights)) if weights else float(len(questions))
-        self.weights = [w / total for w in (weights or [1.0] * len(questions))]
+        shares = [w / max(weights) for w in weights] or [1.0] * len(questions)
+        self.weights = [share / sum(shares) for share in shares]
         self.front = Front.empty(objectives)
         self.objectives, self.every = objectives, each
         self._progress, self._began = progress, time.monotonic()
@@ -131,6 +139,7 @@ class Searcher:
         self._scores: dict[int, float] = {}
         self._own = np.full(has.shape, np.inf)  # best score of each die with each capacity
         self._points: dict[tuple[int, ...], Answer] = {}
+        self._left = np.zeros((3, 0), dtype=np.int64)
         self.placed = 0
         self.history: list[Moment] = []
 
@@ -337,6 +346,7 @@ class Searcher:
         self._seed()
         while True:
             open_, key, least = self._open()
+            self._left = open_
             self._note(open_.shape[1], least if open_.size else np.inf)
             if not open_.size:
                 self._prove()
@@ -417,6 +427,13 @@ class Searcher:
         """Dollars of all devices."""
         return float(self._usd[die, capacity])
 
+    def states(self) -> list[tuple[Pairs, Array]]:
+        """Give what is known of each model's pairs, and which of them are open, as it stands."""
+        open_ = [np.zeros(p.level.shape, dtype=bool) for p in self._pairs]
+        for i, s, die in self._left.T.tolist():
+            open_[i][s, die] = True
+        return list(zip(self._pairs, open_, strict=True))
+
     @property
     def dies_placed(self) -> int:
         """Dies of which some strategy was placed, of any model."""
@@ -430,20 +447,3 @@ class Searcher:
 
     def _all_known(self, die: int, c: int) -> bool:
         return all((die, c) in chosen for chosen in self._chosen)
-
-    def counts(self) -> dict[str, int]:
-        """Points by the step that settled them; `placed` are those evaluated in full."""
-        found = dict.fromkeys(("rules", "memory", *STEPS), 0)
-        for pairs in self._pairs:
-            designs = int(self._has.sum())
-            found["rules"] += sum(pairs.work.rejected.values()) * designs
-            for s, strategic in enumerate(pairs.work.strategies):
-                levels = pairs.level[s]
-                for c, rows in enumerate(strategic.rows):
-                    mine = self._has[:, c]
-                    if not len(rows):
-                        found["memory"] += int(mine.sum())
-                        continue
-                    for k, name in enumerate(STEPS):
-                        found[name] += int((levels[mine] == k + 1).sum())
-        return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.explore.designs import Design, full_plan, geometric_mean, plan_text
@@ -21,7 +23,7 @@ from phaze_fast.explore.workload import Question
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
-from phaze_fast.placement import Training
+from phaze_fast.placement import Training, infeasible, plan
 from phaze_fast.units import format_time
 
 __all__ = ["ParetoFront", "SearchResult", "result_of", "write_parquet"]
@@ -38,6 +40,12 @@ class ParetoFront:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        return self.rows[at]
 
     def to_parquet(self, path: Path | str) -> None:
         """Write it to a Parquet file; needs the extra ``table``."""
@@ -75,6 +83,8 @@ class SearchResult:
     digest: str
     """Of all that was asked."""
     threads: int = 1
+    asked_top: int = 10
+    """How many of the best dies were asked for."""
     prices: Prices = field(default_factory=Prices)
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What other methods find, by name."""
@@ -95,6 +105,11 @@ class SearchResult:
     def gap(self) -> float:
         """How much better something might be, as a fraction of the bound; 0 where proven."""
         return self.outcome.gap
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the best dies, and the front, are proven, and not the first alone."""
+        return self.outcome.complete and not self.outcome.unproven
 
     @cached_property
     def top(self) -> list[Design]:
@@ -124,7 +139,17 @@ class SearchResult:
         said = ", ".join(f"{count:,} by {step}" for step, count in counts.items())
         if self.status == "unknown":
             return f"{names}: the budget ended before any plan was found ({said})"
-        return f"{names}: no chip of {self.space.spec.name} fits any plan ({said})"
+        return f"{names}: no chip of {self.space.spec.name} fits any plan ({said}). {self._why()}"
+
+    def _why(self) -> str:
+        """Say of the first model that nothing fits what is in its way, on the roomiest chip."""
+        roomiest = self.space[int(np.argmax(self.space.chips["hbm_bytes"]))]
+        for question in self.questions:
+            cluster = question.cluster.replace(chip=roomiest)
+            found = plan(question.model, cluster, question.training, top=1)
+            if not found.plans:
+                return str(infeasible(found))
+        return "Each model fits some chip, and no chip fits all."
 
     def _design(self, winner: Winner) -> Design:
         chip = self.space[winner.chip]
@@ -137,6 +162,7 @@ class SearchResult:
         return Design(
             chip=chip,
             index=winner.chip,
+            grid_index=int(self.space.index[winner.chip]),
             plans=plans,
             time_s=winner.score,
             samples_per_s=geometric_mean(rates, self.weights),
@@ -155,6 +181,7 @@ class SearchResult:
         ]
         return {
             "index": point.chip,
+            "grid_index": int(self.space.index[point.chip]),
             "chip": chip.to_dict(),
             "chip_text": str(chip),
             "plan_text": "; ".join(texts),
@@ -173,8 +200,6 @@ class SearchResult:
         InvalidInputError
             Where the search was not asked for one of them.
         """
-        import numpy as np
-
         known = self.outcome.objectives
         wanted = tuple(objectives) or known
         for name in wanted:
@@ -190,12 +215,12 @@ class SearchResult:
         if points and wanted != known:
             table = np.array([[_VALUES[name](p) for name in wanted] for p in points], dtype=float)
             points = tuple(points[k] for k in front_of(table))
-        return ParetoFront(wanted, self.outcome.complete, [self._row(p) for p in points])
+        return ParetoFront(wanted, self.complete, [self._row(p) for p in points])
 
     def to_dict(self) -> dict[str, Any]:
         """Give everything as plain data: the document that ``--json`` prints."""
         outcome = self.outcome
-        pruned = {k: v for k, v in outcome.counts.items() if k != "placed"}
+        pruned = {k: v for k, v in outcome.counts.items() if k not in ("placed", "open")}
         found: dict[str, Any] = {
             "status": self.status,
             "models": [q.model.name for q in self.questions],
@@ -203,6 +228,7 @@ class SearchResult:
             "designs": outcome.designs,
             "evaluated": outcome.counts["placed"],
             "pruned": pruned,
+            "open": outcome.counts["open"],
             "bound": _plain(outcome.bound),
             "gap": _plain(outcome.gap),
             "unproven_schedules": outcome.unproven,
@@ -210,6 +236,7 @@ class SearchResult:
         if not outcome.winners:
             found["reason"] = self.reason
         else:
+            found["top_status"] = "optimal" if self.complete else "feasible"
             found["best"] = self.best.to_dict()
             found["top"] = [design.to_dict(stages=False) for design in self.top]
         if outcome.objectives:
@@ -251,7 +278,7 @@ class SearchResult:
                 "cluster": first.cluster.to_dict(),
                 "training": first.training.to_dict(),
                 "weights": list(self.weights),
-                "top": len(self.outcome.winners),
+                "top": self.asked_top,
                 "pareto": list(self.outcome.objectives),
             },
         }
@@ -306,4 +333,4 @@ def result_of(
     questions = questions_of(models, Dies.of(space), cluster, training)
     shares = checked_weights(weights, len(models))
     name = search_digest(questions, space, shares, top, checked_objectives(pareto))
-    return SearchResult(tuple(questions), space, shares, outcome, name, threads)
+    return SearchResult(tuple(questions), space, shares, outcome, name, threads, top)
