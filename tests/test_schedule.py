@@ -152,7 +152,7 @@ def test_layers_of_ten_operators_are_those_of_enumeration(rule):
     rng = random.Random(18)
     for _ in range(600):
         against_moments(rng, rng.randint(6, 8), rule)
-    for _ in range(12):
+    for _ in range(5):
         against_moments(rng, 10, rule)
 
 

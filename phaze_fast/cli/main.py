@@ -70,7 +70,8 @@ def _run(arguments: list[str] | None) -> int:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         outcome = app(args=arguments, standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed
+            sys.stdout.flush()
     except typer.Exit as done:
         return done.exit_code
     except typer.Abort:
