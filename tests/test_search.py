@@ -356,6 +356,17 @@ def test_the_command_says_what_is_wrong(few, tmp_path, capsys):
     assert "infeasible" in capsys.readouterr().err
 
 
+def test_an_interrupt_says_where_to_go_on(few, tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("phaze_fast.cli.search.search", interrupted)
+    assert main([*COMMAND, "--space", str(few), "--resume", str(tmp_path / "r")]) == 130
+    said = capsys.readouterr().err
+    assert "goes on from there" in said
+    assert "phaze-fast: interrupted" in said
+
+
 def test_progress_is_json_where_nobody_watches(few, capsys):
     watched = [word for word in COMMAND if word != "--quiet"]
     assert main([*watched, "--space", str(few), "--no-cache"]) == 0

@@ -76,6 +76,8 @@ def _run(arguments: list[str] | None) -> int:
         return done.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
+    if outcome == INTERRUPTED:  # how the option parser passes an interrupt on
+        raise KeyboardInterrupt
     return outcome if isinstance(outcome, int) else DONE
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -270,7 +272,7 @@ def search_chips(
     step = _training(dict(locals()))
     cluster = Cluster.from_dict({"devices": devices, "fabric": fabric})
     chips, cores = _space(space, hbm), threads or os.cpu_count() or 1
-    with shown_progress(quiet) as progress:
+    with shown_progress(quiet) as progress, _told_where(resume):
         found = search(
             loaded,
             chips,
@@ -297,6 +299,17 @@ def search_chips(
         said = None if quiet else note
         found = compare(found, baselines, sensitivity, threads=cores, say=said)
     _deliver(found, report, parquet, as_json, to_file)
+
+
+@contextlib.contextmanager
+def _told_where(resume: Path | None) -> Iterator[None]:
+    """Say, when a search is interrupted, where it goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if resume is not None:
+            note(f"what was found is in {resume}; the same command goes on from there")
+        raise
 
 
 def _deliver(
