@@ -3,8 +3,10 @@
 import functools
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
@@ -272,3 +274,32 @@ def test_a_dask_scheduler_that_is_not_there_is_said():
     pytest.importorskip("distributed")
     with pytest.raises(InvalidInputError, match="expected the address of a Dask scheduler"):
         sweep(many(1), executor="dask://127.0.0.1:1")
+
+
+LEFT_ALONE = """
+import os, signal, sys, threading, time
+from phaze_fast.explore.executors import executor_for
+if __name__ == "__main__":
+    with executor_for("processes", 1) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@needs_kill
+def test_workers_end_with_the_process_that_made_them(tmp_path):
+    file = tmp_path / "left_alone.py"
+    file.write_text(LEFT_ALONE)
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, check=False, timeout=60
+    )  # ends only when the worker has let go of the streams
+    assert done.returncode == -signal.SIGKILL
+    worker = int(done.stdout)
+    for _ in range(50):
+        try:
+            os.kill(worker, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.1)
+    raise AssertionError("the worker is still there")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
@@ -47,6 +50,19 @@ def needed(module: str, extra: str, what: str) -> Any:
         return import_module(module)
     except ImportError:
         raise MissingExtraError(f"{what} needs: pip install 'phaze-fast[{extra}]'") from None
+
+
+def _leave_with(parent: int) -> None:
+    """Let a worker end with the process that made it, however that ends, and leave Ctrl-C to it."""
+    with contextlib.suppress(ValueError):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 class _Inline(Executor):
@@ -189,7 +205,12 @@ def executor_for(text: str = "threads", threads: int = 1) -> Iterator[Executor]:
             from multiprocessing import get_context
 
             # A fork of a process with threads can hang; a new interpreter cannot.
-            executor = ProcessPoolExecutor(threads, mp_context=get_context("spawn"))
+            executor = ProcessPoolExecutor(
+                threads,
+                mp_context=get_context("spawn"),
+                initializer=_leave_with,
+                initargs=(os.getpid(),),
+            )
         elif text.startswith("dask://"):
             executor = stack.enter_context(_dask(text))
         elif text == "ray" or text.startswith("ray://"):
