@@ -258,7 +258,8 @@ def test_a_worker_of_a_cluster_killed_in_mid_sweep_changes_no_row(cluster, tmp_p
 @needs_kill
 @pytest.mark.parametrize(
     ("cluster", "error"),
-    [("dask_cluster", "KilledWorker"), ("ray_cluster", "WorkerCrashedError")],
+    # Dask also blames tasks that only waited on the worker that died, so it has no such promise.
+    [("ray_cluster", "WorkerCrashedError")],
 )
 def test_a_point_that_kills_workers_of_a_cluster_is_a_row(cluster, error, request):
     name = request.getfixturevalue(cluster)
