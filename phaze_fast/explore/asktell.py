@@ -18,8 +18,8 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.explore.dies import Dies
 from phaze_fast.explore.goals import Front
 from phaze_fast.explore.judge import Judge
+from phaze_fast.explore.search import questions_of
 from phaze_fast.explore.searcher import Winner
-from phaze_fast.explore.workload import Question
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.hardware.space_spec import COLUMNS
 from phaze_fast.models import TransformerModel
@@ -105,9 +105,7 @@ class Explorer:
                 "least one model, and a weight for each or none"
             )
         self.space, self._dies = space, Dies.of(space)
-        bare = cluster.model_copy(update={"chip": None})
-        like, capacities = self._dies.like, tuple(int(c) for c in self._dies.capacities)
-        questions = [Question(m, bare, training, like, capacities) for m in several]
+        questions = questions_of(several, self._dies, cluster, training)
         shares = np.array(weights or [1.0] * len(several), dtype=float)
         self._shares = shares / shares.sum()
         self._judge = Judge(questions, self._chips(), weights, threads)

@@ -25,8 +25,8 @@ from phaze_fast.explore.fixed_plans import (
     our_plan,
 )
 from phaze_fast.explore.judge import Judge
+from phaze_fast.explore.search import questions_of
 from phaze_fast.explore.searcher import Winner
-from phaze_fast.explore.workload import Question
 from phaze_fast.hardware import PUBLISHED_AREA, ArchitectureSpace, AreaLimit, Cluster
 from phaze_fast.hardware.silicon import area_batch, power_batch
 from phaze_fast.hardware.space_spec import COLUMNS, with_fields
@@ -73,10 +73,7 @@ def judge_of(
     """Give the judge of a space's dies for one model or several, all trained alike."""
     dies = Dies.of(space)
     several = [models] if isinstance(models, TransformerModel) else list(models)
-    bare = cluster.model_copy(update={"chip": None})
-    capacities = tuple(int(c) for c in dies.capacities)
-    questions = [Question(m, bare, training, dies.like, capacities) for m in several]
-    return Judge(questions, dies, weights, threads)
+    return Judge(questions_of(several, dies, cluster, training), dies, weights, threads)
 
 
 def _buckets(area_mm2: Array, order: Array) -> list[Array]:

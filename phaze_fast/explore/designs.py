@@ -126,11 +126,6 @@ class Design:
         return "\n".join(lines)
 
 
-def memory_by_term(plan: Plan) -> dict[str, float]:
-    """Bytes by term of the fullest stage."""
-    return max(plan.stages, key=lambda stage: stage.memory_bytes).memory
-
-
 def binding_text(plan: Plan) -> str:
     """Say in words what a step waits for, largest share first."""
     parts = sorted(plan.parts_s.items(), key=lambda item: -item[1])

@@ -70,7 +70,7 @@ def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float,
     for weight in weights:
         if not (isinstance(weight, int | float) and math.isfinite(weight) and weight > 0):
             raise InvalidInputError(f"weights: {weight!r} is not accepted; expected a number > 0")
-    return tuple(float(w) for w in weights)
+    return tuple(float(w) / max(weights) for w in weights)  # their sum stays a number
 
 
 class _Store:
