@@ -207,7 +207,9 @@ def extras(arguments: list[str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing distributed, ray, optuna, plotly and pyarrow")
     run(*pip, "distributed", "ray", "optuna", "plotly", "pyarrow")
-    files = [f"tests/test_{name}.py" for name in ("executors", "report", "baselines", "extras")]
+    files = [
+        f"tests/test_{name}.py" for name in ("executors", "report", "baselines", "extras", "sweep")
+    ]
     run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
 
 

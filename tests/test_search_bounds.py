@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
+from search_cases import (
+    FRONTS,
+    GIB,
+    LARGE,
+    PRESETS,
+    SCHEDULES,
+    Case,
+    _case,
+    _space,
+)
 
 import phaze_fast as pf
 from phaze_fast.explore import placing, searcher
@@ -26,125 +35,10 @@ from phaze_fast.explore.workload import Question, Workload
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
-from phaze_fast.models.transformer import MixtureOfExperts
 from phaze_fast.placement import plan
 from phaze_fast.placement.interleaved import interleaved
 from phaze_fast.placement.layers import MAX_NODES
 from phaze_fast.placement.problems import PipelineProblem, place_counts
-
-GIB = 2**30
-SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
-FRONTS = (("time", "area"), ("time", "energy"), ("area", "time", "hbm"), ("time", "cost"))
-PRESETS = ("t5-small", "gpt2-small", "bertlarge", "t5-base", "vit-b16")
-LARGE = ("opt-1.3b", "llama2-7b", "mixtral-8x7b")
-
-
-@cache
-def _space() -> pf.ArchitectureSpace:
-    return pf.ArchitectureSpace.tpuv4_area()
-
-
-# ---- random cases ----
-
-
-class Case(NamedTuple):
-    rng: np.random.Generator
-    model: TransformerModel
-    cluster: pf.Cluster
-    training: pf.Training
-    capacities: tuple[int, ...]
-
-    @property
-    def question(self) -> Question:
-        like = _space().spec.base
-        return Question(self.model, self.cluster, self.training, like, self.capacities)
-
-
-def _some(rng: np.random.Generator, values: Any, most: int) -> tuple[Any, ...]:
-    count = int(rng.integers(1, most + 1))
-    return tuple(rng.choice(values, size=count, replace=False).tolist())
-
-
-def _invented(rng: np.random.Generator, most_layers: int = 24) -> TransformerModel:
-    heads = int(rng.choice([2, 4, 8]))
-    hidden = heads * int(rng.choice([32, 64, 128]))
-    choices = [n for n in (1, 2, 3, 5, 6, 7, 8, 9, 11, 12, 13, 24) if n <= most_layers]
-    layers, encoder = int(rng.choice(choices)), int(rng.choice([0, 0, 0, 1, 3, 5]))
-    moe = None
-    if not encoder and rng.random() < 0.3:
-        moe = MixtureOfExperts(
-            experts=int(rng.choice([2, 4, 8])),
-            top_k=int(rng.choice([1, 2])),
-            expert_ffn=hidden,
-            dense_layers=int(rng.integers(0, layers)),
-        )
-    return TransformerModel(
-        name="invented",
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        ffn=hidden * int(rng.choice([1, 2, 4])),
-        vocab=int(rng.choice([128, 32000, 250000])),
-        seq=int(rng.choice([128, 512, 1024])),
-        max_positions=4096,
-        encoder_layers=encoder,
-        moe=moe,
-        head=str(rng.choice(["lm", "mlm", "none"])),
-        tied_embeddings=bool(rng.random() < 0.6),
-        attention=str(rng.choice(["flash", "eager"])),
-        dropout=bool(rng.random() < 0.3),
-    )
-
-
-def _training(rng: np.random.Generator, model: TransformerModel) -> pf.Training:
-    free: dict[str, Any] = {}
-    count = model.encoder_layers + model.layers + 2
-    if rng.random() < 0.25:
-        free["context_parallel"] = _some(rng, [1, 2], 2)
-    if model.moe is not None and rng.random() < 0.7:
-        free["expert_parallel"] = _some(rng, [1, 2], 2)
-    if rng.random() < 0.2:
-        free["pipeline"] = tuple(sorted(_some(rng, [1, 2, 3, 4, 6, 8], 3)))
-    if rng.random() < 0.2:
-        free["data_parallel"] = tuple(sorted(_some(rng, [1, 2, 4], 2)))
-    if rng.random() < 0.15:
-        free["uncut"] = (int(rng.integers(1, count)),)
-    if rng.random() < 0.15:
-        free["tied"] = (tuple(sorted(rng.choice(count, 2, replace=False).tolist())),)
-    return pf.Training(
-        global_batch=int(rng.choice([4, 6, 8, 12, 16, 24, 32, 64])),
-        microbatch=_some(rng, [1, 2, 3, 4, 8], 2),
-        tensor_parallel=_some(rng, [1, 2], 2),
-        schedule=_some(rng, SCHEDULES, 3),
-        zero=_some(rng, [0, 1, 2, 3], 2),
-        recompute=str(rng.choice(["auto", "auto", "auto", "none", "selective", "full"])),
-        rank_order=str(rng.choice(["auto", "replicas-inside", "stages-inside"])),
-        virtual=_some(rng, [2, 3, 4], 2),
-        reserved_bytes=0,
-        **free,
-    )
-
-
-def _case(
-    seed: int, presets: tuple[str, ...] = PRESETS, devices: int = 64, layers: int = 24
-) -> Case:
-    rng = np.random.default_rng(seed)
-    if presets and rng.random() < 0.4:
-        model = pf.models.load(str(rng.choice(presets)))
-    else:
-        model = _invented(rng, layers)
-    fabric: Any = str(rng.choice(["tpuv4-pod", "dgx-h100"]))
-    if rng.random() < 0.6:
-        rate, latency = 10 ** rng.uniform(8.5, 11.5), rng.choice([0.0, 1e-6, 1e-4])
-        fabric = FlatFabric(
-            name="flat", bandwidth_bytes_per_s=float(rate), latency_s=float(latency)
-        )
-    many = [n for n in (2, 3, 4, 6, 8, 12, 16, 32, 64) if n <= devices]
-    cluster = pf.Cluster(devices=int(rng.choice(many)), fabric=fabric)
-    state = 16.0 * model.parameters()
-    sizes = {int(max(state * 10 ** rng.uniform(-2.2, 0.7), 2**20)) for _ in range(3)}
-    return Case(rng, model, cluster, _training(rng, model), tuple(sorted(sizes)))
-
 
 # ---- exact times ----
 
