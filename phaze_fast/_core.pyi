@@ -26,6 +26,18 @@ COLLECTIVE_OPS: Final[tuple[str, ...]]
 ALGORITHMS: Final[tuple[str, ...]]
 STATUS_SENTENCES: Final[tuple[str, ...]]
 
+MESH_ALGORITHMS: Final[tuple[str, ...]]
+MESH_RUN_DTYPE: Final[np.dtype[Any]]
+GENE_DTYPE: Final[np.dtype[Any]]
+MAP_OP_DTYPE: Final[np.dtype[Any]]
+MAP_EDGE_DTYPE: Final[np.dtype[Any]]
+MAP_RULES_DTYPE: Final[np.dtype[Any]]
+MAP_SCORE_DTYPE: Final[np.dtype[Any]]
+MAX_SLOTS: Final[int]
+MAX_MAP_OPS: Final[int]
+MAX_MAP_STAGES: Final[int]
+RUNS_PER_AXIS: Final[int]
+
 class ChipGrid:
     def __init__(
         self,
@@ -159,3 +171,48 @@ def place_pipeline(
 def interleaved_step(
     forward_s: _Array, backward_s: _Array, stages: int, microbatches: int
 ) -> float: ...
+def mesh_collectives(
+    op: _Array,
+    algorithm: _Array,
+    bytes: _Array,
+    ptr: _Array,
+    axis: _Array,
+    size: _Array,
+    stride: _Array,
+    links: tuple[float, float, float],
+) -> tuple[_Array, _Array, _Array]: ...
+def mesh_loads(
+    columns: int, rows: int, dead: _Array, source: _Array, target: _Array, bytes: _Array
+) -> _Array: ...
+def mesh_concurrent(
+    columns: int,
+    rows: int,
+    dead: _Array,
+    links: tuple[float, float, float],
+    collectives: list[Any],
+) -> float: ...
+
+class Mapping:
+    def __init__(
+        self,
+        slots: _Array,
+        ops: _Array,
+        edges: _Array,
+        rules: _Array,
+        divisors: _Array,
+        column: _Array,
+        tables: tuple[_Array, ...],
+        blocks: _Array,
+        boundary_s: _Array,
+        chain: _Array,
+    ) -> None: ...
+    def assign(self, genes: _Array) -> None: ...
+    def change(self, op: int, gene: _Array) -> None: ...
+    def genes(self) -> _Array: ...
+    def choices(self, op: int) -> _Array: ...
+    def legal(self, op: int, gene: _Array) -> bool: ...
+    def score(self, outputs: _Array | None = None) -> _Array: ...
+    def stages(self, outputs: _Array | None = None) -> tuple[_Array, _Array]: ...
+    def anneal(self, seed: int, steps: int, start: float) -> tuple[_Array, _Array, int]: ...
+    def descend(self, rounds: int) -> tuple[_Array, _Array, int]: ...
+    def bound(self, theta: float, price: float) -> tuple[float, _Array]: ...

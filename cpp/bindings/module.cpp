@@ -11,6 +11,8 @@ namespace phaze::bindings {
 void bind_chip_grid(py::module_& module);
 void bind_collective(py::module_& module);
 void bind_layer_schedule(py::module_& module);
+void bind_mapping(py::module_& module);
+void bind_mesh(py::module_& module);
 void bind_op_cost(py::module_& module);
 void bind_op_graph(py::module_& module);
 void bind_placement(py::module_& module);
@@ -54,6 +56,8 @@ PYBIND11_MODULE(_core, module) {
   bind_silicon(module);
   bind_chip_grid(module);
   bind_collective(module);
+  bind_mesh(module);
+  bind_mapping(module);
   bind_op_graph(module);
   bind_op_cost(module);
   bind_layer_schedule(module);

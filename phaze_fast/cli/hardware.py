@@ -1,4 +1,4 @@
-"""Takes preset names and files, gives chips, fabrics, spaces and schemas to read."""
+"""Takes preset names and files, gives chips, fabrics, wafers, spaces and schemas to read."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from phaze_fast.hardware import (
     FULL_AREA,
     Accelerator,
     ArchitectureSpace,
+    Wafer,
     area,
     power_batch,
     presets,
@@ -154,6 +155,72 @@ def fabrics(
     )
 
 
+def _wafer_data(wafer: Wafer) -> dict[str, Any]:
+    return {
+        **wafer.model_dump(mode="json"),
+        "grid": wafer.grid,
+        "live_dies": wafer.dies,
+        "link_bytes_per_s": wafer.link_bytes_per_s,
+        "tiers": [vars(tier) for tier in wafer.tiers()],
+        "memory_bytes": wafer.memory_bytes,
+        "peak_flops": {kind: wafer.peak_flops(kind) for kind in wafer.chip.tensor_core.rates},
+        "area_mm2": wafer.area_mm2,
+        "die_yield": wafer.die_yield,
+        "expected_dead": wafer.expected_dead,
+    }
+
+
+def _show_wafer(wafer: Wafer) -> list[RenderableType]:
+    x, y = (format_bandwidth(rate) for rate in wafer.link_bytes_per_s)
+    rates = ", ".join(
+        f"{kind} {format_flops(wafer.peak_flops(kind))}" for kind in wafer.chip.tensor_core.rates
+    )
+    pairs = [
+        ("wafer", str(wafer).partition(": ")[2]),
+        ("die", str(wafer.chip)),
+        ("links", f"{x} along rows, {y} along columns, per direction"),
+        ("peak", rates),
+    ]
+    pairs += [
+        (
+            f"{tier.name} of a die",
+            f"{format_bytes(tier.capacity_bytes)} at "
+            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}",
+        )
+        for tier in wafer.tiers()
+    ]
+    pairs += [
+        ("area used", format_area(wafer.area_mm2)),
+        ("yield of a die", f"{wafer.die_yield:.1%}; {wafer.expected_dead:.1f} dead expected"),
+        *(("source", source) for source in wafer.sources),
+    ]
+    if wafer.notes:
+        pairs.append(("note", wafer.notes))
+    return [fields(wafer.name, pairs), wafer.die_map()]
+
+
+def wafers(
+    name: Annotated[
+        str | None, typer.Argument(help="Preset or .yaml/.json file; none lists all.")
+    ] = None,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """List the wafers that come with the package, or show one in full with its sources."""
+    if name is not None:
+        wafer = presets.wafer(name)
+        emit(lambda: _wafer_data(wafer), lambda: _show_wafer(wafer), as_json, to_file)
+        return
+    found = [presets.wafer(n) for n in presets.wafer_names()]
+    rows = [[wafer.name, str(wafer.dies), str(wafer).partition(": ")[2]] for wafer in found]
+    emit(
+        lambda: [_wafer_data(wafer) for wafer in found],
+        lambda: [table("Wafers", ["wafer", "dies>", "what it is"], rows)],
+        as_json,
+        to_file,
+    )
+
+
 def space(
     name: Annotated[str, typer.Argument(help="tpuv4-area, or a .yaml/.json file.")] = "tpuv4-area",
     limit: Annotated[int, typer.Option(min=0, help="How many chips to list, largest first.")] = 10,
@@ -217,6 +284,11 @@ def _guessed(data: object) -> str:
     keys = set(data) if isinstance(data, dict) else set()
     if "layers" in keys:
         return "model"
+    if "die" in keys:
+        return "wafer"
+    axes = data.get("axes") if isinstance(data, dict) else None
+    if isinstance(axes, dict) and any(str(field).startswith("die.") for field in axes):
+        return "wafer-space"
     if keys & {"axes", "base"}:
         return "space"
     if keys & {"devices", "fabric"}:
@@ -244,6 +316,7 @@ def add_commands(app: typer.Typer) -> None:
     """Register this file's commands."""
     app.command()(chips)
     app.command()(fabrics)
+    app.command()(wafers)
     app.command()(space)
     app.command()(check)
     app.command("schema")(show_schema)

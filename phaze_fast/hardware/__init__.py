@@ -1,4 +1,4 @@
-"""Takes YAML, JSON or preset names, gives chips, fabrics, clusters, areas and chip spaces."""
+"""Takes YAML, JSON or preset names, gives chips, fabrics, clusters, wafers, areas and spaces."""
 
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import (
@@ -42,6 +42,9 @@ from phaze_fast.hardware.tuning import (
     Tuning,
     tuning_record,
 )
+from phaze_fast.hardware.wafer import Die, MemoryTier, OffWafer, Wafer, WaferRules
+from phaze_fast.hardware.wafer_rules import broken_rules
+from phaze_fast.hardware.wafer_space import WaferSpace
 
 __all__ = [
     "FULL_AREA",
@@ -54,13 +57,16 @@ __all__ = [
     "AttentionTuning",
     "Buffer",
     "Cluster",
+    "Die",
     "EnergyTable",
     "Fabric",
     "FittedRange",
     "FlatFabric",
     "FunctionCost",
     "Hbm",
+    "MemoryTier",
     "MeshFabric",
+    "OffWafer",
     "SpaceChunk",
     "SpaceSpec",
     "TensorCore",
@@ -69,8 +75,12 @@ __all__ = [
     "TorusFabric",
     "Tuning",
     "VectorCore",
+    "Wafer",
+    "WaferRules",
+    "WaferSpace",
     "area",
     "area_batch",
+    "broken_rules",
     "chip_records",
     "cluster_record",
     "energy_table",

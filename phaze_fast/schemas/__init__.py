@@ -19,6 +19,8 @@ from phaze_fast.hardware import (
     EnergyTable,
     Fabric,
     SpaceSpec,
+    Wafer,
+    WaferSpace,
     fabric_from_dict,
 )
 from phaze_fast.models import TransformerModel
@@ -31,6 +33,8 @@ _TYPES: dict[str, Any] = {
     "fabric": Fabric,
     "cluster": Cluster,
     "space": SpaceSpec,
+    "wafer": Wafer,
+    "wafer-space": WaferSpace,
     "energy-table": EnergyTable,
     "model": TransformerModel,
 }

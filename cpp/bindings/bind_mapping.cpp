@@ -1,0 +1,204 @@
+#include <memory>
+#include <vector>
+
+#include "arrays.hpp"
+#include "phaze/mapping.hpp"
+
+namespace phaze::bindings {
+namespace {
+
+template <typename T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  py::array_t<T> made(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), made.mutable_data());
+  return freeze(std::move(made));
+}
+
+py::array_t<MapScore> array_of(const MapScore& score) {
+  return array_of(std::vector<MapScore>(1, score));
+}
+
+std::unique_ptr<Mapping> make(const py::object& slots, const py::object& ops,
+                              const py::object& edges, const py::object& rules,
+                              const py::object& divisors, const py::object& column,
+                              const py::tuple& tables, const py::object& blocks,
+                              const py::object& boundary, const py::object& chain) {
+  if (tables.size() != 5) throw InvalidInput("tables: expected 5 arrays");
+  MapProblem p{};
+  p.slots = view<MeshRun>(slots, "slots");
+  p.ops = view<MapOpRecord>(ops, "ops");
+  p.edges = view<MapEdgeRecord>(edges, "edges");
+  p.rules = view<MapRulesRecord>(rules, "rules", 1)[0];
+  p.divisors = view<std::int32_t>(divisors, "divisors");
+  p.column = view<std::int32_t>(column, "column");
+  const py::object columns[] = {tables[0], tables[1], tables[2], tables[3], tables[4]};
+  p.tables = {view<double>(columns[0], "forward_s"), view<double>(columns[1], "backward_s"),
+              view<double>(columns[2], "stash_bytes"), view<double>(columns[3], "live_bytes"),
+              view<double>(columns[4], "parameters")};
+  p.columns =
+      p.ops.empty() ? 0 : static_cast<std::int32_t>(p.tables.forward_s.size() / p.ops.size());
+  p.blocks = view<std::int32_t>(blocks, "blocks");
+  p.boundary_s = view<double>(boundary, "boundary_s");
+  p.chain = view<std::int32_t>(chain, "chain");
+  const Status status = check_problem(p);
+  if (status != Status::kOk) throw InvalidInput(std::string("problem: ") + sentence(status));
+  return std::make_unique<Mapping>(p);
+}
+
+const MapGene& checked(const Mapping& mapping, int op, const MapGene& gene) {
+  if (op < 0 || op >= mapping.ops()) {
+    throw InvalidInput("op: " + std::to_string(op) + " is not accepted; expected 0 to " +
+                       std::to_string(mapping.ops() - 1));
+  }
+  if (!mapping.legal(op, gene)) {
+    throw InvalidInput("genes: operator " + std::to_string(op) + " breaks a rule of the encoding");
+  }
+  return gene;
+}
+
+void assign(Mapping& mapping, const py::object& genes) {
+  const auto given = view<MapGene>(genes, "genes", mapping.ops());
+  for (int i = 0; i < mapping.ops(); ++i) checked(mapping, i, given[static_cast<std::size_t>(i)]);
+  mapping.assign(given);
+}
+
+void change(Mapping& mapping, int op, const py::object& gene) {
+  need_genes(mapping);
+  mapping.change(op, checked(mapping, op, view<MapGene>(gene, "gene", 1)[0]));
+}
+
+std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::object& outputs) {
+  if (outputs.is_none()) return {};
+  const auto given = view<std::uint8_t>(outputs, "outputs",
+                                        static_cast<py::ssize_t>(mapping.stages()) * mapping.ops());
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const int op = static_cast<int>(i % static_cast<std::size_t>(mapping.ops()));
+    if (given[i] >= kOutputCount ||
+        (given[i] != 0 && (mapping.op(op).outputs >> given[i] & 1) == 0)) {
+      throw InvalidInput("outputs: operator " + std::to_string(op) +
+                         " does not accept what it is given");
+    }
+  }
+  return given;
+}
+
+void need_genes(const Mapping& mapping) {
+  if (!mapping.assigned()) throw InvalidInput("genes: none yet; expected assign() first");
+}
+
+py::array_t<MapScore> score(const Mapping& mapping, const py::object& outputs) {
+  need_genes(mapping);
+  return array_of(mapping.score(outputs_of(mapping, outputs)));
+}
+
+// (loads and bytes of each stage, shape (stages, 5); outputs, shape (stages, ops)).
+py::tuple stages(const Mapping& mapping, const py::object& outputs) {
+  need_genes(mapping);
+  std::vector<MapStage> found;
+  mapping.score(outputs_of(mapping, outputs), &found);
+  const auto count = static_cast<py::ssize_t>(found.size());
+  py::array_t<double> values({count, py::ssize_t{5}});
+  py::array_t<std::uint8_t> chosen({count, static_cast<py::ssize_t>(mapping.ops())});
+  for (py::ssize_t k = 0; k < count; ++k) {
+    const MapStage& s = found[static_cast<std::size_t>(k)];
+    const double row[] = {s.load_s, s.memory_bytes, s.state_bytes, s.activation_bytes,
+                          s.over_bytes};
+    for (py::ssize_t i = 0; i < 5; ++i) values.mutable_at(k, i) = row[i];
+    for (int i = 0; i < mapping.ops(); ++i) {
+      chosen.mutable_at(k, i) = s.outputs[static_cast<std::size_t>(i)];
+    }
+  }
+  return py::make_tuple(freeze(std::move(values)), freeze(std::move(chosen)));
+}
+
+py::array_t<MapGene> genes_of(const Mapping& mapping) {
+  need_genes(mapping);
+  std::vector<MapGene> genes;
+  for (int i = 0; i < mapping.ops(); ++i) genes.push_back(mapping.gene(i));
+  return array_of(genes);
+}
+
+py::array_t<MapGene> choices(const Mapping& mapping, int op) {
+  if (op < 0 || op >= mapping.ops()) throw InvalidInput("op: out of range");
+  return array_of(mapping.choices(op));
+}
+
+py::tuple found_of(const MapFound& found) {
+  return py::make_tuple(array_of(found.genes), array_of(found.score), found.evaluations);
+}
+
+py::tuple annealed(Mapping& mapping, std::uint64_t seed, std::int64_t steps, double start) {
+  need_genes(mapping);
+  MapFound found;
+  {
+    const py::gil_scoped_release release;
+    found = anneal(mapping, {seed, steps, start});
+  }
+  return found_of(found);
+}
+
+py::tuple descended(Mapping& mapping, int rounds) {
+  need_genes(mapping);
+  MapFound found;
+  {
+    const py::gil_scoped_release release;
+    found = descend(mapping, rounds);
+  }
+  return found_of(found);
+}
+
+py::tuple bound(const Mapping& mapping, double theta, double price) {
+  MapBound found;
+  {
+    const py::gil_scoped_release release;
+    found = chain_bound(mapping, theta, price);
+  }
+  return py::make_tuple(found.time_s, array_of(found.genes));
+}
+
+}  // namespace
+
+void bind_mapping(py::module_& module) {
+  PYBIND11_NUMPY_DTYPE(MeshRun, axis, size, stride);
+  PYBIND11_NUMPY_DTYPE(MapGene, slots, mode, algorithm);
+  PYBIND11_NUMPY_DTYPE(MapOpRecord, part, roles, outputs, product, limit, stat_bytes, gather_bytes);
+  PYBIND11_NUMPY_DTYPE(MapEdgeRecord, from, to, kind, again, bytes);
+  PYBIND11_NUMPY_DTYPE(MapRulesRecord, x_bytes_per_s, y_bytes_per_s, hop_s, capacity_bytes,
+                       stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,
+                       gradient_bytes, state_bytes, step_bytes, boundary_bytes, microbatches, modes,
+                       volume, linear, reserved);
+  PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,
+                       slowest_stage_s, compute_s, blocking_s, hidden_s, tail_s);
+  module.attr("MESH_RUN_DTYPE") = py::dtype::of<MeshRun>();
+  module.attr("GENE_DTYPE") = py::dtype::of<MapGene>();
+  module.attr("MAP_OP_DTYPE") = py::dtype::of<MapOpRecord>();
+  module.attr("MAP_EDGE_DTYPE") = py::dtype::of<MapEdgeRecord>();
+  module.attr("MAP_RULES_DTYPE") = py::dtype::of<MapRulesRecord>();
+  module.attr("MAP_SCORE_DTYPE") = py::dtype::of<MapScore>();
+  module.attr("MAX_SLOTS") = kMaxSlots;
+  module.attr("MAX_MAP_OPS") = kMaxMapOps;
+  module.attr("MAX_MAP_STAGES") = kMaxMapStages;
+  module.attr("RUNS_PER_AXIS") = kRunsPerAxis;
+  py::class_<Mapping>(module, "Mapping")
+      .def(py::init(&make), py::arg("slots"), py::arg("ops"), py::arg("edges"), py::arg("rules"),
+           py::arg("divisors"), py::arg("column"), py::arg("tables"), py::arg("blocks"),
+           py::arg("boundary_s"), py::arg("chain"))
+      .def("assign", &assign, py::arg("genes"))
+      .def("change", &change, py::arg("op"), py::arg("gene"))
+      .def("genes", &genes_of)
+      .def("choices", &choices, py::arg("op"))
+      .def(
+          "legal",
+          [](const Mapping& mapping, int op, const py::object& gene) {
+            if (op < 0 || op >= mapping.ops()) throw InvalidInput("op: out of range");
+            return mapping.legal(op, view<MapGene>(gene, "gene", 1)[0]);
+          },
+          py::arg("op"), py::arg("gene"))
+      .def("score", &score, py::arg("outputs") = py::none())
+      .def("stages", &stages, py::arg("outputs") = py::none())
+      .def("anneal", &annealed, py::arg("seed"), py::arg("steps"), py::arg("start"))
+      .def("descend", &descended, py::arg("rounds"))
+      .def("bound", &bound, py::arg("theta"), py::arg("price"));
+}
+
+}  // namespace phaze::bindings

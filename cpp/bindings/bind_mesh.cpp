@@ -1,0 +1,147 @@
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <tuple>
+#include <vector>
+
+#include "arrays.hpp"
+#include "phaze/mesh.hpp"
+
+namespace phaze::bindings {
+namespace {
+
+constexpr std::int64_t kMostDies = 1 << 20;
+
+MeshGrid grid_of(std::int64_t columns, std::int64_t rows, std::span<const std::uint8_t> dead) {
+  if (columns < 1 || rows < 1 || columns > kMostDies || rows > kMostDies ||
+      columns * rows > kMostDies) {
+    throw InvalidInput("grid: " + std::to_string(columns) + " x " + std::to_string(rows) +
+                       " is not accepted; expected 1 to 2^20 dies");
+  }
+  if (!dead.empty() && static_cast<std::int64_t>(dead.size()) != columns * rows) {
+    throw InvalidInput("dead: length " + std::to_string(dead.size()) +
+                       " is not accepted; expected 0 or one value per die");
+  }
+  return {static_cast<std::int32_t>(columns), static_cast<std::int32_t>(rows), dead};
+}
+
+MeshLinks links_of(const std::tuple<double, double, double>& links) {
+  return {{std::get<0>(links), std::get<1>(links)}, std::get<2>(links)};
+}
+
+void refuse(Status status, const char* name) {
+  if (status != Status::kOk) throw InvalidInput(std::string(name) + ": " + sentence(status));
+}
+
+// Runs of row i are ptr[i] up to ptr[i + 1]. Gives (time_s, algorithm, status).
+py::tuple collectives(const py::object& op, const py::object& algorithm, const py::object& bytes,
+                      const py::object& ptr, const py::object& axis, const py::object& size,
+                      const py::object& stride, const std::tuple<double, double, double>& links) {
+  const auto ops = view<std::uint8_t>(op, "op");
+  const auto count = static_cast<py::ssize_t>(ops.size());
+  const auto wanted = view<std::uint8_t>(algorithm, "algorithm", count);
+  const auto volumes = view<double>(bytes, "bytes", count);
+  const auto first = view<std::int64_t>(ptr, "ptr", count + 1);
+  const auto axes = view<std::int32_t>(axis, "axis");
+  const auto runs = static_cast<py::ssize_t>(axes.size());
+  const auto sizes = view<std::int32_t>(size, "size", runs);
+  const auto strides = view<std::int32_t>(stride, "stride", runs);
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    if (first[i] < 0 || first[i] > runs || (i > 0 && first[i] < first[i - 1])) {
+      throw InvalidInput("ptr: expected rising positions in the list of runs");
+    }
+  }
+  std::vector<MeshRun> all(axes.size());
+  for (std::size_t i = 0; i < axes.size(); ++i) all[i] = {axes[i], sizes[i], strides[i]};
+  py::array_t<double> time_s(count);
+  py::array_t<std::uint8_t> chosen(count);
+  py::array_t<std::uint8_t> status(count);
+  const auto times = writable(time_s);
+  const auto algorithms = writable(chosen);
+  const auto statuses = writable(status);
+  const MeshLinks wires = links_of(links);
+  {
+    const py::gil_scoped_release release;
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      const std::span<const MeshRun> mine{all.data() + first[i],
+                                          static_cast<std::size_t>(first[i + 1] - first[i])};
+      const MeshResult found = mesh_collective(static_cast<CollectiveOp>(ops[i]), volumes[i], mine,
+                                               wires, static_cast<MeshAlgorithm>(wanted[i]));
+      times[i] = found.time_s;
+      algorithms[i] = static_cast<std::uint8_t>(found.algorithm);
+      statuses[i] = static_cast<std::uint8_t>(found.status);
+    }
+  }
+  return py::make_tuple(freeze(std::move(time_s)), freeze(std::move(chosen)),
+                        freeze(std::move(status)));
+}
+
+py::array_t<double> loads(std::int64_t columns, std::int64_t rows, const py::object& dead,
+                          const py::object& from, const py::object& to, const py::object& bytes) {
+  const MeshGrid grid = grid_of(columns, rows, view<std::uint8_t>(dead, "dead"));
+  const auto sources = view<std::int32_t>(from, "from");
+  const auto count = static_cast<py::ssize_t>(sources.size());
+  const auto targets = view<std::int32_t>(to, "to", count);
+  const auto volumes = view<double>(bytes, "bytes", count);
+  py::array_t<double> found(columns * rows * kMeshDirections);
+  const auto filled = writable(found);
+  std::fill(filled.begin(), filled.end(), 0.0);
+  std::vector<MeshFlow> flows(sources.size());
+  for (std::size_t i = 0; i < flows.size(); ++i) flows[i] = {sources[i], targets[i], volumes[i]};
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = mesh_loads(grid, flows, filled);
+  }
+  refuse(status, "flows");
+  return freeze(std::move(found));
+}
+
+// Each collective is (op, algorithm, bytes, (x, y, width, height), [(axis, size, stride), ...]).
+double concurrent(std::int64_t columns, std::int64_t rows, const py::object& dead,
+                  const std::tuple<double, double, double>& links, const py::list& items) {
+  const MeshGrid grid = grid_of(columns, rows, view<std::uint8_t>(dead, "dead"));
+  std::vector<MeshCollective> all;
+  for (const py::handle& item : items) {
+    const auto parts = py::cast<py::tuple>(item);
+    if (parts.size() != 5) throw InvalidInput("collectives: expected tuples of 5 entries");
+    const auto where = py::cast<std::array<std::int32_t, 4>>(parts[3]);
+    MeshCollective c{static_cast<CollectiveOp>(py::cast<std::uint8_t>(parts[0])),
+                     static_cast<MeshAlgorithm>(py::cast<std::uint8_t>(parts[1])),
+                     py::cast<double>(parts[2]),
+                     where[0],
+                     where[1],
+                     where[2],
+                     where[3],
+                     {}};
+    for (const auto& run : py::cast<std::vector<std::array<std::int32_t, 3>>>(parts[4])) {
+      c.runs.push_back({run[0], run[1], run[2]});
+    }
+    all.push_back(std::move(c));
+  }
+  MeshResult found{};
+  {
+    const py::gil_scoped_release release;
+    found = mesh_concurrent(grid, all, links_of(links));
+  }
+  refuse(found.status, "collectives");
+  return found.time_s;
+}
+
+}  // namespace
+
+void bind_mesh(py::module_& module) {
+  py::tuple names(kMeshAlgorithmCount);
+  for (std::size_t i = 0; i < kMeshAlgorithmCount; ++i) names[i] = kMeshAlgorithmNames[i];
+  module.attr("MESH_ALGORITHMS") = names;
+  module.def("mesh_collectives", &collectives, py::arg("op"), py::arg("algorithm"),
+             py::arg("bytes"), py::arg("ptr"), py::arg("axis"), py::arg("size"), py::arg("stride"),
+             py::arg("links"));
+  module.def("mesh_loads", &loads, py::arg("columns"), py::arg("rows"), py::arg("dead"),
+             py::arg("source"), py::arg("target"), py::arg("bytes"));
+  module.def("mesh_concurrent", &concurrent, py::arg("columns"), py::arg("rows"), py::arg("dead"),
+             py::arg("links"), py::arg("collectives"));
+}
+
+}  // namespace phaze::bindings

@@ -1,0 +1,293 @@
+// How long a training step takes on a mesh of dies when every operator is split in its own way.
+//
+// A stage of the pipeline is a rectangle of dies. Its sides are products of small factors, the
+// slots: slot k of an axis joins `size` neighbours that lie `stride` dies apart. Each operator
+// gives each slot one role: it splits the batch (B), the rows (M), the columns of the output (N),
+// the inner dimension (K), or holds copies (R). An index of a tensor has one digit per slot, so
+// that what a die holds follows slot by slot: along a slot a tensor is split by B, M or its
+// features, held whole, or, behind a split inner dimension, a partial sum. Two operators that
+// disagree along some slots convert the tensor between them:
+//
+//   partial -> split     reduce-scatter       split -> whole    all-gather
+//   partial -> whole     all-reduce           split -> other    all-to-all
+//   whole   -> split     nothing              same              nothing
+//
+// and the gradient goes back the other way, where N leaves partial sums and K wants it whole. B and
+// M need weight gradients summed. docs/wafer.md has the whole model.
+//
+// A Mapping keeps the terms of each operator and of each fan of edges, so that changing one
+// operator computes its own terms and those of the fans it ends; sums are always taken over all
+// terms in one order, so that changing and starting afresh give the same bits. A Mapping is used by
+// one thread at a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "phaze/mesh.hpp"
+#include "phaze/status.hpp"
+
+namespace phaze {
+
+inline constexpr int kMaxSlots = 10;
+inline constexpr int kMaxMapOps = 48;
+inline constexpr int kMaxMapStages = 512;
+inline constexpr int kRunsPerAxis = 2;  // a rule of the encoding: at most so many roles per axis
+
+enum class Role : std::uint8_t { kBatch = 0, kRows = 1, kColumns = 2, kInner = 3, kCopy = 4 };
+inline constexpr int kRoleCount = 5;
+
+enum class WeightMode : std::uint8_t {
+  kReplicated = 0,
+  kZero1 = 1,   // optimiser state split over the dies that hold copies
+  kZero2 = 2,   // gradients too
+  kZero3 = 3,   // weights too: gathered for each pass
+  kStream = 4,  // as kZero3, and all of it lives off the wafer
+};
+inline constexpr int kWeightModeCount = 5;
+
+enum class Output : std::uint8_t { kStash = 0, kRecompute = 1, kOffload = 2 };
+inline constexpr int kOutputCount = 3;
+
+// Which slots each role has (bit k = slot k; every slot has one role), and how weights are kept.
+struct MapGene {
+  std::array<std::uint16_t, kRoleCount> slots;
+  std::uint8_t mode;
+  std::uint8_t algorithm;  // a MeshAlgorithm, of all its collectives
+};
+
+struct MapOpRecord {
+  std::int32_t part;      // 0 before the blocks, 1 in every block, 2 behind them
+  std::int32_t roles;     // bit r set where role r is accepted
+  std::int32_t outputs;   // bit o set where Output o is accepted
+  std::int32_t product;   // 1 where it contracts its input's features with weights
+  std::int64_t limit[4];  // largest factor of B, M, N, K
+  double stat_bytes;      // summed over split columns, forward and backward; of all rows
+  double gather_bytes;    // gathered over split rows (keys and values); whole
+};
+
+enum class EdgeKind : std::int32_t { kInside = 0, kEntry = 1, kWrap = 2, kExit = 3 };
+
+struct MapEdgeRecord {
+  std::int32_t from;
+  std::int32_t to;
+  std::int32_t kind;   // an EdgeKind
+  std::int32_t again;  // 1 where the backward pass needs the converted tensor once more
+  double bytes;        // of the whole tensor, one micro-batch
+};
+
+struct MapRulesRecord {
+  double x_bytes_per_s;
+  double y_bytes_per_s;
+  double hop_s;
+  double capacity_bytes;         // of one die, for the model
+  double stream_capacity_bytes;  // off the wafer, a die's share; 0 = none
+  double stream_bytes_per_s;     // a die's share
+  double memory_bytes_per_s;     // that the optimiser step moves its state at
+  double weight_bytes;           // per parameter
+  double gradient_bytes;
+  double state_bytes;
+  double step_bytes;      // moved per parameter in the optimiser step
+  double boundary_bytes;  // of the tensor between two stages, one micro-batch
+  std::int64_t microbatches;
+  std::int32_t modes;   // bit w set where WeightMode w is accepted
+  std::int32_t volume;  // 1: collectives cost the bytes a die sends (work is priced by the tables)
+  std::int32_t
+      linear;  // 1: roles in rank order: columns and inner, then rows and copies, then batch
+  std::int32_t reserved;  // keeps the record free of hidden padding
+};
+
+struct MapTables {  // one row per operator, one column per combination of factors
+  std::span<const double> forward_s;
+  std::span<const double> backward_s;
+  std::span<const double> stash_bytes;
+  std::span<const double> live_bytes;
+  std::span<const double> parameters;
+};
+
+struct MapProblem {
+  std::span<const MeshRun> slots;  // along x from the inside out, then along y
+  std::span<const MapOpRecord> ops;
+  std::span<const MapEdgeRecord> edges;
+  MapRulesRecord rules;
+  std::span<const std::int32_t> divisors;  // of the rectangle's dies, rising, 1 first
+  std::span<const std::int32_t> column;    // of (B, M, N, K) as positions in `divisors`; -1 = none
+  std::int32_t columns;
+  MapTables tables;
+  std::span<const std::int32_t> blocks;  // of each stage
+  std::span<const double> boundary_s;    // per byte that a stage sends, both ways
+  std::span<const std::int32_t> chain;   // operators of a block from its first to its last
+};
+
+struct MapScore {
+  double time_s;        // of one step
+  double memory_bytes;  // of the fullest die
+  double over_bytes;    // beyond its capacity, when all that may be recomputed is
+  double stream_bytes;  // off the wafer, a die's share
+  double stream_over_bytes;
+  double slowest_stage_s;  // of one micro-batch
+  double compute_s;        // of one block, both passes, without recomputation
+  double blocking_s;       // collectives it waits for
+  double hidden_s;         // collectives beside it
+  double tail_s;           // after the last micro-batch
+};
+
+// What one stage keeps and how long it takes.
+struct MapStage {
+  double load_s;
+  double memory_bytes;
+  double state_bytes;
+  double activation_bytes;
+  double over_bytes;
+  std::array<std::uint8_t, kMaxMapOps> outputs;
+};
+
+// A factor, a slot, an operator out of range, or tables of the wrong size.
+Status check_problem(const MapProblem& problem) noexcept;
+
+class Mapping {
+ public:
+  explicit Mapping(const MapProblem& problem);  // copies; check_problem() comes first
+
+  int ops() const noexcept { return static_cast<int>(ops_.size()); }
+  int slots() const noexcept { return static_cast<int>(slots_.size()); }
+  int stages() const noexcept { return static_cast<int>(blocks_.size()); }
+  const MapRulesRecord& rules() const noexcept { return rules_; }
+  const MapOpRecord& op(int i) const noexcept { return ops_[static_cast<std::size_t>(i)]; }
+  const MapGene& gene(int i) const noexcept { return genes_[static_cast<std::size_t>(i)]; }
+
+  bool assigned() const noexcept { return genes_.size() == ops_.size(); }
+  bool legal(int op, const MapGene& gene) const noexcept;
+
+  // Every legal way to deal the slots of one operator, in a fixed order.
+  const std::vector<MapGene>& choices(int op) const noexcept {
+    return choices_[static_cast<std::size_t>(op)];
+  }
+
+  // All operators at once, every term computed; each gene must be legal.
+  void assign(std::span<const MapGene> genes);
+
+  // One operator, and only the terms that it touches.
+  void change(int op, const MapGene& gene);
+
+  // Outputs are chosen exactly, stage by stage, unless given (stages x ops).
+  MapScore score(std::span<const std::uint8_t> outputs = {},
+                 std::vector<MapStage>* stages = nullptr) const;
+
+  // Terms of one operator's own work and of one conversion, for the bound; theta weighs work
+  // against collectives beside it.
+  struct Node {
+    double forward_s, backward_s;  // work
+    double blocking_f_s, blocking_b_s;
+    double hidden_f_s, hidden_b_s;
+    double stream_s;
+    double sync_s, step_s;
+    double state_bytes, stream_bytes, stash_bytes, live_bytes, gathered_bytes;
+  };
+  struct Fan {
+    double forward_s, backward_s, again_s;
+  };
+  Node node(int op, const MapGene& gene) const noexcept;
+  // A tensor from one operator to the next and its gradient back, seconds.
+  double conversion_s(const MapGene& from, int from_op, const MapGene& to, int to_op,
+                      double bytes) const noexcept;
+  std::span<const std::int32_t> chain() const noexcept { return chain_; }
+  std::span<const MapEdgeRecord> edges() const noexcept { return edges_; }
+  std::span<const std::int32_t> blocks() const noexcept { return blocks_; }
+  std::span<const double> boundary() const noexcept { return boundary_; }
+
+ private:
+  struct State {  // of a tensor along the slots
+    std::uint16_t batch, rows, features, partial, whole;
+  };
+  struct FanShape {
+    std::int32_t from;
+    std::int32_t kind;
+    double bytes;
+    bool again;
+    std::vector<std::int32_t> to;
+  };
+  struct Item;  // of the choice of outputs
+  struct Block;
+  State made(int op, const MapGene& gene) const noexcept;
+  State wanted(int op, const MapGene& gene) const noexcept;
+  State gradient_made(int op, const MapGene& gene) const noexcept;
+  State gradient_wanted(const MapGene& gene) const noexcept;
+  State at_boundary() const noexcept;
+  double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
+  double exchange_s(std::uint16_t slots, double bytes) const noexcept;
+  double convert_s(const State& from, const State& to, double bytes, std::uint8_t algorithm,
+                   double* again_s) const noexcept;
+  double size(std::uint16_t slots) const noexcept { return sizes_[slots]; }
+  std::int32_t column_of(const MapGene& gene) const noexcept;
+  Fan fan(const FanShape& shape) const noexcept;
+  void enumerate(int op);
+  Block block_of() const;
+  void choose(const Block& block, double needed, double stream_room,
+              std::array<std::uint8_t, kMaxMapOps>& outputs) const;
+  double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
+  double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
+
+  std::vector<MeshRun> slots_;
+  std::vector<MapOpRecord> ops_;
+  std::vector<MapEdgeRecord> edges_;
+  MapRulesRecord rules_;
+  std::vector<std::int32_t> position_;  // of a factor in the list of divisors
+  std::vector<std::int32_t> column_;
+  std::size_t divisors_;
+  std::size_t columns_;
+  std::vector<double> forward_s_, backward_s_, stash_bytes_, live_bytes_, parameters_;
+  std::vector<std::int32_t> blocks_;
+  std::vector<double> boundary_;
+  std::vector<std::int32_t> chain_;
+  std::int32_t last_;  // operator whose output leaves the block
+
+  std::vector<double> sizes_;  // of each set of slots
+  std::vector<MeshLines> gather_lines_;
+  std::vector<MeshLine> exchange_lines_;
+  std::vector<FanShape> fans_;
+  std::vector<std::vector<std::int32_t>> fans_of_;  // that an operator begins or ends
+  std::vector<std::vector<std::int32_t>> forced_;   // unkept operators run again with each one
+  std::vector<std::vector<MapGene>> choices_;
+
+  std::vector<MapGene> genes_;
+  std::vector<Node> nodes_;
+  std::vector<Fan> fan_terms_;
+};
+
+// ---- search over the genes of one problem ----
+
+struct MapSearchRules {
+  std::uint64_t seed;
+  std::int64_t steps;  // evaluations
+  double start;        // accepted loss at the beginning, relative
+};
+struct MapFound {
+  std::vector<MapGene> genes;
+  MapScore score;
+  std::int64_t evaluations;
+};
+
+// What a search minimises: the step's time where it fits, beyond that ever more the less it fits.
+double energy(const Mapping& mapping, const MapScore& score) noexcept;
+
+// Threshold accepting from the mapping's present genes, which it leaves at the best it found. The
+// same answer on every machine: integers choose, and no transcendental function is called.
+MapFound anneal(Mapping& mapping, const MapSearchRules& rules);
+
+// Best single changes, one operator after another, until none helps.
+MapFound descend(Mapping& mapping, int rounds);
+
+struct MapBound {
+  double time_s;               // no mapping of this problem takes less
+  std::vector<MapGene> genes;  // that the relaxation chose: a start for a search
+};
+
+// Operators in a chain, each with its own work and the conversion to the next, all else left out,
+// memory of the first stage priced at `price` seconds per byte: a dynamic program over all legal
+// genes. `theta` in [0, 1] weighs work against the collectives beside it.
+MapBound chain_bound(const Mapping& mapping, double theta, double price);
+
+}  // namespace phaze

@@ -1,0 +1,427 @@
+#include "phaze/mapping.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+namespace phaze {
+namespace {
+
+constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
+constexpr auto kRole = [](Role role) { return static_cast<std::size_t>(role); };
+
+bool in_range(const MapProblem& p) noexcept {
+  const auto ops = static_cast<std::int32_t>(p.ops.size());
+  const auto cells = p.ops.size() * kAt(std::max(p.columns, 0));
+  for (const auto& table : {p.tables.forward_s, p.tables.backward_s, p.tables.stash_bytes,
+                            p.tables.live_bytes, p.tables.parameters}) {
+    if (table.size() != cells) return false;
+  }
+  for (const MapEdgeRecord& edge : p.edges) {
+    if (edge.from < 0 || edge.from >= ops || edge.to < 0 || edge.to >= ops) return false;
+    if (edge.kind < 0 || edge.kind > 3 || !(edge.bytes >= 0.0)) return false;
+    if (edge.kind == 0 && edge.from >= edge.to) return false;
+  }
+  for (const std::int32_t op : p.chain) {
+    if (op < 0 || op >= ops || p.ops[kAt(op)].part != 1) return false;
+  }
+  return std::all_of(p.column.begin(), p.column.end(),
+                     [&](std::int32_t c) { return c >= -1 && c < p.columns; });
+}
+
+}  // namespace
+
+Status check_problem(const MapProblem& p) noexcept {
+  if (p.ops.empty() || p.ops.size() > kMaxMapOps || p.slots.size() > kMaxSlots ||
+      p.blocks.empty() || p.blocks.size() > kMaxMapStages || p.chain.empty()) {
+    return Status::kTooManyOps;
+  }
+  if (p.boundary_s.size() != p.blocks.size() || p.divisors.empty() || p.divisors[0] != 1) {
+    return Status::kBadLayers;
+  }
+  std::int64_t dies = 1;
+  for (const MeshRun& slot : p.slots) {
+    if (slot.axis < 0 || slot.axis > 1 || slot.size < 2 || slot.stride < 1)
+      return Status::kBadRanks;
+    dies *= slot.size;
+    if (dies > 1 << 16) return Status::kGroupTooLarge;
+  }
+  const std::size_t d = p.divisors.size();
+  if (p.divisors[d - 1] != dies || p.column.size() != d * d * d * d) return Status::kBadLayers;
+  for (std::size_t i = 1; i < d; ++i) {
+    if (p.divisors[i] <= p.divisors[i - 1]) return Status::kBadLayers;
+  }
+  if (p.rules.microbatches < 1 || !(p.rules.capacity_bytes > 0.0)) return Status::kBadRules;
+  if (!(p.rules.x_bytes_per_s > 0.0 && p.rules.y_bytes_per_s > 0.0)) return Status::kBadFabric;
+  return in_range(p) ? Status::kOk : Status::kBadEdge;
+}
+
+Mapping::Mapping(const MapProblem& p)
+    : slots_(p.slots.begin(), p.slots.end()),
+      ops_(p.ops.begin(), p.ops.end()),
+      edges_(p.edges.begin(), p.edges.end()),
+      rules_(p.rules),
+      column_(p.column.begin(), p.column.end()),
+      divisors_(p.divisors.size()),
+      columns_(kAt(p.columns)),
+      forward_s_(p.tables.forward_s.begin(), p.tables.forward_s.end()),
+      backward_s_(p.tables.backward_s.begin(), p.tables.backward_s.end()),
+      stash_bytes_(p.tables.stash_bytes.begin(), p.tables.stash_bytes.end()),
+      live_bytes_(p.tables.live_bytes.begin(), p.tables.live_bytes.end()),
+      parameters_(p.tables.parameters.begin(), p.tables.parameters.end()),
+      blocks_(p.blocks.begin(), p.blocks.end()),
+      boundary_(p.boundary_s.begin(), p.boundary_s.end()),
+      chain_(p.chain.begin(), p.chain.end()),
+      last_(p.chain.back()) {
+  const MeshLinks links{{rules_.x_bytes_per_s, rules_.y_bytes_per_s}, rules_.hop_s};
+  const std::size_t sets = std::size_t{1} << slots_.size();
+  sizes_.resize(sets);
+  gather_lines_.resize(sets);
+  exchange_lines_.resize(sets);
+  for (std::size_t set = 0; set < sets; ++set) {
+    std::vector<MeshRun> runs;  // neighbouring slots of one axis are one run
+    double product = 1.0;
+    for (std::size_t k = 0; k < slots_.size(); ++k) {
+      if ((set >> k & 1) == 0) continue;
+      const MeshRun& slot = slots_[k];
+      product *= slot.size;
+      if (!runs.empty() && runs.back().axis == slot.axis &&
+          runs.back().stride * runs.back().size == slot.stride) {
+        runs.back().size *= slot.size;
+      } else {
+        runs.push_back(slot);
+      }
+    }
+    sizes_[set] = product;
+    gather_lines_[set] = mesh_gather_lines(runs, links);
+    exchange_lines_[set] = mesh_exchange_line(runs, links);
+  }
+  position_.assign(kAt(p.divisors.back()) + 1, -1);
+  for (std::size_t i = 0; i < divisors_; ++i) position_[kAt(p.divisors[i])] = static_cast<int>(i);
+  for (const MapEdgeRecord& edge : edges_) {
+    auto same = std::find_if(fans_.begin(), fans_.end(), [&](const FanShape& f) {
+      return f.from == edge.from && f.kind == edge.kind;
+    });
+    if (same == fans_.end()) {
+      fans_.push_back({edge.from, edge.kind, edge.bytes, false, {}});
+      same = fans_.end() - 1;
+    }
+    same->to.push_back(edge.to);
+    same->again = same->again || edge.again != 0;
+  }
+  fans_of_.resize(ops_.size());
+  for (std::size_t f = 0; f < fans_.size(); ++f) {
+    std::vector<std::int32_t> touched = fans_[f].to;
+    touched.push_back(fans_[f].from);
+    // The tensor between blocks lies as the block's last operator leaves it.
+    if (fans_[f].kind == static_cast<int>(EdgeKind::kEntry)) touched.push_back(last_);
+    std::sort(touched.begin(), touched.end());
+    touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
+    for (const std::int32_t op : touched) fans_of_[kAt(op)].push_back(static_cast<int>(f));
+  }
+  forced_.resize(ops_.size());
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    std::vector<std::int32_t>& found = forced_[i];
+    std::vector<std::int32_t> open{static_cast<std::int32_t>(i)};
+    while (!open.empty()) {
+      const std::int32_t at = open.back();
+      open.pop_back();
+      for (const MapEdgeRecord& edge : edges_) {
+        if (edge.kind != 0 || edge.to != at || ops_[kAt(edge.from)].part != 1) continue;
+        const bool kept = stash_bytes_[kAt(edge.from) * columns_] > 0.0;
+        if (kept || std::find(found.begin(), found.end(), edge.from) != found.end()) continue;
+        found.push_back(edge.from);
+        open.push_back(edge.from);
+      }
+    }
+    std::sort(found.begin(), found.end());
+  }
+  choices_.resize(ops_.size());
+  for (int i = 0; i < ops(); ++i) enumerate(i);
+}
+
+bool Mapping::legal(int op, const MapGene& gene) const noexcept {
+  const MapOpRecord& record = ops_[kAt(op)];
+  const unsigned all = (1U << slots_.size()) - 1U;
+  unsigned seen = 0;
+  for (int r = 0; r < kRoleCount; ++r) {
+    const unsigned mask = gene.slots[kAt(r)];
+    if ((mask & seen) != 0 || (mask & ~all) != 0) return false;
+    seen |= mask;
+    if (mask == 0) continue;
+    if ((record.roles >> r & 1) == 0) return false;
+    if (r < 4 && size(static_cast<std::uint16_t>(mask)) > static_cast<double>(record.limit[r])) {
+      return false;
+    }
+  }
+  if (seen != all || gene.mode >= kWeightModeCount || gene.algorithm >= kMeshAlgorithmCount) {
+    return false;
+  }
+  if ((rules_.modes >> gene.mode & 1) == 0) return false;
+  int changes[2] = {0, 0};
+  for (std::size_t k = 1; k < slots_.size(); ++k) {
+    if (slots_[k].axis != slots_[k - 1].axis) continue;
+    for (const std::uint16_t mask : gene.slots) {
+      if ((mask >> (k - 1) & 1) != 0 && (mask >> k & 1) == 0) ++changes[slots_[k].axis];
+    }
+  }
+  if (changes[0] >= kRunsPerAxis || changes[1] >= kRunsPerAxis) return false;
+  if (rules_.linear == 0) return true;
+  constexpr int kRank[kRoleCount] = {2, 1, 0, 0, 1};
+  int rank = 0;
+  for (std::size_t k = 0; k < slots_.size(); ++k) {
+    for (std::size_t r = 0; r < kRoleCount; ++r) {
+      if ((gene.slots[r] >> k & 1) == 0) continue;
+      if (kRank[r] < rank) return false;
+      rank = kRank[r];
+    }
+  }
+  return true;
+}
+
+void Mapping::enumerate(int op) {
+  // Per axis: one role for all slots, or one for the inner ones and another for the outer ones.
+  const auto patterns = [&](int axis) {
+    std::vector<std::size_t> own;
+    for (std::size_t k = 0; k < slots_.size(); ++k) {
+      if (slots_[k].axis == axis) own.push_back(k);
+    }
+    std::vector<std::array<std::uint16_t, kRoleCount>> found;
+    if (own.empty()) return std::vector<std::array<std::uint16_t, kRoleCount>>(1);
+    for (std::size_t cut = 1; cut <= own.size(); ++cut) {
+      for (std::size_t inner = 0; inner < kRoleCount; ++inner) {
+        for (std::size_t outer = 0; outer < kRoleCount; ++outer) {
+          if (cut == own.size() ? outer != inner : outer == inner) continue;
+          std::array<std::uint16_t, kRoleCount> slots{};
+          for (std::size_t k = 0; k < own.size(); ++k) {
+            std::uint16_t& mask = slots[k < cut ? inner : outer];
+            mask = static_cast<std::uint16_t>(mask | 1U << own[k]);
+          }
+          found.push_back(slots);
+        }
+      }
+    }
+    return found;
+  };
+  const auto along_x = patterns(0), along_y = patterns(1);
+  for (const auto& x : along_x) {
+    for (const auto& y : along_y) {
+      MapGene gene{{}, static_cast<std::uint8_t>(std::countr_zero(kAt(rules_.modes))), 0};
+      for (std::size_t r = 0; r < kRoleCount; ++r) {
+        gene.slots[r] = static_cast<std::uint16_t>(x[r] | y[r]);
+      }
+      if (legal(op, gene)) choices_[kAt(op)].push_back(gene);
+    }
+  }
+}
+
+// ---- states of a tensor along the slots ----
+
+Mapping::State Mapping::made(int, const MapGene& g) const noexcept {
+  return {g.slots[kRole(Role::kBatch)], g.slots[kRole(Role::kRows)], g.slots[kRole(Role::kColumns)],
+          g.slots[kRole(Role::kInner)], g.slots[kRole(Role::kCopy)]};
+}
+
+Mapping::State Mapping::wanted(int op, const MapGene& g) const noexcept {
+  const std::uint16_t inner = g.slots[kRole(Role::kInner)];
+  const std::uint16_t columns = g.slots[kRole(Role::kColumns)];
+  const std::uint16_t copy = g.slots[kRole(Role::kCopy)];
+  if (ops_[kAt(op)].product != 0) {
+    return {g.slots[0], g.slots[1], inner, 0, static_cast<std::uint16_t>(columns | copy)};
+  }
+  return {g.slots[0], g.slots[1], columns, 0, static_cast<std::uint16_t>(inner | copy)};
+}
+
+Mapping::State Mapping::gradient_made(int op, const MapGene& g) const noexcept {
+  const std::uint16_t inner = g.slots[kRole(Role::kInner)];
+  const std::uint16_t columns = g.slots[kRole(Role::kColumns)];
+  const std::uint16_t copy = g.slots[kRole(Role::kCopy)];
+  if (ops_[kAt(op)].product != 0) return {g.slots[0], g.slots[1], inner, columns, copy};
+  return {g.slots[0], g.slots[1], columns, 0, static_cast<std::uint16_t>(inner | copy)};
+}
+
+Mapping::State Mapping::gradient_wanted(const MapGene& g) const noexcept {
+  return {g.slots[0], g.slots[1], g.slots[kRole(Role::kColumns)], 0,
+          static_cast<std::uint16_t>(g.slots[kRole(Role::kInner)] | g.slots[kRole(Role::kCopy)])};
+}
+
+Mapping::State Mapping::at_boundary() const noexcept { return gradient_wanted(genes_[kAt(last_)]); }
+
+// ---- collectives over sets of slots ----
+
+double Mapping::gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept {
+  if (slots == 0) return 0.0;
+  if (rules_.volume != 0) return bytes * (size(slots) - 1.0) / size(slots);
+  return mesh_gather(gather_lines_[slots], bytes, static_cast<MeshAlgorithm>(algorithm)).time_s;
+}
+
+double Mapping::exchange_s(std::uint16_t slots, double bytes) const noexcept {
+  if (slots == 0) return 0.0;
+  if (rules_.volume != 0) return bytes * (size(slots) - 1.0) / size(slots);
+  return exchange_lines_[slots].s_per_byte * bytes + exchange_lines_[slots].fixed_s;
+}
+
+// First what makes the tensor smaller, last what makes it larger. `again_s` gets the part that is
+// paid once more when the tensor is kept as it was made.
+double Mapping::convert_s(const State& from, const State& to, double bytes, std::uint8_t algorithm,
+                          double* again_s) const noexcept {
+  const auto mask = [](int bits) { return static_cast<std::uint16_t>(bits); };
+  const std::uint16_t splits = mask(to.batch | to.rows | to.features);
+  const std::uint16_t held = mask(from.batch | from.rows | from.features);
+  const std::uint16_t scatter = mask(from.partial & splits);
+  const std::uint16_t reduce = mask(from.partial & to.whole);
+  const std::uint16_t exchange =
+      mask((from.batch & (to.rows | to.features)) | (from.rows & (to.batch | to.features)) |
+           (from.features & (to.batch | to.rows)));
+  const std::uint16_t gather = mask(held & to.whole);
+  if ((scatter | reduce | exchange | gather) == 0) return 0.0;
+  double here = bytes / size(held) / size(mask(from.whole & splits));
+  double seconds = 0.0;
+  seconds += gather_s(scatter, here, algorithm);
+  here /= size(scatter);
+  const double exchanged = exchange_s(exchange, here);
+  seconds += exchanged;
+  seconds += 2.0 * gather_s(reduce, here, algorithm);
+  const double gathered = gather_s(gather, here * size(gather), algorithm);
+  seconds += gathered;
+  if (again_s != nullptr) *again_s += exchanged + gathered;
+  return seconds;
+}
+
+double Mapping::conversion_s(const MapGene& from, int from_op, const MapGene& to, int to_op,
+                             double bytes) const noexcept {
+  return convert_s(made(from_op, from), wanted(to_op, to), bytes, from.algorithm, nullptr) +
+         convert_s(gradient_made(to_op, to), gradient_wanted(from), bytes, from.algorithm, nullptr);
+}
+
+// ---- terms ----
+
+std::int32_t Mapping::column_of(const MapGene& gene) const noexcept {
+  std::size_t at = 0;
+  for (std::size_t r = 0; r < 4; ++r) {
+    const auto factor = static_cast<std::size_t>(size(gene.slots[r]));
+    at = at * divisors_ + kAt(position_[factor]);
+  }
+  return column_[at];
+}
+
+Mapping::Node Mapping::node(int op, const MapGene& g) const noexcept {
+  const MapOpRecord& record = ops_[kAt(op)];
+  const std::size_t cell = kAt(op) * columns_ + kAt(column_of(g));
+  const std::uint16_t batch = g.slots[0], rows = g.slots[1];
+  const std::uint16_t columns = g.slots[2], copy = g.slots[4];
+  Node n{};
+  n.forward_s = forward_s_[cell];
+  n.backward_s = backward_s_[cell];
+  n.stash_bytes = stash_bytes_[cell];
+  n.live_bytes = live_bytes_[cell];
+  if (record.stat_bytes > 0.0 && columns != 0) {
+    const double here = record.stat_bytes / size(static_cast<std::uint16_t>(batch | rows));
+    n.blocking_f_s = 2.0 * gather_s(columns, here, g.algorithm);
+    n.blocking_b_s = n.blocking_f_s;
+  }
+  if (record.gather_bytes > 0.0 && rows != 0) {
+    const double here = record.gather_bytes / size(static_cast<std::uint16_t>(batch | columns));
+    const double once = gather_s(rows, here, g.algorithm);
+    n.blocking_f_s += once;
+    n.blocking_b_s += once;
+    n.hidden_b_s += once;  // gathered again beside the work
+  }
+  const double parameters = parameters_[cell];
+  if (!(parameters > 0.0)) return n;
+  const auto summed = static_cast<std::uint16_t>(batch | rows);
+  const auto copies = static_cast<std::uint16_t>(summed | copy);
+  const double weights = parameters * rules_.weight_bytes;
+  const double gradients = parameters * rules_.gradient_bytes;
+  const double state = parameters * rules_.state_bytes;
+  const double among = size(copies);
+  const double scatter = gather_s(summed, weights, g.algorithm);
+  const double gather = gather_s(copies, weights, g.algorithm);
+  const auto mode = static_cast<WeightMode>(g.mode);
+  double updated = parameters / among;
+  switch (mode) {
+    case WeightMode::kReplicated:
+      n.sync_s = 2.0 * scatter;
+      n.state_bytes = weights + gradients + state;
+      updated = parameters;
+      break;
+    case WeightMode::kZero1:
+      n.sync_s = scatter + gather;
+      n.state_bytes = weights + gradients + state / among;
+      break;
+    case WeightMode::kZero2:
+      n.hidden_b_s += scatter;
+      n.sync_s = gather;
+      n.state_bytes = weights + (gradients + state) / among;
+      n.gathered_bytes = gradients;
+      break;
+    case WeightMode::kZero3:
+    case WeightMode::kStream:
+      n.hidden_f_s += gather;
+      n.hidden_b_s += gather + scatter;
+      n.gathered_bytes = weights + gradients;
+      n.state_bytes = (weights + gradients + state) / among;
+      break;
+  }
+  n.step_s = updated * rules_.step_bytes / rules_.memory_bytes_per_s;
+  if (mode == WeightMode::kStream) {
+    n.stream_bytes = n.state_bytes;
+    n.state_bytes = 0.0;
+    n.stream_s = (2.0 * weights + gradients) / among / rules_.stream_bytes_per_s;
+    n.step_s = 0.0;  // off the wafer, beside the next step
+  }
+  return n;
+}
+
+Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
+  const MapGene& from = genes_[kAt(shape.from)];
+  Fan found{};
+  if (shape.kind == static_cast<int>(EdgeKind::kEntry)) {
+    const State between = at_boundary();
+    found.forward_s =
+        convert_s(made(shape.from, from), between, shape.bytes, from.algorithm, nullptr);
+    found.backward_s =
+        convert_s(between, gradient_wanted(from), shape.bytes, from.algorithm, nullptr);
+    return found;
+  }
+  const auto same = [](const State& a, const State& b) {
+    return a.batch == b.batch && a.rows == b.rows && a.features == b.features &&
+           a.partial == b.partial;
+  };
+  for (std::size_t i = 0; i < shape.to.size(); ++i) {
+    const std::int32_t to = shape.to[i];
+    const MapGene& gene = genes_[kAt(to)];
+    const State in = wanted(to, gene), back = gradient_made(to, gene);
+    bool again_in = false, again_back = false;  // an earlier consumer pays for it
+    for (std::size_t j = 0; j < i; ++j) {
+      const MapGene& other = genes_[kAt(shape.to[j])];
+      again_in = again_in || same(wanted(shape.to[j], other), in);
+      again_back = again_back || same(gradient_made(shape.to[j], other), back);
+    }
+    if (!again_in) {
+      found.forward_s += convert_s(made(shape.from, from), in, shape.bytes, from.algorithm,
+                                   shape.again ? &found.again_s : nullptr);
+    }
+    if (!again_back) {
+      found.backward_s +=
+          convert_s(back, gradient_wanted(from), shape.bytes, from.algorithm, nullptr);
+    }
+  }
+  return found;
+}
+
+void Mapping::assign(std::span<const MapGene> genes) {
+  genes_.assign(genes.begin(), genes.end());
+  nodes_.resize(ops_.size());
+  fan_terms_.resize(fans_.size());
+  for (int i = 0; i < ops(); ++i) nodes_[kAt(i)] = node(i, genes_[kAt(i)]);
+  for (std::size_t f = 0; f < fans_.size(); ++f) fan_terms_[f] = fan(fans_[f]);
+}
+
+void Mapping::change(int op, const MapGene& gene) {
+  genes_[kAt(op)] = gene;
+  nodes_[kAt(op)] = node(op, gene);
+  for (const std::int32_t f : fans_of_[kAt(op)]) fan_terms_[kAt(f)] = fan(fans_[kAt(f)]);
+}
+
+}  // namespace phaze

@@ -1,0 +1,375 @@
+"""Takes a die, a grid and the limits of manufacture, gives a validated wafer: a mesh of dies.
+
+A wafer is a grid of equal dies, each linked to its four neighbours. Links and memory stacks share
+the edges of a die, its circuits share its area, and stacks stand between rows of dies: more memory
+beside a die means fewer dies. Columns are counted from the left, rows from the top.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import presets
+from phaze_fast.hardware.chip import Accelerator, Dtype, Hbm
+from phaze_fast.hardware.silicon import FULL_AREA, area
+from phaze_fast.hardware.wafer_rules import broken_rules, extent_mm, fitting, local_bytes
+from phaze_fast.records import (
+    Bandwidth,
+    Bytes,
+    Count,
+    NamedOr,
+    Quantity,
+    Record,
+    Seconds,
+    SquareMillimetres,
+)
+from phaze_fast.units import format_bandwidth, format_bytes, format_flops
+
+__all__ = ["Die", "MemoryTier", "OffWafer", "Wafer", "WaferRules"]
+
+Millimetres = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)]
+"""A length in mm, more than zero."""
+
+DieSide = Annotated[float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False)]
+"""A side of a die in mm, 1 or more."""
+
+FewOrNone = Annotated[int, Field(strict=True, ge=0, le=4096)]
+"""A whole number, zero or more."""
+
+
+def _named_chip(value: object) -> object:
+    return presets.chip(value) if isinstance(value, str) else value
+
+
+def _in_order(dead: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted(dead, key=lambda at: (at[1], at[0])))
+
+
+class WaferRules(Record):
+    """What manufacture allows: sizes, and what a millimetre of edge carries.
+
+    Examples
+    --------
+    >>> WaferRules(window_mm=200.0).d2d_module_bytes_per_s
+    512000000000.0
+    """
+
+    what: ClassVar[str] = "wafer rules"
+    reticle_mm: tuple[Millimetres, Millimetres] = (26.0, 33.0)
+    """Largest die, either way round: the field of a lithography scanner."""
+    window_mm: Millimetres = 215.0
+    """Side of the square window in the wafer; that of a Cerebras WSE, 46,225 mm2."""
+    d2d_module_mm: Millimetres = 0.55
+    """Edge that one die-to-die module takes."""
+    d2d_module_bytes_per_s: Bandwidth = 512e9
+    """What one module carries per direction: 64 lanes of 64 GT/s, as in UCIe 3.0."""
+    d2d_module_mm2: SquareMillimetres = 0.76
+    """Area of one module. Assumed: both its directions at the 1,350 GB/s per mm2 that UCIe 1.0
+    gives for advanced packages at 45 um bump pitch."""
+    hbm_stack_mm: Millimetres = 8.5
+    """Edge that one memory stack takes: its 7.75 mm side and clearance."""
+    hbm_stack_depth_mm: Millimetres = 11.87
+    """How far a stack reaches out from the edge. Assumed: the long side of the HBM2 package,
+    7.75 mm x 11.87 mm, the short side along the die."""
+    hbm_stack_bytes: Bytes = 16_000_000_000
+    """Size of one stack."""
+    hbm_stack_bytes_per_s: Bandwidth = 819e9
+    """Bandwidth of one stack: 1,024 bits at 6.4 Gb/s, as in HBM3."""
+    defect_clustering: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 2.0
+    """Alpha of the negative binomial yield; the ITRS uses 2, and a large one is Poisson's."""
+
+
+class Die(Record):
+    """One die of a wafer: a chip, its outline and what stands on its edges.
+
+    Examples
+    --------
+    >>> die = presets.wafer("dram-wafer").die
+    >>> die.hbm_stacks, die.stacks_on_edges
+    (2, (1, 1))
+    """
+
+    what: ClassVar[str] = "die"
+    width_mm: DieSide
+    """Length of the top and bottom edges."""
+    height_mm: DieSide
+    """Length of the left and right edges."""
+    chip: Annotated[Accelerator, NamedOr(), BeforeValidator(_named_chip)]
+    """What it computes with, without HBM; the buffer is the die's SRAM. In a file also a preset's
+    name."""
+    d2d_modules_x: FewOrNone
+    """Die-to-die modules on each of the left and right edges."""
+    d2d_modules_y: FewOrNone
+    """Die-to-die modules on each of the top and bottom edges."""
+    hbm_stacks: FewOrNone = 0
+    """Memory stacks: half on the top edge, rounded up, the others on the bottom edge."""
+    published: Annotated[bool, Field(strict=True)] = False
+    """A product's die, whose silicon is known to fit; the area rule is not applied."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.chip.hbm is not None:
+            raise ValueError(
+                f"chip.hbm: {self.chip.hbm.stacks} stacks are not accepted; expected none, "
+                "since hbm_stacks says how many the die has"
+            )
+        return self
+
+    @property
+    def stacks_on_edges(self) -> tuple[int, int]:
+        """Memory stacks on the top and on the bottom edge."""
+        return (self.hbm_stacks + 1) // 2, self.hbm_stacks // 2
+
+    @property
+    def outline_mm2(self) -> float:
+        """Area that its edges enclose."""
+        return self.width_mm * self.height_mm
+
+    @cached_property
+    def chip_area_mm2(self) -> float:
+        """Area of its circuits by the template, with core network and HBM PHYs, without D2D."""
+        return _circuits_mm2(self.chip) + self.hbm_stacks * FULL_AREA.hbm_mm2_per_stack
+
+
+@lru_cache(maxsize=4096)  # a space has many dies with one chip
+def _circuits_mm2(chip: Accelerator) -> float:
+    return area(chip, FULL_AREA).total_mm2
+
+
+class OffWafer(Record):
+    """Memory that the wafer streams from, such as Cerebras MemoryX."""
+
+    what: ClassVar[str] = "off-wafer memory"
+    capacity_bytes: Bytes
+    """Size, for the whole wafer."""
+    bandwidth_bytes_per_s: Bandwidth
+    """Per direction, for the whole wafer."""
+
+
+@dataclass(frozen=True)
+class MemoryTier:
+    """One kind of memory as one die has it: its size and its bandwidth."""
+
+    name: Literal["sram", "dram", "stream"]
+    """On the die, beside the die, or off the wafer."""
+    capacity_bytes: int
+    """Bytes per live die, without what is reserved."""
+    bandwidth_bytes_per_s: float
+    """Bytes per second and live die."""
+
+
+class Wafer(Record):
+    """A grid of equal dies in a mesh, valid by the rules of its manufacture.
+
+    Examples
+    --------
+    >>> wafer = presets.wafer("dram-wafer")
+    >>> wafer.grid, wafer.dies, wafer.memory_bytes
+    ((8, 5), 40, 32000000000)
+    >>> more = wafer.replace(die=wafer.die.replace(hbm_stacks=4))
+    >>> more.grid, more.dies, more.memory_bytes
+    ((8, 4), 32, 64000000000)
+    """
+
+    what: ClassVar[str] = "wafer"
+    name: str = Field(min_length=1)
+    """What to call it."""
+    die: Die
+    """Every die."""
+    columns: Count | None = None
+    """Dies along the width; none = as many as fit the window."""
+    rows: Count | None = None
+    """Dies along the height; none = as many as fit the window."""
+    gap_mm: Quantity = 0.5
+    """Between neighbouring dies, or between a die and its neighbour's stacks."""
+    hop_latency_s: Seconds = 100e-9
+    """Of one hop from die to die, crossing a die included."""
+    dead: Annotated[tuple[tuple[FewOrNone, FewOrNone], ...], AfterValidator(_in_order)] = ()
+    """Column and row of each die that does not work."""
+    defects_per_cm2: Quantity = 0.0
+    """Of the process; 0 also where spare cores repair what is broken."""
+    known_good_dies: Annotated[bool, Field(strict=True)] = True
+    """Assembled from tested dies, so that none is expected dead; false where it is monolithic."""
+    off_wafer: OffWafer | None = None
+    """Memory that the wafer streams from."""
+    reserved_bytes: Bytes = 0
+    """Of each die's memory, not for the model."""
+    rules: WaferRules = WaferRules()
+    """What manufacture allows."""
+    sources: tuple[str, ...] = ()
+    """Where the figures come from."""
+    notes: str = ""
+    """What a reader should know about them."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        broken = broken_rules(self)
+        if broken:
+            faults = (ValueError(f"{rule}: {text}") for rule, text in broken)
+            raise ValidationError.from_exception_data(
+                self.what,
+                [
+                    InitErrorDetails(type="value_error", loc=(), input=None, ctx={"error": fault})
+                    for fault in faults
+                ],
+            )
+        return self
+
+    # ---- dies ----
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Columns and rows of dies."""
+        columns, rows = fitting(self)
+        return self.columns or columns, self.rows or rows
+
+    @property
+    def positions(self) -> int:
+        """Places for dies, dead ones included."""
+        return math.prod(self.grid)
+
+    @property
+    def dies(self) -> int:
+        """Dies that work."""
+        return self.positions - len(self.dead)
+
+    def alive(self, column: int, row: int) -> bool:
+        """Say whether the die at a place works.
+
+        Raises
+        ------
+        InvalidInputError
+            Where the place is outside the grid.
+
+        Examples
+        --------
+        >>> presets.wafer("dram-wafer").replace(dead=((2, 1),)).alive(2, 1)
+        False
+        """
+        columns, rows = self.grid
+        if not (0 <= column < columns and 0 <= row < rows):
+            raise InvalidInputError(
+                f"column, row: {column}, {row} is not accepted by {self.name}; "
+                f"expected 0 to {columns - 1} and 0 to {rows - 1}"
+            )
+        return (column, row) not in self._dead
+
+    @cached_property
+    def _dead(self) -> frozenset[tuple[int, int]]:
+        return frozenset(self.dead)
+
+    def die_map(self) -> str:
+        """Draw the grid, one line per row: ``#`` works, ``.`` is dead.
+
+        Examples
+        --------
+        >>> tile = presets.wafer("dojo-tile-like").replace(columns=4, rows=2, dead=((3, 0),))
+        >>> print(tile.die_map())
+        ###.
+        ####
+        """
+        columns, rows = self.grid
+        return "\n".join(
+            "".join(".#"[(column, row) not in self._dead] for column in range(columns))
+            for row in range(rows)
+        )
+
+    @property
+    def die_yield(self) -> float:
+        """Share of dies without a defect: negative binomial, Stapper, IBM J. R&D 27(6), 1983."""
+        alpha = self.rules.defect_clustering
+        defects = self.die.outline_mm2 / 100.0 * self.defects_per_cm2
+        return math.exp(-alpha * math.log1p(defects / alpha))
+
+    @property
+    def expected_dead(self) -> float:
+        """Dies expected not to work; 0 where only tested dies are assembled."""
+        return 0.0 if self.known_good_dies else self.positions * (1.0 - self.die_yield)
+
+    # ---- what a die has ----
+
+    @cached_property
+    def chip(self) -> Accelerator:
+        """One die as the cost models see it, its memory stacks filled in."""
+        stacks, rules = self.die.hbm_stacks, self.rules
+        if not stacks:
+            return self.die.chip
+        hbm = Hbm(
+            capacity_bytes=stacks * rules.hbm_stack_bytes,
+            bandwidth_bytes_per_s=stacks * rules.hbm_stack_bytes_per_s,
+            stacks=stacks,
+        )
+        return self.die.chip.replace(hbm=hbm)
+
+    @property
+    def link_bytes_per_s(self) -> tuple[float, float]:
+        """Bandwidth between neighbours of a row (x) and of a column (y), per direction."""
+        die, rate = self.die, self.rules.d2d_module_bytes_per_s
+        return die.d2d_modules_x * rate, die.d2d_modules_y * rate
+
+    @property
+    def memory_bytes(self) -> int:
+        """What a model can use of one die's memory: HBM where there is, else SRAM."""
+        return local_bytes(self) - self.reserved_bytes
+
+    def tiers(self) -> tuple[MemoryTier, ...]:
+        """Memories of one live die, nearest first; the reserve is taken from the local one.
+
+        Examples
+        --------
+        >>> [tier.name for tier in presets.wafer("wse3-like").tiers()]
+        ['sram', 'stream']
+        """
+        chip, reserved = self.chip, self.reserved_bytes
+        sram = chip.buffer.capacity_bytes - (0 if chip.hbm else reserved)
+        found = [MemoryTier("sram", sram, chip.buffer_bandwidth_bytes_per_s)]
+        if chip.hbm:
+            rate = chip.hbm.bandwidth_bytes_per_s
+            found.append(MemoryTier("dram", chip.hbm.capacity_bytes - reserved, rate))
+        if self.off_wafer:
+            size, rate = self.off_wafer.capacity_bytes, self.off_wafer.bandwidth_bytes_per_s
+            found.append(MemoryTier("stream", size // self.dies, rate / self.dies))
+        return tuple(found)
+
+    # ---- what the wafer has ----
+
+    def peak_flops(self, dtype: Dtype = "bf16") -> float:
+        """Dense matrix FLOP/s of all live dies.
+
+        Examples
+        --------
+        >>> round(presets.wafer("dojo-tile-like").peak_flops() / 1e15, 2)
+        9.06
+        """
+        return self.dies * self.die.chip.peak_flops(dtype)
+
+    @property
+    def size_mm(self) -> tuple[float, float]:
+        """Width and height of the part of the wafer that is used, stacks included."""
+        return extent_mm(self, *self.grid)
+
+    @property
+    def area_mm2(self) -> float:
+        """Area of the part of the wafer that is used, stacks and gaps included."""
+        return math.prod(self.size_mm)
+
+    def __str__(self) -> str:
+        columns, rows = self.grid
+        tier = self.tiers()[1 if self.die.hbm_stacks else 0]
+        x, y = (format_bandwidth(rate) for rate in self.link_bytes_per_s)
+        dead = f" ({len(self.dead)} dead)" if self.dead else ""
+        known = "bf16" in self.die.chip.tensor_core.rates
+        peak = format_flops(self.peak_flops()) if known else "no bf16"
+        return (
+            f"{self.name}: {columns}x{rows} dies of {self.die.width_mm:g} x "
+            f"{self.die.height_mm:g} mm{dead}, {tier.name.upper()} "
+            f"{format_bytes(tier.capacity_bytes)} a die at "
+            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}, links {x} and {y}, {peak}"
+        )

@@ -1,0 +1,210 @@
+"""Takes groups of dies on a mesh, gives the time of their collectives and the load of links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, nearest
+
+__all__ = [
+    "MESH_ALGORITHMS",
+    "Links",
+    "MeshGroup",
+    "MeshTime",
+    "Run",
+    "concurrent_s",
+    "link_loads",
+    "mesh_collective",
+]
+
+Array = np.ndarray[Any, Any]
+
+MESH_ALGORITHMS: tuple[str, ...] = _core.MESH_ALGORITHMS
+"""How a collective can run on a mesh; ``auto`` takes the fastest."""
+
+_OPS = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
+_ALGORITHMS = {name: code for code, name in enumerate(MESH_ALGORITHMS)}
+_MESH_OPS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
+
+
+class Run(NamedTuple):
+    """Members along one axis of the mesh."""
+
+    axis: int
+    """0 along a row, 1 along a column."""
+    size: int
+    """Members, at least 2."""
+    stride: int = 1
+    """Dies from one member to the next; the groups between share its links."""
+
+
+class Links(NamedTuple):
+    """Links of a mesh."""
+
+    x_bytes_per_s: float
+    """Of one link along a row, per direction."""
+    y_bytes_per_s: float
+    """Of one link along a column, per direction."""
+    hop_s: float = 0.0
+    """Of one hop."""
+
+
+class MeshTime(NamedTuple):
+    """Seconds of a collective, and the algorithm that takes them."""
+
+    time_s: float
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class MeshGroup:
+    """One collective over every group of a rectangle of dies."""
+
+    op: str
+    """all-reduce, reduce-scatter, all-gather or all-to-all."""
+    bytes: float
+    """The vector each die holds, as `collective` counts it."""
+    runs: tuple[Run, ...]
+    """Which dies form a group."""
+    rectangle: tuple[int, int, int, int]
+    """Column and row of its first die, width and height."""
+    algorithm: str = "auto"
+    """One of `MESH_ALGORITHMS`."""
+
+
+def _code(table: dict[str, int], name: str, field: str, accepted: Sequence[str]) -> int:
+    if name not in accepted:
+        raise InvalidInputError(f"{field}: {name!r} is not accepted; {nearest(name, accepted)}")
+    return table[name]
+
+
+def mesh_collective(
+    op: str, bytes: float, runs: Sequence[Run], links: Links, algorithm: str = "auto"
+) -> MeshTime:
+    """Time a collective over groups of dies of one shape, all groups at once.
+
+    Parameters
+    ----------
+    op
+        all-reduce, reduce-scatter, all-gather or all-to-all.
+    bytes
+        The vector of each die: what an all-reduce sums, what a reduce-scatter starts from, what
+        an all-gather ends with, what an all-to-all sends.
+    runs
+        A group is the product of its runs; none is a group of one.
+    links
+        Bandwidth and latency of the mesh.
+    algorithm
+        One of `MESH_ALGORITHMS`; where it cannot run, the ordered one stands in.
+
+    Raises
+    ------
+    InvalidInputError
+        Where an argument is out of range.
+
+    Examples
+    --------
+    Eight dies as a 2 x 4 tile, and as a line:
+
+    >>> links = Links(1e12, 1e12)
+    >>> mesh_collective("all-gather", 8e9, [Run(0, 4), Run(1, 2)], links)
+    MeshTime(time_s=0.0035, algorithm='ring')
+    >>> mesh_collective("all-gather", 8e9, [Run(0, 8)], links)
+    MeshTime(time_s=0.007, algorithm='ordered')
+    """
+    columns = np.array(list(runs), dtype=np.int32).reshape(-1, 3)
+    time_s, chosen, status = _core.mesh_collectives(
+        np.array([_code(_OPS, op, "op", _MESH_OPS)], dtype=np.uint8),
+        np.array([_code(_ALGORITHMS, algorithm, "algorithm", MESH_ALGORITHMS)], dtype=np.uint8),
+        np.array([float(bytes)]),
+        np.array([0, len(columns)], dtype=np.int64),
+        *(np.ascontiguousarray(column) for column in columns.T),
+        tuple(links),
+    )
+    if status[0]:
+        raise InvalidInputError(f"mesh_collective: {_core.STATUS_SENTENCES[int(status[0])]}")
+    return MeshTime(float(time_s[0]), MESH_ALGORITHMS[int(chosen[0])])
+
+
+def _dead_mask(columns: int, rows: int, dead: Sequence[tuple[int, int]]) -> Array:
+    mask = np.zeros(columns * rows if dead else 0, dtype=np.uint8)
+    for x, y in dead:
+        mask[y * columns + x] = 1
+    return mask
+
+
+def link_loads(
+    columns: int,
+    rows: int,
+    flows: Sequence[tuple[int, int, float]],
+    dead: Sequence[tuple[int, int]] = (),
+) -> Array:
+    """Add up what each link carries when all flows run at once.
+
+    Parameters
+    ----------
+    columns, rows
+        Dies of the mesh.
+    flows
+        (from, to, bytes) each; dies are counted row by row.
+    dead
+        (column, row) of dies that nothing passes through.
+
+    Returns
+    -------
+    numpy.ndarray
+        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y.
+
+    Examples
+    --------
+    >>> link_loads(3, 1, [(0, 2, 10.0), (1, 2, 5.0)])[0, :, 0]
+    array([10., 15.,  0.])
+    """
+    found = _core.mesh_loads(
+        columns,
+        rows,
+        _dead_mask(columns, rows, dead),
+        np.array([f for f, _, _ in flows], dtype=np.int32),
+        np.array([t for _, t, _ in flows], dtype=np.int32),
+        np.array([b for _, _, b in flows], dtype=np.float64),
+    )
+    return found.reshape(rows, columns, 4)
+
+
+def concurrent_s(
+    columns: int,
+    rows: int,
+    groups: Sequence[MeshGroup],
+    links: Links,
+    dead: Sequence[tuple[int, int]] = (),
+) -> float:
+    """Time several collectives that start together, by the most loaded link of each phase.
+
+    Examples
+    --------
+    Two rows that gather at once do not disturb each other; twice the same row does:
+
+    >>> links = Links(1e12, 1e12)
+    >>> rows = [MeshGroup("all-gather", 4e9, (Run(0, 4),), (0, y, 4, 1)) for y in (0, 1)]
+    >>> concurrent_s(4, 2, rows, links)
+    0.003
+    >>> concurrent_s(4, 2, [rows[0], rows[0]], links)
+    0.006
+    """
+    items = [
+        (
+            _code(_OPS, g.op, "op", _MESH_OPS),
+            _code(_ALGORITHMS, g.algorithm, "algorithm", MESH_ALGORITHMS),
+            float(g.bytes),
+            tuple(g.rectangle),
+            [tuple(run) for run in g.runs],
+        )
+        for g in groups
+    ]
+    mask = _dead_mask(columns, rows, dead)
+    return _core.mesh_concurrent(columns, rows, mask, tuple(links), items)

@@ -1,0 +1,336 @@
+"""Takes a model, gives its operators as a mesh of dies can split them: sizes, limits, edges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph.block import block_sheet
+from phaze_fast.opgraph.ends import embedding_sheet, head_sheet
+from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
+from phaze_fast.opgraph.strategy import Strategy
+
+__all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Split", "Workload", "workload"]
+
+ROLES = ("batch", "rows", "columns", "inner", "copies")
+"""What a slot of the mesh can do for an operator, in the order of `_core.GENE_DTYPE`."""
+
+PARTS = ("before", "block", "behind")
+"""Where an operator stands: before the blocks, in each of them, or behind them."""
+
+_NEEDS_INPUT = ("gemm", "attention", "batched-gemm", "activation", "norm", "multiply", "softmax")
+_ROLES_OF = {
+    "gemm": ("batch", "rows", "columns", "inner"),
+    "embedding": ("batch", "rows", "columns", "inner"),
+    "attention": ("batch", "rows", "columns"),
+    "batched-gemm": ("batch", "rows", "columns"),
+    "softmax": ("batch", "rows", "columns"),
+    "cross-entropy": ("batch", "rows", "columns"),
+}
+_ANY_VECTOR = ("batch", "rows", "columns", "copies")
+
+
+def _ceil(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Into how many parts each dimension of an operator is cut."""
+
+    batch: int = 1
+    rows: int = 1
+    columns: int = 1
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class MeshOperator:
+    """One operator of a model, for one sequence.
+
+    `columns` are split in whole units: heads where it works on heads, else single columns.
+    """
+
+    name: str
+    part: str
+    line: Line
+    seq_rows: int
+    """Rows of one sequence."""
+    units: int
+    """Units its columns can be split into."""
+    inner_units: int
+    """Units its inner dimension can be split into; 0 where it has none."""
+    kept_bytes: float
+    """That the backward pass needs of its output, for one sequence."""
+    parameters: int
+    stat_bytes: float
+    """Summed over split columns, forward and backward, for one sequence."""
+    gather_bytes: float
+    """Keys and values that split rows must gather, for one sequence."""
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles it accepts."""
+        return _ROLES_OF.get(self.line.kind, _ANY_VECTOR)
+
+    @property
+    def product(self) -> bool:
+        """Whether it contracts the features of its input with weights."""
+        return self.line.kind == "gemm"
+
+    def limit(self, role: str, microbatch: int) -> int:
+        """Into how many parts a dimension can be cut at most."""
+        sizes = {"batch": microbatch, "rows": self.seq_rows, "columns": self.units}
+        return sizes.get(role, self.inner_units)
+
+    def share(self, split: Split, microbatch: int) -> float:
+        """Sequences' worth of its output that the fullest die holds."""
+        sequences = _ceil(microbatch, split.batch)
+        rows = _ceil(self.seq_rows, split.rows) / self.seq_rows
+        return sequences * rows * (_ceil(self.units, split.columns) / self.units)
+
+    def parameter_share(self, split: Split) -> float:
+        """Parameters that one die works with."""
+        columns = _ceil(self.units, split.columns) / self.units
+        inner = 1.0
+        if self.inner_units:
+            inner = _ceil(self.inner_units, split.inner) / self.inner_units
+        return self.parameters * columns * inner
+
+    def local(self, split: Split, microbatch: int) -> Line:
+        """Write the largest die's part as an operator of its own, without name and inputs."""
+        line = self.line
+        sequences = _ceil(microbatch, split.batch)
+        rows = _ceil(self.seq_rows, split.rows)
+        units = _ceil(self.units, split.columns)
+        bare = replace(line, name="", inputs=(-1,))
+        if line.kind in ("attention", "batched-gemm"):
+            return self._local_heads(bare, sequences * units, rows)
+        if self._on_scores:
+            m, n = sequences * rows * units, line.n
+        else:
+            m, n = sequences * rows, units * (line.n // self.units)
+        if line.kind == "gemm":
+            k = _ceil(self.inner_units, split.inner) * (line.k // self.inner_units)
+            return replace(
+                bare,
+                m=m,
+                n=n,
+                k=k,
+                flops=2.0 * m * n * k,
+                read_bytes=ELEMENT_BYTES * (m * k + k * n),
+                write_bytes=ELEMENT_BYTES * m * n,
+            )
+        size = ELEMENT_BYTES * m * n
+        reads = line.read_bytes / line.write_bytes
+        return replace(bare, m=m, n=n, read_bytes=reads * size, write_bytes=size)
+
+    @property
+    def _on_scores(self) -> bool:
+        """Whether it works on the scores of explicit attention."""
+        return _on_scores(self.line)
+
+    def _local_heads(self, bare: Line, pairs: int, rows: int) -> Line:
+        part = pairs / bare.b
+        cut = rows / bare.m
+        rest = bare.read_bytes - self._query_bytes
+        return replace(
+            bare,
+            b=pairs,
+            m=rows,
+            flops=bare.flops * part * cut,
+            read_bytes=(self._query_bytes * cut + rest) * part,
+            write_bytes=bare.write_bytes * part * cut,
+        )
+
+    @cached_property
+    def _query_bytes(self) -> float:
+        """Of what it reads, the part that follows its rows."""
+        return float(ELEMENT_BYTES * self.line.b * self.line.m * self.line.k)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor between two operators, for one sequence."""
+
+    source: int
+    target: int
+    kind: str
+    """inside, entry (into the first block), wrap (to the next block), exit (to what is behind)."""
+    bytes: float
+    again: bool
+    """Whether the backward pass needs it once more as its consumer takes it."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Operators and edges of one model."""
+
+    model: TransformerModel
+    seq: int
+    operators: tuple[MeshOperator, ...]
+    edges: tuple[Edge, ...]
+    chain: tuple[int, ...]
+    """Operators of a block from its first to its last, each fed by the one before."""
+    boundary_bytes: float
+    """Of the tensor between two blocks, for one sequence."""
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the model."""
+        return self.model.layers
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of all operators, the blocks' counted as often as they stand there."""
+        return sum(
+            op.parameters * (self.blocks if op.part == "block" else 1) for op in self.operators
+        )
+
+
+def _on_scores(line: Line) -> bool:
+    return line.kind == "softmax" or line.name == "score-dropout"
+
+
+def _units(model: TransformerModel, line: Line) -> tuple[int, int]:
+    """Units of a line's columns and of its inner dimension."""
+    kv = model.kv_heads or model.heads
+    if line.kind in ("attention", "batched-gemm") or _on_scores(line):
+        return kv, 0
+    if line.name in ("q", "rotate-q", "qkv", "k", "v", "rotate-k"):
+        return kv, line.k if line.kind == "gemm" else 0
+    if line.name == "proj":
+        return line.n, kv
+    return line.n, line.k if line.kind == "gemm" else 0
+
+
+def _parameters(model: TransformerModel, line: Line) -> int:
+    if line.kind == "gemm":
+        return line.k * line.n + line.epilogue * line.n
+    if line.kind == "norm":
+        return model.norm_parameters
+    if line.kind == "embedding":
+        norm = model.norm_parameters if model.embedding_norm else 0
+        return model.parameters_by_part()["embedding"] - norm
+    return 0
+
+
+def _operators(
+    model: TransformerModel, part: str, sheet: Sheet, input_bytes: float
+) -> list[MeshOperator]:
+    """Operators of one part; `input_bytes` is kept by what makes the part's input."""
+    kept: dict[str, float] = {}
+    for tensor in sheet.kept:
+        kept[tensor.producer] = kept.get(tensor.producer, 0.0) + tensor.bytes
+    found = []
+    for position, line in enumerate(sheet.lines):
+        units, inner = _units(model, line)
+        rows = line.m // model.heads if _on_scores(line) else line.m
+        if line.kind == "embedding":
+            inner = model.vocab
+        statistics = {"norm": 8.0, "cross-entropy": 12.0}.get(line.kind, 0.0)
+        gathered = 0.0
+        if line.kind in ("attention", "batched-gemm"):
+            gathered = line.read_bytes - ELEMENT_BYTES * line.b * line.m * line.k
+        own = kept.get(line.name, 0.0)
+        if part == "block" and position == len(sheet.lines) - 1:
+            own += input_bytes
+        if part == "behind" and position == 0:
+            own += kept.get("input", 0.0)
+        found.append(
+            MeshOperator(
+                name=line.name,
+                part=part,
+                line=line,
+                seq_rows=rows,
+                units=units,
+                inner_units=inner,
+                kept_bytes=own,
+                parameters=_parameters(model, line),
+                stat_bytes=statistics * line.m,
+                gather_bytes=gathered,
+            )
+        )
+    return found
+
+
+def _refuse(model: TransformerModel) -> None:
+    if model.encoder_layers or model.moe is not None or model.patches is not None:
+        raise InvalidInputError(
+            f"model: {model.name} is not accepted; expected one kind of block without experts, "
+            "encoder-decoder or image patches (a BERT, GPT, OPT or Llama)"
+        )
+
+
+def workload(model: TransformerModel, seq: int | None = None) -> Workload:
+    """Take a model apart into operators that a mesh can split.
+
+    Parameters
+    ----------
+    model
+        Blocks of one kind, dense.
+    seq
+        Tokens of a sequence; by default the model's.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the model has experts, an encoder beside a decoder, or image patches.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> work = workload(models.load("gpt3-13b"))
+    >>> [work.operators[i].name for i in work.chain][:4]
+    ['attention-norm', 'qkv', 'attention', 'proj']
+    """
+    _refuse(model)
+    strategy = Strategy(seq=seq)
+    sheets = (
+        embedding_sheet(model, strategy),
+        block_sheet(model, strategy, "block"),
+        head_sheet(model, strategy),
+    )
+    into_block = sum(t.bytes for t in sheets[1].kept if t.producer == "input")
+    operators: list[MeshOperator] = []
+    edges: list[Edge] = []
+    starts = []
+    for part, sheet in zip(PARTS, sheets, strict=True):
+        starts.append(len(operators))
+        operators += _operators(model, part, sheet, float(into_block))
+    last = starts[2] - 1
+    boundary = operators[last].line.write_bytes
+    for part, sheet, start in zip(PARTS, sheets, starts, strict=True):
+        for position, line in enumerate(sheet.lines):
+            for source in dict.fromkeys(line.inputs):
+                again = line.kind in _NEEDS_INPUT
+                to = start + position
+                if source >= 0:
+                    made = operators[start + source]
+                    size = made.line.write_bytes
+                    again = again and made.kept_bytes > 0
+                    edges.append(Edge(start + source, to, "inside", size, again))
+                elif part == "block":
+                    edges.append(Edge(last, to, "wrap", boundary, again))
+                elif part == "behind":
+                    edges.append(Edge(last, to, "exit", boundary, again))
+    if starts[1] > 0:
+        edges.append(Edge(starts[1] - 1, starts[1], "entry", boundary, False))
+    return Workload(
+        model=model,
+        seq=strategy.seq or model.seq,
+        operators=tuple(operators),
+        edges=tuple(edges),
+        chain=_chain(sheets[1].lines, starts[1]),
+        boundary_bytes=float(boundary),
+    )
+
+
+def _chain(lines: list[Line], start: int) -> tuple[int, ...]:
+    """Follow first inputs from the last line back to the block's input."""
+    path = [len(lines) - 1]
+    while lines[path[-1]].inputs[0] >= 0:
+        path.append(lines[path[-1]].inputs[0])
+    return tuple(start + at for at in reversed(path))

@@ -1,0 +1,304 @@
+"""Takes a model on a wafer and a layout, gives the compiled evaluation of its mappings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.cost import estimate_costs
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Wafer
+from phaze_fast.memory.optimizer import optimizer
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph.gradients import gradients
+from phaze_fast.opgraph.graph import lay_out
+from phaze_fast.opgraph.sheet import Line
+from phaze_fast.wafer.layout import Layout, boundary_s_per_byte, slots_of
+from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Split, Workload, workload
+
+__all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "WaferTraining"]
+
+Array = np.ndarray[Any, Any]
+
+WEIGHTS = ("replicated", "zero1", "zero2", "zero3", "stream")
+"""How weights, gradients and optimiser state are kept, in the order of their codes."""
+
+OUTPUTS = ("stash", "recompute", "offload")
+"""What becomes of an operator's output until the backward pass, in the order of their codes."""
+
+EDGE_KINDS = ("inside", "entry", "wrap", "exit")
+
+
+@dataclass(frozen=True)
+class WaferTraining:
+    """One training step on a wafer.
+
+    Examples
+    --------
+    >>> WaferTraining(global_batch=64).optimizer
+    'adam-bf16-grad'
+    """
+
+    global_batch: int = 512
+    """Sequences of one step."""
+    seq: int | None = None
+    """Tokens of a sequence; by default the model's."""
+    optimizer: str = "adam-bf16-grad"
+    """A name of `phaze_fast.memory.OPTIMIZERS`; by default ZeRO's 16 bytes per parameter."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("global_batch", self.global_batch), ("seq", self.seq)):
+            if value is not None and not (isinstance(value, int) and 1 <= value <= 2**24):
+                raise InvalidInputError(
+                    f"{name}: {value!r} is not accepted; expected a whole number from 1 to 2^24"
+                )
+        optimizer(self.optimizer)
+
+
+@lru_cache(maxsize=512)
+def _combinations(dies: int) -> tuple[Array, Array, tuple[Split, ...]]:
+    """Divisors of a count of dies, the column of each (B, M, N, K), and the splits in order."""
+    divisors = [d for d in range(1, dies + 1) if dies % d == 0]
+    column = np.full(len(divisors) ** 4, -1, dtype=np.int32)
+    splits: list[Split] = []
+    for at, factors in enumerate(product(divisors, repeat=4)):
+        if dies % math.prod(factors) == 0:
+            column[at] = len(splits)
+            splits.append(Split(*factors))
+    return np.array(divisors, dtype=np.int32), column, tuple(splits)
+
+
+class Problem:
+    """A model to be trained on one wafer; compiles an evaluator per layout.
+
+    Parameters
+    ----------
+    model
+        What is trained.
+    wafer
+        What it is trained on.
+    training
+        Batch, sequence length and optimiser.
+    recompute
+        Whether outputs may be computed again in the backward pass.
+    volume
+        Price collectives at the bytes a die sends, and everything else at nothing.
+    linear
+        Dies are numbered row by row and given out in that order, tensor splits innermost.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
+    >>> mapping = problem.mapping(Layout(4, 2, 1, 8))
+    >>> mapping.score()["time_s"].shape
+    (1,)
+    """
+
+    def __init__(
+        self,
+        model: TransformerModel,
+        wafer: Wafer,
+        training: WaferTraining | None = None,
+        recompute: bool = True,
+        volume: bool = False,
+        linear: bool = False,
+    ) -> None:
+        self.model, self.wafer = model, wafer
+        self.training = training or WaferTraining()
+        self.work: Workload = workload(model, self.training.seq)
+        self.recompute, self.volume, self.linear = recompute, volume, linear
+        self.chip = wafer.chip
+        stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
+        self.stream = stream
+        self._times: dict[Line, tuple[float, float]] = {}
+        self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
+
+    def variant(
+        self, recompute: bool = True, volume: bool = False, linear: bool = False
+    ) -> Problem:
+        """Return the same question under other rules; priced operators are shared."""
+        made = Problem(self.model, self.wafer, self.training, recompute, volume, linear)
+        made._times = self._times
+        if not volume and not self.volume:
+            made._tables = self._tables
+        return made
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Ways to keep weights that the wafer accepts."""
+        return WEIGHTS if self.stream is not None else WEIGHTS[:-1]
+
+    # ---- prices of local operators ----
+
+    def _price(self, lines: list[Line]) -> None:
+        """Price what is not priced yet: forward, and all its gradients together."""
+        new = [line for line in dict.fromkeys(lines) if line not in self._times]
+        if not new:
+            return
+        flat: list[Line] = []
+        owner: list[tuple[int, int]] = []
+        for i, line in enumerate(new):
+            flat.append(line)
+            owner.append((i, 0))
+            for gradient in gradients([line]):
+                if not gradient.virtual:
+                    flat.append(gradient)
+                    owner.append((i, 1))
+        graph = lay_out("wafer", flat, ())
+        seconds = estimate_costs(graph, self.chip).time_s(0)[0]
+        sums = np.zeros((len(new), 2))
+        for (i, which), value in zip(owner, seconds, strict=True):
+            sums[i, which] += value
+        for line, (forward, backward) in zip(new, sums.tolist(), strict=True):
+            self._times[line] = (forward, backward)
+
+    def _table(self, dies: int, microbatch: int) -> tuple[Array, ...]:
+        """Work, kept, live bytes and parameters of each operator under each split."""
+        key = (dies, microbatch)
+        if key in self._tables:
+            return self._tables[key]
+        _, _, splits = _combinations(dies)
+        tables = tuple(np.zeros((len(self.work.operators), len(splits))) for _ in range(5))
+        wanted: list[tuple[int, int, Line]] = []
+        for i, op in enumerate(self.work.operators):
+            for c, split in enumerate(splits):
+                if all(
+                    getattr(split, role) == 1
+                    or (
+                        role in op.roles and getattr(split, role) <= op.limit(role, microbatch)
+                    )
+                    for role in ROLES[:4]
+                ):
+                    wanted.append((i, c, op.local(split, microbatch)))
+        self._price([line for _, _, line in wanted])
+        for i, c, line in wanted:
+            op = self.work.operators[i]
+            forward, backward = self._times[line]
+            weights = 2.0 * line.k * line.n * line.b if op.product else 0.0
+            live = line.read_bytes + line.write_bytes - weights
+            kept = op.kept_bytes * op.share(splits[c], microbatch)
+            work = (0.0, 0.0) if self.volume else (forward, backward)
+            row = (*work, kept, live, op.parameter_share(splits[c]))
+            for table, value in zip(tables, row, strict=True):
+                table[i, c] = value
+        self._tables[key] = tables
+        return tables
+
+    # ---- the compiled problem ----
+
+    def _ops(self, microbatch: int) -> Array:
+        found = np.zeros(len(self.work.operators), dtype=_core.MAP_OP_DTYPE)
+        last = self.work.chain[-1]
+        for i, op in enumerate(self.work.operators):
+            found[i] = (
+                PARTS.index(op.part),
+                sum(1 << ROLES.index(role) for role in op.roles),
+                self._outputs(op, i == last),
+                op.product,
+                tuple(op.limit(role, microbatch) for role in ROLES[:4]),
+                op.stat_bytes * microbatch,
+                op.gather_bytes * microbatch,
+            )
+        return found
+
+    def _outputs(self, op: MeshOperator, last: bool) -> int:
+        """Bits of what may become of an output; ends, and what enters a block, are kept."""
+        if op.part != "block" or not op.kept_bytes:
+            return 1
+        recompute = 2 if self.recompute and not last else 0
+        return 1 | recompute | (4 if self.stream is not None else 0)
+
+    def _edges(self, microbatch: int) -> Array:
+        found = np.zeros(len(self.work.edges), dtype=_core.MAP_EDGE_DTYPE)
+        for i, edge in enumerate(self.work.edges):
+            kind = EDGE_KINDS.index(edge.kind)
+            found[i] = (edge.source, edge.target, kind, edge.again, edge.bytes * microbatch)
+        return found
+
+    def _rules(self, layout: Layout) -> Array:
+        spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
+        x, y = wafer.link_bytes_per_s
+        hbm = self.chip.hbm
+        memory = self.chip.buffer_bandwidth_bytes_per_s
+        # Read and written once each: weights, gradients (read only) and state.
+        moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
+        found = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
+        found[0] = (
+            x,
+            y,
+            wafer.hop_latency_s,
+            wafer.memory_bytes,
+            stream.capacity_bytes if stream else 0.0,
+            stream.bandwidth_bytes_per_s if stream else 0.0,
+            hbm.bandwidth_bytes_per_s if hbm else memory,
+            spec.weight_bytes,
+            spec.gradient_bytes,
+            spec.state_bytes,
+            0.0 if self.volume else moved,
+            self.work.boundary_bytes * layout.microbatch,
+            self.training.global_batch // layout.microbatch,
+            (1 << len(self.modes)) - 1,
+            self.volume,
+            self.linear,
+            0,
+        )
+        return found
+
+    def _boundary(self, layout: Layout) -> Array:
+        if not self.volume:
+            return np.array(boundary_s_per_byte(self.wafer, layout))
+        ways = [(k > 0) + (k < layout.stages - 1) for k in range(layout.stages)]
+        return np.array(ways) / layout.dies
+
+    def blocks(self, stages: int) -> tuple[int, ...]:
+        """Deal the blocks to stages evenly; the ends, which have more to do, get the fewer."""
+        base, more = divmod(self.work.blocks, stages)
+        order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
+        extra = set(order[:more])
+        return tuple(base + (k in extra) for k in range(stages))
+
+    def mapping(self, layout: Layout) -> _core.Mapping:
+        """Compile the evaluator of one layout; every operator starts at its first legal gene.
+
+        Raises
+        ------
+        InvalidInputError
+            Where some operator cannot be split over that many dies at all.
+        """
+        if self.training.global_batch % layout.microbatch:
+            raise InvalidInputError(
+                f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the "
+                f"global batch of {self.training.global_batch}"
+            )
+        divisors, column, _ = _combinations(layout.dies)
+        runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
+        slots = np.array(runs, dtype=_core.MESH_RUN_DTYPE)
+        made = _core.Mapping(
+            slots,
+            self._ops(layout.microbatch),
+            self._edges(layout.microbatch),
+            self._rules(layout),
+            divisors,
+            column,
+            tuple(t.reshape(-1) for t in self._table(layout.dies, layout.microbatch)),
+            np.array(self.blocks(layout.stages), dtype=np.int32),
+            self._boundary(layout),
+            np.array(self.work.chain, dtype=np.int32),
+        )
+        first = [made.choices(i)[:1] for i in range(len(self.work.operators))]
+        for op, choice in zip(self.work.operators, first, strict=True):
+            if not len(choice):
+                raise InvalidInputError(
+                    f"layout: {layout.width} x {layout.height} dies are not accepted with a "
+                    f"micro-batch of {layout.microbatch}; {op.name} cannot be split over them"
+                )
+        made.assign(np.concatenate(first))
+        return made

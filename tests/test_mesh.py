@@ -1,0 +1,467 @@
+"""Collectives on a mesh: closed forms against a simulation packet by packet, laws, exact values."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from reference import mesh_simulator as sim
+from reference.mesh_simulator import Collective, block, random_work, simulate, simulate_alone
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.mesh import (
+    MESH_ALGORITHMS,
+    Links,
+    MeshGroup,
+    Run,
+    concurrent_s,
+    link_loads,
+    mesh_collective,
+)
+
+OPS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+REDUCING = OPS[:3]
+V = 1e6
+EQUAL = Links(1e9, 1e9)
+UNEQUAL = (Links(1e9, 3e9), Links(2.5e9, 1e9))
+TOLERANCE = 0.02
+
+
+def agree(op, runs, links, algorithm="ordered", **how):
+    found = mesh_collective(op, V, runs, links, algorithm)
+    assert found.algorithm == algorithm
+    simulated = simulate_alone(op, runs, links, algorithm, **how)
+    assert found.time_s == pytest.approx(simulated, rel=TOLERANCE), (op, runs, links)
+
+
+def groups(works):
+    return [
+        MeshGroup(w.op, w.bytes, tuple(Run(*r) for r in w.runs), w.rectangle, w.algorithm)
+        for w in works
+    ]
+
+
+def agree_together(columns, rows, works, links, packets=48):
+    """Dies hand over packet by packet: what one collective sends must not block another."""
+    found = concurrent_s(columns, rows, groups(works), links)
+    simulated = simulate(columns, rows, links, works, packets=packets, paced=True)
+    assert found == pytest.approx(simulated, rel=TOLERANCE), (works, links)
+
+
+# ---- the simulator itself ----
+
+
+def test_simulator_moves_what_the_collectives_need():
+    for runs in ([(0, 4, 1)], [(0, 2, 2), (1, 3, 1)], [(0, 2, 1), (0, 2, 2), (1, 2, 1)]):
+        width, height = block(runs)
+        members = math.prod(size for _, size, _ in runs)
+        for algorithm in ("ordered", "ring", "split"):
+            if algorithm != "ordered" and len(runs) != 2:
+                continue
+            work = Collective("all-gather", algorithm, V, (0, 0, width, height), tuple(runs))
+            received = sim.build(width, height, EQUAL, [work], packets=3).received
+            assert received == pytest.approx([V * (members - 1) / members] * (width * height))
+
+
+def test_simulator_by_hand():
+    # Three dies, one packet per chunk: die 0 waits for die 1's packet, then for die 2's.
+    assert simulate_alone("all-gather", [(0, 3, 1)], Links(1.0, 1.0), volume=3.0, packets=1) == 2.0
+    # Two packets: as long, the second follows the first; a latency of 10 is met twice.
+    assert simulate_alone("all-gather", [(0, 3, 1)], Links(1.0, 1.0), volume=3.0, packets=2) == 2.0
+    slow = Links(1.0, 1.0, 10.0)
+    assert simulate_alone("all-gather", [(0, 3, 1)], slow, volume=3.0, packets=1) == 22.0
+    # One flow of two packets over two hops at half a byte a second each.
+    assert simulate_alone("all-to-all", [(0, 2, 2)], Links(0.5, 1.0), volume=2.0, packets=1) == 4.0
+
+
+# ---- closed forms against the simulation ----
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_lines(op, axis, size):
+    for links in (EQUAL, *UNEQUAL):
+        agree(op, [Run(axis, size)], links)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("sides", [(2, 2), (3, 2), (2, 5), (3, 3), (3, 5), (4, 4), (8, 2), (4, 6)])
+def test_tiles(op, sides):
+    for links, order in ((EQUAL, 1), (UNEQUAL[0], -1), (UNEQUAL[1], 1)):
+        runs = [Run(0, sides[0]), Run(1, sides[1])][::order]
+        agree(op, runs, links, packets=12)
+        if op != "all-to-all":
+            agree(op, runs, links, "split", packets=12)
+            if sides[0] * sides[1] % 2 == 0:
+                agree(op, runs, links, "ring", packets=12)
+
+
+STRIDED = (
+    [Run(0, 4, 2)],
+    [Run(1, 3, 3)],
+    [Run(1, 2, 4)],
+    [Run(0, 2, 2), Run(1, 3)],
+    [Run(0, 3, 2), Run(1, 2, 2)],
+    [Run(0, 2, 3), Run(1, 2, 2)],
+    [Run(0, 2), Run(1, 2, 4)],
+)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("runs", STRIDED, ids=str)
+def test_strided_groups_and_all_their_cosets(op, runs):
+    for links in (EQUAL, UNEQUAL[0]):
+        agree(op, runs, links, packets=32)
+        if len(runs) == 2 and op != "all-to-all":
+            agree(op, runs, links, "split", packets=32)
+            agree(op, runs, links, "ring")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_several_runs_along_one_axis(op):
+    for runs in (
+        [Run(0, 2, 2), Run(0, 2)],
+        [Run(0, 4), Run(0, 2, 4)],
+        [Run(0, 2), Run(1, 2), Run(0, 3, 2)],
+        [Run(1, 2, 2), Run(0, 2, 2), Run(1, 2), Run(0, 2)],
+    ):
+        agree(op, runs, UNEQUAL[0])
+
+
+SHAPES = (  # the ordered ones first: an all-to-all has no other way
+    ([Run(0, 6)], "ordered"),
+    ([Run(1, 3, 2)], "ordered"),
+    ([Run(0, 4), Run(1, 3)], "ordered"),
+    ([Run(0, 4), Run(1, 3)], "ring"),
+    ([Run(0, 2, 2), Run(1, 4)], "ring"),
+    ([Run(0, 4), Run(1, 3)], "split"),
+)
+
+
+def shapes(op):
+    return SHAPES[:3] if op == "all-to-all" else SHAPES
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_small_latency_does_not_matter(op):
+    for runs, algorithm in shapes(op):
+        agree(op, runs, Links(1e9, 2e9, 5e-7), algorithm)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_large_latency_is_all_there_is(op):
+    """Dies in step, and nothing to send: the hops of the farthest member, run after run."""
+    for runs, algorithm in shapes(op):
+        found = mesh_collective(op, 1.0, runs, Links(1e9, 1e9, 1e-3), algorithm).time_s
+        simulated = simulate_alone(op, runs, Links(1e9, 1e9, 1e-3), algorithm, 1.0, packets=1)
+        assert found == pytest.approx(simulated, rel=1e-4)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_where_latency_and_bandwidth_meet_the_closed_form_is_safe(op):
+    """It adds what overlaps: never below the simulation, never above twice."""
+    for (runs, algorithm), hop_s in itertools.product(shapes(op), (1e-5, 1e-4, 4e-4)):
+        links = Links(1e9, 1e9, hop_s)
+        found = mesh_collective(op, V, runs, links, algorithm).time_s
+        simulated = simulate_alone(op, runs, links, algorithm, packets=16)
+        assert simulated <= found * (1 + TOLERANCE)
+        assert found <= 2 * simulated
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_dies_need_not_wait_for_one_another(op):
+    """Without a barrier between runs it takes as long; a reduction may overlap what follows."""
+    for runs, algorithm in shapes(op)[:-1]:  # the halves of a split would hinder each other
+        found = mesh_collective(op, V, runs, EQUAL, algorithm).time_s
+        simulated = simulate_alone(op, runs, EQUAL, algorithm, in_step=False)
+        assert simulated <= found * (1 + TOLERANCE)
+        if op != "all-reduce":
+            assert simulated >= found * (1 - TOLERANCE)
+
+
+# ---- concurrent sets ----
+
+LINE = ((0, 4, 1),)
+TILE = ((0, 4, 1), (1, 2, 1))
+PAIRS = ((0, 2, 2),)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_concurrent_sets_of_one_operation(op):
+    wide = Collective(op, "ordered", V, (0, 0, 8, 4), TILE)
+    for other in (
+        Collective(op, "ordered", 2 * V, (2, 0, 4, 2), LINE),
+        Collective(op, "ordered", V, (0, 2, 8, 2), PAIRS),
+        Collective(op, "ordered", 3 * V, (4, 0, 1, 4), ((1, 4, 1),)),
+    ):
+        agree_together(8, 4, [wide, other], UNEQUAL[1])
+
+
+def test_disjoint_rectangles_do_not_disturb_each_other():
+    works = [Collective("all-gather", "ring", V, (x, 0, 4, 2), TILE) for x in (0, 4)]
+    alone = mesh_collective("all-gather", V, [Run(*r) for r in TILE], EQUAL, "ring").time_s
+    assert concurrent_s(8, 2, groups(works), EQUAL) == pytest.approx(alone)
+    agree_together(8, 2, works, EQUAL)
+
+
+def test_a_reduce_scatter_and_an_all_gather_load_opposite_ends():
+    """Link k to k + 1 of a line of f carries f-1-k parts of the one, k+1 of the other."""
+    works = [
+        Collective(op, "ordered", V, (0, 0, 8, 1), ((0, 8, 1),))
+        for op in ("reduce-scatter", "all-gather")
+    ]
+    assert concurrent_s(8, 1, groups(works), EQUAL) == pytest.approx(V / 1e9)
+    # In the simulation some of the sums come late: within 5%.
+    assert simulate(8, 1, EQUAL, works, paced=True) == pytest.approx(V / 1e9, rel=0.05)
+
+
+def test_a_reduce_scatter_begins_with_the_whole_vector():
+    """Its first run is the all-gather's last: beside a short gather that is what counts."""
+    works = [
+        Collective("reduce-scatter", "ordered", V, (0, 0, 4, 4), ((0, 4, 1), (1, 4, 1))),
+        Collective("all-gather", "ordered", V, (0, 0, 4, 4), ((1, 2, 2),)),
+    ]
+    agree_together(4, 4, works, EQUAL)
+
+
+def agree_at_random(seed, ops, cases):
+    rng = random.Random(seed)
+    for _ in range(cases):
+        columns, rows = rng.choice([(4, 4), (6, 4), (8, 2), (4, 6)])
+        links = Links(1e9, rng.choice([0.5, 1.0, 2.0]) * 1e9)
+        works = [random_work(rng, columns, rows, ops) for _ in range(rng.randint(2, 3))]
+        agree_together(columns, rows, works, links)
+
+
+@pytest.mark.parametrize("ops", [["all-gather"], ["all-to-all"], ["all-reduce", "all-to-all"]])
+def test_concurrent_sets_at_random(ops):
+    agree_at_random(34, ops, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_many_concurrent_sets_at_random(seed):
+    agree_at_random(seed, OPS, 60)
+
+
+@pytest.mark.slow
+def test_many_groups_at_random():
+    rng = random.Random(35)
+    for _ in range(250):
+        work = random_work(rng, 12, 6, OPS)
+        links = Links(1e9, rng.choice([0.3, 1.0, 2.0]) * 1e9)
+        agree(work.op, [Run(*r) for r in work.runs], links, work.algorithm, packets=32)
+
+
+# ---- laws ----
+
+rates = st.floats(1e9, 1e13)
+volumes = st.floats(0.0, 1e12)
+ops = st.sampled_from(OPS)
+
+
+@st.composite
+def run_lists(draw):
+    """Nested runs along each axis, in any order."""
+    runs = []
+    for axis in (0, 1):
+        stride = 1
+        for _ in range(draw(st.integers(0, 2))):
+            stride *= draw(st.integers(1, 3))
+            size = draw(st.integers(2, 5))
+            runs.append(Run(axis, size, stride))
+            stride *= size
+    return draw(st.permutations(runs))
+
+
+@given(ops, volumes, run_lists(), rates, rates, st.floats(0.0, 1e-3))
+def test_auto_is_the_fastest_of_all(op, volume, runs, x, y, hop_s):
+    links = Links(x, y, hop_s)
+    best = mesh_collective(op, volume, runs, links)
+    named = [mesh_collective(op, volume, runs, links, a) for a in MESH_ALGORITHMS[1:]]
+    assert best.time_s == min(n.time_s for n in named)
+    assert mesh_collective(op, volume, runs, links, best.algorithm) == best
+
+
+@given(ops, volumes, run_lists(), rates, rates, st.sampled_from(MESH_ALGORITHMS))
+def test_without_latency_time_is_linear_in_bytes(op, volume, runs, x, y, algorithm):
+    one = mesh_collective(op, volume, runs, Links(x, y), algorithm).time_s
+    three = mesh_collective(op, 3 * volume, runs, Links(x, y), algorithm).time_s
+    assert three == pytest.approx(3 * one, rel=1e-12)
+    assert mesh_collective(op, 0.0, runs, Links(x, y), algorithm).time_s == 0.0
+
+
+@given(ops, volumes, run_lists(), rates, rates, st.floats(1.0, 8.0), st.floats(1.0, 8.0))
+def test_more_bandwidth_is_never_slower(op, volume, runs, x, y, more_x, more_y):
+    for algorithm in MESH_ALGORITHMS:
+        before = mesh_collective(op, volume, runs, Links(x, y, 1e-9), algorithm).time_s
+        after = mesh_collective(op, volume, runs, Links(x * more_x, y * more_y, 1e-9), algorithm)
+        assert after.time_s <= before * (1 + 1e-12)
+
+
+@given(ops, volumes, run_lists(), rates, rates)
+def test_no_die_receives_faster_than_its_links(op, volume, runs, x, y):
+    """The dies at a corner that belong to different groups: what must reach or leave them."""
+    assume(runs)
+    members = math.prod(run.size for run in runs)
+    rate = 0.0
+    for axis, bytes_per_s in enumerate((x, y)):
+        steps = [run.stride for run in runs if run.axis == axis]
+        rate += bytes_per_s / min(steps) if steps else 0.0
+    needed = volume if op == "all-reduce" else volume * (members - 1) / members
+    assert mesh_collective(op, volume, runs, Links(x, y)).time_s >= needed / rate * (1 - 1e-12)
+
+
+@given(ops, volumes, st.integers(0, 1), st.integers(2, 9), st.integers(1, 5), rates, rates)
+def test_twice_the_stride_is_twice_the_time_of_a_line(op, volume, axis, size, stride, x, y):
+    near = mesh_collective(op, volume, [Run(axis, size, stride)], Links(x, y)).time_s
+    far = mesh_collective(op, volume, [Run(axis, size, 2 * stride)], Links(x, y)).time_s
+    assert far == pytest.approx(2 * near, rel=1e-12)
+
+
+@given(st.floats(1.0, 1e12), run_lists(), rates, rates, st.sampled_from(MESH_ALGORITHMS))
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather(volume, runs, x, y, algorithm):
+    links = Links(x, y, 1e-7)
+    reduce, scatter, gather = (
+        mesh_collective(op, volume, runs, links, algorithm)
+        for op in ("all-reduce", "reduce-scatter", "all-gather")
+    )
+    assert scatter == gather
+    assert reduce.time_s == pytest.approx(scatter.time_s + gather.time_s, rel=1e-12)
+
+
+@example("all-gather", 301.0, [Run(0, 2), Run(1, 3)], 1e9, 1e9, "auto")
+@given(ops, st.floats(1.0, 1e12), run_lists(), rates, rates, st.sampled_from(MESH_ALGORITHMS))
+def test_alone_a_concurrent_set_takes_the_closed_form(op, volume, runs, x, y, algorithm):
+    width, height = block(runs)
+    assume(width * height <= 200)
+    links = Links(x, y, 1e-7)
+    group = MeshGroup(op, volume, tuple(runs), (1, 2, width, height), algorithm)
+    alone = mesh_collective(op, volume, runs, links, algorithm).time_s
+    assert concurrent_s(width + 1, height + 2, [group], links) == pytest.approx(alone, rel=1e-9)
+
+
+# ---- exact values ----
+
+
+def test_by_hand():
+    links = Links(4.0, 2.0, 0.5)
+    line, strided, tile = [Run(0, 4)], [Run(1, 4, 3)], [Run(0, 4), Run(1, 2)]
+    # 3/4 of 16 bytes at 4 a second, three hops; at a third of 2 a second, nine hops
+    assert mesh_collective("all-gather", 16.0, line, links) == (4.5, "ordered")
+    assert mesh_collective("reduce-scatter", 16.0, strided, links) == (22.5, "ordered")
+    # the middle link of four carries 2 * 2 parts; of three, 2 * 1
+    assert mesh_collective("all-to-all", 16.0, line, links) == (5.5, "ordered")
+    assert mesh_collective("all-to-all", 6.0, [Run(0, 3)], links) == (2.0, "ordered")
+    # y first, as it is slower: 1/2 of 4 bytes at 2, then 3/4 of 16 at 4, and four hops
+    assert mesh_collective("all-gather", 16.0, tile, links, "ordered") == (6.0, "ordered")
+    assert mesh_collective("all-reduce", 16.0, tile, links, "ordered") == (12.0, "ordered")
+    # 7/8 of 8 bytes each way at 2 a second, and seven hops of the cycle of eight
+    assert mesh_collective("all-gather", 16.0, tile, links, "ring") == (7.0, "ring")
+    # halves of 8: x on 4 and y on 2 bytes, then y and x on all of it; twice the longer side
+    assert mesh_collective("all-gather", 16.0, tile, links, "split") == (0.75 + 2.0 + 3.0, "split")
+    assert mesh_collective("all-reduce", 16.0, [], links) == (0.0, "ordered")
+    odd = [Run(0, 3), Run(1, 3)]
+    assert mesh_collective("all-gather", 9.0, odd, links, "ring").algorithm == "ordered"
+
+
+@pytest.mark.parametrize("op", REDUCING)
+def test_a_tile_beats_a_line(op):
+    line, linear = [Run(0, 8)], [Run(0, 4), Run(1, 2, 4)]
+    tile = mesh_collective(op, V, [Run(0, 4), Run(1, 2)], EQUAL).time_s
+    assert mesh_collective(op, V, line, EQUAL).time_s == pytest.approx(2 * tile)
+    assert mesh_collective(op, V, linear, EQUAL).time_s > 2 * tile
+
+
+# ---- loads of links ----
+
+
+def test_loads_are_those_of_a_brute_force_router():
+    rng = random.Random(36)
+    seen = dict.fromkeys(("straight", "detour", "no way"), 0)
+    for _ in range(500):
+        columns, rows = rng.randint(1, 6), rng.randint(1, 6)
+        dies = list(itertools.product(range(columns), range(rows)))
+        dead = set(rng.sample(dies, rng.randint(0, len(dies) // 3)))
+        source, target = rng.randrange(len(dies)), rng.randrange(len(dies))
+        ends = {(die % columns, die // columns) for die in (source, target)}
+        far = sim.distances(columns, rows, dead, source)
+        if ends & dead or target not in far:
+            seen["no way"] += 1
+            with pytest.raises(InvalidInputError, match="flows"):
+                link_loads(columns, rows, [(source, target, 3.0)], list(dead))
+            continue
+        loads = link_loads(columns, rows, [(source, target, 3.0)], list(dead))
+        path = sim.straight(columns, dead, source, target)
+        seen["detour" if path is None else "straight"] += 1
+        if path is not None:
+            expected = np.zeros(4 * len(dies))
+            expected[path] = 3.0
+            assert np.array_equal(loads.ravel(), expected)
+            continue
+        walked = sim.follow(columns, np.flatnonzero(loads), source)
+        assert walked[-1] == target
+        assert len(walked) - 1 == far[target]
+        assert not dead & {(die % columns, die // columns) for die in walked}
+        assert loads.sum() == 3.0 * far[target]
+    assert min(seen.values()) > 10
+
+
+def test_loads_add_up():
+    rng = random.Random(37)
+    flows = [(rng.randrange(20), rng.randrange(20), float(rng.randint(0, 9))) for _ in range(60)]
+    flows = [flow for flow in flows if 7 not in flow[:2]]
+    each = [link_loads(5, 4, [flow], [(2, 1)]) for flow in flows]
+    assert np.array_equal(link_loads(5, 4, flows, [(2, 1)]), sum(each))
+
+
+# ---- bad input ----
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"op": "all-gatherr"}, "op: 'all-gatherr' .*all-gather"),
+        ({"op": "broadcast"}, "op: 'broadcast'"),
+        ({"algorithm": "rings"}, "algorithm: 'rings' .*ring"),
+        ({"bytes": -1.0}, "negative"),
+        ({"bytes": math.nan}, "NaN or infinite"),
+        ({"runs": [Run(0, 1)]}, "mesh_collective: "),
+        ({"runs": [Run(2, 4, 0)]}, "mesh_collective: "),
+        ({"runs": [Run(0, 2)] * 13}, "mesh_collective: "),
+        ({"links": Links(0.0, 1.0)}, "bandwidths or latencies"),
+        ({"links": Links(1.0, 1.0, -1.0)}, "bandwidths or latencies"),
+        ({"links": Links(1.0, math.inf)}, "bandwidths or latencies"),
+    ],
+)
+def test_bad_collectives_are_refused(change, message):
+    good = {"op": "all-gather", "bytes": V, "runs": [Run(0, 4)], "links": EQUAL}
+    with pytest.raises(InvalidInputError, match=message):
+        mesh_collective(**(good | change))
+
+
+@pytest.mark.parametrize("rectangle", [(1, 0, 4, 1), (0, 2, 4, 1), (0, 0, 3, 1), (-1, 0, 4, 1)])
+def test_rectangles_that_do_not_fit_are_refused(rectangle):
+    with pytest.raises(InvalidInputError, match="collectives: "):
+        concurrent_s(4, 2, [MeshGroup("all-gather", V, (Run(0, 4),), rectangle)], EQUAL)
+
+
+def test_bad_traffic_is_refused():
+    for flow in ((0, 6, 1.0), (-1, 0, 1.0), (0, 1, -1.0), (0, 1, math.nan)):
+        with pytest.raises(InvalidInputError, match="flows: "):
+            link_loads(3, 2, [flow])
+    with pytest.raises(InvalidInputError, match="grid: 0 x 2"):
+        link_loads(0, 2, [])
+    group = MeshGroup("all-gather", V, (Run(0, 3),), (0, 0, 3, 1))
+    with pytest.raises(InvalidInputError, match="collectives: "):
+        concurrent_s(3, 2, [group], EQUAL, dead=[(1, 0)])
+
+
+@pytest.mark.parametrize("die", [(3, 0), (0, 2), (-1, 0), (0, -1)])
+def test_a_dead_die_outside_the_grid_is_refused(die):
+    with pytest.raises(InvalidInputError, match="dead"):
+        link_loads(3, 2, [(0, 1, 1.0)], dead=[die])
