@@ -54,27 +54,23 @@ def agree_together(columns, rows, works, links, packets=48):
 # ---- the simulator itself ----
 
 
-def test_simulator_moves_what_the_collectives_need():
+def test_simulator_moves_what_an_all_gather_needs():
     for runs in ([(0, 4, 1)], [(0, 2, 2), (1, 3, 1)], [(0, 2, 1), (0, 2, 2), (1, 2, 1)]):
-        width, height = block(runs)
-        members = math.prod(size for _, size, _ in runs)
-        for algorithm in ("ordered", "ring", "split"):
-            if algorithm != "ordered" and len(runs) != 2:
-                continue
+        (width, height), members = block(runs), math.prod(size for _, size, _ in runs)
+        for algorithm in ("ordered", "ring", "split") if len(runs) == 2 else ("ordered",):
             work = Collective("all-gather", algorithm, V, (0, 0, width, height), tuple(runs))
             received = sim.build(width, height, EQUAL, [work], packets=3).received
             assert received == pytest.approx([V * (members - 1) / members] * (width * height))
 
 
 def test_simulator_by_hand():
-    # Three dies, one packet per chunk: die 0 waits for die 1's packet, then for die 2's.
-    assert simulate_alone("all-gather", [(0, 3, 1)], Links(1.0, 1.0), volume=3.0, packets=1) == 2.0
-    # Two packets: as long, the second follows the first; a latency of 10 is met twice.
-    assert simulate_alone("all-gather", [(0, 3, 1)], Links(1.0, 1.0), volume=3.0, packets=2) == 2.0
-    slow = Links(1.0, 1.0, 10.0)
-    assert simulate_alone("all-gather", [(0, 3, 1)], slow, volume=3.0, packets=1) == 22.0
-    # One flow of two packets over two hops at half a byte a second each.
-    assert simulate_alone("all-to-all", [(0, 2, 2)], Links(0.5, 1.0), volume=2.0, packets=1) == 4.0
+    one, late = Links(1.0, 1.0), Links(1.0, 1.0, 10.0)
+    # Three dies: an end waits for its neighbour's part, then for the other end's, two hops away.
+    for packets in (1, 2):
+        assert simulate_alone("all-gather", [(0, 3, 1)], one, volume=3.0, packets=packets) == 2.0
+    assert simulate_alone("all-gather", [(0, 3, 1)], late, volume=3.0, packets=1) == 22.0
+    # Two pairs, two hops each; both cross the middle link, one second and one byte each.
+    assert simulate_alone("all-to-all", [(0, 2, 2)], one, volume=2.0, packets=1) == 2.0
 
 
 # ---- closed forms against the simulation ----
@@ -444,21 +440,18 @@ def test_bad_collectives_are_refused(change, message):
         mesh_collective(**(good | change))
 
 
-@pytest.mark.parametrize("rectangle", [(1, 0, 4, 1), (0, 2, 4, 1), (0, 0, 3, 1), (-1, 0, 4, 1)])
-def test_rectangles_that_do_not_fit_are_refused(rectangle):
-    with pytest.raises(InvalidInputError, match="collectives: "):
-        concurrent_s(4, 2, [MeshGroup("all-gather", V, (Run(0, 4),), rectangle)], EQUAL)
-
-
 def test_bad_traffic_is_refused():
     for flow in ((0, 6, 1.0), (-1, 0, 1.0), (0, 1, -1.0), (0, 1, math.nan)):
         with pytest.raises(InvalidInputError, match="flows: "):
             link_loads(3, 2, [flow])
     with pytest.raises(InvalidInputError, match="grid: 0 x 2"):
         link_loads(0, 2, [])
-    group = MeshGroup("all-gather", V, (Run(0, 3),), (0, 0, 3, 1))
+    for rectangle in ((1, 0, 4, 1), (0, 2, 4, 1), (0, 0, 3, 1), (-1, 0, 4, 1)):
+        with pytest.raises(InvalidInputError, match="collectives: "):
+            concurrent_s(4, 2, [MeshGroup("all-gather", V, (Run(0, 4),), rectangle)], EQUAL)
     with pytest.raises(InvalidInputError, match="collectives: "):
-        concurrent_s(3, 2, [group], EQUAL, dead=[(1, 0)])
+        group = MeshGroup("all-gather", V, (Run(0, 4),), (0, 0, 4, 2))
+        concurrent_s(4, 2, [group], EQUAL, dead=[(1, 0)])
 
 
 @pytest.mark.parametrize("die", [(3, 0), (0, 2), (-1, 0), (0, -1)])

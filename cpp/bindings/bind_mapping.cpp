@@ -62,6 +62,10 @@ void assign(Mapping& mapping, const py::object& genes) {
   mapping.assign(given);
 }
 
+void need_genes(const Mapping& mapping) {
+  if (!mapping.assigned()) throw InvalidInput("genes: none yet; expected assign() first");
+}
+
 void change(Mapping& mapping, int op, const py::object& gene) {
   need_genes(mapping);
   mapping.change(op, checked(mapping, op, view<MapGene>(gene, "gene", 1)[0]));
@@ -80,10 +84,6 @@ std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::objec
     }
   }
   return given;
-}
-
-void need_genes(const Mapping& mapping) {
-  if (!mapping.assigned()) throw InvalidInput("genes: none yet; expected assign() first");
 }
 
 py::array_t<MapScore> score(const Mapping& mapping, const py::object& outputs) {
