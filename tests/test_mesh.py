@@ -44,10 +44,10 @@ def groups(works):
     ]
 
 
-def agree_together(columns, rows, works, links, packets=48):
+def agree_together(columns, rows, works, links):
     """Dies hand over packet by packet: what one collective sends must not block another."""
     found = concurrent_s(columns, rows, groups(works), links)
-    simulated = simulate(columns, rows, links, works, packets=packets, paced=True)
+    simulated = simulate(columns, rows, links, works, packets=48, paced=True)
     assert found == pytest.approx(simulated, rel=TOLERANCE), (works, links)
 
 
@@ -181,17 +181,15 @@ def test_dies_need_not_wait_for_one_another(op):
 
 # ---- concurrent sets ----
 
-LINE = ((0, 4, 1),)
 TILE = ((0, 4, 1), (1, 2, 1))
-PAIRS = ((0, 2, 2),)
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_concurrent_sets_of_one_operation(op):
     wide = Collective(op, "ordered", V, (0, 0, 8, 4), TILE)
     for other in (
-        Collective(op, "ordered", 2 * V, (2, 0, 4, 2), LINE),
-        Collective(op, "ordered", V, (0, 2, 8, 2), PAIRS),
+        Collective(op, "ordered", 2 * V, (2, 0, 4, 2), ((0, 4, 1),)),
+        Collective(op, "ordered", V, (0, 2, 8, 2), ((0, 2, 2),)),
         Collective(op, "ordered", 3 * V, (4, 0, 1, 4), ((1, 4, 1),)),
     ):
         agree_together(8, 4, [wide, other], UNEQUAL[1])
@@ -206,10 +204,7 @@ def test_disjoint_rectangles_do_not_disturb_each_other():
 
 def test_a_reduce_scatter_and_an_all_gather_load_opposite_ends():
     """Link k to k + 1 of a line of f carries f-1-k parts of the one, k+1 of the other."""
-    works = [
-        Collective(op, "ordered", V, (0, 0, 8, 1), ((0, 8, 1),))
-        for op in ("reduce-scatter", "all-gather")
-    ]
+    works = [Collective(op, "ordered", V, (0, 0, 8, 1), ((0, 8, 1),)) for op in OPS[:2]]
     assert concurrent_s(8, 1, groups(works), EQUAL) == pytest.approx(V / 1e9)
     # In the simulation some of the sums come late: within 5%.
     assert simulate(8, 1, EQUAL, works, paced=True) == pytest.approx(V / 1e9, rel=0.05)
@@ -395,10 +390,7 @@ def test_loads_are_those_of_a_brute_force_router():
         path = sim.straight(columns, dead, source, target)
         seen["detour" if path is None else "straight"] += 1
         if path is not None:
-            expected = np.zeros(4 * len(dies))
-            expected[path] = 3.0
-            assert np.array_equal(loads.ravel(), expected)
-            continue
+            assert sorted(path) == np.flatnonzero(loads).tolist()
         walked = sim.follow(columns, np.flatnonzero(loads), source)
         assert walked[-1] == target
         assert len(walked) - 1 == far[target]
@@ -409,8 +401,8 @@ def test_loads_are_those_of_a_brute_force_router():
 
 def test_loads_add_up():
     rng = random.Random(37)
-    flows = [(rng.randrange(20), rng.randrange(20), float(rng.randint(0, 9))) for _ in range(60)]
-    flows = [flow for flow in flows if 7 not in flow[:2]]
+    alive = [die for die in range(20) if die != 7]
+    flows = [(*rng.sample(alive, 2), float(rng.randint(0, 9))) for _ in range(60)]
     each = [link_loads(5, 4, [flow], [(2, 1)]) for flow in flows]
     assert np.array_equal(link_loads(5, 4, flows, [(2, 1)]), sum(each))
 
@@ -446,12 +438,10 @@ def test_bad_traffic_is_refused():
             link_loads(3, 2, [flow])
     with pytest.raises(InvalidInputError, match="grid: 0 x 2"):
         link_loads(0, 2, [])
-    for rectangle in ((1, 0, 4, 1), (0, 2, 4, 1), (0, 0, 3, 1), (-1, 0, 4, 1)):
+    for rectangle in ((1, 0, 4, 1), (0, 2, 4, 1), (0, 0, 3, 1), (-1, 0, 4, 1), (0, 0, 4, 2)):
+        group = MeshGroup("all-gather", V, (Run(0, 4),), rectangle)
         with pytest.raises(InvalidInputError, match="collectives: "):
-            concurrent_s(4, 2, [MeshGroup("all-gather", V, (Run(0, 4),), rectangle)], EQUAL)
-    with pytest.raises(InvalidInputError, match="collectives: "):
-        group = MeshGroup("all-gather", V, (Run(0, 4),), (0, 0, 4, 2))
-        concurrent_s(4, 2, [group], EQUAL, dead=[(1, 0)])
+            concurrent_s(4, 2, [group], EQUAL, dead=[(1, 0)])  # the last one holds a dead die
 
 
 @pytest.mark.parametrize("die", [(3, 0), (0, 2), (-1, 0), (0, -1)])

@@ -140,9 +140,16 @@ class Chooser {
     count_ = count;
     for (int i = 0; i < count; ++i) order_[kAt(i)] = items + i;
     std::sort(order_.begin(), order_.begin() + count, [&](const Item* a, const Item* b) {
+      if (a->recompute != b->recompute) return a->recompute;
+      if (!a->recompute) return a->op < b->op;
       const double left = least(*a) * b->saved_bytes, right = least(*b) * a->saved_bytes;
       return left != right ? left < right : a->op < b->op;
     });
+    for (int i = 0; i < count; ++i) {
+      if (!items[i].offload) continue;
+      offloads_ = true;
+      stream_s_per_byte_ = items[i].stream_s / items[i].saved_bytes;
+    }
     rest_[kAt(count)] = 0.0;
     for (int i = count - 1; i >= 0; --i) {
       rest_[kAt(i)] = rest_[kAt(i) + 1] + order_[kAt(i)]->saved_bytes;
@@ -166,19 +173,29 @@ class Chooser {
     double blocking, work, hidden, stream, saved, moved;
   };
   double least(const Item& item) const noexcept {
-    if (item.offload) return 0.0;  // it may cost nothing beside the work
+    if (!item.recompute) return std::numeric_limits<double>::infinity();
     return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
   }
+  // Bytes still missing are computed again in parts, the cheapest first, and the others stream.
   double bound(int at, const Sums& s) const noexcept {
     double cost = forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden);
     double missing = needed_ - s.saved;
+    double stream = s.stream + (offloads_ ? stream_s_per_byte_ * missing : 0.0);
     for (int i = at; i < count_ && missing > 0.0; ++i) {
       const Item& item = *order_[kAt(i)];
-      const double part = std::min(1.0, missing / item.saved_bytes);
-      cost += part * least(item);
-      missing -= item.saved_bytes;
+      if (offloads_ && (cost >= stream || !item.recompute)) break;
+      if (!item.recompute) continue;
+      const double part = std::min(item.saved_bytes, missing);
+      const double rate = least(item) / item.saved_bytes;
+      const double eased = offloads_ ? stream_s_per_byte_ : 0.0;
+      if (offloads_ && cost + rate * part >= stream - eased * part) {
+        return cost + rate * (stream - cost) / (rate + eased);
+      }
+      cost += rate * part;
+      stream -= eased * part;
+      missing -= part;
     }
-    return std::max(cost, s.stream);
+    return std::max(cost, stream);
   }
   void descend(int at, const Sums& s) {
     if (s.saved >= needed_) {
@@ -216,6 +233,8 @@ class Chooser {
   bool by_work_;
   int count_;
   Sums start_{};
+  bool offloads_ = false;
+  double stream_s_per_byte_ = 0.0;
   double needed_ = 0.0, best_s_ = 0.0;
 };
 
