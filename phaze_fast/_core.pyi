@@ -174,7 +174,7 @@ def interleaved_step(
 def mesh_collectives(
     op: _Array,
     algorithm: _Array,
-    bytes: _Array,
+    payload_bytes: _Array,
     ptr: _Array,
     axis: _Array,
     size: _Array,
@@ -182,7 +182,7 @@ def mesh_collectives(
     links: tuple[float, float, float],
 ) -> tuple[_Array, _Array, _Array]: ...
 def mesh_loads(
-    columns: int, rows: int, dead: _Array, source: _Array, target: _Array, bytes: _Array
+    columns: int, rows: int, dead: _Array, source: _Array, target: _Array, payload_bytes: _Array
 ) -> _Array: ...
 def mesh_concurrent(
     columns: int,
@@ -215,4 +215,4 @@ class Mapping:
     def stages(self, outputs: _Array | None = None) -> tuple[_Array, _Array]: ...
     def anneal(self, seed: int, steps: int, start: float) -> tuple[_Array, _Array, int]: ...
     def descend(self, rounds: int) -> tuple[_Array, _Array, int]: ...
-    def bound(self, theta: float, price: float) -> tuple[float, _Array]: ...
+    def bound(self, theta: float, price: float, phi: float = 0.0) -> tuple[float, _Array]: ...

@@ -416,10 +416,10 @@ def test_loads_add_up():
         ({"op": "all-gatherr"}, "op: 'all-gatherr' .*all-gather"),
         ({"op": "broadcast"}, "op: 'broadcast'"),
         ({"algorithm": "rings"}, "algorithm: 'rings' .*ring"),
-        ({"bytes": -1.0}, "negative"),
-        ({"bytes": math.nan}, "NaN or infinite"),
-        ({"runs": [Run(0, 1)]}, "mesh_collective: "),
-        ({"runs": [Run(2, 4, 0)]}, "mesh_collective: "),
+        ({"payload_bytes": -1.0}, "negative"),
+        ({"payload_bytes": math.nan}, "NaN or infinite"),
+        ({"runs": [Run(0, 1)]}, "runs: "),
+        ({"runs": [Run(2, 4, 0)]}, "runs: "),
         ({"runs": [Run(0, 2)] * 13}, "mesh_collective: "),
         ({"links": Links(0.0, 1.0)}, "bandwidths or latencies"),
         ({"links": Links(1.0, 1.0, -1.0)}, "bandwidths or latencies"),
@@ -427,7 +427,7 @@ def test_loads_add_up():
     ],
 )
 def test_bad_collectives_are_refused(change, message):
-    good = {"op": "all-gather", "bytes": V, "runs": [Run(0, 4)], "links": EQUAL}
+    good = {"op": "all-gather", "payload_bytes": V, "runs": [Run(0, 4)], "links": EQUAL}
     with pytest.raises(InvalidInputError, match=message):
         mesh_collective(**(good | change))
 

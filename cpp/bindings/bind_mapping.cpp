@@ -147,11 +147,14 @@ py::tuple descended(Mapping& mapping, int rounds) {
   return found_of(found);
 }
 
-py::tuple bound(const Mapping& mapping, double theta, double price) {
+py::tuple bound(const Mapping& mapping, double theta, double price, double phi) {
+  if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0)) {
+    throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 or more");
+  }
   MapBound found;
   {
     const py::gil_scoped_release release;
-    found = chain_bound(mapping, theta, price);
+    found = chain_bound(mapping, theta, phi, price);
   }
   return py::make_tuple(found.time_s, array_of(found.genes));
 }
@@ -198,7 +201,7 @@ void bind_mapping(py::module_& module) {
       .def("stages", &stages, py::arg("outputs") = py::none())
       .def("anneal", &annealed, py::arg("seed"), py::arg("steps"), py::arg("start"))
       .def("descend", &descended, py::arg("rounds"))
-      .def("bound", &bound, py::arg("theta"), py::arg("price"));
+      .def("bound", &bound, py::arg("theta"), py::arg("price"), py::arg("phi") = 0.0);
 }
 
 }  // namespace phaze::bindings

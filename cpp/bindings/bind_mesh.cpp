@@ -94,6 +94,13 @@ py::array_t<double> loads(std::int64_t columns, std::int64_t rows, const py::obj
     const py::gil_scoped_release release;
     status = mesh_loads(grid, flows, filled);
   }
+  if (status == Status::kNotApplicable) {
+    throw InvalidInput("flows: no way around the dead dies; expected ends that are connected");
+  }
+  if (status == Status::kBadShape) {
+    throw InvalidInput("flows: a die lies outside the grid; expected 0 to " +
+                       std::to_string(columns * rows - 1));
+  }
   refuse(status, "flows");
   return freeze(std::move(found));
 }
@@ -136,10 +143,10 @@ void bind_mesh(py::module_& module) {
   for (std::size_t i = 0; i < kMeshAlgorithmCount; ++i) names[i] = kMeshAlgorithmNames[i];
   module.attr("MESH_ALGORITHMS") = names;
   module.def("mesh_collectives", &collectives, py::arg("op"), py::arg("algorithm"),
-             py::arg("bytes"), py::arg("ptr"), py::arg("axis"), py::arg("size"), py::arg("stride"),
+             py::arg("payload_bytes"), py::arg("ptr"), py::arg("axis"), py::arg("size"), py::arg("stride"),
              py::arg("links"));
   module.def("mesh_loads", &loads, py::arg("columns"), py::arg("rows"), py::arg("dead"),
-             py::arg("source"), py::arg("target"), py::arg("bytes"));
+             py::arg("source"), py::arg("target"), py::arg("payload_bytes"));
   module.def("mesh_concurrent", &concurrent, py::arg("columns"), py::arg("rows"), py::arg("dead"),
              py::arg("links"), py::arg("collectives"));
 }

@@ -180,27 +180,26 @@ bool Mapping::legal(int op, const MapGene& gene) const noexcept {
 }
 
 void Mapping::enumerate(int op) {
-  // Per axis: one role for all slots, or one for the inner ones and another for the outer ones.
+  // Per axis: every way to give each slot a role with few enough changes from the inside out.
+  using Pattern = std::array<std::uint16_t, kRoleCount>;
   const auto patterns = [&](int axis) {
-    std::vector<std::size_t> own;
+    std::vector<std::pair<Pattern, std::pair<int, int>>> open{{Pattern{}, {-1, 0}}};
     for (std::size_t k = 0; k < slots_.size(); ++k) {
-      if (slots_[k].axis == axis) own.push_back(k);
-    }
-    std::vector<std::array<std::uint16_t, kRoleCount>> found;
-    if (own.empty()) return std::vector<std::array<std::uint16_t, kRoleCount>>(1);
-    for (std::size_t cut = 1; cut <= own.size(); ++cut) {
-      for (std::size_t inner = 0; inner < kRoleCount; ++inner) {
-        for (std::size_t outer = 0; outer < kRoleCount; ++outer) {
-          if (cut == own.size() ? outer != inner : outer == inner) continue;
-          std::array<std::uint16_t, kRoleCount> slots{};
-          for (std::size_t k = 0; k < own.size(); ++k) {
-            std::uint16_t& mask = slots[k < cut ? inner : outer];
-            mask = static_cast<std::uint16_t>(mask | 1U << own[k]);
-          }
-          found.push_back(slots);
+      if (slots_[k].axis != axis) continue;
+      std::vector<std::pair<Pattern, std::pair<int, int>>> longer;
+      for (const auto& [pattern, last] : open) {
+        for (int role = 0; role < kRoleCount; ++role) {
+          const int runs = last.second + (role != last.first ? 1 : 0);
+          if (runs > kRunsPerAxis) continue;
+          Pattern next = pattern;
+          next[kAt(role)] = static_cast<std::uint16_t>(next[kAt(role)] | 1U << k);
+          longer.push_back({next, {role, runs}});
         }
       }
+      open = std::move(longer);
     }
+    std::vector<Pattern> found;
+    for (const auto& [pattern, last] : open) found.push_back(pattern);
     return found;
   };
   const auto along_x = patterns(0), along_y = patterns(1);

@@ -83,14 +83,13 @@ class Router {
 };
 
 Status add_loads(Router& router, std::span<const MeshFlow> flows, std::span<double> loads,
-                 std::vector<std::int32_t>& links, std::size_t* longest) {
+                 std::vector<std::int32_t>& links) {
   for (const MeshFlow& flow : flows) {
     if (!router.inside(flow.from) || !router.inside(flow.to)) return Status::kBadShape;
     if (!std::isfinite(flow.bytes)) return Status::kNotFinite;
     if (flow.bytes < 0.0) return Status::kNegative;
     if (!router.route(flow.from, flow.to, links)) return Status::kNotApplicable;
     for (const std::int32_t link : links) loads[static_cast<std::size_t>(link)] += flow.bytes;
-    *longest = std::max(*longest, links.size());
   }
   return Status::kOk;
 }
@@ -216,14 +215,18 @@ void gather_phases(const Writer& writer, const MeshCollective& c, const MeshLink
 }
 
 bool fits(const MeshGrid& grid, const MeshCollective& c) noexcept {
-  if (c.x < 0 || c.y < 0 || c.width < 1 || c.height < 1 || c.x + c.width > grid.columns ||
-      c.y + c.height > grid.rows) {
+  constexpr std::int64_t most = 1 << 20;
+  for (const std::int32_t side : {c.x, c.y, c.width, c.height}) {
+    if (side < 0 || side > most) return false;
+  }
+  if (c.width < 1 || c.height < 1 || c.x + c.width > grid.columns || c.y + c.height > grid.rows) {
     return false;
   }
   return std::all_of(c.runs.begin(), c.runs.end(), [&](const MeshRun& run) {
-    const std::int32_t side = run.axis == 0 ? c.width : c.height;
+    const std::int64_t side = run.axis == 0 ? c.width : c.height;
     return (run.axis == 0 || run.axis == 1) && run.size >= 2 && run.stride >= 1 &&
-           side % (run.stride * run.size) == 0;
+           run.size <= side && run.stride <= side &&
+           side % (static_cast<std::int64_t>(run.stride) * run.size) == 0;
   });
 }
 
@@ -243,13 +246,14 @@ Status phases_of(const MeshGrid& grid, const MeshCollective& c, const MeshLinks&
     return Status::kOk;
   }
   gather_phases(writer, c, links, phases);
-  if (c.op == CollectiveOp::kAllReduce) {  // the reduce-scatter before it is its mirror image
-    std::vector<std::vector<MeshFlow>> mirrored(phases.rbegin(), phases.rend());
-    for (std::vector<MeshFlow>& flows : mirrored) {
-      for (MeshFlow& flow : flows) std::swap(flow.from, flow.to);
-    }
-    phases.insert(phases.begin(), mirrored.begin(), mirrored.end());
+  if (c.op == CollectiveOp::kAllGather) return Status::kOk;
+  // A reduce-scatter is the mirror image of an all-gather; an all-reduce is both.
+  std::vector<std::vector<MeshFlow>> mirrored(phases.rbegin(), phases.rend());
+  for (std::vector<MeshFlow>& flows : mirrored) {
+    for (MeshFlow& flow : flows) std::swap(flow.from, flow.to);
   }
+  if (c.op == CollectiveOp::kReduceScatter) phases.clear();
+  phases.insert(phases.begin(), mirrored.begin(), mirrored.end());
   return Status::kOk;
 }
 
@@ -258,8 +262,7 @@ Status phases_of(const MeshGrid& grid, const MeshCollective& c, const MeshLinks&
 Status mesh_loads(const MeshGrid& grid, std::span<const MeshFlow> flows, std::span<double> loads) {
   Router router(grid);
   std::vector<std::int32_t> links;
-  std::size_t longest = 0;
-  return add_loads(router, flows, loads, links, &longest);
+  return add_loads(router, flows, loads, links);
 }
 
 MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective> collectives,
@@ -273,7 +276,9 @@ MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective>
     const Status status = phases_of(grid, c, links, all[i]);
     if (status != Status::kOk) return {nan, c.algorithm, status};
     most = std::max(most, all[i].size());
-    fixed_s = std::max(fixed_s, mesh_collective(c.op, 0.0, c.runs, links, c.algorithm).time_s);
+    const MeshAlgorithm chosen =
+        mesh_collective(c.op, c.bytes, c.runs, links, c.algorithm).algorithm;
+    fixed_s = std::max(fixed_s, mesh_collective(c.op, 0.0, c.runs, links, chosen).time_s);
   }
   Router router(grid);
   std::vector<std::int32_t> path;
@@ -282,10 +287,9 @@ MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective>
   double time_s = fixed_s;
   for (std::size_t phase = 0; phase < most; ++phase) {
     loads.assign(kMeshDirections * count, 0.0);
-    std::size_t longest = 0;
     for (const auto& phases : all) {
       if (phase >= phases.size()) continue;
-      const Status status = add_loads(router, phases[phase], loads, path, &longest);
+      const Status status = add_loads(router, phases[phase], loads, path);
       if (status != Status::kOk) return {nan, MeshAlgorithm::kAuto, status};
     }
     double slowest = 0.0;

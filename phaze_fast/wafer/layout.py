@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ def _boundaries(
     share = 1.0 / (width * height)
     offsets = [y * columns + x for y in range(height) for x in range(width)]
     flows = []
-    for (x, y), (u, v) in zip(origins[:-1], origins[1:], strict=True):
+    for (x, y), (u, v) in pairwise(origins):
         here, there = y * columns + x, v * columns + u
         flows.append([(here + o, there + o, share) for o in offsets])
         flows.append([(there + o, here + o, share) for o in offsets])

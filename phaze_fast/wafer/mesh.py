@@ -83,8 +83,18 @@ def _code(table: dict[str, int], name: str, field: str, accepted: Sequence[str])
     return table[name]
 
 
+def _check_runs(runs: Sequence[Run]) -> None:
+    for axis, size, stride in runs:
+        good = all(isinstance(value, int | np.integer) for value in (axis, size, stride))
+        if not good or axis not in (0, 1) or not (2 <= size <= 4096 and 1 <= stride <= 4096):
+            raise InvalidInputError(
+                f"runs: {(axis, size, stride)} is not accepted; expected an axis of 0 or 1, a size "
+                "from 2 to 4096 and a stride from 1 to 4096"
+            )
+
+
 def mesh_collective(
-    op: str, bytes: float, runs: Sequence[Run], links: Links, algorithm: str = "auto"
+    op: str, payload_bytes: float, runs: Sequence[Run], links: Links, algorithm: str = "auto"
 ) -> MeshTime:
     """Time a collective over groups of dies of one shape, all groups at once.
 
@@ -92,7 +102,7 @@ def mesh_collective(
     ----------
     op
         all-reduce, reduce-scatter, all-gather or all-to-all.
-    bytes
+    payload_bytes
         The vector of each die: what an all-reduce sums, what a reduce-scatter starts from, what
         an all-gather ends with, what an all-to-all sends.
     runs
@@ -117,14 +127,17 @@ def mesh_collective(
     >>> mesh_collective("all-gather", 8e9, [Run(0, 8)], links)
     MeshTime(time_s=0.007, algorithm='ordered')
     """
+    _check_runs(runs)
     columns = np.array(list(runs), dtype=np.int32).reshape(-1, 3)
     time_s, chosen, status = _core.mesh_collectives(
         np.array([_code(_OPS, op, "op", _MESH_OPS)], dtype=np.uint8),
         np.array([_code(_ALGORITHMS, algorithm, "algorithm", MESH_ALGORITHMS)], dtype=np.uint8),
-        np.array([float(bytes)]),
+        np.array([float(payload_bytes)]),
         np.array([0, len(columns)], dtype=np.int64),
-        *(np.ascontiguousarray(column) for column in columns.T),
-        tuple(links),
+        np.ascontiguousarray(columns[:, 0]),
+        np.ascontiguousarray(columns[:, 1]),
+        np.ascontiguousarray(columns[:, 2]),
+        (links.x_bytes_per_s, links.y_bytes_per_s, links.hop_s),
     )
     if status[0]:
         raise InvalidInputError(f"mesh_collective: {_core.STATUS_SENTENCES[int(status[0])]}")
@@ -134,6 +147,11 @@ def mesh_collective(
 def _dead_mask(columns: int, rows: int, dead: Sequence[tuple[int, int]]) -> Array:
     mask = np.zeros(columns * rows if dead else 0, dtype=np.uint8)
     for x, y in dead:
+        if not (0 <= x < columns and 0 <= y < rows):
+            raise InvalidInputError(
+                f"dead: ({x}, {y}) is not accepted; expected a (column, row) inside "
+                f"{columns} x {rows} dies"
+            )
         mask[y * columns + x] = 1
     return mask
 
@@ -207,4 +225,5 @@ def concurrent_s(
         for g in groups
     ]
     mask = _dead_mask(columns, rows, dead)
-    return _core.mesh_concurrent(columns, rows, mask, tuple(links), items)
+    rates = (links.x_bytes_per_s, links.y_bytes_per_s, links.hop_s)
+    return _core.mesh_concurrent(columns, rows, mask, rates, items)

@@ -85,20 +85,6 @@ class MeshOperator:
         sizes = {"batch": microbatch, "rows": self.seq_rows, "columns": self.units}
         return sizes.get(role, self.inner_units)
 
-    def share(self, split: Split, microbatch: int) -> float:
-        """Sequences' worth of its output that the fullest die holds."""
-        sequences = _ceil(microbatch, split.batch)
-        rows = _ceil(self.seq_rows, split.rows) / self.seq_rows
-        return sequences * rows * (_ceil(self.units, split.columns) / self.units)
-
-    def parameter_share(self, split: Split) -> float:
-        """Parameters that one die works with."""
-        columns = _ceil(self.units, split.columns) / self.units
-        inner = 1.0
-        if self.inner_units:
-            inner = _ceil(self.inner_units, split.inner) / self.inner_units
-        return self.parameters * columns * inner
-
     def local(self, split: Split, microbatch: int) -> Line:
         """Write the largest die's part as an operator of its own, without name and inputs."""
         line = self.line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -74,6 +74,24 @@ def _combinations(dies: int) -> tuple[Array, Array, tuple[Split, ...]]:
     return np.array(divisors, dtype=np.int32), column, tuple(splits)
 
 
+@lru_cache(maxsize=64)
+def _priced(chip: str, model: str, seq: int) -> dict[tuple[int, ...], tuple[float, float, float]]:
+    """Forward and backward seconds and live bytes of local operators, priced once per die."""
+    del chip, model, seq  # the key
+    return {}
+
+
+def _alike(work: Workload) -> list[int]:
+    """For each operator the first one of the same kind and size: those cost the same."""
+    first: dict[object, int] = {}
+    found = []
+    for i, op in enumerate(work.operators):
+        bare = replace(op.line, name="", inputs=())
+        key = (bare, op.seq_rows, op.units, op.inner_units)
+        found.append(first.setdefault(key, i))
+    return found
+
+
 class Problem:
     """A model to be trained on one wafer; compiles an evaluator per layout.
 
@@ -118,7 +136,8 @@ class Problem:
         self.chip = wafer.chip
         stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self.stream = stream
-        self._times: dict[Line, tuple[float, float]] = {}
+        self._alike = _alike(self.work)
+        self._times = _priced(self.chip.digest(), model.digest(), self.work.seq)
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
 
     def variant(
@@ -126,7 +145,6 @@ class Problem:
     ) -> Problem:
         """Return the same question under other rules; priced operators are shared."""
         made = Problem(self.model, self.wafer, self.training, recompute, volume, linear)
-        made._times = self._times
         if not volume and not self.volume:
             made._tables = self._tables
         return made
@@ -138,14 +156,13 @@ class Problem:
 
     # ---- prices of local operators ----
 
-    def _price(self, lines: list[Line]) -> None:
+    def _price(self, wanted: dict[tuple[int, ...], Line]) -> None:
         """Price what is not priced yet: forward, and all its gradients together."""
-        new = [line for line in dict.fromkeys(lines) if line not in self._times]
-        if not new:
+        if not wanted:
             return
         flat: list[Line] = []
         owner: list[tuple[int, int]] = []
-        for i, line in enumerate(new):
+        for i, line in enumerate(wanted.values()):
             flat.append(line)
             owner.append((i, 0))
             for gradient in gradients([line]):
@@ -154,11 +171,13 @@ class Problem:
                     owner.append((i, 1))
         graph = lay_out("wafer", flat, ())
         seconds = estimate_costs(graph, self.chip).time_s(0)[0]
-        sums = np.zeros((len(new), 2))
+        sums = np.zeros((len(wanted), 2))
         for (i, which), value in zip(owner, seconds, strict=True):
             sums[i, which] += value
-        for line, (forward, backward) in zip(new, sums.tolist(), strict=True):
-            self._times[line] = (forward, backward)
+        for (key, line), (forward, backward) in zip(wanted.items(), sums.tolist(), strict=True):
+            weights = 2.0 * line.k * line.n * line.b if line.kind == "gemm" else 0.0
+            live = line.read_bytes + line.write_bytes - weights
+            self._times[key] = (forward, backward, live)
 
     def _table(self, dies: int, microbatch: int) -> tuple[Array, ...]:
         """Work, kept, live bytes and parameters of each operator under each split."""
@@ -166,29 +185,32 @@ class Problem:
         if key in self._tables:
             return self._tables[key]
         _, _, splits = _combinations(dies)
+        parts = np.array([(s.batch, s.rows, s.columns, s.inner) for s in splits])
         tables = tuple(np.zeros((len(self.work.operators), len(splits))) for _ in range(5))
-        wanted: list[tuple[int, int, Line]] = []
+        shapes: list[tuple[int, Array, list[tuple[int, ...]]]] = []
+        wanted: dict[tuple[int, ...], Line] = {}
         for i, op in enumerate(self.work.operators):
-            for c, split in enumerate(splits):
-                if all(
-                    getattr(split, role) == 1
-                    or (
-                        role in op.roles and getattr(split, role) <= op.limit(role, microbatch)
-                    )
-                    for role in ROLES[:4]
-                ):
-                    wanted.append((i, c, op.local(split, microbatch)))
-        self._price([line for _, _, line in wanted])
-        for i, c, line in wanted:
+            sizes = np.array([op.limit(role, microbatch) for role in ROLES[:4]])
+            allowed = np.array([role in op.roles for role in ROLES[:4]])
+            good = np.flatnonzero(((parts == 1) | (allowed & (parts <= sizes))).all(axis=1))
+            local = -(-np.maximum(sizes, 1) // parts[good])
+            keys = [(self._alike[i], *row) for row in local.tolist()]
+            for position, shape in zip(good, keys, strict=True):
+                if shape not in self._times and shape not in wanted:
+                    wanted[shape] = op.local(splits[position], microbatch)
+            shapes.append((i, good, keys))
+        self._price(wanted)
+        for i, good, keys in shapes:
             op = self.work.operators[i]
-            forward, backward = self._times[line]
-            weights = 2.0 * line.k * line.n * line.b if op.product else 0.0
-            live = line.read_bytes + line.write_bytes - weights
-            kept = op.kept_bytes * op.share(splits[c], microbatch)
-            work = (0.0, 0.0) if self.volume else (forward, backward)
-            row = (*work, kept, live, op.parameter_share(splits[c]))
-            for table, value in zip(tables, row, strict=True):
-                table[i, c] = value
+            values = np.array([self._times[shape] for shape in keys]).reshape(-1, 3)
+            local = np.array([shape[1:] for shape in keys]).reshape(-1, 4)
+            if not self.volume:
+                tables[0][i, good], tables[1][i, good] = values[:, 0], values[:, 1]
+            share = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
+            tables[2][i, good] = op.kept_bytes * share
+            tables[3][i, good] = values[:, 2]
+            inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
+            tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner
         self._tables[key] = tables
         return tables
 

@@ -34,7 +34,7 @@ namespace phaze {
 inline constexpr int kMaxSlots = 10;
 inline constexpr int kMaxMapOps = 48;
 inline constexpr int kMaxMapStages = 512;
-inline constexpr int kRunsPerAxis = 2;  // a rule of the encoding: at most so many roles per axis
+inline constexpr int kRunsPerAxis = 3;  // a rule of the encoding: at most so many roles per axis
 
 enum class Role : std::uint8_t { kBatch = 0, kRows = 1, kColumns = 2, kInner = 3, kCopy = 4 };
 inline constexpr int kRoleCount = 5;
@@ -287,7 +287,8 @@ struct MapBound {
 
 // Operators in a chain, each with its own work and the conversion to the next, all else left out,
 // memory of the first stage priced at `price` seconds per byte: a dynamic program over all legal
-// genes. `theta` in [0, 1] weighs work against the collectives beside it.
-MapBound chain_bound(const Mapping& mapping, double theta, double price);
+// genes. `theta` in [0, 1] weighs work against the collectives beside it, `phi` both against the
+// stream from off the wafer: a maximum is at least any weighted mean.
+MapBound chain_bound(const Mapping& mapping, double theta, double phi, double price);
 
 }  // namespace phaze

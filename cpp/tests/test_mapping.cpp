@@ -1,0 +1,167 @@
+// The evaluation of mappings at its edges: bad problems, largest sizes, changes and undone changes.
+// tests/test_mapping.py compares the terms with an oracle.
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "check.hpp"
+#include "phaze/mapping.hpp"
+
+namespace {
+
+using namespace phaze;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+// Operators in a chain that accept everything; everything costs one and falls with the split.
+struct Owned {
+  std::vector<MeshRun> slots;
+  std::vector<MapOpRecord> ops;
+  std::vector<MapEdgeRecord> edges;
+  MapRulesRecord rules{};
+  std::vector<std::int32_t> divisors, column;
+  std::int32_t columns = 0;
+  std::vector<double> table;
+  std::vector<std::int32_t> blocks{2, 1};
+  std::vector<double> boundary{0.25, 0.5};
+  std::vector<std::int32_t> chain;
+
+  MapProblem problem() const {
+    return {slots,    ops,      edges,   rules,
+            divisors, column,   columns, {table, table, table, table, table},
+            blocks,   boundary, chain};
+  }
+};
+
+Owned chain_of(int count, std::vector<MeshRun> slots, std::int32_t roles) {
+  Owned made;
+  made.slots = std::move(slots);
+  std::int32_t dies = 1;
+  for (const MeshRun& slot : made.slots) dies *= slot.size;
+  for (std::int32_t d = 1; d <= dies; ++d) {
+    if (dies % d == 0) made.divisors.push_back(d);
+  }
+  for (const std::int64_t b : made.divisors) {
+    for (const std::int64_t m : made.divisors) {
+      for (const std::int64_t n : made.divisors) {
+        for (const std::int64_t k : made.divisors) {
+          const bool have = b * m * n * k <= dies && dies % (b * m * n * k) == 0;
+          made.column.push_back(have ? made.columns++ : -1);
+        }
+      }
+    }
+  }
+  for (std::int32_t i = 0; i < count; ++i) {
+    made.ops.push_back({1, roles, 7, i % 2, {1 << 20, 1 << 20, 1 << 20, 1 << 20}, 0.5, 0.25});
+    made.chain.push_back(i);
+    if (i > 0) made.edges.push_back({i - 1, i, 0, 1, 2.0});
+  }
+  made.edges.push_back({count - 1, 0, static_cast<std::int32_t>(EdgeKind::kWrap), 0, 2.0});
+  made.table.assign(static_cast<std::size_t>(count) * static_cast<std::size_t>(made.columns), 1.0);
+  made.rules = {1.0, 2.0, 0.125, 1e9, 100.0, 4.0, 8.0, 2.0, 2.0, 12.0, 30.0, 1.0, 4, 31, 0, 0, 0};
+  return made;
+}
+
+bool same_bits(const MapScore& a, const MapScore& b) { return std::memcmp(&a, &b, sizeof a) == 0; }
+
+void bad_problems_get_a_status() {
+  const auto status = [](auto&& change) {
+    Owned made = chain_of(3, {{0, 2, 1}, {1, 3, 1}}, 31);
+    change(made);
+    return check_problem(made.problem());
+  };
+  CHECK(status([](Owned&) {}) == Status::kOk);
+  CHECK(status([](Owned& o) { o.ops.clear(); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.ops.resize(kMaxMapOps + 1); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.slots.resize(kMaxSlots + 1, {0, 2, 1}); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.slots[0].size = 1; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.slots[0].axis = -1; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.slots[0].size = 1 << 30; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.divisors = {1, 6}; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.column.pop_back(); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.column[0] = o.columns; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.column[1] = -1; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.table.pop_back(); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.table[4] = kNan; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.edges[0].bytes = kNan; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.edges[0].to = 3; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.chain[0] = 3; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.chain.clear(); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.blocks[0] = -1; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.blocks.clear(); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.boundary.pop_back(); }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.microbatches = 0; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.capacity_bytes = kNan; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.y_bytes_per_s = 0.0; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.modes = 0; }) != Status::kOk);
+}
+
+// Every operator and slot there can be: no mask, count or table may overflow.
+void largest_sizes() {
+  std::vector<MeshRun> slots;
+  for (int axis = 0; axis < 2; ++axis) {
+    for (int k = 0; k < kMaxSlots / 2; ++k) slots.push_back({axis, 2, 1 << k});
+  }
+  constexpr std::int32_t kBatchOrColumns = 5;
+  const Owned made = chain_of(kMaxMapOps, slots, kBatchOrColumns);
+  CHECK(check_problem(made.problem()) == Status::kOk);
+  Mapping mapping(made.problem());
+  std::vector<MapGene> genes;
+  for (int i = 0; i < mapping.ops(); ++i) {
+    const std::vector<MapGene>& choices = mapping.choices(i);
+    CHECK(!choices.empty());
+    genes.push_back(choices[static_cast<std::size_t>(i * 7) % choices.size()]);
+  }
+  mapping.assign(genes);
+  const MapScore before = mapping.score();
+  CHECK(before.time_s > 0.0 && std::isfinite(before.time_s));
+  mapping.change(kMaxMapOps - 1, mapping.choices(kMaxMapOps - 1).back());
+  mapping.change(kMaxMapOps - 1, genes.back());
+  CHECK(same_bits(mapping.score(), before));
+  const MapFound found = anneal(mapping, {7, 200, 0.1});
+  CHECK(energy(mapping, found.score) <= energy(mapping, before));
+  CHECK(chain_bound(mapping, 0.5, 0.0, 0.0).time_s <= found.score.time_s);
+}
+
+void no_slots_and_one_operator() {
+  const Owned made = chain_of(1, {}, 31);
+  CHECK(check_problem(made.problem()) == Status::kOk);
+  Mapping mapping(made.problem());
+  CHECK(mapping.choices(0).size() == 1);
+  mapping.assign(mapping.choices(0));
+  // Two blocks in the first stage, one in the last; forward and backward one second each.
+  const MapScore score = mapping.score();
+  CHECK(score.slowest_stage_s == 2.0 * 2.0 + 0.25);
+  CHECK(score.tail_s == 2.0 * 30.0 / 8.0);
+  CHECK(score.time_s == 3.0 * 4.25 + 4.25 + 2.5 + 7.5);
+  CHECK(descend(mapping, 2).score.time_s <= score.time_s);
+}
+
+// Outputs of many operators with the same price per byte: exact, and done in time.
+void many_outputs_of_one_price() {
+  constexpr int kOps = 24;
+  Owned made = chain_of(kOps, {}, 31);
+  made.rules.stream_capacity_bytes = 0.0;
+  made.rules.state_bytes = made.rules.weight_bytes = made.rules.gradient_bytes = 0.0;
+  made.blocks = {4};
+  made.boundary = {0.0};
+  made.rules.capacity_bytes = 2.0 * kOps + 1.5;
+  Mapping mapping(made.problem());
+  std::vector<MapGene> genes;
+  for (int i = 0; i < kOps; ++i) genes.push_back(mapping.choices(i)[0]);
+  mapping.assign(genes);
+  const MapScore score = mapping.score();
+  CHECK(score.over_bytes == 0.0);
+  // 4 * 24 kept, three of four saved per output: 16 of them leave 1 * 24 + 3 * 8 and what is live.
+  CHECK(score.memory_bytes <= made.rules.capacity_bytes);
+}
+
+}  // namespace
+
+int main() {
+  bad_problems_get_a_status();
+  largest_sizes();
+  no_slots_and_one_operator();
+  many_outputs_of_one_price();
+  return phaze::test::report("mapping");
+}

@@ -1,0 +1,349 @@
+"""Takes a model on a wafer, gives other systems' plans: as they come, and tuned by their rules.
+
+Every plan is an encoding and is scored by the same evaluation as ours. `default` is what a user
+gets who follows the system's own advice; `tuned` tries everything its rules leave open. Megatron-LM
+and ZeRO-3 number dies row by row, so each is tuned twice: in that linear order, and with its groups
+laid out as best they can be (`tiled`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.accpar import accpar, hypar
+from phaze_fast.wafer.bounds import roof
+from phaze_fast.wafer.encoding import Encoding
+from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
+from phaze_fast.wafer.layout import Layout, layouts, tiles
+from phaze_fast.wafer.plans import (
+    RECOMPUTE,
+    Deal,
+    deals,
+    linear_deal,
+    megatron_genes,
+    outputs_of,
+    zero3_genes,
+)
+from phaze_fast.wafer.problem import Problem
+
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "Candidate",
+    "baselines",
+    "best_candidate",
+    "is_linear",
+    "megatron_shapes",
+]
+
+Array = np.ndarray[Any, Any]
+BASELINES = ("megatron", "zero3", "accpar", "hypar")
+_NODE = 8  # devices of a node: Megatron-LM's widest tensor parallelism by its own advice
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """One system's plans on one wafer."""
+
+    name: str
+    default: Evaluation
+    tuned: Evaluation
+    """Best of what its rules allow, groups in linear rank order."""
+    tiled: Evaluation
+    """The same with its groups laid out as best they can be on the mesh."""
+    evaluations: int
+
+    @property
+    def best(self) -> Evaluation:
+        """The faster of `tuned` and `tiled`; what fits comes before what does not."""
+        return min((self.tuned, self.tiled), key=_rank)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "default": self.default.to_dict(),
+            "tuned": self.tuned.to_dict(),
+            "tiled": self.tiled.to_dict(),
+        }
+
+
+def _rank(found: Evaluation) -> tuple[float, float]:
+    return (found.over_bytes + found.stream_over_bytes, found.time_s)
+
+
+Candidate = tuple[Array, Array | None]
+"""Genes, and codes of outputs for one stage (None: chosen exactly)."""
+
+
+class _Tuner:
+    """Tries candidates layout by layout and keeps the best."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.roof = roof(problem)
+        self.evaluations = 0
+        self.compiled: dict[Layout, _core.Mapping | None] = {}
+
+    def mapping(self, layout: Layout) -> _core.Mapping | None:
+        if layout not in self.compiled:
+            try:
+                self.compiled[layout] = self.problem.mapping(layout)
+            except InvalidInputError:
+                self.compiled[layout] = None
+        return self.compiled[layout]
+
+    def best(
+        self,
+        wanted: Iterable[Layout],
+        candidates: Callable[[Layout], Iterator[Candidate]],
+    ) -> Evaluation | None:
+        """Fastest candidate that fits, else the one that is over by least; None without any."""
+        queue = sorted((self.roof.bound_s(self.problem, each), each) for each in set(wanted))
+        top: tuple[float, float] = (float("inf"), float("inf"))
+        found: tuple[Layout, Array, Array | None] | None = None
+        for least, layout in queue:
+            if top[0] <= 0.0 and least >= top[1]:
+                break
+            mapping = self.mapping(layout)
+            if mapping is None:
+                continue
+            for genes, codes in candidates(layout):
+                try:
+                    mapping.assign(genes)
+                except InvalidInputError:
+                    continue
+                outputs = None if codes is None else np.tile(codes, layout.stages)
+                score = mapping.score(outputs)[0]
+                self.evaluations += 1
+                over = float(score["over_bytes"] + score["stream_over_bytes"])
+                rank = (over, float(score["time_s"]))
+                if rank < top:
+                    top, found = rank, (layout, genes, outputs)
+        if found is None:
+            return None
+        layout, genes, outputs = found
+        mapping = self.mapping(layout)
+        assert mapping is not None
+        mapping.assign(genes)
+        return evaluation_of(self.problem, layout, mapping, outputs)
+
+
+def best_candidate(
+    problem: Problem,
+    wanted: Iterable[Layout],
+    candidates: Callable[[Layout], Iterator[Candidate]],
+) -> Evaluation | None:
+    """Score candidates of several layouts; the fastest that fits, or the one over by least."""
+    return _Tuner(problem).best(wanted, candidates)
+
+
+def _heads(problem: Problem) -> int:
+    kinds = ("attention", "batched-gemm")
+    return min(op.units for op in problem.work.operators if op.line.kind in kinds)
+
+
+def megatron_shapes(problem: Problem, layout: Layout, linear: bool) -> Iterator[tuple[int, Deal]]:
+    """Tensor-parallel widths and deals of slots that a layout has room for."""
+    for t in (t for t in range(1, layout.dies + 1) if layout.dies % t == 0):
+        replicas = layout.dies // t
+        if _heads(problem) % t or layout.microbatch % replicas:
+            continue
+        if linear:
+            try:
+                yield t, linear_deal(layout, t)
+            except InvalidInputError:
+                continue
+        else:
+            for deal in deals(layout, t):
+                yield t, deal
+
+
+def is_linear(problem: Problem, layout: Layout) -> bool:
+    """Whether a stage is a run of ranks: part of a row, or whole rows."""
+    return layout.height == 1 or layout.width == problem.wafer.grid[0]
+
+
+def _all_layouts(problem: Problem, linear: bool) -> list[Layout]:
+    found = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    return [each for each in found if not linear or is_linear(problem, each)]
+
+
+def _megatron_candidates(problem: Problem, linear: bool) -> Callable[[Layout], Iterator[Candidate]]:
+    codes = {mode: outputs_of(problem, mode) for mode in RECOMPUTE}
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        for t, deal in megatron_shapes(problem, layout, linear):
+            for shared in (False, True) if t > 1 else (False,):
+                for weights in ("replicated", "zero1"):
+                    genes = megatron_genes(problem, deal, shared, weights)
+                    for mode in RECOMPUTE:
+                        yield genes, codes[mode]
+
+    return candidates
+
+
+def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
+    """Tensor parallelism as wide as a node, fewest stages that fit, one sequence at a time."""
+    for width in (_NODE, 4, 2, 1):
+        found = _megatron_at(problem, tuner, width) if _heads(problem) % width == 0 else None
+        if found is not None:
+            return found
+    return None
+
+
+def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | None:
+    best: Evaluation | None = None
+    codes = outputs_of(problem, "full")
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        for t, deal in megatron_shapes(problem, layout, True):
+            if t == width and layout.microbatch == layout.dies // t:
+                yield megatron_genes(problem, deal, False, "replicated"), codes
+
+    by_stages: dict[int, list[Layout]] = {}
+    for layout in _all_layouts(problem, True):
+        if layout.dies % width == 0 and layout.microbatch == layout.dies // width:
+            by_stages.setdefault(layout.stages, []).append(layout)
+    for stages in sorted(by_stages):
+        most = max(layout.dies for layout in by_stages[stages])
+        widest = [layout for layout in by_stages[stages] if layout.dies == most]
+        found = tuner.best(widest, candidates)
+        if found is not None and (best is None or _rank(found) < _rank(best)):
+            best = found
+        if best is not None and best.fits:
+            break
+    return best
+
+
+def _zero3_candidates(
+    problem: Problem, modes: Iterable[str]
+) -> Callable[[Layout], Iterator[Candidate]]:
+    codes = [outputs_of(problem, mode) for mode in modes]
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        genes = zero3_genes(problem, layout)
+        for each in codes:
+            yield genes, each
+
+    return candidates
+
+
+def _data_layouts(problem: Problem, linear: bool) -> list[Layout]:
+    """One stage, and at least one sequence for every die."""
+    return [
+        layout
+        for layout in _all_layouts(problem, linear)
+        if layout.stages == 1 and layout.microbatch % layout.dies == 0
+    ]
+
+
+def _largest(found: list[Layout]) -> list[Layout]:
+    most = max((layout.dies for layout in found), default=0)
+    return [layout for layout in found if layout.dies == most]
+
+
+def _typed_candidates(
+    problem: Problem, plan: Callable[[Problem, Layout], Encoding]
+) -> Callable[[Layout], Iterator[Candidate]]:
+    codes = outputs_of(problem, "none")
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        yield plan(problem, layout).arrays(problem)[0], codes
+
+    return candidates
+
+
+def _whole_wafer(problem: Problem) -> list[Layout]:
+    """Largest rectangle that has no dead die, one stage, the whole batch at once."""
+    columns, rows = problem.wafer.grid
+    sides = [(w, h) for h in range(1, rows + 1) for w in range(1, columns + 1)]
+    whole = [
+        Layout(w, h, 1, problem.training.global_batch)
+        for w, h in sides
+        if tiles(problem.wafer, w, h)
+    ]
+    return _largest(whole)
+
+
+def baselines(
+    problem: Problem,
+    names: Iterable[str] = BASELINES,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Baseline]:
+    """Score other systems' plans of a model on a wafer.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    names
+        Which of `BASELINES`.
+    progress
+        Called with the name of each before it is tuned.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
+    >>> found = baselines(problem, ["zero3"])["zero3"]
+    >>> found.tuned.time_s <= found.default.time_s
+    True
+    """
+    tuner = _Tuner(problem)
+    found: dict[str, Baseline] = {}
+    for name in names:
+        if name not in BASELINES:
+            raise InvalidInputError(
+                f"baselines: {name!r} is not accepted; accepted: {', '.join(BASELINES)}"
+            )
+        if progress is not None:
+            progress(name)
+        before = tuner.evaluations
+        default, tuned, tiled = _three(problem, tuner, name)
+        default, tuned, tiled = (_or(x, tiled, tuned, default) for x in (default, tuned, tiled))
+        found[name] = Baseline(name, default, tuned, tiled, tuner.evaluations - before)
+    return found
+
+
+def _or(wanted: Evaluation | None, *others: Evaluation | None) -> Evaluation:
+    """Stand in for a plan whose rules leave no layout at all."""
+    for each in (wanted, *others):
+        if each is not None:
+            return each
+    raise InvalidInputError("baselines: no rectangle of this wafer suits any plan")
+
+
+def _three(
+    problem: Problem, tuner: _Tuner, name: str
+) -> tuple[Evaluation | None, Evaluation | None, Evaluation | None]:
+    if name == "megatron":
+        every, straight = _all_layouts(problem, False), _all_layouts(problem, True)
+        return (
+            _megatron_default(problem, tuner),
+            tuner.best(straight, _megatron_candidates(problem, True)),
+            tuner.best(every, _megatron_candidates(problem, False)),
+        )
+    if name == "zero3":
+        every, straight = _data_layouts(problem, False), _data_layouts(problem, True)
+        one_each = [layout for layout in straight if layout.microbatch == layout.dies]
+        return (
+            tuner.best(_largest(one_each), _zero3_candidates(problem, ["none"])),
+            tuner.best(straight, _zero3_candidates(problem, RECOMPUTE)),
+            tuner.best(every, _zero3_candidates(problem, RECOMPUTE)),
+        )
+    plan = accpar if name == "accpar" else hypar
+    candidates = _typed_candidates(problem, plan)
+    one_stage = [layout for layout in _all_layouts(problem, False) if layout.stages == 1]
+    straight = [layout for layout in one_stage if is_linear(problem, layout)]
+    return (
+        tuner.best(_whole_wafer(problem), candidates),
+        tuner.best(straight, candidates),
+        tuner.best(one_stage, candidates),
+    )

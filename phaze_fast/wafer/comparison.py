@@ -1,0 +1,243 @@
+"""Takes a model on a wafer, gives our mapping beside other systems' plans and our own ablations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.baselines import (
+    BASELINES,
+    Baseline,
+    Candidate,
+    baselines,
+    best_candidate,
+    is_linear,
+    megatron_shapes,
+)
+from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
+from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.plans import megatron_genes
+from phaze_fast.wafer.problem import Problem
+from phaze_fast.wafer.search import Effort, MappingResult, Progress, search_mapping
+
+__all__ = ["ABLATIONS", "PUBLISHED", "Comparison", "compare_mappings"]
+
+Array = np.ndarray[Any, Any]
+
+ABLATIONS = {
+    "no_recompute": "every output is kept",
+    "megatron_partitions": "products split only as Megatron-LM does, all else as ours",
+    "volume_objective": "fewest bytes sent instead of least time, in our layouts",
+    "no_placement": "dies numbered row by row and given out in that order",
+    "no_architecture": "the wafer as given, not searched",
+}
+"""What each ablation takes away."""
+
+PUBLISHED = {"accpar": (3.1, 3.6), "zero3": (2.9, None), "megatron": (1.6, 3.1)}
+"""TMAC's own speed-up and saving of memory over each system, as published in its abstract."""
+
+_LESS = 3  # an ablation has its start from our best, and less to search
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Ours, the others, and what each idea is worth."""
+
+    ours: MappingResult
+    baselines: dict[str, Baseline]
+    ablations: dict[str, Evaluation]
+
+    @property
+    def best_baseline(self) -> tuple[str, Evaluation] | None:
+        """Name and plan of the fastest tuned baseline that fits; None where none does."""
+        fitting = [(b.best.time_s, n) for n, b in self.baselines.items() if b.best.fits]
+        if not fitting:
+            return None
+        name = min(fitting)[1]
+        return name, self.baselines[name].best
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        ours = self.ours
+        return {
+            "model": ours.problem.model.name,
+            "wafer": ours.problem.wafer.name,
+            "ours": ours.best.to_dict(),
+            "baselines": {name: each.to_dict() for name, each in self.baselines.items()},
+            "ablations": {name: each.to_dict() for name, each in self.ablations.items()},
+            "bound": ours.bound_s,
+            "gap": ours.gap,
+            "evaluations": ours.evaluations,
+            "evaluations_per_s": ours.evaluations_per_s,
+            "seconds": ours.seconds,
+            "seed": ours.seed,
+            "layouts": {"all": ours.layouts, "pruned": ours.pruned, "unseen": ours.unseen},
+            "published": {
+                name: {"speedup": speed, "memory": memory}
+                for name, (speed, memory) in PUBLISHED.items()
+            },
+        }
+
+
+def _start(problem: Problem, found: Evaluation) -> tuple[Layout, Array]:
+    return found.encoding.layout, found.encoding.arrays(problem)[0]
+
+
+def _better(one: Evaluation, other: Evaluation) -> Evaluation:
+    def rank(found: Evaluation) -> tuple[float, float]:
+        return (found.over_bytes + found.stream_over_bytes, found.time_s)
+
+    return min((one, other), key=rank)
+
+
+def _megatron_partitions(problem: Problem) -> Evaluation:
+    """Megatron-LM's splits in any tiling, weights and outputs as ours."""
+
+    def candidates(layout: Layout) -> Iterator[Candidate]:
+        for t, deal in megatron_shapes(problem, layout, linear=False):
+            for shared in (False, True) if t > 1 else (False,):
+                for weights in problem.modes:
+                    yield megatron_genes(problem, deal, shared, weights), None
+
+    every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    found = best_candidate(problem, every, candidates)
+    if found is None:
+        raise InvalidInputError(
+            f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
+        )
+    return found
+
+
+def _volume_objective(
+    problem: Problem, ours: MappingResult, effort: Effort, seed: int
+) -> Evaluation:
+    """Fewest bytes in each of our promising layouts; of those the fewest, scored by time."""
+    counting = problem.variant(volume=True)
+    best: tuple[float, Evaluation] | None = None
+    for found in (ours.best, *ours.runners_up):
+        layout, genes = _start(problem, found)
+        mapping = counting.mapping(layout)
+        mapping.assign(genes)
+        mapping.anneal(seed, effort.steps, 0.05)
+        genes, score, _ = mapping.descend(2)
+        timed = problem.mapping(layout)
+        timed.assign(genes)
+        scored = evaluation_of(problem, layout, timed)
+        volume = float(score["time_s"][0])
+        if best is None or (scored.fits, -volume) > (best[1].fits, -best[0]):
+            best = (volume, scored)
+    assert best is not None
+    return best[1]
+
+
+def _ablations(
+    problem: Problem,
+    ours: MappingResult,
+    effort: Effort,
+    seed: int,
+    threads: int,
+    report: Callable[[str], None],
+) -> Iterator[tuple[str, Evaluation]]:
+    less = Effort(
+        seeds=max(1, effort.seeds // 2),
+        steps=effort.steps,
+        promising=_LESS,
+        budget_s=effort.budget_s,
+    )
+    starts = [_start(problem, found) for found in (ours.best, *ours.runners_up)]
+    report("no_recompute")
+    kept = search_mapping(problem.variant(recompute=False), less, seed, threads, starts)
+    yield "no_recompute", kept.best
+    report("megatron_partitions")
+    yield "megatron_partitions", _megatron_partitions(problem)
+    report("volume_objective")
+    yield "volume_objective", _volume_objective(problem, ours, effort, seed)
+    report("no_placement")
+    straight = problem.variant(linear=True)
+    rows = [
+        layout
+        for layout in layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+        if is_linear(problem, layout)
+    ]
+    yield "no_placement", search_mapping(straight, less, seed, threads, wanted=rows).best
+    yield "no_architecture", ours.best
+
+
+def compare_mappings(
+    problem: Problem,
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    names: Sequence[str] = BASELINES,
+    ablations: bool = True,
+    progress: Progress | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Search a mapping and score other systems' plans and our own ablations beside it.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    effort, seed, threads, progress
+        As for `search_mapping`.
+    names
+        Which of `BASELINES`.
+    ablations
+        Whether to take each idea away in turn.
+    report
+        Called with the name of each part before it starts.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> problem = Problem(models.load("bertlarge"), presets.wafer("dojo-tile-like"))
+    >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
+    >>> found = compare_mappings(problem, quick, names=["megatron"], ablations=False)
+    >>> found.ours.best.time_s <= found.baselines["megatron"].best.time_s
+    True
+    """
+    effort = effort or Effort()
+    say = report or (lambda name: None)
+    others = baselines(problem, names, say)
+    starts = [
+        _start(problem, found)
+        for each in others.values()
+        for found in (each.tuned, each.tiled)
+        if found.encoding.layout.microbatch <= problem.training.global_batch
+    ]
+    say("ours")
+    ours = search_mapping(problem, effort, seed, threads, starts, progress)
+    taken = dict(_ablations(problem, ours, effort, seed, threads, say)) if ablations else {}
+    # An ablation searches a part of our space: what it finds there counts for us as well.
+    fitting = [found for found in taken.values() if found.fits]
+    better = min((f for f in fitting), key=lambda f: f.time_s, default=ours.best)
+    if ours.best.fits and better.time_s < ours.best.time_s:
+        again = search_mapping(
+            problem,
+            effort,
+            seed + 1,
+            threads,
+            [_start(problem, better)],
+            wanted=[better.encoding.layout],
+        )
+        ours = _merged(ours, again)
+        taken["no_architecture"] = ours.best
+    return Comparison(ours, others, taken)
+
+
+def _merged(first: MappingResult, second: MappingResult) -> MappingResult:
+    """Keep the first search's bound and counts, and the better of the two mappings."""
+    best = _better(first.best, second.best)
+    return replace(
+        first,
+        best=best,
+        bound_s=min(first.bound_s, best.time_s),
+        evaluations=first.evaluations + second.evaluations,
+        seconds=first.seconds + second.seconds,
+    )

@@ -1,0 +1,393 @@
+"""Takes one gene group per operator, gives a mapping: checked, as JSON, as arrays for the kernel.
+
+A gene says into how many parts an operator's dimensions are cut and along which axis of its
+rectangle of dies, innermost first; what becomes of its output; how its weights are kept; and how
+its collectives run. All blocks of a model share their genes. What makes a mapping legal is data:
+`RULES`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.wafer.layout import Layout, slots_of, tiles
+from phaze_fast.wafer.mesh import MESH_ALGORITHMS
+from phaze_fast.wafer.operators import ROLES, MeshOperator
+from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
+
+__all__ = ["RULES", "Encoding", "Gene", "MappingRule"]
+
+Array = np.ndarray[Any, Any]
+Runs = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Gene:
+    """How one operator is mapped."""
+
+    operator: str
+    x: Runs
+    """(role, factor) along a row of its rectangle, from the inside out."""
+    y: Runs
+    """(role, factor) along a column."""
+    output: tuple[str, ...] = ("stash",)
+    """stash, recompute or offload in each stage it stands in."""
+    weights: str = "replicated"
+    """One of `WEIGHTS`."""
+    collective: str = "auto"
+    """One of `MESH_ALGORITHMS`."""
+
+    @property
+    def partition(self) -> dict[str, int]:
+        """Parts of each dimension, and copies."""
+        parts = dict.fromkeys(ROLES, 1)
+        for role, factor in (*self.x, *self.y):
+            parts[role] *= factor
+        return parts
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One operator's gene, as a rule looks at it."""
+
+    problem: Problem
+    layout: Layout
+    op: MeshOperator
+    gene: Gene
+    last: bool
+
+
+@dataclass(frozen=True)
+class MappingRule:
+    """One condition that a gene must meet."""
+
+    name: str
+    text: str
+    broken: Callable[[_Case], str]
+    """Gives what is wrong, or an empty text."""
+
+
+def _sides(c: _Case) -> str:
+    for axis, runs, side in (("x", c.gene.x, c.layout.width), ("y", c.gene.y, c.layout.height)):
+        size = 1
+        for _, factor in runs:
+            size *= factor
+        if size != side:
+            return f"{axis}: factors multiply to {size}; expected {side}, the rectangle's side"
+    return ""
+
+
+def _slots(c: _Case) -> str:
+    slots = slots_of(c.layout.width, c.layout.height)
+    for axis, (name, runs) in enumerate((("x", c.gene.x), ("y", c.gene.y))):
+        sizes = [slot.size for slot in slots if slot.axis == axis]
+        for _, factor in runs:
+            rest = factor
+            while rest > 1 and sizes and rest % sizes[0] == 0:
+                rest //= sizes.pop(0)
+            if rest != 1:
+                return f"{name}: {factor} does not follow the side's prime factors, smallest first"
+    return ""
+
+
+def _runs(c: _Case) -> str:
+    for name, runs in (("x", c.gene.x), ("y", c.gene.y)):
+        if len(runs) > _core.RUNS_PER_AXIS:
+            return f"{name}: {len(runs)} roles; expected at most {_core.RUNS_PER_AXIS}"
+    return ""
+
+
+def _roles(c: _Case) -> str:
+    for role, factor in c.gene.partition.items():
+        if factor > 1 and role not in c.op.roles:
+            return f"{role}: x{factor} is not accepted; accepted: {', '.join(c.op.roles)}"
+    return ""
+
+
+def _limits(c: _Case) -> str:
+    for role in ROLES[:4]:
+        factor, limit = c.gene.partition[role], c.op.limit(role, c.layout.microbatch)
+        if factor > 1 and factor > limit:
+            return f"{role}: {factor} parts of {limit}; expected at most {limit}"
+    return ""
+
+
+def _weights(c: _Case) -> str:
+    if c.gene.weights not in c.problem.modes:
+        hint = nearest(c.gene.weights, c.problem.modes)
+        return f"weights: {c.gene.weights!r} is not accepted; {hint}"
+    return ""
+
+
+def _collective(c: _Case) -> str:
+    if c.gene.collective not in MESH_ALGORITHMS:
+        return (
+            f"collective: {c.gene.collective!r} is not accepted; "
+            f"{nearest(c.gene.collective, MESH_ALGORITHMS)}"
+        )
+    return ""
+
+
+def _outputs(c: _Case) -> str:
+    bits = c.problem._outputs(c.op, c.last)
+    accepted = [name for code, name in enumerate(OUTPUTS) if bits >> code & 1]
+    for output in c.gene.output:
+        if output not in accepted:
+            return f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
+    count = c.layout.stages if c.op.part == "block" else 1
+    if len(c.gene.output) not in (1, count):
+        return f"output: {len(c.gene.output)} values; expected 1, or one for each of {count} stages"
+    return ""
+
+
+RULES = (
+    MappingRule("sides", "factors along an axis multiply to the rectangle's side", _sides),
+    MappingRule("slots", "factors follow the side's prime factors, smallest first", _slots),
+    MappingRule("runs", "at most three changes of role along an axis, the first included", _runs),
+    MappingRule("roles", "an operator has only roles its kind accepts", _roles),
+    MappingRule("limits", "no dimension is cut into more parts than it has", _limits),
+    MappingRule("weights", "weights stream only from a tier that is there", _weights),
+    MappingRule("collective", "a collective runs by an algorithm that is known", _collective),
+    MappingRule("output", "what enters a block is kept; ends keep what they make", _outputs),
+)
+"""What makes a gene legal, in the order it is checked."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A whole mapping: a layout of the wafer, and one gene per operator."""
+
+    layout: Layout
+    genes: tuple[Gene, ...]
+
+    # ---- legality ----
+
+    def faults(self, problem: Problem) -> list[str]:
+        """Say which rules it breaks, one line each; none where it is legal."""
+        found = _layout_faults(problem, self.layout)
+        names = [op.name for op in problem.work.operators]
+        given = [gene.operator for gene in self.genes]
+        if given != names:
+            missing = [name for name in names if name not in given]
+            extra = [name for name in given if name not in names]
+            found.append(f"operators: missing {missing}, unknown {extra}; expected {names}")
+        if found:
+            return found
+        last = problem.work.chain[-1]
+        for i, (op, gene) in enumerate(zip(problem.work.operators, self.genes, strict=True)):
+            case = _Case(problem, self.layout, op, gene, i == last)
+            for rule in RULES:
+                fault = rule.broken(case)
+                if fault:
+                    found.append(f"{op.name}.{fault} (rule: {rule.name})")
+                    break
+        return found
+
+    def check(self, problem: Problem) -> None:
+        """Raise where it is not legal.
+
+        Raises
+        ------
+        InvalidInputError
+            One line per operator that breaks a rule.
+        """
+        found = self.faults(problem)
+        if found:
+            raise InvalidInputError("\n".join(found))
+
+    # ---- arrays ----
+
+    def arrays(self, problem: Problem) -> tuple[Array, Array]:
+        """Genes and outputs as the kernel takes them: (operators,) and (stages x operators,)."""
+        slots = slots_of(self.layout.width, self.layout.height)
+        genes = np.zeros(len(self.genes), dtype=_core.GENE_DTYPE)
+        outputs = np.zeros((self.layout.stages, len(self.genes)), dtype=np.uint8)
+        for i, gene in enumerate(self.genes):
+            at = 0
+            for runs in (gene.x, gene.y):
+                for role, factor in runs:
+                    rest = factor
+                    while rest > 1:
+                        genes[i]["slots"][ROLES.index(role)] |= 1 << at
+                        rest //= slots[at].size
+                        at += 1
+            genes[i]["mode"] = WEIGHTS.index(gene.weights)
+            genes[i]["algorithm"] = MESH_ALGORITHMS.index(gene.collective)
+            codes = [OUTPUTS.index(name) for name in gene.output]
+            if problem.work.operators[i].part == "block":
+                outputs[:, i] = codes
+        return genes, outputs.reshape(-1)
+
+    @classmethod
+    def from_arrays(
+        cls, problem: Problem, layout: Layout, genes: Array, outputs: Array
+    ) -> Encoding:
+        """Read what the kernel works with."""
+        slots = slots_of(layout.width, layout.height)
+        by_stage = outputs.reshape(layout.stages, -1)
+        found = []
+        for i, op in enumerate(problem.work.operators):
+            masks = [int(mask) for mask in genes[i]["slots"]]
+            axes: list[Runs] = []
+            for axis in (0, 1):
+                dealt = [
+                    (next(ROLES[r] for r, mask in enumerate(masks) if mask >> k & 1), slot.size)
+                    for k, slot in enumerate(slots)
+                    if slot.axis == axis
+                ]
+                runs = []
+                for role, some in groupby(dealt, key=lambda pair: pair[0]):
+                    factor = 1
+                    for _, size in some:
+                        factor *= size
+                    runs.append((role, factor))
+                axes.append(tuple(runs))
+            codes = by_stage[:, i] if op.part == "block" else by_stage[:1, i]
+            names = tuple(OUTPUTS[int(code)] for code in codes)
+            found.append(
+                Gene(
+                    op.name,
+                    axes[0],
+                    axes[1],
+                    names[:1] if len(set(names)) == 1 else names,
+                    WEIGHTS[int(genes[i]["mode"])],
+                    MESH_ALGORITHMS[int(genes[i]["algorithm"])],
+                )
+            )
+        return cls(layout, tuple(found))
+
+    # ---- plain data ----
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """Return plain data, one mapping per operator; `from_list` reads it back."""
+        return [
+            {
+                "operator": gene.operator,
+                "partition": gene.partition,
+                "x": [list(run) for run in gene.x],
+                "y": [list(run) for run in gene.y],
+                "output": gene.output[0] if len(gene.output) == 1 else list(gene.output),
+                "weights": gene.weights,
+                "collective": gene.collective,
+                **self.layout.to_dict(),
+            }
+            for gene in self.genes
+        ]
+
+    def to_json(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(self.to_list())
+
+    @classmethod
+    def from_list(cls, data: object, source: str = "encoding") -> Encoding:
+        """Read plain data.
+
+        Raises
+        ------
+        InvalidInputError
+            Naming the entry and the field that is missing or malformed.
+        """
+        if not isinstance(data, list) or not data:
+            raise InvalidInputError(f"{source}: expected a list of one mapping per operator")
+        genes, found = [], set()
+        for i, entry in enumerate(data):
+            where = f"{source}[{i}]"
+            if not isinstance(entry, Mapping):
+                raise InvalidInputError(f"{where}: {entry!r} is not accepted; expected a mapping")
+            found.add(_layout_of(entry, where))
+            gene = _gene_of(entry, where)
+            stated = entry.get("partition", gene.partition)
+            if stated != gene.partition:
+                raise InvalidInputError(
+                    f"{where}.partition: {stated!r} is not what x and y say; expected "
+                    f"{gene.partition}"
+                )
+            genes.append(gene)
+        if len(found) > 1:
+            raise InvalidInputError(
+                f"{source}: operators disagree in rectangle, stages or microbatch; expected one "
+                "layout for all"
+            )
+        return cls(found.pop(), tuple(genes))
+
+
+def _layout_faults(problem: Problem, layout: Layout) -> list[str]:
+    room = len(tiles(problem.wafer, layout.width, layout.height))
+    most = min(room, problem.work.blocks)
+    found = []
+    if not 1 <= layout.stages <= most:
+        found.append(
+            f"stages: {layout.stages} rectangles of {layout.width} x {layout.height} dies are not "
+            f"accepted; expected 1 to {most}"
+        )
+    if layout.microbatch < 1 or problem.training.global_batch % layout.microbatch:
+        found.append(
+            f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global "
+            f"batch of {problem.training.global_batch}"
+        )
+    return found
+
+
+def _whole(value: object, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
+        raise InvalidInputError(f"{where}: {value!r} is not accepted; expected a whole number >= 1")
+    return value
+
+
+def _layout_of(entry: Mapping[str, Any], where: str) -> Layout:
+    sides = entry.get("rectangle")
+    if not isinstance(sides, list | tuple) or len(sides) != 2:
+        raise InvalidInputError(f"{where}.rectangle: {sides!r} is not accepted; expected two sides")
+    width, height = (_whole(side, f"{where}.rectangle") for side in sides)
+    stages, microbatch = (_whole(entry.get(k), f"{where}.{k}") for k in ("stages", "microbatch"))
+    return Layout(width, height, stages, microbatch)
+
+
+def _runs_of(value: object, where: str) -> Runs:
+    if not isinstance(value, list | tuple):
+        raise InvalidInputError(
+            f"{where}: {value!r} is not accepted; expected pairs of role and factor"
+        )
+    runs = []
+    for pair in value:
+        if not isinstance(pair, list | tuple) or len(pair) != 2 or pair[0] not in ROLES:
+            raise InvalidInputError(
+                f"{where}: {pair!r} is not accepted; expected [role, factor] with a role of "
+                f"{', '.join(ROLES)}"
+            )
+        runs.append((str(pair[0]), _whole(pair[1], where)))
+    return tuple(runs)
+
+
+def _names(value: object, where: str, accepted: Iterable[str]) -> tuple[str, ...]:
+    values = value if isinstance(value, list | tuple) else [value]
+    accepted = list(accepted)
+    for name in values:
+        if name not in accepted:
+            raise InvalidInputError(
+                f"{where}: {name!r} is not accepted; {nearest(str(name), accepted)}"
+            )
+    return tuple(values)
+
+
+def _gene_of(entry: Mapping[str, Any], where: str) -> Gene:
+    known = ("operator", "partition", "x", "y", "output", "weights", "collective")
+    for key in entry:
+        if key not in (*known, "rectangle", "stages", "microbatch"):
+            raise InvalidInputError(f"{where}: unknown key {key!r}; {nearest(str(key), known)}")
+    return Gene(
+        str(entry.get("operator", "")),
+        _runs_of(entry.get("x"), f"{where}.x"),
+        _runs_of(entry.get("y"), f"{where}.y"),
+        _names(entry.get("output", "stash"), f"{where}.output", OUTPUTS),
+        _names(entry.get("weights", "replicated"), f"{where}.weights", WEIGHTS)[0],
+        _names(entry.get("collective", "auto"), f"{where}.collective", MESH_ALGORITHMS)[0],
+    )

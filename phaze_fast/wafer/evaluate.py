@@ -1,0 +1,180 @@
+"""Takes a mapping of a model on a wafer, gives its step time, memory, and what it is over by.
+
+What does not fit is a result with a reason, not an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.units import format_bytes
+from phaze_fast.wafer.encoding import Encoding
+from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.problem import Problem
+
+__all__ = ["Evaluation", "StageUse", "evaluate", "evaluation_of", "score_genes"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class StageUse:
+    """What one stage of the pipeline does and holds, per die."""
+
+    load_s: float
+    """Seconds of one micro-batch, forward and backward."""
+    memory_bytes: float
+    state_bytes: float
+    """Of weights, gradients and optimiser state."""
+    activation_bytes: float
+    """Kept for the backward pass, of all micro-batches in flight."""
+    blocks: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One mapping, scored."""
+
+    encoding: Encoding
+    time_s: float
+    """Of one training step; where it does not fit, what it would take if memory had no limit."""
+    memory_bytes: float
+    """Of the fullest die, in the wafer's local tier."""
+    over_bytes: float
+    """By how much that exceeds the local tier; 0 where it fits."""
+    stream_bytes: float
+    """Off the wafer, a die's share."""
+    stream_over_bytes: float
+    compute_s: float
+    """Work of one block and micro-batch, forward and backward, without recomputation."""
+    blocking_s: float
+    """Collectives that a block waits for."""
+    hidden_s: float
+    """Collectives that run beside its work."""
+    tail_s: float
+    """Gradient sums and optimiser step after the last micro-batch."""
+    stages: tuple[StageUse, ...]
+    tier: str
+    """Name of the local tier."""
+    capacity_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether every die has room in every tier."""
+        return self.over_bytes <= 0.0 and self.stream_over_bytes <= 0.0
+
+    @property
+    def reason(self) -> str:
+        """Why it does not fit; empty where it does."""
+        if self.over_bytes > 0.0:
+            return (
+                f"OOM: {format_bytes(self.over_bytes)} over {format_bytes(self.capacity_bytes)} of "
+                f"{self.tier} per die"
+            )
+        if self.stream_over_bytes > 0.0:
+            return f"OOM: {format_bytes(self.stream_over_bytes)} over a die's share off the wafer"
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; time is null where it does not fit."""
+        return {
+            "status": "ok" if self.fits else "oom",
+            "time_s": self.time_s if self.fits else None,
+            "time_without_limit_s": self.time_s,
+            "memory_bytes_per_die": self.memory_bytes,
+            "over_bytes": self.over_bytes,
+            "stream_bytes_per_die": self.stream_bytes,
+            "stream_over_bytes": self.stream_over_bytes,
+            "reason": self.reason,
+            "block": {
+                "compute_s": self.compute_s,
+                "blocking_s": self.blocking_s,
+                "hidden_s": self.hidden_s,
+            },
+            "tail_s": self.tail_s,
+            "stages": [
+                {
+                    "load_s": s.load_s,
+                    "blocks": s.blocks,
+                    "memory_bytes": s.memory_bytes,
+                    "state_bytes": s.state_bytes,
+                    "activation_bytes": s.activation_bytes,
+                }
+                for s in self.stages
+            ],
+            "layout": self.encoding.layout.to_dict(),
+            "encoding": self.encoding.to_list(),
+        }
+
+
+def evaluation_of(
+    problem: Problem, layout: Layout, mapping: _core.Mapping, outputs: Array | None = None
+) -> Evaluation:
+    """Describe what a compiled mapping holds; outputs are chosen exactly unless given."""
+    score = mapping.score(outputs)[0]
+    stages, chosen = mapping.stages(outputs)
+    encoding = Encoding.from_arrays(problem, layout, mapping.genes(), chosen)
+    blocks = problem.blocks(layout.stages)
+    return Evaluation(
+        encoding=encoding,
+        time_s=float(score["time_s"]),
+        memory_bytes=float(score["memory_bytes"]),
+        over_bytes=float(score["over_bytes"]),
+        stream_bytes=float(score["stream_bytes"]),
+        stream_over_bytes=float(score["stream_over_bytes"]),
+        compute_s=float(score["compute_s"]),
+        blocking_s=float(score["blocking_s"]),
+        hidden_s=float(score["hidden_s"]),
+        tail_s=float(score["tail_s"]),
+        stages=tuple(
+            StageUse(float(r[0]), float(r[1]), float(r[2]), float(r[3]), blocks[k])
+            for k, r in enumerate(stages)
+        ),
+        tier="dram" if problem.chip.hbm is not None else "sram",
+        capacity_bytes=float(problem.wafer.memory_bytes),
+    )
+
+
+def score_genes(problem: Problem, layout: Layout, genes: Array) -> Evaluation:
+    """Score genes in one layout, outputs chosen exactly."""
+    mapping = problem.mapping(layout)
+    mapping.assign(genes)
+    return evaluation_of(problem, layout, mapping)
+
+
+def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False) -> Evaluation:
+    """Score one mapping.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    encoding
+        The mapping; it must be legal.
+    choose_outputs
+        Choose what is kept, computed again or moved off the wafer exactly, instead of as encoded.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the mapping breaks a rule.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> from phaze_fast.wafer import megatron
+    >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
+    >>> plan = megatron(problem, Layout(4, 2, 1, 16), tensor_parallel=4)
+    >>> evaluate(problem, plan).fits
+    True
+    """
+    encoding.check(problem)
+    mapping = problem.mapping(encoding.layout)
+    genes, outputs = encoding.arrays(problem)
+    mapping.assign(genes)
+    return evaluation_of(problem, encoding.layout, mapping, None if choose_outputs else outputs)

@@ -1,0 +1,304 @@
+"""Takes plans as Megatron-LM, DeepSpeed and others state them, gives them as encodings.
+
+A plan says which slots of the rectangle work together on a tensor and which hold replicas; what
+that means for each operator is written down once, in `PATTERNS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.opgraph.graph import SELECTIVE
+from phaze_fast.wafer.encoding import Encoding
+from phaze_fast.wafer.layout import Layout, slots_of
+from phaze_fast.wafer.operators import ROLES, MeshOperator
+from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
+
+__all__ = [
+    "PATTERNS",
+    "RECOMPUTE",
+    "deals",
+    "encode",
+    "from_types",
+    "genes_of",
+    "linear_deal",
+    "megatron",
+    "megatron_genes",
+    "outputs_of",
+    "zero3",
+    "zero3_genes",
+]
+
+Array = np.ndarray[Any, Any]
+Deal = tuple[str, ...]
+"""What each slot does for a plan: ``tensor`` or ``data``."""
+
+RECOMPUTE = ("none", "selective", "full")
+
+_COLUMN_WISE = ("q", "k", "v", "qkv", "up", "gate", "logits")
+_ROW_WISE = ("proj", "down")
+_INSIDE = ("attention", "batched-gemm", "softmax", "rotary", "activation", "multiply")
+
+PATTERNS: Mapping[str, str] = {
+    "column-wise product": "columns",
+    "row-wise product": "inner",
+    "inside the region": "columns",
+    "outside the region": "copies",
+    "outside, sequence-parallel": "rows",
+    "embedding": "inner",
+    "loss": "columns",
+}
+"""Role of a tensor-parallel slot, by where an operator stands (Shoeybi et al. 2019; Korthikanti et
+al. 2022)."""
+
+
+def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
+    if op.name in _COLUMN_WISE:
+        return PATTERNS["column-wise product"]
+    if op.name in _ROW_WISE:
+        return PATTERNS["row-wise product"]
+    if op.line.kind == "embedding":
+        return PATTERNS["embedding"]
+    if op.line.kind == "cross-entropy":
+        return PATTERNS["loss"]
+    in_block = op.part == "block" and (op.line.kind in _INSIDE or op.name == "score-dropout")
+    if in_block:
+        return PATTERNS["inside the region"]
+    if op.product:  # the head's own transform: Megatron-LM holds it whole on every device
+        return "rows"
+    outside = "outside, sequence-parallel" if sequence_parallel else "outside the region"
+    return PATTERNS[outside]
+
+
+def linear_deal(layout: Layout, tensor_parallel: int) -> Deal:
+    """Give the innermost slots in rank order to the tensor, the others to the data.
+
+    Ranks are counted along the rows of the rectangle, as a machine without a map of the mesh does.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the width is no product of the innermost slots.
+
+    Examples
+    --------
+    >>> linear_deal(Layout(4, 2, 1, 8), 2)
+    ('tensor', 'data', 'data')
+    """
+    deal, left = [], tensor_parallel
+    for slot in slots_of(layout.width, layout.height):
+        if left > 1 and left % slot.size == 0:
+            deal.append("tensor")
+            left //= slot.size
+        elif left > 1:
+            break
+        else:
+            deal.append("data")
+    if left != 1:
+        raise InvalidInputError(
+            f"tensor_parallel: {tensor_parallel} is not accepted on {layout.width} x "
+            f"{layout.height} dies; expected a product of the sides' innermost factors"
+        )
+    return tuple(deal)
+
+
+def deals(layout: Layout, tensor_parallel: int) -> list[Deal]:
+    """List every way to place tensor-parallel groups: inner or outer slots along each axis.
+
+    Examples
+    --------
+    >>> len(deals(Layout(4, 4, 1, 16), 4))
+    6
+    """
+    slots = slots_of(layout.width, layout.height)
+    sides: list[list[Deal]] = []
+    for axis in (0, 1):
+        count = sum(slot.axis == axis for slot in slots)
+        found = []
+        for cut in range(count + 1):
+            found.append(("tensor",) * cut + ("data",) * (count - cut))
+            found.append(("data",) * (count - cut) + ("tensor",) * cut)
+        sides.append(list(dict.fromkeys(found)))
+    wanted = []
+    for x in sides[0]:
+        for y in sides[1]:
+            deal = x + y
+            size = 1
+            for slot, use in zip(slots, deal, strict=True):
+                size *= slot.size if use == "tensor" else 1
+            if size == tensor_parallel:
+                wanted.append(deal)
+    return wanted
+
+
+def _mask(deal: Sequence[str], use: str) -> int:
+    return sum(1 << k for k, each in enumerate(deal) if each == use)
+
+
+def genes_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
+    """Write roles of slots (role -> set of slots as bits, one per operator) as genes."""
+    if weights not in WEIGHTS:
+        raise InvalidInputError(
+            f"weights: {weights!r} is not accepted; {nearest(weights, WEIGHTS)}"
+        )
+    genes = np.zeros(len(roles), dtype=_core.GENE_DTYPE)
+    for i, given in enumerate(roles):
+        for role, mask in given.items():
+            genes[i]["slots"][ROLES.index(role)] = mask
+        genes[i]["mode"] = WEIGHTS.index(weights)
+    return genes
+
+
+def encode(
+    problem: Problem, layout: Layout, genes: Array, recompute: str | Sequence[str] = "none"
+) -> Encoding:
+    """Write genes and a mode of recomputation as an encoding."""
+    outputs = np.tile(outputs_of(problem, recompute), layout.stages)
+    return Encoding.from_arrays(problem, layout, genes, outputs)
+
+
+def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
+    """Codes of what becomes of each operator's output, by mode or by names of operators."""
+    found = np.zeros(len(problem.work.operators), dtype=np.uint8)
+    if recompute == "none":
+        return found
+    if isinstance(recompute, str) and recompute not in RECOMPUTE:
+        raise InvalidInputError(
+            f"recompute: {recompute!r} is not accepted; {nearest(recompute, RECOMPUTE)}"
+        )
+    last = problem.work.chain[-1]
+    for i, op in enumerate(problem.work.operators):
+        if recompute == "full":
+            chosen = op.part == "block"
+        elif recompute == "selective":
+            chosen = op.part == "block" and (op.name in SELECTIVE)
+        else:
+            chosen = op.name in recompute
+        if chosen and problem._outputs(op, i == last) >> OUTPUTS.index("recompute") & 1:
+            found[i] = OUTPUTS.index("recompute")
+    return found
+
+
+def megatron(
+    problem: Problem,
+    layout: Layout,
+    tensor_parallel: int,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    weights: str = "replicated",
+    deal: Deal | None = None,
+) -> Encoding:
+    """Write a Megatron-LM plan: columns then rows of each pair of products, replicas over data.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layout
+        Rectangles of tensor-parallel width times replicas dies, and stages of the pipeline; its
+        micro-batch is that of all replicas together.
+    tensor_parallel
+        Dies that share each matrix.
+    sequence_parallel
+        Whether they also share the rows of norms, residuals and dropouts.
+    recompute
+        none, selective or full.
+    weights
+        How replicas keep them: replicated, or zero1 (Megatron-LM's distributed optimizer).
+    deal
+        Which slots are the tensor's; by default the innermost in rank order.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"))
+    >>> plan = megatron(problem, Layout(4, 2, 5, 2), tensor_parallel=4, sequence_parallel=True)
+    >>> {gene.operator: gene.x for gene in plan.genes}["proj"]
+    (('inner', 4),)
+    """
+    deal = linear_deal(layout, tensor_parallel) if deal is None else deal
+    genes = megatron_genes(problem, deal, sequence_parallel, weights)
+    return encode(problem, layout, genes, recompute)
+
+
+def megatron_genes(problem: Problem, deal: Deal, sequence_parallel: bool, weights: str) -> Array:
+    """Give every operator its part in a Megatron-LM plan."""
+    tensor, data = _mask(deal, "tensor"), _mask(deal, "data")
+    roles = []
+    for op in problem.work.operators:
+        role = _tensor_role(op, sequence_parallel)
+        roles.append({"batch": data, role: tensor} if tensor else {"batch": data})
+    return genes_of(roles, weights)
+
+
+def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding:
+    """Write a DeepSpeed ZeRO-3 plan: replicas only, all of their state shared out.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> problem = Problem(models.load("llama2-7b"), presets.wafer("dram-wafer"))
+    >>> zero3(problem, Layout(8, 4, 1, 32)).genes[1].partition["batch"]
+    32
+    """
+    return encode(problem, layout, zero3_genes(problem, layout), recompute)
+
+
+def zero3_genes(problem: Problem, layout: Layout) -> Array:
+    """Split the batch over all dies and share all state out."""
+    every = (1 << len(slots_of(layout.width, layout.height))) - 1
+    return genes_of([{"batch": every} for _ in problem.work.operators], "zero3")
+
+
+def from_types(
+    problem: Problem,
+    layout: Layout,
+    types: Sequence[Mapping[str, str]],
+    weights: str = "replicated",
+) -> Encoding:
+    """Write one type per product and slot as an encoding; other operators follow what feeds them.
+
+    Parameters
+    ----------
+    problem, layout
+        As elsewhere.
+    types
+        For each slot: role (batch, inner or columns: AccPar's types I, II and III) by operator.
+    weights
+        How weights are kept; AccPar and HyPar replicate them.
+    """
+    names = [op.name for op in problem.work.operators]
+    feeds: dict[int, int] = {}
+    for edge in problem.work.edges:
+        if edge.kind in ("inside", "exit"):
+            feeds.setdefault(edge.target, edge.source)
+    last = problem.work.chain[-1]
+    roles: list[dict[str, int]] = [{} for _ in names]
+    for slot, by_name in enumerate(types):
+        role_of: dict[int, str] = {}
+        order = list(range(len(names)))
+        for i in order:
+            op = problem.work.operators[i]
+            if op.name in by_name:
+                role_of[i] = by_name[op.name]
+            else:
+                source = feeds.get(i, last if op.part == "block" else -1)
+                role_of[i] = _following(op, role_of.get(source, "batch"))
+            mask = roles[i].get(role_of[i], 0)
+            roles[i][role_of[i]] = mask | 1 << slot
+    return encode(problem, layout, genes_of(roles, weights))
+
+
+def _following(op: MeshOperator, made: str) -> str:
+    """Role of an operator without weights behind one of a given role."""
+    kept = {"batch": "batch", "rows": "rows", "columns": "columns"}.get(made, "copies")
+    if kept in op.roles:
+        return kept
+    return "columns" if "columns" in op.roles and op.line.kind != "norm" else "batch"

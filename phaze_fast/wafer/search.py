@@ -1,0 +1,402 @@
+"""Takes a model and a wafer, gives the fastest mapping found and a bound that none can beat.
+
+Layouts are looked at in the order of a quick bound, in batches of a fixed size; one whose bound is
+no better than the best mapping so far is left out. Each of the others gets starts - the plans of
+others and the genes of a relaxation - which are improved by single changes and a short annealing.
+The most promising layouts then carry a population: several seeds, long annealings, and children
+that take some operators from one parent and the rest from another. The same seed gives the same
+answer for any number of threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.bounds import Roof, quick_bound, roof, tight_bound
+from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
+from phaze_fast.wafer.layout import Layout, layouts, slots_of
+from phaze_fast.wafer.plans import deals, megatron_genes, zero3_genes
+from phaze_fast.wafer.problem import Problem
+
+__all__ = ["Effort", "MappingResult", "Progress", "search_below", "search_mapping"]
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int, int, float], None]
+"""Called with layouts done, layouts in all, and the best time so far (infinite before one)."""
+
+_BATCH = 16  # layouts between two looks at the best so far
+_FIRST_STEPS = 3_000
+_LOSS = 0.03  # accepted at first by an annealing, relative
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to search.
+
+    Examples
+    --------
+    >>> Effort(seeds=1).steps
+    20000
+    """
+
+    seeds: int = 4
+    """Annealings for each promising layout."""
+    steps: int = 20_000
+    """Evaluations of each."""
+    promising: int = 6
+    """Layouts that get them."""
+    budget_s: float | None = None
+    """Stop looking at further layouts after so long; the answer then depends on the machine."""
+
+    def __post_init__(self) -> None:
+        for name in ("seeds", "steps", "promising"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InvalidInputError(
+                    f"{name}: {value!r} is not accepted; expected a whole number >= 1"
+                )
+        if self.budget_s is not None and not self.budget_s > 0:
+            raise InvalidInputError(
+                f"budget_s: {self.budget_s!r} is not accepted; expected seconds > 0"
+            )
+
+
+@dataclass
+class _Tried:
+    """One layout that was looked at."""
+
+    layout: Layout
+    bound_s: float
+    energy: float
+    genes: Array
+    mapping: _core.Mapping
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class MappingResult:
+    """The fastest mapping found on one wafer."""
+
+    problem: Problem
+    best: Evaluation
+    """Where nothing fits, the one that comes closest; see `Evaluation.fits`."""
+    bound_s: float
+    """No mapping takes less, over all layouts."""
+    evaluations: int
+    seconds: float
+    kernel_s: float
+    """Of those, inside annealings."""
+    kernel_evaluations: int
+    layouts: int
+    pruned: int
+    """Layouts left out because of a bound."""
+    unseen: int
+    """Layouts left out because the budget ran out."""
+    seed: int
+    runners_up: tuple[Evaluation, ...] = field(repr=False, default=())
+    """Best mapping of each of the other promising layouts."""
+
+    @property
+    def gap(self) -> float:
+        """By how much the best could still be beaten, relative to it."""
+        return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
+
+    @property
+    def evaluations_per_s(self) -> float:
+        """Incremental evaluations per second of one core, inside annealings."""
+        return self.kernel_evaluations / self.kernel_s if self.kernel_s > 0 else 0.0
+
+
+def _energy(mapping: _core.Mapping, capacity: float) -> float:
+    score = mapping.score()[0]
+    over = float(score["over_bytes"] + score["stream_over_bytes"])
+    seconds = float(score["time_s"])
+    return seconds * (2.0 + 8.0 * over / capacity) if over > 0 else seconds
+
+
+def _fits(mapping: _core.Mapping) -> bool:
+    score = mapping.score()[0]
+    return bool(score["over_bytes"] <= 0 and score["stream_over_bytes"] <= 0)
+
+
+def _plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
+    """Genes that other systems would give this layout."""
+    every = layout.dies
+    widths = [t for t in range(1, every + 1) if every % t == 0]
+    heads = min(
+        op.units
+        for op in problem.work.operators
+        if op.line.kind == "attention" or op.line.kind == "batched-gemm"
+    )
+    for t in widths:
+        if t > heads or every // t > layout.microbatch:
+            continue
+        for deal in deals(layout, t)[:4]:
+            for shared in (False, True) if t > 1 else (False,):
+                for weights in ("zero1", "zero3"):
+                    yield megatron_genes(problem, deal, shared, weights)
+    if every <= layout.microbatch and slots_of(layout.width, layout.height):
+        yield zero3_genes(problem, layout)
+
+
+def _assigned(mapping: _core.Mapping, genes: Array) -> bool:
+    """Take genes over where they are legal."""
+    try:
+        mapping.assign(genes)
+    except InvalidInputError:
+        return False
+    return True
+
+
+class _Search:
+    """One search on one wafer; see `search_mapping`."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        effort: Effort,
+        seed: int,
+        threads: int,
+        starts: Sequence[tuple[Layout, Array]],
+        progress: Progress | None,
+        below_s: float = float("inf"),
+        wanted: Sequence[Layout] | None = None,
+    ) -> None:
+        self.problem, self.effort, self.seed = problem, effort, seed
+        self.threads, self.progress = threads, progress
+        self.starts: dict[Layout, list[Array]] = {}
+        for layout, genes in starts:
+            self.starts.setdefault(layout, []).append(genes)
+        self.below_s, self.wanted = below_s, wanted
+        self.roof: Roof = roof(problem)
+        self.capacity = float(problem.wafer.memory_bytes)
+        self.began = time.perf_counter()
+        self.kernel_s = 0.0
+        self.kernel_evaluations = 0
+        self.bounds: list[float] = []
+        self.pruned = self.unseen = 0
+
+    # ---- one layout ----
+
+    def look(self, task: tuple[Layout, float, float]) -> _Tried | None:
+        """Bound one layout and improve a few starts; None where it cannot win."""
+        layout, least_s, best = task
+        try:
+            mapping = self.problem.mapping(layout)
+        except InvalidInputError:
+            return None
+        bound = max(quick_bound(self.problem, layout, mapping), least_s)
+        tried = _Tried(layout, bound, float("inf"), mapping.genes(), mapping, 0)
+        if bound < best < float("inf") and self.problem.stream is not None:
+            tried.bound_s = bound = self.tighten(tried)
+        if bound >= best:
+            return tried
+        relaxed = mapping.bound(1.0, 0.0)[1]
+        given = self.starts.get(layout, [])
+        for genes in (relaxed, *given, *_plan_starts(self.problem, layout)):
+            if not _assigned(mapping, genes):
+                continue
+            tried.evaluations += 1
+            energy = _energy(mapping, self.capacity)
+            if energy < tried.energy:
+                tried.energy, tried.genes = energy, genes
+        mapping.assign(tried.genes)
+        mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
+        genes, _, count = mapping.descend(2)
+        tried.evaluations += _FIRST_STEPS + count
+        tried.genes, tried.energy = genes, _energy(mapping, self.capacity)
+        return tried
+
+    # ---- a population on one layout ----
+
+    def breed(self, tried: _Tried) -> _Tried:
+        """Several seeds, then children of the best two, each annealed."""
+        mapping = tried.mapping
+        crowd: list[tuple[float, Array]] = [(tried.energy, tried.genes)]
+        for k in range(self.effort.seeds):
+            crowd.append(self.annealed(tried, tried.genes, self.seed + 1 + k))
+        crowd.sort(key=lambda pair: pair[0])
+        count = len(tried.genes)
+        for k in range(self.effort.seeds):
+            first, second = crowd[0][1], crowd[1 + k % (len(crowd) - 1)][1]
+            cut = 1 + (self.seed + 7 * k) % (count - 1) if count > 1 else 0
+            child = np.concatenate([first[:cut], second[cut:]])
+            crowd.append(self.annealed(tried, child, self.seed + 101 + k))
+        crowd.sort(key=lambda pair: pair[0])
+        mapping.assign(crowd[0][1])
+        genes, _, evaluations = mapping.descend(4)
+        tried.evaluations += evaluations
+        tried.genes, tried.energy = genes, _energy(mapping, self.capacity)
+        return tried
+
+    def annealed(self, tried: _Tried, genes: Array, seed: int) -> tuple[float, Array]:
+        mapping = tried.mapping
+        mapping.assign(genes)
+        began = time.perf_counter()
+        found, _, count = mapping.anneal(seed, self.effort.steps, _LOSS)
+        self.kernel_s += time.perf_counter() - began
+        self.kernel_evaluations += count
+        tried.evaluations += count
+        return _energy(mapping, self.capacity), found
+
+    def tighten(self, tried: _Tried) -> float:
+        return tight_bound(self.problem, tried.layout, tried.mapping, tried.bound_s)
+
+    # ---- all of it ----
+
+    def layouts(self) -> list[tuple[float, Layout]]:
+        """Every layout with its quick bound, the most promising first."""
+        problem = self.problem
+        wanted = set(self.starts)
+        wanted |= set(
+            layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+            if self.wanted is None
+            else self.wanted
+        )
+        return sorted((self.roof.bound_s(problem, each), each) for each in wanted)
+
+    def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[_Tried]:
+        """Look at layouts in batches; what a bound leaves out is counted and its bound kept."""
+        seen: list[_Tried] = []
+        best = self.below_s
+        for at in range(0, len(queue), _BATCH):
+            if self.late():
+                self.unseen = len(queue) - at
+                self.bounds.append(queue[at][0])
+                break
+            batch = queue[at : at + _BATCH]
+            tasks = [(each, least, best) for least, each in batch if least < best]
+            self.pruned += len(batch) - len(tasks)
+            self.bounds += [least for least, _ in batch if least >= best]
+            for tried in pool.map(self.look, tasks):
+                if tried is None:
+                    continue
+                if tried.energy == float("inf"):
+                    self.pruned += 1
+                    self.bounds.append(tried.bound_s)
+                    continue
+                seen.append(tried)
+                if _fits(tried.mapping):
+                    best = min(best, tried.energy)
+            if self.progress is not None:
+                self.progress(min(at + _BATCH, len(queue)), len(queue), best)
+        return seen
+
+    def run(self) -> MappingResult | None:
+        """Search; None where bounds leave nothing below `below_s`."""
+        queue = self.layouts()
+        with ThreadPoolExecutor(self.threads) as pool:
+            seen = self.survey(pool, queue)
+            if not seen:
+                return None
+            seen.sort(key=lambda tried: (tried.energy, tried.layout))
+            chosen = list(pool.map(self.breed, seen[: self.effort.promising]))
+            chosen.sort(key=lambda tried: (tried.energy, tried.layout))
+            best = chosen[0].energy
+            self.bounds += [tried.bound_s for tried in seen if tried.bound_s >= best]
+            self.bounds += pool.map(self.tighten, [t for t in seen if t.bound_s < best])
+        ranked = [evaluation_of(self.problem, t.layout, t.mapping) for t in chosen]
+        return MappingResult(
+            problem=self.problem,
+            best=ranked[0],
+            bound_s=self.bound_s,
+            evaluations=sum(tried.evaluations for tried in seen),
+            seconds=time.perf_counter() - self.began,
+            kernel_s=self.kernel_s,
+            kernel_evaluations=self.kernel_evaluations,
+            layouts=len(queue),
+            pruned=self.pruned,
+            unseen=self.unseen,
+            seed=self.seed,
+            runners_up=tuple(ranked[1:]),
+        )
+
+    @property
+    def bound_s(self) -> float:
+        """No mapping takes less, as far as it is known by now."""
+        return min(self.bounds, default=0.0)
+
+    def late(self) -> bool:
+        budget = self.effort.budget_s
+        return budget is not None and time.perf_counter() - self.began > budget
+
+
+def search_mapping(
+    problem: Problem,
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    starts: Sequence[tuple[Layout, Array]] = (),
+    progress: Progress | None = None,
+    wanted: Sequence[Layout] | None = None,
+) -> MappingResult:
+    """Find the fastest mapping of a model on one wafer.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    effort
+        How long to search.
+    seed
+        Of all random choices; the same one gives the same answer.
+    threads
+        At most so many; the answer does not depend on it.
+    starts
+        Further mappings to start from, as (layout, genes).
+    progress
+        Called now and then.
+    wanted
+        Layouts to look at; by default all.
+
+    Returns
+    -------
+    MappingResult
+        The best mapping, a bound, and what it took. Where nothing fits, `best.fits` is false and
+        `best.reason` says by how much.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> problem = Problem(models.load("bertlarge"), presets.wafer("dojo-tile-like"))
+    >>> found = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
+    >>> found.best.fits and found.bound_s <= found.best.time_s
+    True
+    """
+    found = _Search(
+        problem, effort or Effort(), seed, threads, starts, progress, wanted=wanted
+    ).run()
+    if found is None:
+        raise InvalidInputError(
+            f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
+            f"{problem.model.name} can be split"
+        )
+    return found
+
+
+def search_below(
+    problem: Problem,
+    below_s: float,
+    effort: Effort,
+    seed: int = 0,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> tuple[MappingResult | None, float]:
+    """Look for a mapping that takes less than a given time.
+
+    Returns
+    -------
+    tuple
+        The result, None where bounds rule every layout out; and the bound itself.
+    """
+    search = _Search(problem, effort, seed, threads, (), progress, below_s)
+    return search.run(), search.bound_s

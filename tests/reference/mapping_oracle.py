@@ -1,0 +1,447 @@
+"""A training step on a mesh of dies, operator by operator: the oracle of `_core.Mapping`.
+
+Slow and plain, in two layers. Below, dies and index digits: a tensor's index has, along every slot
+of the rectangle, one digit for its batch, one for its rows and one for its features, and what a die
+holds is a set of (digits, term of a sum). Which collective two layouts need is read off these sets.
+Above, the sums of docs/wafer.md: terms of each operator and of each tensor, outputs tried in every
+way, stages, the step. Nothing is remembered from one mapping to the next.
+
+A layout has a letter per slot: B, M or N where the tensor is split, "-" where each die holds all,
+"+" where each holds a part of the sum. A gene has a role per slot: B, M, N, K or R.
+"""
+
+import itertools
+import math
+from collections import namedtuple
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+
+ROLES = "BMNKR"
+MODES = ("replicated", "zero1", "zero2", "zero3", "stream")
+STASH, RECOMPUTE, OFFLOAD = range(3)
+INSIDE, ENTRY, WRAP, EXIT = range(4)
+ORDERED, RING, SPLIT = 1, 2, 3
+
+
+Gene = namedtuple("Gene", "roles mode algorithm", defaults=(0, 0))
+
+
+@dataclass
+class Op:
+    part: int
+    roles: str
+    outputs: tuple = (STASH,)
+    product: bool = False
+    limit: tuple = (64, 64, 64, 64)
+    stat_bytes: float = 0.0
+    gather_bytes: float = 0.0
+
+
+Edge = namedtuple("Edge", "source target kind bytes again", defaults=(False,))
+
+
+@dataclass
+class Case:
+    slots: tuple  # (axis, size, stride)
+    ops: list
+    edges: list
+    rules: dict
+    tables: dict  # name -> (op, (b, m, n, k)) -> value
+    blocks: tuple
+    boundary_s: tuple
+    chain: tuple
+
+    @property
+    def sizes(self):
+        return tuple(size for _, size, _ in self.slots)
+
+
+# ---- dies and digits ----
+
+
+def _index(sizes):
+    """All positions of a tensor: per slot a digit of the batch, the rows and the features."""
+    return list(itertools.product(*(itertools.product(range(p), repeat=3) for p in sizes)))
+
+
+def meets(position, die, layout, slots=None):
+    """Whether a die's part has this position, as far as the given slots say."""
+    chosen = range(len(layout)) if slots is None else slots
+    return all(
+        layout[k] not in "BMN" or position[k]["BMN".index(layout[k])] == die[k] for k in chosen
+    )
+
+
+def holdings(layout, sizes):
+    """What each die has of a tensor: position -> terms of its sum."""
+    found = {}
+    for die in itertools.product(*(range(p) for p in sizes)):
+        term = tuple(digit for digit, at in zip(die, layout, strict=True) if at == "+")
+        found[die] = {p: {term} for p in _index(sizes) if meets(p, die, layout)}
+    return found
+
+
+@cache
+def needed(before, after, size):
+    """Collective that a line of dies needs between two layouts of one slot; None = nothing."""
+    have, want = holdings(before, (size,)), holdings(after, (size,))
+    terms = {term for parts in have.values() for held in parts.values() for term in held}
+    if all(have[d].get(position) == terms for d in want for position in want[d]):
+        return None
+    alike = all(want[d].keys() == want[(0,)].keys() for d in want)
+    if len(terms) > 1:
+        return "all-reduce" if alike else "reduce-scatter"
+    return "all-gather" if alike else "all-to-all"
+
+
+ORDER = ("reduce-scatter", "all-to-all", "all-reduce", "all-gather")
+
+
+def steps(before, after, sizes):
+    """Collectives of a conversion: (kind, slots, bytes of each die's vector / bytes of the tensor).
+
+    What makes the tensor smaller comes first, what makes it larger last.
+    """
+    kinds = [needed(b, a, p) for b, a, p in zip(before, after, sizes, strict=True)]
+    share = 1.0
+    for b, a, p in zip(before, after, sizes, strict=True):
+        share /= p if b in "BMN" or (b == "-" and a in "BMN") else 1
+    found = []
+    for kind in ORDER:
+        slots = tuple(k for k, found_kind in enumerate(kinds) if found_kind == kind)
+        size = math.prod(sizes[k] for k in slots)
+        if kind == "all-gather":
+            share *= size
+        if slots:
+            found.append((kind, slots, share))
+        if kind == "reduce-scatter":
+            share /= size
+    return found
+
+
+# ---- seconds of a collective ----
+
+
+def _runs(case, slots):
+    """Neighbouring slots of one axis are one run."""
+    runs = []
+    for k in slots:
+        axis, size, stride = case.slots[k]
+        if runs and runs[-1][0] == axis and runs[-1][1] * runs[-1][2] == stride:
+            runs[-1] = (axis, runs[-1][1] * size, runs[-1][2])
+        else:
+            runs.append((axis, size, stride))
+    return runs
+
+
+def _half(runs, rates, hop_s, volume, algorithm):
+    """Seconds of an all-gather or a reduce-scatter."""
+    weights = [stride / rates[axis] for axis, _, stride in runs]
+    reach = [(size - 1) * stride for _, size, stride in runs]
+    order = sorted(range(len(runs)), key=lambda i: -weights[i])
+    ordered, inside = hop_s * sum(reach), volume
+    for i in reversed(order):
+        ordered += weights[i] * (runs[i][1] - 1) / runs[i][1] * inside
+        inside /= runs[i][1]
+    ways = {ORDERED: ordered}
+    if len(runs) == 2 and runs[0][0] != runs[1][0]:
+        (_, f, s), (_, g, t) = runs
+        wf, wg = (w * (r[1] - 1) / r[1] for w, r in zip(weights, runs, strict=True))
+        ways[SPLIT] = volume / 2 * (max(wf / g, wg / f) + max(wf, wg)) + 2 * hop_s * max(reach)
+        if f % 2 == 0 or g % 2 == 0:
+            (along, a), (across, c) = ((f, s), (g, t)) if g % 2 == 0 else ((g, t), (f, s))
+            turns = 2 * (across - 1)
+            length = turns * c + (along * across - turns) * a - min(a, c)
+            part = (f * g - 1) / (f * g) * volume / 2
+            ways[RING] = max(weights) * part + hop_s * length
+    return ways.get(algorithm, ordered) if algorithm else min(ways.values())
+
+
+def seconds(case, kind, slots, volume, algorithm=0):
+    """Seconds of a collective over a set of slots; bytes that a die sends where that is asked."""
+    if not slots:
+        return 0.0
+    size = math.prod(case.sizes[k] for k in slots)
+    times = 2 if kind == "all-reduce" else 1
+    if case.rules["volume"]:
+        return times * volume * (size - 1) / size
+    rates = (case.rules["x_bytes_per_s"], case.rules["y_bytes_per_s"])
+    hop_s, runs = case.rules["hop_s"], _runs(case, slots)
+    if kind == "all-to-all":
+        return sum(
+            hop_s * (f - 1) * stride + stride / rates[axis] * (f // 2) * (f - f // 2) / f * volume
+            for axis, f, stride in runs
+        )
+    return times * _half(runs, rates, hop_s, volume, algorithm)
+
+
+def convert(case, before, after, volume, algorithm):
+    """Seconds of a conversion, and of what is paid again when the tensor is kept as it was made."""
+    total = again = 0.0
+    for kind, slots, share in steps(before, after, case.sizes):
+        spent = seconds(case, kind, slots, share * volume, algorithm)
+        total += spent
+        again += spent if kind in ("all-to-all", "all-gather") else 0.0
+    return total, again
+
+
+# ---- terms ----
+# Letters of a layout by role: what an operator makes, takes, and the same of gradients.
+
+MADE, HOME = "BMN+-", "BMN--"
+
+
+def layout(gene, letters):
+    return "".join(letters[ROLES.index(role)] for role in gene.roles)
+
+
+def taken(op, gene):
+    return layout(gene, "BM-N-" if op.product else "BMN--")
+
+
+def gradient_made(op, gene):
+    return layout(gene, "BM+N-" if op.product else "BMN--")
+
+
+class Part:
+    """Sums over a block or an end; pairs are of the forward and of the backward pass."""
+
+    def __init__(self):
+        self.work, self.blocking, self.hidden = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
+        self.stream_s = self.sync_s = self.step_s = 0.0
+        self.state_bytes = self.stream_bytes = self.stash_bytes = 0.0
+        self.live_bytes = self.gathered_bytes = 0.0  # of the operator that has most
+
+    def seconds(self, more=(0.0, 0.0, 0.0), stream_s=0.0):
+        """Both passes, with what else is done in the backward pass: waiting, work, beside work."""
+        forward = self.blocking[0] + max(self.work[0], self.hidden[0])
+        backward = max(self.work[1] + more[1], self.hidden[1] + more[2])
+        return max(forward + self.blocking[1] + more[0] + backward, self.stream_s + stream_s)
+
+
+def factors(case, gene):
+    return tuple(
+        math.prod(p for role, p in zip(gene.roles, case.sizes, strict=True) if role == r)
+        for r in "BMNK"
+    )
+
+
+def _slots(gene, roles):
+    return tuple(k for k, role in enumerate(gene.roles) if role in roles)
+
+
+def add_op(case, i, gene, part):
+    """Add an operator's own terms; gives (forward work, forward waiting)."""
+    op, rules = case.ops[i], case.rules
+    b, m, n, _ = cut = factors(case, gene)
+    forward, backward, stash, live, parameters = (
+        case.tables[name][i, cut] for name in ("forward", "backward", "stash", "live", "parameters")
+    )
+
+    def over(kind, roles, size):
+        return seconds(case, kind, _slots(gene, roles), size, gene.algorithm)
+
+    statistics = over("all-reduce", "N", op.stat_bytes / (b * m)) if op.stat_bytes else 0.0
+    gathered = over("all-gather", "M", op.gather_bytes / (b * n)) if op.gather_bytes else 0.0
+    part.work[0] += forward
+    part.work[1] += backward
+    part.blocking[0] += statistics + gathered
+    part.blocking[1] += statistics + gathered
+    part.hidden[1] += gathered
+    part.stash_bytes += stash
+    part.live_bytes = max(part.live_bytes, live)
+    waits = (forward, statistics + gathered)
+    if not parameters:
+        return waits
+    weights, gradients, state = (
+        parameters * rules[name] for name in ("weight_bytes", "gradient_bytes", "state_bytes")
+    )
+    holders = math.prod(case.sizes[k] for k in _slots(gene, "BMR"))
+    summed, spread = over("reduce-scatter", "BM", weights), over("all-gather", "BMR", weights)
+    mode = MODES[gene.mode]
+    kept = [weights, gradients, state]  # bytes that a die keeps
+    for at in range(3 - min(gene.mode, 3), 3):
+        kept[at] /= holders
+    if mode == "replicated":
+        part.sync_s += over("all-reduce", "BM", weights)
+    elif mode == "zero1":
+        part.sync_s += summed + spread
+    elif mode == "zero2":
+        part.hidden[1] += summed
+        part.sync_s += spread
+    else:
+        part.hidden[0] += spread
+        part.hidden[1] += spread + summed
+    buffers = {"zero2": gradients, "zero3": weights + gradients, "stream": weights + gradients}
+    part.gathered_bytes = max(part.gathered_bytes, buffers.get(mode, 0.0))
+    if mode == "stream":
+        part.stream_bytes += sum(kept)
+        part.stream_s += (2 * weights + gradients) / holders / rules["stream_bytes_per_s"]
+    else:
+        part.state_bytes += sum(kept)
+        updated = parameters if mode == "replicated" else parameters / holders
+        part.step_s += updated * rules["step_bytes"] / rules["memory_bytes_per_s"]
+    return waits
+
+
+def tensor_terms(case, genes, source, kind):
+    """Forward, backward and repeated seconds of what one operator sends along one kind of edge.
+
+    Consumers that take the same layout share one conversion, there and back.
+    """
+    gene = genes[source]
+    edges = [e for e in case.edges if (e.source, e.kind) == (source, kind)]
+    size, algorithm = edges[0].bytes, gene.algorithm
+    home = layout(gene, HOME)
+    if kind == ENTRY:
+        between = layout(genes[case.chain[-1]], HOME)
+        there = convert(case, layout(gene, MADE), between, size, algorithm)[0]
+        return there, convert(case, between, home, size, algorithm)[0], 0.0
+    there, back = {}, set()
+    for e in edges:
+        consumer = case.ops[e.target], genes[e.target]
+        there[taken(*consumer)] = there.get(taken(*consumer), False) or e.again
+        back.add(gradient_made(*consumer))
+    forward = backward = repeated = 0.0
+    for wanted, again in there.items():
+        total, part = convert(case, layout(gene, MADE), wanted, size, algorithm)
+        forward += total
+        repeated += part if again else 0.0
+    for arrives in back:
+        backward += convert(case, arrives, home, size, algorithm)[0]
+    return forward, backward, repeated
+
+
+def _unkept(case, op):
+    """Operators without a kept output that have to run again before this one can."""
+    found, todo = set(), [op]
+    while todo:
+        at = todo.pop()
+        for e in case.edges:
+            kept = case.tables["stash"][e.source, (1, 1, 1, 1)] > 0
+            inside = e.kind == INSIDE and e.target == at and case.ops[e.source].part == 1
+            if inside and not kept and e.source not in found:
+                found.add(e.source)
+                todo.append(e.source)
+    return found
+
+
+def parts_of(case, genes):
+    """Sums of what stands before the blocks, of one block, of what stands behind; and its items."""
+    parts = [Part(), Part(), Part()]
+    waits = [add_op(case, i, gene, parts[case.ops[i].part]) for i, gene in enumerate(genes)]
+    sent = {i: [0.0, 0.0] for i in range(len(genes))}
+    for source, kind in sorted({(e.source, e.kind) for e in case.edges}):
+        forward, backward, repeated = tensor_terms(case, genes, source, kind)
+        part = parts[2 if kind == EXIT else case.ops[source].part]
+        part.blocking[0] += forward
+        part.blocking[1] += backward
+        part.hidden[1] += repeated
+        if kind != EXIT:
+            sent[source][0] += forward
+            sent[source][1] += repeated
+    items = []
+    for i, op in enumerate(case.ops):
+        stash = case.tables["stash"][i, factors(case, genes[i])]
+        options = [o for o in op.outputs if o != OFFLOAD or case.rules["stream_capacity_bytes"]]
+        if op.part != 1 or not stash or options == [STASH]:
+            continue
+        runs = [i, *_unkept(case, i)]
+        waiting = sum(waits[r][1] + sent[r][0] for r in runs)
+        work = sum(waits[r][0] for r in runs)
+        more = (waiting, work, -sent[i][1])
+        items.append(SimpleNamespace(op=i, options=options, bytes=stash, again=more))
+    return parts, items
+
+
+# ---- the step ----
+
+
+def _sums(items, ways):
+    """(bytes saved, bytes moved off, added seconds) of one way for every item."""
+    run = [item for item, way in zip(items, ways, strict=True) if way == RECOMPUTE]
+    moved = sum(item.bytes for item, way in zip(items, ways, strict=True) if way == OFFLOAD)
+    more = tuple(sum(item.again[j] for item in run) for j in range(3))
+    return moved + sum(item.bytes for item in run), moved, more
+
+
+def stage_of(case, genes, parts, items, k, given=None):
+    """One stage; outputs as given (operator -> way), else the fastest of all ways that fit."""
+    rules, count = case.rules, len(case.blocks)
+    blocks, capacity = case.blocks[k], rules["capacity_bytes"]
+    before, block, behind = parts
+    ends = ([before] if k == 0 else []) + ([behind] if k == count - 1 else [])
+    present = ends + ([block] if blocks else [])
+    flight = min(rules["microbatches"], count - k)
+    copies = flight * blocks
+
+    def total(name):
+        return blocks * getattr(block, name) + sum(getattr(end, name) for end in ends)
+
+    state, streamed = total("state_bytes"), total("stream_bytes")
+    fixed = state + max((p.live_bytes for p in present), default=0.0)
+    fixed += 2 * max((p.gathered_bytes for p in present), default=0.0)
+    fixed += flight * sum(end.stash_bytes for end in ends)
+
+    def memory(saved):
+        """All blocks in flight keep their outputs; what is not kept exists in one block."""
+        return fixed + (copies * (block.stash_bytes - saved) + saved if copies else 0.0)
+
+    def per_block(ways):
+        _, moved, more = _sums(items, ways)
+        extra = 2 * moved / rules["stream_bytes_per_s"] if moved else 0.0
+        return block.seconds(more, extra)
+
+    every = list(itertools.product(*(item.options for item in items)))
+    least = min(memory(_sums(items, ways)[0]) for ways in every)
+    chosen = tuple(STASH for _ in items)
+    if given is not None:
+        chosen = tuple(given.get(item.op, STASH) for item in items)
+    elif memory(0.0) > capacity and copies > 1:
+        room = max(0.0, rules["stream_capacity_bytes"] - streamed) / copies
+        fits = [
+            ways
+            for ways in every
+            if memory(_sums(items, ways)[0]) <= capacity and _sums(items, ways)[1] <= room
+        ]
+        again = (RECOMPUTE if RECOMPUTE in item.options else STASH for item in items)
+        chosen = min(fits, key=per_block) if fits else tuple(again)
+    saved, moved, _ = _sums(items, chosen)
+    load = sum(end.seconds() for end in ends) + blocks * per_block(chosen)
+    whole = layout(genes[case.chain[-1]], HOME)
+    cut = math.prod(p for p, at in zip(case.sizes, whole, strict=True) if at in "BMN")
+    copied = tuple(k for k, at in enumerate(whole) if at == "-")
+    sending = case.boundary_s[k] * rules["boundary_bytes"]
+    if count > 1:  # each copy is sent, or one of them and spread behind
+        algorithm = genes[case.chain[-1]].algorithm
+        spread = seconds(case, "all-gather", copied, rules["boundary_bytes"] / cut, algorithm)
+        received = (k > 0) + (k < count - 1)
+        many = math.prod(case.sizes[s] for s in copied)
+        sending = min(sending * many, sending + received * spread)
+    sync = total("sync_s")
+    beside = max(0, blocks - 1) * block.work[1]
+    exposed = max(sync - beside, min(sync, block.sync_s))
+    return SimpleNamespace(
+        load_s=load + sending,
+        memory_bytes=memory(saved),
+        state_bytes=state,
+        activation_bytes=memory(saved) - fixed + flight * sum(end.stash_bytes for end in ends),
+        over_bytes=max(0.0, memory(saved) - capacity),
+        stream_bytes=streamed + copies * moved,
+        tail_s=exposed + total("step_s"),
+        outputs={item.op: way for item, way in zip(items, chosen, strict=True)},
+        least_bytes=least,
+    )
+
+
+def evaluate(case, genes, outputs=None):
+    """Seconds of a step and its stages; `outputs` is a way per operator for each stage."""
+    parts, items = parts_of(case, genes)
+    stages = [
+        stage_of(case, genes, parts, items, k, None if outputs is None else outputs[k])
+        for k in range(len(case.blocks))
+    ]
+    loads = [stage.load_s for stage in stages]
+    tail = max(stage.tail_s for stage in stages)
+    return (case.rules["microbatches"] - 1) * max(loads) + sum(loads) + tail, stages

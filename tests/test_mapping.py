@@ -1,0 +1,450 @@
+"""Mappings on a mesh of dies: the compiled evaluation against the oracle, laws, bad input."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+from reference import mapping_oracle as oracle
+from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, Case, Edge, Gene, Op
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.layout import slots_of
+
+TABLES = ("forward", "backward", "stash", "live", "parameters")
+CLOSE = 1e-12
+
+
+# ---- problems at random ----
+
+
+def combinations(dies):
+    """Divisors, column of each (B, M, N, K), and the combinations in their order."""
+    divisors = [d for d in range(1, dies + 1) if dies % d == 0]
+    every = list(itertools.product(divisors, repeat=4))
+    have = [cut for cut in every if dies % math.prod(cut) == 0]
+    column = [have.index(cut) if cut in have else -1 for cut in every]
+    return np.array(divisors, np.int32), np.array(column, np.int32), have
+
+
+def random_tables(rng, ops, cuts):
+    """Values that fall with the split, though not always; nothing kept by some operators."""
+    tables = {name: {} for name in TABLES}
+    for i in range(len(ops)):
+        kept = rng.random() < 0.75
+        weights = rng.choice([0.0, rng.uniform(0.1, 4.0)])
+        for cut in cuts:
+            b, m, n, k = cut
+            work = rng.uniform(0.2, 3.0) / math.prod(cut)
+            tables["forward"][i, cut] = work
+            tables["backward"][i, cut] = work * rng.uniform(1.0, 2.5)
+            tables["stash"][i, cut] = rng.uniform(0.5, 2.0) / (b * m * n) if kept else 0.0
+            tables["live"][i, cut] = rng.uniform(0.0, 1.0)
+            tables["parameters"][i, cut] = weights / (n * k)
+    return tables
+
+
+def random_op(rng, part):
+    roles = {rng.choice("BR"), *rng.sample("BMNKR", rng.randint(1, 4))}
+    outputs = [STASH]
+    if part == 1:
+        outputs += [o for o in (RECOMPUTE, OFFLOAD) if rng.random() < 0.7]
+    return Op(
+        part=part,
+        roles="".join(sorted(roles)),
+        outputs=tuple(outputs),
+        product=rng.random() < 0.5,
+        limit=(64, *(rng.choice([1, 2, 3, 4, 64]) for _ in range(3))),
+        stat_bytes=rng.choice([0.0, rng.uniform(0.1, 1.0)]),
+        gather_bytes=rng.choice([0.0, 0.0, rng.uniform(0.1, 2.0)]),
+    )
+
+
+def random_edges(rng, parts):
+    """Inside each part a graph without cycles, and the ways between the parts."""
+    size = [rng.uniform(0.2, 4.0) for _ in parts]
+    again = {}
+    edges = []
+
+    def add(source, target, kind):
+        flag = again.setdefault((source, kind), rng.random() < 0.6)
+        edges.append(Edge(source, target, kind, size[source], flag and kind != oracle.ENTRY))
+
+    before, block, behind = ([i for i, p in enumerate(parts) if p == q] for q in range(3))
+    for own in (before, block, behind):
+        for at in range(1, len(own)):
+            sources = {own[at - 1] if rng.random() < 0.7 else rng.choice(own[:at])}
+            sources |= {s for s in own[:at] if rng.random() < 0.25}
+            for source in sources:
+                add(source, own[at], oracle.INSIDE)
+    for target in {block[0], *(t for t in block if rng.random() < 0.25)}:
+        add(block[-1], target, oracle.WRAP)
+    for target in behind[:1]:
+        add(block[-1], target, oracle.EXIT)
+    for source in before[-1:]:
+        add(source, block[0], oracle.ENTRY)
+    chain = [block[-1]]
+    while chain[0] != block[0]:
+        feeds = [e.source for e in edges if e.target == chain[0] and e.kind == oracle.INSIDE]
+        if not feeds:
+            break
+        chain.insert(0, rng.choice(feeds))
+    rng.shuffle(edges)
+    return edges, tuple(chain)
+
+
+def random_rules(rng, stream):
+    modes = {rng.randrange(4), *(w for w in range(4) if rng.random() < 0.5)}
+    return {
+        "x_bytes_per_s": rng.uniform(0.5, 4.0),
+        "y_bytes_per_s": rng.uniform(0.5, 4.0),
+        "hop_s": rng.choice([0.0, 0.01]),
+        "capacity_bytes": 1e9,
+        "stream_capacity_bytes": rng.choice([3.0, 10.0, 1e3]) if stream else 0.0,
+        "stream_bytes_per_s": rng.uniform(0.5, 20.0) if stream else 0.0,
+        "memory_bytes_per_s": rng.uniform(1.0, 10.0),
+        "weight_bytes": 2.0,
+        "gradient_bytes": rng.choice([2.0, 4.0]),
+        "state_bytes": rng.choice([4.0, 12.0]),
+        "step_bytes": rng.choice([0.0, 30.0]),
+        "boundary_bytes": rng.uniform(0.1, 2.0),
+        "microbatches": rng.choice([1, 2, 3, 8]),
+        "modes": sum(1 << w for w in modes | ({4} if stream else set())),
+        "volume": rng.random() < 0.2,
+        "linear": rng.random() < 0.2,
+        "reserved": 0,
+    }
+
+
+def random_case(rng, sides=(4, 3), most=(2, 5, 2), stages=4):
+    while True:
+        slots = tuple(tuple(run) for run in slots_of(*(rng.randint(1, s) for s in sides)))
+        counts = [rng.randint(0, most[0]), rng.randint(1, most[1]), rng.randint(0, most[2])]
+        parts = [p for p in range(3) for _ in range(counts[p])]
+        ops = [random_op(rng, part) for part in parts]
+        edges, chain = random_edges(rng, parts)
+        count = rng.randint(1, stages)
+        _, _, cuts = combinations(math.prod(size for _, size, _ in slots))
+        case = Case(
+            slots=slots,
+            ops=ops,
+            edges=edges,
+            rules=random_rules(rng, rng.random() < 0.5),
+            tables=random_tables(rng, ops, cuts),
+            blocks=tuple(rng.choice([0, 1, 2, 3, 5]) for _ in range(count)),
+            boundary_s=tuple(rng.uniform(0.0, 0.5) for _ in range(count)),
+            chain=chain,
+        )
+        if all(legal_deals(case, i) for i in range(len(ops))):
+            return case
+
+
+def legal_deals(case, i):
+    """Every deal of roles to slots that keeps the rules, from all there are."""
+    op, found = case.ops[i], []
+    for roles in itertools.product(oracle.ROLES, repeat=len(case.slots)):
+        gene = Gene(roles)
+        runs = {0: [], 1: []}  # roles along each axis, neighbours that are alike taken together
+        for role, (axis, _, _) in zip(roles, case.slots, strict=True):
+            runs[axis] += [role] if runs[axis][-1:] != [role] else []
+        rank = [("KN".find(r) >= 0 and 1) or ("MR".find(r) >= 0 and 2) or 3 for r in roles]
+        if (
+            set(roles) <= set(op.roles)
+            and all(f <= most for f, most in zip(oracle.factors(case, gene), op.limit, strict=True))
+            and max(map(len, runs.values())) <= _core.RUNS_PER_AXIS
+            and (not case.rules["linear"] or rank == sorted(rank))
+        ):
+            found.append(roles)
+    return found
+
+
+def random_gene(rng, case, i):
+    modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+    return Gene(rng.choice(legal_deals(case, i)), rng.choice(modes), rng.randrange(4))
+
+
+def random_genes(rng, case):
+    return [random_gene(rng, case, i) for i in range(len(case.ops))]
+
+
+def tighten(rng, case, genes):
+    """Give a die less than everything kept needs: now and then less than there must be."""
+    stages = oracle.evaluate(case, genes)[1]
+    fullest = max(stages, key=lambda stage: stage.memory_bytes)
+    low, high = fullest.least_bytes, fullest.memory_bytes
+    case.rules["capacity_bytes"] = low * 0.97 + rng.random() * (high * 1.03 - low * 0.97) + 1e-3
+
+
+# ---- the same problem compiled ----
+
+
+def arguments(case):
+    bit = lambda values: sum(1 << v for v in values)  # noqa: E731
+    slots = np.array(list(case.slots), dtype=_core.MESH_RUN_DTYPE)
+    ops = np.array(
+        [
+            (
+                op.part,
+                bit(oracle.ROLES.index(r) for r in op.roles),
+                bit(op.outputs),
+                op.product,
+                op.limit,
+                op.stat_bytes,
+                op.gather_bytes,
+            )
+            for op in case.ops
+        ],
+        dtype=_core.MAP_OP_DTYPE,
+    )
+    edges = np.array(
+        [(e.source, e.target, e.kind, e.again, e.bytes) for e in case.edges],
+        dtype=_core.MAP_EDGE_DTYPE,
+    )
+    names = _core.MAP_RULES_DTYPE.names
+    rules = np.array([tuple(case.rules[n] for n in names)], dtype=_core.MAP_RULES_DTYPE)
+    divisors, column, cuts = combinations(math.prod(case.sizes))
+    tables = tuple(
+        np.array([case.tables[name][i, cut] for i in range(len(case.ops)) for cut in cuts])
+        for name in TABLES
+    )
+    return {
+        "slots": slots,
+        "ops": ops,
+        "edges": edges,
+        "rules": rules,
+        "divisors": divisors,
+        "column": column,
+        "tables": tables,
+        "blocks": np.array(case.blocks, dtype=np.int32),
+        "boundary_s": np.array(case.boundary_s, dtype=float),
+        "chain": np.array(case.chain, dtype=np.int32),
+    }
+
+
+def packed(genes):
+    found = np.zeros(len(genes), dtype=_core.GENE_DTYPE)
+    for row, gene in zip(found, genes, strict=True):
+        masks = [sum(1 << k for k, g in enumerate(gene.roles) if g == r) for r in oracle.ROLES]
+        row["slots"], row["mode"], row["algorithm"] = masks, gene.mode, gene.algorithm
+    return found
+
+
+def compiled(case, genes=None):
+    made = _core.Mapping(**arguments(case))
+    if genes is not None:
+        made.assign(packed(genes))
+    return made
+
+
+def agree(case, genes, given=None):
+    """Compare every figure; where outputs are chosen, by their time, since ways can tie."""
+    mapping = compiled(case, genes)
+    flat = None if given is None else np.array(given, np.uint8).reshape(-1)
+    score = mapping.score(flat)[0]
+    values, chosen = mapping.stages(flat)
+    time_s, best = oracle.evaluate(case, genes, given and [dict(enumerate(row)) for row in given])
+    assert score["time_s"] == pytest.approx(time_s, rel=CLOSE)
+    assert values[:, 0] == pytest.approx([s.load_s for s in best], rel=CLOSE)
+    _, stages = oracle.evaluate(case, genes, [dict(enumerate(row)) for row in chosen.tolist()])
+    assert score["tail_s"] == pytest.approx(max(s.tail_s for s in stages), rel=CLOSE)
+    assert score["slowest_stage_s"] == pytest.approx(max(s.load_s for s in stages), rel=CLOSE)
+    for column, name in enumerate(("load_s", "memory_bytes", "state_bytes", "activation_bytes")):
+        expected = [getattr(s, name) for s in stages]
+        assert values[:, column] == pytest.approx(expected, rel=CLOSE, abs=1e-12), name
+    slack = 1e-11 * max(s.memory_bytes for s in stages)
+    assert values[:, 4] == pytest.approx([s.over_bytes for s in stages], abs=slack)
+    for name in ("memory_bytes", "stream_bytes"):
+        expected = max(getattr(s, name) for s in stages)
+        assert score[name] == pytest.approx(expected, rel=CLOSE), name
+    return score, best
+
+
+# ---- the whole evaluation ----
+
+
+def test_all_terms_agree_with_the_oracle():
+    rng = random.Random(1)
+    bound = 0
+    for _ in range(400):
+        case = random_case(rng)
+        genes = random_genes(rng, case)
+        agree(case, genes)
+        tighten(rng, case, genes)
+        _, stages = agree(case, genes)
+        bound += any(any(s.outputs.values()) for s in stages)
+    assert bound > 100, bound
+
+
+def test_given_outputs_agree_with_the_oracle():
+    rng = random.Random(2)
+    for _ in range(100):
+        case = random_case(rng)
+        genes = random_genes(rng, case)
+        have = case.rules["stream_capacity_bytes"] > 0
+        ways = [[o for o in op.outputs if o != OFFLOAD or have] for op in case.ops]
+        agree(case, genes, [[rng.choice(way) for way in ways] for _ in case.blocks])
+
+
+def test_a_conversion_runs_again_only_for_consumers_that_need_it():
+    """Of two consumers with layouts of their own only one needs its input in the backward pass."""
+    rng = random.Random(3)
+    for _ in range(100):
+        case = random_case(rng)
+        case.edges = [e._replace(again=rng.random() < 0.5) for e in case.edges]
+        agree(case, random_genes(rng, case))
+
+
+def walk(rng, changes, **sizes):
+    """Change operators one by one; after each the score has the bytes of a fresh mapping."""
+    case = random_case(rng, **sizes)
+    genes = random_genes(rng, case)
+    tighten(rng, case, genes)
+    given, mapping = arguments(case), compiled(case, genes)
+    fresh = _core.Mapping(**given)
+    modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+    choices = [mapping.choices(i) for i in range(len(genes))]
+    now = packed(genes)
+    for step in range(changes):
+        op = rng.randrange(len(genes))
+        now[op] = choices[op][rng.randrange(len(choices[op]))]
+        now[op]["mode"], now[op]["algorithm"] = rng.choice(modes), rng.randrange(4)
+        mapping.change(op, now[op : op + 1].copy())
+        if step % 50 == 0:
+            fresh = _core.Mapping(**given)
+        fresh.assign(now)
+        assert mapping.score().tobytes() == fresh.score().tobytes()
+        if step % 20 == 0:
+            for found, expected in zip(mapping.stages(), fresh.stages(), strict=True):
+                assert found.tobytes() == expected.tobytes()
+            assert mapping.genes().tobytes() == now.tobytes()
+
+
+def test_changes_and_fresh_starts_give_the_same_bits():
+    rng = random.Random(4)
+    for _ in range(60):
+        walk(rng, 200)
+
+
+@pytest.mark.slow
+def test_changes_and_fresh_starts_give_the_same_bits_on_large_problems():
+    rng = random.Random(5)
+    for _ in range(40):
+        walk(rng, 500, sides=(8, 6), most=(3, 12, 3), stages=8)
+
+
+# ---- bad input ----
+
+
+def small(count=2, slots=((0, 2, 1),), **rules):
+    """Operators in a chain that accept everything and cost one of everything."""
+    _, _, cuts = combinations(math.prod(size for _, size, _ in slots))
+    return Case(
+        slots=slots,
+        ops=[Op(1, "BMNKR") for _ in range(count)],
+        edges=[Edge(i, i + 1, oracle.INSIDE, 1.0) for i in range(count - 1)],
+        rules=random_rules(random.Random(0), False)
+        | {"modes": 1, "volume": 0, "linear": 0, "hop_s": 0.0, "microbatches": 1}
+        | rules,
+        tables={name: {(i, cut): 1.0 for i in range(count) for cut in cuts} for name in TABLES},
+        blocks=(1,),
+        boundary_s=(0.0,),
+        chain=tuple(range(count)),
+    )
+
+
+def with_field(array, name, value):
+    changed = array.copy()
+    changed[name] = value
+    return changed
+
+
+def tables_with(given, which, value):
+    return tuple(np.full_like(t, value) if i == which else t for i, t in enumerate(given["tables"]))
+
+
+NAN = float("nan")
+BROKEN = {
+    "slots: not an array": lambda a: {"slots": [(0, 2, 1)]},
+    "slots: wrong type": lambda a: {"slots": np.zeros(1, np.int32)},
+    "slots: axis": lambda a: {"slots": with_field(a["slots"], "axis", 2)},
+    "slots: size": lambda a: {"slots": with_field(a["slots"], "size", 1)},
+    "slots: too many": lambda a: {"slots": np.repeat(a["slots"], 11)},
+    "ops: none": lambda a: {"ops": a["ops"][:0]},
+    "ops: too many": lambda a: {"ops": np.repeat(a["ops"], 25)},
+    "edges: from": lambda a: {"edges": with_field(a["edges"], "from", -1)},
+    "edges: to": lambda a: {"edges": with_field(a["edges"], "to", 2)},
+    "edges: backwards": lambda a: {"edges": with_field(a["edges"], "from", 1)},
+    "edges: kind": lambda a: {"edges": with_field(a["edges"], "kind", 4)},
+    "edges: bytes": lambda a: {"edges": with_field(a["edges"], "bytes", NAN)},
+    "rules: two": lambda a: {"rules": np.repeat(a["rules"], 2)},
+    "rules: capacity": lambda a: {"rules": with_field(a["rules"], "capacity_bytes", 0.0)},
+    "rules: links": lambda a: {"rules": with_field(a["rules"], "x_bytes_per_s", NAN)},
+    "rules: microbatches": lambda a: {"rules": with_field(a["rules"], "microbatches", 0)},
+    "rules: modes": lambda a: {"rules": with_field(a["rules"], "modes", 0)},
+    "rules: hop": lambda a: {"rules": with_field(a["rules"], "hop_s", NAN)},
+    "rules: memory rate": lambda a: {"rules": with_field(a["rules"], "memory_bytes_per_s", 0.0)},
+    "rules: stream rate": lambda a: {"rules": with_field(a["rules"], "stream_capacity_bytes", 1.0)},
+    "divisors: one is missing": lambda a: {"divisors": np.array([1, 4], np.int32)},
+    "divisors: falling": lambda a: {"divisors": a["divisors"][::-1].copy()},
+    "column: short": lambda a: {"column": a["column"][:-1]},
+    "column: large": lambda a: {"column": a["column"] + 100},
+    "column: none": lambda a: {"column": np.full_like(a["column"], -1)},
+    "tables: short": lambda a: {"tables": a["tables"][:4]},
+    "tables: sizes": lambda a: {"tables": tuple(t[:-1] for t in a["tables"])},
+    **{
+        f"tables: {name} {value}": lambda a, i=i, v=value: {"tables": tables_with(a, i, v)}
+        for i, name in enumerate(TABLES)
+        for value in (NAN, -1.0)
+    },
+    "blocks: none": lambda a: {"blocks": a["blocks"][:0]},
+    "blocks: negative": lambda a: {"blocks": -a["blocks"]},
+    "boundary_s: size": lambda a: {"boundary_s": np.zeros(2)},
+    "boundary_s: value": lambda a: {"boundary_s": np.full(1, NAN)},
+    "chain: none": lambda a: {"chain": a["chain"][:0]},
+    "chain: twice": lambda a: {"chain": np.array([0, 0, 1], np.int32)},
+    "chain: outside": lambda a: {"chain": np.array([0, 2], np.int32)},
+    "chain: no edge": lambda a: {"edges": a["edges"][:0]},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_problems_are_refused(name):
+    given = arguments(small())
+    if name == "divisors: one is missing":
+        given = arguments(small(slots=((0, 2, 1), (0, 2, 2))))
+        given["column"] = np.zeros(16, np.int32)
+    with pytest.raises(InvalidInputError, match=r"^\w+: .*"):
+        _core.Mapping(**(given | BROKEN[name](given)))
+
+
+def test_genes_and_outputs_that_are_not_accepted_are_refused():
+    case = small()
+    case.ops[0].roles, case.ops[0].outputs = "BN", (STASH, RECOMPUTE)
+    mapping, good = compiled(case), packed([Gene(("B",)), Gene(("K",))])
+    for name in ("score", "stages", "genes"):
+        with pytest.raises(InvalidInputError, match="genes: none yet"):
+            getattr(mapping, name)()
+    for bad in (Gene(("M",)), Gene(("-",)), Gene(("B",), 1), Gene(("B",), 9), Gene(("B",), 0, 4)):
+        with pytest.raises(InvalidInputError, match="genes: operator 0 breaks"):
+            mapping.assign(packed([bad, Gene(("K",))]))
+    for bad in (good[:1], good.tolist(), good["slots"], np.repeat(good, 2)):
+        with pytest.raises(InvalidInputError, match="genes: "):
+            mapping.assign(bad)
+    mapping.assign(good)
+    for op in (-1, 2):
+        with pytest.raises(InvalidInputError, match="op: "):
+            mapping.change(op, good[:1])
+        with pytest.raises(InvalidInputError, match="op: "):
+            mapping.choices(op)
+    overlapping = with_field(good[:1], "slots", [1, 0, 1, 0, 0])
+    with pytest.raises(InvalidInputError, match="genes: operator 0 breaks"):
+        mapping.change(0, overlapping)
+    for bad in ([0], [0, 1], [OFFLOAD, 0], [3, 0]):
+        with pytest.raises(InvalidInputError, match="outputs: "):
+            mapping.score(np.array(bad, np.uint8))
+    with pytest.raises(InvalidInputError, match="outputs: "):
+        mapping.score(np.zeros(2))
+    assert mapping.score(np.array([RECOMPUTE, 0], np.uint8)).shape == (1,)
+    assert mapping.genes().tobytes() == good.tobytes()
