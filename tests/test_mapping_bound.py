@@ -26,7 +26,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.models import load
-from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.layout import Layout, slots_of
 from phaze_fast.wafer.problem import Problem, WaferTraining
 
 THETAS = PHIS = (0.0, 0.5, 1.0)
@@ -74,6 +74,18 @@ def test_choices_are_all_deals_that_keep_the_rules():
                     )
 
 
+def test_at_most_so_many_runs_of_roles_along_an_axis():
+    for sides, roles in (((16, 2), "BMR"), ((2, 32), "NR")):
+        case = small(1, slots=tuple(tuple(run) for run in slots_of(*sides)))
+        case.ops[0].roles = roles
+        mapping, deals = compiled(case), legal_deals(case, 0)
+        found = {row["slots"].tobytes() for row in mapping.choices(0)}
+        assert len(deals) < len(roles) ** len(case.slots)
+        assert found == {packed([Gene(deal)])["slots"].tobytes() for deal in deals}
+        for deal in itertools.product(roles, repeat=len(case.slots)):
+            assert mapping.legal(0, packed([Gene(deal)])) == (deal in deals)
+
+
 # ---- memory ----
 
 
@@ -92,6 +104,31 @@ def test_memory_is_a_hard_constraint():
             assert score["memory_bytes"] <= case.rules["capacity_bytes"] * (1 + 1e-12)
         seen.add(tight)
     assert seen == {True, False}
+
+
+def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balanced():
+    rng = random.Random(8)
+    mixed = 0
+    for _ in range(80):
+        count = rng.randint(3, 6)
+        case = small(count, slots=(), stream_capacity_bytes=1e6)
+        case.blocks = (rng.choice([2, 3, 7]),)
+        for name, low, high in (("forward", 0.2, 3.0), ("backward", 0.2, 1.0), ("stash", 0.5, 3.0)):
+            case.tables[name] = {at: rng.uniform(low, high) for at in case.tables[name]}
+        for op in case.ops:
+            op.outputs = rng.choice([(0, 1, 2), (0, 1, 2), (0, 2), (0, 1)])
+        case.edges = [e._replace(again=rng.random() < 0.5) for e in case.edges]
+        work = sum(case.tables["forward"].values()) + sum(case.tables["backward"].values())
+        saved = sum(case.tables["stash"].values())
+        case.rules["stream_bytes_per_s"] = rng.uniform(0.6, 2.2) * saved / work
+        case.rules |= {"modes": 16, "state_bytes": 0.0}
+        weights = rng.choice([0.0, work * case.rules["stream_bytes_per_s"]])  # stream too
+        case.tables["parameters"] = dict.fromkeys(case.tables["stash"], weights / 8 / count)
+        genes = [Gene((), 4)] * count
+        tighten(rng, case, genes)
+        _, stages = agree(case, genes)
+        mixed += {RECOMPUTE, OFFLOAD} <= set(stages[0].outputs.values())
+    assert mixed > 15
 
 
 # ---- the bound against everything there is ----
@@ -221,6 +258,22 @@ def test_the_bound_is_exact_for_work_alone_and_for_a_forced_conversion():
     assert mapping.bound(1.0, 0.0)[0] == pytest.approx(4 * max(loads) + sum(loads), rel=2e-9)
 
 
+def test_the_bound_of_a_chain_is_the_least_over_all_genes():
+    """Work and conversions alone, dear conversions: the cheapest operators do not fit together."""
+    rng = random.Random(9)
+    for _ in range(40):
+        case = small(3, slots=((0, 2, 1), (1, 3, 1)), x_bytes_per_s=1.0, y_bytes_per_s=0.5)
+        case.tables["parameters"] = dict.fromkeys(case.tables["parameters"], 0.0)
+        for name in ("forward", "backward"):
+            case.tables[name] = {at: rng.uniform(0.1, 4.0) for at in case.tables[name]}
+        for op in case.ops:
+            op.roles, op.product = "".join(rng.sample("BMNKR", 3)), rng.random() < 0.5
+        case.edges = [e._replace(bytes=rng.choice([0.5, 4.0])) for e in case.edges]
+        mapping = compiled(case)
+        least = min(score["time_s"] for score in every_score(case, mapping))
+        assert mapping.bound(1.0, 0.0)[0] == pytest.approx(least, rel=2e-9)
+
+
 def test_a_price_of_memory_is_exact_where_recomputation_must_pay_for_it():
     """One operator, three blocks: with less room its output is computed again, 1 s per block."""
     case = small(1, slots=(), modes=1, microbatches=4)
@@ -251,7 +304,7 @@ def test_the_bound_of_a_stream_is_exact_where_it_alone_counts():
     """Weights live off the wafer: two reads of them and one write of gradients, per die. The
     conversion between the two operators runs beside the stream and adds nothing."""
     case = small(2, modes=16, microbatches=3, step_bytes=0.0, gradient_bytes=4.0)
-    case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e-3, "x_bytes_per_s": 1e-3}
+    case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e-3, "x_bytes_per_s": 2e-3}
     case.ops[0].roles, case.ops[1].roles = "M", "B"
     mapping = compiled(case, [Gene(("M",), 4), Gene(("B",), 4)])
     time_s = mapping.score()["time_s"][0]

@@ -265,7 +265,7 @@ def test_accpar_conversions_between_two_layers(pair):
 def test_accpar_sums_weight_gradients_of_a_split_batch_alone(kind, moved):
     case = small(1, volume=1, step_bytes=0.0)
     score = compiled(case, [Gene((TYPES[kind],))]).score()[0]
-    weights = case.rules["weight_bytes"] * case.tables["parameters"][0, (1, 1, 1, 1)]
+    weights = case.rules["gradient_bytes"] * case.tables["parameters"][0, (1, 1, 1, 1)]
     assert score["tail_s"] == pytest.approx(moved * weights)
 
 

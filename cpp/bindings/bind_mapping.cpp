@@ -78,7 +78,8 @@ std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::objec
   for (std::size_t i = 0; i < given.size(); ++i) {
     const int op = static_cast<int>(i % static_cast<std::size_t>(mapping.ops()));
     if (given[i] >= kOutputCount ||
-        (given[i] != 0 && (mapping.op(op).outputs >> given[i] & 1) == 0)) {
+        (given[i] != 0 && (mapping.op(op).outputs >> given[i] & 1) == 0) ||
+        (given[i] == 2 && !(mapping.rules().stream_capacity_bytes > 0.0))) {
       throw InvalidInput("outputs: operator " + std::to_string(op) +
                          " does not accept what it is given");
     }
@@ -151,6 +152,11 @@ py::tuple bound(const Mapping& mapping, double theta, double price, double phi) 
   if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0)) {
     throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 or more");
   }
+  for (int op = 0; op < mapping.ops(); ++op) {
+    if (mapping.choices(op).empty()) {
+      throw InvalidInput("problem: operator " + std::to_string(op) + " has no legal gene");
+    }
+  }
   MapBound found;
   {
     const py::gil_scoped_release release;
@@ -164,7 +170,8 @@ py::tuple bound(const Mapping& mapping, double theta, double price, double phi) 
 void bind_mapping(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(MeshRun, axis, size, stride);
   PYBIND11_NUMPY_DTYPE(MapGene, slots, mode, algorithm);
-  PYBIND11_NUMPY_DTYPE(MapOpRecord, part, roles, outputs, product, limit, stat_bytes, gather_bytes);
+  PYBIND11_NUMPY_DTYPE(MapOpRecord, part, roles, outputs, product, kept, reserved, limit,
+                       stat_bytes, gather_bytes);
   PYBIND11_NUMPY_DTYPE(MapEdgeRecord, from, to, kind, again, bytes);
   PYBIND11_NUMPY_DTYPE(MapRulesRecord, x_bytes_per_s, y_bytes_per_s, hop_s, capacity_bytes,
                        stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,

@@ -10,23 +10,78 @@ namespace {
 constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
 constexpr auto kRole = [](Role role) { return static_cast<std::size_t>(role); };
 
-bool in_range(const MapProblem& p) noexcept {
+bool is_size(double value) noexcept { return std::isfinite(value) && value >= 0.0; }
+bool is_rate(double value) noexcept { return std::isfinite(value) && value > 0.0; }
+
+bool good_edges(const MapProblem& p) noexcept {
   const auto ops = static_cast<std::int32_t>(p.ops.size());
-  const auto cells = p.ops.size() * kAt(std::max(p.columns, 0));
-  for (const auto& table : {p.tables.forward_s, p.tables.backward_s, p.tables.stash_bytes,
-                            p.tables.live_bytes, p.tables.parameters}) {
-    if (table.size() != cells) return false;
-  }
   for (const MapEdgeRecord& edge : p.edges) {
     if (edge.from < 0 || edge.from >= ops || edge.to < 0 || edge.to >= ops) return false;
-    if (edge.kind < 0 || edge.kind > 3 || !(edge.bytes >= 0.0)) return false;
+    if (edge.kind < 0 || edge.kind > 3 || !is_size(edge.bytes)) return false;
     if (edge.kind == 0 && edge.from >= edge.to) return false;
+    for (const MapEdgeRecord& other : p.edges) {  // a fan carries one tensor
+      if (other.from == edge.from && other.kind == edge.kind && other.bytes != edge.bytes) {
+        return false;
+      }
+    }
   }
-  for (const std::int32_t op : p.chain) {
+  for (std::size_t i = 0; i < p.chain.size(); ++i) {
+    const std::int32_t op = p.chain[i];
     if (op < 0 || op >= ops || p.ops[kAt(op)].part != 1) return false;
+    if (i == 0) continue;
+    const bool joined = std::any_of(p.edges.begin(), p.edges.end(), [&](const MapEdgeRecord& e) {
+      return e.kind == 0 && e.from == p.chain[i - 1] && e.to == op;
+    });
+    if (!joined) return false;
   }
-  return std::all_of(p.column.begin(), p.column.end(),
-                     [&](std::int32_t c) { return c >= -1 && c < p.columns; });
+  return true;
+}
+
+// Slots along x from the inside out, then along y; each spans what lies inside it.
+bool good_slots(const MapProblem& p, std::int64_t* dies) noexcept {
+  std::int64_t stride[2] = {1, 1};
+  std::int32_t axis = 0;
+  *dies = 1;
+  for (const MeshRun& slot : p.slots) {
+    if (slot.axis < axis || slot.axis > 1 || slot.size < 2 || slot.size > 1 << 16) return false;
+    axis = slot.axis;
+    if (slot.stride != stride[axis]) return false;
+    stride[axis] *= slot.size;
+    *dies *= slot.size;
+    if (*dies > 1 << 16) return false;
+  }
+  return true;
+}
+
+bool good_columns(const MapProblem& p, std::int64_t dies) noexcept {
+  const std::size_t d = p.divisors.size();
+  std::int64_t count = 0;
+  for (std::int64_t i = 1; i <= dies; ++i) {
+    if (dies % i != 0) continue;
+    if (kAt(count) >= d || p.divisors[kAt(count)] != i) return false;
+    ++count;
+  }
+  if (kAt(count) != d || p.column.size() != d * d * d * d) return false;
+  for (std::size_t at = 0; at < p.column.size(); ++at) {
+    std::int64_t product = 1;
+    for (std::size_t rest = at, r = 0; r < 4; ++r, rest /= d) product *= p.divisors[rest % d];
+    const std::int32_t column = p.column[at];
+    if (column < -1 || column >= p.columns || (column < 0 && dies % product == 0)) return false;
+  }
+  return true;
+}
+
+bool good_rules(const MapRulesRecord& r) noexcept {
+  if (r.microbatches < 1 || !is_rate(r.capacity_bytes) || !is_rate(r.memory_bytes_per_s)) {
+    return false;
+  }
+  for (const double size : {r.stream_capacity_bytes, r.stream_bytes_per_s, r.weight_bytes,
+                            r.gradient_bytes, r.state_bytes, r.step_bytes, r.boundary_bytes}) {
+    if (!is_size(size)) return false;
+  }
+  if (r.modes <= 0 || r.modes >= 1 << kWeightModeCount) return false;
+  const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0;
+  return (r.stream_capacity_bytes <= 0.0 && !streams) || r.stream_bytes_per_s > 0.0;
 }
 
 }  // namespace
@@ -36,24 +91,30 @@ Status check_problem(const MapProblem& p) noexcept {
       p.blocks.empty() || p.blocks.size() > kMaxMapStages || p.chain.empty()) {
     return Status::kTooManyOps;
   }
-  if (p.boundary_s.size() != p.blocks.size() || p.divisors.empty() || p.divisors[0] != 1) {
-    return Status::kBadLayers;
-  }
   std::int64_t dies = 1;
-  for (const MeshRun& slot : p.slots) {
-    if (slot.axis < 0 || slot.axis > 1 || slot.size < 2 || slot.stride < 1)
-      return Status::kBadRanks;
-    dies *= slot.size;
-    if (dies > 1 << 16) return Status::kGroupTooLarge;
+  if (!good_slots(p, &dies)) return Status::kBadRanks;
+  const auto cells = p.ops.size() * kAt(std::max(p.columns, 0));
+  for (const auto& table : {p.tables.forward_s, p.tables.backward_s, p.tables.stash_bytes,
+                            p.tables.live_bytes, p.tables.parameters}) {
+    if (table.size() != cells) return Status::kBadLayers;
+    if (!std::all_of(table.begin(), table.end(), is_size)) return Status::kNotFinite;
   }
-  const std::size_t d = p.divisors.size();
-  if (p.divisors[d - 1] != dies || p.column.size() != d * d * d * d) return Status::kBadLayers;
-  for (std::size_t i = 1; i < d; ++i) {
-    if (p.divisors[i] <= p.divisors[i - 1]) return Status::kBadLayers;
+  for (const MapOpRecord& op : p.ops) {
+    if (op.part < 0 || op.part > 2 || !is_size(op.stat_bytes) || !is_size(op.gather_bytes)) {
+      return Status::kBadLayers;
+    }
   }
-  if (p.rules.microbatches < 1 || !(p.rules.capacity_bytes > 0.0)) return Status::kBadRules;
-  if (!(p.rules.x_bytes_per_s > 0.0 && p.rules.y_bytes_per_s > 0.0)) return Status::kBadFabric;
-  return in_range(p) ? Status::kOk : Status::kBadEdge;
+  if (!good_columns(p, dies) || p.boundary_s.size() != p.blocks.size()) return Status::kBadLayers;
+  if (!std::all_of(p.boundary_s.begin(), p.boundary_s.end(), is_size)) return Status::kNotFinite;
+  if (std::any_of(p.blocks.begin(), p.blocks.end(), [](auto n) { return n < 0; })) {
+    return Status::kNegative;
+  }
+  if (!good_rules(p.rules)) return Status::kBadRules;
+  if (!is_rate(p.rules.x_bytes_per_s) || !is_rate(p.rules.y_bytes_per_s) ||
+      !is_size(p.rules.hop_s)) {
+    return Status::kBadFabric;
+  }
+  return good_edges(p) ? Status::kOk : Status::kBadEdge;
 }
 
 Mapping::Mapping(const MapProblem& p)
@@ -103,11 +164,11 @@ Mapping::Mapping(const MapProblem& p)
       return f.from == edge.from && f.kind == edge.kind;
     });
     if (same == fans_.end()) {
-      fans_.push_back({edge.from, edge.kind, edge.bytes, false, {}});
+      fans_.push_back({edge.from, edge.kind, edge.bytes, {}, {}});
       same = fans_.end() - 1;
     }
     same->to.push_back(edge.to);
-    same->again = same->again || edge.again != 0;
+    same->again.push_back(edge.again != 0);
   }
   fans_of_.resize(ops_.size());
   for (std::size_t f = 0; f < fans_.size(); ++f) {
@@ -123,13 +184,15 @@ Mapping::Mapping(const MapProblem& p)
   for (std::size_t i = 0; i < ops_.size(); ++i) {
     std::vector<std::int32_t>& found = forced_[i];
     std::vector<std::int32_t> open{static_cast<std::int32_t>(i)};
+    if (ops_[i].kept == 0) open.clear();  // a mask comes from its seed, statistics with the output
     while (!open.empty()) {
       const std::int32_t at = open.back();
       open.pop_back();
       for (const MapEdgeRecord& edge : edges_) {
         if (edge.kind != 0 || edge.to != at || ops_[kAt(edge.from)].part != 1) continue;
-        const bool kept = stash_bytes_[kAt(edge.from) * columns_] > 0.0;
-        if (kept || std::find(found.begin(), found.end(), edge.from) != found.end()) continue;
+        if (ops_[kAt(edge.from)].kept != 0 ||
+            std::find(found.begin(), found.end(), edge.from) != found.end())
+          continue;
         found.push_back(edge.from);
         open.push_back(edge.from);
       }
@@ -262,8 +325,8 @@ double Mapping::exchange_s(std::uint16_t slots, double bytes) const noexcept {
 
 // First what makes the tensor smaller, last what makes it larger. `again_s` gets the part that is
 // paid once more when the tensor is kept as it was made.
-double Mapping::convert_s(const State& from, const State& to, double bytes, std::uint8_t algorithm,
-                          double* again_s) const noexcept {
+double Mapping::convert_s(int op, const State& from, const State& to, double bytes,
+                          std::uint8_t algorithm, double* again_s) const noexcept {
   const auto mask = [](int bits) { return static_cast<std::uint16_t>(bits); };
   const std::uint16_t splits = mask(to.batch | to.rows | to.features);
   const std::uint16_t held = mask(from.batch | from.rows | from.features);
@@ -274,7 +337,15 @@ double Mapping::convert_s(const State& from, const State& to, double bytes, std:
            (from.features & (to.batch | to.rows)));
   const std::uint16_t gather = mask(held & to.whole);
   if ((scatter | reduce | exchange | gather) == 0) return 0.0;
-  double here = bytes / size(held) / size(mask(from.whole & splits));
+  // A whole tensor is cut before it travels, unless that takes more digits than a dimension has.
+  const std::int64_t* limit = ops_[kAt(op)].limit;
+  const auto cut = [&](std::uint16_t before, std::uint16_t after, std::size_t dimension) {
+    const bool room = size(mask(before | after)) <= static_cast<double>(limit[dimension]);
+    return room ? from.whole & after : 0;
+  };
+  const std::uint16_t sliced = mask(cut(from.batch, to.batch, 0) | cut(from.rows, to.rows, 1) |
+                                    cut(from.features, to.features, 2));
+  double here = bytes / size(held) / size(sliced);
   double seconds = 0.0;
   seconds += gather_s(scatter, here, algorithm);
   here /= size(scatter);
@@ -289,8 +360,10 @@ double Mapping::convert_s(const State& from, const State& to, double bytes, std:
 
 double Mapping::conversion_s(const MapGene& from, int from_op, const MapGene& to, int to_op,
                              double bytes) const noexcept {
-  return convert_s(made(from_op, from), wanted(to_op, to), bytes, from.algorithm, nullptr) +
-         convert_s(gradient_made(to_op, to), gradient_wanted(from), bytes, from.algorithm, nullptr);
+  return convert_s(from_op, made(from_op, from), wanted(to_op, to), bytes, from.algorithm,
+                   nullptr) +
+         convert_s(from_op, gradient_made(to_op, to), gradient_wanted(from), bytes, from.algorithm,
+                   nullptr);
 }
 
 // ---- terms ----
@@ -334,13 +407,13 @@ Mapping::Node Mapping::node(int op, const MapGene& g) const noexcept {
   const double gradients = parameters * rules_.gradient_bytes;
   const double state = parameters * rules_.state_bytes;
   const double among = size(copies);
-  const double scatter = gather_s(summed, weights, g.algorithm);
+  const double scatter = gather_s(summed, gradients, g.algorithm);
   const double gather = gather_s(copies, weights, g.algorithm);
   const auto mode = static_cast<WeightMode>(g.mode);
   double updated = parameters / among;
   switch (mode) {
     case WeightMode::kReplicated:
-      n.sync_s = 2.0 * scatter;
+      n.sync_s = 2.0 * scatter;  // an all-reduce
       n.state_bytes = weights + gradients + state;
       updated = parameters;
       break;
@@ -377,10 +450,10 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
   Fan found{};
   if (shape.kind == static_cast<int>(EdgeKind::kEntry)) {
     const State between = at_boundary();
-    found.forward_s =
-        convert_s(made(shape.from, from), between, shape.bytes, from.algorithm, nullptr);
+    found.forward_s = convert_s(shape.from, made(shape.from, from), between, shape.bytes,
+                                from.algorithm, nullptr);
     found.backward_s =
-        convert_s(between, gradient_wanted(from), shape.bytes, from.algorithm, nullptr);
+        convert_s(shape.from, between, gradient_wanted(from), shape.bytes, from.algorithm, nullptr);
     return found;
   }
   const auto same = [](const State& a, const State& b) {
@@ -398,12 +471,17 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
       again_back = again_back || same(gradient_made(shape.to[j], other), back);
     }
     if (!again_in) {
-      found.forward_s += convert_s(made(shape.from, from), in, shape.bytes, from.algorithm,
-                                   shape.again ? &found.again_s : nullptr);
+      bool again = false;  // some consumer that shares this conversion needs it once more
+      for (std::size_t j = i; j < shape.to.size(); ++j) {
+        again =
+            again || (shape.again[j] && same(wanted(shape.to[j], genes_[kAt(shape.to[j])]), in));
+      }
+      found.forward_s += convert_s(shape.from, made(shape.from, from), in, shape.bytes,
+                                   from.algorithm, again ? &found.again_s : nullptr);
     }
     if (!again_back) {
       found.backward_s +=
-          convert_s(back, gradient_wanted(from), shape.bytes, from.algorithm, nullptr);
+          convert_s(shape.from, back, gradient_wanted(from), shape.bytes, from.algorithm, nullptr);
     }
   }
   return found;

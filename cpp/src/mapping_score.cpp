@@ -61,6 +61,22 @@ struct Mapping::Block {
   }
 };
 
+// What an operator that runs again pays to take in a kept tensor, where the backward pass does not
+// convert that tensor once more anyway.
+double Mapping::reentry_s(const MapEdgeRecord& edge) const noexcept {
+  if (edge.again != 0 || ops_[kAt(edge.from)].kept == 0) return 0.0;
+  const State in = wanted(edge.to, genes_[kAt(edge.to)]);
+  for (const MapEdgeRecord& other : edges_) {
+    if (other.from != edge.from || other.kind != edge.kind || other.again == 0) continue;
+    const State its = wanted(other.to, genes_[kAt(other.to)]);
+    if (its.batch == in.batch && its.rows == in.rows && its.features == in.features) return 0.0;
+  }
+  const MapGene& from = genes_[kAt(edge.from)];
+  double again = 0.0;
+  convert_s(edge.from, made(edge.from, from), in, edge.bytes, from.algorithm, &again);
+  return again;
+}
+
 Mapping::Block Mapping::block_of() const {
   Block block;
   for (int i = 0; i < ops(); ++i) {
@@ -75,6 +91,12 @@ Mapping::Block Mapping::block_of() const {
     sent[kAt(shape.from)].forward_s += fan_terms_[f].forward_s;
     sent[kAt(shape.from)].again_s += fan_terms_[f].again_s;
   }
+  std::array<double, kMaxMapOps> entering{};
+  for (const MapEdgeRecord& edge : edges_) {
+    const bool passes = edge.kind == static_cast<int>(EdgeKind::kInside) ||
+                        edge.kind == static_cast<int>(EdgeKind::kWrap);
+    if (passes && ops_[kAt(edge.to)].part == 1) entering[kAt(edge.to)] += reentry_s(edge);
+  }
   for (int i = 0; i < ops(); ++i) {
     const MapOpRecord& record = ops_[kAt(i)];
     const bool again = (record.outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
@@ -84,10 +106,11 @@ Mapping::Block Mapping::block_of() const {
     if (record.part != 1 || !(own.stash_bytes > 0.0) || !(again || out)) continue;
     Item item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0};
     item.blocking_s = own.blocking_f_s + sent[kAt(i)].forward_s;
+    if (record.kept != 0) item.blocking_s += entering[kAt(i)];
     item.hidden_s = -sent[kAt(i)].again_s;
     for (const std::int32_t f : forced_[kAt(i)]) {
       item.work_s += nodes_[kAt(f)].forward_s;
-      item.blocking_s += nodes_[kAt(f)].blocking_f_s + sent[kAt(f)].forward_s;
+      item.blocking_s += nodes_[kAt(f)].blocking_f_s + sent[kAt(f)].forward_s + entering[kAt(f)];
     }
     if (out) item.stream_s = 2.0 * own.stash_bytes / rules_.stream_bytes_per_s;
     block.items[kAt(block.count++)] = item;
@@ -140,9 +163,7 @@ class Chooser {
     count_ = count;
     for (int i = 0; i < count; ++i) order_[kAt(i)] = items + i;
     std::sort(order_.begin(), order_.begin() + count, [&](const Item* a, const Item* b) {
-      if (a->recompute != b->recompute) return a->recompute;
-      if (!a->recompute) return a->op < b->op;
-      const double left = least(*a) * b->saved_bytes, right = least(*b) * a->saved_bytes;
+      const double left = least(*a) / a->saved_bytes, right = least(*b) / b->saved_bytes;
       return left != right ? left < right : a->op < b->op;
     });
     for (int i = 0; i < count; ++i) {
@@ -312,7 +333,8 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
     if (!outputs.empty()) {
       for (int i = 0; i < ops(); ++i) chosen[kAt(i)] = outputs[kAt(k) * kAt(ops()) + kAt(i)];
     } else if (kept * block.stash_bytes > room && kept > 1.0) {
-      choose(block, (kept * block.stash_bytes - room) / (kept - 1.0), stream_room, chosen);
+      const double needed = (kept * block.stash_bytes - room) / (kept - 1.0);
+      choose(block, needed * (1.0 - 1e-12), stream_room, chosen);
     }
     const double saved = saved_bytes(block, chosen);
     const double activations = kept * (block.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);

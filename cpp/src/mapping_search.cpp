@@ -122,7 +122,7 @@ class Mover {
   }
 
   void follow(int times) {
-    for (int t = 0; t < times; ++t) {
+    for (int t = 0; t < times && !edges_.empty(); ++t) {
       const MapEdgeRecord& edge = edges_[kAt(numbers_.below(static_cast<int>(edges_.size())))];
       align(edge, numbers_.below(2) == 0);
     }
@@ -190,7 +190,9 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
       continue;
     }
     now = next;
-    if (now < best) {
+    const bool fits = !(score.over_bytes + score.stream_over_bytes > 0.0);
+    const bool fit = !(found.score.over_bytes + found.score.stream_over_bytes > 0.0);
+    if (fits != fit ? fits : now < best) {
       best = now;
       found.genes = genes_of(mapping);
       found.score = score;
@@ -222,7 +224,9 @@ MapFound descend(Mapping& mapping, int rounds) {
           const MapScore tried = mapping.score();
           ++found.evaluations;
           const double value = energy(mapping, tried);
-          if (value < best) {
+          const bool fits = !(tried.over_bytes + tried.stream_over_bytes > 0.0);
+          const bool fit = !(score.over_bytes + score.stream_over_bytes > 0.0);
+          if (fits != fit ? fits : value < best) {
             best = value;
             score = tried;
             kept = gene;
@@ -319,8 +323,9 @@ double cheapest_block(const Mapping& mapping, const Pricing& pricing, double phi
         for (const int ranked : order) {
           const auto g = kAt(ranked);
           if (!(cost[at - 1][g] < best)) break;
-          const double value = cost[at - 1][g] + mapping.conversion_s(before[g], chain[at - 1],
-                                                                      choices[h], op, bytes);
+          const double value =
+              cost[at - 1][g] +
+              (1.0 - phi) * mapping.conversion_s(before[g], chain[at - 1], choices[h], op, bytes);
           if (value < best) {
             best = value;
             from[at][h] = static_cast<int>(g);

@@ -52,7 +52,7 @@ Owned chain_of(int count, std::vector<MeshRun> slots, std::int32_t roles) {
     }
   }
   for (std::int32_t i = 0; i < count; ++i) {
-    made.ops.push_back({1, roles, 7, i % 2, {1 << 20, 1 << 20, 1 << 20, 1 << 20}, 0.5, 0.25});
+    made.ops.push_back({1, roles, 7, i % 2, 1, 0, {1 << 20, 1 << 20, 1 << 20, 1 << 20}, 0.5, 0.25});
     made.chain.push_back(i);
     if (i > 0) made.edges.push_back({i - 1, i, 0, 1, 2.0});
   }

@@ -26,7 +26,10 @@ class Roof:
     """Of state off the wafer, the part that one micro-batch moves."""
 
     def bound_s(self, problem: Problem, layout: Layout) -> float:
-        """No mapping in this layout takes less."""
+        """No mapping in this layout takes less; infinite where state alone has no room."""
+        dies = layout.dies * layout.stages
+        if problem.stream is None and self.state_bytes > dies * problem.capacity_bytes:
+            return float("inf")
         batches = problem.training.global_batch // layout.microbatch
         here = layout.microbatch / layout.dies
         blocks = problem.blocks(layout.stages)
@@ -40,7 +43,7 @@ class Roof:
         if stream is None or problem.volume:
             return 0.0
         dies = layout.dies * layout.stages
-        outside = max(0.0, self.state_bytes - dies * float(problem.wafer.memory_bytes))
+        outside = max(0.0, self.state_bytes - dies * problem.capacity_bytes)
         return outside * self.streamed_share / (dies * stream.bandwidth_bytes_per_s)
 
 
@@ -100,7 +103,7 @@ def tight_bound(
 def _scale(problem: Problem, layout: Layout, free: float) -> float:
     """Give a block's time per byte of a die's memory: where a price begins to count."""
     passes = problem.training.global_batch // layout.microbatch * problem.work.blocks
-    return free / passes / float(problem.wafer.memory_bytes)
+    return free / passes / problem.capacity_bytes
 
 
 def _priced(

@@ -135,7 +135,7 @@ def evaluation_of(
             for k, r in enumerate(stages)
         ),
         tier="dram" if problem.chip.hbm is not None else "sram",
-        capacity_bytes=float(problem.wafer.memory_bytes),
+        capacity_bytes=problem.capacity_bytes,
     )
 
 

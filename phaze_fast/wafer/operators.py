@@ -64,6 +64,8 @@ class MeshOperator:
     """Units its inner dimension can be split into; 0 where it has none."""
     kept_bytes: float
     """That the backward pass needs of its output, for one sequence."""
+    output_kept: bool
+    """Whether that is its output, not only a mask or statistics."""
     parameters: int
     stat_bytes: float
     """Summed over split columns, forward and backward, for one sequence."""
@@ -210,6 +212,7 @@ def _operators(
     kept: dict[str, float] = {}
     for tensor in sheet.kept:
         kept[tensor.producer] = kept.get(tensor.producer, 0.0) + tensor.bytes
+    whole = {t.producer for t in sheet.kept if not (t.statistic or t.name.endswith("-mask"))}
     found = []
     for position, line in enumerate(sheet.lines):
         units, inner = _units(model, line)
@@ -220,9 +223,9 @@ def _operators(
         gathered = 0.0
         if line.kind in ("attention", "batched-gemm"):
             gathered = line.read_bytes - ELEMENT_BYTES * line.b * line.m * line.k
-        own = kept.get(line.name, 0.0)
+        own, output_kept = kept.get(line.name, 0.0), line.name in whole
         if part == "block" and position == len(sheet.lines) - 1:
-            own += input_bytes
+            own, output_kept = own + input_bytes, True
         if part == "behind" and position == 0:
             own += kept.get("input", 0.0)
         found.append(
@@ -234,6 +237,7 @@ def _operators(
                 units=units,
                 inner_units=inner,
                 kept_bytes=own,
+                output_kept=output_kept,
                 parameters=_parameters(model, line),
                 stat_bytes=statistics * line.m,
                 gather_bytes=gathered,
@@ -296,7 +300,7 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
                 if source >= 0:
                     made = operators[start + source]
                     size = made.line.write_bytes
-                    again = again and made.kept_bytes > 0
+                    again = again and made.output_kept
                     edges.append(Edge(start + source, to, "inside", size, again))
                 elif part == "block":
                     edges.append(Edge(last, to, "wrap", boundary, again))

@@ -22,7 +22,7 @@ from phaze_fast.opgraph.sheet import Line
 from phaze_fast.wafer.layout import Layout, boundary_s_per_byte, slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Split, Workload, workload
 
-__all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "WaferTraining"]
+__all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "WaferTraining", "combination"]
 
 Array = np.ndarray[Any, Any]
 
@@ -74,6 +74,15 @@ def _combinations(dies: int) -> tuple[Array, Array, tuple[Split, ...]]:
     return np.array(divisors, dtype=np.int32), column, tuple(splits)
 
 
+def combination(dies: int, factors: tuple[int, ...]) -> int:
+    """Column of the tables in which a split into (B, M, N, K) parts stands."""
+    divisors, column, _ = _combinations(dies)
+    at = 0
+    for factor in factors:
+        at = at * len(divisors) + int(np.searchsorted(divisors, factor))
+    return int(column[at])
+
+
 @lru_cache(maxsize=64)
 def _priced(chip: str, model: str, seq: int) -> dict[tuple[int, ...], tuple[float, float, float]]:
     """Forward and backward seconds and live bytes of local operators, priced once per die."""
@@ -109,6 +118,8 @@ class Problem:
         Price collectives at the bytes a die sends, and everything else at nothing.
     linear
         Dies are numbered row by row and given out in that order, tensor splits innermost.
+    capacity_bytes
+        Of each die's local tier that a mapping may use; by default all of it.
 
     Examples
     --------
@@ -128,12 +139,15 @@ class Problem:
         recompute: bool = True,
         volume: bool = False,
         linear: bool = False,
+        capacity_bytes: float | None = None,
     ) -> None:
         self.model, self.wafer = model, wafer
         self.training = training or WaferTraining()
         self.work: Workload = workload(model, self.training.seq)
         self.recompute, self.volume, self.linear = recompute, volume, linear
         self.chip = wafer.chip
+        whole = float(wafer.memory_bytes)
+        self.capacity_bytes = whole if capacity_bytes is None else min(capacity_bytes, whole)
         stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self.stream = stream
         self._alike = _alike(self.work)
@@ -141,10 +155,15 @@ class Problem:
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
 
     def variant(
-        self, recompute: bool = True, volume: bool = False, linear: bool = False
+        self,
+        recompute: bool = True,
+        volume: bool = False,
+        linear: bool = False,
+        capacity_bytes: float | None = None,
     ) -> Problem:
         """Return the same question under other rules; priced operators are shared."""
-        made = Problem(self.model, self.wafer, self.training, recompute, volume, linear)
+        given = (recompute, volume, linear, capacity_bytes)
+        made = Problem(self.model, self.wafer, self.training, *given)
         if not volume and not self.volume:
             made._tables = self._tables
         return made
@@ -153,6 +172,23 @@ class Problem:
     def modes(self) -> tuple[str, ...]:
         """Ways to keep weights that the wafer accepts."""
         return WEIGHTS if self.stream is not None else WEIGHTS[:-1]
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of one parameter as the passes read it."""
+        return float(optimizer(self.training.optimizer).weight_bytes)
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Of one parameter's gradient."""
+        return float(optimizer(self.training.optimizer).gradient_bytes)
+
+    def parameters(
+        self, op: int, layout_dies: int, microbatch: int, parts: dict[str, int]
+    ) -> float:
+        """Parameters of one operator that a die works with."""
+        column = combination(layout_dies, tuple(parts[role] for role in ROLES[:4]))
+        return float(self._table(layout_dies, microbatch)[4][op, column])
 
     # ---- prices of local operators ----
 
@@ -225,6 +261,8 @@ class Problem:
                 sum(1 << ROLES.index(role) for role in op.roles),
                 self._outputs(op, i == last),
                 op.product,
+                op.output_kept,
+                0,
                 tuple(op.limit(role, microbatch) for role in ROLES[:4]),
                 op.stat_bytes * microbatch,
                 op.gather_bytes * microbatch,
@@ -257,7 +295,7 @@ class Problem:
             x,
             y,
             wafer.hop_latency_s,
-            wafer.memory_bytes,
+            self.capacity_bytes,
             stream.capacity_bytes if stream else 0.0,
             stream.bandwidth_bytes_per_s if stream else 0.0,
             hbm.bandwidth_bytes_per_s if hbm else memory,

@@ -177,7 +177,7 @@ class _Search:
             self.starts.setdefault(layout, []).append(genes)
         self.below_s, self.wanted = below_s, wanted
         self.roof: Roof = roof(problem)
-        self.capacity = float(problem.wafer.memory_bytes)
+        self.capacity = problem.capacity_bytes
         self.began = time.perf_counter()
         self.kernel_s = 0.0
         self.kernel_evaluations = 0
@@ -253,7 +253,11 @@ class _Search:
     # ---- all of it ----
 
     def layouts(self) -> list[tuple[float, Layout]]:
-        """Every layout with its quick bound, the most promising first."""
+        """Every layout with its quick bound, the most promising first.
+
+        Where state has room in none, the largest are looked at nevertheless: they say how much is
+        missing.
+        """
         problem = self.problem
         wanted = set(self.starts)
         wanted |= set(
@@ -261,7 +265,11 @@ class _Search:
             if self.wanted is None
             else self.wanted
         )
-        return sorted((self.roof.bound_s(problem, each), each) for each in wanted)
+        queue = sorted((self.roof.bound_s(problem, each), each) for each in wanted)
+        if queue and queue[0][0] == float("inf") == self.below_s:
+            queue.sort(key=lambda pair: (-pair[1].dies * pair[1].stages, pair[1]))
+            return [(0.0, layout) for _, layout in queue[:_BATCH]]
+        return queue
 
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[_Tried]:
         """Look at layouts in batches; what a bound leaves out is counted and its bound kept."""

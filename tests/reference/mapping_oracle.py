@@ -34,6 +34,7 @@ class Op:
     outputs: tuple = (STASH,)
     product: bool = False
     limit: tuple = (64, 64, 64, 64)
+    kept: bool = True
     stat_bytes: float = 0.0
     gather_bytes: float = 0.0
 
@@ -98,15 +99,21 @@ def needed(before, after, size):
 ORDER = ("reduce-scatter", "all-to-all", "all-reduce", "all-gather")
 
 
-def steps(before, after, sizes):
+def steps(before, after, sizes, limit=(64, 64, 64, 64)):
     """Collectives of a conversion: (kind, slots, bytes of each die's vector / bytes of the tensor).
 
-    What makes the tensor smaller comes first, what makes it larger last.
+    What makes the tensor smaller comes first, what makes it larger last. A whole tensor is cut
+    before it travels only where its dimension has digits for the slots of both ends.
     """
+    room = {
+        name: math.prod(p for b, a, p in zip(before, after, sizes, strict=True) if name in (b, a))
+        <= most
+        for name, most in zip("BMN", limit, strict=False)
+    }
     kinds = [needed(b, a, p) for b, a, p in zip(before, after, sizes, strict=True)]
     share = 1.0
     for b, a, p in zip(before, after, sizes, strict=True):
-        share /= p if b in "BMN" or (b == "-" and a in "BMN") else 1
+        share /= p if b in "BMN" or (b == "-" and a in "BMN" and room[a]) else 1
     found = []
     for kind in ORDER:
         slots = tuple(k for k, found_kind in enumerate(kinds) if found_kind == kind)
@@ -176,10 +183,10 @@ def seconds(case, kind, slots, volume, algorithm=0):
     return times * _half(runs, rates, hop_s, volume, algorithm)
 
 
-def convert(case, before, after, volume, algorithm):
+def convert(case, op, before, after, volume, algorithm):
     """Seconds of a conversion, and of what is paid again when the tensor is kept as it was made."""
     total = again = 0.0
-    for kind, slots, share in steps(before, after, case.sizes):
+    for kind, slots, share in steps(before, after, case.sizes, case.ops[op].limit):
         spent = seconds(case, kind, slots, share * volume, algorithm)
         total += spent
         again += spent if kind in ("all-to-all", "all-gather") else 0.0
@@ -258,13 +265,13 @@ def add_op(case, i, gene, part):
         parameters * rules[name] for name in ("weight_bytes", "gradient_bytes", "state_bytes")
     )
     holders = math.prod(case.sizes[k] for k in _slots(gene, "BMR"))
-    summed, spread = over("reduce-scatter", "BM", weights), over("all-gather", "BMR", weights)
+    summed, spread = over("reduce-scatter", "BM", gradients), over("all-gather", "BMR", weights)
     mode = MODES[gene.mode]
     kept = [weights, gradients, state]  # bytes that a die keeps
     for at in range(3 - min(gene.mode, 3), 3):
         kept[at] /= holders
     if mode == "replicated":
-        part.sync_s += over("all-reduce", "BM", weights)
+        part.sync_s += over("all-reduce", "BM", gradients)
     elif mode == "zero1":
         part.sync_s += summed + spread
     elif mode == "zero2":
@@ -296,8 +303,8 @@ def tensor_terms(case, genes, source, kind):
     home = layout(gene, HOME)
     if kind == ENTRY:
         between = layout(genes[case.chain[-1]], HOME)
-        there = convert(case, layout(gene, MADE), between, size, algorithm)[0]
-        return there, convert(case, between, home, size, algorithm)[0], 0.0
+        there = convert(case, source, layout(gene, MADE), between, size, algorithm)[0]
+        return there, convert(case, source, between, home, size, algorithm)[0], 0.0
     there, back = {}, set()
     for e in edges:
         consumer = case.ops[e.target], genes[e.target]
@@ -305,26 +312,39 @@ def tensor_terms(case, genes, source, kind):
         back.add(gradient_made(*consumer))
     forward = backward = repeated = 0.0
     for wanted, again in there.items():
-        total, part = convert(case, layout(gene, MADE), wanted, size, algorithm)
+        total, part = convert(case, source, layout(gene, MADE), wanted, size, algorithm)
         forward += total
         repeated += part if again else 0.0
     for arrives in back:
-        backward += convert(case, arrives, home, size, algorithm)[0]
+        backward += convert(case, source, arrives, home, size, algorithm)[0]
     return forward, backward, repeated
 
 
 def _unkept(case, op):
     """Operators without a kept output that have to run again before this one can."""
-    found, todo = set(), [op]
+    found, todo = set(), [op] if case.ops[op].kept else []
     while todo:
         at = todo.pop()
         for e in case.edges:
-            kept = case.tables["stash"][e.source, (1, 1, 1, 1)] > 0
+            kept = case.ops[e.source].kept
             inside = e.kind == INSIDE and e.target == at and case.ops[e.source].part == 1
             if inside and not kept and e.source not in found:
                 found.add(e.source)
                 todo.append(e.source)
     return found
+
+
+def _reentry(case, genes, e):
+    """Seconds to take in a kept tensor that the backward pass does not convert again anyway."""
+    if e.again or not case.ops[e.source].kept:
+        return 0.0
+    takes = taken(case.ops[e.target], genes[e.target])
+    for other in case.edges:
+        alike = (other.source, other.kind) == (e.source, e.kind) and other.again
+        if alike and taken(case.ops[other.target], genes[other.target]) == takes:
+            return 0.0
+    gene = genes[e.source]
+    return convert(case, e.source, layout(gene, MADE), takes, e.bytes, gene.algorithm)[1]
 
 
 def parts_of(case, genes):
@@ -349,6 +369,13 @@ def parts_of(case, genes):
             continue
         runs = [i, *_unkept(case, i)]
         waiting = sum(waits[r][1] + sent[r][0] for r in runs)
+        entering = runs if op.kept else runs[1:]
+        waiting += sum(
+            _reentry(case, genes, e)
+            for r in entering
+            for e in case.edges
+            if e.target == r and e.kind in (INSIDE, WRAP)
+        )
         work = sum(waits[r][0] for r in runs)
         more = (waiting, work, -sent[i][1])
         items.append(SimpleNamespace(op=i, options=options, bytes=stash, again=more))

@@ -63,6 +63,8 @@ struct MapOpRecord {
   std::int32_t roles;     // bit r set where role r is accepted
   std::int32_t outputs;   // bit o set where Output o is accepted
   std::int32_t product;   // 1 where it contracts its input's features with weights
+  std::int32_t kept;      // 1 where what it keeps is its output, not a mask or statistics of it
+  std::int32_t reserved;  // keeps the record free of hidden padding
   std::int64_t limit[4];  // largest factor of B, M, N, K
   double stat_bytes;      // summed over split columns, forward and backward; of all rows
   double gather_bytes;    // gathered over split rows (keys and values); whole
@@ -206,8 +208,8 @@ class Mapping {
     std::int32_t from;
     std::int32_t kind;
     double bytes;
-    bool again;
     std::vector<std::int32_t> to;
+    std::vector<bool> again;  // of each one in `to`
   };
   struct Item;  // of the choice of outputs
   struct Block;
@@ -218,8 +220,9 @@ class Mapping {
   State at_boundary() const noexcept;
   double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
   double exchange_s(std::uint16_t slots, double bytes) const noexcept;
-  double convert_s(const State& from, const State& to, double bytes, std::uint8_t algorithm,
+  double convert_s(int op, const State& from, const State& to, double bytes, std::uint8_t algorithm,
                    double* again_s) const noexcept;
+  double reentry_s(const MapEdgeRecord& edge) const noexcept;
   double size(std::uint16_t slots) const noexcept { return sizes_[slots]; }
   std::int32_t column_of(const MapGene& gene) const noexcept;
   Fan fan(const FanShape& shape) const noexcept;

@@ -1,0 +1,307 @@
+"""Takes a mapping, gives what is split where and every collective that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from phaze_fast.units import format_bytes
+from phaze_fast.wafer.encoding import Encoding, Gene
+from phaze_fast.wafer.layout import slots_of
+from phaze_fast.wafer.mesh import Run
+from phaze_fast.wafer.operators import ROLES, MeshOperator
+from phaze_fast.wafer.problem import Problem
+
+__all__ = ["Transfer", "describe", "transfers"]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One collective of one micro-batch, or of one step."""
+
+    operator: str
+    """Whose tensor it is."""
+    target: str
+    """Operator it goes to; empty for weights."""
+    when: str
+    """forward, backward, again (kept inputs, for the backward pass) or step."""
+    op: str
+    """all-gather, reduce-scatter, all-reduce or all-to-all."""
+    runs: tuple[Run, ...]
+    """Dies of one group."""
+    payload_bytes: float
+    """As `mesh_collective` counts it."""
+    hidden: bool
+    """Whether it runs beside the work."""
+
+    @property
+    def ranks(self) -> int:
+        """Dies of one group."""
+        size = 1
+        for run in self.runs:
+            size *= run.size
+        return size
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that one die sends at the least."""
+        once = self.payload_bytes * (self.ranks - 1) / self.ranks
+        return 2.0 * once if self.op == "all-reduce" else once
+
+
+class _Slots:
+    """Slots of one rectangle, and what each operator does with them."""
+
+    def __init__(self, problem: Problem, encoding: Encoding) -> None:
+        self.slots = slots_of(encoding.layout.width, encoding.layout.height)
+        genes, _ = encoding.arrays(problem)
+        self.role = [
+            [
+                next(ROLES[r] for r in range(len(ROLES)) if int(gene["slots"][r]) >> k & 1)
+                for k in range(len(self.slots))
+            ]
+            for gene in genes
+        ]
+
+    def runs(self, chosen: list[int]) -> tuple[Run, ...]:
+        """Neighbouring slots of one axis are one run."""
+        found: list[Run] = []
+        for k in chosen:
+            slot = self.slots[k]
+            if (
+                found
+                and found[-1].axis == slot.axis
+                and (found[-1].stride * found[-1].size == slot.stride)
+            ):
+                found[-1] = Run(slot.axis, found[-1].size * slot.size, found[-1].stride)
+            else:
+                found.append(slot)
+        return tuple(found)
+
+    def size(self, chosen: list[int]) -> int:
+        product = 1
+        for k in chosen:
+            product *= self.slots[k].size
+        return product
+
+
+_MADE = {
+    "batch": "batch",
+    "rows": "rows",
+    "columns": "features",
+    "inner": "partial",
+    "copies": "whole",
+}
+_PRODUCT_TAKES = {
+    "batch": "batch",
+    "rows": "rows",
+    "inner": "features",
+    "columns": "whole",
+    "copies": "whole",
+}
+_OTHER_TAKES = {
+    "batch": "batch",
+    "rows": "rows",
+    "columns": "features",
+    "inner": "whole",
+    "copies": "whole",
+}
+_PRODUCT_RETURNS = {**_PRODUCT_TAKES, "columns": "partial"}
+_WANTS_BACK = {**_MADE, "inner": "whole"}
+_SPLITS = ("batch", "rows", "features")
+
+
+def _conversion(
+    slots: _Slots, before: list[str], after: list[str], whole_bytes: float
+) -> Iterator[tuple[str, list[int], float]]:
+    """Give collectives that turn a tensor from one state into another: (op, slots, payload)."""
+    pick = list(range(len(before)))
+    held = [k for k in pick if before[k] in _SPLITS]
+    sliced = [k for k in pick if before[k] == "whole" and after[k] in _SPLITS]
+    scatter = [k for k in pick if before[k] == "partial" and after[k] in _SPLITS]
+    exchange = [k for k in held if after[k] in _SPLITS and after[k] != before[k]]
+    reduce = [k for k in pick if before[k] == "partial" and after[k] == "whole"]
+    gather = [k for k in held if after[k] == "whole"]
+    here = whole_bytes / slots.size(held) / slots.size(sliced)
+    if scatter:
+        yield "reduce-scatter", scatter, here
+        here /= slots.size(scatter)
+    if exchange:
+        yield "all-to-all", exchange, here
+    if reduce:
+        yield "all-reduce", reduce, here
+    if gather:
+        yield "all-gather", gather, here * slots.size(gather)
+
+
+def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfer]:
+    ops = problem.work.operators
+    paid: set[tuple[int, str, str, tuple[str, ...]]] = set()
+    again_of = {
+        (e.source, e.kind): any(
+            o.again for o in problem.work.edges if (o.source, o.kind) == (e.source, e.kind)
+        )
+        for e in problem.work.edges
+    }
+    last = problem.work.chain[-1]
+    for edge in problem.work.edges:
+        source, target = ops[edge.source], ops[edge.target]
+        made = [_MADE[r] for r in slots.role[edge.source]]
+        wants = [_WANTS_BACK[r] for r in slots.role[edge.source]]
+        if edge.kind == "entry":  # into the layout in which blocks hand tensors on
+            takes = back = [_WANTS_BACK[r] for r in slots.role[last]]
+        else:
+            table = _PRODUCT_TAKES if target.product else _OTHER_TAKES
+            takes = [table[r] for r in slots.role[edge.target]]
+            table = _PRODUCT_RETURNS if target.product else _OTHER_TAKES
+            back = [table[r] for r in slots.role[edge.target]]
+        size = edge.bytes * microbatch
+        passes = (("forward", made, takes), ("backward", back, wants))
+        for when, before, after in passes:
+            key = (edge.source, edge.kind, when, tuple(after if when == "forward" else before))
+            if key in paid:
+                continue  # consumers that agree share one conversion
+            paid.add(key)
+            for op, chosen, payload in _conversion(slots, before, after, size):
+                move = partial(
+                    Transfer,
+                    source.name,
+                    target.name,
+                    op=op,
+                    runs=slots.runs(chosen),
+                    payload_bytes=payload,
+                )
+                yield move(when=when, hidden=False)
+                kept = op in ("all-gather", "all-to-all") and when == "forward"
+                if kept and again_of[edge.source, edge.kind]:
+                    yield move(when="again", hidden=True)
+
+
+def _own(
+    problem: Problem, slots: _Slots, i: int, gene: Gene, microbatch: int
+) -> Iterator[Transfer]:
+    """Give collectives of an operator's statistics, keys and values, and weights."""
+    op: MeshOperator = problem.work.operators[i]
+    of = {role: [k for k, r in enumerate(slots.role[i]) if r == role] for role in ROLES}
+    parts = gene.partition
+    move = partial(Transfer, op.name, "")
+    if op.stat_bytes and of["columns"]:
+        size = op.stat_bytes * microbatch / (parts["batch"] * parts["rows"])
+        for when in ("forward", "backward"):
+            yield move(when, "all-reduce", slots.runs(of["columns"]), size, hidden=False)
+    if op.gather_bytes and of["rows"]:
+        size = op.gather_bytes * microbatch / (parts["batch"] * parts["columns"])
+        runs = slots.runs(of["rows"])
+        yield move("forward", "all-gather", runs, size, hidden=False)
+        yield move("backward", "reduce-scatter", runs, size, hidden=False)
+        yield move("again", "all-gather", runs, size, hidden=True)
+    if not op.parameters:
+        return
+    summed = sorted(of["batch"] + of["rows"])
+    copies = sorted(summed + of["copies"])
+    dies = slots.size(list(range(len(slots.slots))))
+    held = problem.parameters(i, dies, microbatch, parts)
+    sizes = {"all-gather": held * problem.weight_bytes}
+    add, share = slots.runs(summed), slots.runs(copies)
+    mode = gene.weights
+    if mode == "replicated":
+        steps = [("step", "all-reduce", add, False)]
+    elif mode == "zero1":
+        steps = [("step", "reduce-scatter", add, False), ("step", "all-gather", share, False)]
+    elif mode == "zero2":
+        steps = [("backward", "reduce-scatter", add, True), ("step", "all-gather", share, False)]
+    else:
+        steps = [
+            ("forward", "all-gather", share, True),
+            ("backward", "all-gather", share, True),
+            ("backward", "reduce-scatter", add, True),
+        ]
+    for when, name, runs, hidden in steps:
+        if runs:
+            size = sizes.get(name, held * problem.gradient_bytes)
+            yield move(when, name, runs, size, hidden=hidden)
+
+
+def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
+    """List every collective of a mapping: of one block, and of what is before and behind.
+
+    Recomputation repeats the forward ones of what it computes again; they are not listed twice.
+
+    Examples
+    --------
+    Megatron-LM's tensor parallelism sums twice forward and twice backward in a block:
+
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"))
+    >>> plan = megatron(problem, Layout(8, 1, 1, 1), tensor_parallel=8)
+    >>> block = [t for t in transfers(problem, plan) if t.op == "all-reduce" and t.target]
+    >>> [(t.operator, t.when) for t in block][:2]
+    [('attention-norm', 'backward'), ('proj', 'forward')]
+    """
+    slots = _Slots(problem, encoding)
+    batch = encoding.layout.microbatch
+    found = list(_edges(problem, slots, batch))
+    for i, gene in enumerate(encoding.genes):
+        found += _own(problem, slots, i, gene, batch)
+    order = {op.name: i for i, op in enumerate(problem.work.operators)}
+    return sorted(found, key=lambda t: order[t.operator])
+
+
+def _place(gene: Gene) -> str:
+    along = []
+    for axis, runs in (("x", gene.x), ("y", gene.y)):
+        if runs:
+            along.append(f"{axis}: " + " . ".join(f"{role} {factor}" for role, factor in runs))
+    return "; ".join(along) or "whole"
+
+
+def _outputs(gene: Gene) -> str:
+    if len(gene.output) == 1:
+        return gene.output[0]
+    counts = {name: gene.output.count(name) for name in dict.fromkeys(gene.output)}
+    return ", ".join(f"{name} in {n} stages" for name, n in counts.items())
+
+
+def describe(problem: Problem, encoding: Encoding) -> str:
+    """Say which tensor is split where, what becomes of outputs, and what communicates.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"))
+    >>> print(describe(problem, megatron(problem, Layout(8, 1, 1, 1), 8)).splitlines()[6])
+    qkv              x: columns 8 | weights replicated | output stash
+    """
+    layout = encoding.layout
+    lines = [
+        f"{layout.stages} stage(s) of {layout.width} x {layout.height} dies, "
+        f"{layout.microbatch} sequence(s) at once"
+    ]
+    moves: dict[str, list[Transfer]] = {}
+    for each in transfers(problem, encoding):
+        moves.setdefault(each.operator, []).append(each)
+    for op, gene in zip(problem.work.operators, encoding.genes, strict=True):
+        parts = [_place(gene)]
+        if op.parameters:
+            parts.append(f"weights {gene.weights}")
+        if op.kept_bytes:
+            parts.append(f"output {_outputs(gene)}")
+        lines.append(f"{op.name:<16} {' | '.join(parts)}")
+        for each in moves.get(op.name, []):
+            shape = " and ".join(
+                f"{run.size} along {'xy'[run.axis]}"
+                + (f" by {run.stride}" if run.stride > 1 else "")
+                for run in each.runs
+            )
+            to = f" to {each.target}" if each.target else ""
+            beside = ", beside the work" if each.hidden else ""
+            lines.append(
+                f"    {each.when}: {each.op}{to} over {shape}, "
+                f"{format_bytes(each.payload_bytes)}{beside}"
+            )
+    return "\n".join(lines)

@@ -1,0 +1,231 @@
+"""Takes a model and a space of wafers, gives the wafer and the mapping that train it fastest.
+
+A wafer that another contains - the same die, no fewer of them along either axis, no slower links,
+no less memory - is left out: every mapping of the smaller one runs on the larger. The others are
+looked at in the order of a quick bound and searched only below the best time so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Wafer, WaferSpace
+from phaze_fast.models import TransformerModel
+from phaze_fast.wafer.bounds import roof
+from phaze_fast.wafer.layout import layouts
+from phaze_fast.wafer.problem import Problem, WaferTraining
+from phaze_fast.wafer.search import Effort, MappingResult, search_below
+
+__all__ = ["WaferResult", "contained", "search_wafers"]
+
+
+@dataclass(frozen=True)
+class WaferResult:
+    """The fastest wafer of a space, its mapping, and how the others fell out."""
+
+    best: MappingResult
+    base: MappingResult | None
+    """The space's own wafer, if it is feasible."""
+    bound_s: float
+    """No mapping on any wafer of the space takes less."""
+    wafers: int
+    """That meet all rules."""
+    rejected: dict[str, int]
+    """Points that break each rule."""
+    contained: int
+    """Left out because another wafer contains them."""
+    bounded: int
+    """Left out by a bound."""
+    searched: int
+    unseen: int
+    """Left out because the budget ran out."""
+    evaluations: int
+    seconds: float
+
+    @property
+    def gap(self) -> float:
+        """By how much the best could still be beaten, relative to it."""
+        found = self.best.best
+        return max(0.0, 1.0 - self.bound_s / found.time_s) if found.fits else 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        best = self.best
+        return {
+            "model": best.problem.model.name,
+            "wafer": best.problem.wafer.to_dict(),
+            "ours": best.best.to_dict(),
+            "base": None if self.base is None else self.base.best.to_dict(),
+            "bound": self.bound_s,
+            "gap": self.gap,
+            "wafers": {
+                "feasible": self.wafers,
+                "rejected": self.rejected,
+                "contained": self.contained,
+                "bounded": self.bounded,
+                "searched": self.searched,
+                "unseen": self.unseen,
+            },
+            "evaluations": self.evaluations,
+            "evaluations_per_s": best.evaluations_per_s,
+            "seconds": self.seconds,
+        }
+
+
+def _die(wafer: Wafer) -> str:
+    """Digest what an operator sees of a die, its memory and links left out."""
+    return wafer.chip.replace(name="die", hbm=None).digest()
+
+
+def _stream(wafer: Wafer) -> tuple[float, float]:
+    tier = next((t for t in wafer.tiers() if t.name == "stream"), None)
+    return (0.0, 0.0) if tier is None else (tier.capacity_bytes, tier.bandwidth_bytes_per_s)
+
+
+def contained(wafers: Sequence[Wafer]) -> list[bool]:
+    """Say for each wafer whether another of the list contains it; of equal ones the first stays.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> whole = presets.wafer("dojo-tile-like")
+    >>> contained([whole, whole.replace(columns=4)])
+    [False, True]
+    """
+    dies = [_die(wafer) for wafer in wafers]
+    sizes = []
+    for wafer in wafers:
+        hbm = wafer.chip.hbm
+        rate = hbm.bandwidth_bytes_per_s if hbm else float("inf")
+        sizes.append(
+            (
+                *wafer.grid,
+                *wafer.link_bytes_per_s,
+                -wafer.hop_latency_s,
+                float(wafer.memory_bytes),
+                rate,
+                *_stream(wafer),
+            )
+        )
+    found = []
+    for i, mine in enumerate(sizes):
+        found.append(
+            any(
+                j != i
+                and dies[j] == dies[i]
+                and not wafers[j].dead
+                and all(a >= b for a, b in zip(other, mine, strict=True))
+                and (other != mine or j < i)
+                for j, other in enumerate(sizes)
+            )
+        )
+    return found
+
+
+def search_wafers(
+    model: TransformerModel,
+    space: WaferSpace,
+    training: WaferTraining | None = None,
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> WaferResult:
+    """Search wafers and mappings together.
+
+    Parameters
+    ----------
+    model
+        What is trained.
+    space
+        Which wafers there are.
+    training
+        Batch, sequence length and optimiser.
+    effort
+        How long to search on each wafer; its budget is for all of them.
+    seed, threads
+        As for `search_mapping`.
+    progress
+        Called with wafers done, wafers in all, and the best time so far.
+
+    Raises
+    ------
+    InvalidInputError
+        Where no wafer of the space meets all rules.
+    """
+    began = time.perf_counter()
+    training, effort = training or WaferTraining(), effort or Effort()
+    wafers, rejected = space.wafers()
+    if not wafers:
+        raise InvalidInputError(
+            f"space: no wafer of {space.name} meets all rules; broken: "
+            + ", ".join(f"{rule} {count}" for rule, count in rejected.items())
+        )
+    inside = contained(wafers)
+    base = space.base_index
+    kept = [i for i in range(len(wafers)) if not inside[i] or i == base]
+    problems = {i: Problem(model, wafers[i], training) for i in kept}
+    least = {i: _roof(problems[i]) for i in kept}
+    order = sorted(kept, key=lambda i: (i != base, least[i], i))
+    best: tuple[float, int, MappingResult] | None = None
+    bounds: list[float] = []
+    results: dict[int, MappingResult] = {}
+    evaluations = bounded = searched = unseen = 0
+    for done, i in enumerate(order):
+        if best is not None and _late(began, effort):
+            unseen += 1
+            bounds.append(least[i])
+            continue
+        limit = best[0] if best is not None else float("inf")
+        if least[i] >= limit:
+            bounded += 1
+            bounds.append(least[i])
+        else:
+            left = (
+                None if effort.budget_s is None else began + effort.budget_s - time.perf_counter()
+            )
+            each = replace(effort, budget_s=None if left is None else max(left, 1e-3))
+            found, bound = search_below(problems[i], limit, each, seed, threads)
+            bounds.append(bound)
+            if found is None:
+                bounded += 1
+            else:
+                searched += 1
+                evaluations += found.evaluations
+                results[i] = found
+                if found.best.fits and found.best.time_s < limit:
+                    best = (found.best.time_s, i, found)
+        if progress is not None:
+            progress(done + 1, len(order), best[0] if best is not None else float("inf"))
+    chosen = (
+        best[2]
+        if best is not None
+        else min(results.values(), key=lambda r: r.best.over_bytes + r.best.stream_over_bytes)
+    )
+    return WaferResult(
+        best=chosen,
+        base=results.get(base) if base is not None else None,
+        bound_s=min([*bounds, chosen.best.time_s]) if chosen.best.fits else min(bounds),
+        wafers=len(wafers),
+        rejected={str(rule): count for rule, count in rejected.items()},
+        contained=len(wafers) - len(kept),
+        bounded=bounded,
+        searched=searched,
+        unseen=unseen,
+        evaluations=evaluations,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _late(began: float, effort: Effort) -> bool:
+    return effort.budget_s is not None and time.perf_counter() - began > effort.budget_s
+
+
+def _roof(problem: Problem) -> float:
+    over = roof(problem)
+    every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    return min(over.bound_s(problem, layout) for layout in every)
