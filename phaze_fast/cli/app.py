@@ -17,6 +17,7 @@ from phaze_fast.cli import (
     schedules,
     search,
     show,
+    wafer,
 )
 
 __all__ = ["app"]
@@ -47,5 +48,16 @@ def _options(
     """Accelerator, operator schedule and device placement for training, searched together."""
 
 
-for _part in (search, models, show, hardware, costs, schedules, placements, plans, questions):
+for _part in (
+    search,
+    wafer,
+    models,
+    show,
+    hardware,
+    costs,
+    schedules,
+    placements,
+    plans,
+    questions,
+):
     _part.add_commands(app)

@@ -24,7 +24,7 @@ from phaze_fast.wafer.plans import megatron_genes
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.search import Effort, MappingResult, Progress, search_mapping
 
-__all__ = ["ABLATIONS", "PUBLISHED", "Comparison", "compare_mappings"]
+__all__ = ["ABLATIONS", "PUBLISHED", "PUBLISHED_MEMORY", "Comparison", "compare_mappings"]
 
 Array = np.ndarray[Any, Any]
 
@@ -37,8 +37,11 @@ ABLATIONS = {
 }
 """What each ablation takes away."""
 
-PUBLISHED = {"accpar": (3.1, 3.6), "zero3": (2.9, None), "megatron": (1.6, 3.1)}
-"""TMAC's own speed-up and saving of memory over each system, as published in its abstract."""
+PUBLISHED = {"accpar": 3.1, "zero3": 2.9, "megatron": 1.6}
+"""TMAC's own speed-up over each system, as published (2024)."""
+
+PUBLISHED_MEMORY = (3.6, 3.1)
+"""Savings of memory that TMAC publishes beside them; over which two is not known to us."""
 
 _HALVINGS = 6
 _LESS = 3  # an ablation has its start from our best, and less to search
@@ -83,10 +86,7 @@ class Comparison:
             "seconds": ours.seconds,
             "seed": ours.seed,
             "layouts": {"all": ours.layouts, "pruned": ours.pruned, "unseen": ours.unseen},
-            "published": {
-                name: {"speedup": speed, "memory": memory}
-                for name, (speed, memory) in PUBLISHED.items()
-            },
+            "published": {"speedup": PUBLISHED, "memory": list(PUBLISHED_MEMORY)},
         }
 
 

@@ -258,7 +258,7 @@ class Encoding:
                     axes[0],
                     axes[1],
                     names[:1] if len(set(names)) == 1 else names,
-                    WEIGHTS[int(genes[i]["mode"])],
+                    WEIGHTS[int(genes[i]["mode"])] if op.parameters else WEIGHTS[0],
                     MESH_ALGORITHMS[int(genes[i]["algorithm"])],
                 )
             )

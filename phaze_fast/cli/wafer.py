@@ -1,0 +1,389 @@
+"""Takes models and wafers, gives the fastest mappings, and other systems' plans beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from phaze_fast import models as model_presets
+from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.documents import read_document
+from phaze_fast.errors import InfeasibleError
+from phaze_fast.hardware import Wafer, WaferSpace, presets
+from phaze_fast.units import format_bytes, format_time
+from phaze_fast.wafer import Encoding, Evaluation, Problem, WaferTraining, evaluate
+from phaze_fast.wafer.comparison import (
+    ABLATIONS,
+    PUBLISHED,
+    PUBLISHED_MEMORY,
+    Comparison,
+    compare_mappings,
+)
+from phaze_fast.wafer.diemap import die_map
+from phaze_fast.wafer.search import Effort, MappingResult, search_mapping
+from phaze_fast.wafer.traffic import describe
+from phaze_fast.wafer.wafers import WaferResult, search_wafers
+
+__all__ = ["add_commands"]
+
+_NAMES = {
+    "megatron": "Megatron-LM",
+    "zero3": "DeepSpeed ZeRO-3",
+    "accpar": "AccPar",
+    "hypar": "HyPar",
+}
+_WAYS = {"default": "default", "tuned": "tuned, linear ranks", "tiled": "tuned, best tiling"}
+
+
+def _wafer_of(name: str) -> Wafer | WaferSpace:
+    """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
+    if name in presets.wafer_space_names():
+        return presets.wafer_space(name)
+    if name in presets.wafer_names() or not name.endswith((".yaml", ".yml", ".json")):
+        return presets.wafer(name)
+    data = read_document(name)
+    if isinstance(data, dict) and "axes" in data:
+        return WaferSpace.from_dict(data, source=name)
+    return Wafer.from_dict(data, source=name)
+
+
+# ---- what a person sees ----
+
+
+def _gene_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
+    def along(runs: tuple[tuple[str, int], ...]) -> str:
+        return " . ".join(f"{role} {factor}" for role, factor in runs) or "-"
+
+    rows = []
+    for op, gene in zip(problem.work.operators, found.encoding.genes, strict=True):
+        outputs = [f"{gene.output.count(o)} x {o}" for o in dict.fromkeys(gene.output)]
+        shown = gene.output[0] if len(gene.output) == 1 else ", ".join(outputs)
+        shown = shown if op.kept_bytes else "-"
+        weights = gene.weights if op.parameters else "-"
+        rows.append([gene.operator, along(gene.x), along(gene.y), shown, weights])
+    return rows
+
+
+def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
+    layout, wafer = found.encoding.layout, problem.wafer
+    used = layout.dies * layout.stages
+    sequences = problem.training.global_batch
+    first = [
+        ("step", format_time(found.time_s) if found.fits else found.reason),
+        ("sequences/s", f"{sequences / found.time_s:,.1f}" if found.fits else "-"),
+        (
+            "memory per die",
+            f"{format_bytes(found.memory_bytes)} of "
+            f"{format_bytes(found.capacity_bytes)} {found.tier}",
+        ),
+        (
+            "stages",
+            f"{layout.stages} of {layout.width} x {layout.height} dies; "
+            f"{used} of {wafer.dies} dies",
+        ),
+        ("micro-batch", f"{layout.microbatch} of {sequences} sequences"),
+        (
+            "a block waits",
+            f"{format_time(found.blocking_s)} for collectives, "
+            f"{format_time(found.compute_s)} of work",
+        ),
+    ]
+    if found.stream_bytes > 0:
+        first.insert(3, ("off the wafer", f"{format_bytes(found.stream_bytes)} a die"))
+    return fields(f"{problem.model.name} on {wafer.name}", [*first, *pairs])
+
+
+def _proof(found: MappingResult) -> list[tuple[str, str]]:
+    bound = f"{format_time(found.bound_s)}; no mapping is more than {found.gap:.1%} faster"
+    return [
+        ("bound", bound if found.best.fits else "-"),
+        (
+            "layouts",
+            f"{found.layouts:,}, of which {found.pruned:,} left out by a bound"
+            + (f", {found.unseen:,} not looked at" if found.unseen else ""),
+        ),
+        (
+            "evaluations",
+            f"{found.evaluations:,}; {found.evaluations_per_s:,.0f} per second of a core",
+        ),
+    ]
+
+
+def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
+    return [
+        Text("Dies and their stages (. idle, X dead)", style="bold"),
+        Text(die_map(problem.wafer, found.encoding.layout)),
+        table(
+            "Operators",
+            ["operator", "along x", "along y", "output", "weights"],
+            _gene_rows(problem, found),
+            "innermost first; all blocks share their genes",
+        ),
+    ]
+
+
+def _cell(found: Evaluation, ours: Evaluation) -> list[str]:
+    if not found.fits:
+        return ["OOM", "-", format_bytes(found.memory_bytes), found.reason]
+    ratio = f"{found.time_s / ours.time_s:.2f}x" if ours.fits else "-"
+    return [format_time(found.time_s), ratio, format_bytes(found.memory_bytes), ""]
+
+
+def _case_rows(case: Comparison) -> list[list[str]]:
+    ours, problem = case.ours.best, case.ours.problem
+    head = [problem.model.name, problem.wafer.name]
+    note = f"at most {case.ours.gap:.1%} from the best" if ours.fits else ours.reason
+    rows = [[*head, "ours", *_cell(ours, ours)[:3], note]]
+    for name, each in case.baselines.items():
+        for way, label in _WAYS.items():
+            cells = _cell(getattr(each, way), ours)
+            if way == "tiled" and name in case.lean and ours.fits:
+                lean = case.lean[name]
+                least = max(lean.memory_bytes, 1.0)
+                cells[3] = (
+                    f"ours as fast in {format_bytes(lean.memory_bytes)} "
+                    f"({each.best.memory_bytes / least:.1f}x less)"
+                )
+            rows.append(["", "", f"{_NAMES[name]}, {label}", *cells])
+    for name, each_one in case.ablations.items():
+        cells = _cell(each_one, ours)
+        cells[3] = cells[3] or ABLATIONS[name]
+        rows.append(["", "", f"ablation: {name.replace('_', ' ')}", *cells])
+    return rows
+
+
+def _comparison_table(cases: list[Comparison]) -> RenderableType:
+    rows = [row for case in cases for row in _case_rows(case)]
+    published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
+    memory = " and ".join(f"{saving}x" for saving in PUBLISHED_MEMORY)
+    caption = f"TMAC publishes {published}, and {memory} less memory; docs/wafer.md explains"
+    columns = ["model", "wafer", "plan", "step>", "of ours>", "memory/die>", "remark"]
+    return table("Ours and others", columns, rows, caption)
+
+
+# ---- running ----
+
+
+@contextlib.contextmanager
+def _shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
+    """Give (say what runs, show how far it is), both on standard error."""
+    watched = sys.stderr is not None and sys.stderr.isatty() and not quiet
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[best]}"),
+        TimeElapsedColumn(),
+        transient=True,
+        disable=not watched,
+        console=Console(stderr=True),
+    ) as bar:
+        task = bar.add_task("", total=None, best="")
+
+        def say(name: str) -> None:
+            bar.update(task, description=name, completed=0, total=None)
+
+        def show(done: int, total: int, best: float) -> None:
+            text = f"best {format_time(best)}" if math.isfinite(best) else ""
+            bar.update(task, completed=done, total=total, best=text)
+
+        yield say, show
+
+
+def _one_wafer(
+    problem: Problem, effort: Effort, seed: int, threads: int, compare: bool, quiet: bool
+) -> Comparison | MappingResult:
+    with _shown(quiet) as (say, show):
+        name = f"{problem.model.name} on {problem.wafer.name}"
+        say(name)
+        if compare:
+            return compare_mappings(
+                problem,
+                effort,
+                seed,
+                threads,
+                progress=show,
+                report=lambda part: say(f"{name}: {part}"),
+            )
+        return search_mapping(problem, effort, seed, threads, progress=show)
+
+
+def _space(
+    model: Any,
+    space: WaferSpace,
+    training: WaferTraining,
+    effort: Effort,
+    seed: int,
+    threads: int,
+    compare: bool,
+    quiet: bool,
+) -> tuple[WaferResult, Comparison | None]:
+    with _shown(quiet) as (say, show):
+        say(f"{model.name} on {space.name}")
+        found = search_wafers(model, space, training, effort, seed, threads, show)
+    if not compare:
+        return found, None
+    case = _one_wafer(found.best.problem, effort, seed, threads, True, quiet)
+    assert isinstance(case, Comparison)
+    if found.base is not None:
+        case.ablations["no_architecture"] = found.base.best
+    return found, case
+
+
+def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
+    rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
+    rows = [
+        ("wafer", str(found.best.problem.wafer)),
+        ("wafers", f"{found.wafers:,} meet all rules; broken: {rejected}"),
+        (
+            "left out",
+            f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
+            f"{found.unseen:,} not looked at; {found.searched:,} searched",
+        ),
+        ("bound over all", f"{format_time(found.bound_s)}; gap {found.gap:.1%}"),
+    ]
+    if found.base is not None and found.base.best.fits:
+        rows.append(("the space's own wafer", format_time(found.base.best.time_s)))
+    return rows
+
+
+def _searched_data(found: MappingResult) -> dict[str, Any]:
+    return {
+        "model": found.problem.model.name,
+        "wafer": found.problem.wafer.name,
+        "ours": found.best.to_dict(),
+        "bound": found.bound_s,
+        "gap": found.gap,
+        "evaluations": found.evaluations,
+        "evaluations_per_s": found.evaluations_per_s,
+        "seconds": found.seconds,
+        "seed": found.seed,
+        "layouts": {"all": found.layouts, "pruned": found.pruned, "unseen": found.unseen},
+    }
+
+
+class _Case:
+    """One model on one wafer or space, answered."""
+
+    def __init__(self, found: MappingResult | Comparison, space: WaferResult | None) -> None:
+        self.comparison = found if isinstance(found, Comparison) else None
+        self.result = found.ours if isinstance(found, Comparison) else found
+        self.space = space
+
+    @property
+    def best(self) -> Evaluation:
+        return self.result.best
+
+    def data(self) -> dict[str, Any]:
+        answer = self.comparison.to_dict() if self.comparison else _searched_data(self.result)
+        return {**self.space.to_dict(), **answer} if self.space is not None else answer
+
+    def human(self, with_genes: bool) -> list[RenderableType]:
+        pairs = _proof(self.result) + (_space_rows(self.space) if self.space is not None else [])
+        parts = [_summary(self.result.problem, self.best, pairs)]
+        return [*parts, *_picture(self.result.problem, self.best)] if with_genes else parts
+
+
+def wafer(
+    model: Annotated[list[str], typer.Argument(help="Model presets, or .yaml or .json files.")],
+    on: Annotated[
+        list[str] | None,
+        typer.Option("--wafer", help="A wafer or a space of wafers: a preset or a file; several."),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Score other systems' plans and ablations as well.")
+    ] = False,
+    global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 512,
+    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam-bf16-grad",
+    encoding: Annotated[
+        Path | None, typer.Option(help="Score this mapping (JSON) instead of searching one.")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--describe", help="Say what is split where and what communicates.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(help="Annealings per promising layout.")] = 4,
+    steps: Annotated[int, typer.Option(help="Evaluations of each.")] = 20_000,
+    promising: Annotated[int, typer.Option(help="Layouts that get them.")] = 6,
+    budget: Annotated[
+        float | None, typer.Option(help="Seconds after which no further layout is looked at.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of all random choices.")] = 0,
+    threads: Annotated[int, typer.Option(help="At most so many threads.")] = 2,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Map a model's operators on a wafer of dies; search wafers too where a space is given."""
+    training = WaferTraining(global_batch, seq, optimizer)
+    effort = Effort(seeds, steps, promising, budget)
+    loaded = [model_presets.load(name) for name in model]
+    wafers = [_wafer_of(name) for name in on or ["dram-wafer"]]
+    if encoding is not None:
+        _score(Problem(loaded[0], _single(wafers[0]), training), encoding, show, as_json, to_file)
+        return
+    cases = []
+    for where in wafers:
+        for each in loaded:
+            if isinstance(where, WaferSpace):
+                given = (each, where, training, effort, seed, threads, compare, quiet)
+                found, case = _space(*given)
+                cases.append(_Case(case or found.best, found))
+            else:
+                problem = Problem(each, where, training)
+                answer = _one_wafer(problem, effort, seed, threads, compare, quiet)
+                cases.append(_Case(answer, None))
+
+    def human() -> list[RenderableType]:
+        parts: list[RenderableType] = []
+        for case in cases:
+            parts += case.human(len(cases) == 1)
+            if show:
+                parts.append(Text(describe(case.result.problem, case.best.encoding)))
+        compared = [case.comparison for case in cases if case.comparison is not None]
+        return [*parts, _comparison_table(compared)] if compared else parts
+
+    many = [case.data for case in cases]
+    emit(
+        (many[0] if len(many) == 1 else lambda: {"cases": [data() for data in many]}),
+        human,
+        as_json,
+        to_file,
+    )
+    if len(cases) == 1 and not cases[0].best.fits:
+        raise InfeasibleError(cases[0].best.reason)
+
+
+def _single(where: Wafer | WaferSpace) -> Wafer:
+    return where if isinstance(where, Wafer) else where.base
+
+
+def _score(problem: Problem, path: Path, show: bool, as_json: bool, to_file: Path | None) -> None:
+    """Score a mapping from a file: a list of genes, or any answer of this command."""
+    data = read_document(path)
+    if isinstance(data, dict):
+        data = data.get("ours", data)
+        data = data.get("encoding", data) if isinstance(data, dict) else data
+    found = evaluate(problem, Encoding.from_list(data, str(path)))
+
+    def human() -> list[RenderableType]:
+        parts = [_summary(problem, found, []), *_picture(problem, found)]
+        return [*parts, Text(describe(problem, found.encoding))] if show else parts
+
+    emit(lambda: {"ours": found.to_dict()}, human, as_json, to_file)
+    if not found.fits:
+        raise InfeasibleError(found.reason)
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add this file's command to the program."""
+    app.command("wafer")(wafer)
