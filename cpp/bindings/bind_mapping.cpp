@@ -148,6 +148,21 @@ py::tuple descended(Mapping& mapping, int rounds) {
   return found_of(found);
 }
 
+constexpr double kMostWays = 1e8;
+
+py::tuple exhausted(Mapping& mapping) {
+  need_genes(mapping);
+  if (ways(mapping) > kMostWays) {
+    throw InvalidInput("problem: too many mappings to try them all; expected at most 1e8");
+  }
+  MapFound found;
+  {
+    const py::gil_scoped_release release;
+    found = exhaust(mapping);
+  }
+  return found_of(found);
+}
+
 py::tuple bound(const Mapping& mapping, double theta, double price, double phi) {
   if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0)) {
     throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 or more");
@@ -208,6 +223,8 @@ void bind_mapping(py::module_& module) {
       .def("stages", &stages, py::arg("outputs") = py::none())
       .def("anneal", &annealed, py::arg("seed"), py::arg("steps"), py::arg("start"))
       .def("descend", &descended, py::arg("rounds"))
+      .def("ways", &ways)
+      .def("exhaust", &exhausted)
       .def("bound", &bound, py::arg("theta"), py::arg("price"), py::arg("phi") = 0.0);
 }
 

@@ -26,6 +26,9 @@ class Numbers {  // splitmix64: integers only, so alike everywhere
   std::uint64_t state_;
 };
 
+constexpr double kShortage = 4.0;  // what lacking all of a die's memory costs, in times of the step
+constexpr double kNeverSoLong = 1e18;  // seconds: what does not fit is worse than what does
+
 std::vector<MapGene> genes_of(const Mapping& mapping) {
   std::vector<MapGene> genes;
   for (int i = 0; i < mapping.ops(); ++i) genes.push_back(mapping.gene(i));
@@ -170,12 +173,22 @@ class Mover {
 double energy(const Mapping& mapping, const MapScore& score) noexcept {
   const double over = score.over_bytes + score.stream_over_bytes;
   if (!(over > 0.0)) return score.time_s;
-  return score.time_s * (2.0 + 8.0 * over / mapping.rules().capacity_bytes);
+  return kNeverSoLong * (1.0 + over / mapping.rules().capacity_bytes);
 }
+
+namespace {
+
+// What an annealing walks by: it may pass through mappings that do not quite fit.
+double soft_energy(const Mapping& mapping, const MapScore& score) noexcept {
+  const double over = score.over_bytes + score.stream_over_bytes;
+  return score.time_s * (1.0 + kShortage * over / mapping.rules().capacity_bytes);
+}
+
+}  // namespace
 
 MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
   MapScore score = mapping.score();
-  double now = energy(mapping, score), best = now;
+  double now = soft_energy(mapping, score), best = energy(mapping, score);
   MapFound found{genes_of(mapping), score, 1};
   Mover mover(mapping, rules.seed);
   for (std::int64_t step = 0; step < rules.steps; ++step) {
@@ -184,16 +197,15 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
     mover.propose();
     score = mapping.score();
     ++found.evaluations;
-    const double next = energy(mapping, score);
+    const double next = soft_energy(mapping, score);
     if (!(next <= now * (1.0 + accepted))) {
       mover.undo();
       continue;
     }
     now = next;
-    const bool fits = !(score.over_bytes + score.stream_over_bytes > 0.0);
-    const bool fit = !(found.score.over_bytes + found.score.stream_over_bytes > 0.0);
-    if (fits != fit ? fits : now < best) {
-      best = now;
+    const double value = energy(mapping, score);
+    if (value < best) {
+      best = value;
       found.genes = genes_of(mapping);
       found.score = score;
     }
@@ -224,9 +236,7 @@ MapFound descend(Mapping& mapping, int rounds) {
           const MapScore tried = mapping.score();
           ++found.evaluations;
           const double value = energy(mapping, tried);
-          const bool fits = !(tried.over_bytes + tried.stream_over_bytes > 0.0);
-          const bool fit = !(score.over_bytes + score.stream_over_bytes > 0.0);
-          if (fits != fit ? fits : value < best) {
+          if (value < best) {
             best = value;
             score = tried;
             kept = gene;
@@ -240,6 +250,68 @@ MapFound descend(Mapping& mapping, int rounds) {
   }
   found.genes = genes_of(mapping);
   found.score = score;
+  return found;
+}
+
+namespace {
+
+bool weighted(const Mapping& mapping, int op) noexcept {
+  for (const MapGene& gene : mapping.choices(op)) {
+    const Mapping::Node n = mapping.node(op, gene);
+    if (n.state_bytes + n.stream_bytes > 0.0) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+double ways(const Mapping& mapping) noexcept {
+  double count = 1.0;
+  int modes = 0;
+  for (int w = 0; w < kWeightModeCount; ++w) modes += mapping.rules().modes >> w & 1;
+  for (int op = 0; op < mapping.ops(); ++op) {
+    count *= static_cast<double>(mapping.choices(op).size()) *
+             static_cast<double>(weighted(mapping, op) ? modes : 1);
+  }
+  return count;
+}
+
+MapFound exhaust(Mapping& mapping) {
+  std::vector<std::vector<MapGene>> options(kAt(mapping.ops()));
+  for (int op = 0; op < mapping.ops(); ++op) {
+    const bool any = weighted(mapping, op);
+    for (const MapGene& choice : mapping.choices(op)) {
+      for (std::uint8_t w = 0; w < kWeightModeCount; ++w) {
+        if ((mapping.rules().modes >> w & 1) == 0) continue;
+        MapGene gene = choice;
+        gene.mode = any ? w : choice.mode;
+        options[kAt(op)].push_back(gene);
+        if (!any) break;
+      }
+    }
+    mapping.change(op, options[kAt(op)][0]);
+  }
+  MapFound found{genes_of(mapping), mapping.score(), 1};
+  double best = energy(mapping, found.score);
+  std::vector<std::size_t> at(options.size(), 0);
+  for (;;) {
+    std::size_t op = 0;
+    while (op < at.size() && ++at[op] == options[op].size()) {
+      at[op] = 0;
+      mapping.change(static_cast<int>(op), options[op][0]);
+      ++op;
+    }
+    if (op == at.size()) break;
+    mapping.change(static_cast<int>(op), options[op][at[op]]);
+    const MapScore score = mapping.score();
+    ++found.evaluations;
+    const double value = energy(mapping, score);
+    if (!(value < best)) continue;
+    best = value;
+    found.score = score;
+    found.genes = genes_of(mapping);
+  }
+  mapping.assign(found.genes);
   return found;
 }
 

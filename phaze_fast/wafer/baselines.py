@@ -144,8 +144,7 @@ def best_candidate(
 
 
 def _heads(problem: Problem) -> int:
-    kinds = ("attention", "batched-gemm")
-    return min(op.units for op in problem.work.operators if op.line.kind in kinds)
+    return min(op.units for op in problem.work.operators if op.per_head)
 
 
 def megatron_shapes(problem: Problem, layout: Layout, linear: bool) -> Iterator[tuple[int, Deal]]:

@@ -9,6 +9,8 @@ from phaze_fast.memory import optimizer
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.problem import Problem
 
+_MANY = 1500  # choices of an operator, from which on a relaxation takes seconds
+
 __all__ = ["Roof", "quick_bound", "roof", "tight_bound"]
 
 
@@ -92,6 +94,9 @@ def tight_bound(
         A bound that is known already.
     """
     best = least_s
+    if max(len(mapping.choices(i)) for i in problem.work.chain) > _MANY:
+        scale = _scale(problem, layout, least_s or mapping.bound(1.0, 0.0)[0])
+        return max(best, *(mapping.bound(1.0, scale * 2.0**at)[0] for at in (2.0, 5.0, 8.0)))
     weights = [(1.0, 0.0), (0.5, 0.0)]
     if problem.stream is not None:
         weights += [(1.0, 0.5), (1.0, 1.0)]

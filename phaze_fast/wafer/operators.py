@@ -82,6 +82,11 @@ class MeshOperator:
         """Whether it contracts the features of its input with weights."""
         return self.line.kind == "gemm"
 
+    @property
+    def per_head(self) -> bool:
+        """Whether it is a product of attention, of which every head is one."""
+        return self.line.kind in ("attention", "batched-gemm")
+
     def limit(self, role: str, microbatch: int) -> int:
         """Into how many parts a dimension can be cut at most."""
         sizes = {"batch": microbatch, "rows": self.seq_rows, "columns": self.units}
@@ -164,11 +169,8 @@ class Workload:
     """Operators of a block from its first to its last, each fed by the one before."""
     boundary_bytes: float
     """Of the tensor between two blocks, for one sequence."""
-
-    @property
-    def blocks(self) -> int:
-        """Blocks of the model."""
-        return self.model.layers
+    blocks: int
+    """Blocks of the model."""
 
     @property
     def parameters(self) -> int:
@@ -315,6 +317,7 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
         edges=tuple(edges),
         chain=_chain(sheets[1].lines, starts[1]),
         boundary_bytes=float(boundary),
+        blocks=model.layers,
     )
 
 

@@ -120,6 +120,8 @@ class Problem:
         Dies are numbered row by row and given out in that order, tensor splits innermost.
     capacity_bytes
         Of each die's local tier that a mapping may use; by default all of it.
+    work
+        Operators to map; by default those of the model.
 
     Examples
     --------
@@ -140,10 +142,12 @@ class Problem:
         volume: bool = False,
         linear: bool = False,
         capacity_bytes: float | None = None,
+        work: Workload | None = None,
     ) -> None:
         self.model, self.wafer = model, wafer
         self.training = training or WaferTraining()
-        self.work: Workload = workload(model, self.training.seq)
+        self.work: Workload = work or workload(model, self.training.seq)
+        self._given = work
         self.recompute, self.volume, self.linear = recompute, volume, linear
         self.chip = wafer.chip
         whole = float(wafer.memory_bytes)
@@ -151,7 +155,8 @@ class Problem:
         stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self.stream = stream
         self._alike = _alike(self.work)
-        self._times = _priced(self.chip.digest(), model.digest(), self.work.seq)
+        key = (self.chip.digest(), model.digest(), self.work.seq)
+        self._times = _priced(*key) if work is None else {}
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
 
     def variant(
@@ -163,7 +168,8 @@ class Problem:
     ) -> Problem:
         """Return the same question under other rules; priced operators are shared."""
         given = (recompute, volume, linear, capacity_bytes)
-        made = Problem(self.model, self.wafer, self.training, *given)
+        made = Problem(self.model, self.wafer, self.training, *given, self._given)
+        made._times = self._times
         if not volume and not self.volume:
             made._tables = self._tables
         return made

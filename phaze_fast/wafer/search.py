@@ -32,9 +32,14 @@ Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, float], None]
 """Called with layouts done, layouts in all, and the best time so far (infinite before one)."""
 
+Rank = tuple[bool, float]
+"""Whether it does not fit; then the bytes it is over by, or its time. Smaller is better."""
+
+_LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two looks at the best so far
 _FIRST_STEPS = 3_000
 _LOSS = 0.03  # accepted at first by an annealing, relative
+_LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,7 @@ class _Tried:
 
     layout: Layout
     bound_s: float
-    energy: float
+    rank: Rank
     genes: Array
     mapping: _core.Mapping
     evaluations: int
@@ -115,27 +120,17 @@ class MappingResult:
         return self.kernel_evaluations / self.kernel_s if self.kernel_s > 0 else 0.0
 
 
-def _energy(mapping: _core.Mapping, capacity: float) -> float:
+def _rank(mapping: _core.Mapping) -> Rank:
     score = mapping.score()[0]
     over = float(score["over_bytes"] + score["stream_over_bytes"])
-    seconds = float(score["time_s"])
-    return seconds * (2.0 + 8.0 * over / capacity) if over > 0 else seconds
-
-
-def _fits(mapping: _core.Mapping) -> bool:
-    score = mapping.score()[0]
-    return bool(score["over_bytes"] <= 0 and score["stream_over_bytes"] <= 0)
+    return (over > 0, over if over > 0 else float(score["time_s"]))
 
 
 def _plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
     """Genes that other systems would give this layout."""
     every = layout.dies
     widths = [t for t in range(1, every + 1) if every % t == 0]
-    heads = min(
-        op.units
-        for op in problem.work.operators
-        if op.line.kind == "attention" or op.line.kind == "batched-gemm"
-    )
+    heads = min((op.units for op in problem.work.operators if op.per_head), default=every)
     for t in widths:
         if t > heads or every // t > layout.microbatch:
             continue
@@ -177,7 +172,6 @@ class _Search:
             self.starts.setdefault(layout, []).append(genes)
         self.below_s, self.wanted = below_s, wanted
         self.roof: Roof = roof(problem)
-        self.capacity = problem.capacity_bytes
         self.began = time.perf_counter()
         self.kernel_s = 0.0
         self.kernel_evaluations = 0
@@ -194,7 +188,7 @@ class _Search:
         except InvalidInputError:
             return None
         bound = max(quick_bound(self.problem, layout, mapping), least_s)
-        tried = _Tried(layout, bound, float("inf"), mapping.genes(), mapping, 0)
+        tried = _Tried(layout, bound, _LAST, mapping.genes(), mapping, 0)
         if bound < best < float("inf") and self.problem.stream is not None:
             tried.bound_s = bound = self.tighten(tried)
         if bound >= best:
@@ -205,14 +199,14 @@ class _Search:
             if not _assigned(mapping, genes):
                 continue
             tried.evaluations += 1
-            energy = _energy(mapping, self.capacity)
-            if energy < tried.energy:
-                tried.energy, tried.genes = energy, genes
+            rank = _rank(mapping)
+            if rank < tried.rank:
+                tried.rank, tried.genes = rank, genes
         mapping.assign(tried.genes)
         mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
         genes, _, count = mapping.descend(2)
         tried.evaluations += _FIRST_STEPS + count
-        tried.genes, tried.energy = genes, _energy(mapping, self.capacity)
+        tried.genes, tried.rank = genes, _rank(mapping)
         return tried
 
     # ---- a population on one layout ----
@@ -220,7 +214,7 @@ class _Search:
     def breed(self, tried: _Tried) -> _Tried:
         """Several seeds, then children of the best two, each annealed."""
         mapping = tried.mapping
-        crowd: list[tuple[float, Array]] = [(tried.energy, tried.genes)]
+        crowd: list[tuple[Rank, Array]] = [(tried.rank, tried.genes)]
         for k in range(self.effort.seeds):
             crowd.append(self.annealed(tried, tried.genes, self.seed + 1 + k))
         crowd.sort(key=lambda pair: pair[0])
@@ -234,18 +228,19 @@ class _Search:
         mapping.assign(crowd[0][1])
         genes, _, evaluations = mapping.descend(4)
         tried.evaluations += evaluations
-        tried.genes, tried.energy = genes, _energy(mapping, self.capacity)
+        tried.genes, tried.rank = genes, _rank(mapping)
         return tried
 
-    def annealed(self, tried: _Tried, genes: Array, seed: int) -> tuple[float, Array]:
+    def annealed(self, tried: _Tried, genes: Array, seed: int) -> tuple[Rank, Array]:
         mapping = tried.mapping
         mapping.assign(genes)
         began = time.perf_counter()
-        found, _, count = mapping.anneal(seed, self.effort.steps, _LOSS)
+        loss = _LOSSES[seed % len(_LOSSES)]
+        found, _, count = mapping.anneal(seed, self.effort.steps, loss)
         self.kernel_s += time.perf_counter() - began
         self.kernel_evaluations += count
         tried.evaluations += count
-        return _energy(mapping, self.capacity), found
+        return _rank(mapping), found
 
     def tighten(self, tried: _Tried) -> float:
         return tight_bound(self.problem, tried.layout, tried.mapping, tried.bound_s)
@@ -287,16 +282,24 @@ class _Search:
             for tried in pool.map(self.look, tasks):
                 if tried is None:
                     continue
-                if tried.energy == float("inf"):
+                if tried.rank == _LAST:
                     self.pruned += 1
                     self.bounds.append(tried.bound_s)
                     continue
                 seen.append(tried)
-                if _fits(tried.mapping):
-                    best = min(best, tried.energy)
+                if not tried.rank[0]:
+                    best = min(best, tried.rank[1])
             if self.progress is not None:
                 self.progress(min(at + _BATCH, len(queue)), len(queue), best)
         return seen
+
+    def promising(self, seen: list[_Tried]) -> list[_Tried]:
+        """Take the best layouts, and half as many that do not fit yet and could be faster."""
+        most = self.effort.promising
+        best = seen[0].rank[1] if not seen[0].rank[0] else float("inf")
+        hopeful = [t for t in seen[most:] if t.rank[0] and t.bound_s < best]
+        hopeful.sort(key=lambda tried: (tried.rank, tried.layout))
+        return seen[:most] + hopeful[: (most + 1) // 2]
 
     def run(self) -> MappingResult | None:
         """Search; None where bounds leave nothing below `below_s`."""
@@ -305,10 +308,10 @@ class _Search:
             seen = self.survey(pool, queue)
             if not seen:
                 return None
-            seen.sort(key=lambda tried: (tried.energy, tried.layout))
-            chosen = list(pool.map(self.breed, seen[: self.effort.promising]))
-            chosen.sort(key=lambda tried: (tried.energy, tried.layout))
-            best = chosen[0].energy
+            seen.sort(key=lambda tried: (tried.rank, tried.layout))
+            chosen = list(pool.map(self.breed, self.promising(seen)))
+            chosen.sort(key=lambda tried: (tried.rank, tried.layout))
+            best = float("inf") if chosen[0].rank[0] else chosen[0].rank[1]
             self.bounds += [tried.bound_s for tried in seen if tried.bound_s >= best]
             self.bounds += pool.map(self.tighten, [t for t in seen if t.bound_s < best])
         ranked = [evaluation_of(self.problem, t.layout, t.mapping) for t in chosen]

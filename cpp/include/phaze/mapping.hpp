@@ -273,7 +273,8 @@ struct MapFound {
   std::int64_t evaluations;
 };
 
-// What a search minimises: the step's time where it fits, beyond that ever more the less it fits.
+// What a search minimises: the step's time where it fits, else how much is missing, and more than
+// any time.
 double energy(const Mapping& mapping, const MapScore& score) noexcept;
 
 // Threshold accepting from the mapping's present genes, which it leaves at the best it found. The
@@ -282,6 +283,11 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules);
 
 // Best single changes, one operator after another, until none helps.
 MapFound descend(Mapping& mapping, int rounds);
+
+// How many ways there are to choose genes and modes (modes only where there are weights), and the
+// best of all of them, tried one by one: for small problems, where others can be held against it.
+double ways(const Mapping& mapping) noexcept;
+MapFound exhaust(Mapping& mapping);
 
 struct MapBound {
   double time_s;               // no mapping of this problem takes less

@@ -1,0 +1,295 @@
+"""The search for mappings against brute force, its bound, and what it promises."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from phaze_fast import models
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import presets
+from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line
+from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
+from phaze_fast.wafer.bounds import quick_bound, roof, tight_bound
+from phaze_fast.wafer.layout import layouts, tiles
+from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
+from phaze_fast.wafer.search import Effort, search_below, search_mapping
+from phaze_fast.wafer.wafers import contained, search_wafers
+
+BERT = models.load("bertlarge")
+
+
+def tiny_workload(rng: random.Random) -> Workload:
+    """Up to six operators: an end, a block of products and others, another end."""
+    seq, width = rng.choice([8, 64, 512]), rng.choice([64, 256, 1024])
+    count = rng.randint(2, 4)
+    kinds = [rng.choice(["gemm", "gemm", "activation", "residual", "norm"]) for _ in range(count)]
+    kinds[rng.randrange(count)] = "gemm"
+    kinds[-1] = rng.choice(["residual", "norm"])
+    before, behind = rng.random() < 0.3, rng.random() < 0.4
+    parts = ["before"] * before + ["block"] * count + ["behind"] * behind
+    kinds = ["gemm"] * before + kinds + ["gemm"] * behind
+    ops = []
+    for i, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
+        product = kind == "gemm"
+        size = ELEMENT_BYTES * seq * width
+        line = Line(
+            f"op{i}",
+            kind,
+            "TC" if product else "VC",
+            (-1,),
+            m=seq,
+            n=width,
+            k=width if product else 0,
+            flops=2.0 * seq * width * width if product else 0.0,
+            read_bytes=size + (ELEMENT_BYTES * width * width if product else 0),
+            write_bytes=size,
+            function="layernorm" if kind == "norm" else "",
+        )
+        last = part == "block" and i + 1 == before + count
+        kept = last or (part == "block" and rng.random() < 0.6)
+        ops.append(
+            MeshOperator(
+                name=line.name,
+                part=part,
+                line=line,
+                seq_rows=seq,
+                units=width,
+                inner_units=width if product else 0,
+                kept_bytes=float(size) if kept else 0.0,
+                output_kept=kept,
+                parameters=width * width if product else 0,
+                stat_bytes=8.0 * seq if kind == "norm" else 0.0,
+                gather_bytes=0.0,
+            )
+        )
+    size = float(ELEMENT_BYTES * seq * width)
+    start, end = int(before), before + count - 1
+    edges = [Edge(i, i + 1, "inside", size, ops[i].output_kept) for i in range(start, end)]
+    edges.append(Edge(end, start, "wrap", size, True))
+    if count > 2 and rng.random() < 0.5:
+        edges.append(Edge(start, end, "inside", size, False))
+    if before:
+        edges.append(Edge(0, start, "entry", size, False))
+    if behind:
+        edges.append(Edge(end, end + 1, "exit", size, True))
+    chain = tuple(range(start, end + 1))
+    return Workload(BERT, seq, tuple(ops), tuple(edges), chain, size, blocks=rng.randint(1, 6))
+
+
+def tiny_problem(rng: random.Random) -> Problem:
+    """On at most four dies, with so much memory that keeping everything now and then fits."""
+    name = rng.choice(["dram-wafer", "dram-wafer", "dram-stream-wafer"])
+    columns, rows = rng.choice([(2, 1), (1, 2), (3, 1), (2, 2), (4, 1)])
+    wafer = presets.wafer(name).replace(columns=columns, rows=rows)
+    work = tiny_workload(rng)
+    training = WaferTraining(rng.choice([2, 4, 8]))
+    free = Problem(BERT, wafer, training, work=work)
+    state = 16.0 * work.parameters
+    kept = sum(op.kept_bytes for op in work.operators) * training.global_batch * work.blocks
+    room = (state * rng.uniform(0.3, 1.5) + kept * rng.uniform(0.1, 1.0)) / wafer.dies
+    return replace_capacity(free, room)
+
+
+def replace_capacity(problem: Problem, room: float) -> Problem:
+    return problem.variant(capacity_bytes=room)
+
+
+def every_layout(problem: Problem) -> list[Layout]:
+    return sorted(layouts(problem.wafer, problem.work.blocks, problem.training.global_batch))
+
+
+def brute_force(problem: Problem, most: float) -> tuple[float, float] | None:
+    """(bytes over, time) of the best of all mappings; None where there are too many to try."""
+    mappings = []
+    for layout in every_layout(problem):
+        try:
+            mappings.append(problem.mapping(layout))
+        except InvalidInputError:
+            continue
+    if sum(mapping.ways() for mapping in mappings) > most:
+        return None
+    scores = [mapping.exhaust()[1][0] for mapping in mappings]
+    return min(
+        (float(s["over_bytes"] + s["stream_over_bytes"]), float(s["time_s"])) for s in scores
+    )
+
+
+def tiny_gaps(cases: int, most: float, seed: int) -> list[float]:
+    """Time of the search relative to the best there is, case by case; infeasible ones agree."""
+    rng = random.Random(seed)
+    effort = Effort(seeds=3, steps=3000, promising=6)
+    gaps: list[float] = []
+    while len(gaps) < cases:
+        problem = tiny_problem(rng)
+        best = brute_force(problem, most)
+        if best is None:
+            continue
+        found = search_mapping(problem, effort, seed=len(gaps))
+        assert found.best.fits == (best[0] <= 0.0)
+        if not found.best.fits:
+            continue
+        assert found.bound_s <= best[1] * (1 + 1e-12)
+        assert found.best.time_s >= best[1] * (1 - 1e-12)
+        gaps.append(found.best.time_s / best[1] - 1.0)
+    return gaps
+
+
+def test_tiny_instances_are_solved_as_brute_force_solves_them():
+    gaps = tiny_gaps(12, 3e4, seed=5)
+    assert sum(gap <= 1e-9 for gap in gaps) >= 11
+    assert max(gaps) <= 0.01
+
+
+@pytest.mark.slow
+def test_two_hundred_tiny_instances():
+    """At least 95% are optimal, the others within 1%."""
+    gaps = tiny_gaps(200, 1.5e5, seed=1)
+    assert sum(gap <= 1e-9 for gap in gaps) >= 190
+    assert max(gaps) <= 0.01
+
+
+def test_bounds_hold_for_every_gene_of_tiny_layouts():
+    rng = random.Random(11)
+    checked = 0
+    while checked < 60:
+        problem = tiny_problem(rng)
+        over = roof(problem)
+        for layout in every_layout(problem):
+            mapping = problem.mapping(layout)
+            if mapping.ways() > 3e3:
+                continue
+            score = mapping.exhaust()[1][0]
+            if score["over_bytes"] + score["stream_over_bytes"] > 0:
+                continue
+            least = float(score["time_s"]) * (1 + 1e-12)
+            assert over.bound_s(problem, layout) <= least
+            assert quick_bound(problem, layout, mapping) <= least
+            assert tight_bound(problem, layout, mapping) <= least
+            checked += 1
+
+
+QUICK = Effort(seeds=1, steps=1500, promising=2)
+
+
+@pytest.fixture(scope="module")
+def dojo() -> Problem:
+    return Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(64))
+
+
+def test_the_same_seed_gives_the_same_answer_on_any_number_of_threads(dojo):
+    first = search_mapping(dojo, QUICK, seed=3, threads=1)
+    second = search_mapping(dojo, QUICK, seed=3, threads=2)
+    assert first.best.encoding == second.best.encoding
+    assert first.best.time_s == second.best.time_s
+    assert first.bound_s == second.bound_s
+    assert first.evaluations == second.evaluations
+
+
+def test_the_answer_is_what_its_encoding_evaluates_to(dojo):
+    found = search_mapping(dojo, QUICK).best
+    again = evaluate(dojo, found.encoding)
+    assert again.time_s == found.time_s
+    assert again.memory_bytes == found.memory_bytes
+    chosen = evaluate(dojo, found.encoding, choose_outputs=True)
+    assert chosen.time_s == found.time_s
+
+
+def test_the_bound_and_the_counts_add_up(dojo):
+    found = search_mapping(dojo, QUICK)
+    assert 0 < found.bound_s <= found.best.time_s
+    assert 0 <= found.gap < 1
+    assert found.layouts >= found.pruned > 0
+    assert found.unseen == 0
+
+
+def test_a_start_is_never_made_worse(dojo):
+    plan = megatron(dojo, Layout(4, 1, 5, 2), tensor_parallel=4, weights="zero1")
+    score = evaluate(dojo, plan)
+    found = search_mapping(
+        dojo, QUICK, starts=[(plan.layout, plan.arrays(dojo)[0])], wanted=[plan.layout]
+    )
+    assert found.best.time_s <= score.time_s
+
+
+def test_nothing_below_the_best_is_left_to_find(dojo):
+    found = search_mapping(dojo, QUICK)
+    none, bound = search_below(dojo, found.bound_s * 0.99, QUICK)
+    assert none is None
+    assert bound >= found.bound_s * 0.99
+
+
+def test_a_model_without_room_says_how_much_is_missing():
+    problem = Problem(models.load("gpt3-175b"), presets.wafer("dram-wafer"), WaferTraining(64))
+    found = search_mapping(problem, QUICK)
+    assert not found.best.fits
+    assert found.best.over_bytes > 10e9
+    assert found.best.reason.startswith("OOM: ")
+    assert "dram per die" in found.best.reason
+
+
+def test_an_sram_wafer_holds_the_state_of_few_parameters():
+    """MODEL.md: 44 GB hold at most about 2.7 billion parameters' state at 16 bytes each."""
+    wafer = presets.wafer("wse3-like").replace(off_wafer=None)
+    room = wafer.memory_bytes * wafer.dies / 16
+    assert 2.5e9 < room < 2.8e9
+    small = Problem(models.load("opt-1.3b"), wafer, WaferTraining(64))
+    large = Problem(models.load("llama2-7b"), wafer, WaferTraining(64))
+    assert roof(small).bound_s(small, Layout(12, 7, 1, 64)) < float("inf")
+    assert roof(large).bound_s(large, Layout(12, 7, 1, 64)) == float("inf")
+
+
+def test_dead_dies_are_left_alone():
+    wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 2),))
+    for width, height in ((1, 1), (2, 2), (5, 2), (2, 5)):
+        for x, y in tiles(wafer, width, height):
+            assert not (x <= 2 < x + width and y <= 2 < y + height)
+    assert len(tiles(wafer, 1, 1)) == 24
+    assert tiles(wafer, 5, 5) == ()
+    found = search_mapping(Problem(BERT, wafer, WaferTraining(64)), QUICK)
+    whole = search_mapping(Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(64)), QUICK)
+    assert found.best.time_s > whole.best.time_s
+
+
+def test_a_wafer_inside_another_is_left_out():
+    whole = presets.wafer("dram-wafer")
+    narrow, slow = whole.replace(columns=4), whole.replace(hop_latency_s=1e-6)
+    other = presets.wafer("sram-wafer")
+    assert contained([narrow, whole, slow, other, whole]) == [True, False, True, False, True]
+
+
+def test_wafers_are_searched_together_with_mappings(tmp_path):
+    space = presets.wafer_space("wafer-space").replace(
+        base=presets.wafer("dram-wafer").replace(columns=4, rows=3),
+        axes={"die.hbm_stacks": [0, 1, 2], "die.d2d_modules_x": [4, 14]},
+        ties={},
+    )
+    found = search_wafers(BERT, space, WaferTraining(64), QUICK)
+    wafers, rejected = space.wafers()
+    assert found.wafers == len(wafers)
+    assert found.rejected == rejected
+    best = [search_mapping(Problem(BERT, w, WaferTraining(64)), QUICK).best for w in wafers]
+    assert found.best.best.time_s == min(each.time_s for each in best if each.fits)
+    assert found.bound_s <= found.best.best.time_s
+    shares = found.contained + found.bounded + found.searched + found.unseen
+    assert shares == found.wafers
+
+
+def test_bad_effort_is_refused():
+    with pytest.raises(InvalidInputError, match="seeds: 0 is not accepted"):
+        Effort(seeds=0)
+    with pytest.raises(InvalidInputError, match="budget_s: -1 is not accepted"):
+        Effort(budget_s=-1)
+    with pytest.raises(InvalidInputError, match="global_batch: 0 is not accepted"):
+        WaferTraining(global_batch=0)
+    with pytest.raises(InvalidInputError, match="model: t5"):
+        Problem(models.load("t5-small"), presets.wafer("dram-wafer"))
+
+
+def test_exhaustive_search_refuses_what_it_cannot_finish(dojo):
+    mapping = dojo.mapping(Layout(4, 4, 1, 16))
+    with pytest.raises(InvalidInputError, match="too many mappings"):
+        mapping.exhaust()
+    assert np.isfinite(mapping.ways())
