@@ -12,6 +12,7 @@ import subjects_opgraph
 import subjects_placement
 import subjects_schedule
 import subjects_search
+import subjects_wafer
 from registry import SUBJECTS
 
 from phaze_fast import _core
@@ -27,6 +28,7 @@ STAGES = (
     subjects_schedule,
     subjects_placement,
     subjects_search,
+    subjects_wafer,
 )
 
 

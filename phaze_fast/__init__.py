@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         placement,
         schedule,
         units,
+        wafer,
     )
     from phaze_fast.cost import (
         CacheInfo,
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
         TorusFabric,
         Tuning,
         VectorCore,
+        Wafer,
+        WaferSpace,
         area,
         area_batch,
         power_batch,
@@ -107,6 +110,7 @@ _HOME = {
         "placement",
         "schedule",
         "units",
+        "wafer",
     ),
     "phaze_fast.cost": (
         "CacheInfo",
@@ -150,6 +154,8 @@ _HOME = {
         "TorusFabric",
         "Tuning",
         "VectorCore",
+        "Wafer",
+        "WaferSpace",
         "area",
         "area_batch",
         "power_batch",
@@ -225,6 +231,8 @@ __all__ = [
     "Tuning",
     "Validation",
     "VectorCore",
+    "Wafer",
+    "WaferSpace",
     "__version__",
     "area",
     "area_batch",
@@ -259,6 +267,7 @@ __all__ = [
     "sweep",
     "units",
     "validate",
+    "wafer",
 ]
 
 

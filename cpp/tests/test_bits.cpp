@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "check.hpp"
+#include "mapping_chain.hpp"
 #include "phaze/collective.hpp"
 #include "phaze/op_cost.hpp"
 #include "phaze/placement.hpp"
@@ -195,6 +196,30 @@ std::uint64_t placement_bits() {
   return hash.value();
 }
 
+// Random tables, annealed: what is drawn, compared and summed is the same everywhere.
+std::uint64_t mapping_bits() {
+  test::Numbers numbers(11);
+  Hash hash;
+  for (int round = 0; round < 20; ++round) {
+    test::Owned made = test::chain_of(5, {{0, 2, 1}, {0, 2, 2}, {1, 3, 1}}, 31);
+    for (double& cell : made.table) cell = static_cast<double>(numbers.below(1000) + 1) / 7.0;
+    made.rules.capacity_bytes = 500.0 + 1000.0 * numbers.below(20);
+    CHECK(check_problem(made.problem()) == Status::kOk);
+    Mapping mapping(made.problem());
+    std::vector<MapGene> genes;
+    for (int op = 0; op < mapping.ops(); ++op) genes.push_back(mapping.choices(op)[0]);
+    mapping.assign(genes);
+    const MapFound found = anneal(mapping, {static_cast<std::uint64_t>(round), 2000, 0.1});
+    hash.add(found.score.time_s);
+    hash.add(found.score.memory_bytes);
+    hash.add(found.score.over_bytes);
+    for (const MapGene& gene : found.genes)
+      hash.add(gene.slots[0] * 64 + gene.slots[2] + gene.mode);
+    hash.add(chain_bound(mapping, 0.5, 0.25, 1e-3).time_s);
+  }
+  return hash.value();
+}
+
 }  // namespace
 
 int main() {
@@ -202,5 +227,6 @@ int main() {
   same_everywhere("silicon", silicon_bits(), 0xbc6c313388ea88d3ULL);
   same_everywhere("cost", cost_bits(), 0xc0f537482c10eb21ULL);
   same_everywhere("placement", placement_bits(), 0xee0ca384d3984304ULL);
+  same_everywhere("mapping", mapping_bits(), 0x054bce540799a3feULL);
   return phaze::test::report("bits");
 }

@@ -1,6 +1,9 @@
 """Takes a model and a wafer of dies, gives the operator-level mapping that trains it fastest."""
 
 from phaze_fast.wafer.accpar import accpar, hypar
+from phaze_fast.wafer.baselines import Baseline, baselines
+from phaze_fast.wafer.comparison import Comparison, compare_mappings
+from phaze_fast.wafer.diemap import die_map
 from phaze_fast.wafer.encoding import RULES, Encoding, Gene
 from phaze_fast.wafer.evaluate import Evaluation, evaluate
 from phaze_fast.wafer.layout import Layout
@@ -15,25 +18,41 @@ from phaze_fast.wafer.mesh import (
 )
 from phaze_fast.wafer.plans import megatron, zero3
 from phaze_fast.wafer.problem import Problem, WaferTraining
+from phaze_fast.wafer.search import Effort, MappingResult, search_mapping
+from phaze_fast.wafer.traffic import Transfer, describe, transfers
+from phaze_fast.wafer.wafers import WaferResult, search_wafers
 
 __all__ = [
     "RULES",
+    "Baseline",
+    "Comparison",
+    "Effort",
     "Encoding",
     "Evaluation",
     "Gene",
     "Layout",
     "Links",
+    "MappingResult",
     "MeshGroup",
     "MeshTime",
     "Problem",
     "Run",
+    "Transfer",
+    "WaferResult",
     "WaferTraining",
     "accpar",
+    "baselines",
+    "compare_mappings",
     "concurrent_s",
+    "describe",
+    "die_map",
     "evaluate",
     "hypar",
     "link_loads",
     "megatron",
     "mesh_collective",
+    "search_mapping",
+    "search_wafers",
+    "transfers",
     "zero3",
 ]

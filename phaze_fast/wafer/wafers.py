@@ -156,6 +156,18 @@ def search_wafers(
     ------
     InvalidInputError
         Where no wafer of the space meets all rules.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import WaferSpace
+    >>> space = WaferSpace(
+    ...     name="few", base="dojo-tile-like", axes={"columns": [2, 3], "rows": [2]}
+    ... )
+    >>> quick = Effort(seeds=1, steps=200, promising=1)
+    >>> found = search_wafers(models.load("bertlarge"), space, WaferTraining(16), quick)
+    >>> found.best.problem.wafer.grid, found.contained
+    ((3, 2), 1)
     """
     began = time.perf_counter()
     training, effort = training or WaferTraining(), effort or Effort()

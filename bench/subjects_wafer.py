@@ -1,0 +1,118 @@
+"""Subjects of wafer mappings: evaluations by one changed operator, and from the beginning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from registry import Subject, register
+
+from phaze_fast import models
+from phaze_fast.hardware import presets
+from phaze_fast.wafer import Layout, Problem, WaferTraining, mesh_collective
+from phaze_fast.wafer.layout import links_of
+from phaze_fast.wafer.mesh import Run
+
+STEPS = 100_000
+FULL = 2_000
+
+
+def _mapping() -> Any:
+    problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"), WaferTraining(512))
+    mapping = problem.mapping(Layout(8, 5, 1, 64))
+    mapping.anneal(1, 2_000, 0.03)  # memory is short: outputs are chosen in every evaluation
+    return mapping, mapping.genes()
+
+
+def _anneal(given: Any) -> Any:
+    mapping, genes = given
+    mapping.assign(genes)
+    return mapping.anneal(7, STEPS, 0.03)
+
+
+def _fresh_agrees(given: Any, found: Any) -> None:
+    genes, score, evaluations = found
+    assert given[0].genes().tobytes() == genes.tobytes()
+    assert evaluations == STEPS + 1
+    fresh = _mapping()[0]
+    fresh.assign(genes)
+    assert fresh.score().tobytes() == score.tobytes()
+    assert score["over_bytes"][0] == 0.0
+
+
+def _assign(given: Any) -> Any:
+    mapping, genes = given
+    for _ in range(FULL):
+        mapping.assign(genes)
+        score = mapping.score()
+    return score
+
+
+def _same_score(given: Any, found: Any) -> None:
+    mapping, genes = given
+    mapping.assign(genes)
+    assert mapping.score().tobytes() == found.tobytes()
+
+
+register(
+    Subject(
+        name="incremental",
+        stage="wafer",
+        items=STEPS,
+        build=_mapping,
+        run=_anneal,
+        check=_fresh_agrees,
+        target="100,000 evaluations a second and core",
+    )
+)
+register(
+    Subject(
+        name="full",
+        stage="wafer",
+        items=FULL,
+        build=_mapping,
+        run=_assign,
+        check=_same_score,
+        target="fewer a second than incremental, the same bits",
+    )
+)
+
+
+def _bounded(given: Any) -> float:
+    return float(given[0].bound(1.0, 0.0)[0])
+
+
+def _below(given: Any, found: float) -> None:
+    assert 0.0 < found <= given[0].score()["time_s"][0]
+
+
+register(
+    Subject(
+        name="bound-256-choices",
+        stage="wafer",
+        items=1,
+        build=_mapping,
+        run=_bounded,
+        check=_below,
+    )
+)
+
+
+def _collectives(links: Any) -> float:
+    return mesh_collective("all-reduce", 1e9, [Run(0, 8), Run(1, 5)], links).time_s
+
+
+def _by_hand(links: Any, found: float) -> None:
+    assert np.isclose(found, 2 * (39 / 40) * 1e9 / 2 / links.x_bytes_per_s, rtol=0.01)
+
+
+register(
+    Subject(
+        name="mesh-collective",
+        stage="wafer",
+        items=1,
+        build=lambda: links_of(presets.wafer("dram-wafer")),
+        run=_collectives,
+        check=_by_hand,
+    )
+)
