@@ -132,7 +132,7 @@ def changed(operator, encoding=PLAN, **changes):
     return Encoding(encoding.layout, genes)
 
 
-SIX = Layout(6, 1, 1, 1)
+SIX = Layout(6, 1, 1, 8)
 LONG = Layout(8, 2, 1, 64)
 
 BROKEN = {

@@ -84,6 +84,8 @@ class _Tried:
     genes: Array
     mapping: _core.Mapping
     evaluations: int
+    kernel_s: float = 0.0
+    kernel_evaluations: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class MappingResult:
     evaluations: int
     seconds: float
     kernel_s: float
-    """Of those, inside annealings."""
+    """Of a core, inside annealings."""
     kernel_evaluations: int
     layouts: int
     pruned: int
@@ -173,8 +175,6 @@ class _Search:
         self.below_s, self.wanted = below_s, wanted
         self.roof: Roof = roof(problem)
         self.began = time.perf_counter()
-        self.kernel_s = 0.0
-        self.kernel_evaluations = 0
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
 
@@ -234,11 +234,11 @@ class _Search:
     def annealed(self, tried: _Tried, genes: Array, seed: int) -> tuple[Rank, Array]:
         mapping = tried.mapping
         mapping.assign(genes)
-        began = time.perf_counter()
+        began = time.thread_time()
         loss = _LOSSES[seed % len(_LOSSES)]
         found, _, count = mapping.anneal(seed, self.effort.steps, loss)
-        self.kernel_s += time.perf_counter() - began
-        self.kernel_evaluations += count
+        tried.kernel_s += time.thread_time() - began
+        tried.kernel_evaluations += count
         tried.evaluations += count
         return _rank(mapping), found
 
@@ -321,8 +321,8 @@ class _Search:
             bound_s=self.bound_s,
             evaluations=sum(tried.evaluations for tried in seen),
             seconds=time.perf_counter() - self.began,
-            kernel_s=self.kernel_s,
-            kernel_evaluations=self.kernel_evaluations,
+            kernel_s=sum(tried.kernel_s for tried in seen),
+            kernel_evaluations=sum(tried.kernel_evaluations for tried in seen),
             layouts=len(queue),
             pruned=self.pruned,
             unseen=self.unseen,

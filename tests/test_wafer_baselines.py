@@ -1,0 +1,445 @@
+"""Other systems' plans on a wafer: their rules, AccPar's choice by brute force, the comparison."""
+
+import itertools
+import random
+from itertools import pairwise
+
+import pytest
+
+from phaze_fast import models
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import presets
+from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
+from phaze_fast.wafer.accpar import (
+    TYPES,
+    LayerSize,
+    accpar,
+    hypar,
+    inter_layer,
+    intra_layer,
+    types_of,
+)
+from phaze_fast.wafer.baselines import BASELINES, baselines, is_linear
+from phaze_fast.wafer.comparison import ABLATIONS, compare_mappings
+from phaze_fast.wafer.layout import layouts, tiles
+from phaze_fast.wafer.plans import deals, linear_deal, zero3
+from phaze_fast.wafer.search import Effort
+
+DRAM = presets.wafer("dram-wafer")
+DOJO = presets.wafer("dojo-tile-like")
+QUICK = Effort(seeds=1, steps=500, promising=1, budget_s=2.0)
+
+
+def problem_of(wafer, name="bertlarge", batch=64):
+    return Problem(models.load(name), wafer, WaferTraining(batch))
+
+
+def rank(found):
+    """What fits comes first, then what is faster."""
+    return (found.over_bytes + found.stream_over_bytes, found.time_s)
+
+
+CASES = {
+    "small": (problem_of(DRAM.replace(columns=4, rows=2)), "bertlarge"),
+    "odd": (problem_of(DRAM.replace(columns=3, rows=2)), "bertlarge"),
+    "tight": (problem_of(DOJO), "bertlarge"),
+    "wide": (problem_of(DRAM.replace(columns=8, rows=2)), "bertlarge"),
+    "heads": (problem_of(DRAM.replace(columns=3, rows=3), "gpt2"), "gpt2"),
+    "dead": (problem_of(DRAM.replace(columns=4, rows=3, dead=((1, 1),))), "bertlarge"),
+    "batch": (problem_of(DOJO, batch=7), "bertlarge"),
+    "one": (problem_of(DRAM.replace(columns=1, rows=1)), "bertlarge"),
+}
+_FOUND = {}
+
+
+def plans(case):
+    if case not in _FOUND:
+        _FOUND[case] = baselines(CASES[case][0])
+    return _FOUND[case]
+
+
+# ---- what every baseline promises ----
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", BASELINES)
+def test_tuning_never_makes_a_plan_worse(case, name):
+    found = plans(case)[name]
+    assert rank(found.tuned) <= rank(found.default)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_best_tiling_is_no_worse_than_linear_ranks(case, name):
+    found = plans(case)[name]
+    assert rank(found.tiled) <= rank(found.tuned)
+    assert rank(found.best) == rank(found.tiled)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_plan_is_legal_and_takes_its_stated_time(case):
+    problem = CASES[case][0]
+    for found in plans(case).values():
+        for way in (found.default, found.tuned, found.tiled):
+            assert way.encoding.faults(problem) == []
+            again = evaluate(problem, way.encoding)
+            assert (again.time_s, again.memory_bytes) == (way.time_s, way.memory_bytes)
+            assert again.over_bytes == way.over_bytes
+        assert found.evaluations > 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plans_in_linear_order_lie_in_runs_of_ranks(case):
+    problem = CASES[case][0]
+    for name in ("megatron", "zero3"):
+        found = plans(case)[name]
+        assert is_linear(problem, found.tuned.encoding.layout)
+        assert is_linear(problem, found.default.encoding.layout)
+
+
+def test_an_unknown_baseline_is_refused():
+    with pytest.raises(InvalidInputError, match="baselines: 'deepspeed' is not accepted"):
+        baselines(CASES["one"][0], ["deepspeed"])
+
+
+def test_dead_dies_do_not_make_a_tuned_plan_worse_than_the_default():
+    """AccPar takes the largest rectangle; in linear order that one must be there as well."""
+    problem = problem_of(DRAM.replace(dead=((0, 0),)), batch=70)
+    for found in baselines(problem, ["accpar", "hypar"]).values():
+        assert rank(found.best) <= rank(found.default)
+        assert rank(found.tuned) <= rank(found.default)
+
+
+# ---- each one's own rules ----
+
+
+def width(found):
+    """Tensor-parallel width of a Megatron-LM plan."""
+    up = next(gene for gene in found.encoding.genes if gene.operator == "up")
+    return up.partition["columns"]
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [("small", 8), ("wide", 8), ("tight", 4), ("odd", 2), ("heads", 1), ("one", 1)],
+)
+def test_megatron_by_default_is_as_wide_as_a_node(case, expected):
+    found = plans(case)["megatron"].default
+    assert width(found) == expected
+    layout = found.encoding.layout
+    assert layout.microbatch == layout.dies // expected
+    assert {gene.weights for gene in found.encoding.genes} == {"replicated"}
+
+
+def test_megatron_by_default_computes_all_of_a_block_again():
+    problem = CASES["small"][0]
+    for op, gene in zip(
+        problem.work.operators, plans("small")["megatron"].default.encoding.genes, strict=True
+    ):
+        inside = op.part == "block" and op.kept_bytes and op.name != "ffn-norm"
+        assert gene.output == (("recompute",) if inside else ("stash",))
+
+
+def test_megatron_splits_pairs_of_products():
+    """Shoeybi et al. 2019: columns of the first, rows of the second; batch over the rest."""
+    for way in ("default", "tuned", "tiled"):
+        for case in CASES:
+            found = getattr(plans(case)["megatron"], way)
+            genes = {gene.operator: gene.partition for gene in found.encoding.genes}
+            t = width(found)
+            dies = found.encoding.layout.dies
+            for name, role in (("up", "columns"), ("down", "inner"), ("proj", "inner")):
+                assert genes[name][role] == t
+                assert genes[name]["batch"] == dies // t
+            assert genes["attention"]["columns"] == t
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_zero3_has_replicas_only(case):
+    problem = CASES[case][0]
+    for found in (plans(case)["zero3"].default, plans(case)["zero3"].tuned):
+        layout = found.encoding.layout
+        assert layout.stages == 1
+        assert layout.microbatch % layout.dies == 0
+        for op, gene in zip(problem.work.operators, found.encoding.genes, strict=True):
+            assert gene.partition["batch"] == layout.dies
+            assert gene.weights == ("zero3" if op.parameters else "replicated")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_accpar_and_hypar_keep_everything_and_replicate(case):
+    for name in ("accpar", "hypar"):
+        found = plans(case)[name]
+        for way in (found.default, found.tuned, found.tiled):
+            assert way.encoding.layout.stages == 1
+            for gene in way.encoding.genes:
+                assert gene.output == ("stash",)
+                assert gene.weights == "replicated"
+
+
+def test_accpar_takes_the_largest_rectangle_and_the_whole_batch():
+    for case in ("small", "wide", "tight"):
+        problem = CASES[case][0]
+        layout = plans(case)["accpar"].default.encoding.layout
+        assert layout.microbatch == problem.training.global_batch
+        assert layout.dies == problem.wafer.dies
+
+
+def test_a_pipeline_is_no_deeper_than_there_is_room():
+    for case, (problem, _) in CASES.items():
+        for found in plans(case).values():
+            for way in (found.default, found.tuned, found.tiled):
+                layout = way.encoding.layout
+                assert layout.stages <= len(tiles(problem.wafer, layout.width, layout.height))
+
+
+# ---- AccPar's and HyPar's choice ----
+
+
+def chain_cost(layers, kinds, parts):
+    """Elements that a choice of types moves, by AccPar's own count."""
+    inside = sum(intra_layer(kind, layer) for kind, layer in zip(kinds, layers, strict=True))
+    between = sum(
+        inter_layer(before, after, layer.outputs, parts)
+        for (before, after), layer in zip(pairwise(kinds), layers[:-1], strict=True)
+    )
+    return inside + between
+
+
+@pytest.mark.parametrize("allowed", [TYPES, TYPES[:2], TYPES[1:]], ids=str)
+def test_the_dynamic_program_is_as_good_as_brute_force(allowed):
+    rng = random.Random(7)
+    for _ in range(60):
+        count, parts = rng.randint(1, 6), rng.choice([2, 3, 5])
+        layers = [
+            LayerSize(str(i), *(10 ** rng.uniform(0, 4) for _ in range(3))) for i in range(count)
+        ]
+        chosen = types_of(layers, parts, allowed)
+        best = min(
+            chain_cost(layers, kinds, parts) for kinds in itertools.product(allowed, repeat=count)
+        )
+        assert set(chosen) <= set(allowed)
+        assert chain_cost(layers, chosen, parts) == pytest.approx(best, rel=1e-12)
+
+
+def test_a_cut_leaves_what_its_type_says():
+    layer = LayerSize("a", 60.0, 120.0, 240.0)
+    assert layer.cut("batch", 2) == LayerSize("a", 30.0, 60.0, 240.0)
+    assert layer.cut("inner", 3) == LayerSize("a", 20.0, 120.0, 80.0)
+    assert layer.cut("columns", 4) == LayerSize("a", 60.0, 30.0, 60.0)
+
+
+def test_types_that_follow_one_another_for_free_cost_nothing():
+    """Columns then inner dimension, as in a pair of products; the batch all the way."""
+    assert inter_layer("columns", "inner", 8.0) == 0.0
+    assert inter_layer("batch", "batch", 8.0) == 0.0
+    for before, after in itertools.product(TYPES, repeat=2):
+        assert 0.0 <= inter_layer(before, after, 8.0, 4) <= 8.0
+
+
+@pytest.mark.parametrize("layout", [Layout(4, 2, 1, 64), Layout(3, 2, 1, 64), Layout(4, 1, 1, 4)])
+def test_hypar_cuts_no_columns_of_products(layout):
+    problem = problem_of(DRAM)
+    plan = hypar(problem, layout)
+    for op, gene in zip(problem.work.operators, plan.genes, strict=True):
+        if op.product:
+            assert gene.partition["columns"] == 1
+            assert gene.partition["rows"] == 1
+
+
+@pytest.mark.parametrize("layout", [Layout(4, 2, 1, 64), Layout(8, 5, 1, 64), Layout(4, 1, 1, 4)])
+def test_accpar_cuts_no_rows(layout):
+    for name in ("bertlarge", "llama2-7b"):
+        problem = problem_of(DRAM, name)
+        plan = accpar(problem, layout)
+        assert all(gene.partition["rows"] == 1 for gene in plan.genes)
+
+
+# ---- linear order ----
+
+
+def ranks_of(layout, wafer):
+    """Rank of each die of the first rectangle, row by row of the wafer."""
+    x, y = tiles(wafer, layout.width, layout.height)[0]
+    columns = wafer.grid[0]
+    return [(y + j) * columns + x + i for j in range(layout.height) for i in range(layout.width)]
+
+
+def test_linear_stages_are_runs_of_ranks():
+    problem = problem_of(DOJO)
+    seen = set()
+    for layout in layouts(DOJO, problem.work.blocks, 64):
+        ranks = ranks_of(layout, DOJO)
+        straight = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+        assert is_linear(problem, layout) == straight
+        seen.add(straight)
+    assert seen == {True, False}
+
+
+def tensor_groups(layout, deal):
+    """Dies of each tensor-parallel group, counted row by row in the rectangle."""
+    sizes = []
+    for side in (layout.width, layout.height):
+        factor, left = 2, side
+        while left > 1:
+            if left % factor:
+                factor += 1
+            else:
+                sizes.append(factor)
+                left //= factor
+    groups = {}
+    for die in range(layout.dies):
+        digits, left = [], die
+        for size in sizes:
+            digits.append(left % size)
+            left //= size
+        key = tuple(d for d, use in zip(digits, deal, strict=True) if use == "data")
+        groups.setdefault(key, []).append(die)
+    return list(groups.values())
+
+
+@pytest.mark.parametrize(
+    ("layout", "t"),
+    [(Layout(4, 2, 1, 8), 2), (Layout(4, 2, 1, 8), 8), (Layout(8, 1, 1, 8), 4), (Layout(6, 2, 1, 12), 2)],
+)  # fmt: skip
+def test_linear_groups_are_neighbouring_ranks(layout, t):
+    for group in tensor_groups(layout, linear_deal(layout, t)):
+        assert group == list(range(group[0], group[0] + t))
+    assert linear_deal(layout, t) in deals(layout, t)
+
+
+def test_a_width_that_no_innermost_slots_make_is_refused():
+    with pytest.raises(InvalidInputError, match="tensor_parallel: 3 is not accepted on 6 x 1 dies"):
+        linear_deal(Layout(6, 1, 1, 6), 3)
+    with pytest.raises(InvalidInputError, match="tensor_parallel: 16 is not accepted"):
+        linear_deal(Layout(4, 2, 1, 8), 16)
+
+
+_ORDER = {"columns": 0, "inner": 0, "rows": 1, "copies": 1, "batch": 2}
+
+
+def in_rank_order(gene):
+    """Tensor splits innermost, then rows and copies, then the batch."""
+    order = [_ORDER[role] for role, _ in (*gene.x, *gene.y)]
+    return order == sorted(order)
+
+
+def test_linear_mappings_have_their_roles_in_rank_order():
+    straight = problem_of(DRAM).variant(linear=True)
+    mapping = straight.mapping(Layout(8, 2, 1, 16))
+    for i in range(len(straight.work.operators)):
+        for gene in mapping.choices(i):
+            roles = [next(r for r in range(5) if int(gene["slots"][r]) >> k & 1) for k in range(4)]
+            order = [(2, 1, 0, 0, 1)[r] for r in roles]
+            assert order == sorted(order)
+
+
+def test_plans_in_linear_order_have_their_roles_in_rank_order():
+    for case in CASES:
+        for found in (plans(case)["megatron"].default, plans(case)["megatron"].tuned):
+            assert all(in_rank_order(gene) for gene in found.encoding.genes)
+
+
+# ---- plans by hand ----
+
+
+def test_zero3_needs_a_sequence_for_every_die():
+    problem = problem_of(DRAM)
+    assert zero3(problem, Layout(4, 2, 1, 8)).faults(problem) == []
+    assert "batch: 8 parts of 4" in zero3(problem, Layout(4, 2, 1, 4)).faults(problem)[0]
+
+
+def test_modes_of_recomputation_save_more_and_more():
+    problem = problem_of(DRAM, "gpt2-small")
+    found = [
+        evaluate(problem, megatron(problem, Layout(4, 2, 1, 16), 4, recompute=mode))
+        for mode in ("none", "selective", "full")
+    ]
+    assert [f.memory_bytes for f in found] == sorted((f.memory_bytes for f in found), reverse=True)
+    assert [f.time_s for f in found] == sorted(f.time_s for f in found)
+    with pytest.raises(InvalidInputError, match="recompute: 'ful' is not accepted; did you mean"):
+        megatron(problem, Layout(4, 2, 1, 16), 4, recompute="ful")
+    with pytest.raises(InvalidInputError, match="weights: 'zero4' is not accepted"):
+        megatron(problem, Layout(4, 2, 1, 16), 4, weights="zero4")
+
+
+# ---- the comparison ----
+
+
+@pytest.fixture(scope="module", params=["odd", "tight", "dead"])
+def compared(request):
+    return compare_mappings(CASES[request.param][0], QUICK)
+
+
+def test_ours_is_no_worse_than_any_other(compared):
+    ours = compared.ours.best
+    name, best = compared.best_baseline
+    assert ours.fits
+    assert ours.time_s <= best.time_s
+    assert best.time_s == min(b.best.time_s for b in compared.baselines.values() if b.best.fits)
+    assert compared.baselines[name].best.time_s == best.time_s
+    for found in compared.baselines.values():
+        for way in (found.default, found.tuned, found.tiled):
+            assert not way.fits or ours.time_s <= way.time_s
+
+
+def test_ours_is_no_worse_than_any_ablation(compared):
+    assert set(compared.ablations) == set(ABLATIONS)
+    assert len(ABLATIONS) == 5
+    for found in compared.ablations.values():
+        assert not found.fits or compared.ours.best.time_s <= found.time_s
+    assert compared.ours.bound_s <= compared.ours.best.time_s
+
+
+def test_ablations_take_away_what_they_say(compared):
+    problem = compared.ours.problem
+    kept = compared.ablations["no_recompute"].encoding
+    assert all(set(gene.output) <= {"stash", "offload"} for gene in kept.genes)
+    straight = compared.ablations["no_placement"].encoding
+    assert is_linear(problem, straight.layout)
+    assert all(in_rank_order(gene) for gene in straight.genes)
+    megatrons = compared.ablations["megatron_partitions"]
+    assert rank(megatrons) <= rank(compared.baselines["megatron"].tiled)
+    for found in compared.ablations.values():
+        assert found.encoding.faults(problem) == []
+        assert evaluate(problem, found.encoding).time_s == found.time_s
+
+
+def test_lean_mappings_save_memory_and_are_as_fast(compared):
+    for name, found in compared.lean.items():
+        best = compared.baselines[name].best
+        assert found.memory_bytes <= best.memory_bytes
+        assert found.time_s <= best.time_s
+        again = evaluate(compared.ours.problem, found.encoding)
+        assert again.memory_bytes == found.memory_bytes
+        assert again.time_s == found.time_s
+    fitting = {name for name, each in compared.baselines.items() if each.best.fits}
+    assert set(compared.lean) == fitting
+
+
+def test_names_and_ablations_can_be_chosen():
+    problem = CASES["one"][0]
+    said = []
+    found = compare_mappings(problem, QUICK, names=["zero3"], ablations=False, report=said.append)
+    assert set(found.baselines) == {"zero3"}
+    assert found.ablations == {}
+    assert said == ["zero3", "ours", "lean"]
+
+
+def test_nothing_fits_and_all_say_so():
+    problem = problem_of(DRAM.replace(columns=2, rows=1), "gpt3-13b")
+    found = compare_mappings(problem, QUICK)
+    assert found.best_baseline is None
+    assert not found.ours.best.fits
+    assert found.lean == {}
+    for each in found.baselines.values():
+        assert each.best.reason.startswith("OOM: ")
+        assert rank(found.ours.best)[0] <= rank(each.best)[0]
+
+
+def test_a_short_budget_leaves_ours_no_worse():
+    """Plans of others are looked at first: they cannot be what the budget leaves out."""
+    problem = CASES["small"][0]
+    hurry = Effort(seeds=1, steps=10, promising=1, budget_s=1e-6)
+    found = compare_mappings(problem, hurry, names=["megatron", "zero3"], ablations=False)
+    assert found.ours.best.time_s <= found.best_baseline[1].time_s
