@@ -43,7 +43,7 @@ CASES = {
     "small": (problem_of(DRAM.replace(columns=4, rows=2)), "bertlarge"),
     "odd": (problem_of(DRAM.replace(columns=3, rows=2)), "bertlarge"),
     "tight": (problem_of(DOJO), "bertlarge"),
-    "wide": (problem_of(DRAM.replace(columns=8, rows=2)), "bertlarge"),
+    "wide": (problem_of(DRAM.replace(columns=8, rows=1)), "bertlarge"),
     "heads": (problem_of(DRAM.replace(columns=3, rows=3), "gpt2"), "gpt2"),
     "dead": (problem_of(DRAM.replace(columns=4, rows=3, dead=((1, 1),))), "bertlarge"),
     "batch": (problem_of(DOJO, batch=7), "bertlarge"),
@@ -100,14 +100,6 @@ def test_plans_in_linear_order_lie_in_runs_of_ranks(case):
 def test_an_unknown_baseline_is_refused():
     with pytest.raises(InvalidInputError, match="baselines: 'deepspeed' is not accepted"):
         baselines(CASES["one"][0], ["deepspeed"])
-
-
-def test_dead_dies_do_not_make_a_tuned_plan_worse_than_the_default():
-    """AccPar takes the largest rectangle; in linear order that one must be there as well."""
-    problem = problem_of(DRAM.replace(dead=((0, 0),)), batch=70)
-    for found in baselines(problem, ["accpar", "hypar"]).values():
-        assert rank(found.best) <= rank(found.default)
-        assert rank(found.tuned) <= rank(found.default)
 
 
 # ---- each one's own rules ----
@@ -366,7 +358,9 @@ def test_modes_of_recomputation_save_more_and_more():
 # ---- the comparison ----
 
 
-@pytest.fixture(scope="module", params=["odd", "tight", "dead"])
+@pytest.fixture(
+    scope="module", params=["odd", "dead", pytest.param("tight", marks=pytest.mark.slow)]
+)
 def compared(request):
     return compare_mappings(CASES[request.param][0], QUICK)
 

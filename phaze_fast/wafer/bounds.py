@@ -57,7 +57,8 @@ def roof(problem: Problem) -> Roof:
     >>> from phaze_fast import models
     >>> from phaze_fast.hardware import presets
     >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
-    >>> roof(problem).block_s < problem.mapping(Layout(1, 1, 1, 1)).score()["compute_s"][0]
+    >>> work_s = float(problem.mapping(Layout(1, 1, 1, 1)).score()["compute_s"][0])
+    >>> roof(problem).block_s < work_s
     True
     """
     peak = problem.chip.peak_flops()

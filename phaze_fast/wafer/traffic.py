@@ -237,8 +237,8 @@ def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
     >>> from phaze_fast.wafer import Layout, megatron
     >>> problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"))
     >>> plan = megatron(problem, Layout(8, 1, 1, 1), tensor_parallel=8)
-    >>> block = [t for t in transfers(problem, plan) if t.op == "all-reduce" and t.target]
-    >>> [(t.operator, t.when) for t in block][:2]
+    >>> sums = [t for t in transfers(problem, plan) if t.op == "all-reduce" and t.target]
+    >>> [(t.operator, t.when) for t in sums][1:3]
     [('attention-norm', 'backward'), ('proj', 'forward')]
     """
     slots = _Slots(problem, encoding)

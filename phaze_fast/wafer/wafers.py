@@ -89,10 +89,12 @@ def _stream(wafer: Wafer) -> tuple[float, float]:
 def contained(wafers: Sequence[Wafer]) -> list[bool]:
     """Say for each wafer whether another of the list contains it; of equal ones the first stays.
 
+    A smaller wafer with memory off the wafer has more of it per die, so none contains that one.
+
     Examples
     --------
     >>> from phaze_fast.hardware import presets
-    >>> whole = presets.wafer("dojo-tile-like")
+    >>> whole = presets.wafer("dram-wafer")
     >>> contained([whole, whole.replace(columns=4)])
     [False, True]
     """
@@ -162,7 +164,7 @@ def search_wafers(
     >>> from phaze_fast import models
     >>> from phaze_fast.hardware import WaferSpace
     >>> space = WaferSpace(
-    ...     name="few", base="dojo-tile-like", axes={"columns": [2, 3], "rows": [2]}
+    ...     name="few", base="dram-wafer", axes={"columns": [2, 3], "rows": [2]}
     ... )
     >>> quick = Effort(seeds=1, steps=200, promising=1)
     >>> found = search_wafers(models.load("bertlarge"), space, WaferTraining(16), quick)
