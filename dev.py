@@ -286,7 +286,7 @@ def package(_: list[str]) -> None:
         shutil.copytree(ROOT / "tests", folder / "tests")
         shutil.copy(ROOT / "pyproject.toml", folder)
         # All of them ran against this code already; these see whether the wheel has all of it.
-        parts = ("boundary", "cli", "import", "memory", "plan", "search")
+        parts = ("boundary", "import", "memory", "plan", "wafer_cli")
         files = [f"tests/test_{name}.py" for name in parts]
         run(python, "-m", "pytest", "-q", "-m", "not slow and not checkout", *files, cwd=folder)
         quick = ["bert-large", "--devices", "8", "--global-batch", "64", "--top", "3"]

@@ -42,7 +42,7 @@ def rank(found):
 CASES = {
     "small": (problem_of(DRAM.replace(columns=4, rows=2)), "bertlarge"),
     "odd": (problem_of(DRAM.replace(columns=3, rows=2)), "bertlarge"),
-    "tight": (problem_of(DOJO), "bertlarge"),
+    "tight": (problem_of(DOJO, batch=16), "bertlarge"),
     "wide": (problem_of(DRAM.replace(columns=8, rows=1)), "bertlarge"),
     "heads": (problem_of(DRAM.replace(columns=3, rows=3), "gpt2"), "gpt2"),
     "dead": (problem_of(DRAM.replace(columns=4, rows=3, dead=((1, 1),))), "bertlarge"),

@@ -248,7 +248,7 @@ class _Search:
     # ---- all of it ----
 
     def layouts(self) -> list[tuple[float, Layout]]:
-        """Every layout with its quick bound, the most promising first.
+        """Every layout with its quick bound: those with starts, then the most promising first.
 
         Where state has room in none, the largest are looked at nevertheless: they say how much is
         missing.
@@ -261,7 +261,8 @@ class _Search:
             else self.wanted
         )
         queue = sorted((self.roof.bound_s(problem, each), each) for each in wanted)
-        if queue and queue[0][0] == float("inf") == self.below_s:
+        queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
+        if queue and min(queue)[0] == float("inf") == self.below_s:
             queue.sort(key=lambda pair: (-pair[1].dies * pair[1].stages, pair[1]))
             return [(0.0, layout) for _, layout in queue[:_BATCH]]
         return queue
@@ -273,7 +274,7 @@ class _Search:
         for at in range(0, len(queue), _BATCH):
             if self.late():
                 self.unseen = len(queue) - at
-                self.bounds.append(queue[at][0])
+                self.bounds.append(min(queue[at:])[0])
                 break
             batch = queue[at : at + _BATCH]
             tasks = [(each, least, best) for least, each in batch if least < best]
