@@ -17,7 +17,7 @@ from rich.text import Text
 from phaze_fast import models as model_presets
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InfeasibleError
+from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import Wafer, WaferSpace, presets
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer import Encoding, Evaluation, Problem, WaferTraining, evaluate
@@ -48,8 +48,13 @@ def _wafer_of(name: str) -> Wafer | WaferSpace:
     """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
     if name in presets.wafer_space_names():
         return presets.wafer_space(name)
-    if name in presets.wafer_names() or not name.endswith((".yaml", ".yml", ".json")):
+    if name in presets.wafer_names():
         return presets.wafer(name)
+    if not name.endswith((".yaml", ".yml", ".json")):
+        known = [*presets.wafer_names(), *presets.wafer_space_names()]
+        raise InvalidInputError(
+            f"--wafer: {name!r} is not accepted; {nearest(name, known)}, or a file"
+        )
     data = read_document(name)
     if isinstance(data, dict) and "axes" in data:
         return WaferSpace.from_dict(data, source=name)
@@ -232,8 +237,17 @@ def _space(
         found = search_wafers(model, space, training, effort, seed, threads, show)
     if not compare:
         return found, None
-    case = _one_wafer(found.best.problem, effort, seed, threads, True, quiet)
-    assert isinstance(case, Comparison)
+    with _shown(quiet) as (say, show):
+        name = f"{model.name} on {found.best.problem.wafer.name}"
+        case = compare_mappings(
+            found.best.problem,
+            effort,
+            seed,
+            threads,
+            known=[found.best.best],
+            progress=show,
+            report=lambda part: say(f"{name}: {part}"),
+        )
     if found.base is not None:
         case.ablations["no_architecture"] = found.base.best
     return found, case
@@ -285,7 +299,10 @@ class _Case:
 
     def data(self) -> dict[str, Any]:
         answer = self.comparison.to_dict() if self.comparison else _searched_data(self.result)
-        return {**self.space.to_dict(), **answer} if self.space is not None else answer
+        if self.space is None:
+            return answer
+        whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
+        return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
 
     def human(self, with_genes: bool) -> list[RenderableType]:
         pairs = _proof(self.result) + (_space_rows(self.space) if self.space is not None else [])
@@ -329,6 +346,10 @@ def wafer(
     loaded = [model_presets.load(name) for name in model]
     wafers = [_wafer_of(name) for name in on or ["dram-wafer"]]
     if encoding is not None:
+        if len(loaded) > 1 or len(wafers) > 1 or compare:
+            raise InvalidInputError(
+                "--encoding: one model and one wafer are expected with it, and no --compare"
+            )
         _score(Problem(loaded[0], _single(wafers[0]), training), encoding, show, as_json, to_file)
         return
     cases = []

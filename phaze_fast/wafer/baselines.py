@@ -58,6 +58,8 @@ class Baseline:
     tiled: Evaluation
     """The same with its groups laid out as best they can be on the mesh."""
     evaluations: int
+    default_is_tuned: bool = False
+    """Whether the advice leaves no plan here, and the tuned one stands in for it."""
 
     @property
     def best(self) -> Evaluation:
@@ -67,7 +69,7 @@ class Baseline:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
         return {
-            "default": self.default.to_dict(),
+            "default": {**self.default.to_dict(), "is_tuned": self.default_is_tuned},
             "tuned": self.tuned.to_dict(),
             "tiled": self.tiled.to_dict(),
         }
@@ -306,8 +308,14 @@ def baselines(
             progress(name)
         before = tuner.evaluations
         default, tuned, tiled = _three(problem, tuner, name)
-        default, tuned, tiled = (_or(x, tiled, tuned, default) for x in (default, tuned, tiled))
-        found[name] = Baseline(name, default, tuned, tiled, tuner.evaluations - before)
+        stands_in = default is None
+        tuned = _or(tuned, tiled, default)
+        default = _or(default, tuned)
+        # What a system does without tuning it can do tuned, and in rows it can do in tiles.
+        tuned = min((tuned, default), key=_rank)
+        tiled = min((_or(tiled, tuned), tuned), key=_rank)
+        count = tuner.evaluations - before
+        found[name] = Baseline(name, default, tuned, tiled, count, stands_in)
     return found
 
 

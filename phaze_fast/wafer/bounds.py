@@ -129,9 +129,14 @@ def _priced(
     return tried[peak]
 
 
-def quick_bound(problem: Problem, layout: Layout, mapping: _core.Mapping) -> float:
-    """Bound one layout before it is searched: without a price, and with a few where that helps."""
-    best = mapping.bound(1.0, 0.0)[0]
+def quick_bound(
+    problem: Problem, layout: Layout, mapping: _core.Mapping, free: float | None = None
+) -> float:
+    """Bound one layout before it is searched: without a price, and with a few where that helps.
+
+    `free` is the bound without a price where it is known already.
+    """
+    best = mapping.bound(1.0, 0.0)[0] if free is None else free
     if problem.stream is None:
         return best
     scale = _scale(problem, layout, best)

@@ -208,6 +208,7 @@ def compare_mappings(
     threads: int = 1,
     names: Sequence[str] = BASELINES,
     ablations: bool = True,
+    known: Sequence[Evaluation] = (),
     progress: Progress | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Comparison:
@@ -223,6 +224,8 @@ def compare_mappings(
         Which of `BASELINES`.
     ablations
         Whether to take each idea away in turn.
+    known
+        Mappings of ours to start from.
     report
         Called with the name of each part before it starts.
 
@@ -245,13 +248,14 @@ def compare_mappings(
         for found in (each.tuned, each.tiled)
         if found.encoding.layout.microbatch <= problem.training.global_batch
     ]
+    starts += [_start(problem, found) for found in known]
     say("ours")
     ours = search_mapping(problem, effort, seed, threads, starts, progress)
     taken = dict(_ablations(problem, ours, effort, seed, threads, say)) if ablations else {}
     # An ablation searches a part of our space: what it finds there counts for us as well.
     fitting = [found for found in taken.values() if found.fits]
     better = min((f for f in fitting), key=lambda f: f.time_s, default=ours.best)
-    if ours.best.fits and better.time_s < ours.best.time_s:
+    if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
         again = search_mapping(
             problem,
             effort,

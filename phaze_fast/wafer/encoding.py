@@ -178,7 +178,8 @@ class Encoding:
         if given != names:
             missing = [name for name in names if name not in given]
             extra = [name for name in given if name not in names]
-            found.append(f"operators: missing {missing}, unknown {extra}; expected {names}")
+            what = f"missing {missing}, unknown {extra}" if missing or extra else "another order"
+            found.append(f"operators: {what}; expected each once, in this order: {names}")
         if found:
             return found
         last = problem.work.chain[-1]
@@ -323,7 +324,12 @@ def _layout_faults(problem: Problem, layout: Layout) -> list[str]:
     room = len(tiles(problem.wafer, layout.width, layout.height))
     most = min(room, problem.work.blocks)
     found = []
-    if not 1 <= layout.stages <= most:
+    if not most:
+        found.append(
+            f"rectangle: {layout.width} x {layout.height} dies have no place on "
+            f"{problem.wafer.name}, a grid of {' x '.join(map(str, problem.wafer.grid))}"
+        )
+    elif not 1 <= layout.stages <= most:
         found.append(
             f"stages: {layout.stages} rectangles of {layout.width} x {layout.height} dies are not "
             f"accepted; expected 1 to {most}"
@@ -338,7 +344,9 @@ def _layout_faults(problem: Problem, layout: Layout) -> list[str]:
 
 def _whole(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-        raise InvalidInputError(f"{where}: {value!r} is not accepted; expected a whole number >= 1")
+        raise InvalidInputError(
+            f"{where}: {value!r} is not accepted; expected a whole number from 1 to 2^24"
+        )
     return value
 
 
@@ -378,6 +386,12 @@ def _names(value: object, where: str, accepted: Iterable[str]) -> tuple[str, ...
     return tuple(values)
 
 
+def _name(value: object, where: str, accepted: Iterable[str]) -> str:
+    if isinstance(value, list | tuple):
+        raise InvalidInputError(f"{where}: {value!r} is not accepted; expected one name")
+    return _names(value, where, accepted)[0]
+
+
 def _gene_of(entry: Mapping[str, Any], where: str) -> Gene:
     known = ("operator", "partition", "x", "y", "output", "weights", "collective")
     for key in entry:
@@ -388,6 +402,6 @@ def _gene_of(entry: Mapping[str, Any], where: str) -> Gene:
         _runs_of(entry.get("x"), f"{where}.x"),
         _runs_of(entry.get("y"), f"{where}.y"),
         _names(entry.get("output", "stash"), f"{where}.output", OUTPUTS),
-        _names(entry.get("weights", "replicated"), f"{where}.weights", WEIGHTS)[0],
-        _names(entry.get("collective", "auto"), f"{where}.collective", MESH_ALGORITHMS)[0],
+        _name(entry.get("weights", "replicated"), f"{where}.weights", WEIGHTS),
+        _name(entry.get("collective", "auto"), f"{where}.collective", MESH_ALGORITHMS),
     )

@@ -42,6 +42,15 @@ _LOSS = 0.03  # accepted at first by an annealing, relative
 _LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
 
 
+def whole_number(name: str, value: object, least: int, most: int) -> int:
+    """Refuse what is no whole number in a range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InvalidInputError(
+            f"{name}: {value!r} is not accepted; expected a whole number from {least} to {most}"
+        )
+    return value
+
+
 @dataclass(frozen=True)
 class Effort:
     """How long to search.
@@ -62,12 +71,8 @@ class Effort:
     """Stop looking at further layouts after so long; the answer then depends on the machine."""
 
     def __post_init__(self) -> None:
-        for name in ("seeds", "steps", "promising"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidInputError(
-                    f"{name}: {value!r} is not accepted; expected a whole number >= 1"
-                )
+        for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):
+            whole_number(name, getattr(self, name), 1, most)
         if self.budget_s is not None and not self.budget_s > 0:
             raise InvalidInputError(
                 f"budget_s: {self.budget_s!r} is not accepted; expected seconds > 0"
@@ -81,8 +86,9 @@ class _Tried:
     layout: Layout
     bound_s: float
     rank: Rank
-    genes: Array
-    mapping: _core.Mapping
+    genes: Any
+    mapping: Any
+    """The compiled layout, and its genes; None where there was no time to look."""
     evaluations: int
     kernel_s: float = 0.0
     kernel_evaluations: int = 0
@@ -167,8 +173,9 @@ class _Search:
         below_s: float = float("inf"),
         wanted: Sequence[Layout] | None = None,
     ) -> None:
-        self.problem, self.effort, self.seed = problem, effort, seed
-        self.threads, self.progress = threads, progress
+        self.problem, self.effort, self.progress = problem, effort, progress
+        self.seed = whole_number("seed", seed, 0, 2**62)
+        self.threads = whole_number("threads", threads, 1, 1024)
         self.starts: dict[Layout, list[Array]] = {}
         for layout, genes in starts:
             self.starts.setdefault(layout, []).append(genes)
@@ -177,23 +184,27 @@ class _Search:
         self.began = time.perf_counter()
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
+        self.begun = False
 
     # ---- one layout ----
 
     def look(self, task: tuple[Layout, float, float]) -> _Tried | None:
         """Bound one layout and improve a few starts; None where it cannot win."""
         layout, least_s, best = task
+        if self.begun and self.late():
+            return _Tried(layout, least_s, _LAST, None, None, 0)
+        self.begun = True
         try:
             mapping = self.problem.mapping(layout)
         except InvalidInputError:
             return None
-        bound = max(quick_bound(self.problem, layout, mapping), least_s)
+        free, relaxed = mapping.bound(1.0, 0.0)
+        bound = max(quick_bound(self.problem, layout, mapping, free), least_s)
         tried = _Tried(layout, bound, _LAST, mapping.genes(), mapping, 0)
         if bound < best < float("inf") and self.problem.stream is not None:
             tried.bound_s = bound = self.tighten(tried)
         if bound >= best:
             return tried
-        relaxed = mapping.bound(1.0, 0.0)[1]
         given = self.starts.get(layout, [])
         for genes in (relaxed, *given, *_plan_starts(self.problem, layout)):
             if not _assigned(mapping, genes):
@@ -243,6 +254,8 @@ class _Search:
         return _rank(mapping), found
 
     def tighten(self, tried: _Tried) -> float:
+        if self.late():
+            return tried.bound_s
         return tight_bound(self.problem, tried.layout, tried.mapping, tried.bound_s)
 
     # ---- all of it ----
@@ -272,8 +285,8 @@ class _Search:
         seen: list[_Tried] = []
         best = self.below_s
         for at in range(0, len(queue), _BATCH):
-            if self.late():
-                self.unseen = len(queue) - at
+            if at > 0 and self.late():
+                self.unseen += len(queue) - at
                 self.bounds.append(min(queue[at:])[0])
                 break
             batch = queue[at : at + _BATCH]
@@ -284,7 +297,8 @@ class _Search:
                 if tried is None:
                     continue
                 if tried.rank == _LAST:
-                    self.pruned += 1
+                    self.unseen += tried.mapping is None
+                    self.pruned += tried.mapping is not None
                     self.bounds.append(tried.bound_s)
                     continue
                 seen.append(tried)

@@ -113,12 +113,16 @@ _SPLITS = ("batch", "rows", "features")
 
 
 def _conversion(
-    slots: _Slots, before: list[str], after: list[str], whole_bytes: float
+    slots: _Slots, before: list[str], after: list[str], whole_bytes: float, limits: dict[str, int]
 ) -> Iterator[tuple[str, list[int], float]]:
     """Give collectives that turn a tensor from one state into another: (op, slots, payload)."""
     pick = list(range(len(before)))
     held = [k for k in pick if before[k] in _SPLITS]
-    sliced = [k for k in pick if before[k] == "whole" and after[k] in _SPLITS]
+    room = {
+        name: slots.size([k for k in pick if name in (before[k], after[k])]) <= limits[name]
+        for name in _SPLITS
+    }
+    sliced = [k for k in pick if before[k] == "whole" and room.get(after[k], False)]
     scatter = [k for k in pick if before[k] == "partial" and after[k] in _SPLITS]
     exchange = [k for k in held if after[k] in _SPLITS and after[k] != before[k]]
     reduce = [k for k in pick if before[k] == "partial" and after[k] == "whole"]
@@ -138,12 +142,11 @@ def _conversion(
 def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfer]:
     ops = problem.work.operators
     paid: set[tuple[int, str, str, tuple[str, ...]]] = set()
-    again_of = {
-        (e.source, e.kind): any(
-            o.again for o in problem.work.edges if (o.source, o.kind) == (e.source, e.kind)
-        )
-        for e in problem.work.edges
-    }
+
+    def takes_of(target: int) -> list[str]:
+        table = _PRODUCT_TAKES if ops[target].product else _OTHER_TAKES
+        return [table[r] for r in slots.role[target]]
+
     last = problem.work.chain[-1]
     for edge in problem.work.edges:
         source, target = ops[edge.source], ops[edge.target]
@@ -152,10 +155,18 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
         if edge.kind == "entry":  # into the layout in which blocks hand tensors on
             takes = back = [_WANTS_BACK[r] for r in slots.role[last]]
         else:
-            table = _PRODUCT_TAKES if target.product else _OTHER_TAKES
-            takes = [table[r] for r in slots.role[edge.target]]
+            takes = takes_of(edge.target)
             table = _PRODUCT_RETURNS if target.product else _OTHER_TAKES
             back = [table[r] for r in slots.role[edge.target]]
+        again = edge.kind != "entry" and any(
+            other.again and takes_of(other.target) == takes
+            for other in problem.work.edges
+            if (other.source, other.kind) == (edge.source, edge.kind)
+        )
+        limits = {
+            name: source.limit(role, microbatch)
+            for name, role in zip(_SPLITS, ("batch", "rows", "columns"), strict=True)
+        }
         size = edge.bytes * microbatch
         passes = (("forward", made, takes), ("backward", back, wants))
         for when, before, after in passes:
@@ -163,7 +174,7 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
             if key in paid:
                 continue  # consumers that agree share one conversion
             paid.add(key)
-            for op, chosen, payload in _conversion(slots, before, after, size):
+            for op, chosen, payload in _conversion(slots, before, after, size, limits):
                 move = partial(
                     Transfer,
                     source.name,
@@ -174,7 +185,7 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
                 )
                 yield move(when=when, hidden=False)
                 kept = op in ("all-gather", "all-to-all") and when == "forward"
-                if kept and again_of[edge.source, edge.kind]:
+                if kept and again:
                     yield move(when="again", hidden=True)
 
 

@@ -190,12 +190,12 @@ def search_wafers(
     results: dict[int, MappingResult] = {}
     evaluations = bounded = searched = unseen = 0
     for done, i in enumerate(order):
-        if best is not None and _late(began, effort):
+        if results and _late(began, effort):
             unseen += 1
             bounds.append(least[i])
             continue
         limit = best[0] if best is not None else float("inf")
-        if least[i] >= limit:
+        if least[i] >= limit and results:
             bounded += 1
             bounds.append(least[i])
         else:
