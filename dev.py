@@ -176,7 +176,7 @@ def slow(arguments: list[str]) -> None:
     if arguments:
         run(*words, *arguments)
         return
-    half = ["tests/test_schedule.py", "tests/test_gemm.py"]
+    half = ["tests/test_schedule.py", "tests/test_gemm.py", "tests/test_wafer_search.py"]
     rest = [f"--ignore={file}" for file in half]
     with tempfile.TemporaryFile("w+") as told:
         other = subprocess.Popen([*words, *half], cwd=ROOT, stdout=told, stderr=told)
