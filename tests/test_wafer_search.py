@@ -293,3 +293,47 @@ def test_exhaustive_search_refuses_what_it_cannot_finish(dojo):
     with pytest.raises(InvalidInputError, match="too many mappings"):
         mapping.exhaust()
     assert np.isfinite(mapping.ways())
+
+
+def test_stages_pay_for_their_hops():
+    """One hop a second: no pipeline is faster than the way through it, there and back."""
+    slow = presets.wafer("dojo-tile-like").replace(hop_latency_s=1.0)
+    problem = Problem(BERT, slow, WaferTraining(64))
+    plan = megatron(problem, Layout(1, 1, 5, 2), tensor_parallel=1)
+    assert evaluate(problem, plan).time_s > 32 * 1.0
+    assert search_mapping(problem, QUICK).best.encoding.layout.stages == 1
+
+
+def test_a_wafer_without_links_works_die_by_die():
+    whole = presets.wafer("dram-wafer")
+    without = whole.replace(die=whole.die.replace(d2d_modules_x=0, d2d_modules_y=0))
+    found = search_mapping(Problem(BERT, without, WaferTraining(64)), QUICK)
+    layout = found.best.encoding.layout
+    assert (layout.width, layout.height, layout.stages) == (1, 1, 1)
+    columns = whole.replace(die=whole.die.replace(d2d_modules_x=0))
+    faster = search_mapping(Problem(BERT, columns, WaferTraining(64)), QUICK)
+    assert faster.best.encoding.layout.width == 1 < faster.best.encoding.layout.height
+    assert faster.best.time_s < found.best.time_s
+
+
+def test_idle_dies_take_no_share_of_what_is_off_the_wafer():
+    dojo = presets.wafer("dojo-tile-like")
+    alone = dojo.replace(columns=1, rows=1)
+    times = [
+        search_mapping(
+            Problem(BERT, wafer, WaferTraining(64)), QUICK, wanted=[Layout(1, 1, 1, 1)]
+        ).best.time_s
+        for wafer in (dojo, alone)
+    ]
+    assert times[0] == times[1]
+
+
+def test_names_and_wrong_types():
+    by_name = Problem("bertlarge", "dram-wafer", WaferTraining(64))
+    assert by_name.model == BERT
+    with pytest.raises(InvalidInputError, match="wafer: dict is not accepted"):
+        Problem(BERT, {}, WaferTraining(64))
+    with pytest.raises(InvalidInputError, match="training: int is not accepted"):
+        Problem(BERT, "dram-wafer", 64)
+    with pytest.raises(InvalidInputError, match="optimizer: int is not accepted"):
+        WaferTraining(64, None, 3)

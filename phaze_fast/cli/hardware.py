@@ -16,6 +16,7 @@ from phaze_fast.hardware import (
     Accelerator,
     ArchitectureSpace,
     Wafer,
+    WaferSpace,
     area,
     power_batch,
     presets,
@@ -199,6 +200,34 @@ def _show_wafer(wafer: Wafer) -> list[RenderableType]:
     return [fields(wafer.name, pairs), wafer.die_map()]
 
 
+def _wafer_space(name: str) -> WaferSpace | None:
+    """Look a space of wafers up, by preset or file; None where it is something else."""
+    if name in presets.wafer_space_names():
+        return presets.wafer_space(name)
+    if name in presets.wafer_names() or not name.endswith((".yaml", ".yml", ".json")):
+        return None
+    data = read_document(name)
+    is_space = isinstance(data, dict) and "axes" in data
+    return WaferSpace.from_dict(data, source=name) if is_space else None
+
+
+def _show_wafer_space(found: WaferSpace, as_json: bool, to_file: Path | None) -> None:
+    feasible, broken = found.wafers()
+    counts = {"points": found.grid_size, "feasible": len(feasible), "broken": broken}
+    pairs = [
+        ("points", f"{found.grid_size:,}, of which {len(feasible):,} meet all rules"),
+        ("broken rules", ", ".join(f"{rule} {n:,}" for rule, n in broken.items()) or "none"),
+        ("base", str(found.base)),
+        *((field, ", ".join(map(str, values))) for field, values in found.axes.items()),
+    ]
+    emit(
+        lambda: {**found.to_dict(), **counts},
+        lambda: [fields(found.name, pairs)],
+        as_json,
+        to_file,
+    )
+
+
 def wafers(
     name: Annotated[
         str | None, typer.Argument(help="Preset or .yaml/.json file; none lists all.")
@@ -206,8 +235,12 @@ def wafers(
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
-    """List the wafers that come with the package, or show one in full with its sources."""
+    """List the wafers that come with the package, or show one, or a space of them."""
     if name is not None:
+        listed = _wafer_space(name)
+        if listed is not None:
+            _show_wafer_space(listed, as_json, to_file)
+            return
         wafer = presets.wafer(name)
         emit(lambda: _wafer_data(wafer), lambda: _show_wafer(wafer), as_json, to_file)
         return
@@ -215,7 +248,10 @@ def wafers(
     rows = [[wafer.name, str(wafer.dies), str(wafer).partition(": ")[2]] for wafer in found]
     emit(
         lambda: [_wafer_data(wafer) for wafer in found],
-        lambda: [table("Wafers", ["wafer", "dies>", "what it is"], rows)],
+        lambda: [
+            table("Wafers", ["wafer", "dies>", "what it is"], rows),
+            f"Spaces of wafers: {', '.join(presets.wafer_space_names())}",
+        ],
         as_json,
         to_file,
     )

@@ -15,14 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from phaze_fast import models as model_presets
-from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import Wafer, WaferSpace, presets
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer import Encoding, Evaluation, Problem, WaferTraining, evaluate
 from phaze_fast.wafer.comparison import (
-    ABLATIONS,
     PUBLISHED,
     PUBLISHED_MEMORY,
     Comparison,
@@ -37,11 +36,11 @@ __all__ = ["add_commands"]
 
 _NAMES = {
     "megatron": "Megatron-LM",
-    "zero3": "DeepSpeed ZeRO-3",
+    "zero3": "ZeRO-3",
     "accpar": "AccPar",
     "hypar": "HyPar",
 }
-_WAYS = {"default": "default", "tuned": "tuned, linear ranks", "tiled": "tuned, best tiling"}
+_WAYS = {"default": "default", "tuned": "tuned", "tiled": "tiled"}
 
 
 def _wafer_of(name: str) -> Wafer | WaferSpace:
@@ -97,9 +96,9 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
         ),
         ("micro-batch", f"{layout.microbatch} of {sequences} sequences"),
         (
-            "a block waits",
-            f"{format_time(found.blocking_s)} for collectives, "
-            f"{format_time(found.compute_s)} of work",
+            "one block",
+            f"{format_time(found.compute_s)} of work, waits {format_time(found.blocking_s)} for "
+            "collectives",
         ),
     ]
     if found.stream_bytes > 0:
@@ -108,7 +107,7 @@ def _summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) 
 
 
 def _proof(found: MappingResult) -> list[tuple[str, str]]:
-    bound = f"{format_time(found.bound_s)}; no mapping is more than {found.gap:.1%} faster"
+    bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
     return [
         ("bound", bound if found.best.fits else "-"),
         (
@@ -138,40 +137,42 @@ def _picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
 
 def _cell(found: Evaluation, ours: Evaluation) -> list[str]:
     if not found.fits:
-        return ["OOM", "-", format_bytes(found.memory_bytes), found.reason]
+        over = format_bytes(found.over_bytes or found.stream_over_bytes)
+        return ["OOM", "-", format_bytes(found.memory_bytes), f"{over} over"]
     ratio = f"{found.time_s / ours.time_s:.2f}x" if ours.fits else "-"
     return [format_time(found.time_s), ratio, format_bytes(found.memory_bytes), ""]
 
 
-def _case_rows(case: Comparison) -> list[list[str]]:
+def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
     ours, problem = case.ours.best, case.ours.problem
-    head = [problem.model.name, problem.wafer.name]
-    note = f"at most {case.ours.gap:.1%} from the best" if ours.fits else ours.reason
-    rows = [[*head, "ours", *_cell(ours, ours)[:3], note]]
+    remark = f"gap {case.ours.gap:.1%}" if ours.fits else _cell(ours, ours)[3]
+    rows = [
+        [f"{problem.model.name} on {problem.wafer.name}", "", "", "", ""],
+        ["ours", *_cell(ours, ours)[:3], remark],
+    ]
     for name, each in case.baselines.items():
         for way, label in _WAYS.items():
             cells = _cell(getattr(each, way), ours)
             if way == "tiled" and name in case.lean and ours.fits:
                 lean = case.lean[name]
-                least = max(lean.memory_bytes, 1.0)
-                cells[3] = (
-                    f"ours as fast in {format_bytes(lean.memory_bytes)} "
-                    f"({each.best.memory_bytes / least:.1f}x less)"
-                )
-            rows.append(["", "", f"{_NAMES[name]}, {label}", *cells])
+                cells[3] = f"ours as fast in {format_bytes(lean.memory_bytes)}"
+            rows.append([f"{_NAMES[name]}, {label}", *cells])
     for name, each_one in case.ablations.items():
-        cells = _cell(each_one, ours)
-        cells[3] = cells[3] or ABLATIONS[name]
-        rows.append(["", "", f"ablation: {name.replace('_', ' ')}", *cells])
+        if name == "no_architecture" and not searched:
+            continue  # the wafer was given
+        rows.append([f"{name.replace('_', ' ')}", *_cell(each_one, ours)])
     return rows
 
 
-def _comparison_table(cases: list[Comparison]) -> RenderableType:
-    rows = [row for case in cases for row in _case_rows(case)]
+def _comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
+    rows = [row for case, searched in cases for row in _case_rows(case, searched)]
     published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
     memory = " and ".join(f"{saving}x" for saving in PUBLISHED_MEMORY)
-    caption = f"TMAC publishes {published}, and {memory} less memory; docs/wafer.md explains"
-    columns = ["model", "wafer", "plan", "step>", "of ours>", "memory/die>", "remark"]
+    caption = (
+        "tuned: in linear rank order; tiled: groups laid out as best they can be. TMAC publishes "
+        f"{published}, and {memory} less memory; docs/wafer.md explains"
+    )
+    columns = ["plan", "step>", "of ours>", "memory/die>", "remark"]
     return table("Ours and others", columns, rows, caption)
 
 
@@ -275,8 +276,7 @@ def _searched_data(found: MappingResult) -> dict[str, Any]:
         "model": found.problem.model.name,
         "wafer": found.problem.wafer.name,
         "ours": found.best.to_dict(),
-        "bound": found.bound_s,
-        "gap": found.gap,
+        **found.proof(),
         "evaluations": found.evaluations,
         "evaluations_per_s": found.evaluations_per_s,
         "seconds": found.seconds,
@@ -370,7 +370,11 @@ def wafer(
             parts += case.human(len(cases) == 1)
             if show:
                 parts.append(Text(describe(case.result.problem, case.best.encoding)))
-        compared = [case.comparison for case in cases if case.comparison is not None]
+        compared = [
+            (case.comparison, case.space is not None)
+            for case in cases
+            if case.comparison is not None
+        ]
         return [*parts, _comparison_table(compared)] if compared else parts
 
     many = [case.data for case in cases]
@@ -380,7 +384,10 @@ def wafer(
         as_json,
         to_file,
     )
-    if len(cases) == 1 and not cases[0].best.fits:
+    late = sum(case.result.unseen for case in cases)
+    if late:
+        note(f"the budget ran out: {late:,} layouts were not looked at")
+    if not any(case.best.fits for case in cases):
         raise InfeasibleError(cases[0].best.reason)
 
 

@@ -46,7 +46,8 @@ class Roof:
             return 0.0
         dies = layout.dies * layout.stages
         outside = max(0.0, self.state_bytes - dies * problem.capacity_bytes)
-        return outside * self.streamed_share / (dies * stream.bandwidth_bytes_per_s)
+        every = problem.wafer.dies * stream.bandwidth_bytes_per_s
+        return outside * self.streamed_share / every
 
 
 def roof(problem: Problem) -> Roof:

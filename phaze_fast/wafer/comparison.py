@@ -79,8 +79,7 @@ class Comparison:
                 name: {"time_s": e.time_s, "memory_bytes_per_die": e.memory_bytes}
                 for name, e in self.lean.items()
             },
-            "bound": ours.bound_s,
-            "gap": ours.gap,
+            **ours.proof(),
             "evaluations": ours.evaluations,
             "evaluations_per_s": ours.evaluations_per_s,
             "seconds": ours.seconds,

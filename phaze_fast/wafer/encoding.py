@@ -178,8 +178,11 @@ class Encoding:
         if given != names:
             missing = [name for name in names if name not in given]
             extra = [name for name in given if name not in names]
-            what = f"missing {missing}, unknown {extra}" if missing or extra else "another order"
-            found.append(f"operators: {what}; expected each once, in this order: {names}")
+            twice = [name for name in dict.fromkeys(given) if given.count(name) > 1]
+            what = "in another order"
+            if missing or extra or twice:
+                what = f"missing {missing}, unknown {extra}, given twice {twice}"
+            found.append(f"operators: {what}; expected each once, as the model has them")
         if found:
             return found
         last = problem.work.chain[-1]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.units import format_bytes
+from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.problem import Problem
@@ -78,6 +78,14 @@ class Evaluation:
         if self.stream_over_bytes > 0.0:
             return f"OOM: {format_bytes(self.stream_over_bytes)} over a die's share off the wafer"
         return ""
+
+    def __str__(self) -> str:
+        layout = self.encoding.layout
+        step = format_time(self.time_s) if self.fits else self.reason
+        return (
+            f"step {step}, {format_bytes(self.memory_bytes)} per die; {layout.stages} stage(s) of "
+            f"{layout.width} x {layout.height} dies, micro-batch {layout.microbatch}"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data; time is null where it does not fit."""

@@ -14,7 +14,7 @@ from phaze_fast import _core
 from phaze_fast.hardware import Wafer
 from phaze_fast.wafer.mesh import Links, Run, link_loads
 
-__all__ = ["Layout", "boundary_s_per_byte", "layouts", "links_of", "slots_of", "tiles"]
+__all__ = ["Layout", "boundaries", "layouts", "links_of", "slots_of", "tiles"]
 
 Array = np.ndarray[Any, Any]
 
@@ -120,7 +120,7 @@ def _boundaries(
     links: Links,
     shape: tuple[int, int],
     stages: int,
-) -> tuple[float, ...]:
+) -> tuple[tuple[float, float], ...]:
     columns, rows = grid
     width, height = shape
     origins = _tiles(columns, rows, dead, width, height)[:stages]
@@ -132,21 +132,22 @@ def _boundaries(
         flows.append([(here + o, there + o, share) for o in offsets])
         flows.append([(there + o, here + o, share) for o in offsets])
     if not flows:
-        return (0.0,) * stages
+        return ((0.0, 0.0),) * stages
     rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
     total = link_loads(columns, rows, [f for some in flows for f in some], dead) / rate
-    sends = [0.0] * stages
+    sends, hops = [0.0] * stages, [0] * stages
     for k in range(stages - 1):
         for way, sender in ((0, k), (1, k + 1)):
             used = link_loads(columns, rows, flows[2 * k + way], dead) > 0
             sends[sender] += float(total[used].max())
-    return tuple(sends)
+            hops[sender] += int((link_loads(columns, rows, flows[2 * k + way][:1], dead) > 0).sum())
+    return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
 
-def boundary_s_per_byte(wafer: Wafer, layout: Layout) -> tuple[float, ...]:
-    """Seconds per byte that each stage takes to pass its tensors on, both ways.
+def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
+    """Seconds per byte, and seconds besides, that each stage takes to pass tensors on, both ways.
 
-    All stages send at once; what counts is the most loaded link on the way.
+    All stages send at once; what counts is the most loaded link on the way, and its hops.
     """
     return _boundaries(
         wafer.grid,
@@ -164,6 +165,8 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
     is the largest: there memory counts.
     """
     columns, rows = wafer.grid
+    x, y = wafer.link_bytes_per_s
+    columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
     batches = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
     powers = [b for b in batches if b & (b - 1) == 0 or b == global_batch]
     for height in range(1, rows + 1):
@@ -171,6 +174,7 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
             if len(slots_of(width, height)) > _core.MAX_SLOTS:
                 continue
             most = min(len(tiles(wafer, width, height)), blocks, _core.MAX_MAP_STAGES)
+            most = most if x > 0 and y > 0 else min(most, 1)
             counts = {-(-blocks // -(-blocks // p)) for p in range(1, most + 1)}
             for stages in sorted({*counts, most} - {0}):
                 for microbatch in powers:

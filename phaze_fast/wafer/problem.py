@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast import _core
+from phaze_fast import _core, models
 from phaze_fast.cost import estimate_costs
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Wafer
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.hardware import Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.graph import lay_out
 from phaze_fast.opgraph.sheet import Line
-from phaze_fast.wafer.layout import Layout, boundary_s_per_byte, slots_of
+from phaze_fast.wafer.layout import Layout, boundaries, slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Split, Workload, workload
 
 __all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "WaferTraining", "combination"]
@@ -58,6 +58,10 @@ class WaferTraining:
                 raise InvalidInputError(
                     f"{name}: {value!r} is not accepted; expected a whole number from 1 to 2^24"
                 )
+        if not isinstance(self.optimizer, str):
+            raise InvalidTypeError(
+                f"optimizer: {type(self.optimizer).__name__} is not accepted; expected a name"
+            )
         optimizer(self.optimizer)
 
 
@@ -107,9 +111,9 @@ class Problem:
     Parameters
     ----------
     model
-        What is trained.
+        What is trained, or a preset's name.
     wafer
-        What it is trained on.
+        What it is trained on, or a preset's name.
     training
         Batch, sequence length and optimiser.
     recompute
@@ -135,8 +139,8 @@ class Problem:
 
     def __init__(
         self,
-        model: TransformerModel,
-        wafer: Wafer,
+        model: TransformerModel | str,
+        wafer: Wafer | str,
         training: WaferTraining | None = None,
         recompute: bool = True,
         volume: bool = False,
@@ -144,6 +148,15 @@ class Problem:
         capacity_bytes: float | None = None,
         work: Workload | None = None,
     ) -> None:
+        model = models.load(model) if isinstance(model, str) else model
+        wafer = presets.wafer(wafer) if isinstance(wafer, str) else wafer
+        for name, value, wanted in (
+            ("model", model, TransformerModel),
+            ("wafer", wafer, Wafer),
+            ("training", training, WaferTraining | None),
+        ):
+            if not isinstance(value, wanted):
+                raise InvalidTypeError(f"{name}: {type(value).__name__} is not accepted")
         self.model, self.wafer = model, wafer
         self.training = training or WaferTraining()
         self.work: Workload = work or workload(model, self.training.seq)
@@ -292,18 +305,19 @@ class Problem:
     def _rules(self, layout: Layout) -> Array:
         spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
         x, y = wafer.link_bytes_per_s
+        idle = wafer.dies / (layout.dies * layout.stages)  # dies in use share what is off the wafer
         hbm = self.chip.hbm
         memory = self.chip.buffer_bandwidth_bytes_per_s
         # Read and written once each: weights, gradients (read only) and state.
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
         found = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
         found[0] = (
-            x,
-            y,
+            x or 1.0,  # a layout that needs links which are not there is not offered
+            y or 1.0,
             wafer.hop_latency_s,
             self.capacity_bytes,
-            stream.capacity_bytes if stream else 0.0,
-            stream.bandwidth_bytes_per_s if stream else 0.0,
+            stream.capacity_bytes * idle if stream else 0.0,
+            stream.bandwidth_bytes_per_s * idle if stream else 0.0,
             hbm.bandwidth_bytes_per_s if hbm else memory,
             spec.weight_bytes,
             spec.gradient_bytes,
@@ -320,7 +334,8 @@ class Problem:
 
     def _boundary(self, layout: Layout) -> Array:
         if not self.volume:
-            return np.array(boundary_s_per_byte(self.wafer, layout))
+            size = self.work.boundary_bytes * layout.microbatch
+            return np.array([rate + fixed / size for rate, fixed in boundaries(self.wafer, layout)])
         ways = [(k > 0) + (k < layout.stages - 1) for k in range(layout.stages)]
         return np.array(ways) / layout.dies
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.units import format_time
 from phaze_fast.wafer.bounds import Roof, quick_bound, roof, tight_bound
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts, slots_of
@@ -106,7 +107,7 @@ class MappingResult:
     evaluations: int
     seconds: float
     kernel_s: float
-    """Of a core, inside annealings."""
+    """Of a core, in incremental evaluations."""
     kernel_evaluations: int
     layouts: int
     pruned: int
@@ -119,12 +120,20 @@ class MappingResult:
 
     @property
     def gap(self) -> float:
-        """By how much the best could still be beaten, relative to it."""
+        """Time that a faster mapping could still save, relative to the best; 1 where none fits."""
         return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
+
+    def proof(self) -> dict[str, float | None]:
+        """Bound and gap as plain data; none where nothing fits."""
+        fits = self.best.fits
+        return {"bound": self.bound_s if fits else None, "gap": self.gap if fits else None}
+
+    def __str__(self) -> str:
+        return f"{self.best}; bound {format_time(self.bound_s)}, gap {self.gap:.1%}"
 
     @property
     def evaluations_per_s(self) -> float:
-        """Incremental evaluations per second of one core, inside annealings."""
+        """Incremental evaluations per second of one core, while it does nothing else."""
         return self.kernel_evaluations / self.kernel_s if self.kernel_s > 0 else 0.0
 
 
@@ -185,6 +194,7 @@ class _Search:
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
         self.begun = False
+        self.count = 0
 
     # ---- one layout ----
 
@@ -214,8 +224,11 @@ class _Search:
             if rank < tried.rank:
                 tried.rank, tried.genes = rank, genes
         mapping.assign(tried.genes)
+        began = time.thread_time()
         mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
         genes, _, count = mapping.descend(2)
+        tried.kernel_s += time.thread_time() - began
+        tried.kernel_evaluations += _FIRST_STEPS + count
         tried.evaluations += _FIRST_STEPS + count
         tried.genes, tried.rank = genes, _rank(mapping)
         return tried
@@ -274,6 +287,7 @@ class _Search:
             else self.wanted
         )
         queue = sorted((self.roof.bound_s(problem, each), each) for each in wanted)
+        self.count = len(queue)
         queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
         if queue and min(queue)[0] == float("inf") == self.below_s:
             queue.sort(key=lambda pair: (-pair[1].dies * pair[1].stages, pair[1]))
@@ -338,7 +352,7 @@ class _Search:
             seconds=time.perf_counter() - self.began,
             kernel_s=sum(tried.kernel_s for tried in seen),
             kernel_evaluations=sum(tried.kernel_evaluations for tried in seen),
-            layouts=len(queue),
+            layouts=self.count,
             pruned=self.pruned,
             unseen=self.unseen,
             seed=self.seed,

@@ -60,8 +60,8 @@ class WaferResult:
             "wafer": best.problem.wafer.to_dict(),
             "ours": best.best.to_dict(),
             "base": None if self.base is None else self.base.best.to_dict(),
-            "bound": self.bound_s,
-            "gap": self.gap,
+            "bound": self.bound_s if best.best.fits else None,
+            "gap": self.gap if best.best.fits else None,
             "wafers": {
                 "feasible": self.wafers,
                 "rejected": self.rejected,
@@ -83,13 +83,13 @@ def _die(wafer: Wafer) -> str:
 
 def _stream(wafer: Wafer) -> tuple[float, float]:
     tier = next((t for t in wafer.tiers() if t.name == "stream"), None)
-    return (0.0, 0.0) if tier is None else (tier.capacity_bytes, tier.bandwidth_bytes_per_s)
+    if tier is None:
+        return (0.0, 0.0)
+    return (tier.capacity_bytes * wafer.dies, tier.bandwidth_bytes_per_s * wafer.dies)
 
 
 def contained(wafers: Sequence[Wafer]) -> list[bool]:
     """Say for each wafer whether another of the list contains it; of equal ones the first stays.
-
-    A smaller wafer with memory off the wafer has more of it per die, so none contains that one.
 
     Examples
     --------
