@@ -160,7 +160,7 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
     for name, each_one in case.ablations.items():
         if name == "no_architecture" and not searched:
             continue  # the wafer was given
-        rows.append([f"{name.replace('_', ' ')}", *_cell(each_one, ours)])
+        rows.append([f"ours, {name.replace('_', ' ')}", *_cell(each_one, ours)])
     return rows
 
 
