@@ -143,8 +143,8 @@ void bind_mesh(py::module_& module) {
   for (std::size_t i = 0; i < kMeshAlgorithmCount; ++i) names[i] = kMeshAlgorithmNames[i];
   module.attr("MESH_ALGORITHMS") = names;
   module.def("mesh_collectives", &collectives, py::arg("op"), py::arg("algorithm"),
-             py::arg("payload_bytes"), py::arg("ptr"), py::arg("axis"), py::arg("size"), py::arg("stride"),
-             py::arg("links"));
+             py::arg("payload_bytes"), py::arg("ptr"), py::arg("axis"), py::arg("size"),
+             py::arg("stride"), py::arg("links"));
   module.def("mesh_loads", &loads, py::arg("columns"), py::arg("rows"), py::arg("dead"),
              py::arg("source"), py::arg("target"), py::arg("payload_bytes"));
   module.def("mesh_concurrent", &concurrent, py::arg("columns"), py::arg("rows"), py::arg("dead"),
