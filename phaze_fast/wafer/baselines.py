@@ -64,7 +64,7 @@ class Baseline:
     @property
     def best(self) -> Evaluation:
         """The faster of `tuned` and `tiled`; what fits comes before what does not."""
-        return min((self.tuned, self.tiled), key=_rank)
+        return min((self.tuned, self.tiled), key=lambda found: found.rank)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -73,10 +73,6 @@ class Baseline:
             "tuned": self.tuned.to_dict(),
             "tiled": self.tiled.to_dict(),
         }
-
-
-def _rank(found: Evaluation) -> tuple[float, float]:
-    return (found.over_bytes + found.stream_over_bytes, found.time_s)
 
 
 Candidate = tuple[Array, Array | None]
@@ -215,7 +211,7 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
         most = max(layout.dies for layout in by_stages[stages])
         widest = [layout for layout in by_stages[stages] if layout.dies == most]
         found = tuner.best(widest, candidates)
-        if found is not None and (best is None or _rank(found) < _rank(best)):
+        if found is not None and (best is None or found.rank < best.rank):
             best = found
         if best is not None and best.fits:
             break
@@ -312,8 +308,8 @@ def baselines(
         tuned = _or(tuned, tiled, default)
         default = _or(default, tuned)
         # What a system does without tuning it can do tuned, and in rows it can do in tiles.
-        tuned = min((tuned, default), key=_rank)
-        tiled = min((_or(tiled, tuned), tuned), key=_rank)
+        tuned = min((tuned, default), key=lambda plan: plan.rank)
+        tiled = min((_or(tiled, tuned), tuned), key=lambda plan: plan.rank)
         count = tuner.evaluations - before
         found[name] = Baseline(name, default, tuned, tiled, count, stands_in)
     return found

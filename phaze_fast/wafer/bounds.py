@@ -102,8 +102,9 @@ def tight_bound(
     weights = [(1.0, 0.0), (0.5, 0.0)]
     if problem.stream is not None:
         weights += [(1.0, 0.5), (1.0, 1.0)]
+    scale = _scale(problem, layout, mapping.bound(1.0, 0.0)[0])
     for theta, phi in weights:
-        best = max(best, _priced(problem, layout, mapping, theta, phi))
+        best = max(best, _priced(mapping, theta, phi, scale))
     return best
 
 
@@ -113,12 +114,9 @@ def _scale(problem: Problem, layout: Layout, free: float) -> float:
     return free / passes / problem.capacity_bytes
 
 
-def _priced(
-    problem: Problem, layout: Layout, mapping: _core.Mapping, theta: float, phi: float
-) -> float:
+def _priced(mapping: _core.Mapping, theta: float, phi: float, scale: float) -> float:
     """Look for the price of memory that bounds best; the bound is concave in it."""
     free = mapping.bound(theta, 0.0, phi)[0]
-    scale = _scale(problem, layout, mapping.bound(1.0, 0.0)[0])
     tried = {float(at): mapping.bound(theta, scale * 2.0**at, phi)[0] for at in range(-2, 13, 2)}
     peak = max(tried, key=lambda at: tried[at])
     if tried[peak] <= free:

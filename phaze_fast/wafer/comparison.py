@@ -93,13 +93,6 @@ def _start(problem: Problem, found: Evaluation) -> tuple[Layout, Array]:
     return found.encoding.layout, found.encoding.arrays(problem)[0]
 
 
-def _better(one: Evaluation, other: Evaluation) -> Evaluation:
-    def rank(found: Evaluation) -> tuple[float, float]:
-        return (found.over_bytes + found.stream_over_bytes, found.time_s)
-
-    return min((one, other), key=rank)
-
-
 def _megatron_partitions(problem: Problem) -> Evaluation:
     """Megatron-LM's splits in any tiling, weights and outputs as ours."""
 
@@ -144,7 +137,9 @@ def _lean(
     problem: Problem, ours: MappingResult, other: Evaluation, effort: Effort, seed: int
 ) -> Evaluation:
     """Halve the room for memory until our mapping takes longer than another's plan."""
-    found = _better(ours.best, other) if other.memory_bytes > ours.best.memory_bytes else other
+    found = min(
+        (other, ours.best), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99
+    )
     starts = [_start(problem, each) for each in (other, ours.best, *ours.runners_up[:2])]
     low, high = 0.0, min(found.memory_bytes, other.memory_bytes)
     for _ in range(_HALVINGS):
@@ -253,7 +248,7 @@ def compare_mappings(
     taken = dict(_ablations(problem, ours, effort, seed, threads, say)) if ablations else {}
     # An ablation searches a part of our space: what it finds there counts for us as well.
     fitting = [found for found in taken.values() if found.fits]
-    better = min((f for f in fitting), key=lambda f: f.time_s, default=ours.best)
+    better = min(fitting, key=lambda found: found.time_s, default=ours.best)
     if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
         again = search_mapping(
             problem,
@@ -280,7 +275,7 @@ def _quiet(name: str) -> None:
 
 def _merged(first: MappingResult, second: MappingResult) -> MappingResult:
     """Keep the first search's bound and counts, and the better of the two mappings."""
-    best = _better(first.best, second.best)
+    best = min((first.best, second.best), key=lambda found: found.rank)
     return replace(
         first,
         best=best,

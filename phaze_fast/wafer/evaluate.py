@@ -68,6 +68,11 @@ class Evaluation:
         return self.over_bytes <= 0.0 and self.stream_over_bytes <= 0.0
 
     @property
+    def rank(self) -> tuple[float, float]:
+        """Bytes over in all tiers, then seconds: the smaller of two is the better mapping."""
+        return (self.over_bytes + self.stream_over_bytes, self.time_s)
+
+    @property
     def reason(self) -> str:
         """Why it does not fit; empty where it does."""
         if self.over_bytes > 0.0:

@@ -1,8 +1,9 @@
 """Takes a model and a space of wafers, gives the wafer and the mapping that train it fastest.
 
 A wafer that another contains - the same die, no fewer of them along either axis, no slower links,
-no less memory - is left out: every mapping of the smaller one runs on the larger. The others are
-looked at in the order of a quick bound and searched only below the best time so far.
+no less memory - is left out: every mapping of the smaller one runs on the larger, but for where the
+turns of a pipeline lie, whose sends are a small part of a step. The others are looked at in the
+order of a quick bound and searched only below the best time so far.
 """
 
 from __future__ import annotations
@@ -216,9 +217,7 @@ def search_wafers(
         if progress is not None:
             progress(done + 1, len(order), best[0] if best is not None else float("inf"))
     chosen = (
-        best[2]
-        if best is not None
-        else min(results.values(), key=lambda r: r.best.over_bytes + r.best.stream_over_bytes)
+        best[2] if best is not None else min(results.values(), key=lambda found: found.best.rank)
     )
     return WaferResult(
         best=chosen,

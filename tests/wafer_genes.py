@@ -1,0 +1,67 @@
+"""Legal genes at random, for tests of encodings and of what they send."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import strategies as st
+
+from phaze_fast import models
+from phaze_fast.hardware import presets
+from phaze_fast.wafer import Layout, Problem, WaferTraining, megatron
+from phaze_fast.wafer.encoding import Encoding
+from phaze_fast.wafer.mesh import MESH_ALGORITHMS
+from phaze_fast.wafer.problem import OUTPUTS
+
+DRAM = presets.wafer("dram-wafer")
+STREAM = presets.wafer("dram-stream-wafer")
+
+
+def problem_of(name="bertlarge", wafer=DRAM):
+    return Problem(models.load(name), wafer, WaferTraining(64))
+
+
+BERT = problem_of()
+STREAMED = problem_of(wafer=STREAM)
+LAYOUT = Layout(4, 2, 3, 8)
+PLAN = megatron(BERT, LAYOUT, tensor_parallel=4)
+
+_MAPPINGS = {}
+
+
+def compiled(problem, layout):
+    """A compiled mapping and every operator's choices, made once."""
+    key = (problem, layout)
+    if key not in _MAPPINGS:
+        mapping = problem.mapping(layout)
+        count = len(problem.work.operators)
+        _MAPPINGS[key] = mapping, [mapping.choices(i) for i in range(count)]
+    return _MAPPINGS[key]
+
+
+def random_genes(problem, layout, rng):
+    """Legal genes, and legal outputs for every stage."""
+    _, choices = compiled(problem, layout)
+    genes = np.array([some[rng.randrange(len(some))] for some in choices])
+    outputs = np.zeros((layout.stages, len(genes)), dtype=np.uint8)
+    last = problem.work.chain[-1]
+    for i, op in enumerate(problem.work.operators):
+        if op.parameters:  # elsewhere there is nothing to keep
+            genes[i]["mode"] = rng.randrange(len(problem.modes))
+        genes[i]["algorithm"] = rng.randrange(len(MESH_ALGORITHMS))
+        bits = problem._outputs(op, i == last)
+        accepted = [code for code in range(len(OUTPUTS)) if bits >> code & 1]
+        if op.part == "block":
+            outputs[:, i] = [rng.choice(accepted) for _ in range(layout.stages)]
+    return genes, outputs.reshape(-1)
+
+
+layouts_of = st.sampled_from([Layout(1, 1, 3, 8), Layout(4, 2, 3, 8), Layout(2, 3, 2, 16)])
+seeds = st.integers(0, 2**32)
+
+
+def changed(operator, encoding=PLAN, **changes):
+    """The plan with one operator's gene changed."""
+    genes = tuple(
+        replace(gene, **changes) if gene.operator == operator else gene for gene in encoding.genes
+    )
+    return Encoding(encoding.layout, genes)
