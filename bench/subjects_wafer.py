@@ -79,7 +79,7 @@ register(
 
 
 def _bounded(given: Any) -> float:
-    return float(given[0].bound(1.0, 0.0)[0])
+    return float(given[0].relaxation().bound(1.0, 0.0)[0])
 
 
 def _below(given: Any, found: float) -> None:

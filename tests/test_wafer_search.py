@@ -166,8 +166,14 @@ def test_bounds_hold_for_every_gene_of_tiny_layouts():
                 continue
             least = float(score["time_s"]) * (1 + 1e-12)
             assert over.bound_s(problem, layout) <= least
-            assert quick_bound(problem, layout, mapping) <= least
-            assert tight_bound(problem, layout, mapping) <= least
+            relaxation = mapping.relaxation()
+            free = relaxation.bound(1.0, 0.0)[0]
+            assert free <= quick_bound(problem, layout, relaxation, free) <= least
+            tight = tight_bound(problem, layout, relaxation)
+            assert free <= tight <= least
+            # One that is enough stops there, and is a bound as well.
+            enough = free + rng.random() * (tight - free)
+            assert enough <= tight_bound(problem, layout, relaxation, 0.0, enough) <= least
             checked += 1
 
 

@@ -1,8 +1,9 @@
+#include <limits>
 #include <memory>
 #include <vector>
 
 #include "arrays.hpp"
-#include "phaze/mapping.hpp"
+#include "phaze/relaxation.hpp"
 
 namespace phaze::bindings {
 namespace {
@@ -163,19 +164,24 @@ py::tuple exhausted(Mapping& mapping) {
   return found_of(found);
 }
 
-py::tuple bound(const Mapping& mapping, double theta, double price, double phi) {
-  if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0)) {
-    throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 or more");
-  }
+std::unique_ptr<Relaxation> relaxed(const Mapping& mapping) {
   for (int op = 0; op < mapping.ops(); ++op) {
     if (mapping.choices(op).empty()) {
       throw InvalidInput("problem: operator " + std::to_string(op) + " has no legal gene");
     }
   }
+  const py::gil_scoped_release release;
+  return std::make_unique<Relaxation>(mapping);
+}
+
+py::tuple bound(Relaxation& relaxation, double theta, double price, double phi, double enough) {
+  if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0)) {
+    throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 or more");
+  }
   MapBound found;
   {
     const py::gil_scoped_release release;
-    found = chain_bound(mapping, theta, phi, price);
+    found = relaxation.bound(theta, phi, price, enough);
   }
   return py::make_tuple(found.time_s, array_of(found.genes));
 }
@@ -225,7 +231,10 @@ void bind_mapping(py::module_& module) {
       .def("descend", &descended, py::arg("rounds"))
       .def("ways", &ways)
       .def("exhaust", &exhausted)
-      .def("bound", &bound, py::arg("theta"), py::arg("price"), py::arg("phi") = 0.0);
+      .def("relaxation", &relaxed, py::keep_alive<0, 1>());
+  py::class_<Relaxation>(module, "Relaxation")
+      .def("bound", &bound, py::arg("theta"), py::arg("price"), py::arg("phi") = 0.0,
+           py::arg("enough") = std::numeric_limits<double>::infinity());
 }
 
 }  // namespace phaze::bindings

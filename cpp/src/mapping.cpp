@@ -97,6 +97,12 @@ Mapping::Mapping(const MapProblem& p)
   for (int i = 0; i < ops(); ++i) enumerate(i);
 }
 
+bool Mapping::weighted(int op) const noexcept {
+  const auto row = parameters_.begin() + static_cast<std::ptrdiff_t>(kAt(op) * columns_);
+  return std::any_of(row, row + static_cast<std::ptrdiff_t>(columns_),
+                     [](double count) { return count > 0.0; });
+}
+
 bool Mapping::legal(int op, const MapGene& gene) const noexcept {
   const MapOpRecord& record = ops_[kAt(op)];
   const unsigned all = (1U << slots_.size()) - 1U;

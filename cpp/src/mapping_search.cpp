@@ -252,25 +252,13 @@ MapFound descend(Mapping& mapping, int rounds) {
   return found;
 }
 
-namespace {
-
-bool weighted(const Mapping& mapping, int op) noexcept {
-  for (const MapGene& gene : mapping.choices(op)) {
-    const Mapping::Node n = mapping.node(op, gene);
-    if (n.state_bytes + n.stream_bytes > 0.0) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 double ways(const Mapping& mapping) noexcept {
   double count = 1.0;
   int modes = 0;
   for (int w = 0; w < kWeightModeCount; ++w) modes += mapping.rules().modes >> w & 1;
   for (int op = 0; op < mapping.ops(); ++op) {
     count *= static_cast<double>(mapping.choices(op).size()) *
-             static_cast<double>(weighted(mapping, op) ? modes : 1);
+             static_cast<double>(mapping.weighted(op) ? modes : 1);
   }
   return count;
 }
@@ -278,7 +266,7 @@ double ways(const Mapping& mapping) noexcept {
 MapFound exhaust(Mapping& mapping) {
   std::vector<std::vector<MapGene>> options(kAt(mapping.ops()));
   for (int op = 0; op < mapping.ops(); ++op) {
-    const bool any = weighted(mapping, op);
+    const bool any = mapping.weighted(op);
     for (const MapGene& choice : mapping.choices(op)) {
       for (std::uint8_t w = 0; w < kWeightModeCount; ++w) {
         if ((mapping.rules().modes >> w & 1) == 0) continue;

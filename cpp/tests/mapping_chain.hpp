@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "phaze/mapping.hpp"
+#include "phaze/relaxation.hpp"
 
 namespace phaze::test {
 

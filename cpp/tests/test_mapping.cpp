@@ -6,7 +6,7 @@
 
 #include "check.hpp"
 #include "mapping_chain.hpp"
-#include "phaze/mapping.hpp"
+#include "phaze/relaxation.hpp"
 
 namespace {
 

@@ -9,7 +9,8 @@ from phaze_fast.memory import optimizer
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.problem import Problem
 
-_MANY = 1500  # choices of an operator, from which on a relaxation takes seconds
+_NEAR = 0.9  # a weight of work where it is seen whether less weight helps
+_PRICES = tuple(float(at) for at in range(-2, 13, 2))  # powers of two, see _scale()
 
 __all__ = ["Roof", "quick_bound", "roof", "tight_bound"]
 
@@ -79,7 +80,11 @@ def roof(problem: Problem) -> Roof:
 
 
 def tight_bound(
-    problem: Problem, layout: Layout, mapping: _core.Mapping, least_s: float = 0.0
+    problem: Problem,
+    layout: Layout,
+    relaxation: _core.Relaxation,
+    least_s: float = 0.0,
+    enough_s: float = float("inf"),
 ) -> float:
     """Take the best of several relaxations of one layout.
 
@@ -90,21 +95,24 @@ def tight_bound(
     ----------
     problem, layout
         What is bounded.
-    mapping
-        The compiled layout.
+    relaxation
+        Of the compiled layout.
     least_s
         A bound that is known already.
+    enough_s
+        A bound that need not be bettered.
     """
-    best = least_s
-    if max(len(mapping.choices(i)) for i in problem.work.chain) > _MANY:
-        scale = _scale(problem, layout, least_s or mapping.bound(1.0, 0.0)[0])
-        return max(best, *(mapping.bound(1.0, scale * 2.0**at)[0] for at in (2.0, 5.0, 8.0)))
-    weights = [(1.0, 0.0), (0.5, 0.0)]
+    scale = _scale(problem, layout, relaxation.bound(1.0, 0.0)[0])
+    best, price = _priced(relaxation, 1.0, 0.0, scale, enough_s)
+    weights = []
+    if relaxation.bound(_NEAR, price, 0.0, enough_s)[0] > best:
+        weights.append((0.5, 0.0))
     if problem.stream is not None:
         weights += [(1.0, 0.5), (1.0, 1.0)]
-    scale = _scale(problem, layout, mapping.bound(1.0, 0.0)[0])
+    best = max(best, least_s)
     for theta, phi in weights:
-        best = max(best, _priced(mapping, theta, phi, scale))
+        if best < enough_s:
+            best = max(best, _priced(relaxation, theta, phi, scale, enough_s)[0])
     return best
 
 
@@ -114,31 +122,56 @@ def _scale(problem: Problem, layout: Layout, free: float) -> float:
     return free / passes / problem.capacity_bytes
 
 
-def _priced(mapping: _core.Mapping, theta: float, phi: float, scale: float) -> float:
-    """Look for the price of memory that bounds best; the bound is concave in it."""
-    free = mapping.bound(theta, 0.0, phi)[0]
-    tried = {float(at): mapping.bound(theta, scale * 2.0**at, phi)[0] for at in range(-2, 13, 2)}
+def _priced(
+    relaxation: _core.Relaxation, theta: float, phi: float, scale: float, enough_s: float
+) -> tuple[float, float]:
+    """Look for the price of memory that bounds best; give the bound and the price.
+
+    The bound is the larger of a concave function of the price and of its value at no price. Where
+    it falls, or is back at that value, it does not rise again.
+    """
+    free = relaxation.bound(theta, 0.0, phi, enough_s)[0]
+    tried = {float("-inf"): free}
+
+    def bound_s(at: float) -> float:
+        tried[at] = relaxation.bound(theta, scale * 2.0**at, phi, enough_s)[0]
+        return tried[at]
+
+    last = free
+    for at in _PRICES:
+        if last >= enough_s or bound_s(at) <= free or tried[at] < last:
+            break
+        last = tried[at]
     peak = max(tried, key=lambda at: tried[at])
-    if tried[peak] <= free:
-        return free
     for step in (1.0, 0.5, 0.25):
-        for at in (peak - step, peak + step):
-            tried[at] = mapping.bound(theta, scale * 2.0**at, phi)[0]
-        peak = max(tried, key=lambda at: tried[at])
-    return tried[peak]
+        if free < tried[peak] < enough_s:
+            for at in (peak - step, peak + step):
+                bound_s(at)
+            peak = max(tried, key=lambda at: tried[at])
+    return tried[peak], scale * 2.0**peak
 
 
 def quick_bound(
-    problem: Problem, layout: Layout, mapping: _core.Mapping, free: float | None = None
+    problem: Problem,
+    layout: Layout,
+    relaxation: _core.Relaxation,
+    free: float,
+    enough_s: float = float("inf"),
 ) -> float:
     """Bound one layout before it is searched: without a price, and with a few where that helps.
 
-    `free` is the bound without a price where it is known already.
+    Parameters
+    ----------
+    problem, layout, relaxation, enough_s
+        As for `tight_bound`.
+    free
+        The bound without a price.
     """
-    best = mapping.bound(1.0, 0.0)[0] if free is None else free
+    best = free
     if problem.stream is None:
         return best
     scale = _scale(problem, layout, best)
     for at in (2.0, 6.0, 10.0):
-        best = max(best, mapping.bound(1.0, scale * 2.0**at, 1.0)[0])
+        if best < enough_s:
+            best = max(best, relaxation.bound(1.0, scale * 2.0**at, 1.0, enough_s)[0])
     return best

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import TransformerModel
@@ -30,6 +33,9 @@ _ROLES_OF = {
     "cross-entropy": ("batch", "rows", "columns"),
 }
 _ANY_VECTOR = ("batch", "rows", "columns", "copies")
+
+
+Array = np.ndarray[Any, Any]
 
 
 def _ceil(a: int, b: int) -> int:
@@ -119,6 +125,18 @@ class MeshOperator:
         size = ELEMENT_BYTES * m * n
         reads = line.read_bytes / line.write_bytes
         return replace(bare, m=m, n=n, read_bytes=reads * size, write_bytes=size)
+
+    def shapes(self, local: Array) -> Array:
+        """Reduce rows of local (sequences, rows, units, inner) to what `local` makes of them.
+
+        Parts with the same row here are the same operator.
+        """
+        sequences, rows, units, inner = local.T
+        if self.per_head:
+            return np.stack([sequences * units, rows], axis=1)
+        if self._on_scores:
+            return np.stack([sequences * rows * units], axis=1)
+        return np.stack([sequences * rows, units, inner], axis=1)
 
     @property
     def _on_scores(self) -> bool:

@@ -242,23 +242,22 @@ class Problem:
         _, _, splits = _combinations(dies)
         parts = np.array([(s.batch, s.rows, s.columns, s.inner) for s in splits])
         tables = tuple(np.zeros((len(self.work.operators), len(splits))) for _ in range(5))
-        shapes: list[tuple[int, Array, list[tuple[int, ...]]]] = []
+        shapes: list[tuple[int, Array, Array, list[tuple[int, ...]]]] = []
         wanted: dict[tuple[int, ...], Line] = {}
         for i, op in enumerate(self.work.operators):
             sizes = np.array([op.limit(role, microbatch) for role in ROLES[:4]])
             allowed = np.array([role in op.roles for role in ROLES[:4]])
             good = np.flatnonzero(((parts == 1) | (allowed & (parts <= sizes))).all(axis=1))
             local = -(-np.maximum(sizes, 1) // parts[good])
-            keys = [(self._alike[i], *row) for row in local.tolist()]
+            keys = [(self._alike[i], *row) for row in op.shapes(local).tolist()]
             for position, shape in zip(good, keys, strict=True):
                 if shape not in self._times and shape not in wanted:
                     wanted[shape] = op.local(splits[position], microbatch)
-            shapes.append((i, good, keys))
+            shapes.append((i, good, local, keys))
         self._price(wanted)
-        for i, good, keys in shapes:
+        for i, good, local, keys in shapes:
             op = self.work.operators[i]
             values = np.array([self._times[shape] for shape in keys]).reshape(-1, 3)
-            local = np.array([shape[1:] for shape in keys]).reshape(-1, 4)
             if not self.volume:
                 tables[0][i, good], tables[1][i, good] = values[:, 0], values[:, 1]
             share = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)

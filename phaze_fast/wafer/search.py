@@ -38,6 +38,7 @@ Rank = tuple[bool, float]
 
 _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two looks at the best so far
+_TIGHTENED = 4  # bounds at a time
 _FIRST_STEPS = 3_000
 _LOSS = 0.03  # accepted at first by an annealing, relative
 _LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
@@ -208,11 +209,12 @@ class _Search:
             mapping = self.problem.mapping(layout)
         except InvalidInputError:
             return None
-        free, relaxed = mapping.bound(1.0, 0.0)
-        bound = max(quick_bound(self.problem, layout, mapping, free), least_s)
+        relaxation = mapping.relaxation()
+        free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
+        bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
         tried = _Tried(layout, bound, _LAST, mapping.genes(), mapping, 0)
         if bound < best < float("inf") and self.problem.stream is not None:
-            tried.bound_s = bound = self.tighten(tried)
+            tried.bound_s = bound = self.tighten(tried, best, relaxation)
         if bound >= best:
             return tried
         given = self.starts.get(layout, [])
@@ -266,10 +268,21 @@ class _Search:
         tried.evaluations += count
         return _rank(mapping), found
 
-    def tighten(self, tried: _Tried) -> float:
+    def tighten(
+        self, tried: _Tried, enough_s: float, relaxation: _core.Relaxation | None = None
+    ) -> float:
         if self.late():
             return tried.bound_s
-        return tight_bound(self.problem, tried.layout, tried.mapping, tried.bound_s)
+        relaxation = relaxation or tried.mapping.relaxation()
+        return tight_bound(self.problem, tried.layout, relaxation, tried.bound_s, enough_s)
+
+    def certify(self, pool: ThreadPoolExecutor, seen: list[_Tried], best: float) -> None:
+        """Tighten the least bounds until the least of all is a tight one."""
+        seen = sorted(seen, key=lambda tried: (tried.bound_s, tried.layout))
+        while seen and seen[0].bound_s < min([best, *self.bounds]):
+            lowest, seen = seen[:_TIGHTENED], seen[_TIGHTENED:]
+            self.bounds += pool.map(lambda tried: self.tighten(tried, best), lowest)
+        self.bounds += [tried.bound_s for tried in seen]
 
     # ---- all of it ----
 
@@ -341,8 +354,7 @@ class _Search:
             chosen = list(pool.map(self.breed, self.promising(seen)))
             chosen.sort(key=lambda tried: (tried.rank, tried.layout))
             best = float("inf") if chosen[0].rank[0] else chosen[0].rank[1]
-            self.bounds += [tried.bound_s for tried in seen if tried.bound_s >= best]
-            self.bounds += pool.map(self.tighten, [t for t in seen if t.bound_s < best])
+            self.certify(pool, seen, best)
         ranked = [evaluation_of(self.problem, t.layout, t.mapping) for t in chosen]
         return MappingResult(
             problem=self.problem,

@@ -163,6 +163,9 @@ class Mapping {
   bool assigned() const noexcept { return genes_.size() == ops_.size(); }
   bool legal(int op, const MapGene& gene) const noexcept;
 
+  // Whether it has weights, so that its mode makes a difference.
+  bool weighted(int op) const noexcept;
+
   // Every legal way to deal the slots of one operator, in a fixed order.
   const std::vector<MapGene>& choices(int op) const noexcept {
     return choices_[static_cast<std::size_t>(op)];
@@ -288,16 +291,5 @@ MapFound descend(Mapping& mapping, int rounds);
 // best of all of them, tried one by one: for small problems, where others can be held against it.
 double ways(const Mapping& mapping) noexcept;
 MapFound exhaust(Mapping& mapping);
-
-struct MapBound {
-  double time_s;               // no mapping of this problem takes less
-  std::vector<MapGene> genes;  // that the relaxation chose: a start for a search
-};
-
-// Operators in a chain, each with its own work and the conversion to the next, all else left out,
-// memory of the first stage priced at `price` seconds per byte: a dynamic program over all legal
-// genes. `theta` in [0, 1] weighs work against the collectives beside it, `phi` both against the
-// stream from off the wafer: a maximum is at least any weighted mean.
-MapBound chain_bound(const Mapping& mapping, double theta, double phi, double price);
 
 }  // namespace phaze

@@ -1,0 +1,270 @@
+#include "phaze/relaxation.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+namespace phaze {
+namespace {
+
+constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr double kRounding = 1.0 + 1e-12;   // a chain as cheap as the known one stays in
+constexpr double kFirstSlack = 1.0 / 1024;  // chains looked at first: so much above the least
+constexpr double kWider = 2.0;              // and so many times as much again
+constexpr double kTiny = 1e-18;             // seconds, where work costs nothing at all
+
+double bytes_between(const Mapping& mapping, int from, int to) {
+  for (const MapEdgeRecord& edge : mapping.edges()) {
+    if (edge.from == from && edge.to == to && edge.kind == 0) return edge.bytes;
+  }
+  return 0.0;
+}
+
+// Places of values, the smallest first.
+std::vector<int> rising(const std::vector<double>& values) {
+  std::vector<int> order(values.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return values[kAt(a)] < values[kAt(b)]; });
+  return order;
+}
+
+}  // namespace
+
+Relaxation::Relaxation(const Mapping& mapping)
+    : mapping_(mapping),
+      own_(kAt(mapping.ops())),
+      kept_(kAt(mapping.ops())),
+      modes_(kAt(mapping.ops())) {
+  const auto chain = mapping.chain();
+  for (std::size_t at = 0; at < chain.size(); ++at) {
+    bytes_.push_back(at == 0 ? 0.0 : bytes_between(mapping, chain[at - 1], chain[at]));
+  }
+  // Bytes of the first stage beside its blocks that no mapping goes without: the ends that stand in
+  // it, and the operator whose inputs and outputs are largest when split best.
+  const bool alone = mapping.stages() == 1;
+  const auto flight =
+      static_cast<double>(std::min<std::int64_t>(mapping.rules().microbatches, mapping.stages()));
+  double ends = 0.0, live = 0.0;
+  for (int op = 0; op < mapping.ops(); ++op) {
+    for (std::uint8_t w = 0; w < kWeightModeCount; ++w) {
+      if ((mapping.rules().modes >> w & 1) == 0) continue;
+      modes_[kAt(op)].push_back(w);
+      if (!mapping.weighted(op)) break;
+    }
+    double least_kept = kInfinite, least_live = kInfinite;
+    for (MapGene gene : mapping.choices(op)) {
+      Mapping::Node n{};
+      for (const std::uint8_t w : modes_[kAt(op)]) {
+        gene.mode = w;
+        n = mapping.node(op, gene);
+        kept_[kAt(op)].push_back({n.hidden_f_s + n.hidden_b_s, n.stream_s, n.state_bytes});
+        least_kept = std::min(least_kept, n.state_bytes + flight * n.stash_bytes);
+        least_live = std::min(least_live, n.live_bytes);
+      }
+      own_[kAt(op)].push_back({n.forward_s + n.backward_s, n.forward_s,
+                               n.blocking_f_s + n.blocking_b_s, n.blocking_f_s, n.stash_bytes});
+    }
+    const int part = mapping.op(op).part;
+    if (part == 2 && !alone) continue;
+    if (part != 1) ends += least_kept;
+    live = std::max(live, least_live);
+  }
+  held_bytes_ = ends + live;
+}
+
+// Least cost of an operator's own terms over weight modes and outputs.
+Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
+  const auto& [theta, phi, price] = weights;
+  const MapRulesRecord& rules = mapping_.rules();
+  const double blocks = mapping_.blocks()[0];
+  const auto stages = static_cast<std::int64_t>(mapping_.stages());
+  const double kept = blocks * static_cast<double>(std::min(rules.microbatches, stages));
+  const int outputs = mapping_.op(op).outputs;
+  const bool again = (outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
+  const bool away = (outputs >> static_cast<int>(Output::kOffload) & 1) != 0;
+  const std::vector<std::uint8_t>& modes = modes_[kAt(op)];
+  Prices found{std::vector<double>(own_[kAt(op)].size(), kInfinite),
+               std::vector<std::uint8_t>(own_[kAt(op)].size()), kInfinite};
+  for (std::size_t h = 0; h < own_[kAt(op)].size(); ++h) {
+    const Own& own = own_[kAt(op)][h];
+    double out = 0.0;
+    if (price > 0.0) {
+      out = price * kept * own.stash_bytes;
+      if (again) {
+        const double once_more = (1.0 - phi) * (own.blocking_f_s + theta * own.forward_s);
+        out = std::min(out, once_more + price * own.stash_bytes);
+      }
+      if (away) {
+        const double moved = 2.0 * own.stash_bytes / rules.stream_bytes_per_s;
+        out = std::min(out, phi * moved + price * own.stash_bytes);
+      }
+    }
+    for (std::size_t w = 0; w < modes.size(); ++w) {
+      const Kept& mode = kept_[kAt(op)][h * modes.size() + w];
+      double cost = own.blocking_s + theta * own.work_s + (1.0 - theta) * mode.hidden_s;
+      cost = (1.0 - phi) * cost + phi * mode.stream_s;
+      if (price > 0.0) cost += price * blocks * mode.state_bytes + out;
+      if (!(cost < found.cost[h])) continue;
+      found.cost[h] = cost;
+      found.mode[h] = modes[w];
+    }
+    found.least = std::min(found.least, found.cost[h]);
+  }
+  return found;
+}
+
+double Relaxation::convert_s(std::size_t at, int before, int here) const {
+  const int from = mapping_.chain()[at - 1], to = mapping_.chain()[at];
+  return mapping_.conversion_s(mapping_.choices(from)[kAt(before)], from,
+                               mapping_.choices(to)[kAt(here)], to, bytes_[at]);
+}
+
+// What the last answer's chain costs now; infinite where there is none yet.
+double Relaxation::known(const std::vector<Prices>& prices, double phi) const {
+  if (last_.empty()) return kInfinite;
+  const auto chain = mapping_.chain();
+  double cost = 0.0;
+  for (std::size_t at = 0; at < chain.size(); ++at) {
+    if (at > 0) cost += (1.0 - phi) * convert_s(at, last_[at - 1], last_[at]);
+    cost += prices[kAt(chain[at])].cost[kAt(last_[at])];
+  }
+  return cost;
+}
+
+// Every chain that costs no more than `most` is looked at; infinite where there is none.
+double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, double most) {
+  const auto chain = mapping_.chain();
+  double rest = 0.0;  // of the operators that are still to come, each by itself
+  for (const std::int32_t op : chain) rest += prices[kAt(op)].least;
+  std::vector<std::vector<int>> from(chain.size()), alive(chain.size());
+  std::vector<double> reached;  // at the operator before, rising
+  for (std::size_t at = 0; at < chain.size(); ++at) {
+    const Prices& here = prices[kAt(chain[at])];
+    rest -= here.least;
+    const double before = at == 0 ? 0.0 : reached[0];
+    std::vector<int> places, origins;
+    std::vector<double> values;
+    for (std::size_t h = 0; h < here.cost.size(); ++h) {
+      const double room = most - here.cost[h] - rest;
+      if (before > room) continue;
+      double best = at == 0 ? 0.0 : kInfinite;
+      int origin = -1;
+      for (std::size_t g = 0; g < reached.size() && reached[g] < best && reached[g] <= room; ++g) {
+        const double value =
+            reached[g] + (1.0 - phi) * convert_s(at, alive[at - 1][g], static_cast<int>(h));
+        if (!(value < best)) continue;
+        best = value;
+        origin = static_cast<int>(g);
+      }
+      if (best > room) continue;
+      places.push_back(static_cast<int>(h));
+      origins.push_back(origin);
+      values.push_back(best + here.cost[h]);
+    }
+    if (places.empty()) return kInfinite;
+    reached.clear();
+    for (const int i : rising(values)) {
+      reached.push_back(values[kAt(i)]);
+      alive[at].push_back(places[kAt(i)]);
+      from[at].push_back(origins[kAt(i)]);
+    }
+  }
+  last_.resize(chain.size());
+  int at = 0;
+  for (std::size_t k = chain.size(); k-- > 0;) {
+    last_[k] = alive[k][kAt(at)];
+    at = from[k][kAt(at)];
+  }
+  return reached[0];
+}
+
+// Least cost of one block in the relaxation; its genes are in last_.
+double Relaxation::cheapest(const std::vector<Prices>& prices, double phi) {
+  double alone = 0.0;
+  for (const std::int32_t op : mapping_.chain()) alone += prices[kAt(op)].least;
+  const double enough = known(prices, phi) * kRounding;
+  for (double slack = kFirstSlack;; slack *= kWider) {
+    const double most = std::min(enough, alone * (kRounding + slack) + slack * kTiny);
+    const double found = cheapest(prices, phi, most);
+    if (found < kInfinite) return found;
+  }
+}
+
+// A block whose operators each cost what they cost at best, without conversions.
+Relaxation::Block Relaxation::apart(const Weights& weights, std::vector<Prices>& prices) const {
+  Block found{0.0, 0.0, std::vector<MapGene>(kAt(mapping_.ops()))};
+  for (int op = 0; op < mapping_.ops(); ++op) {
+    prices.push_back(priced(op, weights));
+    const Prices& own = prices.back();
+    const auto place = std::min_element(own.cost.begin(), own.cost.end()) - own.cost.begin();
+    found.genes[kAt(op)] = mapping_.choices(op)[kAt(place)];
+    found.genes[kAt(op)].mode = own.mode[kAt(place)];
+    (mapping_.op(op).part == 1 ? found.block_s : found.ends_s) += own.least;
+  }
+  return found;
+}
+
+// The same with the cheapest chain in it, conversions and all.
+Relaxation::Block Relaxation::together(const Weights& weights, Block block,
+                                       const std::vector<Prices>& prices) {
+  const auto chain = mapping_.chain();
+  double others_s = 0.0;
+  std::uint64_t on_chain = 0;
+  for (const std::int32_t op : chain) on_chain |= std::uint64_t{1} << op;
+  for (int op = 0; op < mapping_.ops(); ++op) {
+    const bool inside = mapping_.op(op).part == 1 && (on_chain >> op & 1) == 0;
+    if (inside) others_s += prices[kAt(op)].least;
+  }
+  block.block_s = cheapest(prices, weights.phi) + others_s;
+  for (std::size_t at = 0; at < chain.size(); ++at) {
+    const int op = chain[at];
+    block.genes[kAt(op)] = mapping_.choices(op)[kAt(last_[at])];
+    block.genes[kAt(op)].mode = prices[kAt(op)].mode[kAt(last_[at])];
+  }
+  return block;
+}
+
+// The first stage has the block's price less what its memory was priced at, at least the block
+// without a price; all others have at least that.
+double Relaxation::step_s(const Block& free, const Block& dear, double price) const {
+  const double room = price * mapping_.rules().capacity_bytes;
+  const auto blocks = mapping_.blocks();
+  const double heavy = std::max(free.block_s, dear.block_s + price * held_bytes_ - room);
+  double sum = 0.0, slowest = 0.0;
+  for (std::size_t k = 0; k < blocks.size(); ++k) {
+    const double load = blocks[k] * (k == 0 ? heavy : free.block_s) +
+                        mapping_.boundary()[k] * mapping_.rules().boundary_bytes;
+    sum += load;
+    slowest = std::max(slowest, load);
+  }
+  const auto batches = static_cast<double>(mapping_.rules().microbatches);
+  return ((batches - 1.0) * slowest + sum + free.ends_s) * (1.0 - 1e-9);  // rounding
+}
+
+MapBound Relaxation::bound(double theta, double phi, double price, double enough) {
+  const Weights without{theta, phi, 0.0}, with{theta, phi, price};
+  if (theta != theta_ || phi != phi_) {
+    std::vector<Prices> prices;
+    Block block = apart(without, prices);
+    const double least_s = step_s(block, block, 0.0);
+    if (least_s >= enough) return {least_s, std::move(block.genes)};
+    free_ = together(without, std::move(block), prices);
+    theta_ = theta;
+    phi_ = phi;
+  }
+  if (!(price > 0.0)) return {step_s(free_, free_, 0.0), free_.genes};
+  std::vector<Prices> prices;
+  Block block = apart(with, prices);
+  const double least_s = step_s(free_, block, price);
+  if (least_s >= enough) return {least_s, std::move(block.genes)};
+  block = together(with, std::move(block), prices);
+  return {step_s(free_, block, price), std::move(block.genes)};
+}
+
+MapBound chain_bound(const Mapping& mapping, double theta, double phi, double price) {
+  return Relaxation(mapping).bound(theta, phi, price);
+}
+
+}  // namespace phaze
