@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import resources
 from typing import Any, ClassVar
 
@@ -215,5 +216,10 @@ def energy_table(name: str = "7nm") -> EnergyTable:
         raise InvalidInputError(
             f"energy table: {name!r} is not accepted; {nearest(name, energy_table_names())}"
         )
+    return _energy_table(name)
+
+
+@lru_cache(maxsize=16)  # every call of the cost model asks for one
+def _energy_table(name: str) -> EnergyTable:
     file = resources.files(__package__) / "data" / "energy" / f"{name}.yaml"
     return EnergyTable.from_dict(parse_text(file.read_text("utf-8"), f"{name}.yaml"), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,6 +134,49 @@ SELECTIVE = frozenset({"scores", "softmax", "score-dropout"})
 """Operators of explicit attention that selective recomputation runs again (Korthikanti 2022)."""
 
 
+def figures(line: Line) -> tuple[Any, ...]:
+    """Write a line as the fields of ``_core.OPERATOR_DTYPE``, in their order."""
+    return (
+        KINDS.index(line.kind),
+        UNITS.index(line.unit),
+        line.b,
+        line.m,
+        line.n,
+        line.k,
+        line.flops,
+        line.read_bytes,
+        line.write_bytes,
+        line.payload_bytes,
+        _COLLECTIVE.get(line.collective, -1),
+        GROUPS.index(line.group),
+        line.causal,
+        line.epilogue,
+        function_code(line.kind, line.function),
+        0,
+    )
+
+
+def loose(name: str, parts: Sequence[tuple[Line, int]]) -> OpGraph:
+    """Write operators without edges; a line whose sizes are arrays of a length stands for many.
+
+    Parameters
+    ----------
+    name
+        Of the graph.
+    parts
+        Lines, and how many operators each stands for.
+    """
+    ops = np.zeros(sum(count for _, count in parts), dtype=_core.OPERATOR_DTYPE)
+    at = 0
+    for line, count in parts:
+        for field, value in zip(ops.dtype.names or (), figures(line), strict=True):
+            ops[field][at : at + count] = value
+        at += count
+    ops.setflags(write=False)
+    nothing = np.zeros(0, dtype=np.int32)
+    return OpGraph(name, ops, ("",) * at, np.zeros(at + 1, dtype=np.int32), nothing)
+
+
 def lay_out(name: str, lines: list[Line], tensors: tuple[Tensor, ...]) -> OpGraph:
     """Splice virtual lines out and write the rest as arrays."""
     real = [i for i, line in enumerate(lines) if not line.virtual]
@@ -152,25 +195,7 @@ def lay_out(name: str, lines: list[Line], tensors: tuple[Tensor, ...]) -> OpGrap
             successors[place[source]].append(place[i])
     ops = np.zeros(len(real), dtype=_core.OPERATOR_DTYPE)
     for position, i in enumerate(real):
-        line = lines[i]
-        ops[position] = (
-            KINDS.index(line.kind),
-            UNITS.index(line.unit),
-            line.b,
-            line.m,
-            line.n,
-            line.k,
-            line.flops,
-            line.read_bytes,
-            line.write_bytes,
-            line.payload_bytes,
-            _COLLECTIVE.get(line.collective, -1),
-            GROUPS.index(line.group),
-            line.causal,
-            line.epilogue,
-            function_code(line.kind, line.function),
-            0,
-        )
+        ops[position] = figures(lines[i])
     indptr = np.cumsum([0, *(len(s) for s in successors)]).astype(np.int32)
     indices = np.array([j for s in successors for j in s], dtype=np.int32)
     for array in (ops, indptr, indices):

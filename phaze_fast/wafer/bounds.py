@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phaze_fast import _core
+from phaze_fast.cost import estimate_costs
 from phaze_fast.memory import optimizer
+from phaze_fast.opgraph.gradients import gradients
+from phaze_fast.opgraph.graph import loose
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.problem import Problem
 
 _NEAR = 0.9  # a weight of work where it is seen whether less weight helps
 _PRICES = tuple(float(at) for at in range(-2, 13, 2))  # powers of two, see _scale()
 
-__all__ = ["Roof", "quick_bound", "roof", "tight_bound"]
+__all__ = ["Roof", "quick_bound", "roof", "tight_bound", "work_bound"]
 
 
 @dataclass(frozen=True)
 class Roof:
-    """Work of a step at the dies' peak rate: quick, and far below what any mapping takes."""
+    """Work of a step at the dies' peak rates: quick, and below what any mapping takes."""
 
     block_s: float
     """Die-seconds of one block for one sequence."""
@@ -33,12 +36,10 @@ class Roof:
         dies = layout.dies * layout.stages
         if problem.stream is None and self.state_bytes > dies * problem.capacity_bytes:
             return float("inf")
-        batches = problem.training.global_batch // layout.microbatch
         here = layout.microbatch / layout.dies
-        blocks = problem.blocks(layout.stages)
-        slowest = max(blocks) * self.block_s * here
-        whole = (sum(blocks) * self.block_s + self.ends_s) * here
-        return max((batches - 1) * slowest + whole, batches * self._stream_s(problem, layout))
+        batches = problem.training.global_batch // layout.microbatch
+        streamed_s = batches * self._stream_s(problem, layout)
+        return max(_step_s(problem, layout, self.block_s * here, self.ends_s * here), streamed_s)
 
     def _stream_s(self, problem: Problem, layout: Layout) -> float:
         """Seconds per micro-batch in which state that has no room on the wafer comes and goes."""
@@ -51,8 +52,30 @@ class Roof:
         return outside * self.streamed_share / every
 
 
+def _step_s(problem: Problem, layout: Layout, block_s: float, ends_s: float) -> float:
+    """Seconds of a step whose blocks and ends take so long for a micro-batch, and nothing else."""
+    batches = problem.training.global_batch // layout.microbatch
+    blocks = problem.blocks(layout.stages)
+    return (batches - 1) * max(blocks) * block_s + sum(blocks) * block_s + ends_s
+
+
+def work_bound(problem: Problem, layout: Layout) -> float:
+    """Add up operators that are each split as suits them best: no mapping takes less.
+
+    Examples
+    --------
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> layout = Layout(4, 2, 1, 8)
+    >>> roof(problem).bound_s(problem, layout) < work_bound(problem, layout)
+    True
+    >>> work_bound(problem, layout) < problem.mapping(layout).score()["time_s"][0]
+    True
+    """
+    return _step_s(problem, layout, *problem.least_work(layout)) * (1.0 - 1e-9)  # rounding
+
+
 def roof(problem: Problem) -> Roof:
-    """Add up the products of a model at peak; forward once, backward twice.
+    """Add up the operators of a model at peak rates, forward and backward.
 
     Examples
     --------
@@ -63,20 +86,35 @@ def roof(problem: Problem) -> Roof:
     >>> roof(problem).block_s < work_s
     True
     """
-    peak = problem.chip.peak_flops()
-    seconds = {"block": 0.0, "ends": 0.0}
     spec = optimizer(problem.training.optimizer)
     each = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
     moved = (2.0 * spec.weight_bytes + spec.gradient_bytes) / each * (1.0 - 1e-9)
     state = each * problem.work.parameters
     if problem.volume:
         return Roof(0.0, 0.0, state, moved)
-    for op in problem.work.operators:
-        causal = 0.5 if op.line.causal else 1.0
-        part = "block" if op.part == "block" else "ends"
-        seconds[part] += 3.0 * causal * op.line.flops / peak
-    less = 1.0 - 1e-9  # rounding
-    return Roof(seconds["block"] * less, seconds["ends"] * less, state, moved)
+    seconds = [0.0, 0.0]  # of a block, of all else
+    for op, least_s in zip(problem.work.operators, _least_s(problem), strict=True):
+        seconds[op.part != "block"] += least_s * (1.0 - 1e-9)  # rounding
+    return Roof(seconds[0], seconds[1], state, moved)
+
+
+def _least_s(problem: Problem) -> list[float]:
+    """Seconds of a die for each operator of one sequence, however it is split.
+
+    Products run at the peak rate: what they move depends on what stays in the buffer. All others
+    scale with their rows, so that a part takes no less than its share.
+    """
+    chip = problem.chip.replace(launch_latency_s=0.0)
+    lines = [replace(op.line, name="", inputs=(-1,)) for op in problem.work.operators]
+    every = [[line, *(g for g in gradients([line]) if not g.virtual)] for line in lines]
+    flat = [(line, 1) for some in every for line in some]
+    bounds = iter(estimate_costs(loose("roof", flat), chip, bounds_only=True).time_s(0)[0])
+    peak, found = chip.peak_flops(), []
+    for line, some in zip(lines, every, strict=True):
+        scaled = sum(float(next(bounds)) for _ in some)
+        product_s = 3.0 * (0.5 if line.causal else 1.0) * line.flops / peak
+        found.append(product_s if "gemm" in line.kind else max(product_s, scaled))
+    return found
 
 
 def tight_bound(

@@ -15,7 +15,7 @@ from phaze_fast.opgraph.ends import embedding_sheet, head_sheet
 from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
 from phaze_fast.opgraph.strategy import Strategy
 
-__all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Split", "Workload", "workload"]
+__all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Workload", "workload"]
 
 ROLES = ("batch", "rows", "columns", "inner", "copies")
 """What a slot of the mesh can do for an operator, in the order of `_core.GENE_DTYPE`."""
@@ -36,20 +36,6 @@ _ANY_VECTOR = ("batch", "rows", "columns", "copies")
 
 
 Array = np.ndarray[Any, Any]
-
-
-def _ceil(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-@dataclass(frozen=True)
-class Split:
-    """Into how many parts each dimension of an operator is cut."""
-
-    batch: int = 1
-    rows: int = 1
-    columns: int = 1
-    inner: int = 1
 
 
 @dataclass(frozen=True)
@@ -98,23 +84,29 @@ class MeshOperator:
         sizes = {"batch": microbatch, "rows": self.seq_rows, "columns": self.units}
         return sizes.get(role, self.inner_units)
 
-    def local(self, split: Split, microbatch: int) -> Line:
-        """Write the largest die's part as an operator of its own, without name and inputs."""
-        line = self.line
-        sequences = _ceil(microbatch, split.batch)
-        rows = _ceil(self.seq_rows, split.rows)
-        units = _ceil(self.units, split.columns)
-        bare = replace(line, name="", inputs=(-1,))
-        if line.kind in ("attention", "batched-gemm"):
-            return self._local_heads(bare, sequences * units, rows)
+    def shapes(self, local: Array) -> Array:
+        """Reduce rows of local (sequences, rows, units, inner) to what tells parts apart."""
+        sequences, rows, units, inner = local.T
+        if self.per_head:
+            return np.stack([sequences * units, rows], axis=1)
         if self._on_scores:
-            m, n = sequences * rows * units, line.n
+            return np.stack([sequences * rows * units], axis=1)
+        return np.stack([sequences * rows, units, inner], axis=1)
+
+    def parts(self, shapes: Array) -> Line:
+        """Write rows of `shapes` as operators of their own: one line whose sizes are arrays."""
+        sizes: Any = shapes.astype(np.float64).T
+        line = replace(self.line, name="", inputs=(-1,))
+        if self.per_head:
+            return self._heads(line, *sizes)
+        if self._on_scores:
+            m, n = sizes[0], line.n
         else:
-            m, n = sequences * rows, units * (line.n // self.units)
+            m, n = sizes[0], sizes[1] * (line.n // self.units)
         if line.kind == "gemm":
-            k = _ceil(self.inner_units, split.inner) * (line.k // self.inner_units)
+            k = sizes[2] * (line.k // self.inner_units)
             return replace(
-                bare,
+                line,
                 m=m,
                 n=n,
                 k=k,
@@ -124,36 +116,23 @@ class MeshOperator:
             )
         size = ELEMENT_BYTES * m * n
         reads = line.read_bytes / line.write_bytes
-        return replace(bare, m=m, n=n, read_bytes=reads * size, write_bytes=size)
-
-    def shapes(self, local: Array) -> Array:
-        """Reduce rows of local (sequences, rows, units, inner) to what `local` makes of them.
-
-        Parts with the same row here are the same operator.
-        """
-        sequences, rows, units, inner = local.T
-        if self.per_head:
-            return np.stack([sequences * units, rows], axis=1)
-        if self._on_scores:
-            return np.stack([sequences * rows * units], axis=1)
-        return np.stack([sequences * rows, units, inner], axis=1)
+        return replace(line, m=m, n=n, read_bytes=reads * size, write_bytes=size)
 
     @property
     def _on_scores(self) -> bool:
         """Whether it works on the scores of explicit attention."""
         return _on_scores(self.line)
 
-    def _local_heads(self, bare: Line, pairs: int, rows: int) -> Line:
-        part = pairs / bare.b
-        cut = rows / bare.m
-        rest = bare.read_bytes - self._query_bytes
+    def _heads(self, line: Line, pairs: Any, rows: Any) -> Line:
+        part, cut = pairs / line.b, rows / line.m
+        rest = line.read_bytes - self._query_bytes
         return replace(
-            bare,
+            line,
             b=pairs,
             m=rows,
-            flops=bare.flops * part * cut,
+            flops=line.flops * part * cut,
             read_bytes=(self._query_bytes * cut + rest) * part,
-            write_bytes=bare.write_bytes * part * cut,
+            write_bytes=line.write_bytes * part * cut,
         )
 
     @cached_property

@@ -17,10 +17,10 @@ from phaze_fast.hardware import Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.gradients import gradients
-from phaze_fast.opgraph.graph import lay_out
+from phaze_fast.opgraph.graph import loose
 from phaze_fast.opgraph.sheet import Line
 from phaze_fast.wafer.layout import Layout, boundaries, slots_of
-from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Split, Workload, workload
+from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, workload
 
 __all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "WaferTraining", "combination"]
 
@@ -66,16 +66,16 @@ class WaferTraining:
 
 
 @lru_cache(maxsize=512)
-def _combinations(dies: int) -> tuple[Array, Array, tuple[Split, ...]]:
+def _combinations(dies: int) -> tuple[Array, Array, Array]:
     """Divisors of a count of dies, the column of each (B, M, N, K), and the splits in order."""
     divisors = [d for d in range(1, dies + 1) if dies % d == 0]
     column = np.full(len(divisors) ** 4, -1, dtype=np.int32)
-    splits: list[Split] = []
+    splits: list[tuple[int, ...]] = []
     for at, factors in enumerate(product(divisors, repeat=4)):
         if dies % math.prod(factors) == 0:
             column[at] = len(splits)
-            splits.append(Split(*factors))
-    return np.array(divisors, dtype=np.int32), column, tuple(splits)
+            splits.append(factors)
+    return np.array(divisors, dtype=np.int32), column, np.array(splits)
 
 
 def combination(dies: int, factors: tuple[int, ...]) -> int:
@@ -87,9 +87,13 @@ def combination(dies: int, factors: tuple[int, ...]) -> int:
     return int(column[at])
 
 
-@lru_cache(maxsize=64)
-def _priced(chip: str, model: str, seq: int) -> dict[tuple[int, ...], tuple[float, float, float]]:
-    """Forward and backward seconds and live bytes of local operators, priced once per die."""
+Times = dict[int, dict[tuple[int, ...], list[float]]]
+"""By operator and local shape: forward and backward seconds, and live bytes."""
+
+
+@lru_cache(maxsize=16)
+def _priced(chip: str, model: str, seq: int) -> Times:
+    """Give what is priced already on one die, to be added to."""
     del chip, model, seq  # the key
     return {}
 
@@ -169,8 +173,10 @@ class Problem:
         self.stream = stream
         self._alike = _alike(self.work)
         key = (self.chip.digest(), model.digest(), self.work.seq)
-        self._times = _priced(*key) if work is None else {}
+        self._times: Times = _priced(*key) if work is None else {}
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
+        self._compiled: dict[int, tuple[Array, Array]] = {}
+        self._least: dict[tuple[int, int], tuple[float, float]] = {}
 
     def variant(
         self,
@@ -184,7 +190,7 @@ class Problem:
         made = Problem(self.model, self.wafer, self.training, *given, self._given)
         made._times = self._times
         if not volume and not self.volume:
-            made._tables = self._tables
+            made._tables, made._least = self._tables, self._least
         return made
 
     @property
@@ -211,64 +217,77 @@ class Problem:
 
     # ---- prices of local operators ----
 
-    def _price(self, wanted: dict[tuple[int, ...], Line]) -> None:
-        """Price what is not priced yet: forward, and all its gradients together."""
-        if not wanted:
-            return
-        flat: list[Line] = []
-        owner: list[tuple[int, int]] = []
-        for i, line in enumerate(wanted.values()):
-            flat.append(line)
-            owner.append((i, 0))
-            for gradient in gradients([line]):
-                if not gradient.virtual:
-                    flat.append(gradient)
-                    owner.append((i, 1))
-        graph = lay_out("wafer", flat, ())
-        seconds = estimate_costs(graph, self.chip).time_s(0)[0]
-        sums = np.zeros((len(wanted), 2))
-        for (i, which), value in zip(owner, seconds, strict=True):
-            sums[i, which] += value
-        for (key, line), (forward, backward) in zip(wanted.items(), sums.tolist(), strict=True):
+    def _price(self, wanted: dict[int, list[tuple[int, ...]]]) -> None:
+        """Price shapes of operators: forward, and all their gradients together."""
+        lines: list[tuple[Line, int]] = []
+        made: list[tuple[int, int, Array]] = []
+        for i, shapes in wanted.items():
+            line: Any = self.work.operators[i].parts(np.array(shapes))
+            every = [line, *(each for each in gradients([line]) if not each.virtual)]
+            lines += [(each, len(shapes)) for each in every]
             weights = 2.0 * line.k * line.n * line.b if line.kind == "gemm" else 0.0
-            live = line.read_bytes + line.write_bytes - weights
-            self._times[key] = (forward, backward, live)
+            made.append((i, len(every), line.read_bytes + line.write_bytes - weights))
+        seconds = estimate_costs(loose("wafer", lines), self.chip).time_s(0)[0]
+        for i, passes, live in made:
+            mine, seconds = np.split(seconds, [passes * len(live)])
+            forward, *backward = mine.reshape(passes, -1)
+            values = np.stack([forward, sum(backward, np.zeros(len(live))), live], axis=1)
+            self._times.setdefault(i, {}).update(zip(wanted[i], values.tolist(), strict=True))
 
     def _table(self, dies: int, microbatch: int) -> tuple[Array, ...]:
         """Work, kept, live bytes and parameters of each operator under each split."""
         key = (dies, microbatch)
         if key in self._tables:
             return self._tables[key]
-        _, _, splits = _combinations(dies)
-        parts = np.array([(s.batch, s.rows, s.columns, s.inner) for s in splits])
-        tables = tuple(np.zeros((len(self.work.operators), len(splits))) for _ in range(5))
-        shapes: list[tuple[int, Array, Array, list[tuple[int, ...]]]] = []
-        wanted: dict[tuple[int, ...], Line] = {}
-        for i, op in enumerate(self.work.operators):
+        parts = _combinations(dies)[2]
+        tables = tuple(np.zeros((len(self.work.operators), len(parts))) for _ in range(5))
+        splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]] = {}
+        wanted: dict[int, list[tuple[int, ...]]] = {}
+        for i in set(self._alike):
+            op, known = self.work.operators[i], self._times.get(i, {})
             sizes = np.array([op.limit(role, microbatch) for role in ROLES[:4]])
             allowed = np.array([role in op.roles for role in ROLES[:4]])
             good = np.flatnonzero(((parts == 1) | (allowed & (parts <= sizes))).all(axis=1))
             local = -(-np.maximum(sizes, 1) // parts[good])
-            keys = [(self._alike[i], *row) for row in op.shapes(local).tolist()]
-            for position, shape in zip(good, keys, strict=True):
-                if shape not in self._times and shape not in wanted:
-                    wanted[shape] = op.local(splits[position], microbatch)
-            shapes.append((i, good, local, keys))
-        self._price(wanted)
-        for i, good, local, keys in shapes:
-            op = self.work.operators[i]
-            values = np.array([self._times[shape] for shape in keys]).reshape(-1, 3)
+            shapes = list(map(tuple, op.shapes(local).tolist()))
+            splits[i] = (good, local, shapes)
+            missing = [shape for shape in dict.fromkeys(shapes) if shape not in known]
+            if missing:
+                wanted[i] = missing
+        if wanted:
+            self._price(wanted)
+        values = {
+            i: np.array([self._times[i][shape] for shape in shapes])
+            for i, (_, _, shapes) in splits.items()
+        }
+        least = [0.0, 0.0]  # of a block, of all else
+        for i, op in enumerate(self.work.operators):
+            good, local, _ = splits[self._alike[i]]
+            forward, backward, live = values[self._alike[i]].T
             if not self.volume:
-                tables[0][i, good], tables[1][i, good] = values[:, 0], values[:, 1]
+                tables[0][i, good], tables[1][i, good] = forward, backward
+                least[op.part != "block"] += float((forward + backward).min())
             share = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
             tables[2][i, good] = op.kept_bytes * share
-            tables[3][i, good] = values[:, 2]
+            tables[3][i, good] = live
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
             tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner
+        self._least[key] = (least[0], least[1])
         self._tables[key] = tables
         return tables
 
+    def least_work(self, layout: Layout) -> tuple[float, float]:
+        """Seconds of a block and of all else for a micro-batch, each operator split at its best."""
+        self._table(layout.dies, layout.microbatch)
+        return self._least[layout.dies, layout.microbatch]
+
     # ---- the compiled problem ----
+
+    def _graph(self, microbatch: int) -> tuple[Array, Array]:
+        """Operators and edges for one micro-batch, kept for the next layout."""
+        if microbatch not in self._compiled:
+            self._compiled[microbatch] = (self._ops(microbatch), self._edges(microbatch))
+        return self._compiled[microbatch]
 
     def _ops(self, microbatch: int) -> Array:
         found = np.zeros(len(self.work.operators), dtype=_core.MAP_OP_DTYPE)
@@ -363,8 +382,7 @@ class Problem:
         slots = np.array(runs, dtype=_core.MESH_RUN_DTYPE)
         made = _core.Mapping(
             slots,
-            self._ops(layout.microbatch),
-            self._edges(layout.microbatch),
+            *self._graph(layout.microbatch),
             self._rules(layout),
             divisors,
             column,

@@ -21,7 +21,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.units import format_time
-from phaze_fast.wafer.bounds import Roof, quick_bound, roof, tight_bound
+from phaze_fast.wafer.bounds import Roof, quick_bound, roof, tight_bound, work_bound
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts, slots_of
 from phaze_fast.wafer.plans import deals, megatron_genes, zero3_genes
@@ -40,6 +40,7 @@ _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two looks at the best so far
 _TIGHTENED = 4  # bounds at a time
 _FIRST_STEPS = 3_000
+_NEAR = 1.2  # times the best so far: worth single changes at a first look
 _LOSS = 0.03  # accepted at first by an annealing, relative
 _LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
 
@@ -90,8 +91,8 @@ class _Tried:
     rank: Rank
     genes: Any
     mapping: Any
-    """The compiled layout, and its genes; None where there was no time to look."""
-    evaluations: int
+    """The compiled layout, and its genes; None where a bound left it out or time ran out."""
+    evaluations: int = 0
     kernel_s: float = 0.0
     kernel_evaluations: int = 0
 
@@ -203,8 +204,11 @@ class _Search:
         """Bound one layout and improve a few starts; None where it cannot win."""
         layout, least_s, best = task
         if self.begun and self.late():
-            return _Tried(layout, least_s, _LAST, None, None, 0)
+            return _Tried(layout, least_s, _LAST, None, None)
         self.begun = True
+        least_s = max(least_s, work_bound(self.problem, layout))
+        if least_s >= best:
+            return _Tried(layout, least_s, _LAST, None, None)
         try:
             mapping = self.problem.mapping(layout)
         except InvalidInputError:
@@ -212,7 +216,7 @@ class _Search:
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
-        tried = _Tried(layout, bound, _LAST, mapping.genes(), mapping, 0)
+        tried = _Tried(layout, bound, _LAST, mapping.genes(), mapping)
         if bound < best < float("inf") and self.problem.stream is not None:
             tried.bound_s = bound = self.tighten(tried, best, relaxation)
         if bound >= best:
@@ -227,11 +231,14 @@ class _Search:
                 tried.rank, tried.genes = rank, genes
         mapping.assign(tried.genes)
         began = time.thread_time()
-        mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
-        genes, _, count = mapping.descend(2)
+        genes, _, count = mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
+        misfit, least = _rank(mapping)
+        if not misfit and least < _NEAR * best:
+            genes, _, more = mapping.descend(2)
+            count += more
         tried.kernel_s += time.thread_time() - began
-        tried.kernel_evaluations += _FIRST_STEPS + count
-        tried.evaluations += _FIRST_STEPS + count
+        tried.kernel_evaluations += count
+        tried.evaluations += count
         tried.genes, tried.rank = genes, _rank(mapping)
         return tried
 
@@ -320,12 +327,14 @@ class _Search:
             tasks = [(each, least, best) for least, each in batch if least < best]
             self.pruned += len(batch) - len(tasks)
             self.bounds += [least for least, _ in batch if least >= best]
+            given = best
             for tried in pool.map(self.look, tasks):
                 if tried is None:
                     continue
                 if tried.rank == _LAST:
-                    self.unseen += tried.mapping is None
-                    self.pruned += tried.mapping is not None
+                    late = tried.bound_s < given
+                    self.unseen += late
+                    self.pruned += not late
                     self.bounds.append(tried.bound_s)
                     continue
                 seen.append(tried)
@@ -441,6 +450,7 @@ def search_below(
     effort: Effort,
     seed: int = 0,
     threads: int = 1,
+    starts: Sequence[tuple[Layout, Array]] = (),
     progress: Progress | None = None,
 ) -> tuple[MappingResult | None, float]:
     """Look for a mapping that takes less than a given time.
@@ -450,5 +460,5 @@ def search_below(
     tuple
         The result, None where bounds rule every layout out; and the bound itself.
     """
-    search = _Search(problem, effort, seed, threads, (), progress, below_s)
+    search = _Search(problem, effort, seed, threads, starts, progress, below_s)
     return search.run(), search.bound_s

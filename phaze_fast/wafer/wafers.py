@@ -3,7 +3,8 @@
 A wafer that another contains - the same die, no fewer of them along either axis, no slower links,
 no less memory - is left out: every mapping of the smaller one runs on the larger, but for where the
 turns of a pipeline lie, whose sends are a small part of a step. The others are looked at in the
-order of a quick bound and searched only below the best time so far.
+order of a quick bound, briefly, and only below the best time so far; the best few are then searched
+at length.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from phaze_fast.wafer.problem import Problem, WaferTraining
 from phaze_fast.wafer.search import Effort, MappingResult, search_below
 
 __all__ = ["WaferResult", "contained", "search_wafers"]
+
+_BRIEF = 2  # promising layouts of a first look at a wafer
+_BRIEF_STEPS = 5_000
+_LONG = 3  # wafers that are searched at length
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -183,59 +189,105 @@ def search_wafers(
     inside = contained(wafers)
     base = space.base_index
     kept = [i for i in range(len(wafers)) if not inside[i] or i == base]
-    problems = {i: Problem(model, wafers[i], training) for i in kept}
-    least = {i: _roof(problems[i]) for i in kept}
-    order = sorted(kept, key=lambda i: (i != base, least[i], i))
-    best: tuple[float, int, MappingResult] | None = None
-    bounds: list[float] = []
-    results: dict[int, MappingResult] = {}
-    evaluations = bounded = searched = unseen = 0
-    for done, i in enumerate(order):
-        if results and _late(began, effort):
-            unseen += 1
-            bounds.append(least[i])
-            continue
-        limit = best[0] if best is not None else float("inf")
-        if least[i] >= limit and results:
-            bounded += 1
-            bounds.append(least[i])
-        else:
-            left = (
-                None if effort.budget_s is None else began + effort.budget_s - time.perf_counter()
-            )
-            each = replace(effort, budget_s=None if left is None else max(left, 1e-3))
-            found, bound = search_below(problems[i], limit, each, seed, threads)
-            bounds.append(bound)
-            if found is None:
-                bounded += 1
-            else:
-                searched += 1
-                evaluations += found.evaluations
-                results[i] = found
-                if found.best.fits and found.best.time_s < limit:
-                    best = (found.best.time_s, i, found)
-        if progress is not None:
-            progress(done + 1, len(order), best[0] if best is not None else float("inf"))
-    chosen = (
-        best[2] if best is not None else min(results.values(), key=lambda found: found.best.rank)
+    tour = _Tour(
+        {i: Problem(model, wafers[i], training) for i in kept}, effort, seed, threads, progress
     )
+    tour.briefly(base)
+    tour.at_length(base)
+    chosen = tour.best
     return WaferResult(
         best=chosen,
-        base=results.get(base) if base is not None else None,
-        bound_s=min([*bounds, chosen.best.time_s]) if chosen.best.fits else min(bounds),
+        base=tour.found.get(base) if base is not None else None,
+        bound_s=min([*tour.bounds.values(), chosen.best.time_s])
+        if chosen.best.fits
+        else min(tour.bounds.values()),
         wafers=len(wafers),
         rejected={str(rule): count for rule, count in rejected.items()},
         contained=len(wafers) - len(kept),
-        bounded=bounded,
-        searched=searched,
-        unseen=unseen,
-        evaluations=evaluations,
+        bounded=tour.bounded,
+        searched=len(tour.found),
+        unseen=tour.unseen,
+        evaluations=tour.evaluations,
         seconds=time.perf_counter() - began,
     )
 
 
-def _late(began: float, effort: Effort) -> bool:
-    return effort.budget_s is not None and time.perf_counter() - began > effort.budget_s
+class _Tour:
+    """A search over wafers; see `search_wafers`."""
+
+    def __init__(
+        self,
+        problems: dict[int, Problem],
+        effort: Effort,
+        seed: int,
+        threads: int,
+        progress: Callable[[int, int, float], None] | None,
+    ) -> None:
+        self.problems, self.effort, self.progress = problems, effort, progress
+        self.seed, self.threads = seed, threads
+        self.began = time.perf_counter()
+        self.bounds = {i: _roof(problem) for i, problem in problems.items()}
+        self.found: dict[int, MappingResult] = {}
+        self.bounded = self.unseen = self.evaluations = 0
+
+    @property
+    def best(self) -> MappingResult:
+        """The fastest mapping so far, or the one that comes closest to fitting."""
+        return min(self.found.values(), key=lambda found: found.best.rank)
+
+    @property
+    def limit_s(self) -> float:
+        """What a wafer has to beat."""
+        return self.best.best.time_s if self.found and self.best.best.fits else float("inf")
+
+    @property
+    def late(self) -> bool:
+        """Whether the budget is spent."""
+        budget = self.effort.budget_s
+        return budget is not None and time.perf_counter() - self.began > budget
+
+    def search(self, i: int, effort: Effort, below_s: float) -> bool:
+        """Search one wafer below a time; say whether bounds left anything of it."""
+        if effort.budget_s is not None:
+            left = self.began + effort.budget_s - time.perf_counter()
+            effort = replace(effort, budget_s=max(left, 1e-3))
+        starts = []
+        if i in self.found:
+            known = self.found[i].best.encoding
+            starts.append((known.layout, known.arrays(self.problems[i])[0]))
+        found, bound = search_below(
+            self.problems[i], below_s, effort, self.seed, self.threads, starts=starts
+        )
+        self.bounds[i] = max(self.bounds[i], bound)
+        if found is None:
+            return False
+        self.evaluations += found.evaluations
+        if i not in self.found or found.best.rank < self.found[i].best.rank:
+            self.found[i] = found
+        return True
+
+    def briefly(self, base: int | None) -> None:
+        """Look at every wafer, the space's own first, then the most promising."""
+        brief = replace(
+            self.effort, seeds=1, steps=min(self.effort.steps, _BRIEF_STEPS), promising=_BRIEF
+        )
+        order = sorted(self.problems, key=lambda i: (i != base, self.bounds[i], i))
+        for done, i in enumerate(order):
+            limit = self.limit_s
+            if self.found and self.late:
+                self.unseen += 1
+            elif (self.bounds[i] >= limit and self.found) or not self.search(i, brief, limit):
+                self.bounded += 1
+            if self.progress is not None:
+                self.progress(done + 1, len(order), self.limit_s)
+
+    def at_length(self, base: int | None) -> None:
+        """Search the best few and the space's own wafer with all effort."""
+        ranked = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
+        for i in {*ranked[:_LONG], *([base] if base in self.found else [])}:
+            if not self.late:
+                best = self.found[i].best
+                self.search(i, self.effort, best.time_s * (1.0 + 1e-9) if best.fits else _NEVER)
 
 
 def _roof(problem: Problem) -> float:
