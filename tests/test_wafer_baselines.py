@@ -22,8 +22,8 @@ from phaze_fast.wafer.accpar import (
 from phaze_fast.wafer.baselines import BASELINES, baselines, is_linear
 from phaze_fast.wafer.comparison import ABLATIONS, compare_mappings
 from phaze_fast.wafer.layout import layouts, tiles
+from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.plans import deals, linear_deal, zero3
-from phaze_fast.wafer.search import Effort
 
 DRAM = presets.wafer("dram-wafer")
 DOJO = presets.wafer("dojo-tile-like")

@@ -15,7 +15,8 @@ from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
 from phaze_fast.wafer.bounds import quick_bound, roof, tight_bound
 from phaze_fast.wafer.layout import layouts, tiles
 from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
-from phaze_fast.wafer.search import Effort, search_below, search_mapping
+from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer.search import search_below, search_mapping
 from phaze_fast.wafer.wafers import contained, search_wafers
 
 BERT = models.load("bertlarge")

@@ -28,7 +28,8 @@ from phaze_fast.wafer.comparison import (
     compare_mappings,
 )
 from phaze_fast.wafer.diemap import die_map
-from phaze_fast.wafer.search import Effort, MappingResult, search_mapping
+from phaze_fast.wafer.outcome import Effort, MappingResult
+from phaze_fast.wafer.search import search_mapping
 from phaze_fast.wafer.traffic import describe
 from phaze_fast.wafer.wafers import WaferResult, search_wafers
 
@@ -264,8 +265,9 @@ def _space_rows(found: WaferResult) -> list[tuple[str, str]]:
             f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
             f"{found.unseen:,} not looked at; {found.searched:,} searched",
         ),
-        ("bound over all", f"{format_time(found.bound_s)}; gap {found.gap:.1%}"),
     ]
+    if found.best.best.fits:
+        rows.append(("bound over all", f"{format_time(found.bound_s)}; gap {found.gap:.1%}"))
     if found.base is not None and found.base.best.fits:
         rows.append(("the space's own wafer", format_time(found.base.best.time_s)))
     return rows

@@ -86,7 +86,10 @@ class AttentionTuning(Record):
     backward_ops_per_score: Quantity = 16.0
     """Lane operations per score, backward."""
     unit_overhead_s: Seconds = 0.0
-    """Beginning and ending 128 queries of one head on a core."""
+    """Beginning and ending the queries of one unit on a core."""
+    least_queries: Annotated[int, Field(strict=True, ge=1, le=128)] = 128
+    """Fewest queries of one head that a core takes; halved from 128 where that is faster. Fewer
+    spread over more cores, but load keys and values more often."""
 
 
 class FittedRange(Record):
@@ -235,6 +238,7 @@ def tuning_record(tuning: Tuning, launch_s: float = 0.0) -> np.ndarray[Any, Any]
     row["attention_ops"] = attention.ops_per_score
     row["attention_backward_efficiency"] = attention.backward_efficiency
     row["attention_backward_ops"] = attention.backward_ops_per_score
+    row["attention_least"] = attention.least_queries
     row["overlapped"] = tuning.overlapped_folds
     row["tiles"] = len(tuning.blocks)
     row["dataflows"] = sum(1 << code for code, name in enumerate(_core.DATAFLOWS) if name in flows)

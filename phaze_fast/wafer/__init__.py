@@ -16,9 +16,10 @@ from phaze_fast.wafer.mesh import (
     link_loads,
     mesh_collective,
 )
+from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.plans import megatron, zero3
 from phaze_fast.wafer.problem import Problem, WaferTraining
-from phaze_fast.wafer.search import Effort, MappingResult, search_mapping
+from phaze_fast.wafer.search import search_mapping
 from phaze_fast.wafer.traffic import Transfer, describe, transfers
 from phaze_fast.wafer.wafers import WaferResult, search_wafers
 

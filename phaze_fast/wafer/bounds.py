@@ -68,7 +68,7 @@ def work_bound(problem: Problem, layout: Layout) -> float:
     >>> layout = Layout(4, 2, 1, 8)
     >>> roof(problem).bound_s(problem, layout) < work_bound(problem, layout)
     True
-    >>> work_bound(problem, layout) < problem.mapping(layout).score()["time_s"][0]
+    >>> work_bound(problem, layout) < float(problem.mapping(layout).score()["time_s"][0])
     True
     """
     return _step_s(problem, layout, *problem.least_work(layout)) * (1.0 - 1e-9)  # rounding

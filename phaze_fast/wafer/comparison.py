@@ -20,9 +20,10 @@ from phaze_fast.wafer.baselines import (
 )
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.plans import megatron_genes
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.search import Effort, MappingResult, Progress, search_mapping
+from phaze_fast.wafer.search import Progress, search_mapping
 
 __all__ = ["ABLATIONS", "PUBLISHED", "PUBLISHED_MEMORY", "Comparison", "compare_mappings"]
 

@@ -13,21 +13,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.units import format_time
 from phaze_fast.wafer.bounds import Roof, quick_bound, roof, tight_bound, work_bound
-from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
+from phaze_fast.wafer.evaluate import evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts, slots_of
+from phaze_fast.wafer.outcome import Effort, MappingResult, whole_number
 from phaze_fast.wafer.plans import deals, megatron_genes, zero3_genes
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["Effort", "MappingResult", "Progress", "search_below", "search_mapping"]
+__all__ = ["Progress", "search_below", "search_mapping"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, float], None]
@@ -45,43 +45,6 @@ _LOSS = 0.03  # accepted at first by an annealing, relative
 _LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
 
 
-def whole_number(name: str, value: object, least: int, most: int) -> int:
-    """Refuse what is no whole number in a range."""
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InvalidInputError(
-            f"{name}: {value!r} is not accepted; expected a whole number from {least} to {most}"
-        )
-    return value
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How long to search.
-
-    Examples
-    --------
-    >>> Effort(seeds=1).steps
-    20000
-    """
-
-    seeds: int = 4
-    """Annealings for each promising layout."""
-    steps: int = 20_000
-    """Evaluations of each."""
-    promising: int = 6
-    """Layouts that get them."""
-    budget_s: float | None = None
-    """Stop looking at further layouts after so long; the answer then depends on the machine."""
-
-    def __post_init__(self) -> None:
-        for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):
-            whole_number(name, getattr(self, name), 1, most)
-        if self.budget_s is not None and not self.budget_s > 0:
-            raise InvalidInputError(
-                f"budget_s: {self.budget_s!r} is not accepted; expected seconds > 0"
-            )
-
-
 @dataclass
 class _Tried:
     """One layout that was looked at."""
@@ -95,48 +58,6 @@ class _Tried:
     evaluations: int = 0
     kernel_s: float = 0.0
     kernel_evaluations: int = 0
-
-
-@dataclass(frozen=True)
-class MappingResult:
-    """The fastest mapping found on one wafer."""
-
-    problem: Problem
-    best: Evaluation
-    """Where nothing fits, the one that comes closest; see `Evaluation.fits`."""
-    bound_s: float
-    """No mapping takes less, over all layouts."""
-    evaluations: int
-    seconds: float
-    kernel_s: float
-    """Of a core, in incremental evaluations."""
-    kernel_evaluations: int
-    layouts: int
-    pruned: int
-    """Layouts left out because of a bound."""
-    unseen: int
-    """Layouts left out because the budget ran out."""
-    seed: int
-    runners_up: tuple[Evaluation, ...] = field(repr=False, default=())
-    """Best mapping of each of the other promising layouts."""
-
-    @property
-    def gap(self) -> float:
-        """Time that a faster mapping could still save, relative to the best; 1 where none fits."""
-        return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
-
-    def proof(self) -> dict[str, float | None]:
-        """Bound and gap as plain data; none where nothing fits."""
-        fits = self.best.fits
-        return {"bound": self.bound_s if fits else None, "gap": self.gap if fits else None}
-
-    def __str__(self) -> str:
-        return f"{self.best}; bound {format_time(self.bound_s)}, gap {self.gap:.1%}"
-
-    @property
-    def evaluations_per_s(self) -> float:
-        """Incremental evaluations per second of one core, while it does nothing else."""
-        return self.kernel_evaluations / self.kernel_s if self.kernel_s > 0 else 0.0
 
 
 def _rank(mapping: _core.Mapping) -> Rank:
@@ -159,6 +80,11 @@ def _plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
                     yield megatron_genes(problem, deal, shared, weights)
     if every <= layout.microbatch and slots_of(layout.width, layout.height):
         yield zero3_genes(problem, layout)
+
+
+def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
+    """Sort by how much room there is for one micro-batch: many dies, small micro-batches."""
+    return (-layout.dies * layout.stages, layout.microbatch, -layout.dies, layout)
 
 
 def _assigned(mapping: _core.Mapping, genes: Array) -> bool:
@@ -296,7 +222,7 @@ class _Search:
     def layouts(self) -> list[tuple[float, Layout]]:
         """Every layout with its quick bound: those with starts, then the most promising first.
 
-        Where state has room in none, the largest are looked at nevertheless: they say how much is
+        Where state has room in none, the roomiest are looked at nevertheless: they say how much is
         missing.
         """
         problem = self.problem
@@ -310,8 +236,8 @@ class _Search:
         self.count = len(queue)
         queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
         if queue and min(queue)[0] == float("inf") == self.below_s:
-            queue.sort(key=lambda pair: (-pair[1].dies * pair[1].stages, pair[1]))
-            return [(0.0, layout) for _, layout in queue[:_BATCH]]
+            most = sorted((each for _, each in queue), key=_roomy)
+            return [(0.0, layout) for layout in most[:_BATCH]]
         return queue
 
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[_Tried]:

@@ -19,8 +19,9 @@ from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import TransformerModel
 from phaze_fast.wafer.bounds import roof
 from phaze_fast.wafer.layout import layouts
+from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.problem import Problem, WaferTraining
-from phaze_fast.wafer.search import Effort, MappingResult, search_below
+from phaze_fast.wafer.search import search_below
 
 __all__ = ["WaferResult", "contained", "search_wafers"]
 
@@ -280,6 +281,10 @@ class _Tour:
                 self.bounded += 1
             if self.progress is not None:
                 self.progress(done + 1, len(order), self.limit_s)
+        if not self.best.best.fits:  # then the wafer with most memory says how much is missing
+            largest = max(self.problems, key=lambda i: (_room(self.problems[i].wafer), -i))
+            if largest not in self.found and self.search(largest, brief, _NEVER):
+                self.bounded -= 1
 
     def at_length(self, base: int | None) -> None:
         """Search the best few and the space's own wafer with all effort."""
@@ -288,6 +293,11 @@ class _Tour:
             if not self.late:
                 best = self.found[i].best
                 self.search(i, self.effort, best.time_s * (1.0 + 1e-9) if best.fits else _NEVER)
+
+
+def _room(wafer: Wafer) -> float:
+    """Bytes of all tiers of all dies."""
+    return wafer.dies * sum(float(tier.capacity_bytes) for tier in wafer.tiers())
 
 
 def _roof(problem: Problem) -> float:

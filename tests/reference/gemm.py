@@ -1,6 +1,6 @@
 """Matrix products by brute force over the declared mapping space, in plain Python."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -45,6 +45,7 @@ class Tuning:
     overlapped: bool = True
     tiles: tuple[tuple[int, int], ...] = ()
     attention_rows: int = 128
+    attention_least: int = 128
     attention_efficiency: float = 1
     attention_unit_s: float = 0
     attention_ops: float = 8
@@ -238,7 +239,18 @@ def attention_time(
     b: int, m: int, n: int, k: int, read_bytes: float, write_bytes: float, causal: bool,
     backward: bool, chip: Chip, tuning: Tuning, precision: Precision, one_core: bool = False,
 ) -> float:  # fmt: skip
-    cores, rows = 1 if one_core else chip.cores, tuning.attention_rows
+    sizes = [tuning.attention_rows]
+    while sizes[-1] // 2 >= tuning.attention_least:
+        sizes.append(sizes[-1] // 2)
+    given = (b, m, n, k, read_bytes, write_bytes, causal, backward)
+    return min(_attention_time(*given, chip, tuning, precision, one_core, rows) for rows in sizes)
+
+
+def _attention_time(
+    b: int, m: int, n: int, k: int, read_bytes: float, write_bytes: float, causal: bool,
+    backward: bool, chip: Chip, tuning: Tuning, precision: Precision, one_core: bool, rows: int,
+) -> float:  # fmt: skip
+    cores = 1 if one_core else chip.cores
     efficiency, ops, scores, others = tuning.attention_efficiency, tuning.attention_ops, 1, 1
     if backward:
         efficiency, ops = tuning.attention_backward_efficiency, tuning.attention_backward_ops
@@ -252,13 +264,30 @@ def attention_time(
         tensor = scores * streamed(k, keys) + others * streamed(keys, k)
         lanes = chip.lanes * chip.alus * (1 if one_core else chip.vector_cores / chip.cores)
         cycles = tensor / (precision.rate * efficiency) + over(rows * keys * ops, lanes)
-        return cycles / chip.clock_hz + tuning.attention_unit_s
+        return cycles / chip.clock_hz
+
+    def loaded(keys: float) -> float:  # K, V, Q, O; backward the gradients of all four as well
+        sums = 2 * 2 * precision.acc_bytes * keys * k if backward else 0
+        return sums + (2 * keys + (4 if backward else 2) * rows) * k * precision.in_bytes
+
+    def dealt(of: Callable[[float], float], masked: bool) -> float:
+        if masked:
+            return units / cores * of(mean) + of(n) * (1 - cores / (2 * units))
+        return up(units, cores) * of(n)
+
+    def with_overhead(keys: float) -> float:
+        return unit(keys) + tuning.attention_unit_s
 
     units = b * up(m, rows)
-    work_s = unit(n) if causal else up(units, cores) * unit(n)
-    if causal and units > cores:
-        mean_s = units / cores * unit(min(n, (n + rows) / 2))
-        work_s = min(mean_s + unit(n) * (1 - cores / (2 * units)), up(units, cores) * unit(n))
+    mean = min(n, (n + rows) / 2) if causal else n
+    masked = causal and units > cores
+    masked = masked and dealt(with_overhead, True) < dealt(with_overhead, False)
+    work_s = dealt(unit, masked)
+    if rows < tuning.attention_rows:
+        port = chip.port_bytes_per_cycle * tuning.port_share * chip.clock_hz
+        buffer = chip.buffer_bytes_per_cycle * chip.clock_hz
+        work_s = max(work_s, over(dealt(loaded, masked), port), over(units * loaded(mean), buffer))
+    work_s += dealt(lambda _: tuning.attention_unit_s, masked)
     bandwidth = chip.hbm_bytes_per_s * tuning.hbm_share
     apart_s = over(14 * b * m * k, bandwidth) if backward else 0.0
     hbm_s = over(read_bytes + write_bytes / tuning.hbm_write_share, bandwidth)
