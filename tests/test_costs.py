@@ -1,5 +1,6 @@
 """Vector operators, attention, whole graphs: against the oracle, and what a graph's costs add up to."""
 
+import itertools
 import random
 
 import numpy as np
@@ -107,6 +108,24 @@ def test_backward_attention_costs_more_and_causal_less():
 
     assert 2 < time_s(False, True) / time_s(False, False) < 4
     assert 0.5 < time_s(True, False) / time_s(False, False) < 0.7
+
+
+def test_attention_in_smaller_units_is_never_slower_and_spreads():
+    die = presets.wafer("wse3-like").chip
+    whole = die.replace(tuning=Tuning())
+    assert die.tuning.attention.least_queries == 1
+    for pairs, causal, backward in itertools.product((1, 40, 5000), (False, True), (False, True)):
+        ops = attention_ops([pairs], [512], [64], [causal], backward)
+        (small,), (large,) = operator_costs(die, ops), operator_costs(whole, ops)
+        assert small.time_s <= large.time_s
+        assert small.bound_s == large.bound_s <= small.time_s
+    ops = attention_ops([40], [512], [64], [False])
+    (small,), (large,) = operator_costs(die, ops), operator_costs(whole, ops)
+    # 160 units of 128 queries for 10,714 cores, or 20,480 of one query.
+    assert large.time_s > 20 * small.time_s
+    # Where all cores are busy anyway, keys need not be loaded more often.
+    ops = attention_ops([10714 * 40], [128], [64], [False])
+    assert operator_costs(die, ops)[0].time_s == operator_costs(whole, ops)[0].time_s
 
 
 def test_energy_is_the_sum_of_its_events():

@@ -12,7 +12,7 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 constexpr double kRounding = 1.0 + 1e-12;   // a chain as cheap as the known one stays in
 constexpr double kFirstSlack = 1.0 / 1024;  // chains looked at first: so much above the least
 constexpr double kWider = 2.0;              // and so many times as much again
-constexpr double kTiny = 1e-18;             // seconds, where work costs nothing at all
+constexpr double kLeastSlack = 1.0 / 4096;  // of the way to a chain that is known
 
 double bytes_between(const Mapping& mapping, int from, int to) {
   for (const MapEdgeRecord& edge : mapping.edges()) {
@@ -86,7 +86,7 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
   const bool away = (outputs >> static_cast<int>(Output::kOffload) & 1) != 0;
   const std::vector<std::uint8_t>& modes = modes_[kAt(op)];
   Prices found{std::vector<double>(own_[kAt(op)].size(), kInfinite),
-               std::vector<std::uint8_t>(own_[kAt(op)].size()), kInfinite};
+               std::vector<std::uint8_t>(own_[kAt(op)].size()), kInfinite, 0};
   for (std::size_t h = 0; h < own_[kAt(op)].size(); ++h) {
     const Own& own = own_[kAt(op)][h];
     double out = 0.0;
@@ -110,7 +110,9 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
       found.cost[h] = cost;
       found.mode[h] = modes[w];
     }
-    found.least = std::min(found.least, found.cost[h]);
+    if (!(found.cost[h] < found.least)) continue;
+    found.least = found.cost[h];
+    found.cheapest = static_cast<int>(h);
   }
   return found;
 }
@@ -121,9 +123,8 @@ double Relaxation::convert_s(std::size_t at, int before, int here) const {
                                mapping_.choices(to)[kAt(here)], to, bytes_[at]);
 }
 
-// What the last answer's chain costs now; infinite where there is none yet.
+// What the last answer's chain costs now.
 double Relaxation::known(const std::vector<Prices>& prices, double phi) const {
-  if (last_.empty()) return kInfinite;
   const auto chain = mapping_.chain();
   double cost = 0.0;
   for (std::size_t at = 0; at < chain.size(); ++at) {
@@ -180,15 +181,22 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, doubl
   return reached[0];
 }
 
-// Least cost of one block in the relaxation; its genes are in last_.
-double Relaxation::cheapest(const std::vector<Prices>& prices, double phi) {
+// Least cost of the chain in the relaxation, its genes in last_; or a lower bound of it, as soon as
+// that settles the question.
+double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const Settled& settled) {
   double alone = 0.0;
   for (const std::int32_t op : mapping_.chain()) alone += prices[kAt(op)].least;
-  const double enough = known(prices, phi) * kRounding;
-  for (double slack = kFirstSlack;; slack *= kWider) {
-    const double most = std::min(enough, alone * (kRounding + slack) + slack * kTiny);
+  if (last_.empty()) {
+    for (const std::int32_t op : mapping_.chain()) last_.push_back(prices[kAt(op)].cheapest);
+  }
+  const double upper = known(prices, phi);
+  if (upper <= alone) return upper;  // none can cost less
+  double slack = std::max(alone * kFirstSlack, (upper - alone) * kLeastSlack);
+  for (;; slack *= kWider) {
+    const double most = std::min(upper * kRounding, alone + slack);
     const double found = cheapest(prices, phi, most);
     if (found < kInfinite) return found;
+    if (settled(most)) return most;
   }
 }
 
@@ -198,9 +206,8 @@ Relaxation::Block Relaxation::apart(const Weights& weights, std::vector<Prices>&
   for (int op = 0; op < mapping_.ops(); ++op) {
     prices.push_back(priced(op, weights));
     const Prices& own = prices.back();
-    const auto place = std::min_element(own.cost.begin(), own.cost.end()) - own.cost.begin();
-    found.genes[kAt(op)] = mapping_.choices(op)[kAt(place)];
-    found.genes[kAt(op)].mode = own.mode[kAt(place)];
+    found.genes[kAt(op)] = mapping_.choices(op)[kAt(own.cheapest)];
+    found.genes[kAt(op)].mode = own.mode[kAt(own.cheapest)];
     (mapping_.op(op).part == 1 ? found.block_s : found.ends_s) += own.least;
   }
   return found;
@@ -208,7 +215,7 @@ Relaxation::Block Relaxation::apart(const Weights& weights, std::vector<Prices>&
 
 // The same with the cheapest chain in it, conversions and all.
 Relaxation::Block Relaxation::together(const Weights& weights, Block block,
-                                       const std::vector<Prices>& prices) {
+                                       const std::vector<Prices>& prices, const Settled& settled) {
   const auto chain = mapping_.chain();
   double others_s = 0.0;
   std::uint64_t on_chain = 0;
@@ -217,7 +224,8 @@ Relaxation::Block Relaxation::together(const Weights& weights, Block block,
     const bool inside = mapping_.op(op).part == 1 && (on_chain >> op & 1) == 0;
     if (inside) others_s += prices[kAt(op)].least;
   }
-  block.block_s = cheapest(prices, weights.phi) + others_s;
+  const auto whole = [&](double chain_s) { return settled(chain_s + others_s); };
+  block.block_s = cheapest(prices, weights.phi, whole) + others_s;
   for (std::size_t at = 0; at < chain.size(); ++at) {
     const int op = chain[at];
     block.genes[kAt(op)] = mapping_.choices(op)[kAt(last_[at])];
@@ -248,18 +256,23 @@ MapBound Relaxation::bound(double theta, double phi, double price, double enough
   if (theta != theta_ || phi != phi_) {
     std::vector<Prices> prices;
     Block block = apart(without, prices);
-    const double least_s = step_s(block, block, 0.0);
-    if (least_s >= enough) return {least_s, std::move(block.genes)};
-    free_ = together(without, std::move(block), prices);
+    const auto settled = [&](double block_s) {
+      const Block least{block_s, block.ends_s, {}};
+      return step_s(least, least, 0.0) >= enough;
+    };
+    if (!settled(block.block_s)) block = together(without, block, prices, settled);
+    if (settled(block.block_s)) return {step_s(block, block, 0.0), std::move(block.genes)};
+    free_ = std::move(block);
     theta_ = theta;
     phi_ = phi;
   }
   if (!(price > 0.0)) return {step_s(free_, free_, 0.0), free_.genes};
   std::vector<Prices> prices;
   Block block = apart(with, prices);
-  const double least_s = step_s(free_, block, price);
-  if (least_s >= enough) return {least_s, std::move(block.genes)};
-  block = together(with, std::move(block), prices);
+  const auto settled = [&](double block_s) {
+    return step_s(free_, {block_s, 0.0, {}}, price) >= enough;
+  };
+  if (!settled(block.block_s)) block = together(with, block, prices, settled);
   return {step_s(free_, block, price), std::move(block.genes)};
 }
 

@@ -224,7 +224,7 @@ class Wafer(Record):
 
     # ---- dies ----
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, int]:
         """Columns and rows of dies."""
         columns, rows = fitting(self)
@@ -235,7 +235,7 @@ class Wafer(Record):
         """Places for dies, dead ones included."""
         return math.prod(self.grid)
 
-    @property
+    @cached_property
     def dies(self) -> int:
         """Dies that work."""
         return self.positions - len(self.dead)

@@ -88,9 +88,11 @@ class MeshOperator:
         """Reduce rows of local (sequences, rows, units, inner) to what tells parts apart."""
         sequences, rows, units, inner = local.T
         if self.per_head:
-            return np.stack([sequences * units, rows], axis=1)
+            heads = units * (self.line.b // self.units)
+            return np.stack([sequences * heads, rows], axis=1)
         if self._on_scores:
-            return np.stack([sequences * rows * units], axis=1)
+            heads = units * (self.line.m // (self.seq_rows * self.units))
+            return np.stack([sequences * rows * heads], axis=1)
         return np.stack([sequences * rows, units, inner], axis=1)
 
     def parts(self, shapes: Array) -> Line:

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -45,10 +46,12 @@ class Relaxation {
     std::vector<double> cost;
     std::vector<std::uint8_t> mode;
     double least;
+    int cheapest;  // where it is
   };
   struct Weights {
     double theta, phi, price;
   };
+  using Settled = std::function<bool(double)>;  // whether no block below a cost is enough to know
   struct Block {
     double block_s, ends_s;
     std::vector<MapGene> genes;
@@ -58,9 +61,10 @@ class Relaxation {
   double convert_s(std::size_t at, int before, int here) const;
   double known(const std::vector<Prices>& prices, double phi) const;
   double cheapest(const std::vector<Prices>& prices, double phi, double most);
-  double cheapest(const std::vector<Prices>& prices, double phi);
+  double cheapest(const std::vector<Prices>& prices, double phi, const Settled& settled);
   Block apart(const Weights& weights, std::vector<Prices>& prices) const;
-  Block together(const Weights& weights, Block block, const std::vector<Prices>& prices);
+  Block together(const Weights& weights, Block block, const std::vector<Prices>& prices,
+                 const Settled& settled);
   double step_s(const Block& free, const Block& dear, double price) const;
 
   const Mapping& mapping_;
