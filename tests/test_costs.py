@@ -97,6 +97,12 @@ def test_attention_is_that_of_the_oracle(seed):
         )
         assert found["time_s"] == pytest.approx(wanted, rel=1e-11)
         assert 0 < found["bound_s"] <= found["time_s"]
+        rows = int(found["block_m"])
+        if rows < 128:  # keys and values once per unit
+            keys = min(seq, (seq + rows) / 2) if causal else seq
+            units = pairs * -(-seq // rows)
+            least = units * keys * width * 2 * precision.in_bytes
+            assert found["port_bytes"] == found["buffer_bytes"] >= least
 
 
 def test_backward_attention_costs_more_and_causal_less():

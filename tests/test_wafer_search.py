@@ -302,10 +302,48 @@ def test_where_no_wafer_has_room_the_roomiest_says_how_much_is_missing():
     assert shares == found.wafers
 
 
+def test_a_budget_leaves_wafers_and_layouts_out_but_no_bound(dojo):
+    full = search_mapping(dojo, QUICK)
+    for budget_s in (1e-6, 0.05):
+        short = search_mapping(dojo, Effort(1, 200, 1, budget_s))
+        assert short.unseen > 0
+        assert short.bound_s <= full.best.time_s
+    space = presets.wafer_space("wafer-space").replace(
+        base=presets.wafer("dram-wafer").replace(columns=4, rows=2),
+        axes={"die.hbm_stacks": [0, 2, 4], "die.chip.tensor_core.count": [8]},
+        ties={},
+    )
+    for name in ("gpt3-175b", "bertlarge"):
+        short = search_wafers(models.load(name), space, WaferTraining(64), Effort(1, 200, 1, 1e-3))
+        assert short.unseen > 0
+        assert short.bounded >= 0
+        assert short.contained + short.bounded + short.searched + short.unseen == short.wafers
+        if short.best.best.fits:
+            whole = search_wafers(models.load(name), space, WaferTraining(64), QUICK)
+            assert short.bound_s <= whole.best.best.time_s
+
+
+def test_explicit_attention_is_mapped_too():
+    """Scores and softmax as operators of their own, heads in groups or not."""
+    fused = models.load("bertlarge")
+    times = []
+    for model in (fused, fused.replace(attention="eager"), fused.replace(kv_heads=4)):
+        problem = Problem(model, presets.wafer("dram-wafer"), WaferTraining(16))
+        times.append(search_mapping(problem, QUICK).best.time_s)
+        for dies, microbatch in ((1, 1), (6, 4)):
+            block_s, _ = problem.least_work(Layout(dies, 1, 1, microbatch))
+            assert roof(problem).block_s * microbatch / dies <= block_s
+    assert times[1] > times[0] > times[2]
+
+
 @pytest.mark.parametrize("model", ["bertlarge", "llama2-70b", "gpt2"])
 @pytest.mark.parametrize("wafer", ["dram-wafer", "dojo-tile-like", "wse2-like"])
 def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roof(model, wafer):
-    problem = Problem(models.load(model), presets.wafer(wafer), WaferTraining(64))
+    slow = presets.wafer(wafer).die.replace(
+        chip=presets.wafer(wafer).die.chip.replace(launch_latency_s=1e-4)
+    )
+    given = presets.wafer(wafer).replace(die=slow)
+    problem = Problem(models.load(model), given, WaferTraining(64))
     over = roof(problem)
     for dies, microbatch in ((1, 1), (4, 2), (12, 16), (35, 64)):
         layout = Layout(dies, 1, 1, microbatch)

@@ -174,9 +174,12 @@ std::unique_ptr<Relaxation> relaxed(const Mapping& mapping) {
   return std::make_unique<Relaxation>(mapping);
 }
 
+constexpr double kMostPrice = 1e100;
+
 py::tuple bound(Relaxation& relaxation, double theta, double price, double phi, double enough) {
-  if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0)) {
-    throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 or more");
+  if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0 &&
+        price <= kMostPrice)) {
+    throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 to 1e100");
   }
   MapBound found;
   {

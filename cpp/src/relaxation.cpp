@@ -197,6 +197,7 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const
     const double found = cheapest(prices, phi, most);
     if (found < kInfinite) return found;
     if (settled(most)) return most;
+    if (!(most < upper)) return alone;  // costs that are no numbers any more
   }
 }
 

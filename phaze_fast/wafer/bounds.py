@@ -105,15 +105,15 @@ def _least_s(problem: Problem) -> list[float]:
     scale with their rows, so that a part takes no less than its share.
     """
     chip = problem.chip.replace(launch_latency_s=0.0)
-    lines = [replace(op.line, name="", inputs=(-1,)) for op in problem.work.operators]
+    lines = [op.line for op in problem.work.operators]
+    lines = [replace(line, name="", inputs=(-1,) * len(line.inputs)) for line in lines]
     every = [[line, *(g for g in gradients([line]) if not g.virtual)] for line in lines]
     flat = [(line, 1) for some in every for line in some]
     bounds = iter(estimate_costs(loose("roof", flat), chip, bounds_only=True).time_s(0)[0])
     peak, found = chip.peak_flops(), []
     for line, some in zip(lines, every, strict=True):
         scaled = sum(float(next(bounds)) for _ in some)
-        product_s = 3.0 * (0.5 if line.causal else 1.0) * line.flops / peak
-        found.append(product_s if "gemm" in line.kind else max(product_s, scaled))
+        found.append(3.0 * line.flops / peak if "gemm" in line.kind else scaled)
     return found
 
 

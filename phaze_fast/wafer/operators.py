@@ -98,7 +98,7 @@ class MeshOperator:
     def parts(self, shapes: Array) -> Line:
         """Write rows of `shapes` as operators of their own: one line whose sizes are arrays."""
         sizes: Any = shapes.astype(np.float64).T
-        line = replace(self.line, name="", inputs=(-1,))
+        line = replace(self.line, name="", inputs=(-1,) * len(self.line.inputs))
         if self.per_head:
             return self._heads(line, *sizes)
         if self._on_scores:

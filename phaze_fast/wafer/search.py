@@ -237,6 +237,7 @@ class _Search:
         queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
         if queue and min(queue)[0] == float("inf") == self.below_s:
             most = sorted((each for _, each in queue), key=_roomy)
+            self.pruned += len(most[_BATCH:])
             return [(0.0, layout) for layout in most[:_BATCH]]
         return queue
 

@@ -229,7 +229,18 @@ class _Tour:
         self.began = time.perf_counter()
         self.bounds = {i: _roof(problem) for i, problem in problems.items()}
         self.found: dict[int, MappingResult] = {}
-        self.bounded = self.unseen = self.evaluations = 0
+        self.late_ones: set[int] = set()
+        self.evaluations = 0
+
+    @property
+    def unseen(self) -> int:
+        """Wafers that the budget left out."""
+        return len(self.late_ones - set(self.found))
+
+    @property
+    def bounded(self) -> int:
+        """Wafers that a bound left out."""
+        return len(self.problems) - len(self.found) - self.unseen
 
     @property
     def best(self) -> MappingResult:
@@ -247,8 +258,8 @@ class _Tour:
         budget = self.effort.budget_s
         return budget is not None and time.perf_counter() - self.began > budget
 
-    def search(self, i: int, effort: Effort, below_s: float) -> bool:
-        """Search one wafer below a time; say whether bounds left anything of it."""
+    def search(self, i: int, effort: Effort, below_s: float) -> None:
+        """Search one wafer below a time; bounds may leave nothing of it."""
         if effort.budget_s is not None:
             left = self.began + effort.budget_s - time.perf_counter()
             effort = replace(effort, budget_s=max(left, 1e-3))
@@ -261,11 +272,10 @@ class _Tour:
         )
         self.bounds[i] = max(self.bounds[i], bound)
         if found is None:
-            return False
+            return
         self.evaluations += found.evaluations
         if i not in self.found or found.best.rank < self.found[i].best.rank:
             self.found[i] = found
-        return True
 
     def briefly(self, base: int | None) -> None:
         """Look at every wafer, the space's own first, then the most promising."""
@@ -276,15 +286,15 @@ class _Tour:
         for done, i in enumerate(order):
             limit = self.limit_s
             if self.found and self.late:
-                self.unseen += 1
-            elif (self.bounds[i] >= limit and self.found) or not self.search(i, brief, limit):
-                self.bounded += 1
+                self.late_ones.add(i)
+            elif self.bounds[i] < limit or not self.found:
+                self.search(i, brief, limit)
             if self.progress is not None:
                 self.progress(done + 1, len(order), self.limit_s)
         if not self.best.best.fits:  # then the wafer with most memory says how much is missing
             largest = max(self.problems, key=lambda i: (_room(self.problems[i].wafer), -i))
-            if largest not in self.found and self.search(largest, brief, _NEVER):
-                self.bounded -= 1
+            if largest not in self.found:
+                self.search(largest, brief, _NEVER)
 
     def at_length(self, base: int | None) -> None:
         """Search the best few and the space's own wafer with all effort."""
