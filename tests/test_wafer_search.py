@@ -315,10 +315,10 @@ def test_a_budget_leaves_wafers_and_layouts_out_but_no_bound(dojo):
     )
     for name in ("gpt3-175b", "bertlarge"):
         short = search_wafers(models.load(name), space, WaferTraining(64), Effort(1, 200, 1, 1e-3))
-        assert short.unseen > 0
         assert short.bounded >= 0
         assert short.contained + short.bounded + short.searched + short.unseen == short.wafers
         if short.best.best.fits:
+            assert short.unseen > 0
             whole = search_wafers(models.load(name), space, WaferTraining(64), QUICK)
             assert short.bound_s <= whole.best.best.time_s
 
