@@ -298,14 +298,25 @@ def test_the_bound_of_a_chain_is_the_least_over_all_genes():
         assert mapping.relaxation().bound(1.0, 0.0)[0] == pytest.approx(least, rel=2e-9)
 
 
-def test_a_price_of_memory_is_exact_where_recomputation_must_pay_for_it():
-    """One operator, three blocks: with less room its output is computed again, 1 s per block."""
+@pytest.mark.parametrize("parameters", [0.0, 1.0])
+def test_a_price_of_memory_is_exact_where_recomputation_must_pay_for_it(parameters):
+    """One operator, three blocks: with less room its output is computed again, 1 s per block.
+
+    The state of each block takes what room there is beside it.
+    """
     case = small(1, slots=(), modes=1, microbatches=4)
+    case.rules |= {
+        "weight_bytes": 1.0,
+        "gradient_bytes": 1.0,
+        "state_bytes": 2.0,
+        "step_bytes": 0.0,
+    }
     case.ops[0].outputs = (STASH, RECOMPUTE)
-    case.tables["parameters"] = dict.fromkeys(case.tables["parameters"], 0.0)
+    case.tables["parameters"] = dict.fromkeys(case.tables["parameters"], parameters)
     case.tables["live"] = dict.fromkeys(case.tables["live"], 0.0)
     case.blocks = (3,)
-    case.rules["capacity_bytes"] = 1.0  # of the three that would be kept; one is alive at least
+    # Beside the state one of the three that would be kept; one is alive at least.
+    case.rules["capacity_bytes"] = 1.0 + 3 * 4 * parameters
     mapping = compiled(case, [Gene(())])
     assert mapping.score()["time_s"][0] == 36.0
     assert mapping.relaxation().bound(1.0, 0.0)[0] == pytest.approx(24.0, rel=2e-9)

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from wafer_cases import DRAM, SMALL, SPACE, SRAM, refusal, with_die
 
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
@@ -23,26 +24,6 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.hardware.wafer_rules import extent_mm
 from phaze_fast.schemas import schema
-
-DRAM = presets.wafer("dram-wafer")
-SRAM = presets.wafer("sram-wafer")
-SPACE = presets.wafer_space("wafer-space")
-SMALL = SRAM.die.chip.replace(
-    tensor_core=SRAM.die.chip.tensor_core.replace(count=1),
-    vector_core=SRAM.die.chip.vector_core.replace(count=1),
-    buffer=SRAM.die.chip.buffer.replace(capacity_bytes=2**20),
-)
-
-
-def with_die(wafer, **changes):
-    return wafer.replace(die=wafer.die.replace(**changes))
-
-
-def refusal(make):
-    with pytest.raises(InvalidInputError) as caught:
-        make()
-    return str(caught.value)
-
 
 # ---- each rule alone ----
 

@@ -1,6 +1,7 @@
 #include "phaze/relaxation.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -9,7 +10,7 @@ namespace {
 
 constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1.0 + 1e-12;   // a chain as cheap as the known one stays in
+constexpr double kRounding = 1e-12;         // relative: a chain as cheap as the known one stays in
 constexpr double kFirstSlack = 1.0 / 1024;  // chains looked at first: so much above the least
 constexpr double kWider = 2.0;              // and so many times as much again
 constexpr double kLeastSlack = 1.0 / 4096;  // of the way to a chain that is known
@@ -191,13 +192,14 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const
   }
   const double upper = known(prices, phi);
   if (upper <= alone) return upper;  // none can cost less
+  const double ceiling = upper + std::abs(upper) * kRounding;
   double slack = std::max(alone * kFirstSlack, (upper - alone) * kLeastSlack);
   for (;; slack *= kWider) {
-    const double most = std::min(upper * kRounding, alone + slack);
+    const double most = std::min(ceiling, alone + slack);
     const double found = cheapest(prices, phi, most);
     if (found < kInfinite) return found;
     if (settled(most)) return most;
-    if (!(most < upper)) return alone;  // costs that are no numbers any more
+    if (!(most < ceiling)) return alone;  // costs that are no numbers any more
   }
 }
 

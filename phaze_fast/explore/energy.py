@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.hardware import EnergyTable, energy_table
+from phaze_fast.hardware import energy_table
 from phaze_fast.opgraph import GROUPS, OpGraph
 from phaze_fast.placement.layouts import Layout
 from phaze_fast.placement.sizes import LayerSizes
@@ -23,11 +23,6 @@ Array = np.ndarray[Any, Any]
 
 _TWICE = _core.COLLECTIVE_OPS.index("all-reduce")
 _WHOLE = _core.COLLECTIVE_OPS.index("point-to-point")
-
-
-@lru_cache(maxsize=1)
-def _prices() -> EnergyTable:
-    return energy_table()
 
 
 def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
@@ -96,7 +91,7 @@ def step_energy_j(
         Of the step.
     """
     stage_of, variant_of = cut
-    prices, order = _prices(), sizes.order
+    prices, order = energy_table(), sizes.order
     stages = max(stage_of) + 1
     variants = np.array(variant_of)[list(stage_of)]
     passes_j = float(np.sum(spent_j[0][order] + spent_j[1][variants, order]))

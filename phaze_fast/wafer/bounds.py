@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
 from phaze_fast.memory import optimizer
-from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.graph import loose
 from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.operators import passes
 from phaze_fast.wafer.problem import Problem
 
 _NEAR = 0.9  # a weight of work where it is seen whether less weight helps
@@ -105,15 +105,14 @@ def _least_s(problem: Problem) -> list[float]:
     scale with their rows, so that a part takes no less than its share.
     """
     chip = problem.chip.replace(launch_latency_s=0.0)
-    lines = [op.line for op in problem.work.operators]
-    lines = [replace(line, name="", inputs=(-1,) * len(line.inputs)) for line in lines]
-    every = [[line, *(g for g in gradients([line]) if not g.virtual)] for line in lines]
+    every = [passes(op.line) for op in problem.work.operators]
     flat = [(line, 1) for some in every for line in some]
     bounds = iter(estimate_costs(loose("roof", flat), chip, bounds_only=True).time_s(0)[0])
-    peak, found = chip.peak_flops(), []
-    for line, some in zip(lines, every, strict=True):
-        scaled = sum(float(next(bounds)) for _ in some)
-        found.append(3.0 * line.flops / peak if "gemm" in line.kind else scaled)
+    found = []
+    for line, *backward in every:
+        scaled = sum(float(next(bounds)) for _ in (line, *backward))
+        product_s = 3.0 * line.flops / chip.peak_flops()
+        found.append(product_s if "gemm" in line.kind else scaled)
     return found
 
 

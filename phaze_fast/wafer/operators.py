@@ -12,10 +12,11 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.block import block_sheet
 from phaze_fast.opgraph.ends import embedding_sheet, head_sheet
+from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
 from phaze_fast.opgraph.strategy import Strategy
 
-__all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Workload", "workload"]
+__all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Workload", "passes", "workload"]
 
 ROLES = ("batch", "rows", "columns", "inner", "copies")
 """What a slot of the mesh can do for an operator, in the order of `_core.GENE_DTYPE`."""
@@ -98,7 +99,7 @@ class MeshOperator:
     def parts(self, shapes: Array) -> Line:
         """Write rows of `shapes` as operators of their own: one line whose sizes are arrays."""
         sizes: Any = shapes.astype(np.float64).T
-        line = replace(self.line, name="", inputs=(-1,) * len(self.line.inputs))
+        line = self.line
         if self.per_head:
             return self._heads(line, *sizes)
         if self._on_scores:
@@ -177,6 +178,12 @@ class Workload:
         return sum(
             op.parameters * (self.blocks if op.part == "block" else 1) for op in self.operators
         )
+
+
+def passes(line: Line) -> list[Line]:
+    """Write an operator by itself, and after it its gradients."""
+    alone = replace(line, name="", inputs=(-1,) * len(line.inputs))
+    return [alone, *(gradient for gradient in gradients([alone]) if not gradient.virtual)]
 
 
 def _on_scores(line: Line) -> bool:

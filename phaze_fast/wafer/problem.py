@@ -16,11 +16,10 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.graph import loose
 from phaze_fast.opgraph.sheet import Line
 from phaze_fast.wafer.layout import Layout, boundaries, slots_of
-from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, workload
+from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
 
 __all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "WaferTraining", "combination"]
 
@@ -85,6 +84,14 @@ def combination(dies: int, factors: tuple[int, ...]) -> int:
     for factor in factors:
         at = at * len(divisors) + int(np.searchsorted(divisors, factor))
     return int(column[at])
+
+
+@lru_cache(maxsize=4096)
+def _dealt(blocks: int, stages: int) -> tuple[int, ...]:
+    base, more = divmod(blocks, stages)
+    order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
+    extra = set(order[:more])
+    return tuple(base + (k in extra) for k in range(stages))
 
 
 Times = dict[int, dict[tuple[int, ...], list[float]]]
@@ -223,14 +230,14 @@ class Problem:
         made: list[tuple[int, int, Array]] = []
         for i, shapes in wanted.items():
             line: Any = self.work.operators[i].parts(np.array(shapes))
-            every = [line, *(each for each in gradients([line]) if not each.virtual)]
+            every = passes(line)
             lines += [(each, len(shapes)) for each in every]
             weights = 2.0 * line.k * line.n * line.b if line.kind == "gemm" else 0.0
             made.append((i, len(every), line.read_bytes + line.write_bytes - weights))
         seconds = estimate_costs(loose("wafer", lines), self.chip).time_s(0)[0]
-        for i, passes, live in made:
-            mine, seconds = np.split(seconds, [passes * len(live)])
-            forward, *backward = mine.reshape(passes, -1)
+        for i, runs, live in made:
+            mine, seconds = np.split(seconds, [runs * len(live)])
+            forward, *backward = mine.reshape(runs, -1)
             values = np.stack([forward, sum(backward, np.zeros(len(live))), live], axis=1)
             self._times.setdefault(i, {}).update(zip(wanted[i], values.tolist(), strict=True))
 
@@ -359,10 +366,7 @@ class Problem:
 
     def blocks(self, stages: int) -> tuple[int, ...]:
         """Deal the blocks to stages evenly; the ends, which have more to do, get the fewer."""
-        base, more = divmod(self.work.blocks, stages)
-        order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
-        extra = set(order[:more])
-        return tuple(base + (k in extra) for k in range(stages))
+        return _dealt(self.work.blocks, stages)
 
     def mapping(self, layout: Layout) -> _core.Mapping:
         """Compile the evaluator of one layout; every operator starts at its first legal gene.

@@ -199,9 +199,7 @@ def search_wafers(
     return WaferResult(
         best=chosen,
         base=tour.found.get(base) if base is not None else None,
-        bound_s=min([*tour.bounds.values(), chosen.best.time_s])
-        if chosen.best.fits
-        else min(tour.bounds.values()),
+        bound_s=min([*tour.bounds.values(), *([chosen.best.time_s] if chosen.best.fits else [])]),
         wafers=len(wafers),
         rejected={str(rule): count for rule, count in rejected.items()},
         contained=len(wafers) - len(kept),
@@ -299,7 +297,7 @@ class _Tour:
     def at_length(self, base: int | None) -> None:
         """Search the best few and the space's own wafer with all effort."""
         ranked = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
-        for i in {*ranked[:_LONG], *([base] if base in self.found else [])}:
+        for i in dict.fromkeys([*ranked[:_LONG], *(i for i in ranked if i == base)]):
             if not self.late:
                 best = self.found[i].best
                 self.search(i, self.effort, best.time_s * (1.0 + 1e-9) if best.fits else _NEVER)

@@ -6,7 +6,8 @@
 // from off the wafer: a maximum is at least any weighted mean. Whatever the weights and the price,
 // no mapping that fits takes less.
 //
-// What does not depend on weights and price is computed once, so that many of them can be tried.
+// What does not depend on weights and price is computed once, so that many of them can be tried, by
+// one thread at a time.
 // Genes that cannot be part of the cheapest chain, because even the cheapest company would cost
 // more than a chain that is known, are left out of the program: the answer is the same to the last
 // bit.
