@@ -25,6 +25,7 @@ BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
 NEWEST_FIRST = ("python3.14", "python3.13", "python3.12", "python3.11")
 LEAST = (3, 11)
+ON_ALL_CORES = ("-n", "auto", "--dist", "worksteal")
 
 
 def say(message: str) -> None:
@@ -166,30 +167,14 @@ def test(arguments: list[str]) -> None:
     """Run the tests (the quick ones; CI runs the slow ones too)."""
     install("test")
     say("running the tests")
-    run(PYTHON, "-m", "pytest", "-m", "not slow", *arguments)
+    run(PYTHON, "-m", "pytest", *ON_ALL_CORES, "-m", "not slow", *arguments)
 
 
 def slow(arguments: list[str]) -> None:
-    """Run the slow tests, which only CI does by default: two halves side by side."""
+    """Run the slow tests, which only CI does by default."""
     install()
-    words = [str(PYTHON), "-m", "pytest", "-m", "slow"]
-    if arguments:
-        run(*words, *arguments)
-        return
-    half = ["tests/test_schedule.py", "tests/test_gemm.py", "tests/test_wafer_search.py"]
-    rest = [f"--ignore={file}" for file in half]
-    with tempfile.TemporaryFile("w+") as told:
-        other = subprocess.Popen([*words, *half], cwd=ROOT, stdout=told, stderr=told)
-        try:
-            first = subprocess.run([*words, *rest], cwd=ROOT, check=False).returncode
-            second = other.wait()
-        finally:
-            other.kill()
-        told.seek(0)
-        print(told.read(), flush=True)
-    if first or second:
-        say(f"failed ({first}, {second})")
-        sys.exit(first or second)
+    say("running the slow tests")
+    run(PYTHON, "-m", "pytest", *ON_ALL_CORES, "-m", "slow", *arguments)
 
 
 def torch(arguments: list[str]) -> None:
@@ -198,7 +183,7 @@ def torch(arguments: list[str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing torch and transformers")
     run(*pip, "torch==2.13.0", "transformers")
-    run(PYTHON, "-m", "pytest", "tests/test_torch.py", "-q", *arguments)
+    run(PYTHON, "-m", "pytest", "tests/models/test_torch.py", "-q", *arguments)
 
 
 def extras(arguments: list[str]) -> None:
@@ -207,9 +192,7 @@ def extras(arguments: list[str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing distributed, ray, optuna, plotly and pyarrow")
     run(*pip, "distributed", "ray", "optuna", "plotly", "pyarrow")
-    files = [
-        f"tests/test_{name}.py" for name in ("executors", "report", "baselines", "extras", "sweep")
-    ]
+    files = ["tests/runs", "tests/report", "tests/baselines", "tests/search/test_extras.py"]
     run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
 
 
@@ -286,8 +269,8 @@ def package(_: list[str]) -> None:
         shutil.copytree(ROOT / "tests", folder / "tests")
         shutil.copy(ROOT / "pyproject.toml", folder)
         # All of them ran against this code already; these see whether the wheel has all of it.
-        parts = ("boundary", "import", "memory", "plan", "wafer_cli")
-        files = [f"tests/test_{name}.py" for name in parts]
+        parts = ("package/test_boundary", "package/test_import", "memory", "placement/test_plan")
+        files = [f"tests/{name}{'.py' * ('/' in name)}" for name in parts]
         run(python, "-m", "pytest", "-q", "-m", "not slow and not checkout", *files, cwd=folder)
         quick = ["bert-large", "--devices", "8", "--global-batch", "64", "--top", "3"]
         run(python.with_name("phaze-fast"), "search", *quick, cwd=folder)

@@ -1,0 +1,290 @@
+#include <algorithm>
+#include <limits>
+
+#include "schedule/layer_facts.hpp"
+
+namespace phaze {
+namespace {
+
+// How a list schedule picks the way to run an operator.
+enum class ModeChoice {
+  kFastest,
+  kNarrowest,
+  kShared,  // the narrowest beside what runs longer anyway; else the fastest, if the ready
+            // operators one after another take less than this one in its narrowest mode
+};
+
+int wanted_mode(const LayerFacts& facts, ModeChoice choice, const Moment& moment, int op,
+                int ready) noexcept {
+  const int fastest = facts.useful(op, 0);
+  const int narrowest = facts.useful(op, facts.useful_count(op) - 1);
+  if (choice == ModeChoice::kFastest) return fastest;
+  if (choice == ModeChoice::kNarrowest) return narrowest;
+  const LayerMode* modes = facts.problem().modes;
+  for (int i = 0; i < moment.running_count; ++i) {
+    if (moment.running[i].finish_s >= moment.now_s + modes[narrowest].seconds) return narrowest;
+  }
+  const bool fast = modes[fastest].seconds * ready < modes[narrowest].seconds;
+  return fast ? fastest : narrowest;
+}
+
+LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
+  LayerSolution made;
+  made.nodes = 0;
+  made.proved_by = ProvedBy::kNothing;
+  Moment moment = facts.beginning();
+  while (moment.done != facts.all()) {
+    std::int32_t ready[kMaxLayerOps];
+    int count = 0;
+    for_ops(facts.all() & ~moment.started, [&](int op) {
+      if (!facts.may_start(moment, op)) return;
+      int at = count++;  // longest tail first
+      for (; at > 0 && facts.tail_s(ready[at - 1]) < facts.tail_s(op); --at) {
+        ready[at] = ready[at - 1];
+      }
+      ready[at] = op;
+    });
+    for (int i = 0; i < count; ++i) {
+      const int op = ready[i];
+      const int mode = wanted_mode(facts, choice, moment, op, count);
+      if (!facts.fits(moment, mode)) continue;
+      made.start_s[op] = moment.now_s;
+      made.mode[op] = mode - facts.problem().first_mode[op];
+      facts.start(&moment, op, mode);
+    }
+    facts.advance(&moment);
+  }
+  made.makespan_s = moment.now_s;
+  return made;
+}
+
+// How a hiding schedule runs the operators that others wait for.
+struct Choices {
+  std::int8_t useful[kMaxLayerOps];  // which of its useful modes
+  std::int8_t hold[kMaxLayerOps];    // not before this operator has started; -1: at once
+};
+
+// Puts operators beside each other where that pays: those that others wait for as chosen, the rest
+// in the gaps that these leave.
+class Hiding {
+ public:
+  Hiding(const LayerFacts& facts, const Choices& choices) noexcept
+      : facts_(facts), choices_(choices), inner_(facts.all() & ~facts.leaves()) {
+    made_.nodes = 0;
+    made_.proved_by = ProvedBy::kNothing;
+  }
+
+  const LayerSolution& run() noexcept {
+    Moment moment = facts_.beginning();
+    while (moment.done != facts_.all()) {
+      start_inner(&moment, true);
+      if (moment.started != facts_.all()) hide(&moment);
+      if (moment.running_count == 0) {  // only leaves are left, and none gains beside another
+        const OpBits left = facts_.all() & ~moment.started;
+        start(&moment, std::countr_zero(left), 0);
+      }
+      facts_.advance(&moment);
+    }
+    made_.makespan_s = moment.now_s;
+    return made_;
+  }
+
+ private:
+  int narrow(int op) const noexcept { return facts_.useful_count(op) - 1; }
+  double narrow_s(int op) const noexcept {
+    return facts_.problem().modes[facts_.useful(op, narrow(op))].seconds;
+  }
+
+  void start(Moment* moment, int op, int u) noexcept {
+    const int mode = facts_.useful(op, u);
+    made_.start_s[op] = moment->now_s;
+    made_.mode[op] = mode - facts_.problem().first_mode[op];
+    facts_.start(moment, op, mode);
+  }
+
+  bool held(const Moment& m, int op) const noexcept {
+    const int until = choices_.hold[op];
+    return until >= 0 && (m.started & op_bit(until)) == 0;
+  }
+
+  // Starts what fits of the operators that others wait for, longest tail first.
+  void start_inner(Moment* moment, bool alone) noexcept {
+    for (;;) {
+      int best = -1;
+      int waiting = -1;
+      for_ops(inner_ & ~moment->started, [&](int op) {
+        if (!facts_.may_start(*moment, op)) return;
+        const int u = choices_.useful[op];
+        if (!alone && facts_.alone(op, u)) return;
+        if (!facts_.fits(*moment, facts_.useful(op, u))) return;
+        int& rank = held(*moment, op) ? waiting : best;
+        if (rank < 0 || facts_.tail_s(op) > facts_.tail_s(rank)) rank = op;
+      });
+      if (best < 0 && waiting >= 0 && alone && moment->running_count == 0) best = waiting;
+      if (best < 0) return;
+      start(moment, best, choices_.useful[best]);
+    }
+  }
+
+  // When the next operator would run alone, were there no leaves.
+  double gap_end(Moment moment) noexcept {
+    const LayerSolution kept = made_;
+    while (moment.running_count > 0) {
+      facts_.advance(&moment);
+      start_inner(&moment, false);
+    }
+    made_ = kept;
+    return moment.now_s;
+  }
+
+  // Starts leaves beside what runs: as many as gain more than they make the rest wait.
+  void hide(Moment* moment) noexcept {
+    std::int32_t ready[kMaxLayerOps];
+    int count = 0;
+    for_ops(facts_.leaves() & ~moment->started, [&](int op) {
+      if (!facts_.may_start(*moment, op)) return;
+      if (!facts_.fits(*moment, facts_.useful(op, narrow(op)))) return;
+      int at = count++;  // shortest first
+      for (; at > 0 && narrow_s(ready[at - 1]) > narrow_s(op); --at) ready[at] = ready[at - 1];
+      ready[at] = op;
+    });
+    if (count == 0) return;
+    const double until_s = gap_end(*moment);
+    Moment trial = *moment;
+    int fitting[kMaxLayerOps];
+    int fit = 0;
+    int chosen = 0;
+    double gain = 0.0;
+    double most = 0.0;
+    for (int i = 0; i < count; ++i) {
+      const int op = ready[i];
+      const int mode = facts_.useful(op, narrow(op));
+      if (!facts_.fits(trial, mode)) continue;
+      facts_.start(&trial, op, mode);
+      fitting[fit++] = op;
+      gain += facts_.alone_s(op);
+      const double late = std::max(0.0, moment->now_s + narrow_s(op) - until_s);
+      if (gain - late > most) {
+        most = gain - late;
+        chosen = fit;
+      }
+    }
+    for (int i = 0; i < chosen; ++i) start(moment, fitting[i], narrow(fitting[i]));
+  }
+
+  const LayerFacts& facts_;
+  const Choices& choices_;
+  OpBits inner_;
+  LayerSolution made_;
+};
+
+// Changes choices as long as a hiding schedule gets shorter.
+class Improvement {
+ public:
+  Improvement(const LayerFacts& facts, LayerSolution* best) noexcept : facts_(facts), best_(best) {
+    inner_ = facts.all() & ~facts.leaves();
+    for_ops(inner_, [&](int op) {
+      if (facts.problem().before[op] == 0) sources_ |= op_bit(op);
+    });
+    std::fill(choices_.useful, choices_.useful + kMaxLayerOps, std::int8_t{0});
+    std::fill(choices_.hold, choices_.hold + kMaxLayerOps, std::int8_t{-1});
+  }
+
+  void run() noexcept {
+    const Choices plain = choices_;
+    keep_if_shorter(plain);
+    for_runs([&](int first, int last) {  // one gap, and all that can wait put off until then
+      Choices gap = plain;
+      narrow(first, last, true, &gap);
+      hold_sources(first, &gap);
+      keep_if_shorter(gap);
+    });
+    for (bool shorter = true; shorter;) {
+      shorter = false;
+      for_runs([&](int first, int last) {
+        for (const bool narrower : {true, false}) {
+          Choices changed = choices_;
+          narrow(first, last, narrower, &changed);
+          shorter = keep_if_shorter(changed) || shorter;
+          if (!narrower) continue;
+          hold_sources(first, &changed);
+          shorter = keep_if_shorter(changed) || shorter;
+        }
+      });
+      for_ops(sources_, [&](int op) {
+        for (int until = -1; until < facts_.size(); ++until) {
+          Choices changed = choices_;
+          changed.hold[op] = static_cast<std::int8_t>(until);
+          if (until != op) shorter = keep_if_shorter(changed) || shorter;
+        }
+      });
+    }
+  }
+
+ private:
+  template <typename F>
+  void for_runs(const F& f) const noexcept {
+    constexpr int kLongest = 6;
+    for (int first = 0; first < facts_.size(); ++first) {
+      for (int last = first; last < std::min(facts_.size(), first + kLongest); ++last) {
+        f(first, last);
+      }
+    }
+  }
+
+  void narrow(int first, int last, bool narrower, Choices* choices) const noexcept {
+    for (int op = first; op <= last; ++op) {
+      if ((inner_ & op_bit(op)) == 0) continue;
+      choices->useful[op] = static_cast<std::int8_t>(narrower ? facts_.useful_count(op) - 1 : 0);
+    }
+  }
+
+  void hold_sources(int until, Choices* choices) const noexcept {
+    for_ops(sources_, [&](int op) { choices->hold[op] = static_cast<std::int8_t>(until); });
+  }
+
+  bool keep_if_shorter(const Choices& changed) noexcept {
+    const LayerSolution made = Hiding(facts_, changed).run();
+    if (made.makespan_s < best_->makespan_s) {
+      best_->makespan_s = made.makespan_s;
+      std::copy(made.start_s, made.start_s + facts_.size(), best_->start_s);
+      std::copy(made.mode, made.mode + facts_.size(), best_->mode);
+    }
+    if (!(made.makespan_s < reached_s_)) return false;
+    reached_s_ = made.makespan_s;
+    choices_ = changed;
+    return true;
+  }
+
+  const LayerFacts& facts_;
+  LayerSolution* best_;
+  OpBits inner_;
+  OpBits sources_ = 0;
+  Choices choices_;
+  double reached_s_ = std::numeric_limits<double>::infinity();
+};
+
+}  // namespace
+
+void improve_schedule(const LayerFacts& facts, LayerSolution* best) noexcept {
+  Improvement(facts, best).run();
+}
+
+LayerSolution best_list_schedule(const LayerFacts& facts) noexcept {
+  LayerSolution best = list_with(facts, ModeChoice::kFastest);
+  for (const ModeChoice choice : {ModeChoice::kNarrowest, ModeChoice::kShared}) {
+    const LayerSolution made = list_with(facts, choice);
+    if (made.makespan_s < best.makespan_s) best = made;
+  }
+  return best;
+}
+
+LayerSolution list_schedule(const LayerProblem& problem) noexcept {
+  const LayerFacts facts(problem);
+  LayerSolution best = best_list_schedule(facts);
+  best.bound_s =
+      facts.bound(facts.beginning(), 0, std::numeric_limits<double>::infinity()) * kRoundedDown;
+  return best;
+}
+
+}  // namespace phaze

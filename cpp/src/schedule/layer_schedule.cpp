@@ -1,0 +1,314 @@
+#include "phaze/layer_schedule.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <unordered_map>
+#include <vector>
+
+#include "schedule/layer_facts.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr std::int64_t kBetweenChecks = 256;    // nodes between looks at the clock
+constexpr std::int64_t kBeforeImproving = 256;  // nodes of an easy layer
+constexpr std::size_t kMaxRemembered = 1u << 20;
+
+// A moment at which something may start. Operators start in order of their number, so that no set
+// is started in two orders.
+struct State {
+  Moment moment;
+  std::int32_t first;  // operators below this may not start at this moment any more
+  // Operators that could have run alone at an earlier moment at which nothing ran, and did not.
+  // Moving such an operator to that moment changes nothing else but the order, so running it alone
+  // later need not be tried.
+  OpBits barred;
+  // [i]: operators whose useful mode i could have started at the moment before and did not.
+  // Starting it now would only be later, so that need not be tried.
+  OpBits passed[kMaxModes];
+};
+
+constexpr std::int32_t kWait = -1;  // for the next operator to finish
+constexpr std::int32_t kEnd = -2;   // run what is left alone, one after another
+constexpr int kMaxSide = 12;        // operators that run side by side in a state worth remembering
+
+struct Remembered {
+  double now_s;
+  OpBits done;
+  OpBits barred;
+  OpBits passed[kMaxModes];
+  double finish_s[kMaxSide];
+  std::int32_t count = 0;
+};
+
+struct Key {
+  OpBits done;
+  OpBits running;
+  OpBits modes;  // of the running operators, folded
+  bool operator==(const Key&) const = default;
+};
+
+struct KeyHash {
+  std::size_t operator()(const Key& key) const noexcept {
+    OpBits h = key.done * 0x9E3779B97F4A7C15ULL;
+    h ^= std::rotl(key.running * 0xC2B2AE3D27D4EB4FULL, 29);
+    h ^= std::rotl(key.modes * 0x165667B19E3779F9ULL, 47);
+    return static_cast<std::size_t>(h ^ (h >> 31));
+  }
+};
+
+class Search {
+ public:
+  Search(const LayerFacts& facts, const SearchLimits& limits, LayerSolution& best)
+      : facts_(facts), limits_(limits), best_(best), begun_(std::chrono::steady_clock::now()) {}
+
+  // True where the whole tree was seen, so that the best is proven.
+  bool run() {
+    State root;
+    root.moment = facts_.beginning();
+    root.first = 0;
+    root.barred = 0;
+    std::fill(root.passed, root.passed + kMaxModes, OpBits{0});
+    explore(root, 0);
+    best_.nodes = nodes_;
+    if (stopped_)
+      best_.bound_s = std::max(best_.bound_s, std::min(open_s_ * kRoundedDown, best_.makespan_s));
+    return !stopped_;
+  }
+
+ private:
+  struct Child {
+    double bound_s;
+    double tail_s;
+    std::int32_t op;      // or kWait, or kEnd
+    std::int32_t useful;  // which of its useful modes
+  };
+
+  bool too_late(double bound_s) const noexcept {
+    return bound_s >= best_.makespan_s * (1.0 - kSame);
+  }
+
+  // Moves on to the next finish; notes what could have started and did not.
+  void wait(State* s) const noexcept {
+    std::fill(s->passed, s->passed + facts_.most_useful(), OpBits{0});
+    for_ops(facts_.all() & ~s->moment.started, [&](int op) {
+      if (!facts_.may_start(s->moment, op)) return;
+      for (int u = 0; u < facts_.useful_count(op); ++u) {
+        if (facts_.fits(s->moment, facts_.useful(op, u))) s->passed[u] |= op_bit(op);
+      }
+    });
+    facts_.advance(&s->moment);
+    s->first = 0;
+  }
+
+  // Where nothing runs, whoever is ready and does not start alone now never will; those that start
+  // alone do so in order of their number.
+  void bar(State* s, int op, bool alone) const noexcept {
+    if (s->moment.running_count > 0) return;
+    const OpBits below = alone ? op_bit(op) - 1 : ~OpBits{0};
+    for_ops(facts_.all() & ~facts_.leaves() & ~s->moment.started & below, [&](int other) {
+      if (facts_.may_start(s->moment, other)) s->barred |= op_bit(other);
+    });
+  }
+
+  void follow(const State& s, const Child& child, State* next) const noexcept {
+    *next = s;
+    if (child.op < 0) {
+      wait(next);
+    } else {
+      bar(next, child.op, facts_.alone(child.op, child.useful));
+      facts_.start(&next->moment, child.op, facts_.useful(child.op, child.useful));
+      next->first = child.op + 1;
+    }
+  }
+
+  // Whether a state that is at least as far and as free everywhere has been here before.
+  bool seen(const State& s) {
+    const Moment& m = s.moment;
+    Key key{m.done & ~facts_.leaves(), 0, 0};
+    for (int i = 0; i < m.running_count; ++i) key.running |= op_bit(m.running[i].op);
+    Remembered entry;
+    entry.now_s = m.now_s;
+    entry.done = m.done;
+    entry.barred = s.barred & ~m.started;
+    std::copy(s.passed, s.passed + facts_.most_useful(), entry.passed);
+    for_ops(key.running, [&](int op) {  // in order of number, whatever started first
+      for (int i = 0; i < m.running_count; ++i) {
+        if (m.running[i].op != op) continue;
+        const int own = m.running[i].mode - facts_.problem().first_mode[op];
+        key.modes = key.modes * kMaxModes + static_cast<OpBits>(own);
+        if (entry.count < kMaxSide) entry.finish_s[entry.count] = m.running[i].finish_s;
+        ++entry.count;
+      }
+    });
+    if (entry.count > kMaxSide) return false;
+    std::vector<Remembered>& entries = remembered_[key];
+    for (const Remembered& other : entries) {
+      if (covers(other, entry)) return true;
+    }
+    if (remembered_count_ < kMaxRemembered) {
+      entries.push_back(entry);
+      ++remembered_count_;
+    }
+    return false;
+  }
+
+  bool covers(const Remembered& a, const Remembered& b) const noexcept {
+    if (a.now_s > b.now_s || (b.done & ~a.done) != 0 || (a.barred & ~b.barred) != 0) return false;
+    for (int i = 0; i < b.count; ++i) {
+      if (a.finish_s[i] > b.finish_s[i]) return false;
+    }
+    for (int u = 0; u < facts_.most_useful(); ++u) {
+      if ((a.passed[u] & ~b.passed[u] & ~a.done) != 0) return false;
+    }
+    return true;
+  }
+
+  bool out_of_budget() {
+    if (stopped_) return true;
+    if (++nodes_ == kBeforeImproving) improve_schedule(facts_, &best_);
+    if (nodes_ > limits_.nodes) stopped_ = true;
+    if (nodes_ % kBetweenChecks == 0) {
+      const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begun_;
+      if (spent.count() > limits_.seconds) stopped_ = true;
+      if (limits_.interrupted != nullptr && limits_.interrupted(limits_.context)) stopped_ = true;
+    }
+    return stopped_;
+  }
+
+  // Runs what is left alone, one after another.
+  void end_alone(const State& s) noexcept {
+    double end = s.moment.now_s;
+    for_ops(facts_.all() & ~s.moment.started, [&](int op) {
+      int u = 0;
+      while (!facts_.alone(op, u)) ++u;
+      start_s_[op] = end;
+      mode_[op] = facts_.useful(op, u) - facts_.problem().first_mode[op];
+      end += facts_.alone_s(op);
+    });
+    finish(end);
+  }
+
+  static double end_of(const Moment& m) noexcept {
+    double end = m.now_s;
+    for (int i = 0; i < m.running_count; ++i) end = std::max(end, m.running[i].finish_s);
+    return end;
+  }
+
+  void finish(double end) noexcept {
+    if (end >= best_.makespan_s) return;
+    best_.makespan_s = end;
+    std::copy(start_s_, start_s_ + facts_.size(), best_.start_s);
+    std::copy(mode_, mode_ + facts_.size(), best_.mode);
+  }
+
+  // Children of a state that may still improve on the best, most promising first.
+  std::vector<Child>& children_of(const State& s, std::size_t depth) {
+    if (depth >= levels_.size()) levels_.resize(depth + 1);
+    std::vector<Child>& children = levels_[depth];
+    children.clear();
+    State next;
+    const auto consider = [&](int op, int useful) {
+      Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful};
+      follow(s, child, &next);
+      child.bound_s = facts_.bound(next.moment, next.barred, best_.makespan_s * (1.0 - kSame));
+      if (!too_late(child.bound_s)) children.push_back(child);
+    };
+    OpBits ready = 0;
+    for_ops(facts_.all() & ~s.moment.started, [&](int op) {
+      if (facts_.may_start(s.moment, op)) ready |= op_bit(op);
+    });
+    for (int op = s.first; op < facts_.size(); ++op) {
+      if ((ready & op_bit(op)) == 0) continue;
+      const OpBits twins = facts_.twins(op) & ready;
+      if ((twins & (op_bit(op) - 1)) != 0) continue;  // the first of them stands for all
+      const OpBits own = op_bit(op) | twins;
+      for (int u = 0; u < facts_.useful_count(op); ++u) {
+        if ((s.passed[u] & own) != 0 || !facts_.fits(s.moment, facts_.useful(op, u))) continue;
+        if (((s.barred | facts_.leaves()) & own) != 0 && facts_.alone(op, u)) continue;
+        consider(op, u);
+      }
+    }
+    if (s.moment.running_count > 0) consider(kWait, -1);
+    const OpBits left = facts_.all() & ~s.moment.started;
+    if (s.moment.running_count == 0 && (left & ~facts_.leaves()) == 0) {
+      double end = s.moment.now_s;
+      for_ops(left, [&](int op) { end += facts_.alone_s(op); });
+      if (!too_late(end)) children.push_back({end, 0.0, kEnd, -1});
+    }
+    std::stable_sort(children.begin(), children.end(), [](const Child& a, const Child& b) {
+      return a.bound_s != b.bound_s ? a.bound_s < b.bound_s : a.tail_s > b.tail_s;
+    });
+    return children;
+  }
+
+  void explore(const State& s, std::size_t depth) {
+    if (s.moment.started == facts_.all()) {
+      finish(end_of(s.moment));
+      return;
+    }
+    if (out_of_budget()) return;
+    const std::size_t count = children_of(s, depth).size();
+    State next;
+    for (std::size_t i = 0; i < count; ++i) {
+      const Child child = levels_[depth][i];
+      if (too_late(child.bound_s)) break;
+      if (stopped_) {
+        open_s_ = std::min(open_s_, child.bound_s);
+        continue;
+      }
+      if (child.op == kEnd) {
+        end_alone(s);
+        continue;
+      }
+      follow(s, child, &next);
+      if (child.op >= 0) {
+        start_s_[child.op] = s.moment.now_s;
+        mode_[child.op] =
+            facts_.useful(child.op, child.useful) - facts_.problem().first_mode[child.op];
+      } else if (seen(next)) {
+        continue;
+      }
+      explore(next, depth + 1);
+      if (stopped_) open_s_ = std::min(open_s_, child.bound_s);
+    }
+  }
+
+  const LayerFacts& facts_;
+  const SearchLimits& limits_;
+  LayerSolution& best_;
+  double start_s_[kMaxLayerOps];
+  std::int32_t mode_[kMaxLayerOps];
+  std::vector<std::vector<Child>> levels_;
+  std::unordered_map<Key, std::vector<Remembered>, KeyHash> remembered_;
+  std::size_t remembered_count_ = 0;
+  std::int64_t nodes_ = 0;
+  bool stopped_ = false;
+  double open_s_ = kInfinite;
+  std::chrono::steady_clock::time_point begun_;
+};
+
+}  // namespace
+
+LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limits) {
+  LayerFacts facts(problem);
+  LayerSolution best = best_list_schedule(facts);
+  double bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
+  const auto met = [&] { return best.makespan_s <= bound_s * (1.0 + kSame); };
+  if (!met()) {
+    facts.prepare_search();
+    bound_s = facts.bound(facts.beginning(), 0, best.makespan_s);
+  }
+  best.bound_s = bound_s * kRoundedDown;
+  if (met()) {
+    best.proved_by = ProvedBy::kListSchedule;
+  } else if (limits.nodes > 0 && Search(facts, limits, best).run()) {
+    best.proved_by = ProvedBy::kBranchAndBound;
+  }
+  if (best.proved_by != ProvedBy::kNothing) best.bound_s = best.makespan_s;
+  return best;
+}
+
+}  // namespace phaze

@@ -1,0 +1,422 @@
+"""The command line as a user meets it: exit codes, one clear line, JSON on standard output."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phaze_fast.cli.main import main
+from phaze_fast.hardware import presets
+
+
+@pytest.fixture
+def run(capsys):
+    def call(*words):
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def document(result):
+    code, out, _ = result
+    assert code == 0
+    return json.loads(out)
+
+
+CHIP = """
+name: mine
+clock_hz: 1.05 GHz
+tensor_core: {count: 8, width: 128, depth: 128}
+vector_core: {count: 2, lanes: 128}
+buffer: {capacity_bytes: 128 MiB, bytes_per_cycle: 4096.0}
+"""
+
+COMMANDS = [
+    ["models"],
+    ["models", "mixtral-8x7b"],
+    ["show", "llama3-8b", "--tp", "2", "--sp", "--pp", "2"],
+    ["show", "t5-small", "--fused", "--recompute", "full"],
+    ["show", "gpt2-small", "--pp", "2", "--schedule", "interleaved", "--virtual", "3"],
+    ["chips"],
+    ["chips", "h100"],
+    ["fabrics"],
+    ["fabrics", "dgx-a100"],
+    ["space"],
+    ["schema"],
+    ["schema", "chip"],
+    ["collective", "all-reduce", "--bytes", "1 GiB", "--ranks", "8", "--fabric", "dgx-a100"],
+    ["survey"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_takes_json_and_o(run, tmp_path, words):
+    shown = document(run(*words, "--json"))
+    file = tmp_path / "out.json"
+    code, out, err = run(*words, "--json", "-o", file)
+    assert (code, out) == (0, "")
+    assert f"wrote {file}" in err
+    assert json.loads(file.read_text()) == shown
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_prints_for_people(run, words):
+    code, out, _ = run(*words)
+    assert code == 0
+    assert len(out.splitlines()) >= 5
+    assert max(map(len, out.splitlines())) <= 140 or words[0] == "schema"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (("width: 128", "widht: 128"), "unknown key 'widht'; did you mean 'width'?"),
+        (("width: 128", "width: -128"), "tensor_core.width: -128 is not accepted; expected a number >= 1"),
+        (("1.05 GHz", ".nan"), "clock_hz: nan is not accepted; expected a finite number"),
+        (("128 MiB", "-1"), "buffer.capacity_bytes: -1 is not accepted; expected a number >= 0"),
+        (("name: mine", "name: mine\nname: yours"), "key 'name' is given twice"),
+        (("name: mine", "name: ["), "line"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", ["chips", "check"])
+def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, line):
+    file = tmp_path / "chip.yaml"
+    file.write_text(CHIP.replace(*change))
+    code, out, err = run(command, file)
+    assert (code, out) == (2, "")
+    if "widht" in change[1]:  # the missing key is a second fault
+        err = err.splitlines()[0] + "\n"
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith(f"phaze-fast: {file}: ")
+    assert line in err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["survey", "--devices", "0"], "devices: 0 is not accepted; expected a number >= 1"),
+        (["survey", "--devices", "67"], "devices: 67 is not accepted by tpuv4-pod"),
+        (["survey", "--devices", "many"], "--devices"),
+        (["survey", "--parameters", "nan"], "parameters: nan is not accepted"),
+        (["survey", "--tokens", "-1"], "tokens: -1.0 is not accepted"),
+        (["survey", "--fabric", "dgx-a10"], "did you mean 'dgx-a100'?"),
+        (["survey", "nospace"], "accepted: tpuv4-area"),
+        (["show", "gpt2-small", "--zero", "5"], "zero: 5 is not accepted; accepted: 0, 1, 2, 3"),
+        (["show", "gpt2-small", "--tp", "0"], "tensor_parallel: 0 is not accepted"),
+        (["show", "gpt2-small", "--pp", "99"], "stages: 99 is not accepted; gpt2-small has 12 blocks"),
+        (["show", "gpt2-small", "--recompute", "ful"], "did you mean 'full'?"),
+        (["show", "gpt2-small", "--schedule", "gpip"], "did you mean 'gpipe'?"),
+        (["show", "gpt2-small", "--schedule", "interleaved"], "virtual: 1 is not accepted with interleaved"),
+        (["show", "gpt2-small", "--optimizer", "adma"], "did you mean 'adam'?"),
+        (["models", "gpt3-157b"], "did you mean 'gpt3-175b'?"),
+        (["chips", "h10"], "did you mean 'h100'?"),
+        (["chips", "none.yaml"], "none.yaml: no such file"),
+        (["schema", "chap"], "did you mean 'chip'?"),
+        (["collective", "all-redoce", "--bytes", "1", "--ranks", "2", "--fabric", "dgx-a100"], "did you mean 'all-reduce'?"),
+        (["collective", "all-reduce", "--bytes", "1 GX", "--ranks", "2", "--fabric", "dgx-a100"], "--bytes: '1 GX' is not accepted"),
+        (["collective", "all-reduce", "--bytes", "nan", "--ranks", "2", "--fabric", "dgx-a100"], "--bytes: 'nan' is not accepted"),
+        (["collective", "all-reduce", "--bytes", "1", "--ranks", "0", "--fabric", "dgx-a100"], "ranks must be at least 1"),
+        (["collective", "all-reduce", "--bytes", "1", "--ranks", "9999", "--fabric", "tpuv4-pod"], "does not fit the fabric"),
+        (["collective", "all-reduce", "--ranks", "2", "--fabric", "dgx-a100"], "--bytes"),
+        (["chips", "-o", "no/such/folder/x.json"], "-o no/such/folder/x.json: cannot be written"),
+        (["chips", "--bogus"], "--bogus"),
+        (["nosuch"], "nosuch"),
+    ],
+)  # fmt: skip
+def test_bad_words_are_one_line_and_exit_code_2(run, words, line):
+    code, out, err = run(*words)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("phaze-fast: ")
+    assert line in err
+    assert "Traceback" not in err
+
+
+def test_infeasible_is_a_result_with_exit_code_1(run, tmp_path):
+    code, out, err = run("survey", "--devices", "16")
+    assert (code, out) == (1, "")
+    assert "infeasible: training state of 2.547 TiB exceeds the HBM of 16 devices" in err
+    assert "82 devices would hold it" in err
+    code, out, _ = run("survey", "--devices", "16", "--json")
+    assert code == 1
+    assert json.loads(out)["status"] == "infeasible"
+    assert "82 devices" in json.loads(out)["reason"]
+    file = tmp_path / "r.json"
+    assert run("survey", "--devices", "16", "--json", "-o", file)[:2] == (1, "")
+    assert json.loads(file.read_text())["status"] == "infeasible"
+
+
+def test_an_impossible_width_is_infeasible(run):
+    code, out, err = run("show", "gpt2", "--tp", "4")
+    assert (code, out) == (1, "")
+    assert "gpt2: tensor_parallel: 4 does not divide 25 heads" in err
+    code, out, _ = run("show", "llama2-7b", "--cp", "3", "--json")
+    assert code == 1
+    assert "context_parallel: 3 does not divide" in json.loads(out)["reason"]
+
+
+def test_show_says_what_it_found(run):
+    found = document(
+        run(
+            "show", "gpt3-175b", "--tp", "8", "--sp", "--pp", "12", "--microbatches", "64", "--json"
+        )
+    )
+    assert [layer["kind"] for layer in found["layers"]] == ["embedding", "block", "head"]
+    assert len(found["memory"]) == 12
+    assert found["memory"][0]["activations"] > found["memory"][11]["activations"]
+    ops = found["layers"][1]["forward"]
+    assert {op["unit"] for op in ops} == {"VC", "NET", "TC+VC"}
+    assert sum(op["flops"] for op in ops) == found["layers"][1]["flops"]["forward"]
+
+
+def test_82_devices_do_hold_it(run):
+    assert run("survey", "--devices", "81", "--fabric", "dgx-a100")[0] == 1
+    assert run("survey", "--devices", "82", "--fabric", "dgx-a100")[0] == 0
+
+
+def test_survey_says_what_it_found(run):
+    found = document(run("survey", "--json"))
+    assert found["status"] == "bound"
+    assert (found["points"], found["grid_points"]) == (29_360, 75_712)
+    first = found["chips"][0]
+    # 6 * 175e9 * 4096 * 2048 FLOPs over 1,024 chips of 2 * 262144 * 1.05e9 FLOP/s
+    assert first["bound_s"] == pytest.approx(6 * 175e9 * 4096 * 2048 / (1024 * 2 * 2**18 * 1.05e9))
+    assert found["bound_s"] == first["bound_s"]
+    areas = [chip["area_mm2"] for chip in found["chips"]]
+    assert areas == sorted(areas)
+
+
+def test_collective_says_what_it_found(run):
+    words = ["collective", "all-reduce", "--bytes", "1 GiB", "--ranks", "64"]
+    found = document(run(*words, "--fabric", "tpuv4-pod", "--devices", "64", "--json"))
+    assert found["algorithm"] == "multi-ring"
+    assert found["payload_bytes"] == 2**30
+    assert found["alternatives"]["multi-ring"] == found["time_s"]
+
+
+def test_check_guesses_the_kind(run, tmp_path):
+    for kind, text in {
+        "chip": CHIP,
+        "fabric": "{kind: mesh, name: m, dims: [2, 2], link_bandwidth_bytes_per_s: 1 GB/s}",
+        "cluster": "{devices: 64, fabric: tpuv4-pod, chip: h100}",
+        "space": "{name: s, base: tpuv4, axes: {clock_hz: [1.0e9]}}",
+    }.items():
+        file = tmp_path / f"{kind}.yaml"
+        file.write_text(text)
+        assert document(run("check", file, "--json"))["kind"] == kind
+    code, _, err = run("check", tmp_path / "chip.yaml", "--kind", "fabric")
+    assert code == 2
+    assert "'kind' is missing" in err
+
+
+def test_what_check_prints_reads_back(run, tmp_path):
+    file = tmp_path / "chip.yaml"
+    file.write_text(CHIP)
+    record = document(run("check", file, "--json"))["record"]
+    again = tmp_path / "again.json"
+    again.write_text(json.dumps(record))
+    assert presets.chip(again) == presets.chip(file)
+
+
+def test_o_replaces_a_file_whole_and_keeps_it_on_failure(run, tmp_path):
+    file = tmp_path / "x.json"
+    file.write_text("old")
+    assert run("chips", "--json", "-o", file)[0] == 0
+    assert json.loads(file.read_text())
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    assert run("fabrics", "--json", "-o", link)[0] == 0
+    assert link.is_symlink()
+    assert json.loads(file.read_text())[0]["kind"]
+    assert run("chips", "-o", tmp_path)[0] == 2
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert run("chips", "-o", loop)[0] == 2
+    assert run("chips", "--json", "-o", "-")[1].startswith("[")
+
+
+def test_help_and_version(run):
+    assert "phaze-fast" in run("--version")[1]
+    for words in (["--help"], ["survey", "--help"]):
+        code, out, _ = run(*words)
+        assert code == 0
+        assert "Usage" in out
+    assert run()[0] == 2
+
+
+def test_a_bug_shows_no_traceback(run, monkeypatch):
+    def broken():
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr(presets, "chip_names", broken)
+    code, _, err = run("chips")
+    assert code == 70
+    assert (
+        err
+        == "phaze-fast: internal error: RuntimeError: boom (set PHAZE_FAST_DEBUG=1 for the trace)\n"
+    )
+
+
+def program(*words, **options):
+    command = [sys.executable, "-m", "phaze_fast", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_the_program_itself():
+    done = program(
+        "collective",
+        "all-reduce",
+        "--bytes",
+        "8",
+        "--ranks",
+        "2",
+        "--fabric",
+        "phaze-flat",
+        "--json",
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["time_s"] == pytest.approx(8 / 2**32)
+    assert program("survey", "--devices", "0").returncode == 2
+    assert program("survey", "--devices", "16").returncode == 1
+
+
+@pytest.mark.parametrize(("words", "shown"), [("schema", "{\n"), ("chips h100", "h100\n")])
+def test_a_reader_that_goes_away_is_no_error(words, shown):
+    command = f"set -o pipefail; {sys.executable} -m phaze_fast {words} | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+
+
+def test_silence_on_standard_error_costs_no_answer():
+    command = f"{sys.executable} -m phaze_fast survey --limit 1 --json 2>&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["points"] == 29_360
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_is_said_plainly():
+    command = f"{sys.executable} -m phaze_fast chips --json > /dev/full"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert (
+        done.stderr == "phaze-fast: standard output: cannot be written: No space left on device\n"
+    )
+
+
+def test_plain_output_where_there_is_no_terminal():
+    done = program("chips", env={**os.environ, "TERM": "dumb"})
+    assert "\x1b" not in done.stdout
+
+
+# ---- estimate and validate ----
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+CONTRACT = {"b", "m", "k", "n", "time_s", "compute_cycles", "buffer_bytes", "hbm_bytes"}
+CONTRACT |= {"bound", "dataflow", "utilization", "energy_j"}
+
+
+def test_estimate_keeps_its_contract(run):
+    words = ("--gemm", "2048x12288x49152", "--gemm", "4x64x32x16", "--json")
+    rows = document(run("estimate", "--chip", "h200", *words))
+    assert [[row[d] for d in "bmkn"] for row in rows] == [[1, 2048, 12288, 49152], [4, 64, 32, 16]]
+    for row in rows:
+        assert row.keys() >= CONTRACT
+        assert 0 < row["bound_s"] <= row["time_s"]
+        assert 0 < row["utilization"] <= 1
+
+
+def test_estimate_of_an_array_is_what_a_simulator_reports(run):
+    words = ("--array", "128x128", "--compute-only", "--gemm", "512x1024x1024", "--json")
+    for flow, cycles in (("os", 40895), ("ws", 57215), ("is", 44991)):
+        (row,) = document(run("estimate", *words, "--dataflow", flow))
+        assert (row["compute_cycles"], row["dataflow"]) == (cycles, flow)
+        assert row.keys() == CONTRACT
+    (row,) = document(run("estimate", *words))
+    assert row["compute_cycles"] == 40895
+    (row,) = document(run("estimate", "--array", "64x128", *words[2:], "--dataflow", "os"))
+    assert row["compute_cycles"] == 8 * 8 * (1024 + 64 + 128 - 2) - 1  # rows cut m, columns n
+
+
+def test_estimate_for_people(run):
+    code, out, _ = run("estimate", "--chip", "h200", "--gemm", "2048x12288x49152")
+    assert code == 0
+    for words in ("power-bound", "<- binds", "mapping: ", "ridge at 206.1", " o "):
+        assert words in out
+    code, out, _ = run("estimate", "--array", "8x8", "--gemm", "8x8x8", "--compute-only")
+    assert code == 0
+    assert " 21 " in out  # 8 + 8 + 8 - 2, counted from zero
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--chip", "h200", "--gemm", "12x12"], "--gemm: '12x12' is not accepted"),
+        (["--chip", "h200", "--gemm", "0x1x1"], "from 1 to 2^40"),
+        (["--chip", "h200", "--gemm", "1099511627776x1099511627776x1"], "too large"),
+        (["--chip", "h20", "--gemm", "1x1x1"], "did you mean 'h200'"),
+        (["--gemm", "1x1x1"], "--chip, --array: expected one of them"),
+        (["--chip", "h200", "--array", "8x8", "--gemm", "1x1x1"], "expected one of them"),
+        (["--array", "8", "--gemm", "1x1x1"], "--array: '8' is not accepted"),
+        (["--array", "8x8", "--dataflow", "no", "--gemm", "1x1x1"], "--dataflow: 'no'"),
+        (["--chip", "h200", "--dataflow", "ws", "--gemm", "1x1x1"], "its blocks run as os"),
+        (["--chip", "h200", "--dtype", "int8", "--gemm", "1x1x1"], "--dtype: 'int8'"),
+        (
+            ["--chip", "tpuv4", "--dtype", "fp8", "--gemm", "1x1x1"],
+            "'fp8' is not accepted by tpuv4",
+        ),
+    ],
+)
+def test_estimate_refuses(run, words, message):
+    code, out, err = run("estimate", *words)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_validate_keeps_its_contract(run):
+    found = document(run("validate", GOLDEN / "h200_layer.csv", "--chip", "h200", "--json"))
+    assert set(found["columns"]) == {"fwd_us", "bwd_us", "fwd_bwd_us", "stashed_bytes"}
+    for error in found["columns"].values():
+        assert set(error) == {"rows", "mean_abs_err", "median_abs_err", "max_abs_err", "bias"}
+        assert error["rows"] == 10
+    code, out, _ = run("validate", GOLDEN / "h200_gemm.csv", "--chip", "h200")
+    assert code == 0
+    assert "worst rows" in out
+    assert "512x12288x4608" in out
+    code, _, err = run("validate", GOLDEN / "h200_gemm.csv", "--chip", "tpuv4")
+    assert code == 0
+    assert "not fitted" in err
+
+
+def test_schedule_keeps_its_contract(run, tmp_path):
+    path = tmp_path / "layers.jsonl"
+    lines = (GOLDEN / "layer_golden.jsonl").read_text().splitlines()[:3]
+    record = json.loads(lines[0])
+    record["ops"].reverse()  # any order of operators will do
+    path.write_text("\n".join([json.dumps(record), *lines[1:]]))
+    rows = document(run("schedule", path, "--json"))
+    wanted = {"name", "status", "makespan", "bound", "gap", "proved_by", "starts", "solve_s"}
+    assert all(row.keys() >= wanted for row in rows)
+    assert [row["status"] for row in rows] == ["optimal"] * 3
+    assert [row["makespan"] for row in rows] == [173984, 2772902, 17933682]
+    assert rows[0]["starts"][-1] == 0.0  # ln1, which the file now names last
+    code, out, _ = run("schedule", path, "--rule", "overlap")
+    assert code == 0
+    assert "ln1" in out
+    code, _, err = run("schedule", path, "--rule", "none")
+    assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_validate_refuses(run, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    code, out, err = run("validate", path, "--chip", "h200")
+    assert (code, out) == (2, "")
+    assert "of no known kind" in err

@@ -1,0 +1,91 @@
+"""Every example in a docstring, every Python block and every command in the documentation runs."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import phaze_fast
+from phaze_fast.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(phaze_fast.__path__, "phaze_fast.")
+    if not module.name.endswith(("__main__", "_core"))
+]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failed == 0
+
+
+def test_there_are_docstring_examples():
+    finder = doctest.DocTestFinder()
+    examples = [
+        example
+        for name in MODULES
+        for found in finder.find(importlib.import_module(name))
+        for example in found.examples
+    ]
+    assert len(examples) >= 40
+
+
+@pytest.mark.checkout
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_blocks_run(page, capsys):
+    for code in blocks(page, "python"):
+        exec(compile(code, str(page), "exec"), {"__name__": "example"})
+
+
+@pytest.mark.checkout
+def test_console_commands_run(capsys):
+    commands = [
+        line[2:] for page in PAGES for b in blocks(page, "console") for line in b.splitlines()
+    ]
+    assert len(commands) >= 5
+    for command in commands:
+        words = shlex.split(command)
+        assert words[0] == "phaze-fast"
+        assert main(words[1:]) == 0, command
+
+
+@pytest.mark.checkout
+def test_links_between_pages_lead_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.checkout
+def test_the_readme_shows_exactly_two_commands_to_start_with():
+    start = re.search(r"^## Start\n(.*?)^## ", (ROOT / "README.md").read_text("utf-8"), re.M | re.S)
+    commands = [b.splitlines() for b in re.findall(r"^```sh\n(.*?)^```", start[1], re.M | re.S)]
+    assert [[line.split("#")[0].strip() for line in block] for block in commands] == [
+        ["python3 dev.py search", "python3 dev.py test"]
+    ]
+    assert "python3 dev.py" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.checkout
+def test_public_functions_have_examples():
+    """Whatever the package offers by name documents itself."""
+    for name in phaze_fast.__all__:
+        thing = getattr(phaze_fast, name)
+        if name.startswith("__") or isinstance(thing, type(doctest)):
+            continue
+        doc = thing.__doc__ or ""
+        assert doc, name
+        if callable(thing) and not isinstance(thing, type):
+            assert ">>>" in doc, name

@@ -1,0 +1,365 @@
+"""Layers on one chip: golden optima, exhaustive enumeration, HiGHS, a checker, limits, bad input."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference.layer import best_makespan, best_makespan_by_moments
+from reference.layers_at_random import any_way, backward_like, check, random_layer
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.schedule import (
+    instance_from_dict,
+    read_instances,
+    schedule_instances,
+)
+from phaze_fast.schedule.highs import solve_with_highs
+from phaze_fast.schedule.solve import pack
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "layer_golden.jsonl"
+
+
+def golden():
+    with GOLDEN.open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("record", golden(), ids=lambda r: r["name"])
+def test_golden_layers_are_solved_to_their_optimum(record):
+    (found,) = schedule_instances([instance_from_dict(record)], highs=False)
+    check(found)
+    assert found.status == "optimal"
+    assert found.makespan == (record["optimum"] or record["best_known"])
+
+
+def test_bounds_keep_the_trees_small():
+    # Weaker bounds or dominance give the same answers later: this is where that shows.
+    found = schedule_instances(list(read_instances(GOLDEN)), highs=False)
+    assert sum(made.nodes for made in found) <= 5500
+    assert sum(made.proved_by == "list-schedule" for made in found) >= 6
+
+
+def against_enumeration(rng, most_ops, rule, most_modes=2):
+    layer = instance_from_dict(random_layer(rng, most_ops, most_modes))
+    (found,) = schedule_instances([layer], rule, highs=False)
+    check(found)
+    assert found.status == "optimal"
+    assert found.makespan == pytest.approx(best_makespan(layer, rule == "overlap"), rel=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_small_layers_are_those_of_enumeration(rule):
+    rng = random.Random(11)
+    for _ in range(150):
+        against_enumeration(rng, 5, rule)
+    for _ in range(40):
+        against_enumeration(rng, 4, rule, most_modes=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_more_layers_are_those_of_enumeration(rule):
+    rng = random.Random(12)
+    for _ in range(300):
+        against_enumeration(rng, 6, rule)
+
+
+def against_moments(rng, count, rule):
+    layer = instance_from_dict(backward_like(rng, count))
+    (found,) = schedule_instances([layer], rule, highs=False)
+    check(found)
+    assert found.status == "optimal"
+    assert found.makespan == best_makespan_by_moments(layer, rule == "overlap")
+
+
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_layers_with_twins_and_leaves_are_those_of_enumeration(rule):
+    rng = random.Random(17)
+    for _ in range(150):
+        against_moments(rng, rng.randint(4, 6), rule)
+
+
+FOUND = [  # by search: each once had a wrong proof, or has one when a part of a bound is left out
+    ("overlap", [5], {"num_tc": 1, "num_vc": 2}, "V3,1 B3,- B3,2", "0-2"),
+    ("exclusive", [11], {"num_tc": 7, "num_vc": 2}, "T14,1,8 V5,- V11,-,7", ""),
+    ("overlap", [2], {"num_tc": 1, "num_vc": 1, "num_net": 3}, "N-,0 N3,-,2 N2,-,1", "0-1"),
+    ("exclusive", [30], {"num_tc": 2, "num_vc": 1}, "T19,- T24,6 T24,6", "0-1"),
+    ("exclusive", [6], {"num_tc": 3, "num_vc": 1}, "N-,0 T6,5 N5,- T3,-", "0-2"),
+    ("exclusive", [1], {"num_tc": 1, "num_vc": 1}, "T1,0 T1,- V0,3 V1,-", "0-3"),
+    ("overlap", [1], {"num_tc": 1, "num_vc": 1}, "V-,0 V-,0 T-,1 T-,0 N-,1", "0-3 1-3 3-4"),
+]
+
+
+def short_form(cores, ops, edges):
+    """A layer from a line: type, then latency on one core, on all, on two; - where there is none."""
+    names = {"T": "TC", "V": "VC", "B": "TCandVC", "N": "NET"}
+    made = []
+    for i, text in enumerate(ops.split()):
+        values = [None if v == "-" else int(v) for v in text[1:].split(",")]
+        op = {"id": i, "type": names[text[0]], "lat_single": values[0], "lat_all": values[1]}
+        if len(values) > 2:
+            op["lat_cores"] = {"2": values[2]}
+        made.append({k: v for k, v in op.items() if v is not None})
+    pairs = [[int(end) for end in edge.split("-")] for edge in edges.split()]
+    return {"name": "found", "ops": made, "edges": pairs, **cores}
+
+
+@pytest.mark.parametrize(("rule", "optimum", "cores", "ops", "edges"), FOUND)
+def test_layers_that_were_once_wrong(rule, optimum, cores, ops, edges):
+    layer = instance_from_dict(short_form(cores, ops, edges))
+    assert [best_makespan_by_moments(layer, rule == "overlap")] == optimum
+    for nodes in (0, 1, 3, 5, 1000):
+        (found,) = schedule_instances([layer], rule, max_nodes=nodes, highs=False)
+        check(found)
+        assert found.bound <= optimum[0] <= found.makespan
+    assert found.makespan == optimum[0]
+
+
+def whatever_way(rng, count, rule):
+    layer = instance_from_dict(any_way(rng, count))
+    best = best_makespan_by_moments(layer, rule == "overlap")
+    for nodes in (0, 2, 7, 10**6):
+        (found,) = schedule_instances([layer], rule, max_nodes=nodes, highs=False)
+        check(found)
+        assert found.bound <= best * (1 + 1e-12)
+        assert found.makespan >= best
+    assert found.makespan == best
+
+
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_layers_with_every_way_to_run_are_those_of_enumeration(rule):
+    rng = random.Random(22)
+    for _ in range(300):
+        whatever_way(rng, rng.randint(2, 5), rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_more_layers_with_every_way_to_run(rule):
+    rng = random.Random(23)
+    for _ in range(3000):
+        whatever_way(rng, rng.randint(3, 6), rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_layers_of_ten_operators_are_those_of_enumeration(rule):
+    rng = random.Random(18)
+    for _ in range(600):
+        against_moments(rng, rng.randint(6, 8), rule)
+    for _ in range(5):
+        against_moments(rng, 10, rule)
+
+
+def against_highs(rng, most_ops, rule):
+    layer = instance_from_dict(random_layer(rng, most_ops))
+    (found,) = schedule_instances([layer], rule, highs=False)
+    (rough,) = schedule_instances([layer], rule, max_nodes=0, highs=False)
+    check(rough)
+    proven = solve_with_highs(rough, 60.0)
+    check(proven)
+    assert proven.status == "optimal"
+    assert proven.makespan == pytest.approx(found.makespan, rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["exclusive", "overlap"])
+def test_highs_agrees(rule):
+    rng = random.Random(13)
+    for _ in range(25):
+        against_highs(rng, 8, rule)
+
+
+@pytest.mark.slow
+def test_highs_agrees_on_two_thousand_layers():
+    rng = random.Random(14)
+    for i in range(2000):
+        against_highs(rng, 7, "overlap" if i % 4 == 0 else "exclusive")
+
+
+@given(st.integers(0, 2**32))
+def test_scale_changes_nothing_but_the_scale(seed):
+    record = random_layer(random.Random(seed), 8)
+    factor = 2.0 ** random.Random(seed).randint(-40, 40)
+    (before,) = schedule_instances([instance_from_dict(record)], highs=False)
+    for op in record["ops"]:
+        op["lat_single"] *= factor
+        op["lat_all"] *= factor
+    (after,) = schedule_instances([instance_from_dict(record)], highs=False)
+    assert after.makespan == before.makespan * factor
+    assert after.mode == before.mode
+
+
+@given(st.integers(0, 2**32))
+def test_more_cores_or_less_work_is_never_slower(seed):
+    rng = random.Random(seed)
+    record = random_layer(rng, 8)
+    (before,) = schedule_instances([instance_from_dict(record)], highs=False)
+    easier = json.loads(json.dumps(record))
+    change = rng.randrange(3)
+    if change == 0:
+        easier["num_tc"] += 1
+    elif change == 1 and easier["edges"]:
+        easier["edges"].pop(rng.randrange(len(easier["edges"])))
+    else:
+        op = rng.choice(easier["ops"])
+        op["lat_single"], op["lat_all"] = op["lat_single"] / 2, op["lat_all"] / 2
+    (after,) = schedule_instances([instance_from_dict(easier)], highs=False)
+    assert after.makespan <= before.makespan * (1 + 1e-9)
+    (overlapped,) = schedule_instances([instance_from_dict(record)], "overlap", highs=False)
+    assert overlapped.makespan <= before.makespan * (1 + 1e-9)
+
+
+def test_limits_leave_a_feasible_schedule_with_its_gap():
+    hard = next(i for i in read_instances(GOLDEN) if i.name == "gptbwd_4x1_w64")
+    (rough,) = schedule_instances([hard], max_nodes=50, highs=False)
+    check(rough)
+    assert rough.status == "feasible"
+    assert 0 < rough.gap < 1
+    assert rough.bound <= 10475302 <= rough.makespan
+    (none,) = schedule_instances([hard], time_limit_s=0.0)
+    check(none)
+    (short,) = schedule_instances([hard], time_limit_s=0.001, highs=False)
+    check(short)
+
+
+def test_without_highs_the_error_is_clear(monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "highspy", None)
+    hard = next(i for i in read_instances(GOLDEN) if i.name == "gptbwd_4x1_w64")
+    with pytest.raises(InvalidInputError, match="highspy is not installed"):
+        schedule_instances([hard], max_nodes=10, time_limit_s=1.0)
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import numpy as np
+from phaze_fast import _core
+from phaze_fast.schedule import instance_from_dict
+from phaze_fast.schedule.solve import pack
+rng = np.random.default_rng(0)
+ops = [
+    {"id": i, "type": "TC", "lat_single": int(s), "lat_all": int(s) // 3}
+    for i, s in enumerate(rng.integers(1000, 9000, 40))
+]
+layer = {"name": "hard", "ops": ops, "edges": [], "num_tc": 7, "num_vc": 1}
+packed = pack([instance_from_dict(layer)] * 64)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+begun = time.monotonic()
+try:
+    _core.schedule_layers(packed, False, 2**60, float("inf"), int(sys.argv[1]))
+except KeyboardInterrupt:
+    print("interrupted", time.monotonic() - begun < 30)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_interrupt_ends_a_search_without_end(threads):
+    import subprocess
+    import sys
+
+    ran = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(threads)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.stdout.split() == ["interrupted", "True"], ran.stderr
+
+
+def test_batches_equal_single_calls_for_any_thread_count():
+    rng = random.Random(15)
+    layers = [instance_from_dict(random_layer(rng, 9)) for _ in range(200)]
+    packed = pack(layers)
+    one, two = (
+        _core.schedule_layers(packed, False, 10**6, float("inf"), threads) for threads in (1, 2)
+    )
+    for a, b in zip(one, two, strict=True):
+        assert a.tobytes() == b.tobytes()
+    alone = schedule_instances(layers, highs=False, max_nodes=10**6)
+    assert one[0].tolist() == [found.makespan for found in alone]
+
+
+def test_bad_rows_of_a_batch_are_marked():
+    good = instance_from_dict(random_layer(random.Random(1), 5))
+    packed = tuple(array.copy() for array in pack([good, good, good]))
+    packed[4][0] = np.nan
+    packed[8][3] = -1
+    found = _core.schedule_layers(packed, False, 1000, 1.0, 1)
+    assert found[4].tolist()[2] == 0
+    assert (found[4][:2] != 0).all()
+    assert np.isnan(found[0][:2]).all()
+    with pytest.raises(InvalidInputError, match="op_ptr: pointers"):
+        _core.schedule_layers((packed[0][::-1].copy(), *packed[1:]), False, 1000, 1.0, 1)
+    with pytest.raises(InvalidInputError, match="max_seconds"):
+        _core.schedule_layers(packed, False, 1000, float("nan"), 1)
+
+
+def test_schedules_explain_themselves():
+    first = next(read_instances(GOLDEN))
+    (found,) = schedule_instances([first])
+    text = str(found)
+    assert "optimal" in text
+    assert len(text.splitlines()) == 1 + len(first)
+    assert found.critical_path[-1] == "res2"
+    assert 0 < found.utilization["TC"] <= 1
+    assert 0 < found.utilization["VC"] <= 1
+    assert "NET" not in found.utilization
+
+
+# ---- bad input ----
+
+OP = {"id": 0, "type": "TC", "lat_single": 2, "lat_all": 1}
+BASE = {"name": "x", "ops": [OP], "edges": [], "num_tc": 2, "num_vc": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ops": []}, "ops: 0 is not accepted"),
+        ({"ops": "no"}, "ops: 'str'"),
+        ({"ops": [3]}, r"ops\[0\]: 'int'"),
+        ({"ops": [OP, OP]}, "id: 0 is not accepted"),
+        ({"ops": [{**OP, "type": "GPU"}]}, "type: 'GPU'"),
+        ({"ops": [{**OP, "lat_single": -1}]}, "lat_single: -1"),
+        ({"ops": [{**OP, "lat_all": float("nan")}]}, "lat_all: nan"),
+        ({"ops": [{**OP, "lat_all": "1"}]}, "lat_all: '1'"),
+        ({"ops": [{"id": 0, "type": "TC"}]}, "expected lat_single"),
+        ({"ops": [{**OP, "lat_cores": {"0": 1}}]}, "lat_cores: '0'"),
+        ({"ops": [OP] * 65}, "1 to 64"),
+        ({"num_tc": -1}, "num_tc: -1"),
+        ({"num_tc": 0}, "num_tc: 0 .* needs it"),
+        ({"num_vc": 1.5}, "num_vc: 1.5"),
+        ({"edges": [[0, 1]]}, r"edges: \[0, 1\]"),
+        ({"edges": [[0, 0]]}, "two different"),
+        ({"edges": [0]}, "edges: 0"),
+        ({"ops": [OP, {**OP, "id": 1}], "edges": [[0, 1], [1, 0]]}, "cycle"),
+    ],
+)
+def test_layers_that_are_not_right(change, words):
+    with pytest.raises(InvalidInputError, match=words):
+        instance_from_dict({**BASE, **change})
+
+
+def test_files_that_are_not_right(tmp_path):
+    path = tmp_path / "x.jsonl"
+    for text, words in (("{", "line 1: not JSON"), ("\n", "no instances"), ("[]", "line 1")):
+        path.write_text(text)
+        with pytest.raises(InvalidInputError, match=words):
+            list(read_instances(path))
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        list(read_instances(tmp_path / "none.jsonl"))
+
+
+def test_options_that_are_not_right():
+    layer = instance_from_dict(BASE)
+    with pytest.raises(InvalidInputError, match="rule: 'both'"):
+        schedule_instances([layer], "both")
+    with pytest.raises(InvalidInputError, match="time_limit_s: -1"):
+        schedule_instances([layer], time_limit_s=-1)
