@@ -431,7 +431,7 @@ CRASHES = {
 
 @pytest.mark.parametrize("name", CRASHES)
 def test_searches_survive_problems_with_nothing_to_search(name):
-    tests = str(Path(__file__).parents[1])
+    tests = str(Path(__file__).parent)
     code = (
         f"import sys; sys.path.insert(0, {tests!r})\n"
         "from test_mapping import Gene, InvalidInputError, compiled, small\n"
