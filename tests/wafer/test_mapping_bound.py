@@ -431,9 +431,9 @@ CRASHES = {
 
 @pytest.mark.parametrize("name", CRASHES)
 def test_searches_survive_problems_with_nothing_to_search(name):
-    tests = str(Path(__file__).parent)
+    here = Path(__file__).parent
     code = (
-        f"import sys; sys.path.insert(0, {tests!r})\n"
+        f"import sys; sys.path[:0] = {[str(here), str(here.parent)]!r}\n"
         "from test_mapping import Gene, InvalidInputError, compiled, small\n"
         f"c = small()\ntry:\n    {CRASHES[name]}\nexcept InvalidInputError: pass\n"
     )
