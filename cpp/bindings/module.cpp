@@ -16,6 +16,7 @@ void bind_mesh(py::module_& module);
 void bind_op_cost(py::module_& module);
 void bind_op_graph(py::module_& module);
 void bind_placement(py::module_& module);
+void bind_plan(py::module_& module);
 void bind_silicon(py::module_& module);
 
 namespace {
@@ -62,4 +63,5 @@ PYBIND11_MODULE(_core, module) {
   bind_op_cost(module);
   bind_layer_schedule(module);
   bind_placement(module);
+  bind_plan(module);
 }

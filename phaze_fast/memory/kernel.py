@@ -1,4 +1,4 @@
-"""Takes rows of pipeline stages, gives their bytes by term. Compiled by Numba on first use.
+"""Takes rows of stages or layouts, gives their bytes or whether they fit. Compiled by Numba.
 
 Loaded late, by `footprint`, because Numba takes a while to import; the compiled code is cached on
 disk, so that only the first process on a machine compiles it.
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-__all__ = ["fill"]
+__all__ = ["fill", "layouts_fit"]
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -28,6 +28,24 @@ def _in_flight(schedule: int, stages: int, stage: int, microbatches: int, virtua
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _shared(held: float, experts: float, shards: float, expert_parallel: float) -> float:
+    """Parameters that a device is left with where replicas share them.
+
+    An expert is on as many replicas as there are for each expert-parallel device.
+    """
+    copies = max(1.0, shards / max(1.0, expert_parallel))
+    return (held - experts) / shards + experts / copies
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _gathered(zero: int, largest: float, weight_bytes: float, shards: float) -> float:
+    """Bytes of the layer at work and the one fetched ahead of it, whole for a moment."""
+    if zero < 3:
+        return 0.0
+    return 2.0 * largest * weight_bytes * (1.0 - 1.0 / shards)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: float) -> None:
     """Write the terms of every row; arrays have the dtypes of `footprint`."""
     for i in range(rows.shape[0]):
@@ -35,22 +53,11 @@ def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: f
         shards = float(row["data_parallel"])
         zero = row["zero"]
         held = row["parameters"]
-        # An expert is on as many replicas as there are for each expert-parallel device.
-        experts = row["expert_parameters"]
-        copies = max(1.0, shards / max(1, row["expert_parallel"]))
-        spread = (held - experts) / shards + experts / copies
-        weights = held * row["weight_bytes"]
-        gradients = held * row["gradient_bytes"]
-        state = held * row["state_bytes"]
-        if zero >= 1:
-            state = spread * row["state_bytes"]
-        if zero >= 2:
-            gradients = spread * row["gradient_bytes"]
-        gathered = 0.0
-        if zero >= 3:
-            weights = spread * row["weight_bytes"]
-            # The layer at work and the one fetched ahead of it are whole for a moment.
-            gathered = 2.0 * row["largest_layer"] * row["weight_bytes"] * (1.0 - 1.0 / shards)
+        spread = _shared(held, row["expert_parameters"], shards, float(row["expert_parallel"]))
+        weights = (spread if zero >= 3 else held) * row["weight_bytes"]
+        gradients = (spread if zero >= 2 else held) * row["gradient_bytes"]
+        state = (spread if zero >= 1 else held) * row["state_bytes"]
+        gathered = _gathered(zero, row["largest_layer"], row["weight_bytes"], shards)
         waiting = _in_flight(
             row["schedule"], row["stages"], row["stage"], row["microbatches"], row["virtual"]
         )
@@ -67,3 +74,188 @@ def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: f
         out[i]["communication"] = communication
         out[i]["fragmentation"] = fragmentation * moving
         out[i]["total"] = weights + gradients + state + moving + fragmentation * moving
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _resident(
+    sizes: np.ndarray[Any, Any],
+    layout: Any,
+    strategy: Any,
+    training: Any,
+    out: np.ndarray[Any, Any],
+    gathers: np.ndarray[Any, Any],
+) -> None:
+    """Write the state and the gathered weights of one layer of each kind, bytes."""
+    shards = float(layout["data_parallel"] * strategy["context_parallel"])
+    zero = layout["zero"]
+    for k in range(sizes.shape[0]):
+        held = sizes[k]["parameters"]
+        spread = _shared(
+            held, sizes[k]["expert_parameters"], shards, float(strategy["expert_parallel"])
+        )
+        out[k] = (
+            (spread if zero >= 3 else held) * training["weight_bytes"]
+            + (spread if zero >= 2 else held) * training["gradient_bytes"]
+            + (spread if zero >= 1 else held) * training["state_bytes"]
+        )
+        gathers[k] = 0.0
+        if sizes[k]["end"] == 0:
+            gathers[k] = _gathered(zero, held, training["weight_bytes"], shards)
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _packed(
+    last: int,
+    waiting: float,
+    room: float,
+    order: np.ndarray[Any, Any],
+    sizes: np.ndarray[Any, Any],
+    resident: np.ndarray[Any, Any],
+    gathers: np.ndarray[Any, Any],
+    buffers: float,
+    variants: int,
+    lost: float,
+) -> int:
+    """Find where the longest stage that ends before position `last` begins and still fits."""
+    first = last
+    for v in range(variants):
+        state, stash, live, once, gather = 0.0, 0.0, 0.0, 0.0, 0.0
+        i = last
+        while i > 0:
+            k = order[i - 1]
+            state += resident[k]
+            stash += sizes[k]["stash_bytes"][v]
+            live = max(live, sizes[k]["live_bytes"][v])
+            once += sizes[k]["once_bytes"]
+            gather = max(gather, gathers[k])
+            moving = waiting * stash + live + min(waiting, 1.0) * once + buffers + gather
+            if state + lost * moving > room:
+                break
+            i -= 1
+        first = min(first, i)
+    return first
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _even_fits(
+    layout: Any,
+    room: float,
+    order: np.ndarray[Any, Any],
+    sizes: np.ndarray[Any, Any],
+    resident: np.ndarray[Any, Any],
+    gathers: np.ndarray[Any, Any],
+    buffers: float,
+    variants: int,
+    lost: float,
+) -> bool:
+    """Whether every stage of an interleaved layout fits in some variant."""
+    stages, chunks = layout["stages"], layout["virtual_stages"]
+    ends = 0
+    while ends < len(order) and sizes[order[ends]]["end"] != 0:
+        ends += 1
+    blocks = 0
+    for k in order:
+        blocks += sizes[k]["end"] == 0
+    each = blocks // (stages * chunks)
+    for stage in range(stages):
+        waiting = _in_flight(2, stages, stage, layout["microbatches"], chunks)
+        fits = False
+        for v in range(variants):
+            state, stash, live, once, gather = 0.0, 0.0, 0.0, 0.0, 0.0
+            for c in range(chunks):
+                number = c * stages + stage
+                begin = 0 if number == 0 else ends + number * each
+                end = len(order) if number == stages * chunks - 1 else ends + (number + 1) * each
+                for i in range(begin, end):
+                    k = order[i]
+                    state += resident[k]
+                    stash += sizes[k]["stash_bytes"][v]
+                    live = max(live, sizes[k]["live_bytes"][v])
+                    once += sizes[k]["once_bytes"]
+                    gather = max(gather, gathers[k])
+            moving = waiting * stash + live + min(waiting, 1.0) * once + buffers + gather
+            fits = fits or state + lost * moving <= room
+        if not fits:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def layouts_fit(
+    layouts: np.ndarray[Any, Any],
+    strategies: np.ndarray[Any, Any],
+    sizes: np.ndarray[Any, Any],
+    order: np.ndarray[Any, Any],
+    training: Any,
+    rooms: np.ndarray[Any, Any],
+    fits: np.ndarray[Any, Any],
+) -> None:
+    """Mark the layouts of which some partition fits, one column per room.
+
+    Stages are packed from the last to the first, each as long as it fits in some variant. Memory
+    of a 1F1B stage depends on how many follow it, not on how many there are, so that layouts which
+    differ in stages alone and stand next to each other go on from one another.
+
+    Parameters
+    ----------
+    layouts, strategies, sizes, order, training
+        As the plan kernel takes them; `sizes` has shape (strategies, kinds + 1), the last kind
+        being the head with a copied embedding.
+    rooms
+        Bytes of a device for the model.
+    fits
+        Written: 1 where a layout fits, shape (layouts, rooms).
+    """
+    kinds = sizes.shape[1] - 1
+    resident, gathers = np.zeros(kinds + 1), np.zeros(kinds + 1)
+    lost = 1.0 + training["fragmentation"]
+    own = order.copy()
+    for c in range(len(rooms)):
+        room = rooms[c] * (1.0 + 1e-12)
+        reached, packed = len(order), 0
+        for r in range(len(layouts)):
+            layout = layouts[r]
+            strategy = strategies[layout["strategy"]]
+            mine = sizes[layout["strategy"]]
+            stages, m = layout["stages"], layout["microbatches"]
+            goes_on = (
+                r > 0
+                and layout["schedule"] == 0
+                and layouts[r - 1]["schedule"] == 0
+                and layouts[r - 1]["strategy"] == layout["strategy"]
+                and layouts[r - 1]["data_parallel"] == layout["data_parallel"]
+                and layouts[r - 1]["zero"] == layout["zero"]
+                and 1 < layouts[r - 1]["stages"] <= stages
+            )
+            buffers = strategy["gathered_bytes"]
+            if stages > 1:
+                buffers += 2.0 * strategy["message_bytes"]
+            if not goes_on:
+                _resident(mine, layout, strategy, training, resident, gathers)
+                own[-1] = kinds if stages > 1 else order[-1]
+                reached, packed = len(order), 0
+            if layout["schedule"] == 2:
+                fits[r, c] = _even_fits(
+                    layout, room, own, mine, resident, gathers, buffers, strategy["variants"], lost
+                )
+                continue
+            if layout["schedule"] == 3 and m < stages:
+                fits[r, c] = False
+                continue
+            while packed < stages and reached > 0:
+                stage = stages - packed - 1
+                waiting = _in_flight(layout["schedule"], stages, stage, m, 1)
+                reached = _packed(
+                    reached,
+                    waiting,
+                    room,
+                    own,
+                    mine,
+                    resident,
+                    gathers,
+                    buffers,
+                    strategy["variants"],
+                    lost,
+                )
+                packed += 1
+            fits[r, c] = reached == 0

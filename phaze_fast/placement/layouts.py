@@ -1,36 +1,47 @@
-"""Takes a model, a cluster and what is free, gives the ways to lay layers out, without a chip."""
+"""Takes a model, a cluster and what is free, gives strategies and the layouts of each, as arrays."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
+from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Strategy, reasons
-from phaze_fast.placement.sizes import Groups, LayerSizes
 from phaze_fast.placement.training import RANK_ORDERS, Training
 
-__all__ = ["Layout", "layouts", "replica_counts", "strategies"]
+__all__ = ["Shape", "layouts_of", "node_devices", "strategies"]
+
+Array = np.ndarray[Any, Any]
 
 _MOST_STAGES = 256
+_INTERLEAVED = SCHEDULES.index("interleaved")
+_ZERO_BUBBLE = SCHEDULES.index("zero-bubble")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Replicas and stages of a kind: one question to the placement kernel."""
+class Shape:
+    """What decides the layouts of a strategy, besides what the user asks for."""
 
-    groups: Groups
-    zero: int
-    microbatches: int
-    schedule: str
-    stages: tuple[int, int]
-    virtual: int = 1
+    devices: int
+    inner: int
+    """Devices that hold one stage of one replica."""
+    blocks: int
+    expert_parallel: int
+    microbatch: int
+    context_parallel: int
+    node: int
+    """Devices of a node."""
 
 
-def _node(cluster: Cluster) -> int:
+def node_devices(cluster: Cluster) -> int:
     """Devices of a node; 8 where a fabric has none."""
     fabric = cluster.fabric
     if isinstance(fabric, TieredFabric) and fabric.tiers[0].size is not None:
@@ -40,9 +51,9 @@ def _node(cluster: Cluster) -> int:
 
 def _widths(model: TransformerModel, cluster: Cluster, training: Training) -> list[int]:
     if training.tensor_parallel is not None:
-        return list(training.tensor_parallel)
+        return sorted(training.tensor_parallel)
     widths = [1]
-    while 2 * widths[-1] <= min(_node(cluster), cluster.devices, model.heads):
+    while 2 * widths[-1] <= min(node_devices(cluster), cluster.devices, model.heads):
         widths.append(2 * widths[-1])
     return widths
 
@@ -50,12 +61,12 @@ def _widths(model: TransformerModel, cluster: Cluster, training: Training) -> li
 def strategies(
     model: TransformerModel, cluster: Cluster, training: Training, rejected: Counter[str]
 ) -> Iterator[Strategy]:
-    """Give what the model, the cluster and the batch allow; count the rest."""
+    """Give what the model, the cluster and the batch allow; count the rest by reason."""
     choices = itertools.product(
         _widths(model, cluster, training),
-        training.context_parallel,
-        training.expert_parallel,
-        training.microbatch,
+        sorted(training.context_parallel),
+        sorted(training.expert_parallel),
+        sorted(training.microbatch),
     )
     for t, cp, ep, microbatch in choices:
         strategy = Strategy(
@@ -67,8 +78,12 @@ def strategies(
             seq=training.seq,
         )
         broken = reasons(model, strategy)
-        if t * cp > cluster.devices:
-            broken.append(f"{t} x {cp} devices for a stage are more than {cluster.devices}")
+        if t * cp * ep > cluster.devices:
+            used = f"{t} x {cp}" + (f" x {ep}" if ep > 1 else "")
+            broken.append(
+                f"tensor x context{' x expert' if ep > 1 else ''} parallelism: {used} devices are "
+                f"more than {cluster.devices}"
+            )
         if training.global_batch % microbatch:
             broken.append(
                 f"microbatch: {microbatch} does not divide the batch of {training.global_batch}"
@@ -79,69 +94,93 @@ def strategies(
             yield strategy
 
 
-def replica_counts(layers: LayerSizes, training: Training, devices: int) -> list[int]:
-    """List counts of replicas that divide the batch and fit the cluster."""
-    strategy = layers.graph.strategy
-    rounds = training.global_batch // strategy.microbatch
-    most = devices // layers.inner
-    wanted = training.data_parallel or range(1, most + 1)
-    return [
-        d for d in wanted if d <= most and rounds % d == 0 and d % strategy.expert_parallel == 0
-    ]
+def _replica_counts(shape: Shape, training: Training) -> Array:
+    """Counts of replicas that divide the batch and fit the cluster."""
+    rounds = training.global_batch // shape.microbatch
+    most = min(shape.devices // shape.inner, rounds)
+    wanted = np.arange(1, most + 1)
+    if training.data_parallel is not None:
+        wanted = np.array(sorted(training.data_parallel))
+    good = (wanted <= most) & (rounds % wanted == 0) & (wanted % shape.expert_parallel == 0)
+    found: Array = wanted[good]
+    return found
 
 
-def layouts(layers: LayerSizes, training: Training, devices: int) -> Iterator[Layout]:
-    """Every way that the cluster and the batch allow."""
-    strategy = layers.graph.strategy
-    for d in replica_counts(layers, training, devices):
-        most = min(devices // (layers.inner * d), layers.blocks, _MOST_STAGES)
-        counts = [p for p in training.pipeline or range(1, most + 1) if 1 <= p <= most]
-        rounds = training.global_batch // (strategy.microbatch * d)
-        zeros = [z for z in training.zero if z == 0 or d > 1] or [0]
-        for zero in dict.fromkeys(zeros):
-            yield from _of_replicas(layers, training, counts, (d, zero, rounds))
+def _zeros(training: Training, shards: int) -> list[int]:
+    """ZeRO stages to try: one shard is the same under all of them."""
+    wanted = sorted(set(training.zero))
+    return wanted if shards > 1 else wanted[:1]
 
 
-def _of_replicas(
-    layers: LayerSizes,
-    training: Training,
-    counts: Sequence[int],
-    what: tuple[int, int, int],
-) -> Iterator[Layout]:
-    d, zero, rounds = what
-    if 1 in counts:
-        yield Layout(Groups(d, 1, RANK_ORDERS[0]), zero, rounds, "1f1b", (1, 1))
-    piped = [p for p in counts if p > 1]
-    if not piped:
+def _rows(shape: Shape, d: int, stages: Array, **fields: int) -> Array:
+    rows: Array = np.zeros(len(stages), dtype=_core.LAYOUT_DTYPE)
+    rows["stages"], rows["data_parallel"], rows["virtual_stages"] = stages, d, 1
+    rows["microbatches"] = fields.pop("rounds")
+    for name, value in fields.items():
+        rows[name] = value
+    return rows
+
+
+def _orders(shape: Shape, training: Training, d: int, piped: Array) -> Iterator[tuple[int, Array]]:
+    """Rank orders to try, each with its counts of stages."""
+    if training.rank_order != "auto":
+        yield RANK_ORDERS.index(training.rank_order), piped
         return
-    auto = training.rank_order == "auto"
-    orders = RANK_ORDERS if auto else (training.rank_order,)
-    for order in orders if d > 1 else orders[:1]:
-        counts = piped
-        if auto and order == RANK_ORDERS[1]:
-            counts = [p for p in piped if p * layers.inner <= _node(layers.cluster)]
-        if not counts:
+    yield 0, piped
+    inside = piped[piped * shape.inner <= shape.node]
+    if d > 1 and len(inside):
+        yield 1, inside
+
+
+def _piped(
+    shape: Shape, training: Training, piped: Array, rejected: Counter[str], what: dict[str, int]
+) -> Iterator[Array]:
+    """Layouts of several stages by every schedule."""
+    rounds = what["rounds"]
+    for schedule in sorted({SCHEDULES.index(name) for name in training.schedule}):
+        if schedule == _INTERLEAVED:
+            for v in sorted(training.virtual):
+                even = (shape.blocks % (piped * v) == 0) & (rounds % piped == 0)
+                if not even.all():
+                    rejected[_uneven(shape, v)] += int((~even).sum())
+                yield _rows(shape, stages=piped[even], schedule=schedule, virtual_stages=v, **what)
             continue
-        # With replicas inside, neither group's place depends on the number of stages.
-        alike = order == RANK_ORDERS[0] and len(counts) == counts[-1] - counts[0] + 1
-        runs = [(counts[0], counts[-1])] if alike else [(p, p) for p in counts]
-        for schedule in training.schedule:
-            if schedule == "interleaved":
-                yield from _interleaved(layers, training, counts, (d, zero, rounds, order))
-                continue
-            for first, last in runs:
-                groups = Groups(d, last, order)
-                yield Layout(groups, zero, rounds, schedule, (first, last))
+        counts = piped
+        if schedule == _ZERO_BUBBLE:
+            counts = piped[piped <= rounds]
+            if len(counts) < len(piped):
+                why = "schedule: zero-bubble needs as many micro-batches as stages, or more"
+                rejected[why] += len(piped) - len(counts)
+        yield _rows(shape, stages=counts, schedule=schedule, **what)
 
 
-def _interleaved(
-    layers: LayerSizes,
-    training: Training,
-    piped: Sequence[int],
-    what: tuple[int, int, int, str],
-) -> Iterator[Layout]:
-    d, zero, rounds, order = what
-    for p, v in itertools.product(piped, training.virtual):
-        if layers.blocks % (p * v) == 0 and rounds % p == 0:
-            groups = Groups(d, p, order)
-            yield Layout(groups, zero, rounds, "interleaved", (p, p), v)
+def _uneven(shape: Shape, v: int) -> str:
+    return (
+        f"schedule: interleaved with {v} chunks a stage needs {shape.blocks} blocks to be a multiple "
+        f"of stages x {v}, and micro-batches of stages"
+    )
+
+
+def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Array:
+    """List every layout that the cluster and the batch allow, dtype ``_core.LAYOUT_DTYPE``.
+
+    The order of a list that a user gives does not matter, and nothing is listed that was not asked
+    for. Layouts that differ in the number of stages alone stand next to each other.
+    """
+    parts: list[Array] = []
+    wanted = None if training.pipeline is None else np.array(sorted(training.pipeline))
+    alone = 0 if "1f1b" in training.schedule or "zero-bubble" not in training.schedule else 3
+    for d in _replica_counts(shape, training).tolist():
+        most = min(shape.devices // (shape.inner * d), shape.blocks, _MOST_STAGES)
+        counts = np.arange(1, most + 1) if wanted is None else wanted[wanted <= most]
+        rounds = training.global_batch // (shape.microbatch * d)
+        for zero in _zeros(training, d * shape.context_parallel):
+            what = {"d": d, "zero": zero, "rounds": rounds}
+            if len(counts) and counts[0] == 1:
+                order = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
+                one = counts[:1]
+                parts.append(_rows(shape, stages=one, schedule=alone, rank_order=order, **what))
+            piped = counts[counts > 1]
+            for order, own in _orders(shape, training, d, piped) if len(piped) else ():
+                parts += _piped(shape, training, own, rejected, {**what, "rank_order": order})
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)

@@ -1,0 +1,384 @@
+#include <limits>
+
+#include "arrays.hpp"
+#include "phaze/parallel.hpp"
+#include "phaze/plan.hpp"
+
+namespace phaze::bindings {
+namespace {
+
+// A plan that was found, as Python sees it: its cuts and variants are runs of one array.
+struct PlacedRecord {
+  double time_s;
+  double memory_bytes;
+  double energy_j;
+  std::int64_t layout;  // -1 where there is none
+  std::int64_t cuts_at;
+  std::int64_t cuts;
+  std::int64_t variants_at;
+  std::int64_t variants;
+};
+
+// Times of `rows` (chips or strategies), read off an object with named arrays.
+class TimesView {
+ public:
+  TimesView(const py::object& times, int kinds, const char* name) : kinds_(kinds) {
+    hbm_ = view<double>(times.attr("hbm_bytes_per_s"), "hbm_bytes_per_s");
+    rows_ = hbm_.size();
+    const auto flat = [&](const char* field, py::ssize_t length) {
+      const auto array = py::reinterpret_borrow<py::array>(times.attr(field));
+      return view<double>(array.attr("reshape")(-1), field, length);
+    };
+    const auto one = static_cast<py::ssize_t>(rows_) * kinds;
+    forward_ = flat("forward_s", one);
+    plain_ = flat("plain_s", one);
+    weight_grad_ = flat("weight_grad_s", one);
+    forward_j_ = flat("forward_j", one);
+    backward_ = flat("backward_s", -1);
+    backward_j_ = flat("backward_j", static_cast<py::ssize_t>(backward_.size()));
+    static_ = view<double>(times.attr("static_w"), "static_w", static_cast<py::ssize_t>(rows_));
+    if (rows_ > 0) variants_ = backward_.size() / static_cast<std::size_t>(one);
+    if (rows_ > 0 && (variants_ < 1 || variants_ * static_cast<std::size_t>(one) !=
+                                           backward_.size())) {
+      throw InvalidInput(std::string(name) + ".backward_s: expected rows x variants x kinds");
+    }
+  }
+
+  std::size_t rows() const noexcept { return rows_; }
+  std::size_t variants() const noexcept { return variants_; }
+
+  KindTimes operator[](std::size_t row) const noexcept {
+    const std::size_t one = row * static_cast<std::size_t>(kinds_);
+    const std::size_t many = one * variants_;
+    return {forward_.data() + one,    plain_.data() + one,        backward_.data() + many,
+            weight_grad_.data() + one, forward_j_.data() + one, backward_j_.data() + many,
+            hbm_[row],                static_[row]};
+  }
+
+ private:
+  int kinds_;
+  std::size_t rows_ = 0;
+  std::size_t variants_ = 0;
+  std::span<const double> hbm_, forward_, plain_, backward_, weight_grad_, forward_j_, backward_j_,
+      static_;
+};
+
+py::tuple hand_out(const std::vector<PlacedPlan>& plans, const std::vector<double>& energy) {
+  py::array_t<PlacedRecord> records(static_cast<py::ssize_t>(plans.size()));
+  std::vector<std::int32_t> pool;
+  for (std::size_t k = 0; k < plans.size(); ++k) {
+    const PlacedPlan& plan = plans[k];
+    const bool there = plan.time_s < std::numeric_limits<double>::infinity();
+    PlacedRecord& record = records.mutable_data()[k];
+    const auto put = [&](const std::vector<std::int32_t>& values, std::int64_t* at,
+                         std::int64_t* count) {
+      *at = static_cast<std::int64_t>(pool.size());
+      *count = static_cast<std::int64_t>(values.size());
+      pool.insert(pool.end(), values.begin(), values.end());
+    };
+    record = {plan.time_s, plan.memory_bytes, energy[k], there ? plan.layout : -1, 0, 0, 0, 0};
+    if (!there) continue;
+    put(plan.partition.cuts, &record.cuts_at, &record.cuts);
+    put(plan.partition.variants, &record.variants_at, &record.variants);
+  }
+  py::array_t<std::int32_t> borders(static_cast<py::ssize_t>(pool.size()));
+  std::copy(pool.begin(), pool.end(), borders.mutable_data());
+  return py::make_tuple(freeze(std::move(records)), freeze(std::move(borders)));
+}
+
+class PyPlanSpace {
+ public:
+  PyPlanSpace(const py::object& fabric, std::int64_t devices, const py::object& training,
+              std::int32_t kinds, const py::object& order, const py::object& edges,
+              const py::object& tied, const py::object& strategies, const py::object& sizes,
+              const py::object& layouts, const py::object& rooms, const py::object& fits) {
+    const auto pairs = view<std::int32_t>(edges, "edges");
+    const auto ties = view<std::int32_t>(tied, "tied");
+    std::vector<std::int32_t> from, to, tied_from, tied_to;
+    for (std::size_t e = 0; e + 1 < pairs.size(); e += 2) {
+      from.push_back(pairs[e]);
+      to.push_back(pairs[e + 1]);
+    }
+    for (std::size_t e = 0; e + 1 < ties.size(); e += 2) {
+      tied_from.push_back(ties[e]);
+      tied_to.push_back(ties[e + 1]);
+    }
+    const PlanProblem problem{view<FabricRecord>(fabric, "fabric", 1)[0],
+                              devices,
+                              view<TrainingRecord>(training, "training", 1)[0],
+                              kinds,
+                              view<std::int32_t>(order, "order"),
+                              from,
+                              to,
+                              tied_from,
+                              tied_to,
+                              view<StrategyRecord>(strategies, "strategies"),
+                              view<LayerKindRecord>(sizes, "sizes"),
+                              view<LayoutRecord>(layouts, "layouts")};
+    const auto room = view<double>(rooms, "rooms");
+    const auto may = view<std::uint8_t>(fits, "fits");
+    Status status = Status::kOk;
+    {
+      const py::gil_scoped_release release;
+      status = space_.build(problem, room, may);
+    }
+    if (status != Status::kOk) throw InvalidInput(std::string("plan: ") + sentence(status));
+  }
+
+  std::size_t layouts() const { return space_.layouts(); }
+
+  // What even partitions take: one row of estimates per layout.
+  py::array_t<PlanEstimate> estimate_even(const py::object& times, const py::object& layout,
+                                          const py::object& variant, double room_bytes,
+                                          int threads) const {
+    const TimesView timed = by_strategy(times);
+    const auto at = view<std::int64_t>(layout, "layout");
+    const auto chosen = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(at.size()));
+    for (std::size_t k = 0; k < at.size(); ++k) check(at[k], chosen[k]);
+    const int workers = checked_threads(threads);
+    py::array_t<PlanEstimate> found(static_cast<py::ssize_t>(at.size()));
+    const std::span<PlanEstimate> out = writable(found);
+    {
+      const py::gil_scoped_release release;
+      parallel_for(at.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
+        space_.estimate_even(at.subspan(begin, end - begin), chosen.subspan(begin, end - begin),
+                             [&](std::size_t s) { return timed[s]; }, room_bytes,
+                             out.subspan(begin, end - begin));
+      });
+    }
+    return freeze(std::move(found));
+  }
+
+  // One plan in full: its estimate and its stages. Without cuts, the even partition.
+  py::tuple estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
+                     const py::object& variants, double room_bytes) const {
+    const TimesView timed = by_strategy(times);
+    check(layout, 0);
+    const auto row = static_cast<std::size_t>(layout);
+    const LayoutRecord& l = space_.layout(row);
+    const auto borders = view<std::int32_t>(cuts, "cuts");
+    const auto ways = view<std::int32_t>(variants, "variants");
+    const KindTimes own = timed[static_cast<std::size_t>(l.strategy)];
+    Partition partition{{borders.begin(), borders.end()}, {ways.begin(), ways.end()}};
+    const PlanStatus status = space_.check_partition(row, partition);
+    if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
+    std::vector<StageEstimate> stages;
+    py::array_t<PlanEstimate> found(1);
+    {
+      const py::gil_scoped_release release;
+      found.mutable_data()[0] = space_.estimate(row, partition, own, room_bytes, &stages);
+    }
+    py::array_t<StageEstimate> each(static_cast<py::ssize_t>(stages.size()));
+    std::copy(stages.begin(), stages.end(), each.mutable_data());
+    return py::make_tuple(freeze(std::move(found)), freeze(std::move(each)));
+  }
+
+  // Cuts and variants of the even partition, and its status.
+  py::tuple even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
+                           double room_bytes) const {
+    const TimesView timed = by_strategy(times);
+    check(layout, variant);
+    const auto row = static_cast<std::size_t>(layout);
+    const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
+    Partition partition;
+    const PlanStatus status =
+        space_.even_partition(row, timed[strategy], variant, room_bytes, &partition);
+    const auto array = [](const std::vector<std::int32_t>& values) {
+      py::array_t<std::int32_t> made(static_cast<py::ssize_t>(values.size()));
+      std::copy(values.begin(), values.end(), made.mutable_data());
+      return freeze(std::move(made));
+    };
+    return py::make_tuple(static_cast<int>(status), array(partition.cuts),
+                          array(partition.variants));
+  }
+
+  // The fastest plans of one chip and the front of time and memory; how many layouts were solved.
+  py::tuple top_plans(const py::object& times, std::int64_t room, std::int64_t top,
+                      int threads) const {
+    const TimesView timed = by_strategy(times);
+    check_room(room);
+    if (top < 1) throw InvalidInput("top: expected at least 1");
+    const int workers = checked_threads(threads);
+    std::vector<KindTimes> all;
+    for (std::size_t s = 0; s < timed.rows(); ++s) all.push_back(timed[s]);
+    std::vector<PlacedPlan> plans;
+    std::int64_t solved = 0;
+    {
+      const py::gil_scoped_release release;
+      plans = space_.top_plans(all, static_cast<std::size_t>(room), static_cast<std::size_t>(top),
+                               workers, &solved);
+    }
+    const std::vector<double> energy(plans.size(), 0.0);
+    const py::tuple found = hand_out(plans, energy);
+    return py::make_tuple(found[0], found[1], solved);
+  }
+
+  // The best plan of a strategy on each chip with each room, where it takes at most `below_s`
+  // (chips x rooms; minus infinity: not asked).
+  py::tuple best(std::int32_t strategy, const py::object& times, const py::object& least,
+                 const py::object& below, int threads) const {
+    check_strategy(strategy);
+    const TimesView timed(times, space_.kinds(), "times");
+    const TimesView floor(least, space_.kinds(), "least");
+    if (floor.rows() != timed.rows()) throw InvalidInput("least: expected as many rows as times");
+    const std::size_t rooms = space_.rooms();
+    const auto limits =
+        view<double>(below, "below_s", static_cast<py::ssize_t>(timed.rows() * rooms));
+    const int workers = checked_threads(threads);
+    std::vector<PlacedPlan> plans(limits.size());
+    std::vector<double> energy(limits.size(), 0.0);
+    {
+      const py::gil_scoped_release release;
+      parallel_for(timed.rows(), workers, 1, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t chip = begin; chip < end; ++chip) {
+          const std::size_t first = chip * rooms;
+          space_.best_of_rooms(strategy, timed[chip], floor[chip], limits.subspan(first, rooms),
+                               std::span(plans).subspan(first, rooms),
+                               std::span(energy).subspan(first, rooms));
+        }
+      });
+    }
+    return hand_out(plans, energy);
+  }
+
+  // Lower bounds of a strategy on each chip, with the room that each asks for.
+  py::array_t<double> bounds(std::int32_t strategy, const py::object& least,
+                             const py::object& room, int threads) const {
+    check_strategy(strategy);
+    const TimesView floor(least, space_.kinds(), "least");
+    const auto rooms = view<std::int64_t>(room, "room", static_cast<py::ssize_t>(floor.rows()));
+    for (const std::int64_t r : rooms) check_room(r);
+    const int workers = checked_threads(threads);
+    py::array_t<double> found(static_cast<py::ssize_t>(floor.rows()));
+    const std::span<double> out = writable(found);
+    {
+      const py::gil_scoped_release release;
+      parallel_for(out.size(), workers, 16, [&](std::size_t begin, std::size_t end) {
+        for (std::size_t k = begin; k < end; ++k) {
+          out[k] = space_.strategy_bound_s(strategy, floor[k], static_cast<std::size_t>(rooms[k]));
+        }
+      });
+    }
+    return freeze(std::move(found));
+  }
+
+  // The same from the work of a micro-batch alone.
+  py::array_t<double> work_bounds(std::int32_t strategy, const py::object& work,
+                                  const py::object& room) const {
+    check_strategy(strategy);
+    const auto seconds = view<double>(work, "work_s");
+    const auto rooms = view<std::int64_t>(room, "room", static_cast<py::ssize_t>(seconds.size()));
+    for (const std::int64_t r : rooms) check_room(r);
+    py::array_t<double> found(static_cast<py::ssize_t>(seconds.size()));
+    const std::span<double> out = writable(found);
+    {
+      const py::gil_scoped_release release;
+      for (std::size_t k = 0; k < out.size(); ++k) {
+        out[k] = space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(rooms[k]));
+      }
+    }
+    return freeze(std::move(found));
+  }
+
+  // Bound and exact time of one layout: what tests compare.
+  py::tuple solve(const py::object& times, std::int64_t layout, std::int64_t room,
+                  double below_s) const {
+    const TimesView timed = by_strategy(times);
+    check(layout, 0);
+    check_room(room);
+    const auto row = static_cast<std::size_t>(layout);
+    const KindTimes own = timed[static_cast<std::size_t>(space_.layout(row).strategy)];
+    const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(room));
+    const PlacedPlan plan = space_.best_of_layout(
+        row, own, space_.room_bytes(static_cast<std::size_t>(room)), below_s);
+    const py::tuple found = hand_out({plan}, {0.0});
+    return py::make_tuple(bound, found[0], found[1]);
+  }
+
+ private:
+  TimesView by_strategy(const py::object& times) const {
+    const TimesView timed(times, space_.kinds(), "times");
+    if (timed.rows() != space_.strategies()) {
+      throw InvalidInput("times: expected one row for each strategy");
+    }
+    return timed;
+  }
+  void check(std::int64_t layout, std::int32_t variant) const {
+    if (layout < 0 || layout >= static_cast<std::int64_t>(space_.layouts())) {
+      throw InvalidInput("layout: " + std::to_string(layout) + " is not accepted; expected 0 to " +
+                         std::to_string(space_.layouts()) + " (exclusive)");
+    }
+    if (variant >= kMaxVariants) throw InvalidInput("variant: there is no such variant");
+  }
+  void check_room(std::int64_t room) const {
+    if (room < 0 || room >= static_cast<std::int64_t>(space_.rooms())) {
+      throw InvalidInput("room: there is no such room");
+    }
+  }
+  void check_strategy(std::int32_t strategy) const {
+    if (strategy < 0 || strategy >= static_cast<std::int32_t>(space_.strategies())) {
+      throw InvalidInput("strategy: there is no such strategy");
+    }
+  }
+
+  PlanSpace space_;
+};
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
+                       once_bytes, end, unused);
+  PYBIND11_NUMPY_DTYPE(StrategyRecord, tensor_parallel, context_parallel, expert_parallel,
+                       microbatch, message_bytes, gathered_bytes, copied_parameters, sent_bytes,
+                       variants, unused);
+  PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, stages, virtual_stages, zero, rank_order,
+                       data_parallel, microbatches);
+  PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,
+                       bucket_bytes, hbm_byte_j, network_byte_j);
+  PYBIND11_NUMPY_DTYPE(PlanParts, compute_s, recompute_s, pipeline_comm_s, imbalance_s, bubble_s,
+                       data_comm_s, optimizer_s);
+  PYBIND11_NUMPY_DTYPE(MemoryTerms, weights, gradients, optimizer, activations, recompute, logits,
+                       communication, fragmentation);
+  PYBIND11_NUMPY_DTYPE(PlanEstimate, time_s, energy_j, parts, memory, memory_bytes, max_load_s,
+                       fullest, status);
+  PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory);
+  PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, energy_j, layout, cuts_at, cuts,
+                       variants_at, variants);
+  module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
+  module.attr("STRATEGY_DTYPE") = py::dtype::of<StrategyRecord>();
+  module.attr("LAYOUT_DTYPE") = py::dtype::of<LayoutRecord>();
+  module.attr("TRAINING_DTYPE") = py::dtype::of<TrainingRecord>();
+  module.attr("ESTIMATE_DTYPE") = py::dtype::of<PlanEstimate>();
+  py::tuple sentences(kPlanStatusCount);
+  for (int i = 0; i < kPlanStatusCount; ++i) {
+    sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PlanStatus>(i)));
+  }
+  module.attr("PLAN_STATUS_SENTENCES") = sentences;
+  py::class_<PyPlanSpace>(module, "PlanSpace")
+      .def(py::init<const py::object&, std::int64_t, const py::object&, std::int32_t,
+                    const py::object&, const py::object&, const py::object&, const py::object&,
+                    const py::object&, const py::object&, const py::object&, const py::object&>(),
+           py::arg("fabric"), py::arg("devices"), py::arg("training"), py::arg("kinds"),
+           py::arg("order"), py::arg("edges"), py::arg("tied"), py::arg("strategies"),
+           py::arg("sizes"), py::arg("layouts"), py::arg("rooms"), py::arg("fits"))
+      .def("__len__", &PyPlanSpace::layouts)
+      .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
+           py::arg("variant"), py::arg("room_bytes"), py::arg("threads"))
+      .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"),
+           py::arg("cuts"), py::arg("variants"), py::arg("room_bytes"))
+      .def("even_partition", &PyPlanSpace::even_partition, py::arg("times"), py::arg("layout"),
+           py::arg("variant"), py::arg("room_bytes"))
+      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"),
+           py::arg("top"), py::arg("threads"))
+      .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
+           py::arg("below_s"), py::arg("threads"))
+      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"),
+           py::arg("room"), py::arg("threads"))
+      .def("work_bounds", &PyPlanSpace::work_bounds, py::arg("strategy"), py::arg("work_s"),
+           py::arg("room"))
+      .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"), py::arg("room"),
+           py::arg("below_s"));
+}
+
+}  // namespace phaze::bindings

@@ -1,0 +1,296 @@
+// Parallel plans of a model on a cluster: what a step takes by a plan, the best plan of a layout,
+// and times that no plan of a layout can beat. The formulas are in docs/placement.md and
+// docs/search.md.
+//
+// A strategy says how a layer is split over devices (tensor, context, expert width, micro-batch); a
+// layout adds replicas, stages, ZeRO stage, pipeline schedule and rank order; a plan adds which
+// layers form a stage and what each stage recomputes. Layers are kinds, each described once, and a
+// list of positions.
+//
+// A PlanSpace is immutable once built and may be used from any thread. Functions that allocate may
+// throw std::bad_alloc and nothing else. The same problem has the same answer, bit for bit,
+// whatever the thread count: ties go to the layout that stands first.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "phaze/placement.hpp"
+#include "phaze/status.hpp"
+#include "phaze/types.hpp"
+
+namespace phaze {
+
+// Orders of forward and backward passes; the codes are those of the memory model.
+enum class PipelineSchedule : std::int32_t {
+  kOneForwardOneBackward = 0,
+  kGpipe = 1,
+  kInterleaved = 2,
+  kZeroBubble = 3,
+};
+
+enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
+
+// One kind of layer on one device under one strategy; bytes are of one micro-batch.
+struct LayerKindRecord {
+  double parameters;
+  double expert_parameters;  // of those, the routed experts'
+  double stash_bytes[kMaxVariants];
+  double live_bytes[kMaxVariants];  // while one layer is recomputed
+  double once_bytes;                // kept once, however many micro-batches are in flight
+  std::int32_t end;                 // 1: embedding or head, 0: block
+  std::int32_t unused;
+};
+
+struct StrategyRecord {
+  std::int64_t tensor_parallel;
+  std::int64_t context_parallel;
+  std::int64_t expert_parallel;
+  std::int64_t microbatch;
+  double message_bytes;       // between two stages, one way, per device
+  double gathered_bytes;      // buffers of sequence parallelism
+  double copied_parameters;   // of the embedding that a last stage copies, where it ties to it
+  double sent_bytes;          // that a device sends in the collectives of all layers, both passes
+  std::int32_t variants;      // ways to run a stage (what is recomputed), least recomputed first
+  std::int32_t unused;
+};
+
+struct LayoutRecord {
+  std::int32_t strategy;
+  std::int32_t schedule;    // PipelineSchedule
+  std::int32_t stages;
+  std::int32_t virtual_stages;  // chunks per stage; 1 unless interleaved
+  std::int32_t zero;
+  std::int32_t rank_order;  // RankOrder
+  std::int64_t data_parallel;
+  std::int64_t microbatches;  // of one replica in one step
+};
+
+// Bytes of one parameter, and what energy costs.
+struct TrainingRecord {
+  double weight_bytes;
+  double gradient_bytes;
+  double state_bytes;
+  double fragmentation;  // share of moving bytes that an allocator loses
+  double bucket_bytes;   // of the gradients that are synchronised last
+  double hbm_byte_j;
+  double network_byte_j;
+};
+
+struct PlanProblem {
+  FabricRecord fabric;  // with the number of devices
+  std::int64_t devices;
+  TrainingRecord training;
+  std::int32_t kinds;
+  std::span<const std::int32_t> order;      // kind of each position
+  std::span<const std::int32_t> edge_from;  // positions; every layer follows the one before it
+  std::span<const std::int32_t> edge_to;
+  std::span<const std::int32_t> tied_from;  // pairs of positions that one stage must hold
+  std::span<const std::int32_t> tied_to;
+  std::span<const StrategyRecord> strategies;
+  std::span<const LayerKindRecord> sizes;  // [strategy][kind]
+  std::span<const LayoutRecord> layouts;   // by strategy, rising
+};
+
+// Seconds and joules of each kind of layer on one chip under one strategy, per micro-batch.
+// Arrays by variant are [kMaxVariants][kinds].
+struct KindTimes {
+  const double* forward_s;
+  const double* plain_s;     // backward pass, nothing recomputed
+  const double* backward_s;  // by variant, what is recomputed included
+  const double* weight_grad_s;
+  const double* forward_j;
+  const double* backward_j;  // by variant
+  double hbm_bytes_per_s;
+  double static_w;
+};
+
+// Why a plan is not there, or cannot be.
+enum class PlanStatus : std::int32_t {
+  kOk = 0,
+  kOverMemory = 1,     // timed all the same
+  kNoPlan = 2,         // no partition fits, or none takes at most what was asked for
+  kBadDevices = 3,     // the product of the widths is not the number of devices
+  kBadBatch = 4,       // replicas x micro-batch does not divide the batch
+  kTooManyStages = 5,  // more stages (or chunks) than blocks
+  kUneven = 6,         // interleaved: blocks are not a multiple of stages x chunks
+  kBadRounds = 7,      // interleaved: micro-batches are not a multiple of stages
+  kFewRounds = 8,      // zero-bubble: fewer micro-batches than stages
+  kBadExperts = 9,     // expert-parallel width does not divide the replicas
+  kBadStrategy = 10,   // the widths break a rule of the model
+  kBrokenTie = 11,     // a cut between layers that belong together
+};
+inline constexpr int kPlanStatusCount = 12;
+
+constexpr const char* sentence(PlanStatus status) noexcept {
+  switch (status) {
+    case PlanStatus::kOk:
+      return "ok";
+    case PlanStatus::kOverMemory:
+      return "the plan needs more memory than a device has";
+    case PlanStatus::kNoPlan:
+      return "no partition of the layers fits the memory of a device";
+    case PlanStatus::kBadDevices:
+      return "tensor x pipeline x data x context parallelism is not the number of devices";
+    case PlanStatus::kBadBatch:
+      return "data parallelism x micro-batch does not divide the global batch";
+    case PlanStatus::kTooManyStages:
+      return "there are more stages than blocks";
+    case PlanStatus::kUneven:
+      return "interleaved: the blocks are not a multiple of stages x virtual stages";
+    case PlanStatus::kBadRounds:
+      return "interleaved: the micro-batches of a replica are not a multiple of the stages";
+    case PlanStatus::kFewRounds:
+      return "zero-bubble: a replica has fewer micro-batches than stages";
+    case PlanStatus::kBadExperts:
+      return "expert parallelism does not divide data parallelism";
+    case PlanStatus::kBadStrategy:
+      return "the widths do not divide the model";
+    case PlanStatus::kBrokenTie:
+      return "a stage ends between layers that one stage must hold";
+  }
+  return "unknown status";
+}
+
+// Seconds of a step by what they are spent on; they add up to the step.
+struct PlanParts {
+  double compute_s;
+  double recompute_s;
+  double pipeline_comm_s;  // messages between stages
+  double imbalance_s;      // the slowest stage against the mean
+  double bubble_s;         // fill and drain
+  double data_comm_s;      // gradients and weights that nothing hides
+  double optimizer_s;
+};
+
+// Bytes of one device by term.
+struct MemoryTerms {
+  double weights;
+  double gradients;
+  double optimizer;
+  double activations;
+  double recompute;
+  double logits;
+  double communication;
+  double fragmentation;
+};
+
+inline double total(const MemoryTerms& m) noexcept {
+  return m.weights + m.gradients + m.optimizer + m.activations + m.recompute + m.logits +
+         m.communication + m.fragmentation;
+}
+
+// What a plan takes: one row of a batch.
+struct PlanEstimate {
+  double time_s;
+  double energy_j;
+  PlanParts parts;
+  MemoryTerms memory;     // of the fullest stage
+  double memory_bytes;    // of the fullest stage
+  double max_load_s;      // of the slowest stage, per micro-batch
+  std::int32_t fullest;   // stage
+  std::int32_t status;    // PlanStatus
+};
+
+struct StageEstimate {
+  double load_s;  // per micro-batch, messages included
+  MemoryTerms memory;
+};
+
+// The partition of a plan: positions where chunks begin (stages x virtual_stages + 1 of them, chunk
+// c on stage c mod stages), and the variant of each stage.
+struct Partition {
+  std::vector<std::int32_t> cuts;
+  std::vector<std::int32_t> variants;
+};
+
+struct PlacedPlan {
+  double time_s;  // infinite where there is none
+  double memory_bytes;
+  std::int32_t layout;
+  Partition partition;
+};
+
+class PlanSpaceImpl;
+
+class PlanSpace {
+ public:
+  PlanSpace();
+  ~PlanSpace();
+  PlanSpace(PlanSpace&&) noexcept;
+  PlanSpace& operator=(PlanSpace&&) noexcept;
+
+  // Prices every group and message of every layout. `rooms` are bytes of a device for the model,
+  // the capacities that will be asked for; fits[layout * rooms + room] says whether a layout may
+  // fit (a layout that is not marked is never looked at).
+  Status build(const PlanProblem& problem, std::span<const double> rooms,
+               std::span<const std::uint8_t> fits);
+
+  std::size_t layouts() const noexcept;
+  std::size_t strategies() const noexcept;
+  std::size_t rooms() const noexcept;
+  int kinds() const noexcept;
+  int layers() const noexcept;
+  const LayoutRecord& layout(std::size_t row) const noexcept;
+  double room_bytes(std::size_t room) const noexcept;
+
+  // ---- one plan ----
+
+  // The even partition: blocks dealt out as evenly as they come, the ends with the first and last.
+  // Of the variants, `variant`; or where it is negative, for each stage the fastest that fits.
+  PlanStatus even_partition(std::size_t layout, const KindTimes& times, std::int32_t variant,
+                            double room_bytes, Partition* partition) const;
+
+  // Whether cuts and variants are a partition for this layout.
+  PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
+
+  // The even partitions of many layouts, each in its variant; `times` by strategy. A layout that
+  // has none gets its status, and NaN.
+  void estimate_even(std::span<const std::int64_t> layouts, std::span<const std::int32_t> variants,
+                     const std::function<KindTimes(std::size_t)>& times, double room_bytes,
+                     std::span<PlanEstimate> estimates) const;
+
+  // What a step takes by a plan. `stages`, where given, has one entry per stage.
+  PlanEstimate estimate(std::size_t layout, const Partition& partition, const KindTimes& times,
+                        double room_bytes, std::vector<StageEstimate>* stages) const;
+
+  // ---- the best plan ----
+
+  // The best plan of one layout that takes at most `below_s`.
+  PlacedPlan best_of_layout(std::size_t layout, const KindTimes& times, double room_bytes,
+                            double below_s) const;
+
+  // The best plan of all layouts of a strategy, with room number `room`, that takes at most
+  // `below_s`. `least` are times that no schedule of the layers beats; equal to `times` where they
+  // are proven.
+  PlacedPlan best_of_strategy(std::int32_t strategy, const KindTimes& times,
+                              const KindTimes& least, std::size_t room, double below_s) const;
+
+  // The same with every room, each with its own limit (minus infinity: not asked for), and the
+  // joules of each plan.
+  void best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
+                     std::span<const double> below_s, std::span<PlacedPlan> plans,
+                     std::span<double> energy_j) const;
+
+  // The fastest `top` plans over several strategies on one chip, distinct but for rank order, and
+  // every plan that is on the front of time and memory; fastest first.
+  std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t room,
+                                    std::size_t top, int threads, std::int64_t* solved) const;
+
+  // ---- bounds ----
+
+  // The least that any plan of a layout takes; infinite where it does not fit.
+  double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t room) const;
+  // The least over the layouts of a strategy.
+  double strategy_bound_s(std::int32_t strategy, const KindTimes& least, std::size_t room) const;
+  // The same from the work of one micro-batch on all stages alone; quicker and lower.
+  double work_bound_s(std::int32_t strategy, double work_s, std::size_t room) const;
+
+ private:
+  std::unique_ptr<PlanSpaceImpl> impl_;
+};
+
+}  // namespace phaze

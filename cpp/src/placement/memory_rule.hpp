@@ -1,0 +1,77 @@
+// What a device holds: the one place in C++ for micro-batches in flight, ZeRO's shares and the sum
+// of a stage's bytes. phaze_fast/memory/kernel.py has the same rules for whole grids; a test holds
+// the two equal.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "phaze/plan.hpp"
+
+namespace phaze {
+
+inline constexpr double kFits = 1.0 + 1e-12;  // sums of bytes that differ by rounding alone
+
+// Micro-batches whose activations a stage holds at its worst moment.
+inline double microbatches_in_flight(PipelineSchedule schedule, std::int64_t stages,
+                                     std::int64_t stage, std::int64_t microbatches,
+                                     std::int64_t virtual_stages) noexcept {
+  switch (schedule) {
+    case PipelineSchedule::kGpipe:
+      return static_cast<double>(microbatches);
+    case PipelineSchedule::kInterleaved: {  // counted in chunks of 1 / virtual_stages of the stage
+      const std::int64_t chunks = 2 * (stages - stage - 1) + (virtual_stages - 1) * stages + 1;
+      return static_cast<double>(std::min(chunks, microbatches * virtual_stages)) /
+             static_cast<double>(virtual_stages);
+    }
+    case PipelineSchedule::kZeroBubble:  // kept until the weight gradient, which waits
+      return static_cast<double>(std::min(microbatches, stages));
+    case PipelineSchedule::kOneForwardOneBackward:
+      break;
+  }
+  return static_cast<double>(std::min(microbatches, stages - stage));
+}
+
+// Parameters that a device is left with where replicas share them. An expert is on as many replicas
+// as there are for each expert-parallel device.
+inline double shared_parameters(double parameters, double experts, double shards,
+                                double expert_parallel) noexcept {
+  const double copies = std::max(1.0, shards / expert_parallel);
+  return (parameters - experts) / shards + experts / copies;
+}
+
+// Bytes of weights, gradients and optimiser state under ZeRO.
+struct StateBytes {
+  double weights;
+  double gradients;
+  double optimizer;
+
+  double sum() const noexcept { return weights + gradients + optimizer; }
+};
+
+inline StateBytes state_bytes(const TrainingRecord& training, int zero, double parameters,
+                              double shared) noexcept {
+  return {training.weight_bytes * (zero >= 3 ? shared : parameters),
+          training.gradient_bytes * (zero >= 2 ? shared : parameters),
+          training.state_bytes * (zero >= 1 ? shared : parameters)};
+}
+
+// The layer at work and the one fetched ahead of it are whole for a moment.
+inline double gathered_weights_bytes(const TrainingRecord& training, int zero,
+                                     double largest_layer, double shards) noexcept {
+  return zero >= 3 ? 2.0 * largest_layer * training.weight_bytes * (1.0 - 1.0 / shards) : 0.0;
+}
+
+// What a stage keeps besides its state, before an allocator's losses.
+struct MovingBytes {
+  double stash;    // of one micro-batch
+  double live;     // of one layer while it is recomputed
+  double once;     // of the head
+  double buffers;  // of collectives and messages, gathered weights included
+};
+
+inline double moving_bytes(const MovingBytes& m, double in_flight) noexcept {
+  return in_flight * m.stash + m.live + std::min(in_flight, 1.0) * m.once + m.buffers;
+}
+
+}  // namespace phaze

@@ -1,0 +1,63 @@
+// The time of a pipeline, built up from the last stage to the first: the exact objective of the
+// placement kernels. docs/placement.md has the formulas.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace phaze {
+
+// What is known of the stages after a cut.
+struct PipelineClock {
+  double bound_s;  // the most that a stage works and waits, with the passes through those before it
+  double sent_s;   // zero-bubble: the same, until the last gradient is sent on
+  double trip_s;   // one micro-batch forward and back
+  double tail_s;   // the longest of gradients and optimiser after the last backward pass
+  double load_s;   // of the slowest stage
+
+  double time_s() const noexcept { return bound_s + tail_s; }
+};
+
+// A stage as the clock sees it, messages that it waits for included.
+struct StagePass {
+  double forward_s;
+  double backward_s;
+  double weight_grad_s;  // part of the backward pass that can wait
+  double tail_s;
+};
+
+// A stage before what is placed, of m micro-batches, with `after` stages after it and `before`
+// before it. Its first backward pass waits for the trip through the stages that follow, less the
+// forward passes it has meanwhile; its last for as much again, less the backward passes.
+inline PipelineClock joined(const PipelineClock& rest, const StagePass& stage, std::int64_t m,
+                            int after, int before, bool zero_bubble) noexcept {
+  const double f = stage.forward_s;
+  const double b = stage.backward_s;
+  const auto rounds = static_cast<double>(m);
+  const auto later = static_cast<double>(after);
+  double waits = std::max(0.0, rest.trip_s - (rounds - 1.0) * f);
+  if (after < m) {
+    waits = std::max(0.0, rest.trip_s - later * f) + std::max(0.0, rest.trip_s - later * b);
+  }
+  const double works = rounds * (f + b) + waits;
+  PipelineClock whole{std::max(rest.bound_s + f + b, works), 0.0, rest.trip_s + f + b,
+                      std::max(rest.tail_s, stage.tail_s), std::max(rest.load_s, f + b)};
+  if (zero_bubble) {
+    const double w = std::min(b, stage.weight_grad_s);
+    whole.bound_s = std::max(rest.bound_s + f, works);
+    whole.sent_s = std::max(rest.sent_s + f + b - w, works - static_cast<double>(before + 1) * w);
+    whole.trip_s = rest.trip_s + f + b - w;
+    if (before == 0) whole.bound_s = std::max(whole.bound_s, whole.sent_s + w);
+  }
+  return whole;
+}
+
+// Gradients go while the last backward pass goes on, all but a bucket; a later stage has the time,
+// too, in which the backward pass goes through those before it.
+inline double tail_after(double sync_s, double own_backward_s, double bucket_s, double step_s,
+                         double backward_before_s) noexcept {
+  const double exposed = std::min(sync_s, std::max(sync_s - own_backward_s, bucket_s));
+  return std::max(0.0, exposed + step_s - backward_before_s);
+}
+
+}  // namespace phaze

@@ -1,0 +1,160 @@
+// The public face of the plan kernel.
+#include "phaze/plan.hpp"
+
+#include <limits>
+
+#include "placement/plan_solver.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
+
+}  // namespace
+
+PlanSpace::PlanSpace() : impl_(std::make_unique<PlanSpaceImpl>()) {}
+PlanSpace::~PlanSpace() = default;
+PlanSpace::PlanSpace(PlanSpace&&) noexcept = default;
+PlanSpace& PlanSpace::operator=(PlanSpace&&) noexcept = default;
+
+Status PlanSpace::build(const PlanProblem& problem, std::span<const double> rooms,
+                        std::span<const std::uint8_t> fits) {
+  impl_ = std::make_unique<PlanSpaceImpl>();
+  return impl_->build(problem, rooms, fits);
+}
+
+std::size_t PlanSpace::layouts() const noexcept { return impl_->rows.size(); }
+std::size_t PlanSpace::strategies() const noexcept { return impl_->strategies.size(); }
+std::size_t PlanSpace::rooms() const noexcept { return impl_->rooms.size(); }
+int PlanSpace::kinds() const noexcept { return impl_->kinds; }
+int PlanSpace::layers() const noexcept { return impl_->layers; }
+double PlanSpace::room_bytes(std::size_t room) const noexcept { return impl_->rooms[room]; }
+const LayoutRecord& PlanSpace::layout(std::size_t row) const noexcept {
+  return impl_->rows[row].layout;
+}
+
+PlanStatus PlanSpace::even_partition(std::size_t layout, const KindTimes& times,
+                                     std::int32_t variant, double room_bytes,
+                                     Partition* partition) const {
+  PlanSolver solver;
+  return solver.even(*impl_, layout, times, variant, room_bytes, partition);
+}
+
+// A cut may not be where layers belong together; every chunk holds a layer, every stage a variant.
+PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& partition) const {
+  const LayoutRecord& l = impl_->rows[layout].layout;
+  const std::size_t chunks = at(l.stages) * at(l.virtual_stages);
+  if (partition.cuts.size() != chunks + 1 || partition.variants.size() != at(l.stages) ||
+      partition.cuts.front() != 0 || partition.cuts.back() != impl_->layers) {
+    return PlanStatus::kTooManyStages;
+  }
+  for (std::size_t c = 0; c < chunks; ++c) {
+    if (partition.cuts[c] >= partition.cuts[c + 1]) return PlanStatus::kTooManyStages;
+    if (impl_->may_cut[at(partition.cuts[c])] == 0) return PlanStatus::kBrokenTie;
+  }
+  const int variants = impl_->strategies[at(l.strategy)].variants;
+  for (const std::int32_t v : partition.variants) {
+    if (v < 0 || v >= variants) return PlanStatus::kBadStrategy;
+  }
+  if (l.virtual_stages > 1 && l.microbatches % l.stages != 0) return PlanStatus::kBadRounds;
+  return PlanStatus::kOk;
+}
+
+void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
+                              std::span<const std::int32_t> variants,
+                              const std::function<KindTimes(std::size_t)>& times,
+                              double room_bytes, std::span<PlanEstimate> estimates) const {
+  PlanSolver solver;
+  Partition partition;
+  for (std::size_t k = 0; k < layouts.size(); ++k) {
+    const std::size_t row = at(layouts[k]);
+    const KindTimes own = times(at(impl_->rows[row].layout.strategy));
+    const PlanStatus status =
+        solver.even(*impl_, row, own, variants[k], room_bytes, &partition);
+    if (status == PlanStatus::kOk) {
+      estimates[k] = estimate_plan(*impl_, row, partition, own, room_bytes, nullptr, &solver);
+      continue;
+    }
+    estimates[k] = {};
+    estimates[k].time_s = std::numeric_limits<double>::quiet_NaN();
+    estimates[k].status = static_cast<std::int32_t>(status);
+  }
+}
+
+PlanEstimate PlanSpace::estimate(std::size_t layout, const Partition& partition,
+                                 const KindTimes& times, double room_bytes,
+                                 std::vector<StageEstimate>* stages) const {
+  PlanSolver solver;
+  return estimate_plan(*impl_, layout, partition, times, room_bytes, stages, &solver);
+}
+
+PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times, double room_bytes,
+                                     double below_s) const {
+  PlanSolver solver;
+  return solver.best(*impl_, layout, times, room_bytes, below_s);
+}
+
+PlacedPlan PlanSpace::best_of_strategy(std::int32_t strategy, const KindTimes& times,
+                                       const KindTimes& least, std::size_t room,
+                                       double below_s) const {
+  PlanSolver solver;
+  return phaze::best_of_strategy(*impl_, strategy, times, least, room, below_s, &solver);
+}
+
+void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
+                              std::span<const double> below_s, std::span<PlacedPlan> plans,
+                              std::span<double> energy_j) const {
+  PlanSolver solver;
+  const PlacedPlan* roomier = nullptr;  // the best plan with the next larger room
+  for (std::size_t c = below_s.size(); c-- > 0;) {
+    plans[c] = {kInfinite, 0.0, -1, {}};
+    if (!(below_s[c] > -kInfinite)) continue;
+    // What is best with more room is best here as well, where it fits.
+    if (roomier != nullptr && roomier->memory_bytes <= impl_->rooms[c]) {
+      plans[c] = *roomier;
+    } else {
+      plans[c] = phaze::best_of_strategy(*impl_, strategy, times, least, c, below_s[c], &solver);
+    }
+    if (plans[c].time_s == kInfinite) continue;
+    roomier = &plans[c];
+    energy_j[c] = estimate_plan(*impl_, at(plans[c].layout), plans[c].partition, times,
+                                impl_->rooms[c], nullptr, &solver)
+                      .energy_j;
+  }
+}
+
+std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times, std::size_t room,
+                                             std::size_t top, int threads,
+                                             std::int64_t* solved) const {
+  return phaze::top_plans(*impl_, times, room, top, threads, solved);
+}
+
+double PlanSpace::layout_bound_s(std::size_t layout, const KindTimes& least,
+                                 std::size_t room) const {
+  const StepTotals totals = totals_of(*impl_, impl_->rows[layout].layout.strategy, least);
+  return bound_of_row(*impl_, layout, room, totals, least.hbm_bytes_per_s, kInfinite);
+}
+
+double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least,
+                                   std::size_t room) const {
+  const StepTotals totals = totals_of(*impl_, strategy, least);
+  double lowest = kInfinite;
+  for (std::int64_t r = impl_->first_row[at(strategy)]; r < impl_->first_row[at(strategy) + 1];
+       ++r) {
+    lowest = std::min(lowest,
+                      bound_of_row(*impl_, at(r), room, totals, least.hbm_bytes_per_s, lowest));
+  }
+  return lowest;
+}
+
+double PlanSpace::work_bound_s(std::int32_t strategy, double work_s, std::size_t room) const {
+  double lowest = kInfinite;
+  for (const BoundLine& line : impl_->lines[at(strategy) * impl_->rooms.size() + room]) {
+    lowest = std::min(lowest, line.slope * work_s + line.height_s);
+  }
+  return lowest * (1.0 - 1e-9);
+}
+
+}  // namespace phaze

@@ -1,0 +1,336 @@
+// Times that no plan of a layout can beat. docs/search.md has the proof of each term; a test holds
+// every bound against the exact time that `PlanSolver` finds.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <tuple>
+
+#include "placement/plan_space.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+// Sums in another order differ in their last digits; a bound must not be above what it bounds.
+constexpr double kSure = 1.0 - 1e-9;
+constexpr double kLoose = 1.0 + 1e-9;
+
+std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
+
+PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
+  return static_cast<PipelineSchedule>(layout.schedule);
+}
+
+// How many blocks a stage of a layout has room for.
+class RoomForBlocks {
+ public:
+  RoomForBlocks(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes)
+      : blocks_(space.blocks) {
+    const PlanFrame& frame = space.frames[at(row.frame)];
+    const int strategy = row.layout.strategy;
+    variants_ = space.strategies[at(strategy)].variants;
+    const double lost = 1.0 + space.training.fragmentation;
+    double gather = kInfinite;
+    std::fill_n(stash_, kMaxVariants, kInfinite);
+    std::fill_n(live_, kMaxVariants, kInfinite);
+    for (int i = 0; i < space.layers; ++i) {
+      const int kind = space.kind_at(i, row.layout.stages);
+      const LayerKindRecord& size = space.size_of(strategy, kind);
+      const double held = frame.resident_bytes[at(kind)] + lost * size.once_bytes;
+      if (i >= space.first_block && i < space.last_block) {
+        resident_ = std::min(resident_, frame.resident_bytes[at(kind)]);
+        gather = std::min(gather, frame.gather_bytes[at(kind)]);
+        for (int v = 0; v < variants_; ++v) {
+          stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
+          live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
+        }
+      } else if (i < space.first_block) {
+        first_ += held;
+        for (int v = 0; v < variants_; ++v) first_stash_[v] += lost * size.stash_bytes[v];
+      } else {
+        last_ += held;
+      }
+    }
+    for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
+    left_ = (room_bytes - lost * space.buffer_bytes(row)) * kLoose;
+  }
+
+  int variants() const noexcept { return variants_; }
+
+  // Blocks beside the ends that the stage holds; minus infinity where those do not fit.
+  double blocks(int v, double in_flight, bool first, bool last) const noexcept {
+    double left = left_;
+    if (first) left -= first_ + in_flight * first_stash_[v];
+    if (last) left -= last_;
+    const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
+    const double fit = std::floor((left - live_[v]) / each * kLoose);
+    const double none = left >= 0.0 ? 0.0 : -kInfinite;  // a stage of ends alone
+    return std::min(std::max(fit, none), static_cast<double>(blocks_));
+  }
+
+  double plain(double in_flight, bool first, bool last) const noexcept {
+    return blocks(0, in_flight, first, last);
+  }
+  double best(double in_flight, bool first, bool last) const noexcept {
+    double most = blocks(0, in_flight, first, last);
+    for (int v = 1; v < variants_; ++v) most = std::max(most, blocks(v, in_flight, first, last));
+    return most;
+  }
+
+ private:
+  int blocks_;
+  int variants_ = 1;
+  double left_ = 0.0;
+  double resident_ = kInfinite;
+  double first_ = 0.0;
+  double last_ = 0.0;
+  double stash_[kMaxVariants];
+  double live_[kMaxVariants];
+  double first_stash_[kMaxVariants] = {};
+};
+
+// The smallest load, in blocks that are not recomputed, with which all stages together hold every
+// block, where a recomputed block takes 1 + r.
+double longest_stage(const StageRooms& rooms, int stages, int blocks, double r) noexcept {
+  const auto holds = [&](double load) {
+    const double plain = std::floor(load * kLoose);
+    const double lean = std::floor(load / (1.0 + r) * kLoose);
+    double held = 0.0;
+    for (int s = 0; s < stages; ++s) {
+      held += std::max(std::min(plain, rooms.plain[at(s)]), std::min(lean, rooms.lean[at(s)]));
+      if (held >= blocks) return true;
+    }
+    return false;
+  };
+  double least = kInfinite;
+  for (const double unit : {1.0, 1.0 + r}) {
+    int low = 0;
+    int high = blocks;
+    if (!holds(high * unit)) continue;
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      (holds(middle * unit) ? high : low) = middle;
+    }
+    least = std::min(least, high * unit);
+  }
+  return std::isfinite(least) ? least : 1.0;
+}
+
+// Load of the longest stage, were there room for all. With `whole` blocks a stage at most, so many
+// places stay empty, and each end takes as many as blocks of its length would. Where that is too
+// many, the longest stage has a block more, or `whole` blocks and what is left of an end.
+double load_with_ends(const LayoutBound& b, const StepTotals& t, bool even) noexcept {
+  const double block = std::max(t.block_s, 1e-300);
+  const double first = t.first_s / block;
+  const double last = t.last_s / block;
+  if (even) return (b.whole + std::max(first, last)) * t.block_s;
+  const double taken_first = std::ceil(first * kSure);
+  const double taken_last = std::ceil(last * kSure);
+  const double rest_first = first - std::max(taken_first - 1.0, 0.0);
+  const double rest_last = last - std::max(taken_last - 1.0, 0.0);
+  const double missing = b.missing + taken_first + taken_last;
+  if (missing <= 0.0) return b.whole * t.block_s;
+  const double rest =
+      missing <= 1.0 ? std::min(rest_first, rest_last) : std::max(rest_first, rest_last);
+  return (b.whole + std::min(rest, 1.0)) * t.block_s;
+}
+
+std::vector<BoundLine> lowest_lines(std::vector<BoundLine> lines) {
+  std::sort(lines.begin(), lines.end(), [](const BoundLine& a, const BoundLine& b) {
+    return a.height_s != b.height_s ? a.height_s < b.height_s : a.slope < b.slope;
+  });
+  std::vector<BoundLine> kept;
+  for (const BoundLine& line : lines) {
+    if (kept.empty() || line.slope < kept.back().slope) kept.push_back(line);
+  }
+  return kept;
+}
+
+}  // namespace
+
+LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
+  const LayoutRecord& l = row.layout;
+  const PlanFrame& frame = frames[at(row.frame)];
+  const double p = l.stages;
+  const auto m = static_cast<double>(l.microbatches);
+  LayoutBound b{};
+  if (schedule_of(l) == PipelineSchedule::kInterleaved) {
+    b.works = 1.0;
+  } else if (schedule_of(l) == PipelineSchedule::kOneForwardOneBackward) {
+    const bool many = m > p + 1.0;
+    b.loads = many ? m - p - 1.0 : 0.0;
+    b.works = many ? 2.0 : l.stages == 1 ? m : 1.0;
+    b.backs = many || l.stages == 1 ? 0.0 : (m - 1.0) / p;
+  }
+  if (schedule_of(l) != PipelineSchedule::kZeroBubble) {
+    for (int k = 1; k < l.stages; ++k) b.sends_s += 2.0 * frame.message_s[at(k)];
+  }
+  // Of several stages the first holds the first layer at least; where they are even, more.
+  int own = l.stages == 1 ? layers : 1;
+  if (l.virtual_stages > 1) own = first_block + blocks / (l.stages * l.virtual_stages);
+  double sync = 0.0;
+  double shared = 0.0;
+  double all = 0.0;
+  double most = 0.0;
+  double least_block = kInfinite;
+  for (int i = 0; i < layers; ++i) {
+    const std::size_t kind = at(kind_at(i, l.stages));
+    const double each = frame.sync_s[kind] + frame.shared_s[kind];
+    all += each;
+    most = std::max(most, each);
+    if (i >= first_block && i < last_block) least_block = std::min(least_block, each);
+    if (i >= own) continue;
+    sync += frame.sync_s[kind];
+    shared += frame.shared_s[kind];
+    b.step_bytes += frame.step_bytes[kind];
+  }
+  b.tail_s = std::min(sync, frame.bucket_s) + shared;
+  b.whole = std::ceil(blocks / p);
+  b.missing = blocks - p * b.whole;
+  b.sync_s = std::max({all / p, blocks > 0 ? b.whole * least_block : 0.0, most});
+  return b;
+}
+
+StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, double room_bytes) const {
+  const LayoutRecord& l = row.layout;
+  const RoomForBlocks room(*this, row, room_bytes);
+  const bool shared = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward && l.stages > 1;
+  const int count = shared ? static_cast<int>(frames[at(row.frame)].message_s.size()) : l.stages;
+  StageRooms found;
+  double plain_sum = 0.0;
+  double best_sum = 0.0;
+  for (int s = 1; s <= count; ++s) {
+    const double in_flight = microbatches_in_flight(schedule_of(l), count, count - s,
+                                                    l.microbatches, l.virtual_stages);
+    const double plain = std::max(0.0, room.plain(in_flight, false, false));
+    double lean = 0.0;
+    for (int v = 1; v < room.variants(); ++v) {
+      lean = std::max(lean, room.blocks(v, in_flight, false, false));
+    }
+    found.plain.push_back(plain);
+    found.lean.push_back(lean);
+    found.plain_sum.push_back(plain_sum += plain);
+    found.best_sum.push_back(best_sum += std::max(plain, lean));
+  }
+  return found;
+}
+
+// Blocks that the stages of a layout have room for without recomputation leave so many that must
+// be recomputed.
+double PlanSpaceImpl::recomputed_blocks(const PlanRow& row, const StageRooms& stage,
+                                        double room_bytes) const {
+  const LayoutRecord& l = row.layout;
+  const RoomForBlocks room(*this, row, room_bytes);
+  const auto in_flight = [&](int s) {
+    return microbatches_in_flight(schedule_of(l), l.stages, l.stages - s, l.microbatches,
+                                  l.virtual_stages);
+  };
+  double held = 0.0;
+  if (l.stages == 1) {
+    held = room.plain(in_flight(1), true, true);
+  } else {
+    held = room.plain(in_flight(l.stages), true, false) + room.plain(in_flight(1), false, true) +
+           stage.plain_sum[at(l.stages) - 2] - stage.plain_sum[0];
+  }
+  return std::max(0.0, blocks - std::max(0.0, held));
+}
+
+void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
+  row_rooms.assign(rows.size() * rooms.size(), {});
+  std::vector<std::vector<BoundLine>> found(strategies.size() * rooms.size());
+  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
+  for (std::size_t c = 0; c < rooms.size(); ++c) {
+    std::map<Key, std::int32_t> known;  // stages of a layout by 1F1B have room as any others
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      PlanRow& row = rows[r];
+      if (c == 0) row.bound = bound_of(row);
+      if (fits[r * rooms.size() + c] == 0) continue;
+      const LayoutRecord& l = row.layout;
+      const bool plain = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward;
+      const Key key{row.frame, l.schedule, plain && l.stages > 1 ? 0 : l.stages, l.virtual_stages};
+      auto at_key = known.find(key);
+      if (at_key == known.end()) {
+        at_key = known.emplace(key, static_cast<std::int32_t>(stage_rooms.size())).first;
+        stage_rooms.push_back(rooms_of(row, rooms[c]));
+      }
+      const StageRooms& own = stage_rooms[at(at_key->second)];
+      row_rooms[r * rooms.size() + c] = {at_key->second, recomputed_blocks(row, own, rooms[c])};
+      const LayoutBound& b = row.bound;
+      const double part = 1.0 / l.stages;
+      const double slope =
+          std::max(b.loads * part + b.works, static_cast<double>(l.microbatches) * part);
+      found[at(l.strategy) * rooms.size() + c].push_back(
+          {slope, slope * b.sends_s + b.tail_s + row.exchange_s});
+    }
+  }
+  lines.clear();
+  for (std::vector<BoundLine>& own : found) lines.push_back(lowest_lines(std::move(own)));
+}
+
+StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept {
+  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0};
+  const int variants = space.strategies[at(strategy)].variants;
+  for (int k = 0; k < space.kinds; ++k) {
+    const double both = times.forward_s[k] + times.plain_s[k];
+    const int first = space.first_count[at(k)];
+    const int last = space.last_count[at(k)];
+    const int count = space.block_count[at(k)];
+    t.work_s += (first + count + last) * both;
+    t.backward_s += (first + count + last) * times.plain_s[k];
+    t.first_s += first * both;
+    t.last_s += last * both;
+    if (count == 0) continue;
+    t.block_s = std::min(t.block_s, both);
+    for (int v = 1; v < variants; ++v) {
+      t.again_s = std::min(
+          t.again_s, times.backward_s[at(v) * at(space.kinds) + at(k)] - times.plain_s[k]);
+    }
+  }
+  if (!std::isfinite(t.block_s)) t.block_s = 0.0;
+  if (!std::isfinite(t.again_s)) t.again_s = 0.0;
+  return t;
+}
+
+double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
+                    const StepTotals& t, double hbm_bytes_per_s, double enough_s,
+                    double* load_s) noexcept {
+  const LayoutRoom& own = space.row_rooms[r * space.rooms.size() + room];
+  if (own.rooms < 0) return kInfinite;
+  const PlanRow& row = space.rows[r];
+  const LayoutBound& b = row.bound;
+  const double p = row.layout.stages;
+  const auto m = static_cast<double>(row.layout.microbatches);
+  const double work = t.work_s + own.recomputed * t.again_s + b.sends_s;
+  const double step_s = b.step_bytes / hbm_bytes_per_s;
+  const auto passes = [&](double load, double works, double rounds) {
+    return std::max(b.loads * load + works * work + b.backs * t.backward_s, rounds * load);
+  };
+  double load = work / p;
+  const double after = b.tail_s + step_s + row.exchange_s;
+  const double quick = (passes(load, b.works, m) + after) * kSure;
+  if (quick > enough_s) return quick;
+  const bool even = row.layout.virtual_stages > 1;
+  load = std::max(load, load_with_ends(b, t, even));
+  const StageRooms& rooms = space.stage_rooms[at(own.rooms)];
+  const double r_share = t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0;
+  double longest = 0.0;
+  if (even) {
+    const double blocks = std::floor(space.blocks / p);
+    const bool tight = std::any_of(rooms.plain.begin(), rooms.plain.end(),
+                                   [&](double plain) { return plain < blocks; });
+    longest = blocks * (1.0 + (tight ? r_share : 0.0));
+  } else if (space.blocks > 0) {
+    longest = longest_stage(rooms, row.layout.stages, space.blocks, r_share * kSure);
+  }
+  load = std::max(load, longest * t.block_s * kSure);
+  if (load_s != nullptr) *load_s = load;
+  // Of the step, all but the backward work; and that hides as much of the gradients at most.
+  const double less = passes(load, std::max(b.works - 1.0, 0.0), std::max(m - p, 0.0));
+  // The optimiser's time is that of the first stage, which need not be the one meant here.
+  const double exposed = t.work_s - t.backward_s + less + b.sync_s +
+                         (row.layout.stages == 1 ? step_s : 0.0) + row.exchange_s;
+  return std::max(passes(load, b.works, m) + after, exposed) * kSure;
+}
+
+}  // namespace phaze

@@ -1,0 +1,293 @@
+// Building a PlanSpace: the model's positions, and every group and message of every layout, priced
+// on the ranks that they really have.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <tuple>
+
+#include "phaze/collective.hpp"
+#include "placement/plan_space.hpp"
+
+namespace phaze {
+namespace {
+
+bool good(double value) noexcept { return std::isfinite(value) && value >= 0.0; }
+
+bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
+  bool fine = good(kind.parameters) && good(kind.expert_parameters) && good(kind.once_bytes) &&
+              kind.expert_parameters <= kind.parameters;
+  for (int v = 0; v < variants; ++v) {
+    fine = fine && good(kind.stash_bytes[v]) && good(kind.live_bytes[v]);
+  }
+  return fine;
+}
+
+bool good_strategy(const StrategyRecord& s) noexcept {
+  return s.tensor_parallel >= 1 && s.context_parallel >= 1 && s.expert_parallel >= 1 &&
+         s.microbatch >= 1 && s.variants >= 1 && s.variants <= kMaxVariants &&
+         good(s.message_bytes) && good(s.gathered_bytes) && good(s.copied_parameters) &&
+         good(s.sent_bytes);
+}
+
+bool good_training(const TrainingRecord& t) noexcept {
+  return good(t.weight_bytes) && good(t.gradient_bytes) && good(t.state_bytes) &&
+         good(t.fragmentation) && good(t.bucket_bytes) && good(t.hbm_byte_j) &&
+         good(t.network_byte_j);
+}
+
+bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
+  const std::int64_t inner = s.tensor_parallel * s.context_parallel;
+  return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.virtual_stages >= 1 && l.zero >= 0 &&
+         l.zero <= 3 && l.data_parallel >= 1 && l.microbatches >= 1 &&
+         (l.rank_order == 0 || l.rank_order == 1) && inner <= devices &&
+         l.data_parallel <= devices / inner &&
+         l.stages <= devices / (inner * l.data_parallel) &&
+         l.data_parallel % s.expert_parallel == 0;
+}
+
+bool known_schedule(std::int32_t code) noexcept {
+  return code == 0 || code == static_cast<std::int32_t>(PipelineSchedule::kInterleaved) ||
+         code == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
+}
+
+}  // namespace
+
+Status PlanSpaceImpl::build(const PlanProblem& problem, std::span<const double> room_bytes,
+                            std::span<const std::uint8_t> fits) {
+  const Status status = take_model(problem);
+  if (status != Status::kOk) return status;
+  const Status laid = take_layouts(problem);
+  if (laid != Status::kOk) return laid;
+  rooms.assign(room_bytes.begin(), room_bytes.end());
+  if (fits.size() != rows.size() * rooms.size()) return Status::kBadRules;
+  if (!std::all_of(rooms.begin(), rooms.end(), good)) return Status::kBadRules;
+  add_bounds(fits);
+  return Status::kOk;
+}
+
+Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
+  kinds = problem.kinds;
+  layers = static_cast<int>(problem.order.size());
+  if (kinds < 1 || layers < 1 || layers > kMaxPlacedLayers || problem.strategies.empty() ||
+      problem.sizes.size() != problem.strategies.size() * at(kinds)) {
+    return Status::kBadLayers;
+  }
+  if (check_fabric(problem.fabric) != Status::kOk || problem.devices < 1) return Status::kBadFabric;
+  if (!good_training(problem.training)) return Status::kNotFinite;
+  fabric = problem.fabric;
+  devices = problem.devices;
+  training = problem.training;
+  order.assign(problem.order.begin(), problem.order.end());
+  for (const std::int32_t kind : order) {
+    if (kind < 0 || kind >= kinds) return Status::kBadLayers;
+  }
+  strategies.assign(problem.strategies.begin(), problem.strategies.end());
+  sizes.clear();
+  for (std::size_t s = 0; s < strategies.size(); ++s) {
+    if (!good_strategy(strategies[s])) return Status::kBadRules;
+    for (int k = 0; k < kinds; ++k) {
+      const LayerKindRecord& kind = problem.sizes[s * at(kinds) + at(k)];
+      if (!good_kind(kind, strategies[s].variants)) return Status::kNotFinite;
+      sizes.push_back(kind);
+    }
+    LayerKindRecord copy = problem.sizes[s * at(kinds) + at(order.back())];
+    copy.parameters += strategies[s].copied_parameters;
+    sizes.push_back(copy);
+  }
+  for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
+    if (problem.edge_from[e] < 0 || problem.edge_to[e] >= layers ||
+        problem.edge_from[e] >= problem.edge_to[e]) {
+      return Status::kBadEdge;
+    }
+  }
+  find_messages(problem);
+  return Status::kOk;
+}
+
+// Where stages may begin, where blocks are, and what crosses the ends of a stage: a layer's output
+// enters a stage once, however many of its layers read it.
+void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
+  first_block = layers;
+  last_block = 0;
+  for (int i = 0; i < layers; ++i) {
+    if (problem.sizes[at(order[at(i)])].end != 0) continue;
+    first_block = std::min(first_block, i);
+    last_block = i + 1;
+    ++blocks;
+  }
+  if (blocks == 0) first_block = last_block = 0;
+  for (auto* count : {&block_count, &first_count, &last_count}) count->assign(at(kinds), 0);
+  for (int i = 0; i < layers; ++i) {
+    auto& count = i < first_block ? first_count : i < last_block ? block_count : last_count;
+    ++count[at(order[at(i)])];
+  }
+  may_cut.assign(at(layers) + 1, 1);
+  for (std::size_t t = 0; t < problem.tied_from.size(); ++t) {
+    for (int cut = 0; cut <= layers; ++cut) {
+      if ((problem.tied_from[t] < cut) != (problem.tied_to[t] < cut)) may_cut[at(cut)] = 0;
+    }
+  }
+  chain = true;
+  for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
+    chain = chain && problem.edge_to[e] == problem.edge_from[e] + 1;
+  }
+  if (chain) return;
+  const std::size_t width = at(layers) + 1;
+  enters_.assign(width * width, 0);
+  leaves_.assign(width * width, 0);
+  // The first layer that reads a source, and the last; for a stage both of its ends count.
+  std::vector<std::vector<std::int32_t>> readers(at(layers));
+  for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
+    readers[at(problem.edge_from[e])].push_back(problem.edge_to[e]);
+  }
+  for (int i = 0; i <= layers; ++i) {
+    for (int j = i; j <= layers; ++j) {
+      for (int source = 0; source < j; ++source) {
+        const auto& to = readers[at(source)];
+        const bool inside =
+            std::any_of(to.begin(), to.end(), [&](int b) { return b >= i && b < j; });
+        const bool after = std::any_of(to.begin(), to.end(), [&](int b) { return b >= j; });
+        if (source < i && inside) ++enters_[at(i) * width + at(j)];
+        if (source >= i && after) ++leaves_[at(i) * width + at(j)];
+      }
+    }
+  }
+}
+
+Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
+  using Key = std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
+  const auto key_of = [](const LayoutRecord& l) {
+    return Key{l.strategy, l.data_parallel, l.zero, l.rank_order, l.rank_order ? l.stages : 0};
+  };
+  std::map<Key, std::int32_t> most;  // stages of the layouts that share a frame
+  std::int32_t last = 0;
+  for (const LayoutRecord& l : problem.layouts) {
+    if (l.strategy < last || l.strategy >= static_cast<std::int32_t>(strategies.size()) ||
+        !known_schedule(l.schedule) ||
+        !good_layout(l, devices, strategies[at(l.strategy)])) {
+      return Status::kBadRules;
+    }
+    last = l.strategy;
+    std::int32_t& known = most[key_of(l)];
+    known = std::max(known, l.stages);
+  }
+  std::map<Key, std::int32_t> frame_of;
+  rows.reserve(problem.layouts.size());
+  first_row.assign(strategies.size() + 1, 0);
+  for (const LayoutRecord& l : problem.layouts) {
+    const Key key = key_of(l);
+    auto known = frame_of.find(key);
+    if (known == frame_of.end()) {
+      known = frame_of.emplace(key, static_cast<std::int32_t>(frames.size())).first;
+      const Status status = add_frame(l, most[key]);
+      if (status != Status::kOk) return status;
+    }
+    PlanRow row{l, known->second, 0.0, 0.0, {}};
+    const PlanFrame& frame = frames[at(row.frame)];
+    const StrategyRecord& s = strategies[at(l.strategy)];
+    Status status = Status::kOk;
+    const std::int64_t span = (l.stages - 1) * frame.stage_stride;
+    if (l.stages > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
+      const CollectiveResult wrap = message(fabric, s.message_bytes, span, 0);
+      status = wrap.status;
+      row.wrap_s = wrap.time_s;
+    }
+    if (l.stages > 1 && s.copied_parameters > 0.0) {
+      const double share = l.zero >= 2 ? frame.shards : 1.0;
+      const double bytes = training.gradient_bytes * s.copied_parameters / share;
+      row.exchange_s = collective_s(0, bytes, 2, span, 1, 0, &status);
+    }
+    if (status != Status::kOk) return status;
+    rows.push_back(row);
+    first_row[at(l.strategy) + 1] = static_cast<std::int64_t>(rows.size());
+  }
+  for (std::size_t s = 1; s < first_row.size(); ++s) {
+    first_row[s] = std::max(first_row[s], first_row[s - 1]);
+  }
+  return Status::kOk;
+}
+
+double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
+                                   std::int64_t outer, std::int64_t outer_stride,
+                                   Status* status) const {
+  if (ranks * outer <= 1 || bytes <= 0.0) return 0.0;
+  const CollectiveResult found =
+      collective(fabric, static_cast<CollectiveOp>(op), bytes,
+                 GroupShape{ranks, stride, outer, outer > 1 ? outer_stride : 0});
+  if (found.status != Status::kOk) {
+    *status = found.status;
+    return std::numeric_limits<double>::infinity();
+  }
+  return found.time_s;
+}
+
+Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  PlanFrame frame;
+  const std::int64_t inner = s.tensor_parallel * s.context_parallel;
+  const bool replicas_inside =
+      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
+  frame.stage_stride = replicas_inside ? inner * layout.data_parallel : inner;
+  frame.shards = static_cast<double>(layout.data_parallel * s.context_parallel);
+  Status status = Status::kOk;
+  const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  frame.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
+                                s.context_parallel, s.tensor_parallel, layout.data_parallel, apart,
+                                &status);
+  for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &frame, &status);
+  frame.message_s.assign(at(most_stages), 0.0);
+  for (int k = 1; k < most_stages; ++k) {
+    const CollectiveResult sent = message(fabric, s.message_bytes, (k - 1) * frame.stage_stride,
+                                          k * frame.stage_stride);
+    if (sent.status != Status::kOk) status = sent.status;
+    frame.message_s[at(k)] = sent.time_s;
+  }
+  frames.push_back(std::move(frame));
+  return status;
+}
+
+// Gradients and weights of a layer go between all devices that hold the same ones: context-parallel
+// devices of all replicas; an expert's, of the replicas that hold that expert.
+void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame,
+                             Status* status) const {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  const LayerKindRecord& size = size_of(layout.strategy, kind);
+  const std::int64_t inner = s.tensor_parallel * s.context_parallel;
+  const bool replicas_inside =
+      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
+  const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  const double experts = size.expert_parameters;
+  const double dense = size.parameters - experts;
+  const auto seconds = [&](CollectiveOp op, double bytes) {
+    const int code = static_cast<int>(op);
+    return collective_s(code, bytes * dense, s.context_parallel, s.tensor_parallel,
+                        layout.data_parallel, apart, status) +
+           collective_s(code, bytes * experts, s.context_parallel, s.tensor_parallel,
+                        layout.data_parallel / s.expert_parallel, apart * s.expert_parallel,
+                        status);
+  };
+  const int zero = layout.zero;
+  const double shared = shared_parameters(size.parameters, experts, frame->shards,
+                                          static_cast<double>(s.expert_parallel));
+  const double weights_s =
+      zero >= 1 ? seconds(CollectiveOp::kAllGather, training.weight_bytes) : 0.0;
+  const double moved =
+      2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
+  frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum());
+  frame->gather_bytes.push_back(
+      size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));
+  frame->sync_s.push_back(
+      seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
+              training.gradient_bytes));
+  frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
+  frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved);
+  frame->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);
+}
+
+double PlanSpaceImpl::buffer_bytes(const PlanRow& row) const noexcept {
+  const StrategyRecord& s = strategies[at(row.layout.strategy)];
+  return s.gathered_bytes + (row.layout.stages > 1 ? 2.0 * s.message_bytes : 0.0);
+}
+
+}  // namespace phaze

@@ -1,0 +1,242 @@
+// 1F1B and zero-bubble: stages are found from the last to the first, since memory depends on the
+// stages that follow. Of the ways to place what comes after a cut those are kept of which none is
+// better than another in every respect. A quick plan gives a time to beat, and with it the longest
+// load that a stage may have, which leaves few cuts to look at.
+#include "placement/plan_solver.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace phaze {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr double kLoose = 1.0 + 1e-9;
+
+}  // namespace
+
+void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) {
+  space_ = &space;
+  row_ = &space.rows[row];
+  frame_ = &space.frames[at(row_->frame)];
+  stages_ = row_->layout.stages;
+  rounds_ = row_->layout.microbatches;
+  zero_bubble_ = row_->layout.schedule == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
+  sums_.build(space, *row_, times);
+  nothing_s_ = 1e-13 * sums_.total_work_s();
+}
+
+PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
+                            double room_bytes, double below_s, double load_s) {
+  PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(row), {}};
+  start(space, row, times);
+  room_bytes_ = room_bytes * kFits;
+  if (stages_ > space.layers || (zero_bubble_ && rounds_ < stages_)) return best;
+  if (row_->layout.virtual_stages > 1) {
+    best = best_interleaved(room_bytes, below_s);
+    best.layout = static_cast<std::int32_t>(row);
+    return best;
+  }
+  set_limits(below_s * (1.0 + 1e-12) - row_->exchange_s);
+  quick_plan(load_s, &best);
+  if (best.time_s < below_s) set_limits(best.time_s - row_->exchange_s);
+  search(&best);
+  if (!(best.time_s <= below_s)) {
+    best.time_s = kInfinite;
+    best.partition = {};
+    return best;
+  }
+  for (int k = 0; k < stages_; ++k) {
+    const int v = best.partition.variants[at(k)];
+    best.memory_bytes = std::max(
+        best.memory_bytes,
+        sums_.bytes(v, best.partition.cuts[at(k)], best.partition.cuts[at(k) + 1], k));
+  }
+  return best;
+}
+
+// No stage of a plan below the limit may have this load: m passes of it alone take the time, and
+// by 1F1B with m > p + 1 the step takes (m - p - 1) loads and twice the work (docs/search.md, 1).
+void PlanSolver::set_limits(double limit_s) {
+  limit_s_ = limit_s;
+  const auto m = static_cast<double>(rounds_);
+  load_limit_s_ = limit_s / m;
+  if (!zero_bubble_ && rounds_ > stages_ + 1) {
+    double sends_s = 0.0;
+    for (int k = 1; k < stages_; ++k) sends_s += 2.0 * frame_->message_s[at(k)];
+    const double work = 2.0 * (sums_.total_work_s() + sends_s);
+    load_limit_s_ = std::min(load_limit_s_, (limit_s - work) / (m - stages_ - 1.0));
+  }
+  load_limit_s_ *= kLoose;
+}
+
+// The variants that fit, of which none is faster both ways than another.
+int PlanSolver::ways(int i, int j, int stage, Way* found) const noexcept {
+  int count = 0;
+  for (int v = 0; v < sums_.variants(); ++v) {
+    if (sums_.bytes(v, i, j, stage) > room_bytes_) continue;
+    const Way way{sums_.pass(v, i, j, stage), v};
+    bool faster = true;
+    for (int k = 0; k < count && faster; ++k) {
+      faster = way.pass.forward_s < found[k].pass.forward_s ||
+               way.pass.backward_s < found[k].pass.backward_s;
+    }
+    if (faster) found[count++] = way;
+  }
+  return count;
+}
+
+double PlanSolver::timed(const Partition& partition) const {
+  PipelineClock clock{};
+  for (int stage = stages_ - 1; stage >= 0; --stage) {
+    const StagePass pass =
+        sums_.pass(partition.variants[at(stage)], partition.cuts[at(stage)],
+                   partition.cuts[at(stage) + 1], stage);
+    clock = joined(clock, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
+  }
+  return clock.time_s() + row_->exchange_s;
+}
+
+// Stages as long as a load allows, from the last to the first.
+bool PlanSolver::pack(double load_s, PlacedPlan* plan) {
+  Partition& p = plan->partition;
+  p.cuts.assign(at(stages_) + 1, 0);
+  p.variants.assign(at(stages_), 0);
+  int j = space_->layers;
+  Way found[kMaxVariants];
+  for (int stage = stages_ - 1; stage >= 0; --stage) {
+    p.cuts[at(stage) + 1] = j;
+    int chosen = -1;
+    int from = -1;
+    for (int i = j - 1; i >= stage; --i) {
+      if (sums_.work_s(i, j) > load_s) break;
+      if (space_->may_cut[at(i)] == 0 || (stage == 0 && i > 0)) continue;
+      const int count = ways(i, j, stage, found);
+      if (count == 0) {
+        if (sums_.resident_bytes(i, j) > room_bytes_) break;
+        continue;
+      }
+      int best = -1;
+      for (int w = 0; w < count; ++w) {
+        const double load = found[w].pass.forward_s + found[w].pass.backward_s;
+        if (load > load_s) continue;
+        if (best < 0 || load < found[best].pass.forward_s + found[best].pass.backward_s) best = w;
+      }
+      if (best < 0) continue;
+      chosen = found[best].variant;
+      from = i;
+    }
+    if (from < 0) return false;
+    p.cuts[at(stage)] = from;
+    p.variants[at(stage)] = chosen;
+    j = from;
+  }
+  return j == 0;
+}
+
+// A plan to beat: the least load, in steps, with which everything can be placed.
+void PlanSolver::quick_plan(double load_s, PlacedPlan* best) {
+  double load = std::max(load_s, sums_.total_work_s() / stages_) * kLoose;
+  PlacedPlan plan{kInfinite, 0.0, best->layout, {}};
+  for (int step = 0; step < 12 && load <= load_limit_s_; ++step) {
+    if (pack(load, &plan)) {
+      plan.time_s = timed(plan.partition);
+      if (plan.time_s < best->time_s) *best = plan;
+      return;
+    }
+    load *= step < 4 ? 1.03 : 1.15;
+  }
+}
+
+void PlanSolver::search(PlacedPlan* best) {
+  const int end = space_->layers;
+  tails_.assign(1, {PipelineClock{}, -1, -1, -1});
+  starts_.assign(at(end) + 1, 0);
+  ends_.assign(at(end) + 1, 0);
+  ends_[at(end)] = 1;
+  // Of what lies before a cut at least this is still to come: passes both ways by 1F1B, forward
+  // ones by the zero-bubble schedule.
+  double sends_s = 0.0;
+  for (int k = 1; k < stages_; ++k) sends_s += 2.0 * frame_->message_s[at(k)];
+  for (int s = 1; s <= stages_; ++s) {
+    const int stage = stages_ - s;
+    if (stage + 1 < stages_) sends_s -= 2.0 * frame_->message_s[at(stage) + 1];
+    own_starts_.assign(at(end) + 1, 0);
+    own_ends_.assign(at(end) + 1, 0);
+    bool any = false;
+    for (int i = end - s; i >= stage; --i) {
+      if (space_->may_cut[at(i)] == 0 || (stage == 0 && i > 0)) continue;
+      if (sums_.work_s(0, i) > stage * load_limit_s_) continue;
+      const std::size_t mine = tails_.size();
+      double before_s = sums_.forward_s(0, 0, i);
+      if (!zero_bubble_) {
+        before_s = sums_.work_s(0, i) + std::max(0.0, sends_s - 2.0 * frame_->message_s[at(stage)]);
+      }
+      extend(i, s, before_s, mine);
+      own_starts_[at(i)] = static_cast<std::int32_t>(mine);
+      own_ends_[at(i)] = static_cast<std::int32_t>(tails_.size());
+      any = any || tails_.size() > mine;
+    }
+    if (!any) return;
+    starts_.swap(own_starts_);
+    ends_.swap(own_ends_);
+  }
+  for (std::int32_t t = starts_[0]; t < ends_[0]; ++t) {
+    const double taken = tails_[at(t)].clock.time_s() + row_->exchange_s;
+    if (taken < best->time_s) {
+      best->time_s = taken;
+      finish(at(t), best);
+    }
+  }
+}
+
+void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
+  Way found[kMaxVariants];
+  const int stage = stages_ - s;
+  const int last = s == 1 ? space_->layers : space_->layers - (s - 1);
+  for (int j = i + 1; j <= last; ++j) {
+    if (sums_.work_s(i, j) > load_limit_s_) return;
+    if (starts_[at(j)] == ends_[at(j)]) continue;
+    const int count = ways(i, j, stage, found);
+    if (count == 0) {
+      if (sums_.resident_bytes(i, j) > room_bytes_) return;
+      continue;
+    }
+    for (int w = 0; w < count; ++w) {
+      const StagePass& pass = found[w].pass;
+      if (pass.forward_s + pass.backward_s > load_limit_s_) continue;
+      for (std::int32_t t = starts_[at(j)]; t < ends_[at(j)]; ++t) {
+        Tail whole{joined(tails_[at(t)].clock, pass, rounds_, s - 1, stage, zero_bubble_),
+                   found[w].variant, j, t};
+        if ((whole.clock.time_s() + before_s) * (1.0 - 1e-12) < limit_s_) keep(mine, whole);
+      }
+    }
+  }
+}
+
+void PlanSolver::keep(std::size_t mine, const Tail& tail) {
+  const auto no_worse = [&](const PipelineClock& a, const PipelineClock& b) {
+    return a.bound_s <= b.bound_s + nothing_s_ && a.trip_s <= b.trip_s + nothing_s_ &&
+           a.tail_s <= b.tail_s + nothing_s_ && a.sent_s <= b.sent_s + nothing_s_;
+  };
+  for (std::size_t t = mine; t < tails_.size(); ++t) {
+    if (no_worse(tails_[t].clock, tail.clock)) return;
+  }
+  std::size_t kept = mine;
+  for (std::size_t t = mine; t < tails_.size(); ++t) {
+    if (!no_worse(tail.clock, tails_[t].clock)) tails_[kept++] = tails_[t];
+  }
+  tails_.resize(kept);
+  tails_.push_back(tail);
+}
+
+void PlanSolver::finish(std::size_t from, PlacedPlan* best) const {
+  best->partition.cuts.assign(1, 0);
+  best->partition.variants.clear();
+  for (std::size_t t = from; tails_[t].next_tail >= 0; t = at(tails_[t].next_tail)) {
+    best->partition.variants.push_back(tails_[t].variant);
+    best->partition.cuts.push_back(tails_[t].next_cut);
+  }
+}
+
+}  // namespace phaze

@@ -1,0 +1,94 @@
+// The best partition of one layout on one chip. Private to the kernel; one object per thread,
+// reused so that memory is taken once.
+#pragma once
+
+#include <vector>
+
+#include "placement/plan_sums.hpp"
+
+namespace phaze {
+
+class PlanSolver {
+ public:
+  // The fastest plan that takes at most `below_s`; time_s infinite where there is none.
+  // `load_s` is a load that some stage has at least, where that is known; it only saves time.
+  PlacedPlan best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
+                  double room_bytes, double below_s, double load_s = 0.0);
+
+  // The even partition, in the variant that is asked for; where that is negative each stage has
+  // the fastest that fits, or the one that needs least where none does.
+  PlanStatus even(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
+                  std::int32_t variant, double room_bytes, Partition* partition);
+
+  // The interleaved step of a partition: without its tail, and the longest tail.
+  struct Interleaved {
+    double step_s;
+    double tail_s;
+    double max_load_s;
+    int longest_tail;  // stage
+  };
+  Interleaved interleaved(const Partition& partition);
+
+  const PlanSums& sums() const noexcept { return sums_; }
+  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times);
+
+  // Sums over the chunks of a stage.
+  double stage_bytes(const Partition& partition, int stage, int variant) const;
+
+ private:
+  struct Tail {
+    PipelineClock clock;
+    std::int32_t variant;
+    std::int32_t next_cut;
+    std::int32_t next_tail;  // position in `tails_`
+  };
+  struct Way {
+    StagePass pass;
+    std::int32_t variant;
+  };
+  static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
+
+  int ways(int i, int j, int stage, Way* found) const noexcept;
+  bool pack(double load_s, PlacedPlan* plan);
+  void quick_plan(double load_s, PlacedPlan* best);
+  void search(PlacedPlan* best);
+  void extend(int i, int s, double before_s, std::size_t mine);
+  void keep(std::size_t mine, const Tail& tail);
+  void finish(std::size_t from, PlacedPlan* best) const;
+  double timed(const Partition& partition) const;
+  void set_limits(double limit_s);
+  PlanStatus deal_evenly(Partition* partition) const;
+  bool choose_variants(double room_bytes, bool any, Partition* partition) const;
+  PlacedPlan best_interleaved(double room_bytes, double below_s);
+
+  const PlanSpaceImpl* space_ = nullptr;
+  const PlanRow* row_ = nullptr;
+  const PlanFrame* frame_ = nullptr;
+  int stages_ = 0;
+  std::int64_t rounds_ = 0;
+  bool zero_bubble_ = false;
+  double room_bytes_ = 0.0;
+  double limit_s_ = 0.0;      // a plan must take less
+  double load_limit_s_ = 0.0;  // so must every stage
+  double nothing_s_ = 0.0;    // sums in another order differ by this
+  PlanSums sums_;
+  std::vector<Tail> tails_;
+  std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;
+  std::vector<double> forward_s_, backward_s_;
+};
+
+// The best plan of a strategy's layouts, and the best over several strategies on one chip; see
+// phaze/plan.hpp.
+PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
+                            const KindTimes& times, const KindTimes& least, std::size_t room,
+                            double below_s, PlanSolver* solver);
+std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
+                                  std::size_t room, std::size_t top, int threads,
+                                  std::int64_t* solved);
+
+// What a step takes by a plan; `solver` is scratch.
+PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,
+                           const KindTimes& times, double room_bytes,
+                           std::vector<StageEstimate>* stages, PlanSolver* solver);
+
+}  // namespace phaze

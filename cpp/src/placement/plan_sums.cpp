@@ -1,0 +1,123 @@
+#include "placement/plan_sums.hpp"
+
+#include <algorithm>
+
+namespace phaze {
+
+void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindTimes& times) {
+  space_ = &space;
+  row_ = &row;
+  frame_ = &space.frames[at(row.frame)];
+  layers_ = space.layers;
+  const int strategy = row.layout.strategy;
+  variants_ = space.strategies[at(strategy)].variants;
+  buffers_ = space.buffer_bytes(row);
+  lost_ = 1.0 + space.training.fragmentation;
+  const std::size_t width = at(layers_) + 1;
+  for (auto* sums : {&forward_, &backward_, &stash_}) sums->resize(at(variants_) * width);
+  for (auto* sums : {&resident_, &once_, &sync_, &step_, &weight_grad_, &work_}) {
+    sums->resize(width);
+    (*sums)[0] = 0.0;
+  }
+  const int zero = row.layout.zero;
+  for (int v = 0; v < variants_; ++v) {
+    double* forward = &forward_[at(v) * width];
+    double* backward = &backward_[at(v) * width];
+    double* stash = &stash_[at(v) * width];
+    forward[0] = backward[0] = stash[0] = 0.0;
+    for (int i = 0; i < layers_; ++i) {
+      const std::size_t timed = at(space.order[at(i)]);
+      const std::size_t kind = at(space.kind_at(i, row.layout.stages));
+      // Weights are fetched while the layer before is at work; gradients that are not kept whole
+      // go with every micro-batch.
+      double f = times.forward_s[timed];
+      double b = times.backward_s[at(v) * at(space.kinds) + timed];
+      if (zero >= 3) f = std::max(f, frame_->fetch_s[kind]);
+      if (zero >= 2) b = std::max(b, frame_->fetch_s[kind] + frame_->sync_s[kind]);
+      forward[i + 1] = forward[i] + f;
+      backward[i + 1] = backward[i] + b;
+      stash[i + 1] = stash[i] + space.size_of(strategy, static_cast<int>(kind)).stash_bytes[v];
+    }
+  }
+  for (int i = 0; i < layers_; ++i) {
+    const std::size_t n = at(i);
+    const std::size_t timed = at(space.order[n]);
+    const std::size_t kind = at(space.kind_at(i, row.layout.stages));
+    resident_[n + 1] = resident_[n] + frame_->resident_bytes[kind];
+    once_[n + 1] = once_[n] + space.size_of(strategy, static_cast<int>(kind)).once_bytes;
+    sync_[n + 1] = sync_[n] + frame_->sync_s[kind];
+    step_[n + 1] =
+        step_[n] + frame_->step_bytes[kind] / times.hbm_bytes_per_s + frame_->shared_s[kind];
+    weight_grad_[n + 1] = weight_grad_[n] + times.weight_grad_s[timed];
+    double least = forward_[n + 1] - forward_[n] + (backward_[n + 1] - backward_[n]);
+    for (int v = 1; v < variants_; ++v) {
+      const std::size_t first = at(v) * width + n;
+      least = std::min(least, forward_[first + 1] - forward_[first] +
+                                  (backward_[first + 1] - backward_[first]));
+    }
+    work_[n + 1] = work_[n] + least;
+  }
+  add_kinds();
+}
+
+void PlanSums::add_kinds() {
+  held_kinds_.clear();
+  const int strategy = row_->layout.strategy;
+  for (int kind = 0; kind <= space_->kinds; ++kind) {
+    const LayerKindRecord& size = space_->size_of(strategy, kind);
+    bool holds = frame_->gather_bytes[at(kind)] > 0.0;
+    for (int v = 0; v < variants_; ++v) holds = holds || size.live_bytes[v] > 0.0;
+    if (holds) held_kinds_.push_back(kind);
+  }
+  const std::size_t width = at(layers_) + 1;
+  kind_count_.resize(held_kinds_.size() * width);
+  for (std::size_t k = 0; k < held_kinds_.size(); ++k) {
+    std::int32_t* count = &kind_count_[k * width];
+    count[0] = 0;
+    for (int i = 0; i < layers_; ++i) {
+      count[i + 1] = count[i] + (space_->kind_at(i, row_->layout.stages) == held_kinds_[k]);
+    }
+  }
+}
+
+double PlanSums::live_bytes(int v, int i, int j) const noexcept {
+  double live = 0.0;
+  for (std::size_t k = 0; k < held_kinds_.size(); ++k) {
+    const std::int32_t* count = &kind_count_[k * (at(layers_) + 1)];
+    if (count[j] == count[i]) continue;
+    live = std::max(live,
+                    space_->size_of(row_->layout.strategy, held_kinds_[k]).live_bytes[v]);
+  }
+  return live;
+}
+
+double PlanSums::gather_bytes(int i, int j) const noexcept {
+  double gather = 0.0;
+  for (std::size_t k = 0; k < held_kinds_.size(); ++k) {
+    const std::int32_t* count = &kind_count_[k * (at(layers_) + 1)];
+    if (count[j] > count[i]) gather = std::max(gather, frame_->gather_bytes[at(held_kinds_[k])]);
+  }
+  return gather;
+}
+
+double PlanSums::bytes(int v, int i, int j, int stage) const noexcept {
+  const LayoutRecord& l = row_->layout;
+  const double in_flight = microbatches_in_flight(static_cast<PipelineSchedule>(l.schedule),
+                                                  l.stages, stage, l.microbatches,
+                                                  l.virtual_stages);
+  const MovingBytes moving{stash_bytes(v, i, j), live_bytes(v, i, j), once_bytes(i, j),
+                           buffers_ + gather_bytes(i, j)};
+  return resident_bytes(i, j) + lost_ * moving_bytes(moving, in_flight);
+}
+
+StagePass PlanSums::pass(int v, int i, int j, int stage) const noexcept {
+  const std::size_t k = at(stage);
+  const double in_s = stage > 0 ? space_->enters(i, j) * frame_->message_s[k] : 0.0;
+  const double out_s =
+      stage + 1 < row_->layout.stages ? space_->leaves(i, j) * frame_->message_s[k + 1] : 0.0;
+  return {in_s + forward_s(v, i, j), out_s + backward_s(v, i, j), weight_grad_s(i, j),
+          tail_after(sync_s(i, j), backward_s(0, i, j), frame_->bucket_s, step_s(i, j),
+                     backward_s(0, 0, i))};
+}
+
+}  // namespace phaze

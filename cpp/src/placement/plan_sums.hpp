@@ -1,0 +1,58 @@
+// Sums over the layers before each position of one layout on one chip, so that a stage costs a few
+// subtractions. Private to the kernel; one object per thread, reused.
+#pragma once
+
+#include <vector>
+
+#include "placement/pipeline_clock.hpp"
+#include "placement/plan_space.hpp"
+
+namespace phaze {
+
+class PlanSums {
+ public:
+  void build(const PlanSpaceImpl& space, const PlanRow& row, const KindTimes& times);
+
+  double forward_s(int v, int i, int j) const noexcept { return part(forward_, v, i, j); }
+  double backward_s(int v, int i, int j) const noexcept { return part(backward_, v, i, j); }
+  double stash_bytes(int v, int i, int j) const noexcept { return part(stash_, v, i, j); }
+  double resident_bytes(int i, int j) const noexcept { return part(resident_, 0, i, j); }
+  double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
+  double sync_s(int i, int j) const noexcept { return part(sync_, 0, i, j); }
+  double step_s(int i, int j) const noexcept { return part(step_, 0, i, j); }
+  double weight_grad_s(int i, int j) const noexcept { return part(weight_grad_, 0, i, j); }
+  // Both passes in the quickest variant.
+  double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
+  double live_bytes(int v, int i, int j) const noexcept;    // largest of one layer at a time
+  double gather_bytes(int i, int j) const noexcept;
+  double total_work_s() const noexcept { return work_.back(); }
+  int layers() const noexcept { return layers_; }
+  int variants() const noexcept { return variants_; }
+
+  // All bytes of stage number `stage`, layers i..j, in a variant.
+  double bytes(int v, int i, int j, int stage) const noexcept;
+  // The stage as the pipeline's clock sees it.
+  StagePass pass(int v, int i, int j, int stage) const noexcept;
+
+ private:
+  static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
+  double part(const std::vector<double>& sums, int v, int i, int j) const noexcept {
+    const std::size_t first = at(v) * at(layers_ + 1);
+    return sums[first + at(j)] - sums[first + at(i)];
+  }
+  void add_kinds();
+
+  const PlanSpaceImpl* space_ = nullptr;
+  const PlanRow* row_ = nullptr;
+  const PlanFrame* frame_ = nullptr;
+  int layers_ = 0;
+  int variants_ = 0;
+  double buffers_ = 0.0;
+  double lost_ = 1.0;  // 1 + an allocator's losses
+  std::vector<double> forward_, backward_, stash_;  // [variant][position]
+  std::vector<double> resident_, once_, sync_, step_, weight_grad_, work_;
+  std::vector<int> held_kinds_;            // kinds with bytes of one layer at a time
+  std::vector<std::int32_t> kind_count_;   // [of held_kinds_][position]
+};
+
+}  // namespace phaze

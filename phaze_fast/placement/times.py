@@ -1,0 +1,206 @@
+"""Takes strategies and chips, gives seconds and joules of every kind of layer on every chip."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.cost import Costs, estimate_costs
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Accelerator, Cluster, Hbm
+from phaze_fast.opgraph import Layer
+from phaze_fast.placement.sizes import StrategySizes
+from phaze_fast.schedule import ScheduleCache, schedule_layers
+
+__all__ = ["MAX_NODES", "KindTimes", "hbm_share", "memory_of", "times_on_chip"]
+
+Array = np.ndarray[Any, Any]
+
+MAX_NODES = 20_000
+"""Of the search for one layer's schedule."""
+
+
+def memory_of(chip: Accelerator | None) -> Hbm:
+    """HBM of a chip that layers are placed on.
+
+    Raises
+    ------
+    InvalidInputError
+        Where there is no chip, or it has none.
+    """
+    if chip is None:
+        raise InvalidInputError("cluster.chip: missing; expected the chip that is placed on")
+    if chip.hbm is None or chip.hbm.capacity_bytes <= 0:
+        raise InvalidInputError(f"cluster.chip: {chip.name} has no HBM to place layers in")
+    return chip.hbm
+
+
+def hbm_share(chip: Accelerator) -> float:
+    """Share of its HBM bandwidth that what streams through it gets."""
+    return chip.tuning.hbm_share if chip.tuning is not None else 1.0
+
+
+def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
+    """Sum of some columns, one after another, so that a row's sum depends on that row alone."""
+    total = np.zeros(len(columns))
+    for column, counts in zip(columns.T, wanted, strict=True):
+        if counts:
+            total += column
+    return total
+
+
+def _again(layer: Layer, mode: str) -> list[bool]:
+    """Which operators of a layer's forward pass run again in its backward pass."""
+    named = layer.forward.recomputed(mode)
+    skipped = layer.kind in ("embedding", "head")
+    return [not skipped and name in named for name in layer.forward.names]
+
+
+@dataclass(frozen=True, eq=False)
+class KindTimes:
+    """Seconds and joules of each kind of layer, per micro-batch and device.
+
+    A row is a chip under one strategy, or a strategy on one chip. Arrays have shape (rows, kinds),
+    by variant (rows, variants, kinds).
+    """
+
+    forward_s: Array
+    plain_s: Array
+    """Of the backward pass without recomputation."""
+    backward_s: Array
+    """By variant, what is recomputed included."""
+    weight_grad_s: Array
+    """Part of the backward pass that can wait: as large as the weight gradients' share."""
+    forward_j: Array
+    backward_j: Array
+    """By variant, as above. Both without what flows while nothing runs."""
+    hbm_bytes_per_s: Array
+    """That the optimiser's state streams at, shape (rows,)."""
+    static_w: Array
+    """Watts that flow whatever runs, shape (rows,)."""
+    proven: Array
+    """Whether all schedules of a row are proven, shape (rows,)."""
+
+    def at(self, rows: Any) -> KindTimes:
+        """Those of some rows."""
+        return KindTimes(*(np.ascontiguousarray(getattr(self, f.name)[rows]) for f in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[KindTimes]) -> KindTimes:
+        """Several, one after another; missing variants are zeros."""
+        most = max(part.backward_s.shape[1] for part in parts)
+        columns = []
+        for field in fields(cls):
+            arrays = [getattr(part, field.name) for part in parts]
+            if arrays[0].ndim == 3:
+                arrays = [np.pad(a, ((0, 0), (0, most - a.shape[1]), (0, 0))) for a in arrays]
+            columns.append(np.concatenate(arrays))
+        return cls(*columns)
+
+    def same_times(self) -> list[bytes]:
+        """Give all that placement sees of each row: equal where it cannot tell them apart."""
+        columns = (self.forward_s, self.backward_s, self.weight_grad_s, self.hbm_bytes_per_s)
+        flat = np.concatenate([c.reshape(len(c), -1) for c in columns], axis=1)
+        return [row.tobytes() for row in np.ascontiguousarray(flat)]
+
+    @classmethod
+    def of(
+        cls,
+        sizes: StrategySizes,
+        costs: Costs,
+        makespan_s: Array,
+        proven: Array,
+        hbm_bytes_per_s: Array,
+        first: int = 0,
+    ) -> KindTimes:
+        """Read them off makespans of graphs x chips, from graph `first` on."""
+        layers = sizes.graph.layers
+        shape = (costs.chips, len(layers))
+        by_variant = (shape[0], len(sizes.variants), shape[1])
+        forward, plain, late, joules = (np.zeros(shape) for _ in range(4))
+        backward, backward_j = np.zeros(by_variant), np.zeros(by_variant)
+        for k, layer in enumerate(layers):
+            at = first + 2 * k
+            forward[:, k], plain[:, k] = makespan_s[at], makespan_s[at + 1]
+            seconds, spent = costs.time_s(at), costs.dynamic_j(at)
+            joules[:, k] = _summed(spent, [True] * len(layer.forward))
+            own_j = _summed(costs.dynamic_j(at + 1), [True] * len(layer.backward))
+            for v, mode in enumerate(sizes.variants):
+                again = _again(layer, mode)
+                extra = forward[:, k] if all(again) else _summed(seconds, again)
+                backward[:, v, k] = plain[:, k] + extra
+                backward_j[:, v, k] = own_j + _summed(spent, again)
+            each = costs.time_s(at + 1)
+            own = _summed(each, [name.endswith("-w") for name in layer.backward.names])
+            total = _summed(each, [True] * len(layer.backward))
+            share = np.divide(own, total, where=total > 0, out=np.zeros(len(own)))
+            late[:, k] = plain[:, k] * share
+        sure: Array = np.all(proven[first : first + 2 * len(layers)], axis=0)
+        return cls(
+            forward, plain, backward, late, joules, backward_j, hbm_bytes_per_s, costs.static_w, sure
+        )
+
+
+class _Kept:
+    """Times of strategies on chips that were worked out before, the latest few thousand."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._lock = most, Lock()
+        self._known: OrderedDict[Any, KindTimes] = OrderedDict()
+
+    def get(self, key: Any) -> KindTimes | None:
+        with self._lock:
+            times = self._known.get(key)
+            if times is not None:
+                self._known.move_to_end(key)
+            return times
+
+    def put(self, key: Any, times: KindTimes) -> None:
+        with self._lock:
+            self._known[key] = times
+            while len(self._known) > self._most:
+                self._known.popitem(last=False)
+
+
+_kept = _Kept(4096)
+
+
+def times_on_chip(
+    sizes: Sequence[StrategySizes],
+    cluster: Cluster,
+    cache: ScheduleCache | None = None,
+    threads: int = 1,
+) -> KindTimes:
+    """Cost and schedule the layers of several strategies on a cluster's chip, one row each.
+
+    What was worked out before in this process is looked up by content.
+    """
+    chip = cluster.chip
+    if chip is None:
+        raise InvalidInputError("cluster.chip: missing; expected the chip that is placed on")
+    rate = memory_of(chip).bandwidth_bytes_per_s * hbm_share(chip)
+    keys = [(s.graph.model, s.strategy, s.variants, s.expert_stride, cluster) for s in sizes]
+    rows = {key: _kept.get(key) for key in keys}
+    missing = [k for k, key in enumerate(keys) if rows[key] is None]
+    by_stride: dict[int | None, list[int]] = {}
+    for k in missing:
+        stride = sizes[k].expert_stride if sizes[k].strategy.expert_parallel > 1 else None
+        by_stride.setdefault(stride, []).append(k)
+    for stride, some in by_stride.items():
+        graphs = [sizes[k].graph for k in some]
+        costs = estimate_costs(graphs, chip, cluster, threads=threads, expert_stride=stride)
+        made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
+        first = 0
+        for k in some:
+            times = KindTimes.of(
+                sizes[k], costs, made.makespan_s, made.proven, np.array([rate]), first
+            )
+            first += 2 * len(sizes[k].graph.layers)
+            rows[keys[k]] = times
+            _kept.put(keys[k], times)
+    return KindTimes.joined([times for key in keys if (times := rows[key]) is not None])
