@@ -76,12 +76,30 @@ def collective_batch(
     ranks: _Array,
     stride: _Array,
     threads: int,
+    outer_ranks: _Array | None = None,
+    outer_stride: _Array | None = None,
+) -> tuple[_Array, _Array, _Array]: ...
+def message_batch(
+    fabric: _Array, payload_bytes: _Array, source: _Array, target: _Array
 ) -> tuple[_Array, _Array, _Array]: ...
 def collective_with(
-    fabrics: _Array, op: int, payload_bytes: float, ranks: int, stride: int, algorithm: int
+    fabrics: _Array,
+    op: int,
+    payload_bytes: float,
+    ranks: int,
+    stride: int,
+    algorithm: int,
+    outer_ranks: int = 1,
+    outer_stride: int = 0,
 ) -> tuple[float, int, int]: ...
 def collective_bound(
-    fabrics: _Array, op: int, payload_bytes: float, ranks: int, stride: int
+    fabrics: _Array,
+    op: int,
+    payload_bytes: float,
+    ranks: int,
+    stride: int,
+    outer_ranks: int = 1,
+    outer_stride: int = 0,
 ) -> float: ...
 def op_times(
     ops: _Array,

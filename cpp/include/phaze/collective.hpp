@@ -1,8 +1,9 @@
 // Time of a collective over a group of ranks on a fabric.
 //
-// A group is `ranks` devices at ranks base, base + stride, base + 2*stride, ..., aligned so that it
-// starts at the beginning of the tiers or dimensions it spans. All groups of the same shape are
-// assumed to run at once, so a strided group on a grid shares each link with stride - 1 others.
+// A group is one run of devices at ranks base, base + stride, base + 2*stride, ..., or equally many
+// such runs at equal distances (GroupShape), aligned so that it starts at the beginning of the
+// tiers or dimensions it spans. All groups of the same shape are assumed to run at once, so a
+// strided group on a grid shares each link with stride - 1 others.
 //
 // V is `bytes`: the vector each rank holds (all-reduce; input of reduce-scatter; output of
 // all-gather; send buffer of all-to-all), or the message (broadcast, point-to-point). With p ranks,
@@ -104,14 +105,36 @@ struct CollectiveResult {
   Status status;
 };
 
+// Ranks base + i * stride + j * outer_stride, i < ranks, j < outer_ranks; outer_ranks 1: one run.
+// The two runs may be given in either order. kBadStride where they overlap, that is where the
+// larger stride does not reach beyond the run of the smaller one.
+struct GroupShape {
+  std::int64_t ranks;
+  std::int64_t stride = 1;
+  std::int64_t outer_ranks = 1;
+  std::int64_t outer_stride = 0;
+};
+
 // Checks everything a FabricRecord must satisfy; kOk or kBadFabric.
 Status check_fabric(const FabricRecord& fabric) noexcept;
 
-// The fastest algorithm for this group and its time.
+// The fastest algorithm for this group and its time. Two runs that join into one (outer_stride ==
+// ranks * stride) give the bits of that one run.
+CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                            const GroupShape& shape) noexcept;
 CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
                             std::int64_t ranks, std::int64_t stride) noexcept;
 
+// One message from rank `from` to rank `to`, while every pair at the same distance sends one as
+// well. Unlike point-to-point over a stride it knows where the pair lies: ranks 7 and 8 are in
+// different nodes of 8. From rank 0 the two are equal to the last bit. A message to oneself is
+// free; kBadRanks for a negative rank, kGroupTooLarge for one the fabric does not have.
+CollectiveResult message(const FabricRecord& fabric, double bytes, std::int64_t from,
+                         std::int64_t to) noexcept;
+
 // One named algorithm; kNotApplicable where it cannot run.
+CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                 const GroupShape& shape, Algorithm algorithm) noexcept;
 CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
                                  std::int64_t ranks, std::int64_t stride,
                                  Algorithm algorithm) noexcept;
@@ -119,10 +142,13 @@ CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, do
 // Bytes a rank must send at the least, over its fastest port (on a grid, over all its links at
 // once): no algorithm here is ever faster, to the last bit. NaN where collective() has no answer.
 double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                          const GroupShape& shape) noexcept;
+double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
                           std::int64_t ranks, std::int64_t stride) noexcept;
 
-// Struct-of-arrays batch: row i is collective(fabrics[fabric[i]], op[i], bytes[i], ranks[i],
-// stride[i]). All spans but `fabrics` have one length. A bad row gets its status and NaN.
+// Struct-of-arrays batch: row i is collective(fabrics[fabric[i]], op[i], bytes[i], {ranks[i],
+// stride[i], outer_ranks[i], outer_stride[i]}). All spans but `fabrics` have one length, or both
+// outer ones are empty and every group is one run. A bad row gets its status and NaN.
 struct CollectiveQuery {
   std::span<const FabricRecord> fabrics;
   std::span<const std::int32_t> fabric;
@@ -130,6 +156,8 @@ struct CollectiveQuery {
   std::span<const double> bytes;
   std::span<const std::int64_t> ranks;
   std::span<const std::int64_t> stride;
+  std::span<const std::int64_t> outer_ranks;
+  std::span<const std::int64_t> outer_stride;
 };
 struct CollectiveAnswer {
   std::span<double> time_s;
@@ -137,5 +165,14 @@ struct CollectiveAnswer {
   std::span<std::uint8_t> status;
 };
 void collective_batch(const CollectiveQuery& query, const CollectiveAnswer& answer, int threads);
+
+// Row i is message(fabric, bytes[i], from[i], to[i]); all spans have one length.
+struct MessageQuery {
+  FabricRecord fabric;
+  std::span<const double> bytes;
+  std::span<const std::int64_t> from;
+  std::span<const std::int64_t> to;
+};
+void message_batch(const MessageQuery& query, const CollectiveAnswer& answer) noexcept;
 
 }  // namespace phaze

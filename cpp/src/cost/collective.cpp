@@ -18,27 +18,64 @@ constexpr std::int64_t kLargestLevel = std::int64_t{1} << 60;  // products with 
 
 CollectiveResult failed(Status status) noexcept { return {kNan, Algorithm::kNone, status}; }
 
-// Checks the arguments; kOk with algorithm kNone means the answer is zero seconds already.
-Status check_call(const Call& call) noexcept {
-  if (static_cast<int>(call.op) >= kCollectiveOpCount) return Status::kBadOperation;
-  if (!std::isfinite(call.bytes)) return Status::kNotFinite;
-  if (call.bytes < 0.0) return Status::kNegative;
-  if (call.ranks < 1) return Status::kBadRanks;
-  if (call.op == CollectiveOp::kPointToPoint && call.ranks > 2) return Status::kBadRanks;
-  if (call.stride < 1) return Status::kBadStride;
-  return Status::kOk;
+Status check_bytes(double bytes) noexcept {
+  if (!std::isfinite(bytes)) return Status::kNotFinite;
+  return bytes < 0.0 ? Status::kNegative : Status::kOk;
 }
 
+// Checks the arguments, and leaves the call with its normalised shape and ranks in all.
+Status prepare(Call& call) noexcept {
+  if (static_cast<int>(call.op) >= kCollectiveOpCount) return Status::kBadOperation;
+  const Status sent = check_bytes(call.bytes);
+  if (sent != Status::kOk) return sent;
+  const GroupShape& shape = call.shape;
+  if (call.op == CollectiveOp::kPointToPoint &&
+      (shape.ranks > 2 || shape.outer_ranks > 2 || (shape.ranks == 2 && shape.outer_ranks == 2))) {
+    return Status::kBadRanks;
+  }
+  const Status group = normalise(call.shape);
+  if (group == Status::kOk) call.ranks = shape.ranks * shape.outer_ranks;
+  return group;
+}
+
+// Precondition: the call was prepared.
 CollectiveResult fastest(const Call& call) noexcept {
-  const Status checked = check_call(call);
-  if (checked != Status::kOk) return failed(checked);
   if (call.ranks == 1) return {0.0, Algorithm::kNone, Status::kOk};
-  const Group group = lay_out(call.fabric, call.ranks, call.stride);
+  const Group group = lay_out(call.fabric, call.shape);
   if (group.status != Status::kOk) return failed(group.status);
   if (call.bytes == 0.0) return {0.0, Algorithm::kNone, Status::kOk};
   const Choice best = fastest_algorithm(call, group);
   if (!(best.time_s < kNever)) return failed(Status::kNotFinite);
   return {best.time_s, best.algorithm, Status::kOk};
+}
+
+CollectiveResult prepared_and_fastest(Call& call) noexcept {
+  const Status status = prepare(call);
+  return status == Status::kOk ? fastest(call) : failed(status);
+}
+
+// Bytes/s a rank can send at once, over all links of a grid.
+double ports(const FabricRecord& fabric, const Group& group) noexcept {
+  if (!is_grid(fabric)) return 1.0 / group.fastest_seconds_per_byte;
+  double total = 0.0;
+  for (int l = 0; l < fabric.levels; ++l) {
+    const double links = fabric.size[l] > 2 ? 2.0 : static_cast<double>(fabric.size[l] - 1);
+    total += links * fabric.bytes_per_s[l];
+  }
+  return total;
+}
+
+// A message on a fabric that was checked and has so many devices.
+CollectiveResult checked_message(const FabricRecord& fabric, std::int64_t devices, double bytes,
+                                 std::int64_t from, std::int64_t to) noexcept {
+  const Status sent = check_bytes(bytes);
+  if (sent != Status::kOk) return failed(sent);
+  if (from < 0 || to < 0) return failed(Status::kBadRanks);
+  if (from >= devices || to >= devices) return failed(Status::kGroupTooLarge);
+  if (from == to || bytes == 0.0) return {0.0, Algorithm::kNone, Status::kOk};
+  const double time = message_s(fabric, bytes, from, to);
+  if (!(time < kNever)) return failed(Status::kNotFinite);
+  return {time, Algorithm::kDirect, Status::kOk};
 }
 
 }  // namespace
@@ -72,37 +109,42 @@ Status check_fabric(const FabricRecord& fabric) noexcept {
 }
 
 CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                            std::int64_t ranks, std::int64_t stride) noexcept {
+                            const GroupShape& shape) noexcept {
   if (check_fabric(fabric) != Status::kOk) return failed(Status::kBadFabric);
-  return fastest({fabric, op, bytes, ranks, stride});
+  Call call{fabric, op, bytes, shape, 1};
+  return prepared_and_fastest(call);
+}
+
+CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                            std::int64_t ranks, std::int64_t stride) noexcept {
+  return collective(fabric, op, bytes, GroupShape{ranks, stride});
+}
+
+CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                 const GroupShape& shape, Algorithm algorithm) noexcept {
+  if (check_fabric(fabric) != Status::kOk) return failed(Status::kBadFabric);
+  Call call{fabric, op, bytes, shape, 1};
+  const CollectiveResult best = prepared_and_fastest(call);
+  if (best.status != Status::kOk || best.algorithm == Algorithm::kNone) return best;
+  const double time = time_with(call, lay_out(fabric, call.shape), algorithm);
+  if (!std::isfinite(time)) return failed(Status::kNotApplicable);
+  return {time, algorithm, Status::kOk};
 }
 
 CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
                                  std::int64_t ranks, std::int64_t stride,
                                  Algorithm algorithm) noexcept {
-  const CollectiveResult best = collective(fabric, op, bytes, ranks, stride);
-  if (best.status != Status::kOk || best.algorithm == Algorithm::kNone) return best;
-  const Group group = lay_out(fabric, ranks, stride);
-  const double time = time_with({fabric, op, bytes, ranks, stride}, group, algorithm);
-  if (!std::isfinite(time)) return failed(Status::kNotApplicable);
-  return {time, algorithm, Status::kOk};
+  return collective_with(fabric, op, bytes, GroupShape{ranks, stride}, algorithm);
 }
 
 double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                          std::int64_t ranks, std::int64_t stride) noexcept {
-  const CollectiveResult best = collective(fabric, op, bytes, ranks, stride);
+                          const GroupShape& shape) noexcept {
+  if (check_fabric(fabric) != Status::kOk) return kNan;
+  Call call{fabric, op, bytes, shape, 1};
+  const CollectiveResult best = prepared_and_fastest(call);
   if (best.status != Status::kOk) return kNan;
   if (best.algorithm == Algorithm::kNone) return 0.0;
-  const Group group = lay_out(fabric, ranks, stride);
-  double ports = 1.0 / group.fastest_seconds_per_byte;  // bytes/s a rank can send at once
-  if (is_grid(fabric)) {
-    ports = 0.0;
-    for (int l = 0; l < fabric.levels; ++l) {
-      const double links = fabric.size[l] > 2 ? 2.0 : static_cast<double>(fabric.size[l] - 1);
-      ports += links * fabric.bytes_per_s[l];
-    }
-  }
-  const auto p = static_cast<double>(ranks);
+  const auto p = static_cast<double>(call.ranks);
   double sent = bytes;
   if (op == CollectiveOp::kAllReduce) sent = 2.0 * (p - 1.0) / p * bytes;
   if (op == CollectiveOp::kReduceScatter || op == CollectiveOp::kAllGather ||
@@ -111,7 +153,18 @@ double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double by
   }
   // A bound must hold to the last bit: leave room for the rounding of the times it is below.
   constexpr double kRounding = 1.0 - 16.0 * std::numeric_limits<double>::epsilon();
-  return kRounding * sent / ports;
+  return kRounding * sent / ports(fabric, lay_out(fabric, call.shape));
+}
+
+double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                          std::int64_t ranks, std::int64_t stride) noexcept {
+  return collective_bound_s(fabric, op, bytes, GroupShape{ranks, stride});
+}
+
+CollectiveResult message(const FabricRecord& fabric, double bytes, std::int64_t from,
+                         std::int64_t to) noexcept {
+  if (check_fabric(fabric) != Status::kOk) return failed(Status::kBadFabric);
+  return checked_message(fabric, capacity(fabric), bytes, from, to);
 }
 
 void collective_batch(const CollectiveQuery& query, const CollectiveAnswer& answer, int threads) {
@@ -122,14 +175,33 @@ void collective_batch(const CollectiveQuery& query, const CollectiveAnswer& answ
       const auto f = static_cast<std::size_t>(query.fabric[i]);
       CollectiveResult result = failed(Status::kBadFabric);
       if (query.fabric[i] >= 0 && f < fabric_status.size() && fabric_status[f] == Status::kOk) {
-        result = fastest({query.fabrics[f], static_cast<CollectiveOp>(query.op[i]), query.bytes[i],
-                          query.ranks[i], query.stride[i]});
+        GroupShape shape{query.ranks[i], query.stride[i]};
+        if (!query.outer_ranks.empty()) {
+          shape.outer_ranks = query.outer_ranks[i];
+          shape.outer_stride = query.outer_stride[i];
+        }
+        Call call{query.fabrics[f], static_cast<CollectiveOp>(query.op[i]), query.bytes[i], shape,
+                  1};
+        result = prepared_and_fastest(call);
       }
       answer.time_s[i] = result.time_s;
       answer.algorithm[i] = static_cast<std::uint8_t>(result.algorithm);
       answer.status[i] = static_cast<std::uint8_t>(result.status);
     }
   });
+}
+
+void message_batch(const MessageQuery& query, const CollectiveAnswer& answer) noexcept {
+  const bool good = check_fabric(query.fabric) == Status::kOk;
+  const std::int64_t devices = good ? capacity(query.fabric) : 0;
+  for (std::size_t i = 0; i < query.bytes.size(); ++i) {
+    const CollectiveResult result =
+        good ? checked_message(query.fabric, devices, query.bytes[i], query.from[i], query.to[i])
+             : failed(Status::kBadFabric);
+    answer.time_s[i] = result.time_s;
+    answer.algorithm[i] = static_cast<std::uint8_t>(result.algorithm);
+    answer.status[i] = static_cast<std::uint8_t>(result.status);
+  }
 }
 
 }  // namespace phaze

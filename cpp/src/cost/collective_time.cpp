@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cstdlib>
 
 namespace phaze {
 namespace {
@@ -264,30 +265,6 @@ double shift_load(std::int64_t hops, std::int64_t size, bool ring) noexcept {
   return (2 * hops == size ? 0.5 : 1.0) * static_cast<double>(hops);
 }
 
-double point_to_point(const FabricRecord& fabric, std::int64_t distance, double v) noexcept {
-  if (!is_grid(fabric)) {
-    std::int64_t inside = 1;
-    for (int l = 0; l < fabric.levels; ++l) {
-      const bool last = l + 1 == fabric.levels;
-      inside = last ? inside : inside * fabric.size[l];  // capacity was checked: no overflow
-      if (last || distance < inside) return v / fabric.bytes_per_s[l] + fabric.latency_s[l];
-    }
-  }
-  double latency = 0.0;
-  double seconds_per_byte = 0.0;
-  for (int l = 0; l < fabric.levels; ++l) {
-    const std::int64_t size = fabric.size[l];
-    const bool ring = fabric.wrap[l] != 0 && size > 2;
-    std::int64_t hops = distance % size;
-    if (ring) hops = std::min(hops, size - hops);
-    distance /= size;
-    latency += static_cast<double>(hops) * fabric.latency_s[l];
-    seconds_per_byte =
-        std::max(seconds_per_byte, shift_load(hops, size, ring) / fabric.bytes_per_s[l]);
-  }
-  return v * seconds_per_byte + latency;
-}
-
 // ---- choosing ----------------------------------------------------------------------------------
 
 // The fastest of some algorithms; ties go to the one that stands first.
@@ -343,7 +320,7 @@ Choice fastest_algorithm(const Call& call, const Group& group) noexcept {
         return broadcast(call.fabric, group, call.ranks, call.bytes, algorithm);
       });
     case CollectiveOp::kPointToPoint:
-      return {point_to_point(call.fabric, call.stride, call.bytes), kDirect};
+      return {message_s(call.fabric, call.bytes, 0, call.shape.stride), kDirect};
   }
   return {kNever, kNone};
 }
@@ -361,10 +338,39 @@ double time_with(const Call& call, const Group& group, Algorithm algorithm) noex
     case CollectiveOp::kBroadcast:
       return broadcast(call.fabric, group, call.ranks, call.bytes, algorithm);
     case CollectiveOp::kPointToPoint:
-      return algorithm == Algorithm::kDirect ? point_to_point(call.fabric, call.stride, call.bytes)
-                                             : kNever;
+      return algorithm == Algorithm::kDirect
+                 ? message_s(call.fabric, call.bytes, 0, call.shape.stride)
+                 : kNever;
   }
   return kNever;
+}
+
+double message_s(const FabricRecord& fabric, double bytes, std::int64_t from,
+                 std::int64_t to) noexcept {
+  if (!is_grid(fabric)) {
+    for (int l = 0;; ++l) {  // the lowest tier of which one unit holds both
+      const bool last = l + 1 == fabric.levels;
+      if (!last) {
+        from /= fabric.size[l];
+        to /= fabric.size[l];
+      }
+      if (last || from == to) return bytes / fabric.bytes_per_s[l] + fabric.latency_s[l];
+    }
+  }
+  double latency = 0.0;
+  double seconds_per_byte = 0.0;
+  for (int l = 0; l < fabric.levels; ++l) {
+    const std::int64_t size = fabric.size[l];
+    const bool ring = fabric.wrap[l] != 0 && size > 2;
+    std::int64_t hops = std::abs(to % size - from % size);
+    if (ring) hops = std::min(hops, size - hops);
+    from /= size;
+    to /= size;
+    latency += static_cast<double>(hops) * fabric.latency_s[l];
+    seconds_per_byte =
+        std::max(seconds_per_byte, shift_load(hops, size, ring) / fabric.bytes_per_s[l]);
+  }
+  return bytes * seconds_per_byte + latency;
 }
 
 }  // namespace phaze

@@ -21,8 +21,8 @@ struct Call {
   const FabricRecord& fabric;
   CollectiveOp op;
   double bytes;
-  std::int64_t ranks;
-  std::int64_t stride;
+  GroupShape shape;    // normalised
+  std::int64_t ranks;  // in all
 };
 
 struct Choice {
@@ -34,7 +34,11 @@ struct Choice {
 Choice fastest_algorithm(const Call& call, const Group& group) noexcept;
 
 // Seconds; kNever where the algorithm cannot run this call. Precondition: the call was checked and
-// `group` is lay_out(call.fabric, call.ranks, call.stride) with status kOk.
+// `group` is lay_out(call.fabric, call.shape) with status kOk.
 double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept;
+
+// Seconds of one message. Precondition: both ranks are on the fabric, and it was checked.
+double message_s(const FabricRecord& fabric, double bytes, std::int64_t from,
+                 std::int64_t to) noexcept;
 
 }  // namespace phaze

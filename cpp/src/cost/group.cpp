@@ -2,22 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 
 namespace phaze {
 namespace {
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
-
-// Ranks that are there; check_fabric has made sure that the product fits.
-std::int64_t capacity(const FabricRecord& fabric) noexcept {
-  const std::int64_t limit = fabric.devices == 0 ? kUnbounded : fabric.devices;
-  std::int64_t total = 1;
-  for (int l = 0; l < fabric.levels; ++l) {
-    if (fabric.size[l] == 0) return limit;
-    total *= fabric.size[l];
-  }
-  return std::min(total, limit);
-}
 
 void add_level(Group& group, const FabricRecord& fabric, int l, std::int64_t members,
                std::int64_t stride) noexcept {
@@ -43,10 +33,11 @@ void add_level(Group& group, const FabricRecord& fabric, int l, std::int64_t mem
   if (stride != 1) group.contiguous = false;
 }
 
-// Walks the levels innermost first, taking as many members as each holds. Returns false where a
-// unit would hold a different number of members than its neighbour.
-bool take_members(Group& group, const FabricRecord& fabric, std::int64_t ranks,
-                  std::int64_t stride) noexcept {
+// Walks the levels innermost first, taking as many members of a run as each holds. Returns false
+// where a unit would hold a different number of members than its neighbour, or where the run has
+// members on a level before `first_free`, which moves behind the last level it takes.
+bool take_members(Group& group, const FabricRecord& fabric, std::int64_t ranks, std::int64_t stride,
+                  int& first_free) noexcept {
   for (int l = 0; l < fabric.levels && ranks > 1; ++l) {
     const std::int64_t size = fabric.size[l] == 0 ? kUnbounded : fabric.size[l];
     if (stride >= size) {
@@ -54,6 +45,8 @@ bool take_members(Group& group, const FabricRecord& fabric, std::int64_t ranks,
       stride /= size;
       continue;
     }
+    if (l < first_free) return false;
+    first_free = l + 1;
     if ((ranks - 1) * stride < size) {  // the rest fits here
       add_level(group, fabric, l, ranks, stride);
       return true;
@@ -68,25 +61,81 @@ bool take_members(Group& group, const FabricRecord& fabric, std::int64_t ranks,
   return ranks == 1;
 }
 
+// From the first rank to the last.
+std::int64_t extent(const GroupShape& shape) noexcept {
+  return (shape.ranks - 1) * shape.stride + (shape.outer_ranks - 1) * shape.outer_stride;
+}
+
+// Members of two runs in every unit of `unit` ranks that holds any; 0 where units differ, or would
+// if there were more of the outer run: luck of the first few is no layout to count on.
+std::int64_t held_by_unit(const GroupShape& shape, std::int64_t unit) noexcept {
+  const std::int64_t inner = (shape.ranks - 1) * shape.stride;
+  if (extent(shape) < unit) return shape.ranks * shape.outer_ranks;
+  if (shape.stride >= unit && shape.outer_stride - inner >= unit) return 1;
+  if (inner < unit) {  // some whole inner runs in each
+    const std::int64_t runs = (unit - 1 - inner) / shape.outer_stride + 1;
+    if (shape.outer_ranks % runs != 0) return 0;
+    // Sets of `runs` runs begin at multiples of this within a unit, sooner or later at all of them.
+    const std::int64_t grain = std::gcd(runs * shape.outer_stride, unit);
+    return (runs - 1) * shape.outer_stride + inner < grain ? runs * shape.ranks : 0;
+  }
+  // Each inner run fills units of its own from end to end.
+  const bool fills = unit % shape.stride == 0 && shape.ranks % (unit / shape.stride) == 0;
+  return fills && shape.outer_stride % unit == 0 ? unit / shape.stride : 0;
+}
+
+// Two runs on switched tiers; false where some tier's units hold different numbers of members.
+bool count_members(Group& group, const FabricRecord& fabric, const GroupShape& shape) noexcept {
+  const std::int64_t reach = extent(shape);
+  std::int64_t unit = 1;
+  std::int64_t below = 1;  // members in each unit of the tier below
+  for (int l = 0; l < fabric.levels && unit <= reach; ++l) {
+    const std::int64_t size = fabric.size[l] == 0 ? kUnbounded : fabric.size[l];
+    unit = unit > kUnbounded / size ? kUnbounded : unit * size;
+    const std::int64_t held = held_by_unit(shape, unit);
+    if (held == 0) return false;
+    if (held > below) add_level(group, fabric, l, held / below, 1);
+    below = held;
+  }
+  return true;
+}
+
+bool lay_out_regular(Group& group, const FabricRecord& fabric, const GroupShape& shape) noexcept {
+  int first_free = 0;
+  if (shape.outer_ranks == 1) {
+    return take_members(group, fabric, shape.ranks, shape.stride, first_free);
+  }
+  if (fabric.kind != static_cast<std::int32_t>(FabricKind::kGrid)) {
+    return count_members(group, fabric, shape);
+  }
+  // A brick: runs that meet in one dimension leave gaps there, or they would have been joined.
+  return take_members(group, fabric, shape.ranks, shape.stride, first_free) &&
+         take_members(group, fabric, shape.outer_ranks, shape.outer_stride, first_free);
+}
+
 // An irregular group is charged as one ring in rank order over every level from the one its
-// stride reaches to the one its extent reaches. On a grid, row ends send the ring back along the
-// row it came from, so links carry up to two of its edges, and all interleaved groups share them.
-void charge_irregular(Group& group, const FabricRecord& fabric, std::int64_t ranks,
-                      std::int64_t stride) noexcept {
+// smallest gap reaches to the one its extent reaches. On a grid, row ends send the ring back along
+// the row it came from, so links carry up to two of its edges, and all interleaved groups share
+// them: no more than the larger stride, since the gaps inside and between runs add up to less.
+void charge_irregular(Group& group, const FabricRecord& fabric, const GroupShape& shape) noexcept {
   const bool grid = fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid);
   group.regular = false;
   group.active = 0;
   group.contiguous = false;
   group.slowest_seconds_per_byte = 0.0;
   group.fastest_seconds_per_byte = std::numeric_limits<double>::infinity();
-  const std::int64_t extent = (ranks - 1) * stride;
+  const bool one_run = shape.outer_ranks == 1;
+  const std::int64_t between = shape.outer_stride - (shape.ranks - 1) * shape.stride;
+  const std::int64_t gap = one_run ? shape.stride : std::min(shape.stride, between);
+  const auto sharing = static_cast<double>(one_run ? shape.stride : shape.outer_stride);
+  const std::int64_t reach = extent(shape);
   std::int64_t below = 1;  // ranks inside one unit of the level below
   double diameter_s = 0.0;
-  for (int l = 0; l < fabric.levels && below <= extent; ++l) {
+  for (int l = 0; l < fabric.levels && below <= reach; ++l) {
     const std::int64_t size = fabric.size[l] == 0 ? kUnbounded : fabric.size[l];
     const std::int64_t here = below > kUnbounded / size ? kUnbounded : below * size;
-    const double share = grid ? 2.0 * static_cast<double>(stride) : 1.0;
-    if (grid || here > stride) {
+    const double share = grid ? 2.0 * sharing : 1.0;
+    if (grid || here > gap) {
       group.slowest_seconds_per_byte =
           std::max(group.slowest_seconds_per_byte, share / fabric.bytes_per_s[l]);
       group.fastest_seconds_per_byte =
@@ -101,15 +150,58 @@ void charge_irregular(Group& group, const FabricRecord& fabric, std::int64_t ran
 
 }  // namespace
 
-Group lay_out(const FabricRecord& fabric, std::int64_t ranks, std::int64_t stride) noexcept {
+// check_fabric has made sure that the product fits.
+std::int64_t capacity(const FabricRecord& fabric) noexcept {
+  const std::int64_t limit = fabric.devices == 0 ? kUnbounded : fabric.devices;
+  std::int64_t total = 1;
+  for (int l = 0; l < fabric.levels; ++l) {
+    if (fabric.size[l] == 0) return limit;
+    total *= fabric.size[l];
+  }
+  return std::min(total, limit);
+}
+
+Status normalise(GroupShape& shape) noexcept {
+  if (shape.ranks < 1 || shape.outer_ranks < 1) return Status::kBadRanks;
+  if (shape.stride < 1) return Status::kBadStride;
+  if (shape.outer_ranks == 1) {
+    shape.outer_stride = 0;
+    return Status::kOk;
+  }
+  if (shape.outer_stride < 1) return Status::kBadStride;
+  if (shape.ranks == 1) {
+    shape = {shape.outer_ranks, shape.outer_stride};
+    return Status::kOk;
+  }
+  if (shape.outer_stride < shape.stride) {
+    shape = {shape.outer_ranks, shape.outer_stride, shape.ranks, shape.stride};
+  }
+  std::int64_t inner = 0;
+  std::int64_t outer = 0;
+  std::int64_t total = 0;
+  if (__builtin_mul_overflow(shape.ranks, shape.stride, &inner) ||
+      __builtin_mul_overflow(shape.outer_ranks, shape.outer_stride, &outer) ||
+      __builtin_mul_overflow(shape.ranks, shape.outer_ranks, &total) ||
+      __builtin_add_overflow(inner, outer, &total)) {
+    return Status::kGroupTooLarge;
+  }
+  if (shape.outer_stride == inner) {
+    shape = {shape.ranks * shape.outer_ranks, shape.stride};
+    return Status::kOk;
+  }
+  return shape.outer_stride > inner - shape.stride ? Status::kOk : Status::kBadStride;
+}
+
+Group lay_out(const FabricRecord& fabric, const GroupShape& shape) noexcept {
   Group group;
-  std::int64_t extent = 0;
-  if (__builtin_mul_overflow(ranks - 1, stride, &extent) || extent >= capacity(fabric)) {
+  std::int64_t inner = 0;  // normalise() has made sure that two runs do not overflow
+  if (__builtin_mul_overflow(shape.ranks - 1, shape.stride, &inner) ||
+      extent(shape) >= capacity(fabric)) {
     group.status = Status::kGroupTooLarge;
     return group;
   }
-  if (!take_members(group, fabric, ranks, stride)) {
-    charge_irregular(group, fabric, ranks, stride);
+  if (!lay_out_regular(group, fabric, shape)) {
+    charge_irregular(group, fabric, shape);
     return group;
   }
   group.slowest_seconds_per_byte = 0.0;

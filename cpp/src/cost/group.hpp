@@ -1,9 +1,10 @@
-// How a strided group of ranks lies on a fabric: members per level, and what limits each level.
+// How a group of ranks lies on a fabric: members per level, and what limits each level.
 // Private to the collective kernel.
 #pragma once
 
 #include <cstdint>
 
+#include "phaze/collective.hpp"
 #include "phaze/status.hpp"
 #include "phaze/types.hpp"
 
@@ -35,7 +36,14 @@ struct Group {
   bool contiguous = true;  // grid: stride 1 in every active dimension
 };
 
-// The group's layout. Precondition: check_fabric(fabric) == kOk, ranks >= 2, stride >= 1.
-Group lay_out(const FabricRecord& fabric, std::int64_t ranks, std::int64_t stride) noexcept;
+// The same group with the smaller stride first, and as one run (outer_ranks 1, outer_stride 0)
+// where it is one; kBadRanks, kBadStride or kGroupTooLarge where the runs are no group.
+Status normalise(GroupShape& shape) noexcept;
+
+// Ranks the fabric has. Precondition: check_fabric(fabric) == kOk.
+std::int64_t capacity(const FabricRecord& fabric) noexcept;
+
+// The group's layout. Precondition: check_fabric(fabric) == kOk, `shape` is normalised, ranks >= 2.
+Group lay_out(const FabricRecord& fabric, const GroupShape& shape) noexcept;
 
 }  // namespace phaze
