@@ -10,6 +10,7 @@ from phaze_fast.memory.footprint import (
     Pipeline,
     footprint,
     footprint_batch,
+    layouts_fit,
     stage_row,
     stage_rows,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "Pipeline",
     "footprint",
     "footprint_batch",
+    "layouts_fit",
     "optimizer",
     "stage_row",
     "stage_rows",

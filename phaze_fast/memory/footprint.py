@@ -28,6 +28,7 @@ __all__ = [
     "Pipeline",
     "footprint",
     "footprint_batch",
+    "layouts_fit",
     "stage_row",
     "stage_rows",
 ]
@@ -262,6 +263,21 @@ def footprint_batch(rows: Array) -> Array:
     fill(np.ascontiguousarray(rows), out, FRAGMENTATION)
     out.setflags(write=False)
     return out
+
+
+def layouts_fit(
+    layouts: Array,
+    strategies: Array,
+    sizes: Array,
+    order: Array,
+    training: Any,
+    rooms: Array,
+    fits: Array,
+) -> None:
+    """Mark the layouts of which some partition fits; see `phaze_fast.memory.kernel.layouts_fit`."""
+    from phaze_fast.memory import kernel
+
+    kernel.layouts_fit(layouts, strategies, sizes, order, training, rooms, fits)
 
 
 def footprint(

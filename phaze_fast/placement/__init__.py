@@ -1,8 +1,9 @@
 """Takes layers with their times and bytes, gives stages, devices and replicas on a cluster."""
 
 from phaze_fast.placement.describe import PlacedStage
-from phaze_fast.placement.planning import infeasible, plan
-from phaze_fast.placement.plans import Plan, Plans, Stage
+from phaze_fast.placement.evaluator import Placed, PlanEvaluator
+from phaze_fast.placement.plan import PARTS, Plan, Stage
+from phaze_fast.placement.planning import Plans, infeasible, plan
 from phaze_fast.placement.problems import (
     SCHEDULES,
     PipelineProblem,
@@ -17,12 +18,15 @@ from phaze_fast.placement.table import LayerTable
 from phaze_fast.placement.training import Training
 
 __all__ = [
+    "PARTS",
     "SCHEDULES",
     "LayerTable",
     "PipelineProblem",
+    "Placed",
     "PlacedStage",
     "Placement",
     "Plan",
+    "PlanEvaluator",
     "Plans",
     "PublishedProblem",
     "Stage",

@@ -1,69 +1,83 @@
-"""Takes a model, a cluster with its chip and a training step, gives the best parallel plans.
-
-Every combination of widths, micro-batch, replicas, ZeRO stage, schedule and rank order is placed
-exactly; what remains is sorted. Combinations that cannot be are counted with their reasons.
-"""
+"""Takes a model, a cluster with its chip and a training step, gives the best parallel plans."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import optimizer
-from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph import layer_graph
-from phaze_fast.placement.interleaved import interleaved
-from phaze_fast.placement.layers import TimedLayers, memory_of, timed_layers
-from phaze_fast.placement.layouts import Layout, layouts, replica_counts, strategies
-from phaze_fast.placement.plans import Plan, Plans, read_plan
-from phaze_fast.placement.problems import PipelineProblem, Placement, place_counts
-from phaze_fast.placement.training import RECOMPUTE, Training
+from phaze_fast.models import TransformerModel, load
+from phaze_fast.placement.evaluator import Placed, PlanEvaluator
+from phaze_fast.placement.plan import Plan
+from phaze_fast.placement.times import memory_of
+from phaze_fast.placement.training import Training
 from phaze_fast.schedule import ScheduleCache
+from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["Question", "infeasible", "plan", "room", "ties"]
+__all__ = ["Plans", "infeasible", "plan", "room"]
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Question:
-    """Layers, and a way to lay them out."""
+class Plans:
+    """The best plans of a model on a cluster, and what became of the rest."""
 
-    layers: TimedLayers
-    layout: Layout
+    model: TransformerModel
+    cluster: Cluster
+    training: Training
+    top: int
+    plans: tuple[Plan, ...]
+    """Fastest first; the best of each kind of layout."""
+    front: tuple[Plan, ...]
+    """Plans of which none is both faster and smaller than another, fastest first."""
+    tried: int
+    """Layouts that fit some partition: all are settled, by their bound or exactly."""
+    rejected: dict[str, int]
+    """Why layouts were left out, and how many."""
+    shortfall: str = ""
+    """Where nothing fits: which stage of the leanest layout is over, by how much, with what."""
+    nearest: str = ""
+    """Where nothing fits: what would."""
 
-    def problem(self, ties: Any, memory_bytes: float) -> PipelineProblem:
-        """Put it to the placement kernel, with so many bytes of a device for the model."""
-        layout, sizes = self.layout, self.layers.sizes
-        return PipelineProblem(
-            table=self.layers.table(layout.groups, layout.zero, layout.stages[1] > 1, ties),
-            memory_bytes=max(0.0, memory_bytes - sizes.gathered_bytes),
-            microbatches=layout.microbatches,
-            stages=layout.stages,
-            schedule=layout.schedule if layout.schedule != "interleaved" else "1f1b",
-            piped_bytes=sizes.piped_bytes,
-            bucket_s=sizes.bucket_s(layout.groups),
-        )
+    def __len__(self) -> int:
+        return len(self.plans)
 
-    def read(self, problem: PipelineProblem, placement: Placement, training: Training) -> Plan:
-        """Put an answer of the kernel into words and numbers."""
-        strategy, layout = self.layers.graph.strategy, self.layout
-        return read_plan(
-            self.layers,
-            problem,
-            placement,
-            groups=replace(layout.groups, stages=len(placement.stages)),
-            zero=layout.zero,
-            schedule=layout.schedule if len(placement.stages) > 1 else "1f1b",
-            virtual=layout.virtual,
-            tokens=training.global_batch * (training.seq or self.layers.graph.model.seq),
-            strategy=strategy,
-        )
+    @property
+    def best(self) -> Plan:
+        """The fastest.
+
+        Raises
+        ------
+        InfeasibleError
+            Where nothing fits.
+        """
+        if not self.plans:
+            raise InfeasibleError(f"{self.model.name}: {self.shortfall or 'no plan fits'}")
+        return self.plans[0]
+
+    def mfu(self, plan: Plan) -> float:
+        """Share of the cluster's peak that goes into the model."""
+        return plan.mfu
+
+    def to_dict(self, stages: bool = True) -> dict[str, Any]:
+        """Give them as plain data."""
+        return {
+            "model": self.model.name,
+            "devices": self.cluster.devices,
+            "plans": [plan.to_dict(stages) for plan in self.plans],
+            "front": [plan.to_dict(stages) for plan in self.front],
+            "tried": self.tried,
+            "rejected": self.rejected,
+            "shortfall": self.shortfall,
+            "nearest": self.nearest,
+        }
 
 
 def room(cluster: Cluster, training: Training) -> float:
@@ -77,41 +91,24 @@ def room(cluster: Cluster, training: Training) -> float:
     return left
 
 
-def ties(training: Training) -> list[tuple[int, int]]:
-    """Pairs of layers that one stage must hold."""
-    return [*training.tied, *((at - 1, at) for at in training.uncut)]
-
-
-def _placed(
-    questions: Sequence[Question], ties: Any, memory_bytes: float, threads: int
-) -> Iterator[tuple[Question, PipelineProblem, list[Placement]]]:
-    problems = [q.problem(ties, memory_bytes) for q in questions]
-    searched = [k for k, q in enumerate(questions) if q.layout.schedule != "interleaved"]
-    found = place_counts([problems[k] for k in searched], threads)
-    placed = dict(zip(searched, found, strict=True))
-    for k, question in enumerate(questions):
-        if k in placed:
-            yield question, problems[k], placed[k]
-        else:
-            even = interleaved(problems[k], question.layout.groups.stages, question.layout.virtual)
-            yield question, problems[k], [] if even is None else [even]
-
-
 def plan(
-    model: TransformerModel,
+    model: TransformerModel | str,
     cluster: Cluster,
     training: Training,
     top: int = 10,
-    threads: int = 1,
+    threads: int | None = None,
     cache: ScheduleCache | None = None,
     progress: Progress | None = None,
 ) -> Plans:
-    """Find the best parallel plans of a model on given hardware.
+    """Find the best parallel plans of a model on given hardware, exactly.
+
+    Every combination of widths, micro-batch, replicas, stages, ZeRO stage, schedule and rank order
+    is settled: by a lower bound, or by its best partition. What cannot be is counted by reason.
 
     Parameters
     ----------
     model
-        What is trained.
+        What is trained, or its name.
     cluster
         Devices with their chip and fabric.
     training
@@ -119,7 +116,7 @@ def plan(
     top
         Plans to keep besides the front of time and memory.
     threads
-        At most this many threads; the answer does not depend on it.
+        At most this many threads, by default all cores; the answer does not depend on it.
     cache
         Where layer schedules are looked up and kept.
     progress
@@ -140,10 +137,10 @@ def plan(
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
     >>> step = Training(global_batch=64, microbatch=(1, 2))
-    >>> found = plan(pf.models.load("llama2-7b"), cluster, step)
-    >>> found.best.devices
+    >>> plan("llama2-7b", cluster, step).best.devices
     8
     """
+    model = load(model) if isinstance(model, str) else model
     if not isinstance(model, TransformerModel) or not isinstance(training, Training):
         raise InvalidTypeError(
             f"model, training: {type(model).__name__} and {type(training).__name__} are not "
@@ -151,94 +148,112 @@ def plan(
         )
     if top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
-    capacity = room(cluster, training)
-    rejected: Counter[str] = Counter()
-    modes = RECOMPUTE if training.recompute == "auto" else (training.recompute,)
-    graphs = [layer_graph(model, s) for s in strategies(model, cluster, training, rejected)]
-    spec = optimizer(training.optimizer)
-    timed = timed_layers(graphs, cluster, modes, spec, cache, threads)
-    plans: list[Plan] = []
-    tried = 0
-    asked: list[tuple[Question, PipelineProblem]] = []
-    for done, layers in enumerate(timed):
-        questions = [
-            Question(layers, layout) for layout in layouts(layers.sizes, training, cluster.devices)
-        ]
-        if not questions:
-            rejected[_nothing_to_try(layers, training, cluster)] += 1
-        for question, problem, found in _placed(questions, ties(training), capacity, threads):
-            tried += 1
-            if not found:
-                rejected[_too_large(question)] += 1
-                asked.append((question, problem))
-            for placement in found:
-                plans.append(question.read(problem, placement, training))
+    capacity = room(cluster, training) + float(training.reserved_bytes)
+    workers = thread_count(threads)
+    evaluator = PlanEvaluator(model, cluster, training, [capacity])
+    rejected = evaluator.rejected + _too_large(evaluator)
+    done = len(evaluator)
+    placed: list[Placed] = []
+    if evaluator.fits.any():
+        times = evaluator.times(cluster, cache, workers)
         if progress is not None:
-            progress(done + 1, len(timed))
-    question_of = (model, cluster, training, top)
-    if plans:
-        return Plans.of(question_of, plans, tried, rejected)
-    why = (_shortfall(asked, training, capacity), _nearest(model, cluster, training))
-    return Plans.of(question_of, plans, tried, rejected, why)
+            progress(done, done)
+        placed = evaluator.top(times, top, threads=workers)
+    common = (model, cluster, training, top)
+    tried, why = int(evaluator.fits.sum()), dict(rejected.most_common())
+    if not placed:
+        return Plans(*common, (), (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
+    kept, front = _leaders(evaluator, placed, top)
+    listed = {k: evaluator.plan(placed[k], times) for k in {*kept, *front}}
+    return Plans(*common, tuple(listed[k] for k in kept), tuple(listed[k] for k in front), tried, why)
 
 
-def _shortfall(
-    asked: list[tuple[Question, PipelineProblem]], training: Training, capacity: float
-) -> str:
+def _leaders(
+    evaluator: PlanEvaluator, placed: Sequence[Placed], top: int
+) -> tuple[list[int], list[int]]:
+    """Positions of the best plans, of which none differ in rank order alone, and of the front."""
+    rows = evaluator.layouts[[p.layout for p in placed]]
+    widths = np.array([[s.inner, *_widths(s)] for s in evaluator.sizes])[rows["strategy"]]
+    devices = widths[:, 0] * rows["stages"] * rows["data_parallel"]
+    order = sorted(
+        range(len(placed)),
+        key=lambda k: (
+            placed[k].time_s,
+            placed[k].memory_bytes,
+            int(devices[k]),
+            int(widths[k, 1]),
+            *(int(rows[name][k]) for name in ("stages", "data_parallel", "zero")),
+        ),
+    )
+    names = ("stages", "data_parallel", "zero", "schedule", "virtual_stages")
+    first: dict[tuple[int, ...], int] = {}
+    for k in order:
+        key = (*widths[k].tolist(), *(int(rows[name][k]) for name in names))
+        first.setdefault(key, k)
+    distinct = list(first.values())
+    front: list[int] = []
+    for k in distinct:
+        if not front or placed[k].memory_bytes < placed[front[-1]].memory_bytes:
+            front.append(k)
+    return distinct[:top], front
+
+
+def _widths(sizes: Any) -> tuple[int, int, int, int]:
+    s = sizes.strategy
+    return s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch
+
+
+def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
+    """Count the layouts that do not fit, by what they have in common."""
+    counts: Counter[str] = Counter()
+    rows = evaluator.layouts[evaluator.fits[:, 0] == 0]
+    keys, number = np.unique(rows[["strategy", "zero"]], return_counts=True)
+    for (s, zero), count in zip(keys.tolist(), number.tolist(), strict=True):
+        strategy = evaluator.sizes[s].strategy
+        counts[
+            f"memory: tensor_parallel {strategy.tensor_parallel}, microbatch "
+            f"{strategy.microbatch}, zero {zero} does not fit with so many replicas or so few stages"
+        ] += count
+    return counts
+
+
+def _shortfall(evaluator: PlanEvaluator) -> str:
     """Say which stage of the leanest layout is over by how much, and with what."""
-    best: tuple[Plan, Question, PipelineProblem] | None = None
-    searched = [(q, p) for q, p in asked if q.layout.schedule != "interleaved"]
-    roomy = [replace(p, memory_bytes=1e300, table=p.table.only(-1)) for _, p in searched]
-    for (question, problem), found in zip(searched, place_counts(roomy), strict=True):
-        for placement in found:
-            lean = question.read(problem, placement, training)
-            if best is None or lean.memory_bytes < best[0].memory_bytes:
-                best = (lean, question, problem)
-    if best is None:
+    if not len(evaluator.layouts):
         return ""
-    lean, question, problem = best
-    low, counts = problem.memory_bytes, (lean.pp, lean.pp)
-    apart = lean.memory_bytes - capacity
-    high = low + apart
-    for _ in range(30):
+    capacity = float(evaluator.rooms[0])
+    reserved = float(evaluator.training.reserved_bytes)
+
+    def fitting(room_bytes: float) -> PlanEvaluator:
+        given = (evaluator.sizes, evaluator.layouts)
+        return PlanEvaluator(
+            evaluator.model, evaluator.cluster, evaluator.training, [room_bytes + reserved], given
+        )
+
+    low, high = capacity, max(capacity, 1.0)
+    while not fitting(high).fits.any():
+        high *= 4.0
+        if high > 1e24:
+            return ""
+    for _ in range(60):
         middle = 0.5 * (low + high)
-        (found,) = place_counts([replace(problem, memory_bytes=middle, stages=counts)])
-        if found:
-            lean, high = question.read(problem, found[0], training), middle
-        else:
-            low = middle
-    stages = lean.stages
-    worst = max(range(len(stages)), key=lambda k: stages[k].memory_bytes)
-    memory = stages[worst].memory
+        if high - low < 1024.0 or not low < middle < high:
+            break
+        low, high = (low, middle) if fitting(middle).fits.any() else (middle, high)
+    lean = fitting(high)
+    times = lean.times(evaluator.cluster)
+    placed = lean.top(times, 1)
+    if not placed:
+        return ""
+    best = lean.plan(placed[0], times)
+    worst = max(range(best.pp), key=lambda k: best.stages[k].memory_bytes)
+    memory, total = best.stages[worst].memory, best.stages[worst].memory_bytes
     term = max(memory, key=lambda name: memory[name])
-    total = stages[worst].memory_bytes
     return (
-        f"at best (tp {lean.tp}, pp {lean.pp}, dp {lean.dp}, zero {lean.zero}, micro-batch "
-        f"{lean.microbatch}, recompute {lean.recompute}) stage {worst} needs "
+        f"at best (tp {best.tp}, pp {best.pp}, dp {best.dp}, zero {best.zero}, micro-batch "
+        f"{best.microbatch}, recompute {best.recompute}) stage {worst} needs "
         f"{format_bytes(total)}, {format_bytes(total - capacity)} too much; most of it is {term} "
         f"({format_bytes(memory[term])})"
-    )
-
-
-def _nothing_to_try(layers: TimedLayers, training: Training, cluster: Cluster) -> str:
-    most = cluster.devices // layers.sizes.inner
-    if not replica_counts(layers.sizes, training, cluster.devices):
-        wanted = training.data_parallel or "any"
-        return (
-            f"data_parallel: {wanted} does not divide a batch of {training.global_batch} evenly, "
-            f"or is more than {most}"
-        )
-    return (
-        f"pipeline: {training.pipeline} stages are more than {most} groups of devices or the "
-        "model's blocks"
-    )
-
-
-def _too_large(question: Question) -> str:
-    strategy, zero = question.layers.graph.strategy, question.layout.zero
-    return (
-        f"memory: tensor_parallel {strategy.tensor_parallel}, microbatch {strategy.microbatch}, "
-        f"zero {zero} does not fit with so many replicas or so few stages"
     )
 
 
@@ -259,24 +274,13 @@ def _nearest(model: TransformerModel, cluster: Cluster, training: Training) -> s
             break
         changes.append((f"{more.devices} devices", training, more))
         changes.append((f"{more.devices} devices, with zero 3 and recompute auto", together, more))
+    capacity = float(memory_of(cluster.chip).capacity_bytes)
     for words, step, wider in changes:
-        if (step, wider) != (training, cluster) and _fits(model, wider, step):
+        if (step, wider) == (training, cluster):
+            continue
+        if PlanEvaluator(model, wider, step, [capacity]).fits.any():
             return words
     return ""
-
-
-def _fits(model: TransformerModel, cluster: Cluster, training: Training) -> bool:
-    capacity = room(cluster, training)
-    modes = RECOMPUTE if training.recompute == "auto" else (training.recompute,)
-    graphs = [layer_graph(model, s) for s in strategies(model, cluster, training, Counter())]
-    for layers in timed_layers(graphs, cluster, modes, optimizer(training.optimizer)):
-        questions = [
-            Question(layers, layout) for layout in layouts(layers.sizes, training, cluster.devices)
-        ]
-        for _, _, found in _placed(questions, ties(training), capacity, 1):
-            if found:
-                return True
-    return False
 
 
 def infeasible(plans: Plans) -> InfeasibleError:

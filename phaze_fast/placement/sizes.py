@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from phaze_fast.hardware import energy_table
 from phaze_fast.memory import FRAGMENTATION, Optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
+from phaze_fast.records import FrozenDict
 
 __all__ = ["BUCKET_BYTES", "StrategySizes", "strategy_sizes", "training_record"]
 
@@ -49,6 +50,8 @@ class StrategySizes:
     graph: LayerGraph
     variants: tuple[str, ...]
     """Ways to run a stage by what is recomputed, least first; those that change nothing left out."""
+    variant_of: Mapping[str, int]
+    """Which variant each way to recompute is."""
     expert_stride: int
     """Ranks between neighbours of an expert-parallel group."""
     kinds: Array
@@ -72,13 +75,17 @@ class StrategySizes:
         return sum(layer.count for layer in self.graph.layers if layer.kind not in _ENDS)
 
 
-def _distinct_variants(graph: LayerGraph, recompute: Sequence[str]) -> tuple[str, ...]:
-    """Leave out the ways to recompute that change nothing."""
+def _distinct_variants(
+    graph: LayerGraph, recompute: Sequence[str]
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Leave out the ways to recompute that change nothing; say which variant each one is."""
     by_bytes: dict[tuple[int, ...], str] = {}
+    same: dict[str, str] = {}
     for mode in recompute:
         kept = tuple(layer.forward.stashed_bytes(mode) for layer in graph.layers)
-        by_bytes.setdefault(kept, mode)
-    return tuple(by_bytes.values())
+        same[mode] = by_bytes.setdefault(kept, mode)
+    variants = tuple(by_bytes.values())
+    return variants, {mode: variants.index(name) for mode, name in same.items()}
 
 
 def _message_bytes(model: TransformerModel, strategy: Strategy) -> float:
@@ -141,7 +148,7 @@ def strategy_sizes(
         Ranks between neighbours of an expert-parallel group; 0 = the replicas are neighbours.
     """
     graph = layer_graph(model, strategy)
-    variants = _distinct_variants(graph, recompute)
+    variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tensor_parallel, "context": s.context_parallel}
     widths["expert"] = s.expert_parallel
@@ -162,6 +169,7 @@ def strategy_sizes(
     return StrategySizes(
         graph=graph,
         variants=variants,
+        variant_of=FrozenDict(variant_of),
         expert_stride=expert_stride or s.tensor_parallel * s.context_parallel,
         kinds=_kind_records(graph, variants),
         record=record,

@@ -193,7 +193,7 @@ def times_on_chip(
         by_stride.setdefault(stride, []).append(k)
     for stride, some in by_stride.items():
         graphs = [sizes[k].graph for k in some]
-        costs = estimate_costs(graphs, chip, cluster, threads=threads, expert_stride=stride)
+        costs = estimate_costs(graphs, chip, cluster, threads=threads)
         made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
         first = 0
         for k in some:

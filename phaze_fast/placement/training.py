@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.records import Bytes, Count, Record
 
-__all__ = ["RANK_ORDERS", "RECOMPUTE", "Training"]
+__all__ = ["RANK_ORDERS", "RECOMPUTE", "Training", "recompute_modes"]
 
 RECOMPUTE = ("none", "selective", "full")
 RANK_ORDERS = ("replicas-inside", "stages-inside")
@@ -94,3 +94,8 @@ class Training(Record):
         if 1 in self.virtual:
             raise ValueError("virtual: 1 is not accepted; expected 2 or more chunks per stage")
         return self
+
+
+def recompute_modes(training: Training) -> tuple[str, ...]:
+    """Ways to recompute that a stage may choose from, least first."""
+    return RECOMPUTE if training.recompute == "auto" else (training.recompute,)

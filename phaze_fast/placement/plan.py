@@ -1,0 +1,191 @@
+"""Takes what the plan kernel found, gives plans as frozen data: widths, stages, seconds, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.memory import TERMS
+from phaze_fast.records import FrozenDict
+from phaze_fast.units import format_bytes, format_time
+
+__all__ = ["PARTS", "Plan", "Stage"]
+
+PARTS = (
+    "compute",
+    "recompute",
+    "pipeline_comm",
+    "imbalance",
+    "bubble",
+    "data_comm",
+    "optimizer",
+)
+"""What the seconds of a step are spent on: operators; operators that run again; messages between
+stages; the slowest stage against the mean; filling and draining the pipeline; gradients and weights
+that nothing hides; the optimiser's step."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a plan, as one of its devices sees it."""
+
+    layers: tuple[int, ...]
+    """Positions in the model's layers."""
+    kinds: Mapping[str, int]
+    """How many layers of each kind."""
+    recompute: str
+    """What is computed again in the backward pass."""
+    load_s: float
+    """Seconds per micro-batch, messages included."""
+    memory: Mapping[str, float]
+    """Bytes by term."""
+
+    @property
+    def memory_bytes(self) -> float:
+        """All terms together."""
+        return sum(self.memory.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as plain data."""
+        return {
+            "layers": list(self.layers),
+            "kinds": dict(self.kinds),
+            "recompute": self.recompute,
+            "load_s": self.load_s,
+            "memory_bytes": self.memory_bytes,
+            "memory": dict(self.memory),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Stage:
+        """Read what `to_dict` gave."""
+        return cls(
+            layers=tuple(int(i) for i in data["layers"]),
+            kinds=FrozenDict({str(k): int(v) for k, v in data["kinds"].items()}),
+            recompute=str(data["recompute"]),
+            load_s=float(data["load_s"]),
+            memory=FrozenDict({term: float(data["memory"][term]) for term in TERMS}),
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a model is laid out on a cluster, and what a step takes."""
+
+    tp: int
+    """Tensor-parallel width."""
+    pp: int
+    """Pipeline stages."""
+    dp: int
+    """Replicas."""
+    cp: int
+    """Context-parallel width."""
+    ep: int
+    """Expert-parallel width; a part of the replicas."""
+    zero: int
+    """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
+    microbatch: int
+    """Sequences a device works on at once."""
+    microbatches: int
+    """Of one replica in one step."""
+    schedule: str
+    """Order of forward and backward passes."""
+    virtual: int
+    """Chunks per stage; 1 unless interleaved."""
+    rank_order: str
+    """Which lie next to each other after tensor and context groups: replicas or stages."""
+    layers_proven: bool
+    """Whether the times of all layers are of schedules proven optimal."""
+    time_s: float
+    """Seconds of one step."""
+    parts_s: Mapping[str, float]
+    """Seconds by what they are spent on (`PARTS`); they add up to the step."""
+    memory_bytes: float
+    """Of the fullest device."""
+    limit_bytes: float
+    """Of a device for the model."""
+    energy_j: float
+    """Joules of one step on the devices in use."""
+    samples_per_s: float
+    tokens_per_s: float
+    mfu: float
+    """Model FLOP/s over the peak of all devices of the cluster; causal attention counts half."""
+    hfu: float
+    """The same with recomputed operators counted again."""
+    stages: tuple[Stage, ...]
+    """First to last."""
+
+    @property
+    def devices(self) -> int:
+        """Devices in use."""
+        return self.tp * self.cp * self.pp * self.dp
+
+    @property
+    def recompute(self) -> str:
+        """What stages recompute, in one word; ``mixed`` where they differ."""
+        kinds = {stage.recompute for stage in self.stages}
+        return kinds.pop() if len(kinds) == 1 else "mixed"
+
+    @property
+    def bottleneck(self) -> str:
+        """What most of the step is spent on."""
+        return max(self.parts_s, key=lambda name: self.parts_s[name])
+
+    @property
+    def memory(self) -> Mapping[str, float]:
+        """Bytes of the fullest device by term."""
+        return max(self.stages, key=lambda stage: stage.memory_bytes).memory
+
+    @property
+    def over_bytes(self) -> float:
+        """Bytes that the fullest device lacks; 0 where the plan fits."""
+        return max(0.0, self.memory_bytes - self.limit_bytes)
+
+    def to_dict(self, stages: bool = True) -> dict[str, Any]:
+        """Give it as plain data, with its stages or without.
+
+        Examples
+        --------
+        >>> import phaze_fast as pf
+        >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+        >>> plan = pf.predict("llama2-7b", cluster, pf.Training(global_batch=64), tp=4, dp=2)
+        >>> pf.Plan.from_dict(plan.to_dict()) == plan
+        True
+        """
+        found: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name != "stages":
+                found[field.name] = dict(value) if isinstance(value, Mapping) else value
+        found["devices"], found["recompute"] = self.devices, self.recompute
+        found["memory"], found["over_bytes"] = dict(self.memory), self.over_bytes
+        found["bottleneck"] = self.bottleneck
+        if stages:
+            found["stages"] = [stage.to_dict() for stage in self.stages]
+        return found
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Read what `to_dict` gave, stages included.
+
+        Raises
+        ------
+        InvalidInputError
+            Where a field is missing or malformed.
+        """
+        try:
+            values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
+            values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
+            values["stages"] = tuple(Stage.from_dict(stage) for stage in data["stages"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidInputError(f"plan: not what `to_dict` writes: {error!r}") from None
+        return cls(**values)
+
+    def __str__(self) -> str:
+        return (
+            f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp} ep {self.ep} zero {self.zero} "
+            f"micro-batch {self.microbatch} {self.schedule}: {format_time(self.time_s)}, "
+            f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
+        )
