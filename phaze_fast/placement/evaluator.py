@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -136,7 +136,7 @@ class PlanEvaluator:
                 self.rejected[_nothing_to_try(first, training, devices)] += 1
             for stride, own in _by_expert_stride(first, rows):
                 own["strategy"] = len(sizes)
-                sizes.append(replace(first, expert_stride=stride))
+                sizes.append(strategy_sizes(self.model, strategy, modes, stride))
                 parts.append(own)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
         return sizes, layouts
@@ -357,9 +357,9 @@ def _one_of(times: KindTimes, row: int, s: int, count: int) -> KindTimes:
 
 def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Array]]:
     """Layouts by how far apart the replicas of an expert-parallel group lie."""
-    near = sizes.inner
     if sizes.strategy.expert_parallel == 1:
-        return [(near, rows)]
+        return [(0, rows)]
+    near = sizes.inner
     strides = np.where(rows["rank_order"] == 1, near * rows["stages"], near)
     return [(int(stride), rows[strides == stride]) for stride in np.unique(strides)]
 

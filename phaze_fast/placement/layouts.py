@@ -1,4 +1,4 @@
-"""Takes a model, a cluster and what is free, gives strategies and the layouts of each, as arrays."""
+"""Takes a model, a cluster and what is free, gives strategies and their layouts as arrays."""
 
 from __future__ import annotations
 
@@ -106,52 +106,18 @@ def _replica_counts(shape: Shape, training: Training) -> Array:
     return found
 
 
-def _zeros(training: Training, shards: int) -> list[int]:
-    """ZeRO stages to try: one shard is the same under all of them."""
-    wanted = sorted(set(training.zero))
-    return wanted if shards > 1 else wanted[:1]
-
-
-def _rows(shape: Shape, d: int, stages: Array, **fields: int) -> Array:
-    rows: Array = np.zeros(len(stages), dtype=_core.LAYOUT_DTYPE)
-    rows["stages"], rows["data_parallel"], rows["virtual_stages"] = stages, d, 1
-    rows["microbatches"] = fields.pop("rounds")
-    for name, value in fields.items():
-        rows[name] = value
-    return rows
-
-
-def _orders(shape: Shape, training: Training, d: int, piped: Array) -> Iterator[tuple[int, Array]]:
-    """Rank orders to try, each with its counts of stages."""
-    if training.rank_order != "auto":
-        yield RANK_ORDERS.index(training.rank_order), piped
-        return
-    yield 0, piped
-    inside = piped[piped * shape.inner <= shape.node]
-    if d > 1 and len(inside):
-        yield 1, inside
-
-
-def _piped(
-    shape: Shape, training: Training, piped: Array, rejected: Counter[str], what: dict[str, int]
-) -> Iterator[Array]:
-    """Layouts of several stages by every schedule."""
-    rounds = what["rounds"]
-    for schedule in sorted({SCHEDULES.index(name) for name in training.schedule}):
-        if schedule == _INTERLEAVED:
-            for v in sorted(training.virtual):
-                even = (shape.blocks % (piped * v) == 0) & (rounds % piped == 0)
-                if not even.all():
-                    rejected[_uneven(shape, v)] += int((~even).sum())
-                yield _rows(shape, stages=piped[even], schedule=schedule, virtual_stages=v, **what)
-            continue
-        counts = piped
-        if schedule == _ZERO_BUBBLE:
-            counts = piped[piped <= rounds]
-            if len(counts) < len(piped):
-                why = "schedule: zero-bubble needs as many micro-batches as stages, or more"
-                rejected[why] += len(piped) - len(counts)
-        yield _rows(shape, stages=counts, schedule=schedule, **what)
+def _grid(shape: Shape, training: Training) -> tuple[Array, Array, Array]:
+    """Replicas, stages and micro-batches of every pair that fits the cluster."""
+    replicas = _replica_counts(shape, training)
+    most = np.minimum(shape.devices // (shape.inner * replicas), min(shape.blocks, _MOST_STAGES))
+    if training.pipeline is None:
+        wanted = np.arange(1, int(most.max(initial=0)) + 1)
+    else:
+        wanted = np.array(sorted(training.pipeline))
+    d, p = (grid.reshape(-1) for grid in np.meshgrid(replicas, wanted, indexing="ij"))
+    inside = p <= np.repeat(most, len(wanted))
+    d, p = d[inside], p[inside]
+    return d, p, training.global_batch // (shape.microbatch * d)
 
 
 def _uneven(shape: Shape, v: int) -> str:
@@ -161,26 +127,64 @@ def _uneven(shape: Shape, v: int) -> str:
     )
 
 
+def _schedules(
+    shape: Shape, training: Training, p: Array, m: Array, rejected: Counter[str]
+) -> Iterator[tuple[int, int, Array]]:
+    """Schedules and chunks a stage, and which pairs each is possible for."""
+    piped = p > 1
+    for schedule in sorted({SCHEDULES.index(name) for name in training.schedule}):
+        if schedule == _INTERLEAVED:
+            for v in sorted(training.virtual):
+                even = (shape.blocks % (p * v) == 0) & (m % p == 0)
+                rejected[_uneven(shape, v)] += int((piped & ~even).sum())
+                yield schedule, v, piped & even
+        elif schedule == _ZERO_BUBBLE:
+            why = "schedule: zero-bubble needs as many micro-batches as stages, or more"
+            rejected[why] += int((piped & (p > m)).sum())
+            yield schedule, 1, piped & (p <= m)
+        else:
+            yield schedule, 1, piped
+
+
+def _orders(
+    shape: Shape, training: Training, d: Array, p: Array
+) -> Iterator[tuple[int, Array | bool]]:
+    """Rank orders to try, and which pairs each is tried for."""
+    if training.rank_order != "auto":
+        yield RANK_ORDERS.index(training.rank_order), True
+        return
+    yield 0, True
+    yield 1, (d > 1) & (p * shape.inner <= shape.node)
+
+
 def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Array:
     """List every layout that the cluster and the batch allow, dtype ``_core.LAYOUT_DTYPE``.
 
     The order of a list that a user gives does not matter, and nothing is listed that was not asked
     for. Layouts that differ in the number of stages alone stand next to each other.
     """
-    parts: list[Array] = []
-    wanted = None if training.pipeline is None else np.array(sorted(training.pipeline))
+    d, p, m = _grid(shape, training)
+    # One stage has no pipeline: every schedule and rank order is the same for it.
     alone = 0 if "1f1b" in training.schedule or "zero-bubble" not in training.schedule else 3
-    for d in _replica_counts(shape, training).tolist():
-        most = min(shape.devices // (shape.inner * d), shape.blocks, _MOST_STAGES)
-        counts = np.arange(1, most + 1) if wanted is None else wanted[wanted <= most]
-        rounds = training.global_batch // (shape.microbatch * d)
-        for zero in _zeros(training, d * shape.context_parallel):
-            what = {"d": d, "zero": zero, "rounds": rounds}
-            if len(counts) and counts[0] == 1:
-                order = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
-                one = counts[:1]
-                parts.append(_rows(shape, stages=one, schedule=alone, rank_order=order, **what))
-            piped = counts[counts > 1]
-            for order, own in _orders(shape, training, d, piped) if len(piped) else ():
-                parts += _piped(shape, training, own, rejected, {**what, "rank_order": order})
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
+    first = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
+    choices = [(first, alone, 1, p == 1)]
+    counted: Counter[str] = Counter()
+    for schedule, v, possible in _schedules(shape, training, p, m, counted):
+        choices += [
+            (order, schedule, v, possible & tried)
+            for order, tried in _orders(shape, training, d, p)
+        ]
+    parts: list[Array] = []
+    zeros = sorted(set(training.zero))
+    for number, zero in enumerate(zeros):
+        # One shard is the same under every ZeRO stage.
+        told_apart = True if number == 0 else d * shape.context_parallel > 1
+        for order, schedule, v, possible in choices:
+            at = np.flatnonzero(possible & told_apart)
+            rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
+            rows["stages"], rows["data_parallel"], rows["microbatches"] = p[at], d[at], m[at]
+            rows["schedule"], rows["virtual_stages"] = schedule, v
+            rows["zero"], rows["rank_order"] = zero, order
+            parts.append(rows)
+    rejected.update({why: count for why, count in counted.items() if count})
+    return np.concatenate(parts)

@@ -207,13 +207,13 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
     """Count the layouts that do not fit, by what they have in common."""
     counts: Counter[str] = Counter()
     rows = evaluator.layouts[evaluator.fits[:, 0] == 0]
-    keys, number = np.unique(rows[["strategy", "zero"]], return_counts=True)
-    for (s, zero), count in zip(keys.tolist(), number.tolist(), strict=True):
-        strategy = evaluator.sizes[s].strategy
+    number = np.bincount(rows["strategy"] * 4 + rows["zero"], minlength=4 * len(evaluator))
+    for key in np.flatnonzero(number).tolist():
+        strategy = evaluator.sizes[key // 4].strategy
         counts[
-            f"memory: tensor_parallel {strategy.tensor_parallel}, microbatch "
-            f"{strategy.microbatch}, zero {zero} does not fit with so many replicas or so few stages"
-        ] += count
+            f"memory: tensor_parallel {strategy.tensor_parallel}, microbatch {strategy.microbatch}, "
+            f"zero {key % 4} does not fit with so many replicas or so few stages"
+        ] += int(number[key])
     return counts
 
 

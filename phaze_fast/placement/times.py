@@ -147,27 +147,23 @@ class KindTimes:
 
 
 class _Kept:
-    """Times of strategies on chips that were worked out before, the latest few thousand."""
+    """Times of strategies on clusters that were worked out before, for the latest few clusters."""
 
-    def __init__(self, most: int) -> None:
-        self._most, self._lock = most, Lock()
-        self._known: OrderedDict[Any, KindTimes] = OrderedDict()
+    def __init__(self, clusters: int) -> None:
+        self._most, self._lock = clusters, Lock()
+        self._known: OrderedDict[Cluster, dict[StrategySizes, KindTimes]] = OrderedDict()
 
-    def get(self, key: Any) -> KindTimes | None:
+    def on(self, cluster: Cluster) -> dict[StrategySizes, KindTimes]:
+        """Those of one cluster; what is added is kept."""
         with self._lock:
-            times = self._known.get(key)
-            if times is not None:
-                self._known.move_to_end(key)
-            return times
-
-    def put(self, key: Any, times: KindTimes) -> None:
-        with self._lock:
-            self._known[key] = times
+            times = self._known.setdefault(cluster, {})
+            self._known.move_to_end(cluster)
             while len(self._known) > self._most:
                 self._known.popitem(last=False)
+            return times
 
 
-_kept = _Kept(4096)
+_kept = _Kept(32)
 
 
 def times_on_chip(
@@ -184,23 +180,20 @@ def times_on_chip(
     if chip is None:
         raise InvalidInputError("cluster.chip: missing; expected the chip that is placed on")
     rate = memory_of(chip).bandwidth_bytes_per_s * hbm_share(chip)
-    keys = [(s.graph.model, s.strategy, s.variants, s.expert_stride, cluster) for s in sizes]
-    rows = {key: _kept.get(key) for key in keys}
-    missing = [k for k, key in enumerate(keys) if rows[key] is None]
-    by_stride: dict[int | None, list[int]] = {}
-    for k in missing:
-        stride = sizes[k].expert_stride if sizes[k].strategy.expert_parallel > 1 else None
-        by_stride.setdefault(stride, []).append(k)
+    known = _kept.on(cluster)
+    missing = [s for s in dict.fromkeys(sizes) if s not in known]
+    by_stride: dict[int | None, list[StrategySizes]] = {}
+    for s in missing:
+        stride = s.expert_stride if s.strategy.expert_parallel > 1 else None
+        by_stride.setdefault(stride, []).append(s)
     for stride, some in by_stride.items():
-        graphs = [sizes[k].graph for k in some]
-        costs = estimate_costs(graphs, chip, cluster, threads=threads)
+        graphs = [s.graph for s in some]
+        costs = estimate_costs(graphs, chip, cluster, threads=threads, expert_stride=stride)
         made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
         first = 0
-        for k in some:
-            times = KindTimes.of(
-                sizes[k], costs, made.makespan_s, made.proven, np.array([rate]), first
+        for s in some:
+            known[s] = KindTimes.of(
+                s, costs, made.makespan_s, made.proven, np.array([rate]), first
             )
-            first += 2 * len(sizes[k].graph.layers)
-            rows[keys[k]] = times
-            _kept.put(keys[k], times)
-    return KindTimes.joined([times for key in keys if (times := rows[key]) is not None])
+            first += 2 * len(s.graph.layers)
+    return KindTimes.joined([known[s] for s in sizes])

@@ -34,26 +34,30 @@ class RoomForBlocks {
     double gather = kInfinite;
     std::fill_n(stash_, kMaxVariants, kInfinite);
     std::fill_n(live_, kMaxVariants, kInfinite);
-    for (int i = 0; i < space.layers; ++i) {
-      const int kind = space.kind_at(i, row.layout.stages);
-      const LayerKindRecord& size = space.size_of(strategy, kind);
-      const double held = frame.resident_bytes[at(kind)] + lost * size.once_bytes;
-      if (i >= space.first_block && i < space.last_block) {
-        resident_ = std::min(resident_, frame.resident_bytes[at(kind)]);
-        gather = std::min(gather, frame.gather_bytes[at(kind)]);
-        for (int v = 0; v < variants_; ++v) {
-          stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
-          live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
-        }
-      } else if (i < space.first_block) {
-        first_ += held;
-        for (int v = 0; v < variants_; ++v) first_stash_[v] += lost * size.stash_bytes[v];
-      } else {
-        last_ += held;
+    for (int k = 0; k < space.kinds; ++k) {
+      const LayerKindRecord& size = space.size_of(strategy, k);
+      const double held = frame.resident_bytes[at(k)] + lost * size.once_bytes;
+      first_ += space.first_count[at(k)] * held;
+      last_ += space.last_count[at(k)] * held;
+      for (int v = 0; v < variants_; ++v) {
+        first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[v];
+      }
+      if (space.block_count[at(k)] == 0) continue;
+      alike_ = space.block_count[at(k)] == space.blocks;
+      resident_ = std::min(resident_, frame.resident_bytes[at(k)]);
+      gather = std::min(gather, frame.gather_bytes[at(k)]);
+      for (int v = 0; v < variants_; ++v) {
+        stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
+        live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
       }
     }
+    if (row.layout.stages > 1) {  // the last layer with its copy of a tied embedding
+      last_ += frame.resident_bytes[at(space.kinds)] -
+               frame.resident_bytes[at(space.order.back())];
+    }
     for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
-    left_ = (room_bytes - lost * space.buffer_bytes(row)) * kLoose;
+    buffers_ = lost * space.buffer_bytes(row);
+    left_ = (room_bytes - buffers_) * kLoose;
   }
 
   int variants() const noexcept { return variants_; }
@@ -69,6 +73,22 @@ class RoomForBlocks {
     return std::min(std::max(fit, none), static_cast<double>(blocks_));
   }
 
+  // The least that a stage needs with `least` to `most` blocks, in the first variant that fits.
+  double least_bytes(double least, double most, double in_flight, bool first,
+                     bool last) const noexcept {
+    const double ends = first_ * first + last_ * last;
+    double found = kInfinite;
+    for (int v = 0; v < variants_; ++v) {
+      const double fixed = ends + (first ? in_flight * first_stash_[v] : 0.0) + buffers_;
+      const double each = resident_ + in_flight * stash_[v];
+      const double live = least > 0.0 ? live_[v] : 0.0;
+      found = std::min(found, fixed + live + least * each);
+      // With no more blocks than this the variant fits, and none after it is chosen.
+      if (alike_ && fixed + live_[v] + most * each <= left_ + buffers_) break;
+    }
+    return found;
+  }
+
   double plain(double in_flight, bool first, bool last) const noexcept {
     return blocks(0, in_flight, first, last);
   }
@@ -81,7 +101,9 @@ class RoomForBlocks {
  private:
   int blocks_;
   int variants_ = 1;
+  bool alike_ = false;  // all blocks are of one kind
   double left_ = 0.0;
+  double buffers_ = 0.0;
   double resident_ = kInfinite;
   double first_ = 0.0;
   double last_ = 0.0;
@@ -171,19 +193,20 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
   if (l.virtual_stages > 1) own = first_block + blocks / (l.stages * l.virtual_stages);
   double sync = 0.0;
   double shared = 0.0;
-  double all = 0.0;
-  double most = 0.0;
-  double least_block = kInfinite;
-  for (int i = 0; i < layers; ++i) {
+  for (int i = 0; i < own; ++i) {
     const std::size_t kind = at(kind_at(i, l.stages));
-    const double each = frame.sync_s[kind] + frame.shared_s[kind];
-    all += each;
-    most = std::max(most, each);
-    if (i >= first_block && i < last_block) least_block = std::min(least_block, each);
-    if (i >= own) continue;
     sync += frame.sync_s[kind];
     shared += frame.shared_s[kind];
     b.step_bytes += frame.step_bytes[kind];
+  }
+  double all = 0.0;
+  double most = 0.0;
+  double least_block = kInfinite;
+  for (int k = 0; k < kinds; ++k) {
+    const double each = frame.sync_s[at(k)] + frame.shared_s[at(k)];
+    all += (first_count[at(k)] + block_count[at(k)] + last_count[at(k)]) * each;
+    most = std::max(most, each);
+    if (block_count[at(k)] > 0) least_block = std::min(least_block, each);
   }
   b.tail_s = std::min(sync, frame.bucket_s) + shared;
   b.whole = std::ceil(blocks / p);
@@ -290,6 +313,22 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
   if (!std::isfinite(t.block_s)) t.block_s = 0.0;
   if (!std::isfinite(t.again_s)) t.again_s = 0.0;
   return t;
+}
+
+// Every stage holds so many blocks at least where none may hold more than `most`; of these the
+// fullest is the last or the first, in the first variant that fits.
+double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
+                    double most) {
+  const RoomForBlocks room(space, row, room_bytes);
+  const LayoutRecord& l = row.layout;
+  const double least = std::max(0.0, space.blocks - (l.stages - 1) * most);
+  const auto bytes = [&](int stage, bool first, bool last) {
+    const double in_flight = microbatches_in_flight(schedule_of(l), l.stages, stage,
+                                                    l.microbatches, l.virtual_stages);
+    return room.least_bytes(least, most, in_flight, first, last);
+  };
+  if (l.stages == 1) return bytes(0, true, true) * kSure;
+  return std::max(bytes(0, true, false), bytes(l.stages - 1, false, true)) * kSure;
 }
 
 double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,

@@ -102,6 +102,8 @@ Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
     }
   }
   find_messages(problem);
+  // The bounds take the first stage to hold all that stands before the blocks, the last all after.
+  if (blocks > 0 && (first_block > 1 || layers - last_block > 1)) return Status::kBadLayers;
   return Status::kOk;
 }
 

@@ -2,6 +2,7 @@
 // long as its bound does not rule it out.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <numeric>
@@ -19,8 +20,9 @@ std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
 struct Candidate {
   double bound_s;
-  double load_s;
-  double least_bytes;
+  double load_s;   // that some stage has at least
+  double block_s;  // both passes of the shortest block
+  double work_s;   // of a micro-batch, messages included
   std::int64_t row;
 };
 
@@ -33,34 +35,6 @@ using Kind = std::array<std::int64_t, 7>;
 Kind kind_of(const LayoutRecord& l) noexcept {
   return {l.strategy, l.schedule, l.stages, l.virtual_stages, l.zero, l.data_parallel,
           l.microbatches};
-}
-
-// The fullest stage of any plan of a layout holds at least an even share of the blocks, each with
-// its state and one micro-batch in the leanest variant; the first stage the embedding as well.
-double least_memory(const PlanSpaceImpl& space, const PlanRow& row) noexcept {
-  const PlanFrame& frame = space.frames[at(row.frame)];
-  const LayoutRecord& l = row.layout;
-  const StrategyRecord& s = space.strategies[at(l.strategy)];
-  const double lost = 1.0 + space.training.fragmentation;
-  double block = kInfinite;
-  double first = 0.0;
-  double last = 0.0;
-  double state = 0.0;
-  for (int i = 0; i < space.layers; ++i) {
-    const int kind = space.kind_at(i, l.stages);
-    const LayerKindRecord& size = space.size_of(l.strategy, kind);
-    double stash = kInfinite;
-    for (int v = 0; v < s.variants; ++v) stash = std::min(stash, size.stash_bytes[v]);
-    const double own = frame.resident_bytes[at(kind)] + lost * stash;
-    state += own;
-    if (i < space.first_block) first += own;
-    if (i >= space.last_block) last += own + lost * size.once_bytes;
-    if (i >= space.first_block && i < space.last_block) block = std::min(block, own);
-  }
-  const double even = space.blocks > 0 ? row.bound.whole * block : 0.0;
-  const double most = l.stages == 1 ? std::max(state, first + even + last)
-                                    : std::max({even, first, last, state / l.stages});
-  return (most + lost * space.buffer_bytes(row)) * (1.0 - 1e-9);
 }
 
 // Plans found so far: the best of each kind, and the front of time and memory.
@@ -104,6 +78,46 @@ class Leaders {
   std::vector<std::pair<double, double>> front_;  // bytes, seconds
 };
 
+// What a layout's plan may take to be of interest. A plan that takes no longer has no stage above a
+// load, so none with more blocks than that; hence a least memory, and a sharper limit.
+double limit_of(const PlanSpaceImpl& space, const Candidate& c, const Leaders& leaders,
+                double room_bytes) {
+  const PlanRow& row = space.rows[at(c.row)];
+  const LayoutRecord& l = row.layout;
+  const auto m = static_cast<double>(l.microbatches);
+  const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
+  double most = l.virtual_stages > 1 ? even : space.blocks;
+  double limit = leaders.below(least_memory(space, row, room_bytes, most));
+  for (int round = 0; round < 4 && c.bound_s <= limit && limit < kInfinite; ++round) {
+    if (!(c.block_s > 0.0) || l.virtual_stages > 1) break;
+    double load = limit / m;
+    if (l.schedule == 0 && m > l.stages + 1.0) {
+      load = std::min(load, (limit - 2.0 * c.work_s) / (m - l.stages - 1.0));
+    }
+    most = std::min(most, std::floor(load / c.block_s * (1.0 + 1e-9)));
+    const double sharper = leaders.below(least_memory(space, row, room_bytes, most));
+    if (sharper >= limit) break;
+    limit = sharper;
+  }
+  return limit;
+}
+
+// Of plans in order, those that are among the first of their kind, and those on the front.
+std::vector<PlacedPlan> leading(const PlanSpaceImpl& space, std::vector<PlacedPlan> plans,
+                                std::size_t top) {
+  std::vector<PlacedPlan> kept;
+  std::map<Kind, bool> known;
+  double least = kInfinite;
+  for (PlacedPlan& plan : plans) {
+    const bool first = known.emplace(kind_of(space.rows[at(plan.layout)].layout), true).second;
+    if (!first) continue;
+    if (known.size() > top && plan.memory_bytes >= least) continue;
+    least = std::min(least, plan.memory_bytes);
+    kept.push_back(std::move(plan));
+  }
+  return kept;
+}
+
 }  // namespace
 
 PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
@@ -116,7 +130,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     double load = 0.0;
     const double bound =
         bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, below_s, &load);
-    if (bound <= below_s) candidates.push_back({bound, load, 0.0, r});
+    if (bound <= below_s) candidates.push_back({bound, load, 0.0, 0.0, r});
   }
   std::sort(candidates.begin(), candidates.end(), sooner);
   double limit = below_s;
@@ -144,7 +158,8 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
       const double bound = bound_of_row(space, at(r), room, totals, times[s].hbm_bytes_per_s,
                                         kInfinite, &load);
       if (bound == kInfinite) continue;
-      candidates.push_back({bound, load, least_memory(space, space.rows[at(r)]), r});
+      const double work = totals.work_s + space.rows[at(r)].bound.sends_s;
+      candidates.push_back({bound, load, totals.block_s, work, r});
     }
   }
   std::sort(candidates.begin(), candidates.end(), sooner);
@@ -157,7 +172,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
     wave.clear();
     below.clear();
     for (; next < candidates.size() && wave.size() < kWave; ++next) {
-      const double limit = leaders.below(candidates[next].least_bytes);
+      const double limit = limit_of(space, candidates[next], leaders, space.rooms[room]);
       if (candidates[next].bound_s > limit) continue;
       wave.push_back(&candidates[next]);
       below.push_back(limit);
@@ -183,7 +198,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
     return a.memory_bytes != b.memory_bytes ? a.memory_bytes < b.memory_bytes
                                             : a.layout < b.layout;
   });
-  return plans;
+  return leading(space, std::move(plans), top);
 }
 
 }  // namespace phaze

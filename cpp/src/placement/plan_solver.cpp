@@ -82,6 +82,7 @@ int PlanSolver::ways(int i, int j, int stage, Way* found) const noexcept {
                way.pass.backward_s < found[k].pass.backward_s;
     }
     if (faster) found[count++] = way;
+    if (sums_.ordered()) break;  // the others are no faster either way
   }
   return count;
 }
@@ -97,54 +98,70 @@ double PlanSolver::timed(const Partition& partition) const {
   return clock.time_s() + row_->exchange_s;
 }
 
-// Stages as long as a load allows, from the last to the first.
-bool PlanSolver::pack(double load_s, PlacedPlan* plan) {
+// The fastest variant of a stage, or -1 where none fits; `load_s` is its load.
+int PlanSolver::fastest(int i, int j, int stage, double* load_s) const noexcept {
+  Way found[kMaxVariants];
+  const int count = ways(i, j, stage, found);
+  int best = -1;
+  for (int w = 0; w < count; ++w) {
+    const double load = found[w].pass.forward_s + found[w].pass.backward_s;
+    if (best >= 0 && load >= *load_s) continue;
+    best = found[w].variant;
+    *load_s = load;
+  }
+  return best;
+}
+
+// Stages as long as a load allows, from the last to the first. More layers take longer and need
+// more, so that the border is found by steps from the length of the stage before. `next_s` is the
+// least load with which some stage would be longer.
+bool PlanSolver::pack(double load_s, PlacedPlan* plan, double* next_s) {
   Partition& p = plan->partition;
   p.cuts.assign(at(stages_) + 1, 0);
   p.variants.assign(at(stages_), 0);
+  *next_s = kInfinite;
   int j = space_->layers;
-  Way found[kMaxVariants];
+  int length = 1;
   for (int stage = stages_ - 1; stage >= 0; --stage) {
     p.cuts[at(stage) + 1] = j;
-    int chosen = -1;
-    int from = -1;
-    for (int i = j - 1; i >= stage; --i) {
-      if (sums_.work_s(i, j) > load_s) break;
-      if (space_->may_cut[at(i)] == 0 || (stage == 0 && i > 0)) continue;
-      const int count = ways(i, j, stage, found);
-      if (count == 0) {
-        if (sums_.resident_bytes(i, j) > room_bytes_) break;
-        continue;
-      }
-      int best = -1;
-      for (int w = 0; w < count; ++w) {
-        const double load = found[w].pass.forward_s + found[w].pass.backward_s;
-        if (load > load_s) continue;
-        if (best < 0 || load < found[best].pass.forward_s + found[best].pass.backward_s) best = w;
-      }
-      if (best < 0) continue;
-      chosen = found[best].variant;
-      from = i;
+    double own_s = 0.0;
+    const auto variant = [&](int i) {
+      const int v = fastest(i, j, stage, &own_s);
+      if (v >= 0 && own_s > load_s) *next_s = std::min(*next_s, own_s);
+      return v >= 0 && own_s <= load_s ? v : -1;
+    };
+    int i = stage == 0 ? 0 : std::max(stage, j - length);
+    int chosen = variant(i);
+    while (chosen < 0 && i + 1 < j && stage > 0) chosen = variant(++i);
+    if (chosen < 0) return false;
+    for (int longer = -1; i > stage && (longer = variant(i - 1)) >= 0;) {
+      --i;
+      chosen = longer;
     }
-    if (from < 0) return false;
-    p.cuts[at(stage)] = from;
+    while (i < j && space_->may_cut[at(i)] == 0) ++i;
+    if (i == j) return false;
+    if (space_->layers != j && length != j - i) chosen = variant(i);
+    length = j - i;
+    if (chosen < 0) return false;
+    p.cuts[at(stage)] = i;
     p.variants[at(stage)] = chosen;
-    j = from;
+    j = i;
   }
   return j == 0;
 }
 
-// A plan to beat: the least load, in steps, with which everything can be placed.
+// A plan to beat: the least load with which everything can be placed.
 void PlanSolver::quick_plan(double load_s, PlacedPlan* best) {
   double load = std::max(load_s, sums_.total_work_s() / stages_) * kLoose;
   PlacedPlan plan{kInfinite, 0.0, best->layout, {}};
-  for (int step = 0; step < 12 && load <= load_limit_s_; ++step) {
-    if (pack(load, &plan)) {
+  double next_s = 0.0;
+  for (int step = 0; step < 24 && load <= load_limit_s_; ++step) {
+    if (pack(load, &plan, &next_s)) {
       plan.time_s = timed(plan.partition);
       if (plan.time_s < best->time_s) *best = plan;
       return;
     }
-    load *= step < 4 ? 1.03 : 1.15;
+    load = std::max(next_s, load * 1.0001);
   }
 }
 

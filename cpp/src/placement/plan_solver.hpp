@@ -49,7 +49,8 @@ class PlanSolver {
   static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
   int ways(int i, int j, int stage, Way* found) const noexcept;
-  bool pack(double load_s, PlacedPlan* plan);
+  int fastest(int i, int j, int stage, double* load_s) const noexcept;
+  bool pack(double load_s, PlacedPlan* plan, double* next_s);
   void quick_plan(double load_s, PlacedPlan* best);
   void search(PlacedPlan* best);
   void extend(int i, int s, double before_s, std::size_t mine);

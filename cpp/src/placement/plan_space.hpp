@@ -143,6 +143,11 @@ struct StepTotals {
 };
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept;
 
+// Bytes that the fullest stage of the fastest plan of a layout needs at least, where no stage holds
+// more than `most` blocks.
+double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
+                    double most);
+
 // The least that any plan of a layout takes; a quicker and lower value where that is above
 // `enough_s`. `load_s`, where given, is a load that some stage has at least.
 double bound_of_row(const PlanSpaceImpl& space, std::size_t row, std::size_t room,

@@ -57,7 +57,25 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
     }
     work_[n + 1] = work_[n] + least;
   }
+  ordered_ = true;
+  for (int k = 0; k < space.kinds; ++k) {
+    for (int v = 1; v < variants_; ++v) {
+      ordered_ = ordered_ && times.backward_s[at(v) * at(space.kinds) + at(k)] >=
+                                 times.backward_s[at(v - 1) * at(space.kinds) + at(k)];
+    }
+  }
   add_kinds();
+  add_in_flight();
+}
+
+void PlanSums::add_in_flight() {
+  const LayoutRecord& l = row_->layout;
+  in_flight_.resize(at(l.stages));
+  for (int stage = 0; stage < l.stages; ++stage) {
+    in_flight_[at(stage)] =
+        microbatches_in_flight(static_cast<PipelineSchedule>(l.schedule), l.stages, stage,
+                               l.microbatches, l.virtual_stages);
+  }
 }
 
 void PlanSums::add_kinds() {
@@ -101,13 +119,9 @@ double PlanSums::gather_bytes(int i, int j) const noexcept {
 }
 
 double PlanSums::bytes(int v, int i, int j, int stage) const noexcept {
-  const LayoutRecord& l = row_->layout;
-  const double in_flight = microbatches_in_flight(static_cast<PipelineSchedule>(l.schedule),
-                                                  l.stages, stage, l.microbatches,
-                                                  l.virtual_stages);
   const MovingBytes moving{stash_bytes(v, i, j), live_bytes(v, i, j), once_bytes(i, j),
                            buffers_ + gather_bytes(i, j)};
-  return resident_bytes(i, j) + lost_ * moving_bytes(moving, in_flight);
+  return resident_bytes(i, j) + lost_ * moving_bytes(moving, in_flight_[at(stage)]);
 }
 
 StagePass PlanSums::pass(int v, int i, int j, int stage) const noexcept {

@@ -28,6 +28,9 @@ class PlanSums {
   double total_work_s() const noexcept { return work_.back(); }
   int layers() const noexcept { return layers_; }
   int variants() const noexcept { return variants_; }
+  // Whether each variant takes at least as long as the one before it, so that the first that fits
+  // is the fastest.
+  bool ordered() const noexcept { return ordered_; }
 
   // All bytes of stage number `stage`, layers i..j, in a variant.
   double bytes(int v, int i, int j, int stage) const noexcept;
@@ -41,16 +44,19 @@ class PlanSums {
     return sums[first + at(j)] - sums[first + at(i)];
   }
   void add_kinds();
+  void add_in_flight();
 
   const PlanSpaceImpl* space_ = nullptr;
   const PlanRow* row_ = nullptr;
   const PlanFrame* frame_ = nullptr;
   int layers_ = 0;
   int variants_ = 0;
+  bool ordered_ = true;
   double buffers_ = 0.0;
   double lost_ = 1.0;  // 1 + an allocator's losses
   std::vector<double> forward_, backward_, stash_;  // [variant][position]
   std::vector<double> resident_, once_, sync_, step_, weight_grad_, work_;
+  std::vector<double> in_flight_;          // by stage
   std::vector<int> held_kinds_;            // kinds with bytes of one layer at a time
   std::vector<std::int32_t> kind_count_;   // [of held_kinds_][position]
 };
