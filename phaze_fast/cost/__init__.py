@@ -6,6 +6,7 @@ from phaze_fast.cost.collectives import (
     CollectiveTimes,
     collective,
     collective_batch,
+    message_batch,
 )
 from phaze_fast.cost.engine import Costs, estimate_costs
 from phaze_fast.cost.measurements import ColumnError, Validation, validate
@@ -28,6 +29,7 @@ __all__ = [
     "cost_cache_info",
     "estimate_costs",
     "gemm",
+    "message_batch",
     "operator_costs",
     "product_ops",
     "validate",

@@ -25,10 +25,12 @@ from phaze_fast.hardware import (
 from phaze_fast.records import FrozenDict
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["CollectiveCost", "CollectiveTimes", "collective", "collective_batch"]
+__all__ = ["CollectiveCost", "CollectiveTimes", "collective", "collective_batch", "message_batch"]
 
 Array = np.ndarray[Any, Any]
 AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
+
+_BAD_STRIDE = 4  # phaze::Status
 
 _OPS = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
@@ -49,11 +51,18 @@ class CollectiveCost:
     """No algorithm can be faster: bytes a rank must send over all it can send at once."""
     alternatives: dict[str, float]
     """Seconds of every algorithm that can run here, fastest first."""
+    outer_ranks: int = 1
+    """Runs of `ranks` ranks in the group."""
+    outer_stride: int = 0
+    """Ranks between the first ranks of neighbouring runs."""
 
     def __str__(self) -> str:
+        runs = ""
+        if self.outer_ranks > 1:
+            runs = f", {self.outer_ranks} such runs at stride {self.outer_stride}"
         return (
             f"{self.op} of {format_bytes(self.payload_bytes)} over {self.ranks} ranks "
-            f"(stride {self.stride}): {format_time(self.time_s)} by {self.algorithm}"
+            f"(stride {self.stride}{runs}): {format_time(self.time_s)} by {self.algorithm}"
         )
 
 
@@ -97,8 +106,10 @@ def collective(
     payload_bytes: float,
     ranks: int,
     stride: int = 1,
+    outer_ranks: int = 1,
+    outer_stride: int = 0,
 ) -> CollectiveCost:
-    """Time one collective over `ranks` devices that lie `stride` ranks apart.
+    """Time one collective over `ranks` devices that lie `stride` ranks apart, or several such runs.
 
     Parameters
     ----------
@@ -115,6 +126,11 @@ def collective(
     stride
         Distance between neighbours in the group, in ranks. All groups of this shape are taken to
         run at once.
+    outer_ranks
+        Runs of `ranks` devices in the group; with 1 the group is one run.
+    outer_stride
+        Distance between the first devices of neighbouring runs, in ranks. The two strides may be
+        given in either order; the runs must not overlap.
 
     Returns
     -------
@@ -132,19 +148,38 @@ def collective(
     >>> cost = collective(presets.fabric("dgx-a100"), "all-reduce", 2**30, ranks=16)
     >>> cost.algorithm
     'rail-ring'
+
+    Gradients of two devices that share a sequence, over four replicas of three stages:
+
+    >>> dgx = presets.fabric("dgx-a100")
+    >>> cost = collective(dgx, "all-reduce", 2**30, 2, stride=2, outer_ranks=4, outer_stride=12)
+    >>> print(cost)  # doctest: +NORMALIZE_WHITESPACE
+    all-reduce of 1 GiB over 2 ranks (stride 2, 4 such runs at stride 12):
+    35.83 ms by hierarchical
     """
     record, code = _record(fabric), _op_code(op)
-    times = collective_batch(fabric, op, [payload_bytes], [ranks], [stride], threads=1)
+    times = collective_batch(
+        fabric,
+        op,
+        [payload_bytes],
+        [ranks],
+        [stride],
+        outer_ranks=[outer_ranks],
+        outer_stride=[outer_stride],
+    )
     status = int(times.status[0])
     if status != 0:
-        raise InvalidInputError(
-            f"payload_bytes {payload_bytes!r}, ranks {ranks!r}, stride {stride!r}: "
-            f"{_core.STATUS_SENTENCES[status]}"
-        )
+        group = f"ranks {ranks!r}, stride {stride!r}"
+        reason = _core.STATUS_SENTENCES[status]
+        if outer_ranks != 1:
+            group += f", outer_ranks {outer_ranks!r}, outer_stride {outer_stride!r}"
+            if status == _BAD_STRIDE and stride > 0 < outer_stride:
+                reason = "the runs overlap; expected the larger stride to reach beyond a run"
+        raise InvalidInputError(f"payload_bytes {payload_bytes!r}, {group}: {reason}")
     question = (record, code, payload_bytes, ranks, stride)
     found = {}
     for algorithm, name in enumerate(_core.ALGORITHMS):
-        time_s, ran, bad = _core.collective_with(*question, algorithm)
+        time_s, ran, bad = _core.collective_with(*question, algorithm, outer_ranks, outer_stride)
         if ran == algorithm and algorithm != 0 and not bad:
             found[name] = time_s
     return CollectiveCost(
@@ -154,8 +189,10 @@ def collective(
         stride=int(stride),
         time_s=float(times.time_s[0]),
         algorithm=_core.ALGORITHMS[int(times.algorithm[0])],
-        bound_s=_core.collective_bound(*question),
+        bound_s=_core.collective_bound(*question, outer_ranks, outer_stride),
         alternatives=FrozenDict(sorted(found.items(), key=lambda item: item[1])),
+        outer_ranks=int(outer_ranks),
+        outer_stride=int(outer_stride),
     )
 
 
@@ -167,6 +204,8 @@ def collective_batch(
     stride: Any = 1,
     fabric: Any = 0,
     threads: int = 1,
+    outer_ranks: Any = 1,
+    outer_stride: Any = 0,
 ) -> CollectiveTimes:
     """Time many collectives in one call; the GIL is released while it runs.
 
@@ -182,6 +221,9 @@ def collective_batch(
         stride (integers), and the position of the fabric in `fabrics`.
     threads
         At most this many threads; the result does not depend on it.
+    outer_ranks, outer_stride
+        Integers, broadcast as the others: runs of `ranks` devices in a group, and the ranks between
+        the first devices of neighbouring runs. See `collective`.
 
     Returns
     -------
@@ -217,13 +259,67 @@ def collective_batch(
         _column("ranks", ranks, np.int64),
         _column("stride", stride, np.int64),
         _column("fabric", fabric, np.int32),
+        _column("outer_ranks", outer_ranks, np.int64),
+        _column("outer_stride", outer_stride, np.int64),
     ]
+    code, payload, run, apart, which, runs, runs_apart = _rows(columns)
+    return CollectiveTimes(
+        *_core.collective_batch(
+            records, which, code, payload, run, apart, threads, runs, runs_apart
+        )
+    )
+
+
+def message_batch(
+    fabric: AnyFabric | Cluster, payload_bytes: Any, source: Any, target: Any
+) -> CollectiveTimes:
+    """Time many messages, each from one rank to another; the GIL is released while it runs.
+
+    Every pair at the same distance is taken to send at once, as neighbouring stages of all replicas
+    do. Unlike a point-to-point over a stride, a message knows in which node its two ends lie.
+
+    Parameters
+    ----------
+    fabric
+        How the devices are wired.
+    payload_bytes
+        Bytes of each message: a number or a one-dimensional array.
+    source, target
+        Ranks it goes from and to: integers, broadcast against each other and the bytes.
+
+    Returns
+    -------
+    CollectiveTimes
+        One row per message; none takes time to the rank it comes from. A bad row carries its reason
+        as a status; nothing is raised for it.
+
+    Raises
+    ------
+    InvalidInputError
+        Where an argument as a whole is malformed: dtype or shape.
+
+    Examples
+    --------
+    Ranks 6 and 7 share a node of eight, ranks 7 and 8 do not:
+
+    >>> from phaze_fast.hardware import presets
+    >>> dgx = presets.fabric("dgx-a100")
+    >>> message_batch(dgx, 3e9, source=[6, 7], target=[7, 8]).time_s.round(6).tolist()
+    [0.010003, 0.120005]
+    """
+    columns = [
+        _column("payload_bytes", payload_bytes, np.float64),
+        _column("source", source, np.int64),
+        _column("target", target, np.int64),
+    ]
+    return CollectiveTimes(*_core.message_batch(_record(fabric), *_rows(columns)))
+
+
+def _rows(columns: Sequence[Array]) -> list[Array]:
+    """Columns of one length, numbers repeated."""
     given = [column.size for column in columns if column.ndim]
     length = 0 if 0 in given else max(given, default=1)
-    rows = [_stretched(column, length) for column in columns]
-    return CollectiveTimes(
-        *_core.collective_batch(records, rows[4], rows[0], rows[1], rows[2], rows[3], threads)
-    )
+    return [_stretched(column, length) for column in columns]
 
 
 def _column(name: str, values: Any, dtype: type[np.generic]) -> Array:

@@ -16,12 +16,13 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.cost.cache import answers
-from phaze_fast.cost.collectives import AnyFabric, collective_batch
+from phaze_fast.cost.collectives import AnyFabric
 from phaze_fast.cost.machines import Machines, in_format, machines
+from phaze_fast.cost.network import collectives_s, rank_groups
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
+from phaze_fast.opgraph import LayerGraph, OpGraph
 
 __all__ = ["Costs", "estimate_costs"]
 
@@ -246,47 +247,6 @@ def _tabled(
     return _Table(time_s, one_core_s, bound_s, dynamic_j, chip_of, column_of)
 
 
-def _network(graph: OpGraph, fabric: AnyFabric | Cluster | None, ranks: dict[int, int]) -> Array:
-    """Seconds of a graph's collectives over the fabric, zero elsewhere."""
-    times = np.zeros(len(graph))
-    wanted = graph.ops["collective"] >= 0
-    if not wanted.any():
-        return times
-    if not ranks:
-        raise InvalidInputError(
-            f"graphs: {graph.name} has collectives, and alone it does not say over how many ranks; "
-            "expected the LayerGraph it belongs to"
-        )
-    if fabric is None:
-        raise InvalidInputError(
-            f"fabric: {graph.name} has collectives; expected a fabric or a cluster to price them on"
-        )
-    ops = graph.ops[wanted]
-    asked = collective_batch(
-        fabric,
-        ops["collective"].astype(np.uint8),
-        ops["payload_bytes"],
-        [ranks.get(int(group), 1) for group in ops["group"]],
-    )
-    if asked.status.any():
-        worst = int(np.flatnonzero(asked.status)[0])
-        raise InvalidInputError(f"{graph.name}: {_core.STATUS_SENTENCES[int(asked.status[worst])]}")
-    times[wanted] = asked.time_s
-    return times
-
-
-def _group_sizes(graph: OpGraph | LayerGraph) -> dict[int, int]:
-    if isinstance(graph, OpGraph):
-        return {}
-    s = graph.strategy
-    sizes = {
-        "tensor": s.tensor_parallel,
-        "context": s.context_parallel,
-        "expert": s.expert_parallel,
-    }
-    return {GROUPS.index(name): size for name, size in sizes.items()}
-
-
 def _cores(records: Array) -> Array:
     columns = (records["tensor_cores"], records["vector_cores"], np.ones(len(records)))
     cores: Array = np.minimum(np.stack(columns, axis=1), 2**30).astype(np.int32)
@@ -303,6 +263,7 @@ def estimate_costs(
     threads: int = 1,
     like: Accelerator | None = None,
     bounds_only: bool = False,
+    expert_stride: int | None = None,
 ) -> Costs:
     """Price every operator of every graph on every chip, in one call; the GIL is released.
 
@@ -313,7 +274,8 @@ def estimate_costs(
     chips
         Accelerators, or an array of records such as `ArchitectureSpace.chips`.
     fabric
-        What collectives run over; needed where a graph has any. Groups are taken to be neighbours.
+        What collectives run over; needed where a graph has any. A tensor group is neighbours, a
+        context group lies `tensor_parallel` ranks apart, an expert group `expert_stride`.
     dtype
         Number format of the operands.
     tuning
@@ -326,6 +288,9 @@ def estimate_costs(
         For an array of records: the chip whose tuning, launch latency and formats they share.
     bounds_only
         Give lower bounds in place of all times, and no energy: twenty times as fast.
+    expert_stride
+        Ranks between neighbours of an expert group, which are replicas: by default
+        ``tensor_parallel * context_parallel``, and more where the stages of a replica lie between.
 
     Returns
     -------
@@ -335,7 +300,7 @@ def estimate_costs(
     Raises
     ------
     InvalidInputError
-        Where a chip or operator is malformed, or collectives have no fabric.
+        Where a chip or operator is malformed, or collectives have no fabric or do not fit it.
 
     Examples
     --------
@@ -353,7 +318,9 @@ def estimate_costs(
     if not len(asked):
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     network = [
-        _network(graph, fabric, _group_sizes(given)) for given in listed for graph in _flat([given])
+        collectives_s(graph, fabric, rank_groups(given, expert_stride))
+        for given in listed
+        for graph in _flat([given])
     ]
     ops = (
         np.concatenate([graph.ops for graph in flat])

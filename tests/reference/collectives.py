@@ -29,11 +29,11 @@ def coordinates(rank, sizes):
     return tuple(place)
 
 
-def levels_of(sizes, rates, latencies, wraps, ranks, stride):
-    """The active levels of a regular group, or None."""
-    members = {coordinates(i * stride, sizes) for i in range(ranks)}
+def levels_of(sizes, rates, latencies, wraps, ranks):
+    """The active levels of a group whose ranks fill a brick of evenly spaced places, or None."""
+    members = {coordinates(rank, sizes) for rank in ranks}
     axes = [sorted({m[level] for m in members}) for level in range(len(sizes))]
-    if math.prod(len(axis) for axis in axes) != ranks or set(product(*axes)) != members:
+    if math.prod(len(axis) for axis in axes) != len(ranks) or set(product(*axes)) != members:
         return None
     found = []
     for axis, size, rate, latency, wrapped in zip(
@@ -208,7 +208,7 @@ def alternatives(kind, sizes, rates, latencies, wraps, op, v, p, stride):
     if p == 1 or v == 0:
         return {}
     sizes = [UNBOUNDED if size == 0 else size for size in sizes]
-    levels = levels_of(sizes, rates, latencies, wraps, p, stride)
+    levels = levels_of(sizes, rates, latencies, wraps, [i * stride for i in range(p)])
     if levels is not None:
         return (grid if kind == "grid" else switched)(op, v, p, levels)
     if kind == "grid":

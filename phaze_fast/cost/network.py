@@ -1,0 +1,114 @@
+"""Takes a layer's operators and where its groups of ranks lie, gives the time of its collectives.
+
+Ranks count tensor-parallel devices first, then those of a context group, then replicas.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.cost.collectives import AnyFabric, collective_batch
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.hardware import Cluster
+from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
+
+__all__ = ["RankGroups", "collectives_s", "rank_groups"]
+
+Array = np.ndarray[Any, Any]
+
+
+class RankGroups(NamedTuple):
+    """How the groups of a strategy lie."""
+
+    ranks: tuple[int, ...]
+    """Of each group of `GROUPS`."""
+    stride: tuple[int, ...]
+    """Ranks between neighbours of each."""
+
+    @property
+    def devices(self) -> int:
+        """Devices from the first rank of the groups to the last."""
+        return 1 + sum((n - 1) * s for n, s in zip(self.ranks, self.stride, strict=True))
+
+    @property
+    def widths(self) -> str:
+        """Names and numbers, as a message shows them."""
+        named = zip(GROUPS, self.ranks, strict=True)
+        return ", ".join(f"{name}_parallel {ranks}" for name, ranks in named if name != "none")
+
+
+def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankGroups | None:
+    """Lay out the groups of a graph's strategy; None for an operator graph, which has none."""
+    if isinstance(graph, OpGraph):
+        return None
+    s = graph.strategy
+    inner = s.tensor_parallel * s.context_parallel
+    apart = inner if expert_stride is None else expert_stride
+    if not isinstance(apart, int) or isinstance(apart, bool):
+        raise InvalidTypeError(
+            f"expert_stride: {type(apart).__name__} is not accepted; expected a whole number"
+        )
+    if apart < inner and s.expert_parallel > 1:
+        raise InvalidInputError(
+            f"expert_stride: {apart} is not accepted; expected at least {inner}, the devices of "
+            f"tensor_parallel {s.tensor_parallel} and context_parallel {s.context_parallel}"
+        )
+    laid_out = {
+        "none": (1, 1),
+        "tensor": (s.tensor_parallel, 1),
+        "context": (s.context_parallel, s.tensor_parallel),
+        "expert": (s.expert_parallel, apart),
+    }
+    ranks, stride = zip(*(laid_out[name] for name in GROUPS), strict=True)
+    return RankGroups(ranks, stride)
+
+
+def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> None:
+    devices = fabric.devices if isinstance(fabric, Cluster) else fabric.capacity
+    if devices is not None and groups.devices > devices:
+        raise InvalidInputError(
+            f"{groups.widths}: the groups take {groups.devices} devices, and the fabric has "
+            f"{devices}"
+        )
+
+
+def collectives_s(
+    graph: OpGraph, fabric: AnyFabric | Cluster | None, groups: RankGroups | None
+) -> Array:
+    """Seconds of a graph's collectives over the fabric, zero elsewhere, shape (operators,).
+
+    Raises
+    ------
+    InvalidInputError
+        Where there are collectives and no fabric, no groups, or fewer devices than the groups take.
+    """
+    times = np.zeros(len(graph))
+    wanted = graph.ops["collective"] >= 0
+    if not wanted.any():
+        return times
+    if groups is None:
+        raise InvalidInputError(
+            f"graphs: {graph.name} has collectives, and alone it does not say over how many ranks; "
+            "expected the LayerGraph it belongs to"
+        )
+    if fabric is None:
+        raise InvalidInputError(
+            f"fabric: {graph.name} has collectives; expected a fabric or a cluster to price them on"
+        )
+    ops = graph.ops[wanted]
+    asked = collective_batch(
+        fabric,
+        ops["collective"].astype(np.uint8),
+        ops["payload_bytes"],
+        np.array(groups.ranks)[ops["group"]],
+        np.array(groups.stride)[ops["group"]],
+    )
+    _refuse_too_few_devices(groups, fabric)
+    if asked.status.any():
+        worst = int(np.flatnonzero(asked.status)[0])
+        raise InvalidInputError(f"{graph.name}: {_core.STATUS_SENTENCES[int(asked.status[worst])]}")
+    times[wanted] = asked.time_s
+    return times

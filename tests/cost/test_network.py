@@ -1,0 +1,100 @@
+"""Collectives inside layers: each group priced where its ranks lie."""
+
+import numpy as np
+import pytest
+
+from phaze_fast import _core, models
+from phaze_fast.cost import collective, estimate_costs
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.hardware import Cluster, presets
+from phaze_fast.opgraph import GROUPS, Strategy, layer_graph
+
+DGX = presets.fabric("dgx-h100")
+CHIP = presets.chip("h200")
+
+
+def graph(model="mixtral-8x7b", **strategy):
+    return layer_graph(models.load(model), Strategy(**strategy))
+
+
+def cluster(devices, slower=1.0):
+    """Nodes of eight, the network between them slowed down."""
+    node, between = DGX.tiers
+    rate = between.bandwidth_bytes_per_s / slower
+    tiers = (node, between.replace(bandwidth_bytes_per_s=rate))
+    return Cluster(devices=devices, fabric=DGX.replace(tiers=tiers))
+
+
+def total_s(asked, on, **options):
+    return float(estimate_costs(asked, CHIP, on, **options).total_s().sum())
+
+
+def test_experts_of_different_nodes_feel_the_network_between_them():
+    asked = graph(expert_parallel=4, tensor_parallel=8)
+    assert total_s(asked, cluster(32, slower=4500)) > 100 * total_s(asked, cluster(32))
+
+
+def test_experts_of_one_node_do_not():
+    asked = graph(expert_parallel=4, tensor_parallel=2)
+    assert total_s(asked, cluster(32, slower=4500)) == total_s(asked, cluster(32))
+    spread = total_s(asked, cluster(32), expert_stride=8)  # stages between the replicas
+    assert spread > total_s(asked, cluster(32))
+    assert total_s(asked, cluster(32), expert_stride=2) == total_s(asked, cluster(32))
+
+
+def test_context_groups_lie_a_tensor_group_apart():
+    asked = graph("llama2-7b", tensor_parallel=8, context_parallel=2)
+    assert total_s(asked, cluster(16, slower=100)) > 2 * total_s(asked, cluster(16))
+    inside = graph("llama2-7b", tensor_parallel=4, context_parallel=2)
+    assert total_s(inside, cluster(16, slower=100)) == total_s(inside, cluster(16))
+
+
+@pytest.mark.parametrize("expert_stride", [None, 8, 12])
+def test_every_collective_is_that_of_its_group(expert_stride):
+    asked = graph(expert_parallel=4, tensor_parallel=2, context_parallel=2)
+    strides = {"tensor": (2, 1), "context": (2, 2), "expert": (4, expert_stride or 4)}
+    costs = estimate_costs(asked, CHIP, cluster(64), expert_stride=expert_stride)
+    met = set()
+    for i, part in enumerate(costs.graphs):
+        for op, time_s in zip(part.ops, costs.time_s(i)[0], strict=True):
+            if op["collective"] >= 0:
+                name = GROUPS[op["group"]]
+                met.add(name)
+                kind = _core.COLLECTIVE_OPS[op["collective"]]
+                expected = collective(cluster(64), kind, op["payload_bytes"], *strides[name])
+                assert time_s == expected.time_s
+    assert met == set(strides)
+
+
+def test_too_few_devices_are_named():
+    asked = graph(expert_parallel=4, tensor_parallel=8)
+    words = "tensor_parallel 8, context_parallel 1, expert_parallel 4: .* 32 devices, .* has 31"
+    with pytest.raises(InvalidInputError, match=words):
+        total_s(asked, cluster(31))
+    with pytest.raises(InvalidInputError, match="56 devices"):
+        total_s(asked, cluster(55), expert_stride=16)
+    assert total_s(asked, cluster(56), expert_stride=16) > 0
+
+
+@pytest.mark.parametrize(
+    ("stride", "error", "words"),
+    [
+        (7, InvalidInputError, "expert_stride: 7 is not accepted; expected at least 8"),
+        (8.0, InvalidTypeError, "expert_stride: float is not accepted"),
+        (True, InvalidTypeError, "expert_stride: bool is not accepted"),
+    ],
+)
+def test_strides_that_cannot_be_are_refused(stride, error, words):
+    with pytest.raises(error, match=words):
+        total_s(graph(expert_parallel=4, tensor_parallel=8), cluster(64), expert_stride=stride)
+
+
+def test_a_fabric_of_another_type_is_refused():
+    with pytest.raises(InvalidTypeError, match="fabric: str"):
+        estimate_costs(graph(tensor_parallel=2), CHIP, "dgx-h100")
+
+
+def test_layers_without_collectives_need_no_room():
+    """A width that no operator uses sends nothing; bytes that are nothing take no time."""
+    costs = estimate_costs(graph("llama2-7b"), CHIP, cluster(1))
+    assert all(np.isfinite(costs.time_s(i)).all() for i in range(len(costs.graphs)))
