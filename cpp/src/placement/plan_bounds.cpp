@@ -89,6 +89,31 @@ class RoomForBlocks {
     return found;
   }
 
+  // The least that a stage of `even` blocks or more needs anywhere in the pipeline.
+  double even_bytes(double even, double most, double most_in_flight) const noexcept {
+    double found = kInfinite;
+    for (int v = 0; v < variants_; ++v) {
+      found = std::min(found, buffers_ + live_[v] + even * (resident_ + stash_[v]));
+      const double all = live_[v] + most * (resident_ + most_in_flight * stash_[v]);
+      if (alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_) break;
+    }
+    return found;
+  }
+
+  // The most blocks of a stage that needs no more than `bytes`, in the first variant that fits.
+  double blocks_within(double bytes, double in_flight) const noexcept {
+    double found = 0.0;
+    double fits = 0.0;  // blocks for which an earlier variant fits, which is then the one chosen
+    for (int v = 0; v < variants_; ++v) {
+      const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
+      const double most = std::floor((bytes - buffers_ - live_[v]) / each * kLoose);
+      const double room = blocks(v, in_flight, false, false);
+      if (!alike_ || most > fits) found = std::max(found, std::min(most, std::max(room, 0.0)));
+      fits = std::max(fits, room);
+    }
+    return std::min(found, static_cast<double>(blocks_));
+  }
+
   double plain(double in_flight, bool first, bool last) const noexcept {
     return blocks(0, in_flight, first, last);
   }
@@ -180,10 +205,10 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
   if (schedule_of(l) == PipelineSchedule::kInterleaved) {
     b.works = 1.0;
   } else if (schedule_of(l) == PipelineSchedule::kOneForwardOneBackward) {
-    const bool many = m > p + 1.0;
+    const bool many = m >= p + 1.0;
     b.loads = many ? m - p - 1.0 : 0.0;
     b.works = many ? 2.0 : l.stages == 1 ? m : 1.0;
-    b.backs = many || l.stages == 1 ? 0.0 : (m - 1.0) / p;
+    b.early = many || l.stages == 1 ? 0.0 : p - m + 1.0;
   }
   if (schedule_of(l) != PipelineSchedule::kZeroBubble) {
     for (int k = 1; k < l.stages; ++k) b.sends_s += 2.0 * frame.message_s[at(k)];
@@ -292,7 +317,7 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
 }
 
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept {
-  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0};
+  StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0};
   const int variants = space.strategies[at(strategy)].variants;
   for (int k = 0; k < space.kinds; ++k) {
     const double both = times.forward_s[k] + times.plain_s[k];
@@ -305,6 +330,8 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
     t.last_s += last * both;
     if (count == 0) continue;
     t.block_s = std::min(t.block_s, both);
+    t.blocks_backward_s += count * times.plain_s[k];
+    if (both > 0.0) t.backward_share = std::max(t.backward_share, times.plain_s[k] / both);
     for (int v = 1; v < variants; ++v) {
       t.again_s = std::min(
           t.again_s, times.backward_s[at(v) * at(space.kinds) + at(k)] - times.plain_s[k]);
@@ -315,8 +342,9 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
   return t;
 }
 
-// Every stage holds so many blocks at least where none may hold more than `most`; of these the
-// fullest is the last or the first, in the first variant that fits.
+// Every stage holds so many blocks at least where none may hold more than `most`, so the first and
+// the last need that much, in the first variant that fits; and some stage holds an even share, with
+// one micro-batch in flight or more.
 double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
                     double most) {
   const RoomForBlocks room(space, row, room_bytes);
@@ -328,7 +356,35 @@ double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_
     return room.least_bytes(least, most, in_flight, first, last);
   };
   if (l.stages == 1) return bytes(0, true, true) * kSure;
-  return std::max(bytes(0, true, false), bytes(l.stages - 1, false, true)) * kSure;
+  const double in_flight = microbatches_in_flight(schedule_of(l), l.stages, 0, l.microbatches,
+                                                  l.virtual_stages);
+  return std::max({bytes(0, true, false), bytes(l.stages - 1, false, true),
+                   room.even_bytes(row.bound.whole, most, in_flight)}) *
+         kSure;
+}
+
+// The least that all stages together must be allowed, each in the first variant that fits, to hold
+// every block.
+double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
+                           double low) {
+  const RoomForBlocks room(space, row, room_bytes);
+  const LayoutRecord& l = row.layout;
+  const auto holds = [&](double bytes) {
+    double held = 0.0;
+    for (int stage = l.stages - 1; stage >= 0; --stage) {
+      held += room.blocks_within(
+          bytes, microbatches_in_flight(schedule_of(l), l.stages, stage, l.microbatches,
+                                        l.virtual_stages));
+      if (held >= space.blocks) return true;
+    }
+    return false;
+  };
+  double high = room_bytes;
+  for (int step = 0; step < 10; ++step) {
+    const double middle = 0.5 * (low + high);
+    (holds(middle) ? high : low) = middle;
+  }
+  return low * kSure;
 }
 
 double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
@@ -342,8 +398,13 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   const auto m = static_cast<double>(row.layout.microbatches);
   const double work = t.work_s + own.recomputed * t.again_s + b.sends_s;
   const double step_s = b.step_bytes / hbm_bytes_per_s;
+  // Fewer micro-batches than stages: those stages that m others follow add their backward work for
+  // every micro-batch, the rest all of their work (docs/search.md, 2).
+  const double backs_s =
+      b.early > 0.0 ? (m - 1.0) * t.blocks_backward_s / (b.early + t.backward_share * (m - 1.0))
+                    : 0.0;
   const auto passes = [&](double load, double works, double rounds) {
-    return std::max(b.loads * load + works * work + b.backs * t.backward_s, rounds * load);
+    return std::max(b.loads * load + works * work + backs_s, rounds * load);
   };
   double load = work / p;
   const double after = b.tail_s + step_s + row.exchange_s;

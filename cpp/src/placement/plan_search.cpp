@@ -87,7 +87,11 @@ double limit_of(const PlanSpaceImpl& space, const Candidate& c, const Leaders& l
   const auto m = static_cast<double>(l.microbatches);
   const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
   double most = l.virtual_stages > 1 ? even : space.blocks;
-  double limit = leaders.below(least_memory(space, row, room_bytes, most));
+  double least = least_memory(space, row, room_bytes, most);
+  double limit = leaders.below(least);
+  if (c.bound_s > limit) return limit;
+  least = least_memory_of_all(space, row, room_bytes, least);
+  limit = leaders.below(least);
   for (int round = 0; round < 4 && c.bound_s <= limit && limit < kInfinite; ++round) {
     if (!(c.block_s > 0.0) || l.virtual_stages > 1) break;
     double load = limit / m;
@@ -95,7 +99,8 @@ double limit_of(const PlanSpaceImpl& space, const Candidate& c, const Leaders& l
       load = std::min(load, (limit - 2.0 * c.work_s) / (m - l.stages - 1.0));
     }
     most = std::min(most, std::floor(load / c.block_s * (1.0 + 1e-9)));
-    const double sharper = leaders.below(least_memory(space, row, room_bytes, most));
+    least = std::max(least, least_memory(space, row, room_bytes, most));
+    const double sharper = leaders.below(least);
     if (sharper >= limit) break;
     limit = sharper;
   }

@@ -207,12 +207,26 @@ void PlanSolver::search(PlacedPlan* best) {
   }
 }
 
+// What the stage i..j works and waits at least by 1F1B, with `after` stages after it: the trip
+// through those is at least their work (see `joined`).
+double PlanSolver::least_with(int i, int j, int after, double work) const noexcept {
+  const auto m = static_cast<double>(rounds_);
+  const double trip = sums_.work_s(j, space_->layers);
+  if (after < rounds_) return (m - after) * work + 2.0 * trip;
+  return m * work + trip - (m - 1.0) * sums_.forward_s(0, i, j);
+}
+
 void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
   Way found[kMaxVariants];
   const int stage = stages_ - s;
   const int last = s == 1 ? space_->layers : space_->layers - (s - 1);
   for (int j = i + 1; j <= last; ++j) {
-    if (sums_.work_s(i, j) > load_limit_s_) return;
+    const double work = sums_.work_s(i, j);
+    if (work > load_limit_s_) return;
+    if (!zero_bubble_ && least_with(i, j, s - 1, work) + before_s > limit_s_ * kLoose) {
+      if (s - 1 >= rounds_ || rounds_ - (s - 1) >= 2) return;  // it only grows with the stage
+      continue;
+    }
     if (starts_[at(j)] == ends_[at(j)]) continue;
     const int count = ways(i, j, stage, found);
     if (count == 0) {

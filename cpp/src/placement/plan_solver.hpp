@@ -53,6 +53,7 @@ class PlanSolver {
   bool pack(double load_s, PlacedPlan* plan, double* next_s);
   void quick_plan(double load_s, PlacedPlan* best);
   void search(PlacedPlan* best);
+  double least_with(int i, int j, int after, double work) const noexcept;
   void extend(int i, int s, double before_s, std::size_t mine);
   void keep(std::size_t mine, const Tail& tail);
   void finish(std::size_t from, PlacedPlan* best) const;

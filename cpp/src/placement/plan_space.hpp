@@ -37,7 +37,7 @@ struct StageRooms {
 struct LayoutBound {
   double loads;  // of the longest load
   double works;  // of the work of a micro-batch
-  double backs;  // of its backward part
+  double early;  // stages that as many others follow as there are micro-batches; 0: not counted
   double sends_s;
   double tail_s;
   double step_bytes;
@@ -140,6 +140,8 @@ struct StepTotals {
   double again_s;     // the least that recomputing a block adds; zero where there is no way to
   double first_s;     // both passes of what stands before all blocks
   double last_s;      // both passes of what stands after them
+  double blocks_backward_s;  // the backward passes of all blocks
+  double backward_share;     // the largest share of a block's passes that is backward
 };
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept;
 
@@ -147,6 +149,9 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
 // more than `most` blocks.
 double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
                     double most);
+// The same from how many blocks all stages hold together; `low` is known already.
+double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
+                           double low);
 
 // The least that any plan of a layout takes; a quicker and lower value where that is above
 // `enough_s`. `load_s`, where given, is a load that some stage has at least.
