@@ -221,7 +221,7 @@ def lint(_: list[str]) -> None:
 
 
 def cpp(_: list[str]) -> None:
-    """Test the C++ core without Python, under ASan and UBSan; install it and use it from outside."""
+    """Test the C++ core without Python, under ASan and UBSan, and from an installed package."""
     install()
     folder = ROOT / "build" / "sanitized"
     options = ["-DPHAZE_BUILD_PYTHON=OFF", "-DPHAZE_BUILD_TESTS=ON", "-DPHAZE_SANITIZE=ON"]
