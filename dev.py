@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -199,7 +200,8 @@ def extras(arguments: list[str]) -> None:
 def lint(_: list[str]) -> None:
     """Check style, types, stubs and C++ format."""
     install()
-    sources = sorted(str(f) for f in (ROOT / "cpp").rglob("*.?pp"))
+    folders = (ROOT / "cpp", ROOT / "examples" / "cpp")
+    sources = sorted(str(f) for folder in folders for f in folder.rglob("*.?pp"))
     for words in (
         ["-m", "ruff", "check", "."],
         ["-m", "ruff", "format", "--check", "."],
@@ -219,14 +221,35 @@ def lint(_: list[str]) -> None:
 
 
 def cpp(_: list[str]) -> None:
-    """Build and run the C++ tests, without Python, under ASan and UBSan."""
+    """Test the C++ core without Python, under ASan and UBSan, and from an installed package."""
     install()
     folder = ROOT / "build" / "sanitized"
     options = ["-DPHAZE_BUILD_PYTHON=OFF", "-DPHAZE_BUILD_TESTS=ON", "-DPHAZE_SANITIZE=ON"]
-    run(BIN / "cmake", "-S", ".", "-B", folder, "-G", "Ninja", *options)
-    run(BIN / "cmake", "--build", folder)
+    build(ROOT, folder, *options)
     strict = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_leaks=1"}
     run(BIN / "ctest", "--test-dir", folder, "--output-on-failure", env=strict)
+    use_the_installed_core()
+
+
+def build(source: Path, folder: Path, *options: str) -> None:
+    """Configure and compile a CMake project."""
+    run(BIN / "cmake", "-S", source, "-B", folder, "-G", "Ninja", *options)
+    run(BIN / "cmake", "--build", folder)
+
+
+def use_the_installed_core() -> None:
+    """Install the core somewhere, build the example against that, and check what it prints."""
+    core = ROOT / "build" / "core"
+    build(ROOT, core, "-DPHAZE_BUILD_PYTHON=OFF")
+    with tempfile.TemporaryDirectory() as name:
+        prefix, example = Path(name) / "prefix", Path(name) / "example"
+        run(BIN / "cmake", "--install", core, "--prefix", prefix)
+        build(ROOT / "examples" / "cpp", example, f"-DCMAKE_PREFIX_PATH={prefix}")
+        done = subprocess.run([example / "all_reduce"], capture_output=True, text=True, check=False)
+    expected = (ROOT / "examples" / "cpp" / "expected.txt").read_text()
+    if done.returncode != 0 or done.stdout != expected:
+        sys.exit(f"examples/cpp: expected\n{expected}\nfound\n{done.stdout}{done.stderr}")
+    say("the installed core and examples/cpp agree with expected.txt")
 
 
 def bench(arguments: list[str]) -> None:
@@ -260,6 +283,10 @@ def package(_: list[str]) -> None:
         say("building the sdist, and the wheel from the sdist")
         run(PYTHON, "-m", "build", "--outdir", folder / "dist", ".")
         wheel = next((folder / "dist").glob("*.whl"))
+        with zipfile.ZipFile(wheel) as archive:
+            strangers = [n for n in archive.namelist() if not n.startswith("phaze_fast")]
+        if strangers:
+            sys.exit(f"{wheel.name} holds what is no part of the package: {strangers}")
         say(f"installing {wheel.name} into a clean environment")
         make_venv(folder / "clean")
         python = folder / "clean" / PYTHON.relative_to(VENV)

@@ -1,4 +1,4 @@
-"""Takes nothing, gives the exceptions of the package: bad input, infeasible, and nothing else.
+"""Takes nothing, gives the exceptions of the package: bad input, infeasible, misuse of threads.
 
 Anything that is not one of these is a bug. Inside a batch, infeasible and invalid rows are
 statuses, never exceptions.
@@ -10,6 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "InUseError",
     "InfeasibleError",
     "InvalidInputError",
     "InvalidTypeError",
@@ -33,6 +34,10 @@ class InvalidTypeError(InvalidInputError, TypeError):
 
 class InfeasibleError(PhazeError):
     """The question is well posed and has no answer; the message says which constraint binds."""
+
+
+class InUseError(PhazeError, RuntimeError):
+    """An object that serves one thread at a time was called while another thread was using it."""
 
 
 class MissingExtraError(PhazeError, ImportError):

@@ -24,6 +24,11 @@ struct InvalidType : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// Becomes phaze_fast.errors.InUseError, which is also a RuntimeError.
+struct InUse : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 inline std::string text(const py::handle& object) { return py::str(object).cast<std::string>(); }
 
 // A contiguous one-dimensional array of exactly T, of `length` elements where that is not -1. The

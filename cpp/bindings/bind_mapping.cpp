@@ -3,10 +3,16 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "guarded.hpp"
 #include "phaze/relaxation.hpp"
 
 namespace phaze::bindings {
 namespace {
+
+// A mapping's genes change, also while the GIL is released; its problem and its choices never do,
+// and they are all that a relaxation reads of it.
+using PyMapping = Guarded<Mapping>;
+using PyRelaxation = Guarded<Relaxation>;
 
 template <typename T>
 py::array_t<T> array_of(const std::vector<T>& values) {
@@ -19,11 +25,11 @@ py::array_t<MapScore> array_of(const MapScore& score) {
   return array_of(std::vector<MapScore>(1, score));
 }
 
-std::unique_ptr<Mapping> make(const py::object& slots, const py::object& ops,
-                              const py::object& edges, const py::object& rules,
-                              const py::object& divisors, const py::object& column,
-                              const py::tuple& tables, const py::object& blocks,
-                              const py::object& boundary, const py::object& chain) {
+std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
+                                const py::object& edges, const py::object& rules,
+                                const py::object& divisors, const py::object& column,
+                                const py::tuple& tables, const py::object& blocks,
+                                const py::object& boundary, const py::object& chain) {
   if (tables.size() != 5) throw InvalidInput("tables: expected 5 arrays");
   MapProblem p{};
   p.slots = view<MeshRun>(slots, "slots");
@@ -43,7 +49,7 @@ std::unique_ptr<Mapping> make(const py::object& slots, const py::object& ops,
   p.chain = view<std::int32_t>(chain, "chain");
   const Status status = check_problem(p);
   if (status != Status::kOk) throw InvalidInput(std::string("problem: ") + sentence(status));
-  return std::make_unique<Mapping>(p);
+  return std::make_unique<PyMapping>("Mapping", p);
 }
 
 const MapGene& checked(const Mapping& mapping, int op, const MapGene& gene) {
@@ -57,19 +63,22 @@ const MapGene& checked(const Mapping& mapping, int op, const MapGene& gene) {
   return gene;
 }
 
-void assign(Mapping& mapping, const py::object& genes) {
-  const auto given = view<MapGene>(genes, "genes", mapping.ops());
-  for (int i = 0; i < mapping.ops(); ++i) checked(mapping, i, given[static_cast<std::size_t>(i)]);
-  mapping.assign(given);
-}
-
 void need_genes(const Mapping& mapping) {
   if (!mapping.assigned()) throw InvalidInput("genes: none yet; expected assign() first");
 }
 
-void change(Mapping& mapping, int op, const py::object& gene) {
-  need_genes(mapping);
-  mapping.change(op, checked(mapping, op, view<MapGene>(gene, "gene", 1)[0]));
+void assign(PyMapping& object, const py::object& genes) {
+  const Mapping& mapping = object.fixed();
+  const auto given = view<MapGene>(genes, "genes", mapping.ops());
+  for (int i = 0; i < mapping.ops(); ++i) checked(mapping, i, given[static_cast<std::size_t>(i)]);
+  PyMapping::Turn(object)->assign(given);
+}
+
+void change(PyMapping& object, int op, const py::object& gene) {
+  const MapGene wanted = view<MapGene>(gene, "gene", 1)[0];
+  const PyMapping::Turn mapping(object);
+  need_genes(*mapping);
+  mapping->change(op, checked(*mapping, op, wanted));
 }
 
 std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::object& outputs) {
@@ -88,103 +97,110 @@ std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::objec
   return given;
 }
 
-py::array_t<MapScore> score(const Mapping& mapping, const py::object& outputs) {
-  need_genes(mapping);
-  return array_of(mapping.score(outputs_of(mapping, outputs)));
+MapScore scored(PyMapping& object, const py::object& outputs, std::vector<MapStage>* stages) {
+  const auto given = outputs_of(object.fixed(), outputs);
+  const PyMapping::Turn mapping(object);
+  need_genes(*mapping);
+  return mapping->score(given, stages);
+}
+
+py::array_t<MapScore> score(PyMapping& object, const py::object& outputs) {
+  return array_of(scored(object, outputs, nullptr));
 }
 
 // (loads and bytes of each stage, shape (stages, 5); outputs, shape (stages, ops)).
-py::tuple stages(const Mapping& mapping, const py::object& outputs) {
-  need_genes(mapping);
+py::tuple stages(PyMapping& object, const py::object& outputs) {
   std::vector<MapStage> found;
-  mapping.score(outputs_of(mapping, outputs), &found);
+  scored(object, outputs, &found);
+  const int ops = object.fixed().ops();
   const auto count = static_cast<py::ssize_t>(found.size());
   py::array_t<double> values({count, py::ssize_t{5}});
-  py::array_t<std::uint8_t> chosen({count, static_cast<py::ssize_t>(mapping.ops())});
+  py::array_t<std::uint8_t> chosen({count, static_cast<py::ssize_t>(ops)});
   for (py::ssize_t k = 0; k < count; ++k) {
     const MapStage& s = found[static_cast<std::size_t>(k)];
     const double row[] = {s.load_s, s.memory_bytes, s.state_bytes, s.activation_bytes,
                           s.over_bytes};
     for (py::ssize_t i = 0; i < 5; ++i) values.mutable_at(k, i) = row[i];
-    for (int i = 0; i < mapping.ops(); ++i) {
+    for (int i = 0; i < ops; ++i) {
       chosen.mutable_at(k, i) = s.outputs[static_cast<std::size_t>(i)];
     }
   }
   return py::make_tuple(freeze(std::move(values)), freeze(std::move(chosen)));
 }
 
-py::array_t<MapGene> genes_of(const Mapping& mapping) {
-  need_genes(mapping);
+py::array_t<MapGene> genes_of(PyMapping& object) {
   std::vector<MapGene> genes;
-  for (int i = 0; i < mapping.ops(); ++i) genes.push_back(mapping.gene(i));
+  {
+    const PyMapping::Turn mapping(object);
+    need_genes(*mapping);
+    for (int i = 0; i < mapping->ops(); ++i) genes.push_back(mapping->gene(i));
+  }
   return array_of(genes);
 }
 
-py::array_t<MapGene> choices(const Mapping& mapping, int op) {
-  if (op < 0 || op >= mapping.ops()) throw InvalidInput("op: out of range");
-  return array_of(mapping.choices(op));
+py::array_t<MapGene> choices(const PyMapping& object, int op) {
+  if (op < 0 || op >= object.fixed().ops()) throw InvalidInput("op: out of range");
+  return array_of(object.fixed().choices(op));
 }
 
-py::tuple found_of(const MapFound& found) {
+bool legal(const PyMapping& object, int op, const py::object& gene) {
+  if (op < 0 || op >= object.fixed().ops()) throw InvalidInput("op: out of range");
+  return object.fixed().legal(op, view<MapGene>(gene, "gene", 1)[0]);
+}
+
+// Searches from the mapping's genes, without the GIL.
+template <typename Search>
+py::tuple searched(PyMapping& object, const Search& search) {
+  MapFound found;
+  {
+    const PyMapping::Turn mapping(object);
+    need_genes(*mapping);
+    const py::gil_scoped_release release;
+    found = search(*mapping);
+  }
   return py::make_tuple(array_of(found.genes), array_of(found.score), found.evaluations);
 }
 
-py::tuple annealed(Mapping& mapping, std::uint64_t seed, std::int64_t steps, double start) {
-  need_genes(mapping);
-  MapFound found;
-  {
-    const py::gil_scoped_release release;
-    found = anneal(mapping, {seed, steps, start});
-  }
-  return found_of(found);
+py::tuple annealed(PyMapping& object, std::uint64_t seed, std::int64_t steps, double start) {
+  return searched(object, [&](Mapping& mapping) { return anneal(mapping, {seed, steps, start}); });
 }
 
-py::tuple descended(Mapping& mapping, int rounds) {
-  need_genes(mapping);
-  MapFound found;
-  {
-    const py::gil_scoped_release release;
-    found = descend(mapping, rounds);
-  }
-  return found_of(found);
+py::tuple descended(PyMapping& object, int rounds) {
+  return searched(object, [&](Mapping& mapping) { return descend(mapping, rounds); });
 }
 
 constexpr double kMostWays = 1e8;
 
-py::tuple exhausted(Mapping& mapping) {
-  need_genes(mapping);
-  if (ways(mapping) > kMostWays) {
+py::tuple exhausted(PyMapping& object) {
+  if (ways(object.fixed()) > kMostWays) {
     throw InvalidInput("problem: too many mappings to try them all; expected at most 1e8");
   }
-  MapFound found;
-  {
-    const py::gil_scoped_release release;
-    found = exhaust(mapping);
-  }
-  return found_of(found);
+  return searched(object, [](Mapping& mapping) { return exhaust(mapping); });
 }
 
-std::unique_ptr<Relaxation> relaxed(const Mapping& mapping) {
+std::unique_ptr<PyRelaxation> relaxed(const PyMapping& object) {
+  const Mapping& mapping = object.fixed();
   for (int op = 0; op < mapping.ops(); ++op) {
     if (mapping.choices(op).empty()) {
       throw InvalidInput("problem: operator " + std::to_string(op) + " has no legal gene");
     }
   }
   const py::gil_scoped_release release;
-  return std::make_unique<Relaxation>(mapping);
+  return std::make_unique<PyRelaxation>("Relaxation", mapping);
 }
 
 constexpr double kMostPrice = 1e100;
 
-py::tuple bound(Relaxation& relaxation, double theta, double price, double phi, double enough) {
+py::tuple bound(PyRelaxation& object, double theta, double price, double phi, double enough) {
   if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0 &&
         price <= kMostPrice)) {
     throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 to 1e100");
   }
   MapBound found;
   {
+    const PyRelaxation::Turn relaxation(object);
     const py::gil_scoped_release release;
-    found = relaxation.bound(theta, phi, price, enough);
+    found = relaxation->bound(theta, phi, price, enough);
   }
   return py::make_tuple(found.time_s, array_of(found.genes));
 }
@@ -213,7 +229,7 @@ void bind_mapping(py::module_& module) {
   module.attr("MAX_MAP_OPS") = kMaxMapOps;
   module.attr("MAX_MAP_STAGES") = kMaxMapStages;
   module.attr("RUNS_PER_AXIS") = kRunsPerAxis;
-  py::class_<Mapping>(module, "Mapping")
+  py::class_<PyMapping>(module, "Mapping")
       .def(py::init(&make), py::arg("slots"), py::arg("ops"), py::arg("edges"), py::arg("rules"),
            py::arg("divisors"), py::arg("column"), py::arg("tables"), py::arg("blocks"),
            py::arg("boundary_s"), py::arg("chain"))
@@ -221,21 +237,15 @@ void bind_mapping(py::module_& module) {
       .def("change", &change, py::arg("op"), py::arg("gene"))
       .def("genes", &genes_of)
       .def("choices", &choices, py::arg("op"))
-      .def(
-          "legal",
-          [](const Mapping& mapping, int op, const py::object& gene) {
-            if (op < 0 || op >= mapping.ops()) throw InvalidInput("op: out of range");
-            return mapping.legal(op, view<MapGene>(gene, "gene", 1)[0]);
-          },
-          py::arg("op"), py::arg("gene"))
+      .def("legal", &legal, py::arg("op"), py::arg("gene"))
       .def("score", &score, py::arg("outputs") = py::none())
       .def("stages", &stages, py::arg("outputs") = py::none())
       .def("anneal", &annealed, py::arg("seed"), py::arg("steps"), py::arg("start"))
       .def("descend", &descended, py::arg("rounds"))
-      .def("ways", &ways)
+      .def("ways", [](const PyMapping& object) { return ways(object.fixed()); })
       .def("exhaust", &exhausted)
       .def("relaxation", &relaxed, py::keep_alive<0, 1>());
-  py::class_<Relaxation>(module, "Relaxation")
+  py::class_<PyRelaxation>(module, "Relaxation")
       .def("bound", &bound, py::arg("theta"), py::arg("price"), py::arg("phi") = 0.0,
            py::arg("enough") = std::numeric_limits<double>::infinity());
 }

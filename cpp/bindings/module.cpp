@@ -34,6 +34,8 @@ void bind_errors() {
       raise_as("InvalidTypeError", error.what());
     } catch (const InvalidInput& error) {
       raise_as("InvalidInputError", error.what());
+    } catch (const InUse& error) {
+      raise_as("InUseError", error.what());
     }
   });
 }

@@ -6,12 +6,12 @@
 #include <vector>
 
 #include "check.hpp"
-#include "mapping_chain.hpp"
 #include "phaze/collective.hpp"
 #include "phaze/op_cost.hpp"
 #include "phaze/placement.hpp"
 #include "phaze/silicon.hpp"
-#include "placement_tables.hpp"
+#include "placement/placement_tables.hpp"
+#include "wafer/mapping_chain.hpp"
 
 namespace {
 

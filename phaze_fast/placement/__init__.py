@@ -4,6 +4,7 @@ from phaze_fast.placement.describe import PlacedStage
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
 from phaze_fast.placement.plan import PARTS, Plan, Stage
 from phaze_fast.placement.planning import Plans, infeasible, plan
+from phaze_fast.placement.predict import PlanSpec, Predictions, predict, predict_batch
 from phaze_fast.placement.problems import (
     SCHEDULES,
     PipelineProblem,
@@ -27,7 +28,9 @@ __all__ = [
     "Placement",
     "Plan",
     "PlanEvaluator",
+    "PlanSpec",
     "Plans",
+    "Predictions",
     "PublishedProblem",
     "Stage",
     "Training",
@@ -36,6 +39,8 @@ __all__ = [
     "place_batch",
     "place_front",
     "plan",
+    "predict",
+    "predict_batch",
     "problem_from_dict",
     "read_problems",
     "solve_published",

@@ -23,7 +23,7 @@ from phaze_fast.placement.layouts import Shape, layouts_of, node_devices, strate
 from phaze_fast.placement.plan import PARTS, Plan, Stage
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes, training_record
 from phaze_fast.placement.times import KindTimes, times_on_chip
-from phaze_fast.placement.training import RANK_ORDERS, Training, recompute_modes
+from phaze_fast.placement.training import RANK_ORDERS, RECOMPUTE, Training, recompute_modes
 from phaze_fast.records import FrozenDict
 from phaze_fast.schedule import ScheduleCache
 
@@ -234,6 +234,28 @@ class PlanEvaluator:
     def work_bounds(self, s: int, work_s: Array, room: Array) -> Array:
         """Lower bounds from the work of one micro-batch alone: quicker, and lower."""
         found: Array = self.space.work_bounds(s, np.ascontiguousarray(work_s), room)
+        return found
+
+    def estimate_even(
+        self, times: KindTimes, modes: Array, room_bytes: float, threads: int = 1
+    ) -> Array:
+        """Estimate the even partition of every layout, dtype ``_core.ESTIMATE_DTYPE``.
+
+        Parameters
+        ----------
+        times
+            One row per strategy.
+        modes
+            What each layout recomputes, a position in `RECOMPUTE`; -1: as little as fits.
+        room_bytes
+            Of a device for the model.
+        threads
+            At most this many; the answer does not depend on it.
+        """
+        table = np.array([[-1, *(s.variant_of[m] for m in RECOMPUTE)] for s in self.sizes])
+        variants = table[self.layouts["strategy"], modes + 1].astype(np.int32)
+        at = np.arange(len(self.layouts), dtype=np.int64)
+        found: Array = self.space.estimate_even(times, at, variants, room_bytes, threads)
         return found
 
     # ---- words and numbers ----

@@ -18,7 +18,8 @@
 //   point-to-point             V/B + a
 //
 // docs/collectives.md derives the tiered and grid forms. Every function is pure, O(levels^2) at
-// most, never throws, and may run from any thread.
+// most, and may run from any thread; only a batch can throw, where memory runs out
+// (std::bad_alloc).
 #pragma once
 
 #include <cstdint>

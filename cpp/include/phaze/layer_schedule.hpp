@@ -1,8 +1,9 @@
 // One layer on one chip: when each operator starts and on how many cores, so that the last one ends
 // as early as possible. The problem, the bounds and the search are described in docs/schedule.md.
 //
-// Nothing here throws or prints. The search is deterministic for a given node cap; only a time
-// limit or an interruption can make two runs differ.
+// Nothing here prints or exits; the search may run out of memory (std::bad_alloc), nothing else is
+// thrown. It is deterministic for a given node cap; only a time limit or an interruption can make
+// two runs differ.
 #pragma once
 
 #include <cstdint>

@@ -14,7 +14,8 @@
 //   all-to-all  one run after the other: w_i floor(f/2) ceil(f/2) / f V, its middle link
 //
 // A reduce-scatter is an all-gather in reverse and takes as long; an all-reduce is both. Every
-// function here is pure, never throws and may run from any thread.
+// function here is pure and may run from any thread; what is not noexcept may run out of memory
+// (std::bad_alloc) and throws nothing else.
 #pragma once
 
 #include <array>

@@ -1,7 +1,8 @@
 // Operators times chips: seconds, joules and the breakdown behind them, in batches.
 //
-// Nothing here throws or prints. Work is dealt to threads by chip; every result is written by one
-// thread, so answers are the same bits for any thread count.
+// Nothing here prints or exits; a batch may run out of memory (std::bad_alloc), nothing else is
+// thrown. Work is dealt to threads by chip; every result is written by one thread, so answers are
+// the same bits for any thread count.
 #pragma once
 
 #include <span>

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -11,8 +13,12 @@
 namespace phaze {
 
 // Calls body(begin, end) on disjoint ranges that cover [0, count). At most `threads` threads run,
-// and none is started for fewer than `grain` indices. `body` must not throw. If the system
-// refuses a thread, the calling thread does that share itself.
+// and none is started for fewer than `grain` indices. If the system refuses a thread, the calling
+// thread does that share itself.
+//
+// A body may throw. Every other share still runs to its end; then the exception of the lowest range
+// is thrown on the calling thread, whichever came first in time. Throws std::bad_alloc where there
+// is no memory to deal out the shares.
 template <typename Body>
 void parallel_for(std::size_t count, int threads, std::size_t grain, const Body& body) {
   const std::size_t most = grain == 0 ? count : (count + grain - 1) / grain;
@@ -23,19 +29,35 @@ void parallel_for(std::size_t count, int threads, std::size_t grain, const Body&
     return;
   }
   const std::size_t share = (count + workers - 1) / workers;
+  std::vector<std::exception_ptr> thrown(workers);
+  const auto run = [&](std::size_t worker) noexcept {
+    // The first exception of a thread allocates what the C++ runtime keeps per thread, and aborts
+    // where it cannot. Asking for one makes it do so now, while there is memory.
+    static_cast<void>(std::current_exception());
+    const std::size_t begin = std::min(count, worker * share);
+    try {
+      body(begin, std::min(count, begin + share));
+    } catch (...) {
+      thrown[worker] = std::current_exception();
+    }
+  };
   std::vector<std::thread> pool;
   pool.reserve(workers - 1);
-  for (std::size_t w = 1; w < workers; ++w) {
-    const std::size_t begin = std::min(count, w * share);
-    const std::size_t end = std::min(count, begin + share);
+  for (std::size_t worker = 1; worker < workers; ++worker) {
+    bool started = false;
     try {
-      pool.emplace_back([&body, begin, end] { body(begin, end); });
-    } catch (const std::system_error&) {
-      body(begin, end);
+      pool.emplace_back(run, worker);
+      started = true;
+    } catch (const std::system_error&) {  // no thread
+    } catch (const std::bad_alloc&) {     // no memory for one
     }
+    if (!started) run(worker);
   }
-  body(std::size_t{0}, std::min(count, share));
-  for (std::thread& worker : pool) worker.join();
+  run(0);
+  for (std::thread& thread : pool) thread.join();
+  for (const std::exception_ptr& error : thrown) {
+    if (error) std::rethrow_exception(error);
+  }
 }
 
 }  // namespace phaze

@@ -3,7 +3,8 @@
 // The area formula and its SRAM tables are those of the PHAZE paper's template (Wang et al.,
 // ICML 2024), exact at the published sizes. Between two table entries the area is linear in
 // capacity; outside the table the nearest segment is continued, and `extrapolated` says so.
-// All functions are pure, never throw, and may run from any thread.
+// All functions are pure and may run from any thread; only a batch can throw, where there is no
+// memory for its threads (std::bad_alloc).
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,6 @@
-// Every outcome a kernel can report, with one sentence each. Kernels never throw, print or exit;
-// the binding turns a status into a named Python exception, or passes it through in a batch.
+// Every outcome a kernel can report, with one sentence each. Kernels never print or exit, and throw
+// only std::bad_alloc; the binding turns a status into a named Python exception, or passes it
+// through in a batch.
 #pragma once
 
 #include <cstdint>

@@ -388,9 +388,9 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
 }
 
 void Mapping::assign(std::span<const MapGene> genes) {
-  genes_.assign(genes.begin(), genes.end());
   nodes_.resize(ops_.size());
   fan_terms_.resize(fans_.size());
+  genes_.assign(genes.begin(), genes.end());  // last: assigned() stays false if memory runs out
   for (int i = 0; i < ops(); ++i) nodes_[kAt(i)] = node(i, genes_[kAt(i)]);
   for (std::size_t f = 0; f < fans_.size(); ++f) fan_terms_[f] = fan(fans_[f]);
 }

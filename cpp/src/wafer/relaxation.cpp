@@ -188,6 +188,7 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const
   double alone = 0.0;
   for (const std::int32_t op : mapping_.chain()) alone += prices[kAt(op)].least;
   if (last_.empty()) {
+    last_.reserve(mapping_.chain().size());  // so that it is never half filled
     for (const std::int32_t op : mapping_.chain()) last_.push_back(prices[kAt(op)].cheapest);
   }
   const double upper = known(prices, phi);

@@ -7,7 +7,7 @@
 #include "check.hpp"
 #include "phaze/pipeline_schedule.hpp"
 #include "phaze/placement.hpp"
-#include "placement_tables.hpp"
+#include "placement/placement_tables.hpp"
 
 namespace {
 

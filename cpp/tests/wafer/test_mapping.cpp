@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "check.hpp"
-#include "mapping_chain.hpp"
 #include "phaze/relaxation.hpp"
+#include "wafer/mapping_chain.hpp"
 
 namespace {
 

@@ -1,0 +1,552 @@
+"""Takes a plan that is given, gives what a step takes by it: one plan in full, or arrays of many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import model_validator
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.hardware import Cluster
+from phaze_fast.memory import SCHEDULES as MEMORY_SCHEDULES
+from phaze_fast.models import TransformerModel, load
+from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.placement.evaluator import Placed, PlanEvaluator
+from phaze_fast.placement.plan import Plan
+from phaze_fast.placement.sizes import StrategySizes, strategy_sizes
+from phaze_fast.placement.times import KindTimes, memory_of
+from phaze_fast.placement.training import RANK_ORDERS, RECOMPUTE, Training
+from phaze_fast.records import Bytes, Count, Record
+from phaze_fast.schedule import ScheduleCache
+from phaze_fast.threads import thread_count
+
+__all__ = ["PlanSpec", "Predictions", "predict", "predict_batch"]
+
+Array = np.ndarray[Any, Any]
+
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
+
+
+class PlanSpec(Record):
+    """A parallel plan as a user gives it.
+
+    Examples
+    --------
+    >>> PlanSpec(tp=8, pp=4, dp=2, global_batch=64).devices
+    64
+    """
+
+    what: ClassVar[str] = "plan"
+    global_batch: Count
+    """Sequences of one step, over all replicas."""
+    tp: Count = 1
+    """Tensor-parallel width."""
+    pp: Count = 1
+    """Pipeline stages."""
+    dp: Count = 1
+    """Replicas."""
+    cp: Count = 1
+    """Context-parallel width."""
+    ep: Count = 1
+    """Expert-parallel width; a part of the replicas."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    microbatch: Count = 1
+    """Sequences a device works on at once."""
+    schedule: Literal["1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    """Order of forward and backward passes."""
+    virtual: Count = 1
+    """Chunks per stage; more than one only where interleaved."""
+    recompute: (
+        Literal["auto", "none", "selective", "full"]
+        | tuple[Literal["none", "selective", "full"], ...]
+    ) = "auto"
+    """What is computed again in the backward pass, for all stages or for each; auto: as little as
+    fits."""
+    stages: tuple[Count, ...] | None = None
+    """Layers of each stage (of each chunk where interleaved), embedding and head counted; by default
+    blocks are dealt out evenly."""
+    rank_order: Literal["replicas-inside", "stages-inside"] = "replicas-inside"
+    """Which lie closer together after tensor and context groups."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel devices share the rows of norms and residuals."""
+    seq: Count | None = None
+    """Tokens of a sequence; by default the model's."""
+    optimizer: str = "adam"
+    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    reserved_bytes: Bytes = 3 * 2**29
+    """Of each device's memory that is not for the model."""
+    idle: bool = False
+    """Whether devices of the cluster may be left idle."""
+
+    @property
+    def devices(self) -> int:
+        """Devices that it takes."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.global_batch % (self.dp * self.microbatch):
+            raise ValueError(
+                f"global_batch: {self.global_batch} is not a multiple of dp x microbatch = "
+                f"{self.dp} x {self.microbatch} = {self.dp * self.microbatch}"
+            )
+        if (self.virtual > 1) != (self.schedule == "interleaved"):
+            raise ValueError(
+                f"virtual: {self.virtual} is not accepted with {self.schedule}; interleaved takes 2 "
+                "or more, the others 1"
+            )
+        if self.dp % self.ep:
+            raise ValueError(f"ep: {self.ep} does not divide dp = {self.dp}")
+        rounds = self.global_batch // (self.dp * self.microbatch)
+        if self.schedule == "interleaved" and rounds % self.pp:
+            raise ValueError(
+                f"schedule: interleaved needs the micro-batches of a replica, {self.global_batch} / "
+                f"({self.dp} x {self.microbatch}) = {rounds}, to be a multiple of pp = {self.pp}"
+            )
+        if self.schedule == "zero-bubble" and rounds < self.pp:
+            raise ValueError(
+                f"schedule: zero-bubble needs at least pp = {self.pp} micro-batches a replica; there "
+                f"are {self.global_batch} / ({self.dp} x {self.microbatch}) = {rounds}"
+            )
+        chunks = self.pp * self.virtual
+        if self.stages is not None and len(self.stages) != chunks:
+            raise ValueError(
+                f"stages: {len(self.stages)} entries are not accepted; expected pp x virtual = "
+                f"{self.pp} x {self.virtual} = {chunks}"
+            )
+        if isinstance(self.recompute, tuple) and len(self.recompute) != self.pp:
+            raise ValueError(
+                f"recompute: {len(self.recompute)} entries are not accepted; expected one word, or "
+                f"one for each of pp = {self.pp} stages"
+            )
+        return self
+
+    @classmethod
+    def of(cls, plan: Plan | PlanSpec | Mapping[str, Any]) -> PlanSpec:
+        """Read a plan: one that was found, one as plain data, or a document that holds one."""
+        if isinstance(plan, PlanSpec):
+            return plan
+        if isinstance(plan, Plan):
+            return cls._of_found(plan.to_dict())
+        if not isinstance(plan, Mapping):
+            raise InvalidTypeError(
+                f"plan: {type(plan).__name__} is not accepted; expected a Plan, a PlanSpec or a "
+                "mapping of its fields"
+            )
+        if isinstance(plan.get("plan"), Mapping):
+            plan = plan["plan"]
+        if "microbatches" in plan and "parts_s" in plan:
+            return cls._of_found(plan)
+        return cls(**plan)
+
+    @classmethod
+    def _of_found(cls, data: Mapping[str, Any]) -> PlanSpec:
+        names = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "schedule", "virtual")
+        given = {name: data[name] for name in (*names, "rank_order")}
+        given["idle"] = True
+        given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
+        for name in ("seq", "optimizer", "reserved_bytes", "sequence_parallel"):
+            if data.get(name) is not None:
+                given[name] = data[name]
+        if "stages" in data:
+            given["recompute"] = tuple(stage["recompute"] for stage in data["stages"])
+            given["stages"] = _chunk_sizes(data["stages"], int(data["virtual"]))
+        else:
+            given["recompute"] = data["recompute"] if data["recompute"] != "mixed" else "auto"
+        return cls(**given)
+
+
+def _chunk_sizes(stages: Sequence[Mapping[str, Any]], virtual: int) -> tuple[int, ...]:
+    """Layers of each chunk, in the order of the model: runs of positions that follow each other."""
+    starts: dict[int, int] = {}
+    for stage in stages:
+        layers = [int(i) for i in stage["layers"]]
+        for n, i in enumerate(layers):
+            if n == 0 or i != layers[n - 1] + 1:
+                first = i
+                starts[first] = 0
+            starts[first] += 1
+    sizes = tuple(starts[at] for at in sorted(starts))
+    if len(sizes) != len(stages) * virtual:
+        raise InvalidInputError(
+            f"stages: layers form {len(sizes)} runs; expected {len(stages)} stages x {virtual}"
+        )
+    return sizes
+
+
+def _checked_model(model: TransformerModel | str) -> TransformerModel:
+    found = load(model) if isinstance(model, str) else model
+    if not isinstance(found, TransformerModel):
+        raise InvalidTypeError(
+            f"model: {type(model).__name__} is not accepted; expected a TransformerModel or its name"
+        )
+    return found
+
+
+def _strategy(spec: PlanSpec) -> Strategy:
+    return Strategy(
+        tensor_parallel=spec.tp,
+        sequence_parallel=spec.sequence_parallel and spec.tp > 1,
+        context_parallel=spec.cp,
+        expert_parallel=spec.ep,
+        microbatch=spec.microbatch,
+        seq=spec.seq,
+    )
+
+
+def _layout(spec: PlanSpec) -> Array:
+    row: Array = np.zeros(1, dtype=_core.LAYOUT_DTYPE)
+    row["schedule"] = MEMORY_SCHEDULES.index(spec.schedule)
+    row["stages"], row["virtual_stages"], row["zero"] = spec.pp, spec.virtual, spec.zero
+    row["rank_order"] = RANK_ORDERS.index(spec.rank_order)
+    row["data_parallel"] = spec.dp
+    row["microbatches"] = spec.global_batch // (spec.dp * spec.microbatch)
+    return row
+
+
+@lru_cache(maxsize=256)
+def _evaluator(model: TransformerModel, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
+    """Prepare the evaluator of one plan; kept for the next call."""
+    if spec.devices > cluster.devices or (spec.devices < cluster.devices and not spec.idle):
+        raise InvalidInputError(
+            f"tp x pp x dp x cp: {spec.tp} x {spec.pp} x {spec.dp} x {spec.cp} = {spec.devices} is "
+            f"not accepted; expected the cluster's {cluster.devices} devices"
+        )
+    strategy = _strategy(spec)
+    broken = reasons(model, strategy)
+    if broken:
+        raise InvalidInputError(f"{model.name}: {broken[0]}")
+    training = Training(
+        global_batch=spec.global_batch,
+        seq=spec.seq,
+        optimizer=spec.optimizer,
+        reserved_bytes=spec.reserved_bytes,
+    )
+    stride = strategy.tensor_parallel * strategy.context_parallel
+    if spec.rank_order == "stages-inside":
+        stride *= spec.pp
+    sizes = strategy_sizes(model, strategy, RECOMPUTE, stride if spec.ep > 1 else 0)
+    capacity = float(memory_of(cluster.chip).capacity_bytes)
+    return PlanEvaluator(model, cluster, training, [capacity], ([sizes], _layout(spec)))
+
+
+def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Placed:
+    """Where the stages of a given plan begin, and what each recomputes."""
+    sizes = evaluator.sizes[0]
+    one = isinstance(spec.recompute, str) and spec.recompute != "auto"
+    variant = sizes.variant_of[str(spec.recompute)] if one else -1
+    room = float(max(evaluator.rooms[0], 0.0))
+    code, cuts, variants = evaluator.space.even_partition(times, 0, variant, room)
+    layers = len(sizes.graph.order)
+    if spec.stages is not None:
+        if sum(spec.stages) != layers:
+            raise InvalidInputError(
+                f"stages: {' + '.join(map(str, spec.stages))} = {sum(spec.stages)} layers; expected "
+                f"the {layers} of {evaluator.model.name}, embedding and head counted"
+            )
+        cuts = np.array([0, *accumulate(spec.stages)], dtype=np.int32)
+        variants = np.full(spec.pp, max(variant, 0), dtype=np.int32)
+    elif code:
+        said = _core.PLAN_STATUS_SENTENCES[code]
+        raise InvalidInputError(
+            f"pp, virtual: {spec.pp} x {spec.virtual} with {sizes.blocks} blocks is not accepted; "
+            f"{said}"
+        )
+    if isinstance(spec.recompute, tuple):
+        variants = np.array([sizes.variant_of[word] for word in spec.recompute], dtype=np.int32)
+    elif spec.stages is not None and spec.recompute == "auto":
+        variants = _least_recomputed(evaluator, times, cuts, spec.pp, room)
+    return Placed(0.0, 0.0, 0.0, 0, tuple(cuts.tolist()), tuple(variants.tolist()))
+
+
+def _least_recomputed(
+    evaluator: PlanEvaluator, times: KindTimes, cuts: Array, stages: int, room: float
+) -> Array:
+    """Give each stage of given cuts the first variant that fits, or the one that needs least."""
+    count = len(evaluator.sizes[0].variants)
+    needed = []
+    for v in range(count):
+        chosen = np.full(stages, v, dtype=np.int32)
+        _, rows = evaluator.space.estimate(times, 0, cuts, chosen, room)
+        needed.append([sum(terms) for terms in rows["memory"].tolist()])
+    columns = np.array(needed)
+    fits = columns <= room * (1 + 1e-12)
+    found: Array = np.where(fits.any(axis=0), fits.argmax(axis=0), columns.argmin(axis=0))
+    return found.astype(np.int32)
+
+
+def predict(
+    model: TransformerModel | str,
+    cluster: Cluster,
+    plan: Plan | PlanSpec | Mapping[str, Any],
+    cache: ScheduleCache | None = None,
+) -> Plan:
+    """Time a given plan; it is not refused for memory, `over_bytes` says how much it lacks.
+
+    Parameters
+    ----------
+    model
+        What is trained, or its name.
+    cluster
+        Devices with their chip and fabric.
+    plan
+        A plan that `phaze_fast.plan` found, a `PlanSpec`, or the fields of one; with stages as
+        given, or else blocks dealt out evenly.
+    cache
+        Where layer schedules are looked up and kept.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the widths do not multiply to the devices, do not divide batch or model, or a field is
+        malformed; the message has the arithmetic.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
+    >>> given = {"tp": 4, "pp": 2, "dp": 2, "microbatch": 1, "global_batch": 32, "zero": 1}
+    >>> predicted = predict("llama2-7b", cluster, given)
+    >>> predicted.over_bytes, round(sum(predicted.parts_s.values()) / predicted.time_s, 9)
+    (0.0, 1.0)
+    """
+    known, spec = _checked_model(model), PlanSpec.of(plan)
+    memory_of(cluster.chip)
+    evaluator = _evaluator(known, cluster, spec)
+    times = evaluator.times(cluster, cache)
+    return evaluator.plan(_partition(spec, evaluator, times), times, cluster=cluster)
+
+
+# ---- many plans at once ----
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What many plans take; read-only arrays of one length, in the order of the plans."""
+
+    time_s: Array
+    """Seconds of a step; NaN where there is no such plan."""
+    memory_bytes: Array
+    """Of the fullest device."""
+    over_bytes: Array
+    """Bytes that it lacks; 0 where the plan fits."""
+    energy_j: Array
+    parts_s: dict[str, Array]
+    """Seconds by what they are spent on."""
+    memory: dict[str, Array]
+    """Bytes of the fullest device by term."""
+    status: Array
+    """0 where the plan fits, 1 where it needs more memory than there is, else a code into
+    `reasons`."""
+    reasons: ClassVar[tuple[str, ...]] = _core.PLAN_STATUS_SENTENCES
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def to_dict(self) -> dict[str, Array]:
+        """Give the arrays by name, parts and terms as columns of their own."""
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts, memory = found.pop("parts_s"), found.pop("memory")
+        found.update({f"{name}_s": array for name, array in parts.items()})
+        found.update({f"{name}_bytes": array for name, array in memory.items()})
+        return found
+
+
+_CODES = {name: code for code, name in enumerate(MEMORY_SCHEDULES) if name in SCHEDULES}
+_MODES = ("auto", *RECOMPUTE)
+_BAD_DEVICES, _BAD_BATCH, _BAD_EXPERTS, _BAD_STRATEGY = 3, 4, 9, 10
+
+
+def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
+    """Words as codes; an array of words of few kinds is looked at once for each kind."""
+    words = np.asarray(values)
+    if words.dtype.kind not in "UO":
+        raise InvalidTypeError(f"{name}: dtype {words.dtype} is not accepted; expected words")
+    kinds, which = np.unique(words.astype(str), return_inverse=True)
+    for word in kinds.tolist():
+        if word not in accepted:
+            raise InvalidInputError(f"{name}: {word!r} is not accepted; {nearest(word, accepted)}")
+    codes = np.array([accepted[word] for word in kinds.tolist()], dtype=np.int64)
+    found: Array = codes[which].reshape(words.shape)
+    return found
+
+
+def _whole(name: str, values: Any, least: int) -> Array:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise InvalidTypeError(f"{name}: dtype {array.dtype} is not accepted; expected integers")
+    if array.size and int(array.min()) < least:
+        raise InvalidInputError(f"{name}: {array.min()} is not accepted; expected {least} or more")
+    return array.astype(np.int64)
+
+
+def predict_batch(
+    model: TransformerModel | str,
+    cluster: Cluster,
+    training: Training,
+    tensor_parallel: Any = 1,
+    pipeline: Any = 1,
+    data_parallel: Any = 1,
+    microbatch: Any = 1,
+    zero: Any = 0,
+    recompute: Any = "auto",
+    schedule: Any = "1f1b",
+    virtual: Any = 1,
+    context_parallel: Any = 1,
+    expert_parallel: Any = 1,
+    rank_order: Any = "replicas-inside",
+    threads: int | None = None,
+) -> Predictions:
+    """Time many plans in one call, each with blocks dealt out evenly; the GIL is released.
+
+    Parameters
+    ----------
+    model
+        What is trained, or its name.
+    cluster
+        Devices with their chip and fabric.
+    training
+        The step: batch, sequence, optimiser, reserved bytes, sequence parallelism. What it leaves
+        free is of no account.
+    tensor_parallel, pipeline, data_parallel, microbatch, zero, virtual, context_parallel, expert_parallel
+        Whole numbers, or arrays of one length.
+    recompute
+        ``auto``, ``none``, ``selective`` or ``full``, or an array of these.
+    schedule
+        ``1f1b``, ``interleaved`` or ``zero-bubble``, or an array of these.
+    rank_order
+        ``replicas-inside`` or ``stages-inside``, or an array of these.
+    threads
+        At most this many threads, by default all cores; the answer does not depend on it.
+
+    Returns
+    -------
+    Predictions
+        One row per plan. A plan that cannot be carries its reason as a status; nothing is raised
+        for it.
+
+    Raises
+    ------
+    InvalidInputError
+        Where an argument as a whole is malformed.
+
+    Examples
+    --------
+    >>> import phaze_fast as pf
+    >>> cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
+    >>> step = pf.Training(global_batch=64)
+    >>> found = predict_batch("llama2-7b", cluster, step, tensor_parallel=[1, 2, 4, 3],
+    ...                       data_parallel=[16, 8, 4, 5], zero=1)
+    >>> found.status.tolist()
+    [0, 0, 0, 3]
+    """  # noqa: E501 (names of parameters that share a description)
+    known = _checked_model(model)
+    workers = thread_count(threads)
+    columns = {
+        "t": _whole("tensor_parallel", tensor_parallel, 1),
+        "p": _whole("pipeline", pipeline, 1),
+        "d": _whole("data_parallel", data_parallel, 1),
+        "b": _whole("microbatch", microbatch, 1),
+        "zero": _whole("zero", zero, 0),
+        "v": _whole("virtual", virtual, 1),
+        "cp": _whole("context_parallel", context_parallel, 1),
+        "ep": _whole("expert_parallel", expert_parallel, 1),
+        "mode": _coded("recompute", recompute, {name: k - 1 for k, name in enumerate(_MODES)}),
+        "schedule": _coded("schedule", schedule, _CODES),
+        "order": _coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
+    }
+    try:
+        rows = dict(zip(columns, np.broadcast_arrays(*columns.values()), strict=True))
+    except ValueError:
+        raise InvalidInputError("plans: expected scalars or arrays of one length") from None
+    rows = {name: np.atleast_1d(array) for name, array in rows.items()}
+    if rows["t"].ndim != 1:
+        raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
+    return _predicted(known, cluster, training, rows, workers)
+
+
+def _statuses(rows: Mapping[str, Array], devices: int, batch: int) -> Array:
+    """Why plans cannot be, as far as the model does not matter; 0 where they can."""
+    t, p, d, b, cp, ep = (rows[name] for name in ("t", "p", "d", "b", "cp", "ep"))
+    status = np.zeros(len(t), dtype=np.int32)
+    status[(rows["zero"] > 3) | ((rows["v"] > 1) != (rows["schedule"] == 2))] = _BAD_STRATEGY
+    status[d % ep != 0] = _BAD_EXPERTS
+    status[batch % (d * b) != 0] = _BAD_BATCH
+    status[t * p * d * cp != devices] = _BAD_DEVICES
+    return status
+
+
+def _predicted(
+    model: TransformerModel,
+    cluster: Cluster,
+    training: Training,
+    rows: Mapping[str, Array],
+    threads: int,
+) -> Predictions:
+    status = _statuses(rows, cluster.devices, training.global_batch)
+    good = np.flatnonzero(status == 0)
+    inside = (rows["order"] == 1) & (rows["ep"] > 1)
+    apart = np.where(inside, rows["p"], 0)
+    keys = np.stack([rows[name] for name in ("t", "cp", "ep", "b")] + [apart], axis=1)[good]
+    kinds, which = np.unique(keys, axis=0, return_inverse=True)
+    sizes: list[StrategySizes] = []
+    number = np.full(len(kinds), -1)
+    for k, (t, cp, ep, b, stages) in enumerate(kinds.tolist()):
+        strategy = Strategy(
+            tensor_parallel=t,
+            sequence_parallel=training.sequence_parallel and t > 1,
+            context_parallel=cp,
+            expert_parallel=ep,
+            microbatch=b,
+            seq=training.seq,
+        )
+        if not reasons(model, strategy):
+            number[k] = len(sizes)
+            stride = t * cp * max(stages, 1) if ep > 1 else 0
+            sizes.append(strategy_sizes(model, strategy, RECOMPUTE, stride))
+    strategy_of = number[which.reshape(-1)]
+    status[good[strategy_of < 0]] = _BAD_STRATEGY
+    good, strategy_of = good[strategy_of >= 0], strategy_of[strategy_of >= 0]
+    estimates: Array = np.zeros(len(status), dtype=_core.ESTIMATE_DTYPE)
+    estimates["time_s"], estimates["status"] = np.nan, status
+    room = float(memory_of(cluster.chip).capacity_bytes) - float(training.reserved_bytes)
+    if len(good):
+        order = np.argsort(strategy_of, kind="stable")
+        some = {name: array[good][order] for name, array in rows.items()}
+        layouts: Array = np.zeros(len(good), dtype=_core.LAYOUT_DTYPE)
+        layouts["strategy"], layouts["schedule"] = strategy_of[order], some["schedule"]
+        layouts["stages"], layouts["virtual_stages"] = some["p"], some["v"]
+        layouts["zero"], layouts["rank_order"] = some["zero"], some["order"]
+        layouts["data_parallel"] = some["d"]
+        layouts["microbatches"] = training.global_batch // (some["d"] * some["b"])
+        evaluator = PlanEvaluator(model, cluster, training, [], (sizes, layouts))
+        estimates[good[order]] = evaluator.estimate_even(
+            evaluator.times(cluster, threads=threads), some["mode"], max(room, 0.0), threads
+        )
+    return _read(estimates, room)
+
+
+def _read(estimates: Array, room: float) -> Predictions:
+    def column(values: Array) -> Array:
+        made = np.ascontiguousarray(values)
+        made.setflags(write=False)
+        return made
+
+    parts, memory = estimates["parts"], estimates["memory"]
+    lacking = np.maximum(0.0, estimates["memory_bytes"] - room)
+    return Predictions(
+        time_s=column(estimates["time_s"]),
+        memory_bytes=column(estimates["memory_bytes"]),
+        over_bytes=column(np.where(estimates["status"] == 1, lacking, 0.0)),
+        energy_j=column(estimates["energy_j"]),
+        parts_s={name.removesuffix("_s"): column(parts[name]) for name in parts.dtype.names or ()},
+        memory={name: column(memory[name]) for name in memory.dtype.names or ()},
+        status=column(estimates["status"]),
+    )
