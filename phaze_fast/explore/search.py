@@ -13,9 +13,7 @@ from pathlib import Path
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.executors import Workers
 from phaze_fast.explore.goals import checked_objectives
-from phaze_fast.explore.journal import Journal, decode_line, encode_line, question
 from phaze_fast.explore.memory import Memory
 from phaze_fast.explore.outcome import Outcome
 from phaze_fast.explore.searcher import Budget, Moment, Searcher
@@ -23,6 +21,8 @@ from phaze_fast.explore.workload import VERSION, Question
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training
+from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.journal import Journal, decode_line, encode_line, manifest
 
 __all__ = ["find_chips", "questions_of", "search_digest"]
 
@@ -104,7 +104,7 @@ class _Store:
 def _journal(folder: Path | str, name: str) -> Journal:
     """Open the directory that a search goes on from."""
     try:
-        return Journal(folder, question([], f"search {name}"))
+        return Journal(folder, manifest([], f"search {name}"))
     except InvalidInputError as error:
         said = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
         raise InvalidInputError(said.replace("another sweep", "another search")) from None

@@ -26,7 +26,7 @@ try:
 except ImportError:  # no such locks on this system: one sweep per directory is up to the user
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Journal", "decode_line", "encode_line", "question"]
+__all__ = ["Journal", "decode_line", "encode_line", "manifest"]
 
 Row = dict[str, Any]
 
@@ -69,12 +69,12 @@ def decode_line(line: bytes) -> Row | None:
     return row if good else None
 
 
-def question(keys: Collection[str], evaluate: str) -> dict[str, Any]:
-    """Say what a sweep asks: the set of its points, and with what they are evaluated.
+def manifest(keys: Collection[str], evaluate: str) -> dict[str, Any]:
+    """Describe a sweep: the set of its points, and with what they are evaluated.
 
     Examples
     --------
-    >>> question({"b", "a"}, "plan")["asked"] == question(["a", "b"], "plan")["asked"]
+    >>> manifest({"b", "a"}, "plan")["asked"] == manifest(["a", "b"], "plan")["asked"]
     True
     """
     from importlib.metadata import version
@@ -170,7 +170,7 @@ class Journal:
     out
         Directory, made where it is absent.
     asked
-        What `question` gives.
+        What `manifest` gives.
     keys
         Keys of all points asked for. A directory may hold some of them already, and no others. None
         where they are not known beforehand.
@@ -185,9 +185,9 @@ class Journal:
     >>> import tempfile
     >>> keys = {"a", "b"}
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     with Journal(out, question(keys, "plan"), keys) as journal:
+    ...     with Journal(out, manifest(keys, "plan"), keys) as journal:
     ...         journal.append([{"key": "a", "status": "optimal", "time_s": 0.1}])
-    ...     with Journal(out, question(keys, "plan"), keys) as journal:
+    ...     with Journal(out, manifest(keys, "plan"), keys) as journal:
     ...         list(journal.rows)
     ['a']
     """
@@ -260,7 +260,7 @@ class Journal:
         cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "it failed"
         raise InvalidInputError(
             f"out: {self.path / RESULTS} cannot be written, {cause} ({error.strerror or error}); "
-            f"{self._safe} of {self._total or 'all'} points are safe, and the same question "
+            f"{self._safe} of {self._total or 'all'} points are safe, and the same run "
             "goes on from them"
         ) from None
 
