@@ -94,8 +94,9 @@ if TYPE_CHECKING:
         plan,
     )
     from phaze_fast.report.result import SearchResult
+    from phaze_fast.runs.schedules import ScheduleCache
     from phaze_fast.runs.sweep import Point, SweepTable, sweep
-    from phaze_fast.schedule import LayerTimes, ScheduleCache, schedule_layers
+    from phaze_fast.schedule import LayerTimes, schedule_layers
 
     __version__: str
 
@@ -167,6 +168,7 @@ _HOME = {
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
     "phaze_fast.explore.asktell": ("Explorer",),
     "phaze_fast.explore.evaluate": ("Evaluations", "evaluate_batch"),
+    "phaze_fast.runs.schedules": ("ScheduleCache",),
     "phaze_fast.runs.sweep": ("Point", "SweepTable", "sweep"),
     "phaze_fast.pipeline": ("Survey", "compare", "search", "survey"),
     "phaze_fast.placement": (
@@ -182,7 +184,7 @@ _HOME = {
         "plan",
     ),
     "phaze_fast.report.result": ("SearchResult",),
-    "phaze_fast.schedule": ("LayerTimes", "ScheduleCache", "schedule_layers"),
+    "phaze_fast.schedule": ("LayerTimes", "schedule_layers"),
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
 

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from phaze_fast.documents import digest, parse_text
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.runs.fingerprint import pricing_fingerprint
 
 try:
     import fcntl
@@ -83,6 +84,7 @@ def manifest(keys: Collection[str], evaluate: str) -> dict[str, Any]:
         "format": FORMAT,
         "phaze_fast": version("phaze-fast"),
         "python": platform.python_version(),
+        "pricing": pricing_fingerprint().hex(),
         "evaluate": evaluate,
         "points": len(set(keys)),
         "asked": digest(sorted(set(keys))),
@@ -297,7 +299,8 @@ class Journal:
             found = parse_text(path.read_text("utf-8", "replace"), str(path), json_only=True)
         except InvalidInputError as error:
             raise InvalidInputError(f"out: {error}; {_EXPECTED}") from None
-        for name in ("format", "phaze_fast", "evaluate"):
+        # Rows that other code or data has priced must not stand beside new ones.
+        for name in ("format", "phaze_fast", "pricing", "evaluate"):
             there = found.get(name) if isinstance(found, dict) else None
             if there != asked[name]:
                 raise InvalidInputError(
