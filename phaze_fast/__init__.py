@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         models,
         opgraph,
         placement,
+        runs,
         schedule,
         units,
         wafer,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     )
     from phaze_fast.explore.asktell import Explorer
     from phaze_fast.explore.evaluate import Evaluations, evaluate_batch
-    from phaze_fast.explore.sweep import Point, SweepTable, sweep
     from phaze_fast.hardware import (
         FULL_AREA,
         PUBLISHED_AREA,
@@ -94,7 +94,9 @@ if TYPE_CHECKING:
         plan,
     )
     from phaze_fast.report.result import SearchResult
-    from phaze_fast.schedule import LayerTimes, ScheduleCache, schedule_layers
+    from phaze_fast.runs.schedules import ScheduleCache
+    from phaze_fast.runs.sweep import Point, SweepTable, sweep
+    from phaze_fast.schedule import LayerTimes, schedule_layers
 
     __version__: str
 
@@ -108,6 +110,7 @@ _HOME = {
         "models",
         "opgraph",
         "placement",
+        "runs",
         "schedule",
         "units",
         "wafer",
@@ -165,7 +168,8 @@ _HOME = {
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
     "phaze_fast.explore.asktell": ("Explorer",),
     "phaze_fast.explore.evaluate": ("Evaluations", "evaluate_batch"),
-    "phaze_fast.explore.sweep": ("Point", "SweepTable", "sweep"),
+    "phaze_fast.runs.schedules": ("ScheduleCache",),
+    "phaze_fast.runs.sweep": ("Point", "SweepTable", "sweep"),
     "phaze_fast.pipeline": ("Survey", "compare", "search", "survey"),
     "phaze_fast.placement": (
         "LayerTable",
@@ -180,7 +184,7 @@ _HOME = {
         "plan",
     ),
     "phaze_fast.report.result": ("SearchResult",),
-    "phaze_fast.schedule": ("LayerTimes", "ScheduleCache", "schedule_layers"),
+    "phaze_fast.schedule": ("LayerTimes", "schedule_layers"),
 }
 _WHERE = {name: home for home, names in _HOME.items() for name in names}
 
@@ -260,6 +264,7 @@ __all__ = [
     "plan",
     "power_batch",
     "presets",
+    "runs",
     "schedule",
     "schedule_layers",
     "search",

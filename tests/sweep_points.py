@@ -4,12 +4,12 @@ import sys
 from pathlib import Path
 
 import phaze_fast as pf
-from phaze_fast.explore.sweep import (
+from phaze_fast.hardware import Cluster
+from phaze_fast.placement import Training
+from phaze_fast.runs.sweep import (
     Point,
     blank_row,
 )
-from phaze_fast.hardware import Cluster
-from phaze_fast.placement import Training
 
 
 def point(global_batch=16, devices=4, model="bertlarge", **step):

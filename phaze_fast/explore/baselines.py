@@ -16,7 +16,6 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.executors import needed
 from phaze_fast.explore.fixed_plans import (
     HAND_PLANS,
     Baseline,
@@ -32,6 +31,7 @@ from phaze_fast.hardware.silicon import area_batch, power_batch
 from phaze_fast.hardware.space_spec import COLUMNS, with_fields
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training
+from phaze_fast.runs.executors import needed
 
 __all__ = [
     "HAND_PLANS",

@@ -11,7 +11,6 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.executors import Workers
 from phaze_fast.explore.search import questions_of
 from phaze_fast.explore.searcher import Searcher
 from phaze_fast.explore.workload import Workload
@@ -19,6 +18,7 @@ from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_ba
 from phaze_fast.hardware.presets import chip as preset_chip
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement import Training
+from phaze_fast.runs.executors import Workers
 
 __all__ = ["Evaluations", "evaluate_batch"]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.explore.journal import Journal
 from phaze_fast.explore.placing import Found
+from phaze_fast.runs.journal import Journal
 
 __all__ = ["Memory"]
 

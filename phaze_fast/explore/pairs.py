@@ -10,11 +10,12 @@ import numpy as np
 from phaze_fast.cost.machines import machines
 from phaze_fast.errors import PhazeError
 from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.executors import Lost, Workers, run_chunks
 from phaze_fast.explore.memory import Memory
 from phaze_fast.explore.placing import Found
 from phaze_fast.explore.timing import STEPS, Totals
 from phaze_fast.explore.workload import Question, Timed
+from phaze_fast.runs.chunks import Lost, run_chunks
+from phaze_fast.runs.executors import Workers
 
 __all__ = ["PLACED", "SCHEDULED", "Answer", "Pairs"]
 

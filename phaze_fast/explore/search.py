@@ -13,9 +13,7 @@ from pathlib import Path
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.executors import Workers
 from phaze_fast.explore.goals import checked_objectives
-from phaze_fast.explore.journal import Journal, decode_line, encode_line, question
 from phaze_fast.explore.memory import Memory
 from phaze_fast.explore.outcome import Outcome
 from phaze_fast.explore.searcher import Budget, Moment, Searcher
@@ -23,8 +21,14 @@ from phaze_fast.explore.workload import VERSION, Question
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training
+from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.journal import Journal, manifest
+from phaze_fast.runs.store import ResultStore
 
-__all__ = ["find_chips", "questions_of", "search_digest"]
+__all__ = ["STORE", "find_chips", "questions_of", "search_digest"]
+
+STORE = "results.sqlite"
+"""File of a cache folder that outcomes are kept in."""
 
 
 def questions_of(
@@ -73,41 +77,76 @@ def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float,
     return tuple(float(w) / max(weights) for w in weights)  # their sum stays a number
 
 
-class _Store:
-    """Outcomes of complete searches, one file each, by the content of the question."""
+class _Outcomes:
+    """Outcomes of complete searches in a folder, by the content of the problem.
+
+    A folder that cannot be used is none; `notes` says why.
+    """
 
     def __init__(self, folder: Path | str | None, name: str) -> None:
-        self._file = None if folder is None else Path(folder) / f"search-{name}.json"
+        self._key = name.encode()
+        self._store: ResultStore | None = None
+        self._notes: list[str] = []
+        if folder is not None:
+            try:
+                self._store = ResultStore(Path(folder) / STORE, "search outcomes")
+            except InvalidInputError as error:
+                self._notes.append(str(error))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What happened to the store that a reader should know."""
+        return (*self._notes, *(self._store.notes if self._store else ()))
 
     def get(self) -> Outcome | None:
         """Look an outcome up; what is damaged counts as unknown."""
-        if self._file is None:
+        if self._store is None:
             return None
+        value = self._store.get_many([self._key]).get(self._key)
         try:
-            row = decode_line(self._file.read_bytes().rstrip(b"\n"))
-            return None if row is None else Outcome.from_dict(row["outcome"])
-        except (OSError, KeyError, TypeError, ValueError):
+            return None if value is None else Outcome.from_dict(json.loads(value))
+        except (KeyError, TypeError, ValueError):
             return None
 
     def put(self, outcome: Outcome) -> None:
         """Keep an outcome; where that fails, it is found again next time."""
-        if self._file is None:
-            return
-        row = {"key": self._file.stem, "status": outcome.status, "outcome": outcome.to_dict()}
-        part = self._file.with_suffix(".part")
-        with contextlib.suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(encode_line(json.loads(json.dumps(row))))
-            part.replace(self._file)
+        if self._store is not None:
+            self._store.put_many({self._key: json.dumps(outcome.to_dict()).encode()})
+
+    def close(self) -> None:
+        """Let go of the store."""
+        if self._store is not None:
+            self._store.close()
 
 
 def _journal(folder: Path | str, name: str) -> Journal:
     """Open the directory that a search goes on from."""
     try:
-        return Journal(folder, question([], f"search {name}"))
+        return Journal(folder, manifest([], f"search {name}"))
     except InvalidInputError as error:
         said = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
         raise InvalidInputError(said.replace("another sweep", "another search")) from None
+
+
+def _checked_options(
+    models: Sequence[TransformerModel],
+    top: int,
+    pareto: Sequence[str],
+    weights: Sequence[float] | None,
+) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Refuse what is not accepted; give the objectives and the weights of the models."""
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise InvalidInputError(f"top: {top!r} is not accepted; expected a whole number, 1 or more")
+    names = [model.name for model in models]
+    if len(set(names)) < len(names):
+        raise InvalidInputError(f"model: {', '.join(names)} has a name twice; expected each once")
+    objectives = checked_objectives(pareto)
+    shares = checked_weights(weights, len(models))
+    if len(models) > 1 and "energy" in objectives:
+        raise InvalidInputError(
+            "pareto: energy is not accepted for several models; expected time, area, hbm or cost"
+        )
+    return objectives, shares
 
 
 def find_chips(
@@ -126,25 +165,15 @@ def find_chips(
     progress: Callable[[Moment], None] | None = None,
 ) -> Outcome:
     """Search a space of chips; see `phaze_fast.search` for the parameters."""
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise InvalidInputError(f"top: {top!r} is not accepted; expected a whole number, 1 or more")
-    names = [model.name for model in models]
-    if len(set(names)) < len(names):
-        raise InvalidInputError(f"model: {', '.join(names)} has a name twice; expected each once")
-    objectives = checked_objectives(pareto)
-    shares = checked_weights(weights, len(models))
-    if len(models) > 1 and "energy" in objectives:
-        raise InvalidInputError(
-            "pareto: energy is not accepted for several models; expected time, area, hbm or cost"
-        )
+    objectives, shares = _checked_options(models, top, pareto, weights)
     dies = Dies.of(space)
     questions = questions_of(models, dies, cluster, training)
     name = search_digest(questions, space, shares, top, objectives)
-    store = _Store(cache, name)
-    known = store.get()
-    if known is not None:
-        return replace(known, recalled=True)
     with contextlib.ExitStack() as stack:
+        kept = stack.enter_context(contextlib.closing(_Outcomes(cache, name)))
+        known = kept.get()
+        if known is not None:
+            return replace(known, recalled=True)
         journal = None
         if resume is not None:
             journal = stack.enter_context(_journal(resume, name))
@@ -165,6 +194,6 @@ def find_chips(
         outcome = Outcome.of(search, search.run(budget))
         if journal is not None:
             outcome = replace(outcome, notes=tuple(journal.notes))
-    if outcome.complete:
-        store.put(outcome)
-    return outcome
+        if outcome.complete:
+            kept.put(outcome)
+        return replace(outcome, notes=(*outcome.notes, *kept.notes))

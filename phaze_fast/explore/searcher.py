@@ -17,13 +17,13 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.executors import Workers
 from phaze_fast.explore.goals import Front
 from phaze_fast.explore.memory import Memory
 from phaze_fast.explore.pairs import PLACED, SCHEDULED, Answer, Pairs
 from phaze_fast.explore.placing import Found
 from phaze_fast.explore.workload import Question
 from phaze_fast.hardware.price import Prices
+from phaze_fast.runs.executors import Workers
 
 __all__ = ["Budget", "Moment", "Searcher", "Winner"]
 

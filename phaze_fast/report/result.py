@@ -14,7 +14,6 @@ import numpy as np
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.explore.designs import Design, full_plan, geometric_mean, plan_text
 from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.executors import needed
 from phaze_fast.explore.goals import OBJECTIVES, checked_objectives, front_of
 from phaze_fast.explore.outcome import FrontPoint, Outcome
 from phaze_fast.explore.search import checked_weights, questions_of, search_digest
@@ -24,6 +23,7 @@ from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training, infeasible, plan
+from phaze_fast.runs.executors import needed
 from phaze_fast.units import format_time
 
 __all__ = ["ParetoFront", "SearchResult", "result_of", "write_parquet"]

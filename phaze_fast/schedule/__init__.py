@@ -1,6 +1,6 @@
 """Takes one layer's operator latencies, gives an optimal schedule on one chip, with its proof."""
 
-from phaze_fast.schedule.cache import ScheduleCache, ScheduleCacheInfo
+from phaze_fast.schedule.cache import LayerStore, ScheduleCache, ScheduleCacheInfo
 from phaze_fast.schedule.instance import LayerInstance, instance_from_dict, read_instances
 from phaze_fast.schedule.layers import LayerTimes, schedule_layers
 from phaze_fast.schedule.result import LayerSchedule
@@ -10,6 +10,7 @@ __all__ = [
     "RULES",
     "LayerInstance",
     "LayerSchedule",
+    "LayerStore",
     "LayerTimes",
     "ScheduleCache",
     "ScheduleCacheInfo",

@@ -1,26 +1,24 @@
-"""Takes proven schedules, gives them back: in memory, and in a file that several processes share.
+"""Takes proven schedules, gives them back: from memory, and from a store if there is one.
 
 A key is a hash of a layer's canonical form, which holds everything that decides the answer, and of
 the version of the method: layers that differ in the numbering of their operators or by one factor
-in all latencies share an entry. Values carry a hash of their own; what does
-not match, or is of another length, is counted as rejected and solved again. Nothing is unpickled.
+in all latencies share an entry. What a store gives back and is no schedule is counted as rejected
+and solved again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidTypeError
 
-__all__ = ["ScheduleCache", "ScheduleCacheInfo", "layer_key"]
+__all__ = ["LayerStore", "ScheduleCache", "ScheduleCacheInfo", "StoredLayer", "layer_key"]
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +28,23 @@ VERSION = b"layer-schedule-2"
 _DIGEST = 16
 
 
+class LayerStore(Protocol):
+    """Where schedules are kept between runs, as bytes."""
+
+    @property
+    def rejected(self) -> int:
+        """Entries that were damaged, and so not given back."""
+
+    def get_many(self, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
+        """Look up what is known."""
+
+    def put_many(self, results: Mapping[bytes, bytes]) -> None:
+        """Keep what is not known yet."""
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+
 class ScheduleCacheInfo(NamedTuple):
     """Counters of a cache of schedules."""
 
@@ -37,7 +52,7 @@ class ScheduleCacheInfo(NamedTuple):
     file_hits: int
     misses: int
     rejected: int
-    """Entries of the file that were damaged or of another version."""
+    """Entries of the store that were damaged."""
     entries: int
     """Held in memory."""
 
@@ -53,10 +68,6 @@ class StoredLayer(NamedTuple):
 def layer_key(form: bytes) -> bytes:
     """Key of a canonical form."""
     return hashlib.blake2b(VERSION + form, digest_size=_DIGEST).digest()
-
-
-def _checksum(key: bytes, value: bytes) -> bytes:
-    return hashlib.blake2b(key + value, digest_size=_DIGEST).digest()
 
 
 def _encode(layer: StoredLayer) -> bytes:
@@ -78,12 +89,13 @@ def _decode(value: bytes) -> StoredLayer | None:
 
 
 class ScheduleCache:
-    """Proven schedules by the content of the question.
+    """Proven schedules by the content of the layer.
 
     Parameters
     ----------
-    path
-        File to keep them in (SQLite, shared by processes); by default memory alone.
+    store
+        Where they are kept between runs; by default memory alone. `phaze_fast.ScheduleCache` makes
+        one of a path.
     limit
         Entries held in memory; the least recently used go first.
 
@@ -93,85 +105,70 @@ class ScheduleCache:
     0
     """
 
-    def __init__(self, path: Path | str | None = None, limit: int = 100_000) -> None:
+    def __init__(self, store: LayerStore | None = None, limit: int = 100_000) -> None:
+        if store is not None and not hasattr(store, "get_many"):
+            raise InvalidTypeError(
+                f"store: {type(store).__name__} is not accepted; expected an object with get_many "
+                "and put_many, such as phaze_fast.ScheduleCache makes of a path"
+            )
         self._memory: OrderedDict[bytes, StoredLayer] = OrderedDict()
         self._limit, self._lock = limit, threading.Lock()
         self._counts = dict.fromkeys(("memory", "file", "misses", "rejected"), 0)
-        self._file: sqlite3.Connection | None = None
-        if path is not None:
-            try:
-                self._file = sqlite3.connect(path, timeout=30.0, check_same_thread=False)
-                self._file.execute("PRAGMA journal_mode=WAL")
-                self._file.execute(
-                    "CREATE TABLE IF NOT EXISTS layers (key BLOB PRIMARY KEY, value BLOB, sum BLOB)"
-                )
-                self._file.commit()
-            except sqlite3.Error as error:
-                raise InvalidInputError(
-                    f"cache: {path} cannot be used: {error}; expected a new file or one that a "
-                    "cache of schedules has written"
-                ) from None
+        self._store = store
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, StoredLayer]:
         """Look up what is known; each key is counted once."""
         found: dict[bytes, StoredLayer] = {}
+        missing = []
         with self._lock:
             for key in dict.fromkeys(keys):
                 layer = self._memory.get(key)
-                if layer is not None:
-                    self._memory.move_to_end(key)
-                    self._counts["memory"] += 1
-                else:
-                    layer = self._from_file(key)
-                    self._counts["file" if layer is not None else "misses"] += 1
-                    if layer is not None:
-                        self._remember(key, layer)
-                if layer is not None:
-                    found[key] = layer
-        return found
+                if layer is None:
+                    missing.append(key)
+                    continue
+                self._memory.move_to_end(key)
+                found[key] = layer
+            stored = self._from_store(missing)
+            for key, layer in stored.items():
+                self._remember(key, layer)
+            self._counts["memory"] += len(found)
+            self._counts["file"] += len(stored)
+            self._counts["misses"] += len(missing) - len(stored)
+        return found | stored
 
     def put(self, layers: Mapping[bytes, StoredLayer]) -> None:
         """Keep proven schedules."""
         with self._lock:
             for key, layer in layers.items():
                 self._remember(key, layer)
-            if self._file is not None and layers:
-                rows = []
-                for key, layer in layers.items():
-                    value = _encode(layer)
-                    rows.append((key, value, _checksum(key, value)))
-                self._file.executemany("INSERT OR REPLACE INTO layers VALUES (?, ?, ?)", rows)
-                self._file.commit()
+            if self._store is not None and layers:
+                self._store.put_many({key: _encode(layer) for key, layer in layers.items()})
 
     def info(self) -> ScheduleCacheInfo:
         """Counters since the cache was made."""
         with self._lock:
-            c = self._counts
+            counts = self._counts
+            rejected = counts["rejected"] + (self._store.rejected if self._store else 0)
             return ScheduleCacheInfo(
-                c["memory"], c["file"], c["misses"], c["rejected"], len(self._memory)
+                counts["memory"], counts["file"], counts["misses"], rejected, len(self._memory)
             )
 
     def close(self) -> None:
-        """Close the file; memory stays usable."""
+        """Close the store; memory stays usable."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
-                self._file = None
+            if self._store is not None:
+                self._counts["rejected"] += self._store.rejected
+                self._store.close()
+                self._store = None
 
     def _remember(self, key: bytes, layer: StoredLayer) -> None:
         self._memory[key] = layer
         while len(self._memory) > self._limit:
             self._memory.popitem(last=False)
 
-    def _from_file(self, key: bytes) -> StoredLayer | None:
-        if self._file is None:
-            return None
-        row = self._file.execute("SELECT value, sum FROM layers WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
-        value, checksum = row
-        good = isinstance(value, bytes) and checksum == _checksum(key, value)
-        layer = _decode(value) if good else None
-        if layer is None:
-            self._counts["rejected"] += 1
-        return layer
+    def _from_store(self, keys: list[bytes]) -> dict[bytes, StoredLayer]:
+        if self._store is None or not keys:
+            return {}
+        layers = {key: _decode(value) for key, value in self._store.get_many(keys).items()}
+        self._counts["rejected"] += sum(layer is None for layer in layers.values())
+        return {key: layer for key, layer in layers.items() if layer is not None}

@@ -1,34 +1,60 @@
 """Takes a schedule that is not proven, gives HiGHS's: the only file that imports it.
 
 The program, for operators with the two ways "one core" (latency l) and "all cores" (latency a),
-which is what a layer of PHAZE has. Times are divided by the makespan of the schedule at hand, which
-is also the horizon H = 1:
+which is what a layer of PHAZE has. Times are divided by the makespan of the schedule at hand, so
+that no schedule better than it is longer than 1; U = 1 + `_SLACK` is the horizon:
 
 (1) minimise T
 (2) T >= t_i + p_i,  p_i = l_i + (a_i - l_i) y_i
 (3) t_j >= t_i + p_i                               for every edge i -> j
-(4) t_j >= t_i + p_i - 2H (1 - x_ij)               for pairs in no order that may collide, both ways
+(4) t_j >= t_i + p_i - U (1 - x_ij)                for pairs in no order that may collide, both ways
 (5) x_ij + x_ji >= y_i,  x_ij + x_ji >= y_j        where i (j) on all cores keeps j (i) from running
 (6) x_ij + x_ji >= z_ic + z_jc - 1                 where both need a type that may be full
 (7) sum over c of z_ic + y_i >= 1                  an operator on one core has one
-y, x, z binary. T <= H is the cutoff, the bound at hand the least T. The schedule itself is not
-given as a start: with one, HiGHS 1.15.1 called a layer optimal that was not, in each of two runs
-over random layers that ended there, at the 1,242nd with presolve and the 1,230th without.
+y, x, z binary. T <= U is the cutoff, the bound at hand the least T.
+
+What HiGHS computes is trusted no further than its tolerances reach:
+
+- A way that takes longer than the schedule at hand is left out: no better schedule has it. So no
+  coefficient is above U.
+- Latencies, and differences of an operator's two, that are below `_RESOLUTION` are rounded down.
+  Every schedule is one of the rounded layer too, so a bound of that is a bound of the layer.
+- Modes and order are taken from HiGHS, starts from `earliest_starts`: the makespan is that of the
+  layer itself, to the last bit.
+- The bound is HiGHS's dual bound less `_DUAL_ERROR`. ``optimal`` is said where the makespan is at
+  most `TOLERANCE` above it, and never where HiGHS contradicts itself or the schedule at hand.
+
+The schedule itself is not given as a start: with one, HiGHS 1.15.1 called a layer optimal that was
+not, in each of two runs over random layers that ended there, at the 1,242nd with presolve and the
+1,230th without.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.schedule.instance import LayerInstance
+from phaze_fast.schedule.replay import earliest_starts, is_feasible
 from phaze_fast.schedule.result import LayerSchedule
 
-__all__ = ["solve_with_highs"]
+__all__ = ["TOLERANCE", "solve_with_highs"]
 
-_INFINITY = float("inf")
+TOLERANCE = 1e-6
+"""Relative; a makespan that HiGHS calls optimal is at most so far above the proven bound."""
+
+_DUAL_ERROR = 5e-7
+"""What HiGHS's dual bound may be too high, as a part of the makespan: far above what tolerances of
+1e-9 on rows and columns that lie between 0 and 1 add up to."""
+_RESOLUTION = 1e-9
+"""Latencies below this part of the makespan are zero to HiGHS, which drops such coefficients."""
+_SLACK = 1e-6
+"""Keeps the schedule at hand, and every better one, within the cutoffs in spite of rounding."""
+_SOLVER_TOLERANCE = 1e-9
 
 
 class _Program:
@@ -51,11 +77,33 @@ class _Program:
         self.rows.append((bound, terms))
 
 
-def _reach(made: LayerSchedule) -> list[int]:
+@dataclass(frozen=True)
+class _Way:
+    """How an operator may run on one core, or on all."""
+
+    mode: int
+    """Its position among the operator's modes."""
+    scaled: float
+    """Latency as a part of the horizon, rounded down."""
+
+
+@dataclass
+class _Columns:
+    """Which columns of the program mean what."""
+
+    end: int
+    start: list[int]
+    alone: list[int]
+    """Whether an operator takes all cores."""
+    before: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Whether the first ends before the second starts, of pairs that may collide."""
+
+
+def _reach(instance: LayerInstance) -> list[int]:
     """Operators that wait for each one, however far, as bits."""
-    count = len(made.instance)
+    count = len(instance)
     after = [0] * count
-    for a, b in sorted(made.instance.edges, reverse=True):
+    for a, b in sorted(instance.edges, reverse=True):
         after[a] |= 1 << b
     for i in reversed(range(count)):
         for j in range(i + 1, count):
@@ -64,59 +112,76 @@ def _reach(made: LayerSchedule) -> list[int]:
     return after
 
 
-def _latencies(made: LayerSchedule) -> tuple[list[float], list[float]]:
-    """(on one core, on all) of each operator; both the same where there is one way only."""
-    one, every = [], []
-    for modes in made.instance.modes:
-        ways = dict(modes)
-        if set(ways) - {0, 1}:
+def _ways(made: LayerSchedule) -> list[dict[int, _Way]]:
+    """For each operator, its fastest way on one core (key 1) and on all (key 0).
+
+    A way longer than the schedule at hand is left out, except that schedule's own.
+    """
+    found = []
+    for modes, chosen in zip(made.instance.modes, made.mode, strict=True):
+        if {cores for cores, _ in modes} - {0, 1}:
             raise InvalidInputError(
                 f"{made.instance.name}: HiGHS is given operators on one core or on all; "
                 "expected no other core counts"
             )
-        one.append(ways.get(1, _INFINITY))
-        every.append(ways.get(0, _INFINITY))
-    return one, every
+        ways: dict[int, _Way] = {}
+        for mode, (cores, latency) in enumerate(modes):
+            scaled = latency / made.makespan
+            known = ways.get(cores)
+            if (scaled > 1.0 and mode != chosen) or (known and known.scaled <= scaled):
+                continue
+            ways[cores] = _Way(mode, min(scaled, 1.0))
+        found.append(_rounded_down(ways))
+    return found
 
 
-def _build(made: LayerSchedule) -> tuple[_Program, dict[str, Any]]:
-    instance, horizon = made.instance, made.makespan
+def _rounded_down(ways: dict[int, _Way]) -> dict[int, _Way]:
+    """Leave nothing that HiGHS's tolerances cannot tell from zero, nor differences of that size."""
+    least = min(way.scaled for way in ways.values())
+    floor = least if least >= _RESOLUTION else 0.0
+    return {
+        cores: replace(way, scaled=floor if way.scaled - floor < _RESOLUTION else way.scaled)
+        for cores, way in ways.items()
+    }
+
+
+def _build(made: LayerSchedule, ways: list[dict[int, _Way]]) -> tuple[_Program, _Columns]:
+    instance, horizon = made.instance, 1.0 + _SLACK
     count = len(instance)
-    one, every = (([v / horizon for v in column]) for column in _latencies(made))
+    one = [(w[1] if 1 in w else w[0]).scaled for w in ways]
+    every = [(w[0] if 0 in w else w[1]).scaled for w in ways]
     program = _Program()
-    end = program.column(made.bound / horizon * (1 - 1e-9), 1.0)
-    start = [program.column(0.0, 1.0) for _ in range(count)]
-    # y: whether an operator takes all cores; fixed where there is one way only.
-    alone = [
-        program.column(float(one[i] == _INFINITY), float(every[i] != _INFINITY), whole=True)
-        for i in range(count)
-    ]
-    one = [every[i] if one[i] == _INFINITY else one[i] for i in range(count)]
-    every = [one[i] if every[i] == _INFINITY else every[i] for i in range(count)]
+    columns = _Columns(
+        end=program.column(min(made.bound / made.makespan, 1.0) * (1 - _SLACK), horizon),
+        start=[program.column(0.0, horizon) for _ in range(count)],
+        # Fixed where there is one way only.
+        alone=[program.column(float(1 not in w), float(0 in w), whole=True) for w in ways],
+    )
+    start, alone = columns.start, columns.alone
 
     def follows(i: int, later: dict[int, float], constant: float) -> None:
         """Later >= t_i + p_i + constant."""
-        terms = {**later, start[i]: -1.0, alone[i]: one[i] - every[i]}
+        terms = {**later, start[i]: -1.0}
+        if one[i] != every[i]:
+            terms[alone[i]] = one[i] - every[i]
         program.at_least(one[i] + constant, terms)
 
     for i in range(count):
-        follows(i, {end: 1.0}, 0.0)
+        follows(i, {columns.end: 1.0}, 0.0)
     for a, b in instance.edges:
         follows(a, {start[b]: 1.0}, 0.0)
-    reach = _reach(made)
-    cores = _core_columns(program, made, reach, alone)
+    reach = _reach(instance)
+    cores = _core_columns(program, instance, reach, alone)
     for i in range(count):
         for j in range(i + 1, count):
-            if reach[i] >> j & 1:
-                continue
             shared = instance.types[i] & instance.types[j]
-            collide = bool(shared) or not made.overlap
-            if not collide:
+            if reach[i] >> j & 1 or (made.overlap and not shared):
                 continue
-            before = [program.column(0.0, 1.0, whole=True) for _ in range(2)]
-            both = {before[0]: 1.0, before[1]: 1.0}
-            follows(i, {start[j]: 1.0, before[0]: -2.0}, -2.0)
-            follows(j, {start[i]: 1.0, before[1]: -2.0}, -2.0)
+            first, second = (program.column(0.0, 1.0, whole=True) for _ in range(2))
+            columns.before[i, j], columns.before[j, i] = first, second
+            both = {first: 1.0, second: 1.0}
+            follows(i, {start[j]: 1.0, first: -horizon}, -horizon)
+            follows(j, {start[i]: 1.0, second: -horizon}, -horizon)
             program.at_least(0.0, {**both, alone[i]: -1.0})
             program.at_least(0.0, {**both, alone[j]: -1.0})
             for r in range(3):
@@ -125,14 +190,13 @@ def _build(made: LayerSchedule) -> tuple[_Program, dict[str, Any]]:
                 for c in range(instance.cores[r]):
                     pair = {cores[r][i][c]: -1.0, cores[r][j][c]: -1.0}
                     program.at_least(-1.0, {**both, **pair})
-    return program, {"end": end, "start": start, "alone": alone}
+    return program, columns
 
 
 def _core_columns(
-    program: _Program, made: LayerSchedule, reach: list[int], alone: list[int]
+    program: _Program, instance: LayerInstance, reach: list[int], alone: list[int]
 ) -> dict[int, dict[int, list[int]]]:
     """Add assignments to cores, for types that operators in no order might fill."""
-    instance = made.instance
     found: dict[int, dict[int, list[int]]] = {}
     for r, have in enumerate(instance.cores):
         users = [i for i, types in enumerate(instance.types) if types >> r & 1]
@@ -173,6 +237,45 @@ def _model(program: _Program, end: int) -> Any:
     return lp
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """What HiGHS says of the program, times as parts of the horizon."""
+
+    dual_bound: float
+    """Zero where it has none."""
+    objective: float
+    """Infinite where it has no solution."""
+    values: list[float]
+    sound: bool
+    """Whether the run ended at a proof or a limit, and its solution keeps the rows."""
+
+
+def _run(program: _Program, end: int, time_limit_s: float) -> _Answer:
+    import highspy
+
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("time_limit", float(time_limit_s))
+    solver.setOptionValue("mip_rel_gap", _SOLVER_TOLERANCE)
+    solver.setOptionValue("mip_abs_gap", _SOLVER_TOLERANCE)
+    for kind in ("mip", "primal", "dual"):
+        solver.setOptionValue(f"{kind}_feasibility_tolerance", _SOLVER_TOLERANCE)
+    solver.passModel(_model(program, end))
+    solver.run()
+    info, status = solver.getInfo(), highspy.HighsModelStatus
+    # The schedule at hand is a solution, so a program without one is a fault of the arithmetic.
+    sound = solver.getModelStatus() in (status.kOptimal, status.kTimeLimit, status.kInterrupt)
+    dual_bound = float(info.mip_dual_bound)
+    solved = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    if not solved:
+        return _Answer(dual_bound if math.isfinite(dual_bound) else 0.0, math.inf, [], sound)
+    worst = max(float(info.max_primal_infeasibility), float(info.max_integrality_violation))
+    objective = float(info.objective_function_value)
+    sound = sound and worst <= _DUAL_ERROR and dual_bound <= objective + _DUAL_ERROR
+    values = list(solver.getSolution().col_value)
+    return _Answer(dual_bound if math.isfinite(dual_bound) else 0.0, objective, values, sound)
+
+
 def solve_with_highs(made: LayerSchedule, time_limit_s: float) -> LayerSchedule:
     """Prove or improve a schedule with HiGHS.
 
@@ -186,7 +289,9 @@ def solve_with_highs(made: LayerSchedule, time_limit_s: float) -> LayerSchedule:
     Returns
     -------
     LayerSchedule
-        The better of the two, with the better bound; ``optimal`` where HiGHS proved it.
+        The better of the two schedules, with the better of the two bounds. It is ``optimal`` by
+        ``highs`` where its makespan is at most a part `TOLERANCE` above a bound that HiGHS proved,
+        and as it was given where what HiGHS says cannot be true.
 
     Raises
     ------
@@ -194,81 +299,71 @@ def solve_with_highs(made: LayerSchedule, time_limit_s: float) -> LayerSchedule:
         Where highspy is not installed, or operators run on other counts than one core and all.
     """
     try:
-        import highspy
+        import highspy  # noqa: F401
     except ImportError:
         raise InvalidInputError(
             "highspy is not installed; install it, or pass highs=False (--no-highs) to keep the "
             "schedule that was found, with its gap"
         ) from None
-    program, columns = _build(made)
-    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    solver.setOptionValue("output_flag", False)
-    solver.setOptionValue("time_limit", float(time_limit_s))
-    solver.setOptionValue("mip_rel_gap", 1e-9)
-    solver.passModel(_model(program, columns["end"]))
-    solver.run()
-    info, outcome = solver.getInfo(), solver.getModelStatus()
-    proven = outcome == highspy.HighsModelStatus.kOptimal
-    horizon = made.makespan
-    bound = max(made.bound, min(float(info.mip_dual_bound) * horizon, horizon))
-    values = np.array(solver.getSolution().col_value)
-    if proven and values.size:
-        candidate = _read(made, values, columns)
-        if candidate.makespan < made.makespan * (1 - 1e-9):
-            made = candidate
-        return replace(made, status="optimal", proved_by="highs", bound=made.makespan)
-    if outcome == highspy.HighsModelStatus.kInfeasible:  # nothing is better than the horizon
-        return replace(made, status="optimal", proved_by="highs", bound=made.makespan)
-    return replace(made, bound=bound)
+    if made.makespan <= 0.0:  # nothing takes any time
+        return made
+    ways = _ways(made)
+    program, columns = _build(made, ways)
+    answer = _run(program, columns.end, time_limit_s)
+    best = made
+    if answer.values:
+        candidate = _decoded(made, ways, columns, answer.values)
+        if candidate is not None and candidate.makespan < made.makespan:
+            best = candidate
+    return _with_proof(made, best, answer)
 
 
-def _read(made: LayerSchedule, values: Any, columns: dict[str, Any]) -> LayerSchedule:
-    """Modes from HiGHS; starts are laid out anew in its order, free of its tolerances."""
+def _with_proof(made: LayerSchedule, best: LayerSchedule, answer: _Answer) -> LayerSchedule:
+    """Say what is proven of the best schedule: by what was known before, and by HiGHS."""
+    proven = (answer.dual_bound - _DUAL_ERROR) * made.makespan if answer.sound else 0.0
+    if made.bound > best.makespan or proven > best.makespan:  # both cannot be true
+        return made if made.bound > best.makespan else best
+    bound = max(made.bound, proven)
+    if made.status == "optimal" and best is made:
+        return made
+    if proven >= best.makespan * (1.0 - TOLERANCE):
+        return replace(best, status="optimal", proved_by="highs", bound=bound)
+    return replace(best, status="feasible", proved_by="nothing", bound=bound)
+
+
+def _order(made: LayerSchedule, columns: _Columns, values: list[float]) -> list[int]:
+    """Operators by start, each after those that it waits for and those HiGHS puts before it."""
     count = len(made.instance)
-    mode = []
-    for i, ways in enumerate(made.instance.modes):
-        wanted = 0 if values[columns["alone"][i]] > 0.5 else 1
-        cores = [c for c, _ in ways]
-        mode.append(cores.index(wanted) if wanted in cores else 0)
-    order = sorted(range(count), key=lambda i: (values[columns["start"][i]], i))
-    starts = _left_aligned(made, order, mode)
-    chosen = replace(made, starts=tuple(starts), mode=tuple(mode))
-    ends = [s + d for s, d in zip(starts, chosen.durations, strict=True)]
-    return replace(chosen, makespan=max(ends))
+    waits: list[set[int]] = [set() for _ in range(count)]
+    for a, b in made.instance.edges:
+        waits[b].add(a)
+    after: list[set[int]] = [set() for _ in range(count)]
+    for (i, j), column in columns.before.items():
+        if values[column] > 0.5 and values[columns.before[j, i]] <= 0.5:
+            after[j].add(i)
+    order: list[int] = []
+    left = set(range(count))
+    while left:
+        ready = [i for i in left if not waits[i] & left]
+        # Where tolerances have tied a knot into HiGHS's order, the edges alone decide.
+        free = [i for i in ready if not after[i] & left] or ready
+        chosen = min(free, key=lambda i: (values[columns.start[i]], i))
+        order.append(chosen)
+        left.remove(chosen)
+    return order
 
 
-def _left_aligned(made: LayerSchedule, order: list[int], mode: list[int]) -> list[float]:
-    """Earliest starts in a given order, each operator beside those before it."""
-    instance = made.instance
-    before: dict[int, list[int]] = {i: [] for i in range(len(instance))}
-    for a, b in instance.edges:
-        before[b].append(a)
-    length = [instance.modes[i][mode[i]][1] for i in range(len(instance))]
-    holds = replace(made, mode=tuple(mode)).held
-    whole = [instance.modes[i][mode[i]][0] == 0 and not made.overlap for i in range(len(instance))]
-    starts = [0.0] * len(instance)
-    placed: list[int] = []
-    for i in order:
-        ready = max((starts[b] + length[b] for b in before[i]), default=0.0)
-        moments = sorted({ready, *(starts[j] + length[j] for j in placed)})
-        for moment in (m for m in moments if m >= ready):
-            beside = [
-                j
-                for j in placed
-                if starts[j] < moment + length[i] and moment < starts[j] + length[j]
-            ]
-            if (whole[i] and beside) or any(whole[j] for j in beside):
-                continue
-            checks = [moment, *(starts[j] for j in beside if starts[j] > moment)]
-            fits = all(
-                sum(holds[j][r] for j in beside if starts[j] <= at < starts[j] + length[j])
-                + holds[i][r]
-                <= instance.cores[r]
-                for at in checks
-                for r in range(3)
-            )
-            if fits:
-                starts[i] = moment
-                break
-        placed.append(i)
-    return starts
+def _decoded(
+    made: LayerSchedule, ways: list[dict[int, _Way]], columns: _Columns, values: list[float]
+) -> LayerSchedule | None:
+    """Lay HiGHS's modes and order out with the layer's own latencies; None where that fails."""
+    instance, mode = made.instance, []
+    for way, column in zip(ways, columns.alone, strict=True):
+        chosen = way.get(0 if values[column] > 0.5 else 1) or next(iter(way.values()))
+        mode.append(chosen.mode)
+    starts = earliest_starts(instance, _order(made, columns, values), mode, made.overlap)
+    if not is_feasible(instance, starts, mode, made.overlap):
+        return None
+    laid_out = replace(made, starts=tuple(starts), mode=tuple(mode), energy_j=None)
+    ends = [s + d for s, d in zip(starts, laid_out.durations, strict=True)]
+    return replace(laid_out, makespan=max(ends))

@@ -14,7 +14,7 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
-from phaze_fast.explore import baselines, executors
+from phaze_fast.explore import baselines
 from phaze_fast.explore.asktell import Explorer
 from phaze_fast.explore.baselines import (
     bayesian,
@@ -25,6 +25,7 @@ from phaze_fast.explore.baselines import (
 )
 from phaze_fast.explore.goals import front_of
 from phaze_fast.hardware import AreaLimit, SpaceSpec
+from phaze_fast.runs import executors
 
 GIB = 2**30
 POD = pf.Cluster(devices=8, fabric="tpuv4-pod")

@@ -21,6 +21,7 @@ ORDER = [
     {"cost", "memory"},
     {"schedule"},
     {"placement"},
+    {"runs"},
     {"wafer"},
     {"explore"},
     {"report"},

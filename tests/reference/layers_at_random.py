@@ -66,3 +66,24 @@ def any_way(rng, count):
         ops.append(op)
     edges = [[a, b] for b in range(count) for a in range(b) if rng.random() < 0.6 / (b - a)]
     return {"name": "any", "ops": ops, "edges": edges, **cores}
+
+
+def wide_range(rng, count, decades):
+    """A layer whose latencies are whole numbers from 1 to 10**decades, all sizes alike."""
+    cores = {"num_tc": rng.randint(1, 4), "num_vc": rng.randint(1, 3)}
+
+    def latency():
+        return float(round(10 ** rng.uniform(0.0, decades)))
+
+    ops = [
+        {
+            "id": i,
+            "type": rng.choice(["TC", "TC", "VC", "TCandVC", "NET"]),
+            "lat_single": latency(),
+            "lat_all": latency(),
+        }
+        for i in range(count)
+    ]
+    chance = rng.choice([0.1, 0.3, 0.5])
+    edges = [[a, b] for b in range(count) for a in range(b) if rng.random() < chance / (b - a)]
+    return {"name": "wide", "ops": ops, "edges": edges, **cores}

@@ -15,10 +15,11 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, MissingExtraError, PhazeError
-from phaze_fast.explore.executors import Lost, Workers, executor_for, run_chunks
-from phaze_fast.explore.sweep import Point, evaluate_point, sweep
 from phaze_fast.hardware import Cluster
 from phaze_fast.placement import Training
+from phaze_fast.runs.chunks import Lost, run_chunks
+from phaze_fast.runs.executors import Workers, executor_for
+from phaze_fast.runs.sweep import Point, evaluate_point, sweep
 
 needs_kill = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
 
@@ -279,7 +280,7 @@ def test_a_dask_scheduler_that_is_not_there_is_said():
 
 LEFT_ALONE = """
 import os, signal, sys, threading, time
-from phaze_fast.explore.executors import executor_for
+from phaze_fast.runs.executors import executor_for
 if __name__ == "__main__":
     with executor_for("processes", 1) as pool:
         print(pool.submit(os.getpid).result(), flush=True)

@@ -16,8 +16,8 @@ from sweep_points import counted, counts, fake, many, point, refuses
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore import executors, journal
-from phaze_fast.explore.sweep import (
+from phaze_fast.runs import executors, journal
+from phaze_fast.runs.sweep import (
     sweep,
 )
 
@@ -37,7 +37,7 @@ def test_a_directory_is_taken_up_again(tmp_path):
     manifest = json.loads((out / "manifest.json").read_text())
     assert manifest["points"] == 6
     assert manifest["phaze_fast"] == pf.__version__
-    assert manifest["asked"] == journal.question([p.key for p in many(6)], "")["asked"]
+    assert manifest["asked"] == journal.manifest([p.key for p in many(6)], "")["asked"]
     for line in (out / "results.jsonl").read_text().splitlines():
         assert json.loads(line)["row"]["status"] == "optimal"
 
@@ -82,7 +82,7 @@ def test_a_torn_line_is_cut_off_and_kept_aside(tmp_path, cut):
 
 def test_every_torn_length_leaves_the_whole_lines(tmp_path):
     keys = {"a", "b"}
-    words = journal.question(keys, "x")
+    words = journal.manifest(keys, "x")
     lines = [journal.encode_line({"key": k, "status": "optimal", "t": 0.1}) for k in "ab"]
     for size in range(len(lines[0]), len(lines[0] + lines[1]) + 1):
         with journal.Journal(tmp_path, words, keys):
@@ -263,7 +263,7 @@ from pathlib import Path
 
 sys.path.insert(0, {tests!r})
 import sweep_points
-from phaze_fast.explore.sweep import sweep
+from phaze_fast.runs.sweep import sweep
 
 def evaluate(point):
     time.sleep(0.01)

@@ -10,7 +10,9 @@ from sweep_points import counted, counts, many, point, refuses
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, MissingExtraError
-from phaze_fast.explore.sweep import (
+from phaze_fast.hardware import Cluster
+from phaze_fast.placement import plan
+from phaze_fast.runs.sweep import (
     COLUMNS,
     Point,
     SweepTable,
@@ -18,8 +20,6 @@ from phaze_fast.explore.sweep import (
     plan_row,
     sweep,
 )
-from phaze_fast.hardware import Cluster
-from phaze_fast.placement import plan
 
 # ---- points and rows ------------------------------------------------------------------------------
 

@@ -1,9 +1,11 @@
 """The search: proven answers, budgets, journal, cache, front, several models, the command."""
 
+import contextlib
 import json
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,8 +20,9 @@ import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.goals import front_of
-from phaze_fast.explore.search import find_chips
+from phaze_fast.explore.search import STORE, find_chips
 from phaze_fast.explore.searcher import Budget
+from phaze_fast.runs import store
 
 SPACE = pf.ArchitectureSpace.published()
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")
@@ -215,16 +218,46 @@ def test_bad_questions_say_why():
 
 
 def test_an_outcome_is_kept_and_a_damaged_one_is_not_trusted(tmp_path):
+    ask = {"cache": tmp_path, "pareto": ("time", "area")}
     space = some(10, 20)
-    first = find_chips([model()], space, POD, STEP, cache=tmp_path, pareto=("time", "area"))
-    (file,) = tmp_path.glob("search-*.json")
-    again = find_chips([model()], space, POD, STEP, cache=tmp_path, pareto=("time", "area"))
+    first = find_chips([model()], space, POD, STEP, **ask)
+    again = find_chips([model()], space, POD, STEP, **ask)
     assert again.recalled
     assert again == replace(first, recalled=True)  # seconds and history as well
-    file.write_bytes(file.read_bytes().replace(b"optimal", b"optimum"))
-    anew = find_chips([model()], space, POD, STEP, cache=tmp_path, pareto=("time", "area"))
+    with contextlib.closing(sqlite3.connect(tmp_path / STORE)) as file, file:
+        file.execute("UPDATE results SET value = replace(value, 'time_s', 'time_z')")
+    anew = find_chips([model()], space, POD, STEP, **ask)
+    assert not anew.recalled
     assert anew.winners == first.winners
-    assert anew.seconds != first.seconds
+    assert find_chips([model()], space, POD, STEP, **ask).recalled
+
+
+def test_an_outcome_of_another_cost_model_is_not_found(tmp_path, monkeypatch):
+    space = some(10, 5)
+    assert not find_chips([model()], space, POD, STEP, cache=tmp_path).recalled
+    assert find_chips([model()], space, POD, STEP, cache=tmp_path).recalled
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "pricing_fingerprint", lambda: b"a changed cost model")
+        assert not find_chips([model()], space, POD, STEP, cache=tmp_path).recalled
+        assert find_chips([model()], space, POD, STEP, cache=tmp_path).recalled
+    assert find_chips([model()], space, POD, STEP, cache=tmp_path).recalled
+
+
+def test_a_cache_that_cannot_be_used_is_a_note(tmp_path):
+    space = some(10, 5)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / STORE).write_bytes(b"\xff\xfe not ours " * 500)
+    (tmp_path / "folder" / STORE).mkdir(parents=True)
+    for folder, said in (
+        ("file", "is not a directory"),
+        ("other", "the file of something else"),
+        ("folder", "Is a directory"),
+    ):
+        found = find_chips([model()], space, POD, STEP, cache=tmp_path / folder)
+        assert found.status == "optimal"
+        assert any(said in note for note in found.notes), found.notes
+    assert (tmp_path / "other" / STORE).read_bytes().startswith(b"\xff\xfe not ours")
 
 
 KILLED = """

@@ -26,7 +26,6 @@ from search_cases import (
 import phaze_fast as pf
 from phaze_fast.explore import placing, searcher
 from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.executors import Workers
 from phaze_fast.explore.goals import front_of
 from phaze_fast.explore.judge import Judge
 from phaze_fast.explore.pairs import Pairs
@@ -39,6 +38,7 @@ from phaze_fast.placement import plan
 from phaze_fast.placement.interleaved import interleaved
 from phaze_fast.placement.layers import MAX_NODES
 from phaze_fast.placement.problems import PipelineProblem, place_counts
+from phaze_fast.runs.executors import Workers
 
 # ---- exact times ----
 

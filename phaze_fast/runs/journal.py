@@ -20,13 +20,14 @@ from typing import Any, Self
 
 from phaze_fast.documents import digest, parse_text
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.runs.fingerprint import pricing_fingerprint
 
 try:
     import fcntl
 except ImportError:  # no such locks on this system: one sweep per directory is up to the user
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Journal", "decode_line", "encode_line", "question"]
+__all__ = ["Journal", "decode_line", "encode_line", "manifest"]
 
 Row = dict[str, Any]
 
@@ -69,12 +70,12 @@ def decode_line(line: bytes) -> Row | None:
     return row if good else None
 
 
-def question(keys: Collection[str], evaluate: str) -> dict[str, Any]:
-    """Say what a sweep asks: the set of its points, and with what they are evaluated.
+def manifest(keys: Collection[str], evaluate: str) -> dict[str, Any]:
+    """Describe a sweep: the set of its points, and with what they are evaluated.
 
     Examples
     --------
-    >>> question({"b", "a"}, "plan")["asked"] == question(["a", "b"], "plan")["asked"]
+    >>> manifest({"b", "a"}, "plan")["asked"] == manifest(["a", "b"], "plan")["asked"]
     True
     """
     from importlib.metadata import version
@@ -83,6 +84,7 @@ def question(keys: Collection[str], evaluate: str) -> dict[str, Any]:
         "format": FORMAT,
         "phaze_fast": version("phaze-fast"),
         "python": platform.python_version(),
+        "pricing": pricing_fingerprint().hex(),
         "evaluate": evaluate,
         "points": len(set(keys)),
         "asked": digest(sorted(set(keys))),
@@ -170,7 +172,7 @@ class Journal:
     out
         Directory, made where it is absent.
     asked
-        What `question` gives.
+        What `manifest` gives.
     keys
         Keys of all points asked for. A directory may hold some of them already, and no others. None
         where they are not known beforehand.
@@ -185,9 +187,9 @@ class Journal:
     >>> import tempfile
     >>> keys = {"a", "b"}
     >>> with tempfile.TemporaryDirectory() as out:
-    ...     with Journal(out, question(keys, "plan"), keys) as journal:
+    ...     with Journal(out, manifest(keys, "plan"), keys) as journal:
     ...         journal.append([{"key": "a", "status": "optimal", "time_s": 0.1}])
-    ...     with Journal(out, question(keys, "plan"), keys) as journal:
+    ...     with Journal(out, manifest(keys, "plan"), keys) as journal:
     ...         list(journal.rows)
     ['a']
     """
@@ -260,7 +262,7 @@ class Journal:
         cause = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "it failed"
         raise InvalidInputError(
             f"out: {self.path / RESULTS} cannot be written, {cause} ({error.strerror or error}); "
-            f"{self._safe} of {self._total or 'all'} points are safe, and the same question "
+            f"{self._safe} of {self._total or 'all'} points are safe, and the same run "
             "goes on from them"
         ) from None
 
@@ -297,7 +299,8 @@ class Journal:
             found = parse_text(path.read_text("utf-8", "replace"), str(path), json_only=True)
         except InvalidInputError as error:
             raise InvalidInputError(f"out: {error}; {_EXPECTED}") from None
-        for name in ("format", "phaze_fast", "evaluate"):
+        # Rows that other code or data has priced must not stand beside new ones.
+        for name in ("format", "phaze_fast", "pricing", "evaluate"):
             there = found.get(name) if isinstance(found, dict) else None
             if there != asked[name]:
                 raise InvalidInputError(

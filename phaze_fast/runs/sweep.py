@@ -22,11 +22,12 @@ import numpy as np
 
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.explore.executors import Lost, Workers, needed, run_chunks
-from phaze_fast.explore.journal import Journal, question
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Plan, Training, infeasible, plan
+from phaze_fast.runs.chunks import Lost, run_chunks
+from phaze_fast.runs.executors import Workers, needed
+from phaze_fast.runs.journal import Journal, manifest
 
 __all__ = ["COLUMNS", "Point", "SweepTable", "blank_row", "evaluate_point", "plan_row", "sweep"]
 
@@ -74,7 +75,7 @@ _MISSING: dict[type, Any] = {str: "", int: -1, float: math.nan, bool: False}
 
 @dataclass(frozen=True)
 class Point:
-    """One question of a sweep.
+    """One problem of a sweep: a model, the hardware and a training step.
 
     Examples
     --------
@@ -369,8 +370,8 @@ def sweep(
     with contextlib.ExitStack() as stack:
         journal = None
         if out is not None:
-            words = question(distinct.keys(), _name_of(evaluate))
-            journal = stack.enter_context(Journal(out, words, distinct.keys()))
+            description = manifest(distinct.keys(), _name_of(evaluate))
+            journal = stack.enter_context(Journal(out, description, distinct.keys()))
             kept = journal.rows.items()
             rows = {k: r for k, r in kept if not (retry_errors and r["status"] == "error")}
             notes = journal.notes

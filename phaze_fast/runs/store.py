@@ -1,0 +1,256 @@
+"""Takes results and what they are results of, gives them back: one SQLite file, many processes.
+
+A row's key is a digest of the kind of result, of its inputs and of `pricing_fingerprint`, so that a
+result of another cost model is never found. Each row has a checksum; what does not match counts as
+unknown. Nothing is unpickled.
+
+A store is an aid: once it is open, nothing that happens to its file is an error. A file of ours
+that is damaged is renamed, a row that cannot be written is not kept, and `notes` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.runs.fingerprint import pricing_fingerprint
+
+__all__ = ["ResultStore"]
+
+_MAGIC = b"SQLite format 3\0"
+_APPLICATION = 0x70684661  # "phFa", in the header of every file of ours
+_APPLICATION_AT = 68
+_HEADER = 100
+_DIGEST = 16
+_BUSY_S = 30.0
+_AT_ONCE = 500
+"""Keys of one query; SQLite takes at least 999 parameters."""
+_TABLE = "CREATE TABLE IF NOT EXISTS results (key BLOB PRIMARY KEY, value BLOB, sum BLOB)"
+
+
+def _hashed(*parts: bytes) -> bytes:
+    state = hashlib.blake2b(digest_size=_DIGEST)
+    for part in parts:
+        state.update(len(part).to_bytes(8, "little"))
+        state.update(part)
+    return state.digest()
+
+
+def _origin(path: Path) -> str:
+    """Whether a file is ``absent`` (or empty), ``ours``, or ``foreign``; may raise OSError."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER)
+    except FileNotFoundError:
+        return "absent"
+    if not header:
+        return "absent"
+    mark = header[_APPLICATION_AT : _APPLICATION_AT + 4]
+    ours = header.startswith(_MAGIC) and mark == _APPLICATION.to_bytes(4, "big")
+    return "ours" if ours else "foreign"
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    """Whether SQLite cannot make sense of a file, rather than not get at it."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+
+
+def _connected(path: Path, read_only: bool) -> sqlite3.Connection:
+    """Open a file and read from it, so that what is no database shows here as a sqlite3.Error."""
+    # Without permission to write, the file is read as it is, without locks.
+    options = "mode=ro&immutable=1" if read_only else "mode=rwc"
+    uri = f"file:{quote(os.fsencode(path))}?{options}"
+    file = sqlite3.connect(uri, timeout=_BUSY_S, check_same_thread=False, uri=True)
+    try:
+        file.text_factory = bytes  # text that is not UTF-8 is no error, only no row of ours
+        if not read_only:
+            _prepare(file)
+        file.execute("SELECT key, value, sum FROM results LIMIT 1").fetchall()
+    except sqlite3.Error:
+        file.close()
+        raise
+    return file
+
+
+def _prepare(file: sqlite3.Connection) -> None:
+    """Make the table where it is absent, and let readers and one writer work side by side."""
+    if file.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+        with file:  # before the write-ahead log, so that the header says whose it is at once
+            file.execute("BEGIN IMMEDIATE")
+            file.execute(f"PRAGMA application_id={_APPLICATION}")
+            file.execute(_TABLE)
+    with contextlib.suppress(sqlite3.OperationalError):  # another process may be about it
+        file.execute("PRAGMA journal_mode=WAL")
+    with file:
+        file.execute("BEGIN IMMEDIATE")  # shows whether it can be written
+
+
+class ResultStore:
+    """Results of one kind in a file that several processes may share.
+
+    Parameters
+    ----------
+    path
+        The file; made, with its folder, where it is absent.
+    kind
+        What the results are; results of different kinds never meet.
+
+    Raises
+    ------
+    InvalidInputError
+        Where there is something else at the path, or nothing can be read or made there.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with ResultStore(Path(folder) / "results.sqlite", "example") as store:
+    ...         store.put_many({b"inputs": b"result"})
+    ...         store.get_many([b"inputs", b"others"])
+    {b'inputs': b'result'}
+    """
+
+    def __init__(self, path: Path | str, kind: str) -> None:
+        self.path = Path(path).absolute()
+        self.notes: list[str] = []
+        """What happened to the file that a reader should know."""
+        self.rejected = 0
+        """Rows that were damaged, and so not used."""
+        self._kind, self._lock = kind.encode(), threading.Lock()
+        self._read_only, self._inode = False, 0
+        self._file: sqlite3.Connection | None = None
+        self._file = self._opened()
+
+    def __enter__(self) -> ResultStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Look up what is known of some inputs, by this very code and data."""
+        wanted = {self._key(key): key for key in keys}
+        listed = list(wanted)
+        found: dict[bytes, bytes] = {}
+        for at in range(0, len(listed), _AT_ONCE):
+            for full, value, checksum in self._rows(listed[at : at + _AT_ONCE]):
+                if isinstance(value, bytes) and checksum == _hashed(full, value):
+                    found[wanted[full]] = value
+                else:
+                    self.rejected += 1
+        return found
+
+    def put_many(self, results: Mapping[bytes, bytes]) -> None:
+        """Keep results by their inputs; where that fails, they are computed again next time."""
+        if not results or self._file is None:
+            return
+        if self._read_only:
+            self._note(f"{self.path} cannot be written; results are not kept")
+            return
+        keyed = [(self._key(key), value) for key, value in results.items()]
+        rows = [(full, value, _hashed(full, value)) for full, value in keyed]
+        with self._guarded("written") as file:
+            if file is not None:
+                with file:
+                    file.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", rows)
+
+    def close(self) -> None:
+        """Close the file; nothing is found or kept from then on."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _key(self, key: bytes) -> bytes:
+        return _hashed(self._kind, pricing_fingerprint(), key)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def _rows(self, keys: list[bytes]) -> list[tuple[bytes, object, object]]:
+        marks = ",".join("?" * len(keys))
+        found: list[tuple[bytes, object, object]] = []
+        with self._guarded("read") as file:
+            if file is not None:
+                query = f"SELECT key, value, sum FROM results WHERE key IN ({marks})"
+                found = file.execute(query, keys).fetchall()
+        return found
+
+    @contextlib.contextmanager
+    def _guarded(self, done: str) -> Iterator[sqlite3.Connection | None]:
+        """Hand out the file; what goes wrong with it becomes a note."""
+        with self._lock:
+            try:
+                yield self._file
+            except sqlite3.Error as error:
+                if _is_damage(error):
+                    self._file = self._renewed(error)
+                else:  # locked, full, without permission
+                    self._note(f"{self.path} cannot be {done}: {error}")
+
+    def _opened(self) -> sqlite3.Connection | None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            origin = _origin(self.path)
+        except FileExistsError:
+            raise self._refused(f"{self.path.parent} is not a directory") from None
+        except (OSError, ValueError) as error:
+            raise self._refused(error) from None
+        if origin == "foreign":
+            raise self._refused("it is the file of something else")
+        try:
+            return self._connect(read_only=False)
+        except sqlite3.Error as error:
+            if _is_damage(error):
+                return self._renewed(error)
+            if origin == "absent":
+                raise self._refused(error) from None
+        try:
+            return self._connect(read_only=True)
+        except sqlite3.Error as error:
+            raise self._refused(error) from None
+
+    def _connect(self, read_only: bool) -> sqlite3.Connection:
+        file = _connected(self.path, read_only)
+        self._read_only = read_only
+        with contextlib.suppress(OSError):
+            self._inode = self.path.stat().st_ino
+        return file
+
+    def _renewed(self, error: sqlite3.Error) -> sqlite3.Connection | None:
+        """Rename a damaged file of ours and begin a new one, unless another process has."""
+        if self._file is not None:
+            self._file.close()
+        try:
+            if _origin(self.path) == "foreign":
+                raise OSError("something else is in its place")
+            with contextlib.suppress(FileNotFoundError):
+                if self._inode in (0, self.path.stat().st_ino):
+                    self._rename()
+            file = self._connect(read_only=False)
+        except (OSError, sqlite3.Error):
+            self._note(f"{self.path} is damaged ({error}); it is not used")
+            return None
+        self._note(f"{self.path} was damaged ({error}); it is now {self.path.name}.damaged")
+        return file
+
+    def _rename(self) -> None:
+        for end in ("", "-wal", "-shm"):  # a log left behind would be played into the new file
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self.path}{end}").replace(f"{self.path}.damaged{end}")
+
+    def _refused(self, reason: str | Exception) -> InvalidInputError:
+        said = getattr(reason, "strerror", None) or str(reason)
+        return InvalidInputError(
+            f"cache: {self.path} cannot be used: {said}; expected a new file, or one that "
+            "phaze_fast has written as a cache"
+        )
