@@ -30,9 +30,7 @@ class Estimator {
         frame_(space.frames[at(row_.frame)]),
         partition_(partition),
         times_(times),
-        solver_(*solver) {
-    solver_.start(space, row, times);
-  }
+        solver_(*solver) {}
 
   PlanEstimate run(double room_bytes, std::vector<StageEstimate>* stages) {
     const int count = row_.layout.stages;
@@ -240,6 +238,7 @@ class Estimator {
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,
                            const KindTimes& times, double room_bytes,
                            std::vector<StageEstimate>* stages, PlanSolver* solver) {
+  if (!solver->started(space, row, times)) solver->start(space, row, times);
   return Estimator(space, row, partition, times, solver).run(room_bytes, stages);
 }
 

@@ -22,6 +22,7 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
   stages_ = row_->layout.stages;
   rounds_ = row_->layout.microbatches;
   zero_bubble_ = row_->layout.schedule == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
+  times_ = times.forward_s;
   sums_.build(space, *row_, times);
   nothing_s_ = 1e-13 * sums_.total_work_s();
 }

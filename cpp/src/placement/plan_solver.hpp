@@ -30,7 +30,11 @@ class PlanSolver {
   Interleaved interleaved(const Partition& partition);
 
   const PlanSums& sums() const noexcept { return sums_; }
+  // Makes the sums of a layout on a chip; whether those of the last one started are still there.
   void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times);
+  bool started(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) const noexcept {
+    return space_ == &space && row_ == &space.rows[row] && times_ == times.forward_s;
+  }
 
   // Sums over the chunks of a stage.
   double stage_bytes(const Partition& partition, int stage, int variant) const;
@@ -66,6 +70,7 @@ class PlanSolver {
   const PlanSpaceImpl* space_ = nullptr;
   const PlanRow* row_ = nullptr;
   const PlanFrame* frame_ = nullptr;
+  const double* times_ = nullptr;
   int stages_ = 0;
   std::int64_t rounds_ = 0;
   bool zero_bubble_ = false;
