@@ -11,7 +11,6 @@ namespace {
 struct PlacedRecord {
   double time_s;
   double memory_bytes;
-  double energy_j;
   std::int64_t layout;  // -1 where there is none
   std::int64_t cuts_at;
   std::int64_t cuts;
@@ -63,7 +62,7 @@ class TimesView {
       static_;
 };
 
-py::tuple hand_out(const std::vector<PlacedPlan>& plans, const std::vector<double>& energy) {
+py::tuple hand_out(const std::vector<PlacedPlan>& plans) {
   py::array_t<PlacedRecord> records(static_cast<py::ssize_t>(plans.size()));
   std::vector<std::int32_t> pool;
   for (std::size_t k = 0; k < plans.size(); ++k) {
@@ -76,7 +75,7 @@ py::tuple hand_out(const std::vector<PlacedPlan>& plans, const std::vector<doubl
       *count = static_cast<std::int64_t>(values.size());
       pool.insert(pool.end(), values.begin(), values.end());
     };
-    record = {plan.time_s, plan.memory_bytes, energy[k], there ? plan.layout : -1, 0, 0, 0, 0};
+    record = {plan.time_s, plan.memory_bytes, there ? plan.layout : -1, 0, 0, 0, 0};
     if (!there) continue;
     put(plan.partition.cuts, &record.cuts_at, &record.cuts);
     put(plan.partition.variants, &record.variants_at, &record.variants);
@@ -208,8 +207,7 @@ class PyPlanSpace {
       plans = space_.top_plans(all, static_cast<std::size_t>(room), static_cast<std::size_t>(top),
                                workers, &solved);
     }
-    const std::vector<double> energy(plans.size(), 0.0);
-    const py::tuple found = hand_out(plans, energy);
+    const py::tuple found = hand_out(plans);
     return py::make_tuple(found[0], found[1], solved);
   }
 
@@ -226,19 +224,51 @@ class PyPlanSpace {
         view<double>(below, "below_s", static_cast<py::ssize_t>(timed.rows() * rooms));
     const int workers = checked_threads(threads);
     std::vector<PlacedPlan> plans(limits.size());
-    std::vector<double> energy(limits.size(), 0.0);
     {
       const py::gil_scoped_release release;
       parallel_for(timed.rows(), workers, 1, [&](std::size_t begin, std::size_t end) {
         for (std::size_t chip = begin; chip < end; ++chip) {
           const std::size_t first = chip * rooms;
           space_.best_of_rooms(strategy, timed[chip], floor[chip], limits.subspan(first, rooms),
-                               std::span(plans).subspan(first, rooms),
-                               std::span(energy).subspan(first, rooms));
+                               std::span(plans).subspan(first, rooms));
         }
       });
     }
-    return hand_out(plans, energy);
+    return hand_out(plans);
+  }
+
+  // Joules of plans, each on the chip of a row of `times`.
+  py::array_t<double> energies(const py::object& times, const py::object& row,
+                               const py::object& placed, const py::object& borders) const {
+    const TimesView timed(times, space_.kinds(), "times");
+    const auto plans = view<PlacedRecord>(placed, "placed");
+    const auto rows = view<std::int64_t>(row, "row", static_cast<py::ssize_t>(plans.size()));
+    const auto pool = view<std::int32_t>(borders, "borders");
+    py::array_t<double> found(static_cast<py::ssize_t>(plans.size()));
+    for (std::size_t k = 0; k < plans.size(); ++k) {
+      const PlacedRecord& p = plans[k];
+      const auto size = static_cast<std::int64_t>(pool.size());
+      const bool inside = p.cuts_at >= 0 && p.cuts >= 0 && p.cuts_at <= size - p.cuts &&
+                          p.variants_at >= 0 && p.variants >= 0 &&
+                          p.variants_at <= size - p.variants;
+      if (!inside || rows[k] < 0 || rows[k] >= static_cast<std::int64_t>(timed.rows())) {
+        throw InvalidInput("placed: cuts, variants or rows are out of range");
+      }
+      check(p.layout, 0);
+      const auto run = [&](std::int64_t at, std::int64_t count) {
+        const auto first = pool.begin() + at;
+        return std::vector<std::int32_t>(first, first + count);
+      };
+      const Partition partition{run(p.cuts_at, p.cuts), run(p.variants_at, p.variants)};
+      const auto layout = static_cast<std::size_t>(p.layout);
+      if (space_.check_partition(layout, partition) != PlanStatus::kOk) {
+        throw InvalidInput("placed: not a partition of this layout");
+      }
+      found.mutable_data()[k] =
+          space_.estimate(layout, partition, timed[static_cast<std::size_t>(rows[k])], 0.0, nullptr)
+              .energy_j;
+    }
+    return freeze(std::move(found));
   }
 
   // Lower bounds of a strategy on each chip, with the room that each asks for.
@@ -291,7 +321,7 @@ class PyPlanSpace {
     const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(room));
     const PlacedPlan plan = space_.best_of_layout(
         row, own, space_.room_bytes(static_cast<std::size_t>(room)), below_s);
-    const py::tuple found = hand_out({plan}, {0.0});
+    const py::tuple found = hand_out({plan});
     return py::make_tuple(bound, found[0], found[1]);
   }
 
@@ -343,8 +373,9 @@ void bind_plan(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(PlanEstimate, time_s, energy_j, parts, memory, memory_bytes, max_load_s,
                        fullest, status);
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory);
-  PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, energy_j, layout, cuts_at, cuts,
-                       variants_at, variants);
+  PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
+                       variants);
+  module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
   module.attr("STRATEGY_DTYPE") = py::dtype::of<StrategyRecord>();
   module.attr("LAYOUT_DTYPE") = py::dtype::of<LayoutRecord>();
@@ -373,6 +404,8 @@ void bind_plan(py::module_& module) {
            py::arg("top"), py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
+      .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"),
+           py::arg("placed"), py::arg("borders"))
       .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"),
            py::arg("room"), py::arg("threads"))
       .def("work_bounds", &PyPlanSpace::work_bounds, py::arg("strategy"), py::arg("work_s"),

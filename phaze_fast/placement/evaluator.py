@@ -41,7 +41,6 @@ class Placed:
     time_s: float
     """Infinite where nothing fits, or nothing takes at most what was asked for."""
     memory_bytes: float
-    energy_j: float
     layout: int
     """Position among the layouts; -1 where there is none."""
     cuts: tuple[int, ...] = ()
@@ -53,12 +52,11 @@ class Placed:
 def _placed(records: Array, pool: Array) -> list[Placed]:
     found = []
     for r in records.tolist():
-        time_s, memory, energy, layout, cuts_at, cuts, variants_at, variants = r
+        time_s, memory, layout, cuts_at, cuts, variants_at, variants = r
         found.append(
             Placed(
                 time_s,
                 memory,
-                energy,
                 layout,
                 tuple(pool[cuts_at : cuts_at + cuts].tolist()),
                 tuple(pool[variants_at : variants_at + variants].tolist()),
@@ -108,10 +106,11 @@ class PlanEvaluator:
     ) -> None:
         self.model, self.cluster, self.training = model, cluster, training
         self.rejected: Counter[str] = Counter()
+        """Why strategies and layouts were left out, and how many."""
+        self.strategies_rejected = 0
         self.rooms = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         self.sizes, self.layouts = given if given is not None else self._enumerated()
         self._record = training_record(optimizer(training.optimizer))
-        self._graph = self.sizes[0].graph if self.sizes else None
 
     # ---- what there is to try ----
 
@@ -120,7 +119,9 @@ class PlanEvaluator:
         modes, node = recompute_modes(training), node_devices(self.cluster)
         sizes: list[StrategySizes] = []
         parts: list[Array] = []
-        for strategy in strategies(self.model, self.cluster, training, self.rejected):
+        allowed = list(strategies(self.model, self.cluster, training, self.rejected))
+        self.strategies_rejected = sum(self.rejected.values())
+        for strategy in allowed:
             first = strategy_sizes(self.model, strategy, modes)
             shape = Shape(
                 devices=devices,
@@ -153,6 +154,19 @@ class PlanEvaluator:
                 self.layouts, self._strategies, self._kinds, self._order, self._record[0],
                 np.maximum(self.rooms, 0.0), fits,
             )  # fmt: skip
+        return fits
+
+    @cached_property
+    def layout_counts(self) -> Array:
+        """How many layouts each strategy has, shape (strategies,)."""
+        counts: Array = np.bincount(self.layouts["strategy"], minlength=len(self))
+        return counts
+
+    @cached_property
+    def strategy_fits(self) -> Array:
+        """Which strategies have a layout that fits, shape (strategies, capacities)."""
+        fits: Array = np.zeros((len(self), len(self.rooms)), dtype=bool)
+        np.logical_or.at(fits, self.layouts["strategy"], self.fits != 0)
         return fits
 
     @cached_property
@@ -226,6 +240,20 @@ class PlanEvaluator:
         count = len(self.rooms)
         return [placed[k : k + count] for k in range(0, len(placed), count)]
 
+    def energies_j(self, placed: Sequence[Placed], times: KindTimes, rows: Sequence[int]) -> Array:
+        """Joules of one step by each plan, each on the chip of a row of `times`."""
+        pool: list[int] = []
+        records: Array = np.zeros(len(placed), dtype=_core.PLACED_DTYPE)
+        for record, plan in zip(records, placed, strict=True):
+            record["layout"] = plan.layout
+            record["cuts_at"], record["cuts"] = len(pool), len(plan.cuts)
+            pool += plan.cuts
+            record["variants_at"], record["variants"] = len(pool), len(plan.variants)
+            pool += plan.variants
+        at, borders = np.array(rows, dtype=np.int64), np.array(pool, dtype=np.int32)
+        found: Array = self.space.energies(times, at, records, borders)
+        return found
+
     def bounds(self, s: int, least: KindTimes, room: Array, threads: int = 1) -> Array:
         """Lower bounds of strategy `s` on each chip, each with its capacity number `room`."""
         found: Array = self.space.bounds(s, least, room, threads)
@@ -262,7 +290,7 @@ class PlanEvaluator:
 
     def plan(
         self, placed: Placed, times: KindTimes, row: int | None = None, room: int = 0,
-        cluster: Cluster | None = None,
+        peak_flops: float = 0.0,
     ) -> Plan:  # fmt: skip
         """Give a plan in full.
 
@@ -276,8 +304,8 @@ class PlanEvaluator:
             Which row of `times`.
         room
             Which capacity it was placed in.
-        cluster
-            With the chip, for its peak; by default the evaluator's own.
+        peak_flops
+            FLOP/s of all devices, for MFU; by default those of the evaluator's own chip.
         """
         layout = self.layouts[placed.layout]
         s = int(layout["strategy"])
@@ -289,11 +317,11 @@ class PlanEvaluator:
             times, placed.layout, cuts, variants, float(max(self.rooms[room], 0.0))
         )
         proven = bool(times.proven[s])
-        return self._read(layout, placed, (estimate[0], stages), proven, room, cluster)
+        return self._read(layout, placed, (estimate[0], stages), proven, room, peak_flops)
 
     def _read(
         self, layout: Any, placed: Placed, what: tuple[Any, Array], proven: bool, room: int,
-        cluster: Cluster | None,
+        peak_flops: float,
     ) -> Plan:  # fmt: skip
         estimate, stages = what
         sizes = self.sizes[int(layout["strategy"])]
@@ -307,7 +335,7 @@ class PlanEvaluator:
             for x in listed
             if x.recompute == "full"
         )
-        peak = self._peak(cluster) * time_s
+        peak = (peak_flops or self._peak) * time_s
         samples = batch / time_s if time_s > 0 else float("inf")
         return Plan(
             tp=strategy.tensor_parallel,
@@ -339,10 +367,10 @@ class PlanEvaluator:
         whole = Strategy(seq=self.training.seq)
         return step_flops(strategy_sizes(self.model, whole, ("none",)), self.training.global_batch)
 
-    def _peak(self, cluster: Cluster | None) -> float:
-        cluster = cluster or self.cluster
-        chip = cluster.chip
-        return 0.0 if chip is None else cluster.devices * chip.peak_flops("bf16")
+    @cached_property
+    def _peak(self) -> float:
+        chip = self.cluster.chip
+        return 0.0 if chip is None else self.cluster.devices * chip.peak_flops("bf16")
 
     def _stages(
         self, layout: Any, placed: Placed, stages: Array, sizes: StrategySizes

@@ -263,7 +263,7 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
         variants = np.array([sizes.variant_of[word] for word in spec.recompute], dtype=np.int32)
     elif spec.stages is not None and spec.recompute == "auto":
         variants = _least_recomputed(evaluator, times, cuts, spec.pp, room)
-    return Placed(0.0, 0.0, 0.0, 0, tuple(cuts.tolist()), tuple(variants.tolist()))
+    return Placed(0.0, 0.0, 0, tuple(cuts.tolist()), tuple(variants.tolist()))
 
 
 def _least_recomputed(
@@ -321,7 +321,7 @@ def predict(
     memory_of(cluster.chip)
     evaluator = _evaluator(known, cluster, spec)
     times = evaluator.times(cluster, cache)
-    return evaluator.plan(_partition(spec, evaluator, times), times, cluster=cluster)
+    return evaluator.plan(_partition(spec, evaluator, times), times)
 
 
 # ---- many plans at once ----

@@ -269,11 +269,9 @@ class PlanSpace {
   PlacedPlan best_of_strategy(std::int32_t strategy, const KindTimes& times,
                               const KindTimes& least, std::size_t room, double below_s) const;
 
-  // The same with every room, each with its own limit (minus infinity: not asked for), and the
-  // joules of each plan.
+  // The same with every room, each with its own limit (minus infinity: not asked for).
   void best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                     std::span<const double> below_s, std::span<PlacedPlan> plans,
-                     std::span<double> energy_j) const;
+                     std::span<const double> below_s, std::span<PlacedPlan> plans) const;
 
   // The fastest `top` plans over several strategies on one chip, distinct but for rank order, and
   // every plan that is on the front of time and memory; fastest first.

@@ -104,8 +104,8 @@ PlacedPlan PlanSpace::best_of_strategy(std::int32_t strategy, const KindTimes& t
 }
 
 void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                              std::span<const double> below_s, std::span<PlacedPlan> plans,
-                              std::span<double> energy_j) const {
+                              std::span<const double> below_s,
+                              std::span<PlacedPlan> plans) const {
   PlanSolver solver;
   const PlacedPlan* roomier = nullptr;  // the best plan with the next larger room
   for (std::size_t c = below_s.size(); c-- > 0;) {
@@ -117,11 +117,7 @@ void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, con
     } else {
       plans[c] = phaze::best_of_strategy(*impl_, strategy, times, least, c, below_s[c], &solver);
     }
-    if (plans[c].time_s == kInfinite) continue;
-    roomier = &plans[c];
-    energy_j[c] = estimate_plan(*impl_, at(plans[c].layout), plans[c].partition, times,
-                                impl_->rooms[c], nullptr, &solver)
-                      .energy_j;
+    if (plans[c].time_s < kInfinite) roomier = &plans[c];
   }
 }
 
@@ -141,8 +137,7 @@ double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least
                                    std::size_t room) const {
   const StepTotals totals = totals_of(*impl_, strategy, least);
   double lowest = kInfinite;
-  for (std::int64_t r = impl_->first_row[at(strategy)]; r < impl_->first_row[at(strategy) + 1];
-       ++r) {
+  for (const std::int64_t r : impl_->fitting[at(strategy) * impl_->rooms.size() + room]) {
     lowest = std::min(lowest,
                       bound_of_row(*impl_, at(r), room, totals, least.hbm_bytes_per_s, lowest));
   }

@@ -287,6 +287,8 @@ double PlanSpaceImpl::recomputed_blocks(const PlanRow& row, const StageRooms& st
 void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   row_rooms.assign(rows.size() * rooms.size(), {});
   std::vector<std::vector<BoundLine>> found(strategies.size() * rooms.size());
+  std::vector<double> slopes(rows.size(), 0.0);
+  fitting.assign(found.size(), {});
   using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
   for (std::size_t c = 0; c < rooms.size(); ++c) {
     std::map<Key, std::int32_t> known;  // stages of a layout by 1F1B have room as any others
@@ -308,9 +310,16 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
       const double part = 1.0 / l.stages;
       const double slope =
           std::max(b.loads * part + b.works, static_cast<double>(l.microbatches) * part);
-      found[at(l.strategy) * rooms.size() + c].push_back(
-          {slope, slope * b.sends_s + b.tail_s + row.exchange_s});
+      slopes[r] = slope;
+      const std::size_t own_list = at(l.strategy) * rooms.size() + c;
+      fitting[own_list].push_back(static_cast<std::int64_t>(r));
+      found[own_list].push_back({slope, slope * b.sends_s + b.tail_s + row.exchange_s});
     }
+  }
+  for (std::vector<std::int64_t>& list : fitting) {
+    std::stable_sort(list.begin(), list.end(), [&](std::int64_t a, std::int64_t b) {
+      return slopes[at(a)] < slopes[at(b)];
+    });
   }
   lines.clear();
   for (std::vector<BoundLine>& own : found) lines.push_back(lowest_lines(std::move(own)));

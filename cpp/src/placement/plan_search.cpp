@@ -131,7 +131,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   PlacedPlan best{kInfinite, 0.0, -1, {}};
   const StepTotals totals = totals_of(space, strategy, least);
   std::vector<Candidate> candidates;
-  for (std::int64_t r = space.first_row[at(strategy)]; r < space.first_row[at(strategy) + 1]; ++r) {
+  for (const std::int64_t r : space.fitting[at(strategy) * space.rooms.size() + room]) {
     double load = 0.0;
     const double bound =
         bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, below_s, &load);
@@ -158,7 +158,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
   std::vector<Candidate> candidates;
   for (std::size_t s = 0; s < space.strategies.size(); ++s) {
     const StepTotals totals = totals_of(space, static_cast<int>(s), times[s]);
-    for (std::int64_t r = space.first_row[s]; r < space.first_row[s + 1]; ++r) {
+    for (const std::int64_t r : space.fitting[s * space.rooms.size() + room]) {
       double load = 0.0;
       const double bound = bound_of_row(space, at(r), room, totals, times[s].hbm_bytes_per_s,
                                         kInfinite, &load);

@@ -100,6 +100,8 @@ class PlanSpaceImpl {
   std::vector<StageRooms> stage_rooms;
   std::vector<LayoutRoom> row_rooms;          // [row][room]
   std::vector<std::vector<BoundLine>> lines;  // [strategy][room]
+  // [strategy][room]: rows that may fit, those with the least to pay for work first.
+  std::vector<std::vector<std::int64_t>> fitting;
 
   static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
   const LayerKindRecord& size_of(int strategy, int kind) const noexcept {

@@ -1,4 +1,4 @@
-"""Takes models, a space of chips, a cluster and a training step, gives the best chips, proven."""
+"""The search as a whole: problems posed, caches and journals opened, the outcome kept."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.goals import checked_objectives
-from phaze_fast.explore.memory import Memory
-from phaze_fast.explore.outcome import Outcome
-from phaze_fast.explore.searcher import Budget, Moment, Searcher
-from phaze_fast.explore.workload import VERSION, Question
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training
 from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
 from phaze_fast.runs.store import ResultStore
+from phaze_fast.search.best_first import BestFirstSearch
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.goals import checked_objectives
+from phaze_fast.search.plan_cache import PlanCache
+from phaze_fast.search.problem import SearchProblem, problems_of
+from phaze_fast.search.result import Budget, Outcome, Progress
 
 __all__ = ["STORE", "find_chips", "questions_of", "search_digest"]
 
@@ -31,36 +31,16 @@ STORE = "results.sqlite"
 """File of a cache folder that outcomes are kept in."""
 
 
-def questions_of(
-    models: Sequence[TransformerModel], dies: Dies, cluster: Cluster, training: Training
-) -> list[Question]:
-    """Put a question for each model.
-
-    Raises
-    ------
-    InfeasibleError
-        Where no chip has HBM to hold anything.
-    """
-    capacities = tuple(int(c) for c in dies.capacities)
-    if max(capacities) <= training.reserved_bytes:
-        raise InfeasibleError(
-            f"no chip has more HBM than reserved_bytes, {training.reserved_bytes}; the largest has "
-            f"{max(capacities)}"
-        )
-    bare = cluster.replace(chip=None)
-    return [Question(model, bare, training, dies.like, capacities) for model in models]
-
-
 def search_digest(
-    questions: Sequence[Question],
+    problems: Sequence[SearchProblem],
     space: ArchitectureSpace,
     weights: Sequence[float],
     top: int,
     objectives: Sequence[str],
 ) -> str:
     """Hash all that decides the answer."""
-    asked = [q.digest for q in questions]
-    return digest([VERSION, asked, space.digest, list(weights), top, list(objectives)])
+    posed = [problem.digest for problem in problems]
+    return digest([posed, space.digest, list(weights), top, list(objectives)])
 
 
 def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
@@ -162,13 +142,13 @@ def find_chips(
     executor: Executor | str | None = None,
     resume: Path | str | None = None,
     cache: Path | str | None = None,
-    progress: Callable[[Moment], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> Outcome:
     """Search a space of chips; see `phaze_fast.search` for the parameters."""
     objectives, shares = _checked_options(models, top, pareto, weights)
-    dies = Dies.of(space)
-    questions = questions_of(models, dies, cluster, training)
-    name = search_digest(questions, space, shares, top, objectives)
+    groups = ChipGroups.of(space)
+    problems = problems_of(models, groups, cluster, training)
+    name = search_digest(problems, space, shares, top, objectives)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(contextlib.closing(_Outcomes(cache, name)))
         known = kept.get()
@@ -180,18 +160,18 @@ def find_chips(
         workers = None
         if executor is not None:
             workers = stack.enter_context(Workers(executor, threads))
-        search = Searcher(
-            questions,
-            dies,
+        search = BestFirstSearch(
+            problems,
+            groups,
             weights=shares,
             top=top,
             objectives=objectives,
             threads=threads,
             workers=workers,
-            memory=Memory(journal),
+            cache=PlanCache(journal),
             progress=progress,
         )
-        outcome = Outcome.of(search, search.run(budget))
+        outcome = search.outcome(search.run(budget))
         if journal is not None:
             outcome = replace(outcome, notes=tuple(journal.notes))
         if outcome.complete:

@@ -1,7 +1,7 @@
-"""Takes chips, gives their dies and the HBM capacities each comes with.
+"""Chips grouped by all but their HBM capacity.
 
-Times do not depend on how much HBM there is, so that chips which differ in nothing else are one die
-that is timed once and placed for each capacity.
+Times do not depend on how much HBM there is, so that chips which differ in nothing else are one
+group, which is timed once and placed for each capacity.
 """
 
 from __future__ import annotations
@@ -14,39 +14,46 @@ import numpy as np
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, ArchitectureSpace
 
-__all__ = ["Dies"]
+__all__ = ["ChipGroups"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Dies:
-    """Dies in the order in which chips first name them."""
+class ChipGroups:
+    """Groups in the order in which chips first name them."""
 
     records: Array
-    """Of each die, dtype ``_core.CHIP_DTYPE``, with the HBM of its first chip."""
+    """Of each group, dtype ``_core.CHIP_DTYPE``, with the HBM of its first chip."""
     area_mm2: Array
     capacities: Array
     """Bytes of HBM that occur, rising."""
     chip: Array
-    """Which chip each die with each capacity is, shape (dies, capacities); -1: none."""
+    """Which chip each group with each capacity is, shape (groups, capacities); -1: none."""
     of_chip: Array
-    """Die and capacity of each chip that was given, shape (chips, 2)."""
+    """Group and capacity of each chip that was given, shape (chips, 2)."""
     like: Accelerator
     """The chip whose tuning, launch latency and formats they all share."""
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def take(self, dies: Array) -> Dies:
+    def peak_flops(self, record: Any) -> float:
+        """FLOP/s of one chip in bf16 at its rated clock."""
+        macs = float(record["tensor_cores"]) * float(record["tensor_width"])
+        macs *= float(record["tensor_depth"])
+        rate = self.like.tensor_core.rates.get("bf16", 0.0)
+        return 2.0 * rate * macs * float(record["clock_hz"])
+
+    def take(self, groups: Array) -> ChipGroups:
         """Give some of them; the capacities stay."""
-        records = np.ascontiguousarray(self.records[dies])
+        records = np.ascontiguousarray(self.records[groups])
         none = np.zeros((0, 2), dtype=np.int64)
-        chips = self.chip[dies]
-        return Dies(records, self.area_mm2[dies], self.capacities, chips, none, self.like)
+        chips = self.chip[groups]
+        return ChipGroups(records, self.area_mm2[groups], self.capacities, chips, none, self.like)
 
     @classmethod
-    def of(cls, space: ArchitectureSpace) -> Dies:
+    def of(cls, space: ArchitectureSpace) -> ChipGroups:
         """Group the chips of a space.
 
         Raises
@@ -61,7 +68,7 @@ class Dies:
         return cls.of_records(space.chips, space.area_mm2, space.spec.base)
 
     @classmethod
-    def of_records(cls, chips: Array, area_mm2: Array, like: Accelerator) -> Dies:
+    def of_records(cls, chips: Array, area_mm2: Array, like: Accelerator) -> ChipGroups:
         """Group chips; of equal ones the first stands for all."""
         capacities, which = np.unique(chips["hbm_bytes"], return_inverse=True)
         key = chips.copy()

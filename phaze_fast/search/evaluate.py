@@ -1,4 +1,4 @@
-"""Takes a model and arrays of chips, gives arrays: the best plan of each chip, exactly."""
+"""The best plan of each of many chips, exactly: arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.search import questions_of
-from phaze_fast.explore.searcher import Searcher
-from phaze_fast.explore.workload import Workload
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
 from phaze_fast.hardware.presets import chip as preset_chip
 from phaze_fast.models import TransformerModel, load
-from phaze_fast.placement import Training
+from phaze_fast.memory import SCHEDULES
+from phaze_fast.placement import PlanEvaluator, Training
 from phaze_fast.runs.executors import Workers
+from phaze_fast.search.best_first import BestFirstSearch
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.problem import problems_of
+from phaze_fast.threads import thread_count
 
 __all__ = ["Evaluations", "evaluate_batch"]
 
@@ -99,25 +100,25 @@ def _blank(count: int) -> dict[str, Array]:
     return columns
 
 
-def _fill(columns: dict[str, Array], at: int, work: Workload, answer: Any) -> None:
-    mine, found = work.strategies[answer.strategy], answer.found
-    strategy, layout = mine.sizes.graph.strategy, mine.layouts[found.layout]
-    names = {mine.sizes.variants[v] for v in found.variant_of}
-    stages = max(found.stage_of) + 1
+def _fill(columns: dict[str, Array], at: int, evaluator: PlanEvaluator, answer: Any) -> None:
+    sizes, placed = evaluator.sizes[answer.strategy], answer.placed
+    strategy, layout = sizes.strategy, evaluator.layouts[placed.layout]
+    names = {sizes.variants[v] for v in placed.variants}
+    stages, replicas = int(layout["stages"]), int(layout["data_parallel"])
     values = {
         "feasible": True,
-        "time_s": found.time_s,
-        "samples_per_s": work.question.training.global_batch / found.time_s,
+        "time_s": placed.time_s,
+        "samples_per_s": evaluator.training.global_batch / placed.time_s,
         "energy_j": answer.energy_j,
         "tp": strategy.tensor_parallel,
         "pp": stages,
-        "dp": layout.groups.replicas,
+        "dp": replicas,
         "cp": strategy.context_parallel,
         "ep": strategy.expert_parallel,
-        "zero": layout.zero,
+        "zero": int(layout["zero"]),
         "microbatch": strategy.microbatch,
-        "devices": mine.sizes.inner * stages * layout.groups.replicas,
-        "schedule": layout.schedule if stages > 1 else "1f1b",
+        "devices": sizes.inner * stages * replicas,
+        "schedule": SCHEDULES[int(layout["schedule"])],
         "recompute": names.pop() if len(names) == 1 else "mixed",
     }
     for name, value in values.items():
@@ -129,7 +130,7 @@ def evaluate_batch(
     chips: Chips,
     cluster: Cluster,
     training: Training,
-    threads: int = 1,
+    threads: int | None = None,
     executor: Executor | str | None = None,
 ) -> Evaluations:
     """Find the best plan of a model on each of many chips: the backend's entry point.
@@ -146,7 +147,7 @@ def evaluate_batch(
     training
         The step, and what is fixed or free.
     threads
-        At most this many; the answer does not depend on it.
+        At most this many, by default all cores; the answer does not depend on it.
     executor
         Where the work is done instead: any executor, or a name that `phaze_fast.sweep` takes.
 
@@ -176,7 +177,7 @@ def evaluate_batch(
             f"model, training: {type(model).__name__} and {type(training).__name__} are not "
             "accepted; expected a TransformerModel (models.load) and a Training"
         )
-    groups = _groups(chips)
+    groups, workers = _groups(chips), thread_count(threads)
     columns = _blank(sum(len(at) for at, *_ in groups))
     for at, records, area_mm2, like in groups:
         columns["area_mm2"][at] = area_mm2
@@ -185,19 +186,18 @@ def evaluate_batch(
         bad = np.flatnonzero(~np.isfinite(area_mm2))
         if len(bad):
             raise InvalidInputError(f"chips[{int(at[bad[0]])}]: malformed")
-        dies = Dies.of_records(records, area_mm2, like)
-        questions = questions_of([model], dies, cluster, training)
-        with Workers(executor, threads) as workers:
-            own = workers if executor is not None else None
-            search = Searcher(
-                questions, dies, top=len(dies), each=True, threads=threads, workers=own
+        own = ChipGroups.of_records(records, area_mm2, like)
+        problems = problems_of([model], own, cluster, training)
+        with Workers(executor, workers) as others:
+            helpers = others if executor is not None else None
+            search = BestFirstSearch(
+                problems, own, top=len(own), each=True, threads=workers, workers=helpers
             )
             search.run()
-        work = questions[0].workload()
-        for k, (die, c) in enumerate(dies.of_chip.tolist()):
-            answer = search.answer(die, c)
+        for k, (group, c) in enumerate(own.of_chip.tolist()):
+            answer = search.answer(group, c)
             if answer is not None:
-                _fill(columns, int(at[k]), work, answer)
+                _fill(columns, int(at[k]), problems[0].evaluator, answer)
     for column in columns.values():
         column.setflags(write=False)
     return Evaluations(**columns)

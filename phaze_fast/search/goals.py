@@ -1,8 +1,4 @@
-"""Takes points that were found, gives what is still worth looking at: the best few and the front.
-
-Chips are ranked by time, then area, then energy, then HBM, then their place in the space. A point
-is on the front if no other is at most it in every objective; of equal ones the first counts.
-"""
+"""Objectives, and the front: points of which none is at most another in every objective."""
 
 from __future__ import annotations
 
@@ -14,12 +10,12 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = ["OBJECTIVES", "Front", "front_of"]
+__all__ = ["OBJECTIVES", "BestFew", "Front", "ScoreTable", "checked_objectives", "front_of"]
 
 Array = np.ndarray[Any, Any]
 
 OBJECTIVES = ("time", "area", "energy", "hbm", "cost")
-"""Seconds of a step, mm2 of a die, joules of a step, bytes of HBM of a device, dollars of all."""
+"""Seconds of a step, mm2 of a chip, joules of a step, bytes of HBM of a device, dollars of all."""
 
 
 def checked_objectives(names: Sequence[str]) -> tuple[str, ...]:
@@ -70,7 +66,7 @@ class Front:
     values: Array
     """One row each, in the order of `objectives` with time first."""
     points: list[tuple[int, ...]]
-    """What they are: (die, capacity, strategy)."""
+    """What they are: (chip group, capacity, strategy)."""
 
     @classmethod
     def empty(cls, objectives: tuple[str, ...]) -> Front:
@@ -105,3 +101,71 @@ class Front:
             at_most = (values[1:] <= others).all(axis=1)
             found[at_most] = np.minimum(found[at_most], values[0])
         return found
+
+
+class BestFew:
+    """The goal of the best chip groups: what is worth looking at is below the k-th best score."""
+
+    def __init__(self, top: int) -> None:
+        self.top, self.limit = top, float("inf")
+        self.scores: dict[int, float] = {}
+        """Best score of each chip group of which something was found."""
+
+    def note(self, group: int, score: float) -> None:
+        """Take a score in."""
+        if score >= self.scores.get(group, np.inf):
+            return
+        self.scores[group] = score
+        if score < self.limit and len(self.scores) >= self.top:
+            values = np.fromiter(self.scores.values(), dtype=float)
+            self.limit = float(np.partition(values, self.top - 1)[self.top - 1])
+
+    @property
+    def best(self) -> float:
+        """The best score of all; infinite before anything was found."""
+        return min(self.scores.values(), default=float("inf"))
+
+
+class ScoreTable:
+    """Scores of chip groups with each capacity: seconds, or a mean of several models' seconds."""
+
+    def __init__(self, weights: Sequence[float], shape: tuple[int, int]) -> None:
+        shares = [w / max(weights) for w in weights]
+        self.weights = [share / sum(shares) for share in shares]
+        self.times = np.full((len(weights), *shape), np.inf)
+        """Best seconds of each model, shape (models, groups, capacities)."""
+        self.scores = np.full(shape, np.inf)
+
+    def combined(self, times: Sequence[Array]) -> Array:
+        """One number for several models' times: their weighted geometric mean."""
+        if len(times) == 1:
+            return times[0]
+        with np.errstate(divide="ignore"):
+            logs = [w * np.log(t) for w, t in zip(self.weights, times, strict=True)]
+        found: Array = np.exp(np.sum(logs, axis=0))
+        return found
+
+    def take(self, model: int, group: int, capacity: int, time_s: float) -> float:
+        """Note a model's time; give the score that the group now has with that capacity."""
+        self.times[model, group, capacity] = min(self.times[model, group, capacity], time_s)
+        own = self.times[:, group, capacity]
+        if not np.isfinite(own).all():
+            return float("inf")
+        score = float(self.combined([own[i : i + 1] for i in range(len(own))])[0])
+        self.scores[group, capacity] = score
+        return score
+
+    def limits(self, model: int, least: Sequence[Array], limit: Array) -> Array:
+        """Say what a model may take if the score may be `limit` and others take their least."""
+        if len(least) == 1:
+            return limit
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            left = np.log(limit * _ALMOST)
+            for other, times in enumerate(least):
+                if other != model:
+                    left = left - self.weights[other] * np.log(times)
+            found: Array = np.exp(left / self.weights[model]) * _ALMOST
+        return np.where(np.isnan(found), -np.inf, found)
+
+
+_ALMOST = 1.0 + 1e-12

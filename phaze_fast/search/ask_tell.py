@@ -1,4 +1,4 @@
-"""Takes a space and results from anywhere, gives what to try next, the best and the front so far.
+"""Ask and tell: which chip to try next, the best and the front so far.
 
 For optimisers outside this package: they ask for points or bring their own, have them evaluated
 here or measure them elsewhere, and tell.
@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.goals import Front
-from phaze_fast.explore.judge import Judge
-from phaze_fast.explore.search import questions_of
-from phaze_fast.explore.searcher import Winner
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.hardware.space_spec import COLUMNS
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.exact import ExactEvaluator
+from phaze_fast.search.goals import Front
+from phaze_fast.search.problem import problems_of
+from phaze_fast.search.result import Winner
+from phaze_fast.threads import thread_count
 
 __all__ = ["Explorer", "Point", "Told"]
 
@@ -51,7 +52,7 @@ class Told:
     """Seconds of a step, for several models their weighted geometric mean; infinite: none fits."""
     area_mm2: float
     winner: Winner | None = None
-    """Strategies and plans, where it was evaluated here and something fits."""
+    """Its plans, where it was evaluated here and something fits."""
 
 
 class Explorer:
@@ -70,7 +71,7 @@ class Explorer:
     weights
         Of the models in the geometric mean; by default equal.
     threads
-        At most this many for an evaluation; results do not depend on it.
+        At most this many for an evaluation, by default all cores; results do not depend on it.
 
     Raises
     ------
@@ -96,7 +97,7 @@ class Explorer:
         cluster: Cluster,
         training: Training,
         weights: Sequence[float] = (),
-        threads: int = 1,
+        threads: int | None = None,
     ) -> None:
         several = [models] if isinstance(models, TransformerModel) else list(models)
         if not several or (weights and len(weights) != len(several)):
@@ -104,22 +105,22 @@ class Explorer:
                 f"models, weights: {len(several)} and {len(weights)} are not accepted; expected at "
                 "least one model, and a weight for each or none"
             )
-        self.space, self._dies = space, Dies.of(space)
-        questions = questions_of(several, self._dies, cluster, training)
+        self.space, self._groups = space, ChipGroups.of(space)
+        problems = problems_of(several, self._groups, cluster, training)
         shares = np.array(weights or [1.0] * len(several), dtype=float)
         self._shares = shares / shares.sum()
-        self._judge = Judge(questions, self._chips(), weights, threads)
+        self._exact = ExactEvaluator(problems, self._chips(), weights, thread_count(threads))
         self._told: dict[int, Told] = {}
         self._front = Front.empty(("time", "area"))
 
-    def _chips(self) -> Dies:
-        """Every chip as a die of its own, with the one HBM capacity that it has."""
-        chips, dies = self.space.chips, self._dies
-        own = np.full((len(chips), len(dies.capacities)), -1, dtype=np.int64)
+    def _chips(self) -> ChipGroups:
+        """Every chip as a group of its own, with the one HBM capacity that it has."""
+        chips, groups = self.space.chips, self._groups
+        own = np.full((len(chips), len(groups.capacities)), -1, dtype=np.int64)
         at = np.arange(len(chips))
-        of_chip = np.stack([at, np.searchsorted(dies.capacities, chips["hbm_bytes"])], axis=1)
+        of_chip = np.stack([at, np.searchsorted(groups.capacities, chips["hbm_bytes"])], axis=1)
         own[at, of_chip[:, 1]] = at
-        return Dies(chips, self.space.area_mm2, dies.capacities, own, of_chip, dies.like)
+        return ChipGroups(chips, self.space.area_mm2, groups.capacities, own, of_chip, groups.like)
 
     # ---- points ----
 
@@ -131,17 +132,19 @@ class Explorer:
         the least fill and drain, and what messages and gradients take at least; the smallest over
         strategies and layouts that may fit the chip's HBM.
         """
-        dies, logs = self._dies, np.zeros(self._dies.chip.shape)
-        for question, share in zip(self._judge.questions, self._shares, strict=True):
-            work, least = question.workload(), np.full(logs.shape, np.inf)
-            for s, strategy in enumerate(work.strategies):
-                totals = work.bound(s, dies.records, "roofline", self._judge.threads)
-                for c, rows in enumerate(strategy.rows):
-                    np.minimum(least[:, c], rows.rough(totals.work_s), out=least[:, c])
+        groups, logs = self._groups, np.zeros(self._groups.chip.shape)
+        for problem, share in zip(self._exact.problems, self._shares, strict=True):
+            least = np.full(logs.shape, np.inf)
+            for s in range(len(problem.evaluator)):
+                work = problem.work_s(s, groups.records, self._exact.threads)
+                for c in range(least.shape[1]):
+                    rooms = np.full(len(work), c, dtype=np.int64)
+                    bounds = problem.evaluator.work_bounds(s, work, rooms)
+                    np.minimum(least[:, c], bounds, out=least[:, c])
             logs += share * np.log(least)
-        has = dies.chip >= 0
+        has = groups.chip >= 0
         found = np.zeros(len(self.space))
-        found[dies.chip[has]] = np.exp(logs[has]) * (1.0 - 1e-12)
+        found[groups.chip[has]] = np.exp(logs[has]) * (1.0 - 1e-12)
         found.setflags(write=False)
         return found
 
@@ -275,7 +278,7 @@ class Explorer:
     def evaluate(self, points: Iterable[Point | int]) -> list[Told]:
         """Evaluate points exactly by this package's model, and tell them."""
         distinct = self._distinct(points)
-        winners = self._judge.winners([point.index for point in distinct])
+        winners = self._exact.winners([point.index for point in distinct])
         scores = [math.inf if w is None else w.score for w in winners]
         return self._take(distinct, scores, winners)
 

@@ -1,0 +1,1 @@
+"""Which chip: a best-first search over chips and strategies that proves its answer."""

@@ -1,0 +1,394 @@
+"""The best-first search: candidates in the order of their lower bounds, each taken a step further.
+
+What is known of a candidate (a strategy on a chip group) rises in steps (`bounds.STEPS`), each
+costlier than the one before. Those with the lowest bounds go first, in waves; a candidate is settled
+when its bound is above what the goals still ask for, or when it is placed. Waves do not depend on
+threads or workers, and neither does anything that comes out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.hardware.price import Prices
+from phaze_fast.runs.executors import Workers
+from phaze_fast.search.bounds import STEPS
+from phaze_fast.search.candidates import PLACED, SCHEDULED, Answer, CandidateTable
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.goals import BestFew, Front, ScoreTable
+from phaze_fast.search.plan_cache import PlanCache
+from phaze_fast.search.problem import SearchProblem
+from phaze_fast.search.result import Budget, Outcome, Progress, Winner
+
+__all__ = ["BestFirstSearch"]
+
+Array = np.ndarray[Any, Any]
+
+_WAVE = 4096
+_PLACED_AT_ONCE = 256
+_SEEDS = (512, 128, 32, 4)
+"""How many candidates go to each step in the first wave, which finds something to beat."""
+_MORE_NODES = 2_000_000
+
+
+class BestFirstSearch:
+    """One search. `run` does it; `outcome` says what came out.
+
+    Parameters
+    ----------
+    problems
+        One for each model.
+    groups
+        Chips to choose from.
+    weights
+        Of the models; by default equal.
+    top
+        How many of the best chip groups are asked for.
+    each
+        Whether the best plan of every chip is asked for.
+    objectives
+        Of the front that is asked for; none where empty.
+    threads, workers
+        Who does the work; the answer does not depend on it.
+    cache
+        Plans that were placed before.
+    prices
+        Of dies and HBM.
+    progress
+        Called after every wave.
+    """
+
+    def __init__(
+        self,
+        problems: Sequence[SearchProblem],
+        groups: ChipGroups,
+        weights: Sequence[float] = (),
+        top: int = 1,
+        each: bool = False,
+        objectives: tuple[str, ...] = (),
+        threads: int = 1,
+        workers: Workers | None = None,
+        cache: PlanCache | None = None,
+        prices: Prices | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.groups, self.problems = groups, list(problems)
+        self.front, self.objectives, self.every = Front.empty(objectives), objectives, each
+        self.best = BestFew(top)
+        self._progress, self._began = progress, time.monotonic()
+        self._has: Array = groups.chip >= 0
+        shape = (self._has.shape[0], self._has.shape[1])
+        self.scores = ScoreTable(list(weights) or [1.0] * len(self.problems), shape)
+        self.tables = [
+            CandidateTable(problem, groups, threads, workers, cache, "energy" in objectives)
+            for problem in self.problems
+        ]
+        self._chosen: list[dict[tuple[int, int], Answer]] = [{} for _ in self.problems]
+        self._points: dict[tuple[int, ...], Answer] = {}
+        # Capacities that no plan of some model fits are of no interest anywhere.
+        fits = [table.evaluator.fits.any(axis=0) for table in self.tables]
+        self._hopeless: Array = ~np.logical_and.reduce(fits)
+        self._alive = np.arange(len(groups))
+        self._usd = (prices or Prices()).device_usd(
+            groups.area_mm2[:, None], groups.capacities[None, :].astype(float)
+        ) * float(self.problems[0].cluster.devices)
+        self._left = np.zeros((3, 0), dtype=np.int64)
+        self.placed = 0
+        self.history: list[Progress] = []
+
+    # ---- what the goals still ask for ----
+
+    def _others(self, groups: Array, c: int, energy: Array) -> Array:
+        """Objectives of chips with a capacity but for time, as the front orders them."""
+        columns = {
+            "area": self.groups.area_mm2[groups],
+            "energy": energy,
+            "hbm": np.full(len(groups), float(self.groups.capacities[c])),
+            "cost": self._usd[groups, c],
+        }
+        return np.stack([columns[name] for name in self.front.objectives[1:]], axis=1)
+
+    def _below(self, groups: Array, energy: Array) -> Array:
+        """Scores worth looking at, shape (groups, capacities); minus infinity: there is none."""
+        below = np.full((len(groups), self._has.shape[1]), self.best.limit)
+        if self.every:
+            below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
+        if self.objectives:
+            for c in range(below.shape[1]):
+                others = self._others(groups, c, energy)
+                below[:, c] = np.maximum(below[:, c], self.front.below_s(others))
+        below[~self._has[groups]] = -np.inf
+        return below
+
+    # ---- answers ----
+
+    def _place(self, i: int, s: int, groups: Array) -> None:
+        """Place candidates of model `i` that are scheduled, and note what is found."""
+        table = self.tables[i]
+        energy = table.energy[s, groups] if table.energy.size else np.zeros(len(groups))
+        below = self._below(groups, energy)
+        if len(self.tables) > 1:
+            least = [x.least[:, groups].min(axis=0, initial=np.inf) for x in self.tables]
+            columns = [self.scores.limits(i, least, below[:, c]) for c in range(below.shape[1])]
+            below = np.where(self._has[groups], np.stack(columns, axis=1), -np.inf)
+        for answer in table.place(s, groups, below):
+            self._take(i, answer)
+        self.placed += len(groups)
+
+    def _take(self, i: int, answer: Answer) -> None:
+        """Note a plan of a chip group and capacity."""
+        group, c, s, placed, joules = answer[:5]
+        old = self._chosen[i].get((group, c))
+        known = self.scores.times[i, group, c]
+        if old is None or (placed.time_s, joules, s) < (known, old.energy_j, old.strategy):
+            self._chosen[i][group, c] = answer
+        score = self.scores.take(i, group, c, placed.time_s)
+        if self.objectives:
+            alone = len(self.tables) == 1
+            point = (group, c, s) if alone else (group, c)
+            if alone or np.isfinite(score):
+                values = (placed.time_s, joules) if alone else (score, 0.0)
+                others = self._others(np.array([group]), c, np.array([values[1]]))[0]
+                self.front.add(point, np.array([values[0], *others]))
+                self._points[point] = answer
+        self.best.note(group, float(self.scores.scores[group].min()))
+
+    # ---- the waves ----
+
+    def _open(self) -> tuple[Array, Array, float]:
+        """Candidates worth looking at as (model, strategy, group), their bounds, and the least."""
+        alive = self._alive
+        least = [t.least[:, alive].min(axis=0, initial=np.inf) for t in self.tables]
+        score = self.scores.combined(least)
+        limit = np.full(len(alive), self.best.limit)
+        if self.every or self.objectives:
+            energy = self.tables[0].energy
+            floor = np.zeros(len(alive))
+            if energy.size:
+                floor = energy[:, alive].min(axis=0, initial=np.inf)
+            limit = self._below(alive, floor).max(axis=1)
+        keep = score <= limit
+        if not keep.all():
+            self._alive = alive = alive[keep]
+            least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
+        found, keys = [], []
+        for i, table in enumerate(self.tables):
+            top = self.scores.limits(i, least, limit)
+            own = table.least[:, alive]
+            s, d = np.nonzero((table.level[:, alive] < PLACED) & (own <= top) & np.isfinite(own))
+            found.append(np.stack([np.full(len(s), i), s, alive[d]]))
+            keys.append(own[s, d] if len(self.tables) == 1 else score[d])
+        least_of_all = float(score.min(initial=np.inf))
+        return np.concatenate(found, axis=1), np.concatenate(keys), least_of_all
+
+    @staticmethod
+    def _first(key: Array, count: int) -> Array:
+        """Positions of the smallest, in a fixed order."""
+        some = np.arange(len(key))
+        if len(key) > count:
+            some = np.flatnonzero(key <= np.partition(key, count - 1)[count - 1])
+        return some[np.argsort(key[some], kind="stable")][:count]
+
+    def _advance(self, candidates: Array) -> None:
+        """Take candidates one step further; those to be placed come last and are few."""
+        steps: dict[tuple[int, int, int], list[int]] = {}
+        few: set[tuple[int, int, int]] = set()
+        for i, s, group in candidates.T.tolist():
+            level = int(self.tables[i].level[s, group])
+            if level == SCHEDULED:
+                # Where each chip counts for itself, its first plan leaves little of the rest.
+                one = (i, group, 0) if self.every else (i, group, s)
+                if (len(few) >= _PLACED_AT_ONCE and not self.every) or one in few:
+                    continue
+                few.add(one)
+            steps.setdefault((level, i, s), []).append(group)
+        for (level, i, s), groups in sorted(steps.items()):
+            at = np.array(groups)
+            if level + 1 < SCHEDULED:
+                self.tables[i].bound(s, at, level + 1)
+            elif level + 1 == SCHEDULED:
+                self.tables[i].schedule(s, at)
+            else:
+                self._place(i, s, at)
+
+    def _seed(self) -> None:
+        """Find something to beat: the most promising candidates of each model go all the way."""
+        for i, table in enumerate(self.tables):
+            for level, count in enumerate(_SEEDS, start=1):
+                waiting = np.flatnonzero(table.level.reshape(-1) == level)
+                key = table.least.reshape(-1)[waiting]
+                at = waiting[self._first(key, count)]
+                at = at[np.isfinite(table.least.reshape(-1)[at])]
+                s, group = np.divmod(at, len(self.groups))
+                for one in range(0, len(at), 1 if level == SCHEDULED else len(at) or 1):
+                    some = slice(one, one + 1) if level == SCHEDULED else slice(None)
+                    self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
+
+    def _note(self, waiting: int, bound: float) -> None:
+        levels = [table.level for table in self.tables]
+        progress = Progress(
+            seconds=time.monotonic() - self._began,
+            bounded=sum(int((x > 0).sum()) for x in levels),
+            scheduled=sum(int((x >= SCHEDULED).sum()) for x in levels),
+            placed=self.placed,
+            open=waiting,
+            incumbent=self.best.best,
+            bound=min(bound, self.best.best),
+        )
+        self.history.append(progress)
+        if self._progress is not None:
+            self._progress(progress)
+
+    def run(self, budget: Budget | None = None) -> bool:
+        """Search; whether it went to the end."""
+        budget = budget or Budget()
+        everything = np.arange(len(self.groups))
+        for table in self.tables:
+            for s in range(len(table.evaluator)):
+                table.bound(s, everything, 1)
+        self._note(sum(table.level.size for table in self.tables), 0.0)
+        self._seed()
+        while True:
+            waiting, key, least = self._open()
+            self._left = waiting
+            self._note(waiting.shape[1], least if waiting.size else np.inf)
+            if not waiting.size:
+                self._prove()
+                return True
+            spent = time.monotonic() - self._began
+            if spent > budget.time_s or self.placed >= budget.points:
+                return False
+            self._advance(waiting[:, self._first(key, _WAVE)])
+
+    def _prove(self) -> None:
+        """Bound with more patience what is not proven and might be better than what was found.
+
+        The schedules themselves stay as they are, those that `plan` has as well.
+        """
+        if self.objectives or self.every:
+            return
+        least = self.scores.combined([t.least.min(axis=0, initial=np.inf) for t in self.tables])
+        for i, table in enumerate(self.tables):
+            for s, group in sorted(table.unproven):
+                if table.level[s, group] == PLACED and least[group] < self.best.limit:
+                    reached = float(self.scores.times[i, group, table.last[group]])
+                    if np.isfinite(reached):
+                        table.prove(s, group, _MORE_NODES, reached)
+
+    # ---- what came out ----
+
+    @property
+    def bound(self) -> float:
+        """Nothing in the space has a better score."""
+        unproven = float("inf")
+        if any(table.unproven for table in self.tables):
+            least = [t.least.min(axis=0, initial=np.inf) for t in self.tables]
+            unproven = float(self.scores.combined(least).min())
+        return min(self.history[-1].bound, self.best.best, unproven)
+
+    def answer(self, group: int, capacity: int, model: int = 0) -> Answer | None:
+        """Give the best plan of a model on a group with a capacity; none where nothing fits."""
+        return self._chosen[model].get((group, capacity))
+
+    def _winner(self, group: int, c: int, score: float, answers: Sequence[Answer]) -> Winner:
+        record = self.groups.records[group]
+        plans = []
+        for answer, table in zip(answers, self.tables, strict=True):
+            peak = self.groups.peak_flops(record) * table.problem.cluster.devices
+            plan = table.evaluator.plan(answer.placed, answer.times, answer.row, c, peak)
+            plans.append(plan)
+        return Winner(
+            group=group,
+            capacity=c,
+            chip=int(self.groups.chip[group, c]),
+            score=score,
+            area_mm2=float(self.groups.area_mm2[group]),
+            energy_j=sum(answer.energy_j for answer in answers),
+            hbm_bytes=int(self.groups.capacities[c]),
+            cost_usd=float(self._usd[group, c]),
+            plans=tuple(plans),
+        )
+
+    def winners(self) -> list[Winner]:
+        """List the best groups, each with its best capacity, best first; at most `top`."""
+        ranked = []
+        for group, score in self.best.scores.items():
+            if score > self.best.limit and not self.every:
+                continue
+            for c in range(self._has.shape[1]):
+                own = [chosen.get((group, c)) for chosen in self._chosen]
+                answers = [answer for answer in own if answer is not None]
+                if len(answers) < len(own):
+                    continue
+                energy = sum(answer.energy_j for answer in answers)
+                rank = (float(self.scores.scores[group, c]), float(self.groups.area_mm2[group]))
+                place = (energy, int(self.groups.capacities[c]), int(self.groups.chip[group, c]))
+                ranked.append(((*rank, *place), group, c, answers))
+        ranked.sort(key=lambda item: item[0])
+        first: dict[int, Any] = {}
+        for item in ranked:
+            first.setdefault(item[1], item)
+        best = list(first.values())[: self.best.top]
+        return [self._winner(group, c, rank[0], answers) for rank, group, c, answers in best]
+
+    def front_points(self) -> list[Winner]:
+        """List the front, fastest first."""
+        points = []
+        for point, values in zip(self.front.points, self.front.values, strict=True):
+            group, c = point[:2]
+            if len(self.tables) == 1:
+                answers = [self._points[point]]
+            else:
+                answers = [chosen[group, c] for chosen in self._chosen]
+            points.append((float(values[0]), point, answers))
+        points.sort(key=lambda item: (item[0], item[1]))
+        return [self._winner(p[0], p[1], score, answers) for score, p, answers in points]
+
+    def counts(self) -> dict[str, int]:
+        """Points by the step that settled them; ``placed`` in full, ``open`` not at all.
+
+        With a budget, points whose bound does not rule them out stay open.
+        """
+        counts = dict.fromkeys(("rules", "memory", *STEPS, "open"), 0)
+        waiting = [np.zeros(table.level.shape, dtype=bool) for table in self.tables]
+        for i, s, group in self._left.T.tolist():
+            waiting[i][s, group] = True
+        for table, open_ in zip(self.tables, waiting, strict=True):
+            evaluator = table.evaluator
+            counts["rules"] += evaluator.strategies_rejected * int(self._has.sum())
+            fits = evaluator.strategy_fits
+            for s in range(len(evaluator)):
+                for c in range(self._has.shape[1]):
+                    mine = self._has[:, c]
+                    if not fits[s, c]:
+                        why = "memory" if evaluator.layout_counts[s] else "rules"
+                        counts[why] += int(mine.sum())
+                        continue
+                    counts["open"] += int((open_[s] & mine).sum())
+                    levels = table.level[s][mine & ~open_[s]]
+                    for k, name in enumerate(STEPS):
+                        counts[name] += int((levels == k + 1).sum())
+        return counts
+
+    def outcome(self, complete: bool) -> Outcome:
+        """Give what came out."""
+        counts = self.counts()
+        placed = [(table.level == PLACED).any(axis=0) for table in self.tables]
+        return Outcome(
+            complete=complete,
+            bound=self.bound,
+            winners=tuple(self.winners()),
+            front=tuple(self.front_points()) if self.objectives else (),
+            objectives=self.front.objectives if self.objectives else (),
+            counts=counts,
+            points=sum(counts.values()),
+            designs=int(self._has.sum()),
+            groups_placed=int(np.any(placed, axis=0).sum()),
+            unproven=sum(len(table.unproven) for table in self.tables),
+            history=tuple(self.history),
+            seconds=self.history[-1].seconds,
+        )

@@ -1,0 +1,239 @@
+"""The candidate table of one model: what is known of each strategy on each chip group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from phaze_fast.errors import PhazeError
+from phaze_fast.placement import Placed
+from phaze_fast.placement.times import KindTimes
+from phaze_fast.runs.chunks import Lost, run_chunks
+from phaze_fast.runs.executors import Workers
+from phaze_fast.search.bounds import STEPS
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.plan_cache import PlanCache
+from phaze_fast.search.problem import SearchProblem
+
+__all__ = ["PLACED", "SCHEDULED", "Answer", "CandidateTable"]
+
+Array = np.ndarray[Any, Any]
+
+PLACED = len(STEPS)
+SCHEDULED = STEPS.index("scheduled") + 1
+_TASK = {"work_s": 4096, "bound": 2048, "schedule": 128, "place": 64}
+"""Chips of one task where tasks go to other processes."""
+
+
+class Answer(NamedTuple):
+    """A plan of a chip group with an HBM capacity under a strategy."""
+
+    group: int
+    capacity: int
+    strategy: int
+    placed: Placed
+    energy_j: float
+    times: KindTimes
+    """That it was placed with."""
+    row: int
+    """Which of those."""
+
+
+def _asked(problem: SearchProblem, name: str, s: int, *rest: Any) -> Any:
+    """Ask a problem, here or in another process."""
+    return getattr(problem, name)(s, *rest)
+
+
+def _asked_all(tasks: list[tuple[int, tuple[Any, ...]]]) -> list[tuple[Any, Exception | None]]:
+    """Do tasks in another process; what goes wrong is an answer like any other."""
+    results: list[tuple[Any, Exception | None]] = []
+    for _, task in tasks:
+        try:
+            results.append((_asked(*task), None))
+        except Exception as error:
+            results.append((None, error))
+    return results
+
+
+class CandidateTable:
+    """What is known of one model's candidates, pairs of strategy and chip group.
+
+    Attributes
+    ----------
+    level
+        Steps done, shape (strategies, groups).
+    least
+        Lower bounds in seconds, with the group's largest HBM.
+    energy
+        Lower bounds in joules; empty where nobody asks.
+    unproven
+        Scheduled candidates of which some layer's schedule is not proven.
+    """
+
+    def __init__(
+        self,
+        problem: SearchProblem,
+        groups: ChipGroups,
+        threads: int = 1,
+        workers: Workers | None = None,
+        cache: PlanCache | None = None,
+        with_energy: bool = False,
+    ) -> None:
+        self.problem, self.evaluator, self.groups = problem, problem.evaluator, groups
+        self._threads, self._workers = threads, workers
+        self._cache = PlanCache() if cache is None else cache
+        self._name = problem.digest
+        shape = (len(self.evaluator), len(groups))
+        self.level = np.zeros(shape, dtype=np.uint8)
+        self.least = np.zeros(shape)
+        self.energy = np.zeros(shape if with_energy else (0, 0))
+        self.unproven: set[tuple[int, int]] = set()
+        self.last = groups.chip.shape[1] - 1 - np.argmax(groups.chip[:, ::-1] >= 0, axis=1)
+        """Largest capacity of each group."""
+        self._timed: dict[tuple[int, int], tuple[KindTimes, KindTimes, int]] = {}
+
+    def _each(self, name: str, s: int, arrays: Sequence[Any], *rest: Any) -> list[Any]:
+        """Ask about chips: all at once here, in pieces where other processes do the work."""
+        if self._workers is None:
+            return [_asked(self.problem, name, s, *arrays, *rest, self._threads)]
+        tasks: list[tuple[int, tuple[Any, ...]]] = []
+        for begin in range(0, len(arrays[-1]), _TASK[name]):
+            piece = slice(begin, begin + _TASK[name])
+            given = [a.at(piece) if isinstance(a, KindTimes) else a[piece] for a in arrays]
+            tasks.append((len(tasks), (self.problem, name, s, *given, *rest)))
+        answers: list[Any] = [None] * len(tasks)
+        for items, results in run_chunks(_asked_all, tasks, 1, self._workers):
+            if isinstance(results, Lost):
+                raise PhazeError(f"executor: {results.reason}")
+            for (number, _), (result, error) in zip(items, results, strict=True):
+                if error is not None:
+                    raise error
+                answers[number] = result
+        return answers
+
+    def _raise(self, s: int, groups: Array, least: Array, level: int) -> None:
+        """Note better bounds."""
+        self.least[s, groups] = np.maximum(self.least[s, groups], least)
+        self.level[s, groups] = level
+
+    def _raise_by(self, s: int, groups: Array, least: KindTimes, level: int) -> None:
+        """Bound the step with each group's largest HBM from bounds of the layers."""
+        rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
+        self._raise(s, groups, self.evaluator.bounds(s, least, rooms, self._threads), level)
+        if self.energy.size:
+            joules = self.problem.least_energy_j(s, least)
+            self.energy[s, groups] = np.maximum(self.energy[s, groups], joules)
+
+    def bound(self, s: int, groups: Array, level: int) -> None:
+        """Take candidates to a step before `scheduled`."""
+        records = self.groups.records[groups]
+        if level == 1:
+            work = np.concatenate(self._each("work_s", s, [records]))
+            rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
+            self._raise(s, groups, self.evaluator.work_bounds(s, work, rooms), level)
+            return
+        parts = self._each("bound", s, [records], STEPS[level - 1])
+        self._raise_by(s, groups, KindTimes.joined(parts), level)
+
+    def schedule(self, s: int, groups: Array) -> None:
+        """Schedule candidates."""
+        parts = self._each("schedule", s, [self.groups.records[groups]])
+        times = KindTimes.joined([times for times, _ in parts])
+        least = KindTimes.joined([least for _, least in parts])
+        self._raise_by(s, groups, least, SCHEDULED)
+        proven = times.proven.tolist()
+        for k, group in enumerate(groups.tolist()):
+            self._timed[s, group] = (times, least, k)
+            if not proven[k]:
+                self.unproven.add((s, group))
+
+    def prove(self, s: int, group: int, nodes: int, reached_s: float) -> None:
+        """Bound a candidate whose schedules are not proven by what more patience proves of them.
+
+        Parameters
+        ----------
+        s, group
+            The candidate, placed.
+        nodes
+            Of the search for one layer's schedule.
+        reached_s
+            Seconds of the candidate's plan with the group's largest HBM.
+        """
+        last = int(self.last[group])
+        limits = np.full((1, self.groups.chip.shape[1]), -np.inf)
+        limits[0, last] = reached_s
+        records = self.groups.records[group : group + 1]
+        _, least = self.problem.schedule(s, records, self._threads, nodes)
+        placed = self.problem.place(s, least, least, limits, self._threads)[0][last]
+        sure = min(placed.time_s, reached_s)
+        self.least[s, group] = max(self.least[s, group], sure)
+        if sure >= reached_s:
+            self.unproven.discard((s, group))
+
+    def _taken(self, s: int, groups: Array) -> tuple[KindTimes, KindTimes]:
+        """Times of candidates that are scheduled, and what is proven of them; then forgotten."""
+        batches: dict[int, tuple[KindTimes, KindTimes, list[int], list[int]]] = {}
+        for at, group in enumerate(groups.tolist()):
+            times, least, k = self._timed.pop((s, group))
+            batches.setdefault(id(times), (times, least, [], []))[2].append(k)
+            batches[id(times)][3].append(at)
+        order = np.argsort(np.concatenate([b[3] for b in batches.values()]), kind="stable")
+        times = KindTimes.joined([b[0].at(b[2]) for b in batches.values()])
+        least = KindTimes.joined([b[1].at(b[2]) for b in batches.values()])
+        return times.at(order), least.at(order)
+
+    def place(self, s: int, groups: Array, below: Array) -> Iterator[Answer]:
+        """Place candidates that are scheduled; equal times are placed once.
+
+        Parameters
+        ----------
+        s, groups
+            The candidates.
+        below
+            Seconds worth looking at, shape (groups, capacities); minus infinity: none are.
+
+        Yields
+        ------
+        Answer
+            The best plan of each group and capacity where it takes at most that.
+        """
+        times, least = self._taken(s, groups)
+        keys = [self._cache.key(self._name, s, key) for key in times.same_times()]
+        self._ask(s, times, least, below, keys)
+        self.level[s, groups] = PLACED
+        wanted: list[tuple[int, int, int, Placed]] = []
+        for k, group in enumerate(groups.tolist()):
+            known = self._cache[keys[k]][1]
+            for c, placed in enumerate(known):
+                if placed.layout >= 0 and placed.time_s <= below[k, c]:
+                    wanted.append((k, group, c, placed))
+            last = int(self.last[group])
+            if (s, group) not in self.unproven:
+                reached = min(known[last].time_s, float(below[k, last]))
+                self.least[s, group] = max(self.least[s, group], reached)
+        plans, rows = [item[3] for item in wanted], [item[0] for item in wanted]
+        joules = self.evaluator.energies_j(plans, times, rows).tolist() if wanted else []
+        for (k, group, c, placed), energy in zip(wanted, joules, strict=True):
+            yield Answer(group, c, s, placed, energy, times, k)
+
+    def _ask(
+        self, s: int, times: KindTimes, least: KindTimes, below: Array, keys: list[str]
+    ) -> None:
+        """Place what was not placed before, or not for so long a time."""
+        first: dict[str, int] = {}
+        wanted: dict[str, Array] = {}
+        for k, key in enumerate(keys):
+            known = self._cache.get(key)
+            if known is None or (known[0] < below[k]).any():
+                first.setdefault(key, k)
+                before = -np.inf if known is None else known[0]
+                wanted[key] = np.maximum(wanted.get(key, before), below[k])
+        if not first:
+            return
+        at = np.array(list(first.values()))
+        limits = np.stack([wanted[key] for key in first])
+        parts = self._each("place", s, [times.at(at), least.at(at), limits])
+        answers = [row for part in parts for row in part]
+        self._cache.put(zip(first, limits, answers, strict=True))

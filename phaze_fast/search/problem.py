@@ -1,0 +1,111 @@
+"""What is searched for: a model on a cluster, and what is asked of its strategies on many chips.
+
+A `SearchProblem` is small and travels to other processes, which prepare its evaluator once for
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.documents import digest
+from phaze_fast.errors import InfeasibleError
+from phaze_fast.hardware import Accelerator, Cluster
+from phaze_fast.models import TransformerModel
+from phaze_fast.placement import Placed, PlanEvaluator, Training
+from phaze_fast.placement.times import MAX_NODES, KindTimes
+from phaze_fast.search.bounds import bound_times, bound_work_s, schedule_times
+from phaze_fast.search.chip_groups import ChipGroups
+
+__all__ = ["SearchProblem", "problems_of"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class SearchProblem:
+    """A model to be trained, and all that is given for it."""
+
+    model: TransformerModel
+    cluster: Cluster
+    """Without a chip."""
+    training: Training
+    like: Accelerator
+    """The chip whose tuning, launch latency and formats all chips share."""
+    capacities: tuple[int, ...]
+    """Bytes of HBM that occur, rising."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content."""
+        records = (self.model, self.cluster, self.training, self.like)
+        return digest([*(record.digest() for record in records), self.capacities])
+
+    @property
+    def evaluator(self) -> PlanEvaluator:
+        """Strategies and layouts; prepared once in a process."""
+        return _evaluator(self)
+
+    # ---- what other processes are asked as well ----
+
+    def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
+        """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
+        return bound_work_s(self.evaluator.sizes[s], records, self.like, self.cluster, threads)
+
+    def bound(self, s: int, records: Array, step: str, threads: int = 1) -> KindTimes:
+        """Bound the layers of strategy `s` on chips."""
+        sizes = self.evaluator.sizes[s]
+        return bound_times(sizes, records, self.like, self.cluster, step, threads)
+
+    def schedule(
+        self, s: int, records: Array, threads: int = 1, nodes: int = MAX_NODES
+    ) -> tuple[KindTimes, KindTimes]:
+        """Schedule the layers of strategy `s` on chips: times, and what is proven of them."""
+        sizes = self.evaluator.sizes[s]
+        return schedule_times(sizes, records, self.like, self.cluster, threads, nodes)
+
+    def place(
+        self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1
+    ) -> list[list[Placed]]:
+        """Place strategy `s` on chips with each capacity, where it may take at most `below_s`."""
+        return self.evaluator.best(s, times, least, below_s, threads)
+
+    def least_energy_j(self, s: int, least: KindTimes) -> Array:
+        """Joules of a step at least: all passes, and what flows while they run."""
+        sizes = self.evaluator.sizes[s]
+        counts = np.array([layer.count for layer in sizes.graph.layers], dtype=float)
+        passes = sizes.inner * self.training.global_batch / sizes.strategy.microbatch
+        joules = (least.forward_j + least.backward_j[:, 0, :]) @ counts
+        work = (least.forward_s + least.plain_s) @ counts
+        found: Array = passes * (joules + least.static_w * work) * (1.0 - 1e-9)
+        return found
+
+
+@lru_cache(maxsize=16)
+def _evaluator(problem: SearchProblem) -> PlanEvaluator:
+    return PlanEvaluator(problem.model, problem.cluster, problem.training, problem.capacities)
+
+
+def problems_of(
+    models: Sequence[TransformerModel], groups: ChipGroups, cluster: Cluster, training: Training
+) -> list[SearchProblem]:
+    """Pose the problem of each model.
+
+    Raises
+    ------
+    InfeasibleError
+        Where no chip has HBM to hold anything.
+    """
+    capacities = tuple(int(c) for c in groups.capacities)
+    if max(capacities) <= training.reserved_bytes:
+        raise InfeasibleError(
+            f"no chip has more HBM than reserved_bytes, {training.reserved_bytes}; the largest has "
+            f"{max(capacities)}"
+        )
+    bare = cluster.replace(chip=None)
+    return [SearchProblem(model, bare, training, groups.like, capacities) for model in models]
