@@ -9,14 +9,16 @@ Names load on first use, so that importing the package stays light::
     print(pf.collective(cluster, "all-reduce", 2**30, ranks=1024))
 """
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phaze_fast import (
         cost,
         errors,
-        explore,
+        baselines,
         hardware,
         memory,
         models,
@@ -49,8 +51,6 @@ if TYPE_CHECKING:
         InvalidTypeError,
         PhazeError,
     )
-    from phaze_fast.explore.asktell import Explorer
-    from phaze_fast.explore.evaluate import Evaluations, evaluate_batch
     from phaze_fast.hardware import (
         FULL_AREA,
         PUBLISHED_AREA,
@@ -80,23 +80,30 @@ if TYPE_CHECKING:
     )
     from phaze_fast.models import TransformerModel
     from phaze_fast.opgraph import Strategy, build_op_graphs, layer_graph
-    from phaze_fast.pipeline import Survey, compare, search, survey
+    from phaze_fast.pipeline import compare, search
     from phaze_fast.placement import (
         LayerTable,
         PipelineProblem,
         Placement,
         Plan,
         Plans,
+        PlanSpec,
+        Predictions,
         PublishedProblem,
         Training,
         place,
         place_batch,
         plan,
+        predict,
+        predict_batch,
     )
     from phaze_fast.report.result import SearchResult
     from phaze_fast.runs.schedules import ScheduleCache
     from phaze_fast.runs.sweep import Point, SweepTable, sweep
     from phaze_fast.schedule import LayerTimes, schedule_layers
+    from phaze_fast.search.ask_tell import Explorer
+    from phaze_fast.search.evaluate import Evaluations, evaluate_batch
+    from phaze_fast.wafer import search_wafers
 
     __version__: str
 
@@ -104,7 +111,7 @@ _HOME = {
     "phaze_fast": (
         "cost",
         "errors",
-        "explore",
+        "baselines",
         "hardware",
         "memory",
         "models",
@@ -166,22 +173,27 @@ _HOME = {
     ),
     "phaze_fast.models": ("TransformerModel",),
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
-    "phaze_fast.explore.asktell": ("Explorer",),
-    "phaze_fast.explore.evaluate": ("Evaluations", "evaluate_batch"),
+    "phaze_fast.search.ask_tell": ("Explorer",),
+    "phaze_fast.search.evaluate": ("Evaluations", "evaluate_batch"),
+    "phaze_fast.wafer": ("search_wafers",),
     "phaze_fast.runs.schedules": ("ScheduleCache",),
     "phaze_fast.runs.sweep": ("Point", "SweepTable", "sweep"),
-    "phaze_fast.pipeline": ("Survey", "compare", "search", "survey"),
+    "phaze_fast.pipeline": ("compare",),
     "phaze_fast.placement": (
         "LayerTable",
         "PipelineProblem",
         "Placement",
         "Plan",
+        "PlanSpec",
         "Plans",
+        "Predictions",
         "PublishedProblem",
         "Training",
         "place",
         "place_batch",
         "plan",
+        "predict",
+        "predict_batch",
     ),
     "phaze_fast.report.result": ("SearchResult",),
     "phaze_fast.schedule": ("LayerTimes", "schedule_layers"),
@@ -217,14 +229,15 @@ __all__ = [
     "PipelineProblem",
     "Placement",
     "Plan",
+    "PlanSpec",
     "Plans",
     "Point",
+    "Predictions",
     "PublishedProblem",
     "ScheduleCache",
     "SearchResult",
     "SpaceSpec",
     "Strategy",
-    "Survey",
     "SweepTable",
     "TensorCore",
     "Tier",
@@ -263,12 +276,14 @@ __all__ = [
     "placement",
     "plan",
     "power_batch",
+    "predict",
+    "predict_batch",
     "presets",
     "runs",
     "schedule",
     "schedule_layers",
     "search",
-    "survey",
+    "search_wafers",
     "sweep",
     "units",
     "validate",
@@ -291,6 +306,24 @@ def __getattr__(name: str) -> Any:
     )
     globals()[name] = value
     return value
+
+
+class _Package(ModuleType):
+    """This package, in which `search` is the function, although a package has that name as well.
+
+    Python sets a package's attribute when it imports a subpackage; that must not hide the function.
+    """
+
+    @property
+    def search(self) -> Any:
+        return import_module("phaze_fast.pipeline").search
+
+    @search.setter
+    def search(self, _: object) -> None:
+        """Leave the function where it is."""
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __dir__() -> list[str]:

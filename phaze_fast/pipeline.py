@@ -1,115 +1,25 @@
-"""Takes a space, a cluster and a workload's totals, gives what the stages can say so far.
-
-The stages are called in order, one line each. Until the search is complete this is a survey: the
-whole space with its areas, the compute bound of every chip, and what the fabric charges.
-"""
+"""The whole pipeline in one call: search for the best chip and plan, and compare with baselines."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from phaze_fast.cost import CollectiveCost, collective
-from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError
-from phaze_fast.explore import ADAM_STATE_BYTES, compute_bound_s, training_flops
-from phaze_fast.explore.comparison import baselines_of, sensitivity_of
-from phaze_fast.explore.search import find_chips
-from phaze_fast.explore.searcher import Budget, Moment
+from phaze_fast.baselines.comparison import baselines_of, sensitivity_of
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult, result_of
-from phaze_fast.units import format_bytes
+from phaze_fast.search.find import find_chips
+from phaze_fast.search.result import Budget, Progress
+from phaze_fast.threads import thread_count
 
-__all__ = ["Survey", "compare", "search", "survey"]
-
-
-@dataclass(frozen=True, eq=False)
-class Survey:
-    """Every chip of a space with its lower bound on step time; best first."""
-
-    space: ArchitectureSpace
-    cluster: Cluster
-    flops: float
-    """Matrix FLOPs of one step, all devices together."""
-    bound_s: np.ndarray[Any, Any]
-    """Lower bound on the step time of each chip, seconds, in the order of the space; infinite where
-    the training state does not fit its HBM."""
-    order: np.ndarray[Any, Any]
-    """Positions in the space by (bound, area, index)."""
-    gradient_sync: CollectiveCost
-    """All-reduce of bf16 gradients over all devices, if the plan were data-parallel only."""
-
-    @property
-    def ties(self) -> int:
-        """Chips whose bound equals the best one's."""
-        return int(np.count_nonzero(self.bound_s == self.bound_s[self.order[0]]))
-
-
-def survey(space: ArchitectureSpace, cluster: Cluster, parameters: float, tokens: float) -> Survey:
-    """Bound the step time of every chip of a space from below.
-
-    Parameters
-    ----------
-    space
-        The chips to look at.
-    cluster
-        How many of them there are, and how they are wired.
-    parameters
-        Parameters of the model.
-    tokens
-        Tokens of one training step (global batch x sequence length).
-
-    Raises
-    ------
-    InfeasibleError
-        Where the space is empty, or even the largest HBM cannot hold the training state.
-
-    Examples
-    --------
-    >>> from phaze_fast.hardware import presets
-    >>> cluster = Cluster(devices=1024, fabric=presets.fabric("tpuv4-pod"))
-    >>> found = survey(ArchitectureSpace.tpuv4_area(), cluster, 175e9, 4096 * 2048)
-    >>> len(found.order)
-    29360
-    """
-    flops = training_flops(parameters, tokens)
-    if len(space) == 0:
-        raise InfeasibleError(
-            f"{space.spec.name}: no chip of the grid passes the area and power limits"
-        )
-    rate = space.spec.base.tensor_core.rates.get("bf16")
-    if rate is None:
-        raise InfeasibleError(f"{space.spec.name}: its chips do not multiply bf16")
-    state = ADAM_STATE_BYTES * parameters
-    _require_room_for_state(space, cluster, state)
-    bound_s = compute_bound_s(space.chips, flops, cluster.devices, rate)
-    bound_s[space.chips["hbm_bytes"] * float(cluster.devices) < state] = np.inf
-    order = np.lexsort((space.index, space.area_mm2, bound_s))
-    for array in (bound_s, order):
-        array.setflags(write=False)
-    sync = collective(cluster, "all-reduce", 2.0 * parameters, cluster.devices)
-    return Survey(space, cluster, flops, bound_s, order, sync)
-
-
-def _require_room_for_state(space: ArchitectureSpace, cluster: Cluster, state_bytes: float) -> None:
-    """Raise `InfeasibleError` where no chip's HBM, all devices together, holds the state."""
-    one = float(space.chips["hbm_bytes"].max())
-    if one == 0.0:
-        raise InfeasibleError(f"{space.spec.name}: no chip has HBM to hold the training state")
-    held = one * cluster.devices
-    if state_bytes > held:
-        raise InfeasibleError(
-            f"training state of {format_bytes(state_bytes)} exceeds the HBM of {cluster.devices} "
-            f"devices, {format_bytes(held)}, by {format_bytes(state_bytes - held)}; "
-            f"{math.ceil(state_bytes / one)} devices would hold it"
-        )
+__all__ = ["compare", "search"]
 
 
 def search(
@@ -123,11 +33,11 @@ def search(
     pareto: Sequence[str] = (),
     time_limit_s: float = math.inf,
     max_points: float = math.inf,
-    threads: int = 1,
+    threads: int | None = None,
     executor: Executor | str | None = None,
     resume: Path | str | None = None,
     cache: Path | str | None = None,
-    progress: Callable[[Moment], None] | None = None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> SearchResult:
     """Find the chip, the operator schedules and the parallel plan that train models fastest.
 
@@ -148,24 +58,24 @@ def search(
     weights
         Of several models in the geometric mean of their times; by default all alike.
     top
-        So many of the best dies are found and proven, not only the first.
+        So many of the best chips are found and proven, not only the first.
     pareto
         Objectives of a front to find as well: ``time``, ``area``, ``energy``, ``hbm``, ``cost``.
     time_limit_s
         Stop after so many seconds, with a bound and a gap.
     max_points
-        Stop after so many pairs of die and strategy were placed, with a bound and a gap.
+        Stop after so many candidates, pairs of chip and strategy, were placed, with a bound and a gap.
     threads
-        At most this many threads; the answer does not depend on it.
+        At most this many threads, by default all cores; the answer does not depend on it.
     executor
         Where the work is done instead: any executor, or a name such as ``processes``,
         ``dask://host:port`` or ``ray``.
     resume
         Directory that keeps what is found, so that a search which was killed goes on from there.
     cache
-        Directory of outcomes of complete searches, looked up by the content of the question.
+        Directory of outcomes of complete searches, looked up by the content of the problem.
     progress
-        Called with a `Moment` after every wave.
+        Called with a `Progress` after every wave.
 
     Returns
     -------
@@ -203,10 +113,10 @@ def search(
         chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
     wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
     step = training or Training(global_batch=4096, tensor_parallel=(1, 2, 4, 8))
-    budget = Budget(time_s=time_limit_s, points=max_points)
-    options = (weights, top, pareto, budget, threads, executor, resume, cache, progress)
+    budget, workers = Budget(time_s=time_limit_s, points=max_points), thread_count(threads)
+    options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
     outcome = find_chips(loaded, chips, wired, step, *options)
-    return result_of(loaded, chips, wired, step, outcome, weights, top, pareto, threads)
+    return result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers)
 
 
 def _listed(models: object) -> list[TransformerModel | str]:
@@ -227,11 +137,11 @@ def compare(
     found: SearchResult,
     baselines: str = "tpuv4",
     sensitivity: bool = False,
-    threads: int = 1,
+    threads: int | None = None,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> SearchResult:
-    """Put other methods beside what a search found, and see how the winner moves.
+    """Compare what a search found with other methods, and see how the winner moves.
 
     Parameters
     ----------
@@ -244,7 +154,7 @@ def compare(
     sensitivity
         Whether to search again with every rate and area term halved and doubled.
     threads
-        At most this many.
+        At most this many, by default all cores.
     seed
         Of random and Bayesian search.
     say
@@ -268,7 +178,8 @@ def compare(
         raise InvalidTypeError(
             f"found: {type(found).__name__} is not accepted; expected what search() gave"
         )
-    asked = (found.questions, found.space, found.weights, found.outcome)
-    beside = baselines_of(*asked, baselines, threads, seed, say)
-    moved = sensitivity_of(*asked, threads, say) if sensitivity else []
-    return replace(found, baselines=beside, sensitivity=moved)
+    searched = (found.problems, found.space, found.weights, found.outcome)
+    workers = thread_count(threads)
+    others = baselines_of(*searched, baselines, workers, seed, say)
+    moved = sensitivity_of(*searched, workers, say) if sensitivity else []
+    return replace(found, baselines=others, sensitivity=moved)

@@ -1,4 +1,4 @@
-"""Takes what a search found, gives what other methods find, and how the winner moves."""
+"""Baselines of a search, and how its winner moves when a term of the cost model does."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from phaze_fast.baselines.bayesian import bayesian
+from phaze_fast.baselines.early_stop import early_stop, random_search
+from phaze_fast.baselines.fixed_plans import Baseline, hand_plan, megatron_plan, our_plan
+from phaze_fast.baselines.sensitivity import variations
 from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
-from phaze_fast.explore.baselines import bayesian, early_stop, random_search
-from phaze_fast.explore.designs import plan_text
-from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.fixed_plans import Baseline, hand_plan, megatron_plan, our_plan
-from phaze_fast.explore.judge import Judge
-from phaze_fast.explore.outcome import Outcome
-from phaze_fast.explore.search import find_chips
-from phaze_fast.explore.sensitivity import variations
-from phaze_fast.explore.workload import Question
 from phaze_fast.hardware import ArchitectureSpace
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.exact import ExactEvaluator
+from phaze_fast.search.find import find_chips
+from phaze_fast.search.problem import SearchProblem
+from phaze_fast.search.result import Outcome
 
 __all__ = ["BASELINES", "baselines_of", "sensitivity_of"]
 
 BASELINES = ("none", "tpuv4", "all")
-"""Which other methods stand beside a search: nobody, the TPUv4-like chip's plans, or all."""
+"""Which other methods a search is compared with: none, the TPUv4-like chip's plans, or all."""
 
 Say = Callable[[str], None]
 
@@ -37,17 +37,16 @@ def _say(say: Say | None, text: str) -> None:
 def _item(
     baseline: Baseline,
     best_s: float,
-    questions: Sequence[Question],
+    problems: Sequence[SearchProblem],
     space: ArchitectureSpace,
 ) -> dict[str, Any]:
     """Give a baseline as plain data, with how much faster the search's answer is."""
     there = math.isfinite(baseline.score)
-    batch = questions[0].training.global_batch
+    batch = problems[0].training.global_batch
     chip, text = baseline.chip, str(baseline.plan) if baseline.plan is not None else ""
     if baseline.winner is not None:
         chip = space[baseline.winner.chip]
-        plans = zip(questions, baseline.winner.strategies, baseline.winner.found, strict=True)
-        text = "; ".join(plan_text(q.workload(), s, found) for q, s, found in plans)
+        text = "; ".join(str(plan) for plan in baseline.winner.plans)
     return {
         "title": baseline.title,
         "time_s": baseline.score if there else None,
@@ -63,7 +62,7 @@ def _item(
 
 
 def baselines_of(
-    questions: Sequence[Question],
+    problems: Sequence[SearchProblem],
     space: ArchitectureSpace,
     weights: Sequence[float],
     outcome: Outcome,
@@ -76,7 +75,7 @@ def baselines_of(
 
     Parameters
     ----------
-    questions, space, weights
+    problems, space, weights
         What was searched.
     outcome
         What was found: the other searches get as many evaluations, and as many seconds.
@@ -94,25 +93,25 @@ def baselines_of(
             f"baselines: {which!r} is not accepted; {nearest(str(which), BASELINES)}"
         )
     found: dict[str, Baseline] = {}
-    first = questions[0]
-    if which != "none" and len(questions) == 1:
+    first = problems[0]
+    if which != "none" and len(problems) == 1:
         given = (first.model, first.cluster, first.training, first.capacities)
         _say(
             say,
-            "beside it: the TPUv4-like chip with the published hand plan, a Megatron plan, ours",
+            "baselines: the TPUv4-like chip with the published hand plan, a Megatron plan, ours",
         )
-        for make in (hand_plan, megatron_plan, our_plan):
-            made = make(*given)
-            found[made.key] = made
+        for method in (hand_plan, megatron_plan, our_plan):
+            baseline = method(*given)
+            found[baseline.key] = baseline
     if which == "all":
-        judge = Judge(questions, Dies.of(space), tuple(weights), threads)
-        found |= _searches(judge, space, outcome, seed, say)
+        exact = ExactEvaluator(problems, ChipGroups.of(space), tuple(weights), threads)
+        found |= _searches(exact, space, outcome, seed, say)
     best_s = outcome.winners[0].score
-    return {key: _item(each, best_s, questions, space) for key, each in found.items()}
+    return {key: _item(each, best_s, problems, space) for key, each in found.items()}
 
 
 def _at(baseline: Baseline, name: str, evaluations: float, seconds: float) -> Baseline:
-    """Give a run of a method as it stood after so many dies, or so many seconds."""
+    """Give a run of a method as it stood after so many chips, or so many seconds."""
     score = baseline.best_by(evaluations, seconds)
     known = [h for h in baseline.history if h[0] <= evaluations and h[1] <= seconds]
     looked, spent = (known[-1][0], known[-1][1]) if known else (0, 0.0)
@@ -133,22 +132,22 @@ def _at(baseline: Baseline, name: str, evaluations: float, seconds: float) -> Ba
 
 
 def _searches(
-    judge: Judge, space: ArchitectureSpace, outcome: Outcome, seed: int, say: Say | None
+    exact: ExactEvaluator, space: ArchitectureSpace, outcome: Outcome, seed: int, say: Say | None
 ) -> dict[str, Baseline]:
     """Run the published early stop, random and Bayesian search.
 
-    The latter two look at as many dies as the search placed, unless their time runs out: that of
+    The latter two look at as many chips as the search placed, unless their time runs out: that of
     the search, and a minute at least.
     """
-    _say(say, "beside it: the published early stop")
-    found = {"early_stop": early_stop(judge)}
-    looked, limit_s = max(1, outcome.dies_placed), max(outcome.seconds, _MINUTE_S)
+    _say(say, "baselines: the published early stop")
+    found = {"early_stop": early_stop(exact)}
+    looked, limit_s = max(1, outcome.groups_placed), max(outcome.seconds, _MINUTE_S)
     runs: dict[str, Callable[[], Baseline]] = {
-        "random": lambda: random_search(judge, looked, seed, limit_s),
-        "bayesian": lambda: bayesian(judge, space, looked, seed, limit_s),
+        "random": lambda: random_search(exact, looked, seed, limit_s),
+        "bayesian": lambda: bayesian(exact, space, looked, seed, limit_s),
     }
     for name, run in runs.items():
-        _say(say, f"beside it: {name} search, for {limit_s:.0f} s at most")
+        _say(say, f"baselines: {name} search, for {limit_s:.0f} s at most")
         try:
             made = run()
         except MissingExtraError as error:
@@ -163,7 +162,7 @@ def _searches(
 
 
 def sensitivity_of(
-    questions: Sequence[Question],
+    problems: Sequence[SearchProblem],
     space: ArchitectureSpace,
     weights: Sequence[float],
     outcome: Outcome,
@@ -171,8 +170,8 @@ def sensitivity_of(
     say: Say | None = None,
 ) -> list[dict[str, Any]]:
     """Search again with every rate and every area term halved and doubled, one at a time."""
-    models = [q.model for q in questions]
-    cluster, training = questions[0].cluster, questions[0].training
+    models = [problem.model for problem in problems]
+    cluster, training = problems[0].cluster, problems[0].training
     best = outcome.winners[0]
     was = space[best.chip]
     found = []

@@ -1,4 +1,4 @@
-"""Takes a model and a cluster, gives the plans that people use, on the TPUv4-like chip or another.
+"""Plans that people use, on the TPUv4-like chip or another.
 
 The published hand plan, the best plan of Megatron-LM's kind, and the best of all: what a search
 over chips has to beat before any chip is new.
@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.searcher import Winner
 from phaze_fast.hardware import Accelerator, Cluster, presets
-from phaze_fast.memory import optimizer
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.placement import Plan, Training, plan
-from phaze_fast.placement.interleaved import interleaved
-from phaze_fast.placement.layers import TimedLayers, timed_layers
-from phaze_fast.placement.layouts import layouts, strategies
-from phaze_fast.placement.planning import Question, room, ties
-from phaze_fast.placement.problems import PipelineProblem, place_counts
+from phaze_fast.placement import Plan, PlanEvaluator, Training, plan
+from phaze_fast.placement.planning import room
+from phaze_fast.search.result import Winner
 from phaze_fast.units import format_bytes
 
 __all__ = ["HAND_PLANS", "Baseline", "hand_plan", "megatron_plan", "our_plan"]
@@ -53,7 +46,6 @@ HAND_PLANS: Mapping[str, tuple[int, int, int]] = MappingProxyType(
 public PHAZE code (Wang et al., ICML 2024; ``Solver/baseline_configs.py``)."""
 
 _MEGATRON_WIDTHS = (1, 2, 4, 8)
-_AT_ONCE = 512
 
 
 @dataclass(frozen=True)
@@ -70,10 +62,10 @@ class Baseline:
     """Chips that it evaluated."""
     seconds: float
     """Wall time that it took."""
-    die: int | None = None
-    """Position among the judge's dies, where it chose one."""
+    group: int | None = None
+    """Position among the chip groups, where it chose one."""
     winner: Winner | None = None
-    """That die with its HBM and plans."""
+    """That chip with its HBM and plans."""
     history: tuple[tuple[int, float, float], ...] = ()
     """Evaluations, seconds and best score after each batch."""
     note: str = ""
@@ -153,67 +145,40 @@ class _Bench:
 
 
 class _Uniform:
-    """Plans in which all stages recompute alike."""
+    """Plans in which all stages recompute alike, and, where asked, hold as many blocks."""
 
     def __init__(
         self, model: TransformerModel, cluster: Cluster, training: Training, modes: Sequence[str]
     ) -> None:
-        self.training, self.cluster = training, cluster
-        self.rejected: Counter[str] = Counter()
-        graphs = [
-            layer_graph(model, s) for s in strategies(model, cluster, training, self.rejected)
-        ]
-        self.timed = timed_layers(graphs, cluster, modes, optimizer(training.optimizer))
+        self.model, self.cluster, self.training, self.modes = model, cluster, training, modes
+        self.rejected: dict[str, int] = {}
 
     @property
     def why(self) -> str:
         """Say why there is no plan, where there is none."""
-        if not self.timed:
+        if self.rejected:
             return "; ".join(self.rejected)
         most = format_bytes(room(self.cluster, self.training))
         return f"does not fit into {most} of a device with ZeRO 0 or 1 and any micro-batch given"
 
-    def _asked(self, layers: TimedLayers, even: bool) -> Iterator[tuple[Question, PipelineProblem]]:
-        """Every layout with every way to recompute, and its cuts where they are to be even."""
-        capacity = room(self.cluster, self.training)
-        for layout in layouts(layers.sizes, self.training, self.cluster.devices):
-            question = Question(layers, layout)
-            whole = question.problem(ties(self.training), capacity)
-            first, last = layout.stages
-            for k in range(len(whole.table.variants)):
-                one = replace(whole, table=whole.table.only(k))
-                if not even or layout.schedule == "interleaved" or last == 1:
-                    yield question, one
-                    continue
-                for p in range(first, last + 1):
-                    tied = (*one.table.tied, *_within(layers, p))
-                    yield question, replace(one, stages=(p, p), table=replace(one.table, tied=tied))
+    def _of_mode(self, mode: str, even: bool, zero: int) -> Plan | None:
+        """The best plan of one way to recompute and one ZeRO stage."""
+        capacity = room(self.cluster, self.training) + float(self.training.reserved_bytes)
+        own = self.training.model_copy(update={"recompute": mode, "zero": (zero,)})
+        evaluator = PlanEvaluator(self.model, self.cluster, own, [capacity])
+        if not len(evaluator):
+            self.rejected = dict(evaluator.rejected)
+            return None
+        if not evaluator.fits.any():
+            return None
+        times = evaluator.times(self.cluster)
+        best = evaluator.best_even(times, 0) if even else evaluator.top(times, 1)[:1]
+        return evaluator.plan(best[0], times) if best else None
 
-    def each(self, even: bool) -> Iterator[Plan]:
-        """Every plan that fits: of each layout the best, or the best whose stages are even."""
-        for layers in self.timed:
-            asked = list(self._asked(layers, even))
-            searched = [a for a in asked if a[0].layout.schedule != "interleaved"]
-            for begin in range(0, len(searched), _AT_ONCE):
-                some = searched[begin : begin + _AT_ONCE]
-                placed = place_counts([problem for _, problem in some])
-                for (question, problem), found in zip(some, placed, strict=True):
-                    for placement in found:
-                        yield question.read(problem, placement, self.training)
-            for question, problem in asked:
-                layout = question.layout
-                if layout.schedule == "interleaved":
-                    dealt = interleaved(problem, layout.groups.stages, layout.virtual)
-                    if dealt is not None:
-                        yield question.read(problem, dealt, self.training)
-
-
-def _within(layers: TimedLayers, stages: int) -> list[tuple[int, int]]:
-    """Pairs of neighbours that even stages hold together: no cut but after each share of blocks."""
-    first, last = layers.sizes.inner_span
-    share = (last - first) // stages
-    cuts = {first + k * share for k in range(1, stages)}
-    return [(at - 1, at) for at in range(1, len(layers.sizes.order)) if at not in cuts]
+    def plans(self, even: bool, zeros: Sequence[int]) -> list[Plan]:
+        """The best plan of each way to recompute and ZeRO stage, where it fits."""
+        made = [self._of_mode(mode, even, zero) for mode in self.modes for zero in zeros]
+        return [plan for plan in made if plan is not None]
 
 
 def _fastest(plans: Iterable[Plan]) -> Plan | None:
@@ -290,14 +255,12 @@ def hand_plan(
         "pipeline": (p,),
         "data_parallel": (max(d, 1),),
         "tensor_parallel": (t,),
-        "zero": (0, 1),
     }
     own = training.model_copy(update={**fixed, "schedule": ("1f1b",)})
     uniform = _Uniform(model, bench.cluster, own, ("none", "full"))
-    found = list(uniform.each(even=False))
-    best = _fastest(plan for plan in found if plan.zero == 0)
+    best = _fastest(uniform.plans(False, (0,)))
     if best is None:
-        best = _fastest(found)
+        best = _fastest(uniform.plans(False, (1,)))
         notes.append("without ZeRO it does not fit; with stage 1" if best else uniform.why)
     return bench.baseline(key, title, best, "; ".join(notes))
 
@@ -332,25 +295,18 @@ def megatron_plan(
     (0, 'none')
     """
     bench = _Bench(cluster, training, capacities, chip)
-    blocks = sum(1 for kind in _kinds(model) if kind not in ("embedding", "head"))
+    blocks = model.layers + model.encoder_layers
     free = {
         "pipeline": tuple(p for p in range(1, blocks + 1) if blocks % p == 0),
         "tensor_parallel": _MEGATRON_WIDTHS,
-        "zero": (0, 1),
         "schedule": ("1f1b", "interleaved"),
     }
     own = training.model_copy(update=free)
     uniform = _Uniform(model, bench.cluster, own, ("none", "selective", "full"))
-    found = _fastest(uniform.each(even=True))
+    found = _fastest(uniform.plans(True, (0, 1)))
     return bench.baseline(
         "megatron_plan", "best Megatron-style plan", found, "" if found else uniform.why
     )
-
-
-def _kinds(model: TransformerModel) -> list[str]:
-    """List what each layer of a model is."""
-    graph = layer_graph(model, Strategy())
-    return [graph.layers[k].kind for k in graph.order]
 
 
 def our_plan(

@@ -1,7 +1,7 @@
-"""Takes a space that was searched, gives it with one rate or one area halved or doubled.
+"""A space that was searched, with one rate or one area halved or doubled.
 
 Every winner has to be explained: one that stays when each term of the model is off by a factor of
-two does not hang on that term.
+two does not depend on that term.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from phaze_fast.cli import (
+    collectives,
     costs,
     hardware,
     models,
     placements,
     plans,
-    questions,
+    predict,
     schedules,
     search,
     show,
@@ -58,6 +59,7 @@ for _part in (
     schedules,
     placements,
     plans,
-    questions,
+    predict,
+    collectives,
 ):
     _part.add_commands(app)

@@ -1,4 +1,4 @@
-"""Takes a model and hardware, gives the best parallel plans, for people and programs."""
+"""The command `plan`: the best parallel plans of a model on given hardware."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from phaze_fast.hardware import Cluster, presets
 from phaze_fast.placement import Plan, Plans, Training, infeasible, plan
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["add_commands", "several"]
+__all__ = ["add_commands", "fabric_of", "several", "stage_rows"]
 
 _SHOWN = 6
 
@@ -33,7 +33,7 @@ def several(text: str | None, name: str) -> tuple[int, ...] | None:
         ) from None
 
 
-def _fabric_of(chip: str, fabric: str | None) -> str:
+def fabric_of(chip: str, fabric: str | None) -> str:
     """Name the fabric that a chip usually stands in, where none is given."""
     presets.chip(chip)  # says what is wrong with it before the fabric is looked for
     if fabric is not None:
@@ -47,10 +47,6 @@ def _fabric_of(chip: str, fabric: str | None) -> str:
         f"fabric: missing, and {chip} has no usual one; accepted: "
         f"{', '.join(presets.fabric_names())}, or a file"
     )
-
-
-def _data(found: Plans, each: Plan) -> dict[str, Any]:
-    return {**each.to_dict(), "mfu": found.mfu(each)}
 
 
 def _row(found: Plans, each: Plan) -> list[str]:
@@ -68,7 +64,7 @@ def _row(found: Plans, each: Plan) -> list[str]:
         format_time(each.time_s),
         format_bytes(each.memory_bytes),
         f"{each.tokens_per_s:,.0f}",
-        f"{found.mfu(each):.1%}",
+        f"{each.mfu:.1%}",
         str(found.cluster.devices - each.devices),
     ]
 
@@ -77,11 +73,10 @@ _COLUMNS = ["tp>", "pp>", "dp>", "cp>", "ep>", "zero>", "micro>", "schedule", "r
 _COLUMNS += ["memory>", "tokens/s>", "MFU>", "idle>"]
 
 
-def _stage_table(found: Plans) -> RenderableType:
-    best, chip = found.best, found.cluster.chip
-    limit = float(chip.hbm.capacity_bytes) if chip is not None and chip.hbm is not None else 0.0
+def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of a plan's stages."""
     rows = []
-    for k, stage in enumerate(best.stages):
+    for k, stage in enumerate(plan.stages):
         state = sum(stage.memory[t] for t in ("weights", "gradients", "optimizer"))
         rows.append(
             [
@@ -92,11 +87,15 @@ def _stage_table(found: Plans) -> RenderableType:
                 format_bytes(state),
                 format_bytes(stage.memory["activations"]),
                 format_bytes(stage.memory_bytes - state - stage.memory["activations"]),
-                format_bytes(limit - stage.memory_bytes),
+                _free(plan.limit_bytes - stage.memory_bytes),
             ]
         )
     columns = ["stage>", "layers", "recompute", "per micro-batch>", "state>", "activations>"]
-    return table("The fastest, stage by stage", [*columns, "other>", "free>"], rows)
+    return [*columns, "other>", "free>"], rows
+
+
+def _free(bytes_: float) -> str:
+    return format_bytes(bytes_) if bytes_ >= 0 else f"-{format_bytes(-bytes_)}"
 
 
 def _human(found: Plans) -> list[RenderableType]:
@@ -111,7 +110,7 @@ def _human(found: Plans) -> list[RenderableType]:
                 if seconds > 1e-6 * found.best.time_s
             ],
         ),
-        _stage_table(found),
+        table("The fastest, stage by stage", *stage_rows(found.best)),
     ]
     smaller = [p for p in found.front[1:] if p not in found.plans][:_SHOWN]
     if smaller:
@@ -159,7 +158,9 @@ def plan_model(
         str, typer.Option(help="auto, replicas-inside or stages-inside.")
     ] = "auto",
     top: Annotated[int, typer.Option(help="Plans to list.")] = 10,
-    threads: Annotated[int, typer.Option(help="At most so many threads.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="At most so many threads; by default all cores.")
+    ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
@@ -185,7 +186,7 @@ def plan_model(
         }
     )
     cluster = Cluster.from_dict(
-        {"devices": devices, "fabric": _fabric_of(chip, fabric), "chip": chip}
+        {"devices": devices, "fabric": fabric_of(chip, fabric), "chip": chip}
     )
     loaded = models.load(model)
     with Progress(
@@ -215,8 +216,8 @@ def plan_model(
     emit(
         lambda: {
             "status": "optimal",
-            "plans": [_data(found, each) for each in found.plans],
-            "front": [_data(found, each) for each in found.front],
+            "plans": [each.to_dict() for each in found.plans],
+            "front": [each.to_dict() for each in found.front],
             "tried": found.tried,
             "rejected": found.rejected,
         },

@@ -19,11 +19,11 @@ from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, tar
 from phaze_fast.cli.plans import several
 from phaze_fast.cli.progress import shown_progress
 from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.explore.designs import Design, binding_text, fullest_text
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.pipeline import compare, search
 from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult
+from phaze_fast.search.designs import Design, fullest_text, share_text
 from phaze_fast.units import format_bandwidth, format_bytes, format_time
 
 __all__ = ["add_commands"]
@@ -34,7 +34,7 @@ _STEPS = {
     "memory": "no plan fits",
     "roofline": "roofline of the operators",
     "mapped": "operators mapped on the chip",
-    "listed": "root bound of the layer schedules",
+    "schedule_bound": "bound of the layer schedules",
     "scheduled": "schedules, bound of the step",
 }
 
@@ -70,9 +70,9 @@ def _top(found: SearchResult) -> RenderableType:
         cells = [str(k + 1), *_chip_cells(design), format_time(design.time_s)]
         energy = f"{design.energy_j:,.0f}"
         said = "; ".join(plans[:2]) + (" ..." if len(plans) > 2 else "")
-        rows.append([*cells, f"{design.samples_per_s:,.1f}", energy, said, design.binds])
+        rows.append([*cells, f"{design.samples_per_s:,.1f}", energy, said, design.bottleneck])
     columns = [">", "tensor cores", "vector", "buffer>", "HBM>", "mm2>", "step>", "samples/s>"]
-    columns += ["J/step>", "plan", "waits for"]
+    columns += ["J/step>", "plan", "bottleneck"]
     watched = sys.stdout is not None and sys.stdout.isatty()
     if watched and shutil.get_terminal_size().columns < _WIDE:
         shown = [0, 1, 2, 3, 6, 9]
@@ -83,7 +83,7 @@ def _top(found: SearchResult) -> RenderableType:
 
 
 def _several(found: SearchResult) -> bool:
-    return len(found.questions) > 1
+    return len(found.problems) > 1
 
 
 def _certificate(found: SearchResult) -> RenderableType:
@@ -113,7 +113,7 @@ def _best(found: SearchResult) -> RenderableType:
     pairs = [("chip", str(best.chip)), ("area", f"{best.area_mm2:.2f} mm2")]
     for name, plan in best.plans.items():
         pairs.append((f"{name}", str(plan)))
-        pairs.append(("", f"{binding_text(plan)}; memory {fullest_text(plan, best.hbm_bytes)}"))
+        pairs.append(("", f"{share_text(plan)}; memory {fullest_text(plan, best.hbm_bytes)}"))
     return fields("The best chip and plan", pairs)
 
 

@@ -286,6 +286,24 @@ class PlanEvaluator:
         found: Array = self.space.estimate_even(times, at, variants, room_bytes, threads)
         return found
 
+    def best_even(self, times: KindTimes, room: int = 0) -> list[Placed]:
+        """Give the fastest plan with even stages that fits, if there is one: Megatron-LM's kind.
+
+        With several ways to recompute, each stage has the least that fits.
+        """
+        room_bytes = float(max(self.rooms[room], 0.0))
+        at = np.arange(len(self.layouts), dtype=np.int64)
+        free = np.full(len(at), -1, dtype=np.int32)
+        found = self.space.estimate_even(times, at, free, room_bytes, 1)
+        seconds = np.where(found["status"] == 0, found["time_s"], np.inf)
+        if not len(seconds) or not np.isfinite(seconds.min()):
+            return []
+        best = int(np.argmin(seconds))
+        _, cuts, variants = self.space.even_partition(times, best, -1, room_bytes)
+        memory = float(found["memory_bytes"][best])
+        borders = (tuple(cuts.tolist()), tuple(variants.tolist()))
+        return [Placed(float(seconds[best]), memory, best, *borders)]
+
     # ---- words and numbers ----
 
     def plan(

@@ -218,7 +218,7 @@ def _chip(best: Data) -> Html:
             ("Die area", area(best.get("area_mm2"))),
             ("Energy", energy(best.get("energy_j"))),
             ("Cost", cost(best.get("cost_usd"))),
-            ("Waits most for", str(best.get("binds") or NOTHING)),
+            ("Bottleneck", str(best.get("bottleneck") or NOTHING)),
         ],
         "minor",
     )

@@ -39,7 +39,7 @@ _STEPS = {
     "memory": "the model does not fit into its devices",
     "roofline": "too slow even with every unit at its peak",
     "mapped": "too slow with operators mapped onto its arrays, all side by side",
-    "listed": "too slow by the bound of its layers' schedules",
+    "schedule_bound": "too slow by the bound of its layers' schedules",
     "scheduled": "too slow with its layers scheduled exactly",
     "placed": "placed in full, and not faster",
 }
@@ -226,7 +226,7 @@ def top_section(document: Data) -> Html:
                 area(design.get("area_mm2")),
                 energy(design.get("energy_j")),
                 cost(design.get("cost_usd")),
-                str(design.get("binds") or NOTHING),
+                str(design.get("bottleneck") or NOTHING),
             ]
         )
     columns = ["#", "Step>", "Behind>", "Chip and plan", "Samples / s>", "Die area>", "Energy>"]

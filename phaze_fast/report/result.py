@@ -1,4 +1,4 @@
-"""Takes the outcome of a search, gives it in full: designs, front and proof, as data and page."""
+"""The result of a search in full: designs, front and proof, as data, tables and a page."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.explore.designs import Design, full_plan, geometric_mean, plan_text
-from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.goals import OBJECTIVES, checked_objectives, front_of
-from phaze_fast.explore.outcome import FrontPoint, Outcome
-from phaze_fast.explore.search import checked_weights, questions_of, search_digest
-from phaze_fast.explore.searcher import Winner
-from phaze_fast.explore.workload import Question
 from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training, infeasible, plan
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.designs import Design, geometric_mean
+from phaze_fast.search.find import checked_weights, search_digest
+from phaze_fast.search.goals import OBJECTIVES, checked_objectives, front_of
+from phaze_fast.search.problem import SearchProblem, problems_of
+from phaze_fast.search.result import Outcome, Winner
 from phaze_fast.runs.executors import needed
 from phaze_fast.units import format_time
 
@@ -76,7 +74,7 @@ _VALUES = {
 class SearchResult:
     """The best chips and plans that a search found, with the certificate."""
 
-    questions: tuple[Question, ...]
+    problems: tuple[SearchProblem, ...]
     space: ArchitectureSpace
     weights: tuple[float, ...]
     outcome: Outcome
@@ -84,8 +82,7 @@ class SearchResult:
     """Of all that was asked."""
     threads: int = 1
     asked_top: int = 10
-    """How many of the best dies were asked for."""
-    prices: Prices = field(default_factory=Prices)
+    """How many of the best chips were asked for."""
     baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What other methods find, by name."""
     sensitivity: list[dict[str, Any]] = field(default_factory=list)
@@ -108,7 +105,7 @@ class SearchResult:
 
     @property
     def complete(self) -> bool:
-        """Whether all of the best dies, and the front, are proven, and not the first alone."""
+        """Whether all of the best chips, and the front, are proven, and not the first alone."""
         return self.outcome.complete and not self.outcome.unproven
 
     @cached_property
@@ -134,7 +131,7 @@ class SearchResult:
         """Why there is no answer; empty where there is."""
         if self.outcome.winners:
             return ""
-        names = ", ".join(q.model.name for q in self.questions)
+        names = ", ".join(problem.model.name for problem in self.problems)
         counts = {k: v for k, v in self.outcome.counts.items() if v}
         said = ", ".join(f"{count:,} by {step}" for step, count in counts.items())
         if self.status == "unknown":
@@ -144,53 +141,33 @@ class SearchResult:
     def _why(self) -> str:
         """Say of the first model that nothing fits what is in its way, on the roomiest chip."""
         roomiest = self.space[int(np.argmax(self.space.chips["hbm_bytes"]))]
-        for question in self.questions:
-            cluster = question.cluster.replace(chip=roomiest)
-            found = plan(question.model, cluster, question.training, top=1)
+        for problem in self.problems:
+            cluster = problem.cluster.replace(chip=roomiest)
+            found = plan(problem.model, cluster, problem.training, top=1)
             if not found.plans:
                 return str(infeasible(found))
         return "Each model fits some chip, and no chip fits all."
 
     def _design(self, winner: Winner) -> Design:
-        chip = self.space[winner.chip]
-        plans, rates = {}, []
-        for question, s, found in zip(self.questions, winner.strategies, winner.found, strict=True):
-            plans[question.model.name] = full_plan(question.workload(), s, chip, found)
-            rates.append(question.training.global_batch / found.time_s)
-        devices = self.questions[0].cluster.devices
-        usd = self.prices.device_usd(winner.area_mm2, winner.hbm_bytes)  # type: ignore[arg-type]
+        names = [problem.model.name for problem in self.problems]
+        rates = [plan.samples_per_s for plan in winner.plans]
         return Design(
-            chip=chip,
+            chip=self.space[winner.chip],
             index=winner.chip,
             grid_index=int(self.space.index[winner.chip]),
-            plans=plans,
+            plans=dict(zip(names, winner.plans, strict=True)),
             time_s=winner.score,
             samples_per_s=geometric_mean(rates, self.weights),
             area_mm2=winner.area_mm2,
             energy_j=winner.energy_j,
             hbm_bytes=winner.hbm_bytes,
-            cost_usd=float(usd) * devices,
+            cost_usd=winner.cost_usd,
         )
 
-    def _row(self, point: FrontPoint) -> dict[str, Any]:
-        chip = self.space[point.chip]
-        works = [question.workload() for question in self.questions]
-        texts = [
-            plan_text(work, s, found)
-            for work, s, found in zip(works, point.strategies, point.found, strict=True)
-        ]
-        return {
-            "index": point.chip,
-            "grid_index": int(self.space.index[point.chip]),
-            "chip": chip.to_dict(),
-            "chip_text": str(chip),
-            "plan_text": "; ".join(texts),
-            "time_s": point.time_s,
-            "area_mm2": point.area_mm2,
-            "energy_j": point.energy_j,
-            "hbm_bytes": point.hbm_bytes,
-            "cost_usd": point.cost_usd,
-        }
+    def _row(self, point: Winner) -> dict[str, Any]:
+        row = self._design(point).to_dict(stages=False)
+        texts = [str(plan) for plan in point.plans]
+        return {**row, "plan_text": "; ".join(texts)}
 
     def pareto(self, *objectives: str) -> ParetoFront:
         """Give the front over some of the objectives that were searched for; by default all.
@@ -223,7 +200,7 @@ class SearchResult:
         pruned = {k: v for k, v in outcome.counts.items() if k not in ("placed", "open")}
         found: dict[str, Any] = {
             "status": self.status,
-            "models": [q.model.name for q in self.questions],
+            "models": [problem.model.name for problem in self.problems],
             "points": outcome.points,
             "designs": outcome.designs,
             "evaluated": outcome.counts["placed"],
@@ -265,7 +242,7 @@ class SearchResult:
         """What was asked, by what version, and how long it took."""
         from importlib.metadata import version
 
-        first = self.questions[0]
+        first = self.problems[0]
         return {
             "version": version("phaze-fast"),
             "digest": self.digest,
@@ -273,7 +250,7 @@ class SearchResult:
             "threads": self.threads,
             "python": platform.python_version(),
             "inputs": {
-                "models": [q.model.to_dict() for q in self.questions],
+                "models": [problem.model.to_dict() for problem in self.problems],
                 "space": {**self.space.spec.to_dict(), "digest": self.space.digest},
                 "cluster": first.cluster.to_dict(),
                 "training": first.training.to_dict(),
@@ -302,7 +279,7 @@ class SearchResult:
         write_report(self.to_dict(), path)
 
     def __str__(self) -> str:
-        names = ", ".join(q.model.name for q in self.questions)
+        names = ", ".join(problem.model.name for problem in self.problems)
         if not self.outcome.winners:
             return f"{names}: {self.status}: {self.reason}"
         proof = (
@@ -330,7 +307,7 @@ def result_of(
     threads: int = 1,
 ) -> SearchResult:
     """Put what came out of a search together with what was asked."""
-    questions = questions_of(models, Dies.of(space), cluster, training)
+    problems = problems_of(models, ChipGroups.of(space), cluster, training)
     shares = checked_weights(weights, len(models))
-    name = search_digest(questions, space, shares, top, checked_objectives(pareto))
-    return SearchResult(tuple(questions), space, shares, outcome, name, threads, top)
+    name = search_digest(problems, space, shares, top, checked_objectives(pareto))
+    return SearchResult(tuple(problems), space, shares, outcome, name, threads, top)

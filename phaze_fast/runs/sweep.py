@@ -167,7 +167,7 @@ def evaluate_point(point: Point) -> Row:
     >>> row["status"], row["dp"]
     ('optimal', 4)
     """
-    found = plan(point.model, point.cluster, point.training, top=1)
+    found = plan(point.model, point.cluster, point.training, top=1, threads=1)
     if not found.plans:
         return blank_row(point, "infeasible", str(infeasible(found)))
     return plan_row(point, found.best)

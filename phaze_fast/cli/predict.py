@@ -1,0 +1,172 @@
+"""The command `predict`: what a given parallel plan takes, in seconds and bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast import models
+from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.cli.plans import fabric_of, stage_rows
+from phaze_fast.documents import read_document
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Cluster
+from phaze_fast.placement import Plan, PlanSpec, predict
+from phaze_fast.units import format_bytes, format_time
+
+__all__ = ["add_commands"]
+
+
+def _document(plan: Plan) -> dict[str, Any]:
+    data = plan.to_dict()
+    top = ("time_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes", "memory")
+    return {
+        **{name: data[name] for name in top},
+        "over_bytes": data["over_bytes"],
+        "limit_bytes": data["limit_bytes"],
+        "parts_s": data["parts_s"],
+        "energy_j": data["energy_j"],
+        "stages": data["stages"],
+        "plan": data,
+    }
+
+
+def _human(plan: Plan, title: str) -> list[RenderableType]:
+    fits = f"{format_bytes(plan.limit_bytes - plan.memory_bytes)} free"
+    if plan.over_bytes:
+        fits = f"{format_bytes(plan.over_bytes)} ({plan.over_bytes:,.0f} bytes) OVER"
+    rows = [
+        ("step", format_time(plan.time_s)),
+        ("samples/s", f"{plan.samples_per_s:,.2f}"),
+        ("tokens/s", f"{plan.tokens_per_s:,.0f}"),
+        ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}"),
+        ("memory", f"{format_bytes(plan.memory_bytes)} of the fullest device, {fits}"),
+        ("energy", f"{plan.energy_j:,.0f} J a step"),
+    ]
+    parts = [
+        (name, f"{format_time(seconds)} ({seconds / plan.time_s:.1%})")
+        for name, seconds in plan.parts_s.items()
+        if seconds > 1e-6 * plan.time_s
+    ]
+    columns, stages = stage_rows(plan)
+    return [
+        fields(title, rows),
+        fields("Where the step's time goes", parts),
+        table("Stage by stage", columns, stages),
+    ]
+
+
+def _given(plan: Path | None, options: dict[str, Any]) -> PlanSpec:
+    """Read the plan from a file, or from the options; an option overrides the file's field."""
+    said = {name: value for name, value in options.items() if value is not None}
+    if plan is None:
+        return PlanSpec.from_dict({"global_batch": 512, **said})
+    spec = PlanSpec.of(read_document(plan))
+    return spec.replace(**said) if said else spec
+
+
+def predict_plan(
+    model: Annotated[str, typer.Argument(help="A model preset, or a .yaml or .json file.")],
+    chip: Annotated[str, typer.Option(help="A chip preset, or a file.")],
+    devices: Annotated[int, typer.Option(help="Devices of the cluster: tp x pp x dp x cp.")],
+    fabric: Annotated[
+        str | None,
+        typer.Option(help="A fabric preset, or a file; by default the chip's usual one."),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(help="A plan as JSON or YAML, such as `plan --json` writes."),
+    ] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel width (default 1).")] = None,
+    pp: Annotated[int | None, typer.Option(help="Pipeline stages (default 1).")] = None,
+    dp: Annotated[int | None, typer.Option(help="Replicas (default 1).")] = None,
+    cp: Annotated[int | None, typer.Option(help="Context-parallel width (default 1).")] = None,
+    ep: Annotated[int | None, typer.Option(help="Expert-parallel width (default 1).")] = None,
+    zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3 (default 0).")] = None,
+    microbatch: Annotated[
+        int | None, typer.Option(help="Sequences a device works on at once (default 1).")
+    ] = None,
+    global_batch: Annotated[
+        int | None, typer.Option(help="Sequences of one step (default 512).")
+    ] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="1f1b, interleaved or zero-bubble (default 1f1b).")
+    ] = None,
+    virtual: Annotated[
+        int | None, typer.Option(help="Chunks per stage where interleaved.")
+    ] = None,
+    recompute: Annotated[
+        str | None,
+        typer.Option(help="auto (as little as fits), none, selective or full (default auto)."),
+    ] = None,
+    stages: Annotated[
+        str | None,
+        typer.Option(help="Layers of each stage, such as 13,12,12,13; by default even."),
+    ] = None,
+    rank_order: Annotated[
+        str | None, typer.Option(help="replicas-inside (default) or stages-inside.")
+    ] = None,
+    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
+    sequence_parallel: Annotated[
+        bool | None, typer.Option(help="Share the rows of norms among tensor-parallel devices.")
+    ] = None,
+    reserve: Annotated[
+        str | None, typer.Option(help="Memory of each device that is not for the model.")
+    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="Whose state is kept.")] = None,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Predict what a given plan takes; it is never refused for memory.
+
+    Example: phaze-fast predict llama2-7b --chip h100 --devices 16 --tp 4 --pp 2 --dp 2
+    --global-batch 64
+    """
+    spec = _given(
+        plan,
+        {
+            "tp": tp,
+            "pp": pp,
+            "dp": dp,
+            "cp": cp,
+            "ep": ep,
+            "zero": zero,
+            "microbatch": microbatch,
+            "global_batch": global_batch,
+            "schedule": schedule,
+            "virtual": virtual,
+            "recompute": recompute,
+            "stages": _counts(stages),
+            "rank_order": rank_order,
+            "seq": seq,
+            "sequence_parallel": sequence_parallel,
+            "reserved_bytes": reserve,
+            "optimizer": optimizer,
+        },
+    )
+    cluster = Cluster.from_dict(
+        {"devices": devices, "fabric": fabric_of(chip, fabric), "chip": chip}
+    )
+    loaded = models.load(model)
+    predicted = predict(loaded, cluster, spec)
+    title = f"{loaded.name} on {devices} x {chip}: {predicted}"
+    emit(lambda: _document(predicted), lambda: _human(predicted, title), as_json, to_file)
+
+
+def _counts(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInputError(
+            f"--stages: {text!r} is not accepted; expected whole numbers separated by commas"
+        ) from None
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("predict")(predict_plan)
