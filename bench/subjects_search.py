@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from phaze_fast.explore.outcome import Outcome
+from phaze_fast.explore.search import find_chips
 from registry import Subject, register
 
 from phaze_fast import ArchitectureSpace, Cluster, Training, evaluate_batch, models
-from phaze_fast.explore.outcome import Outcome
-from phaze_fast.explore.search import find_chips
 
 Given = tuple[Any, ArchitectureSpace, Cluster, Training]
 

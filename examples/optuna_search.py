@@ -3,8 +3,9 @@
 import importlib.util
 import sys
 
-import phaze_fast as pf
 from phaze_fast.explore.asktell import Explorer
+
+import phaze_fast as pf
 from phaze_fast.hardware import AreaLimit, SpaceSpec
 
 if importlib.util.find_spec("optuna") is None:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phaze_fast import (
+        baselines,
         cost,
         errors,
-        baselines,
         hardware,
         memory,
         models,

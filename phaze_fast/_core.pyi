@@ -241,3 +241,50 @@ class Relaxation:
     def bound(
         self, theta: float, price: float, phi: float = 0.0, enough: float = ...
     ) -> tuple[float, _Array]: ...
+
+PLACED_DTYPE: np.dtype[np.void]
+LAYER_KIND_DTYPE: np.dtype[np.void]
+STRATEGY_DTYPE: np.dtype[np.void]
+LAYOUT_DTYPE: np.dtype[np.void]
+TRAINING_DTYPE: np.dtype[np.void]
+ESTIMATE_DTYPE: np.dtype[np.void]
+PLAN_STATUS_SENTENCES: tuple[str, ...]
+
+class PlanSpace:
+    def __init__(
+        self,
+        fabric: _Array,
+        devices: int,
+        training: _Array,
+        kinds: int,
+        order: _Array,
+        edges: _Array,
+        tied: _Array,
+        strategies: _Array,
+        sizes: _Array,
+        layouts: _Array,
+        rooms: _Array,
+        fits: _Array,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def estimate_even(
+        self, times: object, layout: _Array, variant: _Array, room_bytes: float, threads: int
+    ) -> _Array: ...
+    def estimate(
+        self, times: object, layout: int, cuts: _Array, variants: _Array, room_bytes: float
+    ) -> tuple[_Array, _Array]: ...
+    def even_partition(
+        self, times: object, layout: int, variant: int, room_bytes: float
+    ) -> tuple[int, _Array, _Array]: ...
+    def top_plans(
+        self, times: object, room: int, top: int, threads: int
+    ) -> tuple[_Array, _Array, int]: ...
+    def best(
+        self, strategy: int, times: object, least: object, below_s: _Array, threads: int
+    ) -> tuple[_Array, _Array]: ...
+    def energies(self, times: object, row: _Array, placed: _Array, borders: _Array) -> _Array: ...
+    def bounds(self, strategy: int, least: object, room: _Array, threads: int) -> _Array: ...
+    def work_bounds(self, strategy: int, work_s: _Array, room: _Array) -> _Array: ...
+    def solve(
+        self, times: object, layout: int, room: int, below_s: float
+    ) -> tuple[float, _Array, _Array]: ...

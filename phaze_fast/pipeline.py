@@ -64,7 +64,7 @@ def search(
     time_limit_s
         Stop after so many seconds, with a bound and a gap.
     max_points
-        Stop after so many candidates, pairs of chip and strategy, were placed, with a bound and a gap.
+        Stop after so many candidates (chips under a strategy) were placed, with a bound and a gap.
     threads
         At most this many threads, by default all cores; the answer does not depend on it.
     executor

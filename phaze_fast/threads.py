@@ -1,4 +1,4 @@
-"""Takes what a caller says about threads, gives how many to use: all cores unless told otherwise."""
+"""How many threads to use: all cores unless a caller says otherwise."""
 
 from __future__ import annotations
 

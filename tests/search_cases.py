@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from phaze_fast.explore.workload import Question
 
 import phaze_fast as pf
-from phaze_fast.explore.workload import Question
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.models.transformer import MixtureOfExperts

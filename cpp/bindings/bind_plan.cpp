@@ -37,8 +37,8 @@ class TimesView {
     backward_j_ = flat("backward_j", static_cast<py::ssize_t>(backward_.size()));
     static_ = view<double>(times.attr("static_w"), "static_w", static_cast<py::ssize_t>(rows_));
     if (rows_ > 0) variants_ = backward_.size() / static_cast<std::size_t>(one);
-    if (rows_ > 0 && (variants_ < 1 || variants_ * static_cast<std::size_t>(one) !=
-                                           backward_.size())) {
+    if (rows_ > 0 &&
+        (variants_ < 1 || variants_ * static_cast<std::size_t>(one) != backward_.size())) {
       throw InvalidInput(std::string(name) + ".backward_s: expected rows x variants x kinds");
     }
   }
@@ -49,9 +49,14 @@ class TimesView {
   KindTimes operator[](std::size_t row) const noexcept {
     const std::size_t one = row * static_cast<std::size_t>(kinds_);
     const std::size_t many = one * variants_;
-    return {forward_.data() + one,    plain_.data() + one,        backward_.data() + many,
-            weight_grad_.data() + one, forward_j_.data() + one, backward_j_.data() + many,
-            hbm_[row],                static_[row]};
+    return {forward_.data() + one,
+            plain_.data() + one,
+            backward_.data() + many,
+            weight_grad_.data() + one,
+            forward_j_.data() + one,
+            backward_j_.data() + many,
+            hbm_[row],
+            static_[row]};
   }
 
  private:
@@ -140,9 +145,9 @@ class PyPlanSpace {
     {
       const py::gil_scoped_release release;
       parallel_for(at.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
-        space_.estimate_even(at.subspan(begin, end - begin), chosen.subspan(begin, end - begin),
-                             [&](std::size_t s) { return timed[s]; }, room_bytes,
-                             out.subspan(begin, end - begin));
+        space_.estimate_even(
+            at.subspan(begin, end - begin), chosen.subspan(begin, end - begin),
+            [&](std::size_t s) { return timed[s]; }, room_bytes, out.subspan(begin, end - begin));
       });
     }
     return freeze(std::move(found));
@@ -272,8 +277,8 @@ class PyPlanSpace {
   }
 
   // Lower bounds of a strategy on each chip, with the room that each asks for.
-  py::array_t<double> bounds(std::int32_t strategy, const py::object& least,
-                             const py::object& room, int threads) const {
+  py::array_t<double> bounds(std::int32_t strategy, const py::object& least, const py::object& room,
+                             int threads) const {
     check_strategy(strategy);
     const TimesView floor(least, space_.kinds(), "least");
     const auto rooms = view<std::int64_t>(room, "room", static_cast<py::ssize_t>(floor.rows()));
@@ -319,8 +324,8 @@ class PyPlanSpace {
     const auto row = static_cast<std::size_t>(layout);
     const KindTimes own = timed[static_cast<std::size_t>(space_.layout(row).strategy)];
     const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(room));
-    const PlacedPlan plan = space_.best_of_layout(
-        row, own, space_.room_bytes(static_cast<std::size_t>(room)), below_s);
+    const PlacedPlan plan =
+        space_.best_of_layout(row, own, space_.room_bytes(static_cast<std::size_t>(room)), below_s);
     const py::tuple found = hand_out({plan});
     return py::make_tuple(bound, found[0], found[1]);
   }
@@ -396,18 +401,18 @@ void bind_plan(py::module_& module) {
       .def("__len__", &PyPlanSpace::layouts)
       .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
            py::arg("variant"), py::arg("room_bytes"), py::arg("threads"))
-      .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"),
-           py::arg("cuts"), py::arg("variants"), py::arg("room_bytes"))
+      .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
+           py::arg("variants"), py::arg("room_bytes"))
       .def("even_partition", &PyPlanSpace::even_partition, py::arg("times"), py::arg("layout"),
            py::arg("variant"), py::arg("room_bytes"))
-      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"),
-           py::arg("top"), py::arg("threads"))
+      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"), py::arg("top"),
+           py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
-      .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"),
-           py::arg("placed"), py::arg("borders"))
-      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"),
-           py::arg("room"), py::arg("threads"))
+      .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),
+           py::arg("borders"))
+      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"), py::arg("room"),
+           py::arg("threads"))
       .def("work_bounds", &PyPlanSpace::work_bounds, py::arg("strategy"), py::arg("work_s"),
            py::arg("room"))
       .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"), py::arg("room"),

@@ -18,6 +18,7 @@ from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.exact import ExactEvaluator
 from phaze_fast.search.problem import problems_of
 from phaze_fast.search.result import Winner
+from phaze_fast.threads import thread_count
 
 __all__ = ["Course", "check_limits", "early_stop", "exact_evaluator", "random_search", "walk_down"]
 
@@ -37,12 +38,14 @@ def exact_evaluator(
     cluster: Cluster,
     training: Training,
     weights: Sequence[float] = (),
-    threads: int = 1,
+    threads: int | None = None,
 ) -> ExactEvaluator:
     """Give the exact evaluator of a space's chips for one model or several, all trained alike."""
     groups = ChipGroups.of(space)
     several = [models] if isinstance(models, TransformerModel) else list(models)
-    return ExactEvaluator(problems_of(several, groups, cluster, training), groups, weights, threads)
+    return ExactEvaluator(
+        problems_of(several, groups, cluster, training), groups, weights, thread_count(threads)
+    )
 
 
 def _buckets(area_mm2: Array, order: Array) -> list[Array]:
@@ -103,7 +106,7 @@ def walk_down(
 
 
 class Course:
-    """One method at work: an evaluator of its own, so that its seconds are its own, and the best."""
+    """One method at work: an evaluator of its own, so that its seconds are its own."""
 
     def __init__(self, exact: ExactEvaluator) -> None:
         self.exact = ExactEvaluator(exact.problems, exact.groups, exact.weights, exact.threads)
@@ -113,6 +116,7 @@ class Course:
 
     @property
     def seconds(self) -> float:
+        """Seconds since it began."""
         return time.monotonic() - self.began
 
     def scores(self, chips: Array) -> Array:
@@ -126,6 +130,7 @@ class Course:
         return np.array([math.inf if w is None else w.score for w in winners])
 
     def baseline(self, key: str, title: str, note: str) -> Baseline:
+        """Give the best that it found."""
         best, many = self.best, self.exact.evaluations
         if best is None:
             note = f"none of the {many} chips it looked at fits; {note}"
@@ -175,7 +180,7 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
     area = chips.area_mm2 if areas is None else np.asarray(areas, dtype=float)
     if area.shape != (len(chips),):
         raise InvalidInputError(
-            f"areas: shape {area.shape} is not accepted; expected one for each of {len(chips)} chips"
+            f"areas: shape {area.shape} is not accepted; expected one for each of {len(chips)}"
         )
     course = Course(exact)
     keys = [-chips.records[name].astype(float) for name in reversed(_ORDER)]
@@ -189,6 +194,7 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
 
 
 def check_limits(count: int, time_limit_s: float) -> None:
+    """Refuse limits with which nothing can be looked at."""
     if count < 1:
         raise InvalidInputError(f"count: {count!r} is not accepted; expected at least 1")
     if not time_limit_s > 0:
@@ -218,7 +224,8 @@ def random_search(
     >>> from phaze_fast import models
     >>> few = ArchitectureSpace.tpuv4_area()[:28000:4000]
     >>> pod, step = Cluster(devices=4, fabric="tpuv4-pod"), Training(global_batch=4, microbatch=1)
-    >>> random_search(exact_evaluator(models.load("bertlarge"), few, pod, step), count=3).evaluations
+    >>> exact = exact_evaluator(models.load("bertlarge"), few, pod, step)
+    >>> random_search(exact, count=3).evaluations
     3
     """
     check_limits(count, time_limit_s)

@@ -162,7 +162,7 @@ class _Uniform:
         return f"does not fit into {most} of a device with ZeRO 0 or 1 and any micro-batch given"
 
     def _of_mode(self, mode: str, even: bool, zero: int) -> Plan | None:
-        """The best plan of one way to recompute and one ZeRO stage."""
+        """Find the best plan of one way to recompute and one ZeRO stage."""
         capacity = room(self.cluster, self.training) + float(self.training.reserved_bytes)
         own = self.training.model_copy(update={"recompute": mode, "zero": (zero,)})
         evaluator = PlanEvaluator(self.model, self.cluster, own, [capacity])
@@ -176,7 +176,7 @@ class _Uniform:
         return evaluator.plan(best[0], times) if best else None
 
     def plans(self, even: bool, zeros: Sequence[int]) -> list[Plan]:
-        """The best plan of each way to recompute and ZeRO stage, where it fits."""
+        """List the best plan of each way to recompute and ZeRO stage, where it fits."""
         made = [self._of_mode(mode, even, zero) for mode in self.modes for zero in zeros]
         return [plan for plan in made if plan is not None]
 

@@ -61,7 +61,9 @@ def place_file(
         typer.Option("-o", "--output", metavar="FILE", help="Where answers go, in the same form."),
     ] = None,
     objective: Annotated[str, typer.Option(help="phaze: the published objective.")] = "phaze",
-    threads: Annotated[int, typer.Option(help="At most so many threads.")] = 1,
+    threads: Annotated[
+        int | None, typer.Option(help="At most so many threads; by default all cores.")
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answers as JSON instead of a table.")
     ] = False,

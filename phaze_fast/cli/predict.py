@@ -95,9 +95,7 @@ def predict_plan(
     schedule: Annotated[
         str | None, typer.Option(help="1f1b, interleaved or zero-bubble (default 1f1b).")
     ] = None,
-    virtual: Annotated[
-        int | None, typer.Option(help="Chunks per stage where interleaved.")
-    ] = None,
+    virtual: Annotated[int | None, typer.Option(help="Chunks per stage where interleaved.")] = None,
     recompute: Annotated[
         str | None,
         typer.Option(help="auto (as little as fits), none, selective or full (default auto)."),

@@ -24,6 +24,7 @@ from phaze_fast.pipeline import compare, search
 from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult
 from phaze_fast.search.designs import Design, fullest_text, share_text
+from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bandwidth, format_bytes, format_time
 
 __all__ = ["add_commands"]
@@ -246,7 +247,9 @@ def search_chips(
     max_points: Annotated[
         float, typer.Option(help="Stop after the wave in which so many pairs were placed.")
     ] = float("inf"),
-    threads: Annotated[int, typer.Option(help="At most so many; 0: all cores.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(help="At most so many threads; by default all cores.")
+    ] = None,
     executor: Annotated[
         str | None, typer.Option(help="processes, dask://host:port, ray or mpi.")
     ] = None,
@@ -271,7 +274,7 @@ def search_chips(
     loaded = [model_presets.load(name) for name in model]
     step = _training(dict(locals()))
     cluster = Cluster.from_dict({"devices": devices, "fabric": fabric})
-    chips, cores = _space(space, hbm), threads or os.cpu_count() or 1
+    chips, cores = _space(space, hbm), thread_count(threads)
     with shown_progress(quiet) as progress, _told_where(resume):
         found = search(
             loaded,

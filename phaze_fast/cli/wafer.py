@@ -207,7 +207,7 @@ def _shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., N
 
 
 def _one_wafer(
-    problem: Problem, effort: Effort, seed: int, threads: int, compare: bool, quiet: bool
+    problem: Problem, effort: Effort, seed: int, threads: int | None, compare: bool, quiet: bool
 ) -> Comparison | MappingResult:
     with _shown(quiet) as (say, show):
         name = f"{problem.model.name} on {problem.wafer.name}"
@@ -230,7 +230,7 @@ def _space(
     training: WaferTraining,
     effort: Effort,
     seed: int,
-    threads: int,
+    threads: int | None,
     compare: bool,
     quiet: bool,
 ) -> tuple[WaferResult, Comparison | None]:
@@ -337,7 +337,9 @@ def wafer(
         float | None, typer.Option(help="Seconds after which no further layout is looked at.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of all random choices.")] = 0,
-    threads: Annotated[int, typer.Option(help="At most so many threads.")] = 2,
+    threads: Annotated[
+        int | None, typer.Option(help="At most so many threads; by default all cores.")
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
     to_file: ToFile = None,

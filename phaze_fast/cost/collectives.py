@@ -23,6 +23,7 @@ from phaze_fast.hardware import (
     fabric_record,
 )
 from phaze_fast.records import FrozenDict
+from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["CollectiveCost", "CollectiveTimes", "collective", "collective_batch", "message_batch"]
@@ -203,7 +204,7 @@ def collective_batch(
     ranks: Any,
     stride: Any = 1,
     fabric: Any = 0,
-    threads: int = 1,
+    threads: int | None = None,
     outer_ranks: Any = 1,
     outer_stride: Any = 0,
 ) -> CollectiveTimes:
@@ -220,7 +221,7 @@ def collective_batch(
         Numbers or one-dimensional arrays, broadcast against each other: bytes (float), ranks,
         stride (integers), and the position of the fabric in `fabrics`.
     threads
-        At most this many threads; the result does not depend on it.
+        At most this many threads, by default all cores; the result does not depend on it.
     outer_ranks, outer_stride
         Integers, broadcast as the others: runs of `ranks` devices in a group, and the ranks between
         the first devices of neighbouring runs. See `collective`.
@@ -265,7 +266,7 @@ def collective_batch(
     code, payload, run, apart, which, runs, runs_apart = _rows(columns)
     return CollectiveTimes(
         *_core.collective_batch(
-            records, which, code, payload, run, apart, threads, runs, runs_apart
+            records, which, code, payload, run, apart, thread_count(threads), runs, runs_apart
         )
     )
 

@@ -23,6 +23,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import LayerGraph, OpGraph
+from phaze_fast.threads import thread_count
 
 __all__ = ["Costs", "estimate_costs"]
 
@@ -260,7 +261,7 @@ def estimate_costs(
     dtype: Dtype = "bf16",
     tuning: Tuning | None = None,
     energy: EnergyTable | None = None,
-    threads: int = 1,
+    threads: int | None = None,
     like: Accelerator | None = None,
     bounds_only: bool = False,
     expert_stride: int | None = None,
@@ -283,7 +284,7 @@ def estimate_costs(
     energy
         Prices of events; by default the 7 nm table.
     threads
-        At most this many threads; the result does not depend on it.
+        At most this many threads, by default all cores; the result does not depend on it.
     like
         For an array of records: the chip whose tuning, launch latency and formats they share.
     bounds_only
@@ -312,6 +313,7 @@ def estimate_costs(
     >>> costs.time_s(2).shape == (2, len(costs.graphs[2]))
     True
     """
+    workers = thread_count(threads)
     listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
     flat = _flat(listed)
     asked = machines(chips, dtype, tuning, energy, like)
@@ -334,10 +336,10 @@ def estimate_costs(
             np.flatnonzero(alone),
             asked,
             _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS,
-            threads,
+            workers,
             bounds_only,
         ),
-        _tabled(ops, np.flatnonzero(~alone), asked, _UNSEEN_OF_CHIP, threads, bounds_only),
+        _tabled(ops, np.flatnonzero(~alone), asked, _UNSEEN_OF_CHIP, workers, bounds_only),
     )
     return Costs(
         graphs=flat,

@@ -20,6 +20,7 @@ from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.records import Quantity, Record
+from phaze_fast.threads import thread_count
 
 __all__ = [
     "FULL_AREA",
@@ -146,7 +147,7 @@ def area(chip: Accelerator, terms: AreaTerms = PUBLISHED_AREA) -> Area:
 def area_batch(
     chips: Sequence[Accelerator] | np.ndarray[Any, Any],
     terms: AreaTerms = PUBLISHED_AREA,
-    threads: int = 1,
+    threads: int | None = None,
 ) -> np.ndarray[Any, Any]:
     """Area of many chips by term.
 
@@ -157,7 +158,7 @@ def area_batch(
     terms
         Which terms to count.
     threads
-        At most this many threads; the result does not depend on it.
+        At most this many threads, by default all cores; the result does not depend on it.
 
     Returns
     -------
@@ -171,14 +172,14 @@ def area_batch(
     >>> area_batch([presets.chip("phaze-tpuv4")])["buffer_mm2"].round(3).tolist()
     [175.423]
     """
-    return _core.chip_area(_records(chips), *terms.rates, threads)
+    return _core.chip_area(_records(chips), *terms.rates, thread_count(threads))
 
 
 def power_batch(
     chips: Sequence[Accelerator] | np.ndarray[Any, Any],
     table: EnergyTable | None = None,
     terms: AreaTerms = PUBLISHED_AREA,
-    threads: int = 1,
+    threads: int | None = None,
 ) -> np.ndarray[Any, Any]:
     """Peak power of many chips: every unit busy, every memory at full bandwidth. Watts.
 
@@ -189,9 +190,9 @@ def power_batch(
     [188.0]
     """
     records = _records(chips)
-    total_mm2 = _core.chip_area_total(records, *terms.rates, threads)
+    total_mm2 = _core.chip_area_total(records, *terms.rates, thread_count(threads))
     table = energy_table() if table is None else table
-    return _core.peak_power(records, table.to_record(), total_mm2, threads)
+    return _core.peak_power(records, table.to_record(), total_mm2, thread_count(threads))
 
 
 def _records(chips: Sequence[Accelerator] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -2,9 +2,10 @@
 
 from phaze_fast.placement.describe import PlacedStage
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
-from phaze_fast.placement.plan import PARTS, Plan, Stage
+from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.planning import Plans, infeasible, plan
-from phaze_fast.placement.predict import PlanSpec, Predictions, predict, predict_batch
+from phaze_fast.placement.plans import PARTS, Plan, Stage
+from phaze_fast.placement.prediction import Predictions, predict, predict_batch
 from phaze_fast.placement.problems import (
     SCHEDULES,
     PipelineProblem,

@@ -1,7 +1,7 @@
-"""Takes a model, a cluster and a training step, gives bounds, times and plans by the plan kernel.
+"""The plan evaluator: bounds, times and plans of a model on a cluster.
 
-`PlanEvaluator` is the only caller of that kernel: planning, prediction, search, sweeps and baselines
-all ask it, so that the same plan has the same figures wherever it is printed.
+`PlanEvaluator` is the only caller of the plan kernel: planning, prediction, search, sweeps and
+baselines all ask it, so that the same plan has the same figures wherever it is printed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, cluster_record
-from phaze_fast.memory import SCHEDULES, TERMS, layouts_fit, optimizer
+from phaze_fast.memory import layouts_fit, optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Strategy
 from phaze_fast.placement.layouts import Shape, layouts_of, node_devices, strategies
-from phaze_fast.placement.plan import PARTS, Plan, Stage
+from phaze_fast.placement.plans import Plan
+from phaze_fast.placement.reading import model_flops, read_plan, read_stages
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes, training_record
 from phaze_fast.placement.times import KindTimes, times_on_chip
-from phaze_fast.placement.training import RANK_ORDERS, RECOMPUTE, Training, recompute_modes
-from phaze_fast.records import FrozenDict
+from phaze_fast.placement.training import RECOMPUTE, Training, recompute_modes
 from phaze_fast.schedule import ScheduleCache
 
-__all__ = ["Placed", "PlanEvaluator", "step_flops"]
+__all__ = ["Placed", "PlanEvaluator"]
 
 Array = np.ndarray[Any, Any]
-
-_TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
 @dataclass(frozen=True)
@@ -63,24 +61,6 @@ def _placed(records: Array, pool: Array) -> list[Placed]:
             )
         )
     return found
-
-
-def step_flops(sizes: StrategySizes, batch: int) -> tuple[float, float]:
-    """FLOPs of the matrix operators of a step: of the model, and of one forward pass of its blocks.
-
-    Causal attention counts half, as it is computed; so no plan exceeds the peak of its chips.
-    """
-
-    def of(graph: Any) -> float:
-        ops = graph.ops[np.isin(graph.ops["unit"], _TENSOR_UNITS)]
-        return float((ops["flops"] * np.where(ops["causal"] != 0, 0.5, 1.0)).sum())
-
-    layers = sizes.graph.layers
-    whole = sum(x.count * (of(x.forward) + of(x.backward)) for x in layers)
-    again = sum(x.count * of(x.forward) for x in layers if x.kind not in ("embedding", "head"))
-    s = sizes.strategy
-    factor = s.tensor_parallel * s.context_parallel * batch / s.microbatch
-    return whole * factor, again * factor
 
 
 class PlanEvaluator:
@@ -176,7 +156,9 @@ class PlanEvaluator:
     @cached_property
     def _kinds(self) -> Array:
         """Sizes of each kind, and of the head with a copy of a tied embedding."""
-        kinds: Array = np.stack([np.append(s.kinds, s.kinds[s.graph.order[-1]]) for s in self.sizes])
+        kinds: Array = np.stack(
+            [np.append(s.kinds, s.kinds[s.graph.order[-1]]) for s in self.sizes]
+        )
         kinds["parameters"][:, -1] += self._strategies["copied_parameters"]
         return kinds
 
@@ -209,7 +191,7 @@ class PlanEvaluator:
     def times(
         self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
     ) -> KindTimes:
-        """Times of all strategies on a cluster's chip, one row each."""
+        """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, cache, threads)
 
     def top(self, times: KindTimes, top: int, room: int = 0, threads: int = 1) -> list[Placed]:
@@ -328,96 +310,36 @@ class PlanEvaluator:
         layout = self.layouts[placed.layout]
         s = int(layout["strategy"])
         if row is not None:
-            times = _one_of(times, row, s, len(self.sizes))
+            times = _one_of(times, row, len(self.sizes))
         cuts = np.array(placed.cuts, dtype=np.int32)
         variants = np.array(placed.variants, dtype=np.int32)
         estimate, stages = self.space.estimate(
             times, placed.layout, cuts, variants, float(max(self.rooms[room], 0.0))
         )
-        proven = bool(times.proven[s])
-        return self._read(layout, placed, (estimate[0], stages), proven, room, peak_flops)
-
-    def _read(
-        self, layout: Any, placed: Placed, what: tuple[Any, Array], proven: bool, room: int,
-        peak_flops: float,
-    ) -> Plan:  # fmt: skip
-        estimate, stages = what
-        sizes = self.sizes[int(layout["strategy"])]
-        strategy, batch = sizes.strategy, self.training.global_batch
-        time_s = float(estimate["time_s"])
-        flops, again = self._flops
-        listed = self._stages(layout, placed, stages, sizes)
-        blocks = sizes.blocks
-        share = sum(
-            sum(n for kind, n in x.kinds.items() if kind not in ("embedding", "head"))
-            for x in listed
-            if x.recompute == "full"
-        )
-        peak = (peak_flops or self._peak) * time_s
-        samples = batch / time_s if time_s > 0 else float("inf")
-        return Plan(
-            tp=strategy.tensor_parallel,
-            pp=int(layout["stages"]),
-            dp=int(layout["data_parallel"]),
-            cp=strategy.context_parallel,
-            ep=strategy.expert_parallel,
-            zero=int(layout["zero"]),
-            microbatch=strategy.microbatch,
-            microbatches=int(layout["microbatches"]),
-            schedule=SCHEDULES[int(layout["schedule"])],
-            virtual=int(layout["virtual_stages"]),
-            rank_order=RANK_ORDERS[int(layout["rank_order"])],
-            layers_proven=proven,
-            time_s=time_s,
-            parts_s=FrozenDict({n: float(estimate["parts"][f"{n}_s"]) for n in PARTS}),
-            memory_bytes=float(estimate["memory_bytes"]),
+        listed = read_stages(self.sizes[s], layout, placed.cuts, placed.variants, stages)
+        return read_plan(
+            self.sizes[s],
+            layout,
+            (estimate[0], listed),
+            proven=bool(times.proven[s]),
             limit_bytes=float(self.rooms[room]),
-            energy_j=float(estimate["energy_j"]),
-            samples_per_s=samples,
-            tokens_per_s=samples * (self.training.seq or self.model.seq),
-            mfu=flops / peak if peak > 0 else 0.0,
-            hfu=(flops + again * share / max(blocks, 1)) / peak if peak > 0 else 0.0,
-            stages=listed,
+            flops=self._flops,
+            peak_flops=peak_flops or self._peak,
         )
 
     @cached_property
-    def _flops(self) -> tuple[float, float]:
-        whole = Strategy(seq=self.training.seq)
-        return step_flops(strategy_sizes(self.model, whole, ("none",)), self.training.global_batch)
+    def _flops(self) -> float:
+        whole = strategy_sizes(self.model, Strategy(seq=self.training.seq), ("none",))
+        return model_flops(whole.graph) * self.training.global_batch
 
     @cached_property
     def _peak(self) -> float:
         chip = self.cluster.chip
         return 0.0 if chip is None else self.cluster.devices * chip.peak_flops("bf16")
 
-    def _stages(
-        self, layout: Any, placed: Placed, stages: Array, sizes: StrategySizes
-    ) -> tuple[Stage, ...]:
-        count, graph = int(layout["stages"]), sizes.graph
-        loads, memory = stages["load_s"].tolist(), stages["memory"].tolist()
-        listed = []
-        for k in range(count):
-            at: list[int] = []
-            for c in range(k, len(placed.cuts) - 1, count):
-                at.extend(range(placed.cuts[c], placed.cuts[c + 1]))
-            kinds: dict[str, int] = {}
-            for i in at:
-                name = graph.layers[graph.order[i]].kind
-                kinds[name] = kinds.get(name, 0) + 1
-            listed.append(
-                Stage(
-                    layers=tuple(at),
-                    kinds=FrozenDict(kinds),
-                    recompute=sizes.variants[placed.variants[k]],
-                    load_s=loads[k],
-                    memory=FrozenDict(zip(TERMS, memory[k], strict=True)),
-                )
-            )
-        return tuple(listed)
 
-
-def _one_of(times: KindTimes, row: int, s: int, count: int) -> KindTimes:
-    """Times of strategy `s` alone, as one row among those of all strategies."""
+def _one_of(times: KindTimes, row: int, count: int) -> KindTimes:
+    """Repeat one row for every strategy: only the plan's own is looked at."""
     own = times.at(slice(row, row + 1))
     rows = np.zeros(count, dtype=np.int64)
     return own.at(rows) if count > 1 else own

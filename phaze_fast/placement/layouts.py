@@ -95,7 +95,7 @@ def strategies(
 
 
 def _replica_counts(shape: Shape, training: Training) -> Array:
-    """Counts of replicas that divide the batch and fit the cluster."""
+    """List counts of replicas that divide the batch and fit the cluster."""
     rounds = training.global_batch // shape.microbatch
     most = min(shape.devices // shape.inner, rounds)
     wanted = np.arange(1, most + 1)
@@ -122,8 +122,8 @@ def _grid(shape: Shape, training: Training) -> tuple[Array, Array, Array]:
 
 def _uneven(shape: Shape, v: int) -> str:
     return (
-        f"schedule: interleaved with {v} chunks a stage needs {shape.blocks} blocks to be a multiple "
-        f"of stages x {v}, and micro-batches of stages"
+        f"schedule: interleaved with {v} chunks a stage needs {shape.blocks} blocks to be a "
+        f"multiple of stages x {v}, and micro-batches of stages"
     )
 
 

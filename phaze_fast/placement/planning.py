@@ -13,7 +13,7 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeErr
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
-from phaze_fast.placement.plan import Plan
+from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.times import memory_of
 from phaze_fast.placement.training import Training
 from phaze_fast.schedule import ScheduleCache
@@ -165,7 +165,9 @@ def plan(
         return Plans(*common, (), (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
     kept, front = _leaders(evaluator, placed, top)
     listed = {k: evaluator.plan(placed[k], times) for k in {*kept, *front}}
-    return Plans(*common, tuple(listed[k] for k in kept), tuple(listed[k] for k in front), tried, why)
+    return Plans(
+        *common, tuple(listed[k] for k in kept), tuple(listed[k] for k in front), tried, why
+    )
 
 
 def _leaders(
@@ -211,8 +213,8 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
     for key in np.flatnonzero(number).tolist():
         strategy = evaluator.sizes[key // 4].strategy
         counts[
-            f"memory: tensor_parallel {strategy.tensor_parallel}, microbatch {strategy.microbatch}, "
-            f"zero {key % 4} does not fit with so many replicas or so few stages"
+            f"memory: tensor_parallel {strategy.tensor_parallel}, "
+            f"microbatch {strategy.microbatch}, zero {key % 4} does not fit with so many replicas or so few stages"
         ] += int(number[key])
     return counts
 

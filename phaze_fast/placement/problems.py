@@ -14,6 +14,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.placement.describe import PlacedStage, placed_stages, text
 from phaze_fast.placement.table import LayerTable
+from phaze_fast.threads import thread_count
 
 __all__ = [
     "SCHEDULES",
@@ -273,7 +274,7 @@ def place_counts(
 
 
 def place_batch(
-    problems: Sequence[PublishedProblem | PipelineProblem], threads: int = 1
+    problems: Sequence[PublishedProblem | PipelineProblem], threads: int | None = None
 ) -> list[Placement]:
     """Place many problems in one call; the GIL is released.
 
@@ -282,7 +283,7 @@ def place_batch(
     problems
         Of either kind.
     threads
-        At most this many threads; the answers do not depend on it.
+        At most this many threads, by default all cores; the answers do not depend on it.
 
     Returns
     -------
@@ -301,18 +302,18 @@ def place_batch(
     >>> [found.time_s for found in place_batch(problems)]
     [12.0, 54.0]
     """
-    listed = list(problems)
+    listed, workers = list(problems), thread_count(threads)
     answers: list[Placement] = [_NOTHING] * len(listed)
     ours = [k for k, p in enumerate(listed) if isinstance(p, PipelineProblem)]
     theirs = [k for k, p in enumerate(listed) if isinstance(p, PublishedProblem)]
     if len(ours) + len(theirs) != len(listed):
         raise InvalidInputError("problems: expected PublishedProblem or PipelineProblem")
     if theirs:
-        placed = _published([listed[k] for k in theirs], threads)  # type: ignore[misc]
+        placed = _published([listed[k] for k in theirs], workers)  # type: ignore[misc]
         for k, answer in zip(theirs, placed, strict=True):
             answers[k] = answer
     if ours:
-        counted = place_counts([listed[k] for k in ours], threads, True)  # type: ignore[misc]
+        counted = place_counts([listed[k] for k in ours], workers, True)  # type: ignore[misc]
         for k, plans in zip(ours, counted, strict=True):
             answers[k] = min(plans, key=lambda plan: plan.time_s, default=_NOTHING)
     return answers

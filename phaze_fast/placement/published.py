@@ -20,6 +20,7 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.placement.problems import Placement, PublishedProblem, place_batch
 from phaze_fast.placement.table import LayerTable
+from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
 __all__ = ["answer", "problem_from_dict", "read_problems", "solve_published"]
@@ -363,10 +364,13 @@ def answer(problem: PublishedProblem, found: Placement) -> dict[str, Any]:
     }
 
 
-def solve_published(problems: list[PublishedProblem], threads: int = 1) -> list[dict[str, Any]]:
+def solve_published(
+    problems: list[PublishedProblem], threads: int | None = None
+) -> list[dict[str, Any]]:
     """Solve problems one after another, each timed; answers as `answer` gives them."""
-    if threads > 1:
-        placed = place_batch(problems, threads)
+    workers = thread_count(threads)
+    if workers > 1:
+        placed = place_batch(problems, workers)
     else:
         placed = [place_batch([problem])[0] for problem in problems]
     return [answer(problem, found) for problem, found in zip(problems, placed, strict=True)]

@@ -1,4 +1,4 @@
-"""Takes a model's layers under a strategy, gives what the plan kernel reads of them without a chip."""
+"""What the plan kernel reads of a model's layers under a strategy, whatever the chip."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StrategySizes:
 
     graph: LayerGraph
     variants: tuple[str, ...]
-    """Ways to run a stage by what is recomputed, least first; those that change nothing left out."""
+    """Ways to run a stage by what is recomputed, least first; each changes something."""
     variant_of: Mapping[str, int]
     """Which variant each way to recompute is."""
     expert_stride: int

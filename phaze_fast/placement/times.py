@@ -142,7 +142,15 @@ class KindTimes:
             late[:, k] = plain[:, k] * share
         sure: Array = np.all(proven[first : first + 2 * len(layers)], axis=0)
         return cls(
-            forward, plain, backward, late, joules, backward_j, hbm_bytes_per_s, costs.static_w, sure
+            forward,
+            plain,
+            backward,
+            late,
+            joules,
+            backward_j,
+            hbm_bytes_per_s,
+            costs.static_w,
+            sure,
         )
 
 
@@ -192,8 +200,6 @@ def times_on_chip(
         made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
         first = 0
         for s in some:
-            known[s] = KindTimes.of(
-                s, costs, made.makespan_s, made.proven, np.array([rate]), first
-            )
+            known[s] = KindTimes.of(s, costs, made.makespan_s, made.proven, np.array([rate]), first)
             first += 2 * len(s.graph.layers)
     return KindTimes.joined([known[s] for s in sizes])

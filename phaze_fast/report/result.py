@@ -15,13 +15,13 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training, infeasible, plan
+from phaze_fast.runs.executors import needed
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.designs import Design, geometric_mean
 from phaze_fast.search.find import checked_weights, search_digest
 from phaze_fast.search.goals import OBJECTIVES, checked_objectives, front_of
 from phaze_fast.search.problem import SearchProblem, problems_of
 from phaze_fast.search.result import Outcome, Winner
-from phaze_fast.runs.executors import needed
 from phaze_fast.units import format_time
 
 __all__ = ["ParetoFront", "SearchResult", "result_of", "write_parquet"]

@@ -28,6 +28,7 @@ from phaze_fast.placement import Plan, Training, infeasible, plan
 from phaze_fast.runs.chunks import Lost, run_chunks
 from phaze_fast.runs.executors import Workers, needed
 from phaze_fast.runs.journal import Journal, manifest
+from phaze_fast.threads import thread_count
 
 __all__ = ["COLUMNS", "Point", "SweepTable", "blank_row", "evaluate_point", "plan_row", "sweep"]
 
@@ -315,7 +316,7 @@ def sweep(
     out: Path | str | None = None,
     executor: Executor | str | None = None,
     chunk: int = 16,
-    threads: int = 1,
+    threads: int | None = None,
     progress: Progress | None = None,
     evaluate: Evaluate = evaluate_point,
     retry_errors: bool = False,
@@ -377,7 +378,7 @@ def sweep(
             notes = journal.notes
         resumed = len(rows)
         left = [point for key, point in distinct.items() if key not in rows]
-        workers = stack.enter_context(Workers(executor, threads))
+        workers = stack.enter_context(Workers(executor, thread_count(threads)))
         if workers.separate:
             _check_travels(evaluate)
         if progress is not None:

@@ -15,6 +15,7 @@ from phaze_fast.schedule.cache import ScheduleCache, StoredLayer, layer_key
 from phaze_fast.schedule.instance import LayerInstance
 from phaze_fast.schedule.result import LayerSchedule
 from phaze_fast.schedule.solve import RULES, Packed
+from phaze_fast.threads import thread_count
 
 __all__ = ["LayerTimes", "schedule_layers"]
 
@@ -180,7 +181,7 @@ def schedule_layers(
     rule: str = "exclusive",
     max_nodes: int = 100_000,
     time_limit_s: float = float("inf"),
-    threads: int = 1,
+    threads: int | None = None,
     cache: ScheduleCache | None = None,
 ) -> LayerTimes:
     """Schedule every graph of `costs` on every chip, in one call per graph; the GIL is released.
@@ -200,7 +201,8 @@ def schedule_layers(
     time_limit_s
         For each layer; with a limit, two runs may differ where it is reached.
     threads
-        At most this many threads; without a time limit the result does not depend on it.
+        At most this many threads, by default all cores; without a time limit the result does not
+        depend on it.
     cache
         Where proven schedules are looked up and kept; by default nowhere.
 
@@ -229,7 +231,7 @@ def schedule_layers(
         key = np.ascontiguousarray(np.concatenate([one, every, costs.cores], axis=1))
         _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
         which = inverse.reshape(-1)
-        limits = (rule == "overlap", max_nodes, time_limit_s, threads)
+        limits = (rule == "overlap", max_nodes, time_limit_s, thread_count(threads))
         question = (layer, one[first], every[first], np.ascontiguousarray(costs.cores[first]))
         found = _solve(question, limits) if cache is None else _looked_up(question, limits, cache)
         for name, values in zip(rows, found[:4], strict=True):

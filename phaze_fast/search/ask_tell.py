@@ -137,7 +137,7 @@ class Explorer:
             least = np.full(logs.shape, np.inf)
             for s in range(len(problem.evaluator)):
                 work = problem.work_s(s, groups.records, self._exact.threads)
-                for c in range(least.shape[1]):
+                for c in range(len(groups.capacities)):
                     rooms = np.full(len(work), c, dtype=np.int64)
                     bounds = problem.evaluator.work_bounds(s, work, rooms)
                     np.minimum(least[:, c], bounds, out=least[:, c])

@@ -1,9 +1,9 @@
 """The best-first search: candidates in the order of their lower bounds, each taken a step further.
 
 What is known of a candidate (a strategy on a chip group) rises in steps (`bounds.STEPS`), each
-costlier than the one before. Those with the lowest bounds go first, in waves; a candidate is settled
-when its bound is above what the goals still ask for, or when it is placed. Waves do not depend on
-threads or workers, and neither does anything that comes out.
+costlier than the one before. Those with the lowest bounds go first, in waves; a candidate is
+settled when its bound is above what the goals still ask for, or when it is placed. Waves do not
+depend on threads or workers, and neither does anything that comes out.
 """
 
 from __future__ import annotations

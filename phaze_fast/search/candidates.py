@@ -173,7 +173,7 @@ class CandidateTable:
             self.unproven.discard((s, group))
 
     def _taken(self, s: int, groups: Array) -> tuple[KindTimes, KindTimes]:
-        """Times of candidates that are scheduled, and what is proven of them; then forgotten."""
+        """Take the times of scheduled candidates, and what is proven of them, off the table."""
         batches: dict[int, tuple[KindTimes, KindTimes, list[int], list[int]]] = {}
         for at, group in enumerate(groups.tolist()):
             times, least, k = self._timed.pop((s, group))

@@ -12,8 +12,8 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
 from phaze_fast.hardware.presets import chip as preset_chip
-from phaze_fast.models import TransformerModel, load
 from phaze_fast.memory import SCHEDULES
+from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement import PlanEvaluator, Training
 from phaze_fast.runs.executors import Workers
 from phaze_fast.search.best_first import BestFirstSearch

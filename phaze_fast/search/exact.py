@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.best_first import BestFirstSearch
+from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.problem import SearchProblem
 from phaze_fast.search.result import Winner
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 class ExactEvaluator:
-    """Scores chip groups exactly, each once: seconds of a step, or their weighted geometric mean."""
+    """Scores of chip groups, exactly, each once: seconds of a step, or a mean of several."""
 
     def __init__(
         self,

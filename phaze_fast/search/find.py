@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from phaze_fast.documents import digest
-from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training
@@ -25,7 +25,7 @@ from phaze_fast.search.plan_cache import PlanCache
 from phaze_fast.search.problem import SearchProblem, problems_of
 from phaze_fast.search.result import Budget, Outcome, Progress
 
-__all__ = ["STORE", "find_chips", "questions_of", "search_digest"]
+__all__ = ["STORE", "checked_weights", "find_chips", "search_digest"]
 
 STORE = "results.sqlite"
 """File of a cache folder that outcomes are kept in."""

@@ -168,7 +168,7 @@ def _ablations(
     ours: MappingResult,
     effort: Effort,
     seed: int,
-    threads: int,
+    threads: int | None,
     report: Callable[[str], None],
 ) -> Iterator[tuple[str, Evaluation]]:
     less = Effort(
@@ -200,7 +200,7 @@ def compare_mappings(
     problem: Problem,
     effort: Effort | None = None,
     seed: int = 0,
-    threads: int = 1,
+    threads: int | None = None,
     names: Sequence[str] = BASELINES,
     ablations: bool = True,
     known: Sequence[Evaluation] = (),

@@ -20,6 +20,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.threads import thread_count
 from phaze_fast.wafer.bounds import Roof, quick_bound, roof, tight_bound, work_bound
 from phaze_fast.wafer.evaluate import evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts, slots_of
@@ -104,7 +105,7 @@ class _Search:
         problem: Problem,
         effort: Effort,
         seed: int,
-        threads: int,
+        threads: int | None,
         starts: Sequence[tuple[Layout, Array]],
         progress: Progress | None,
         below_s: float = float("inf"),
@@ -112,7 +113,7 @@ class _Search:
     ) -> None:
         self.problem, self.effort, self.progress = problem, effort, progress
         self.seed = whole_number("seed", seed, 0, 2**62)
-        self.threads = whole_number("threads", threads, 1, 1024)
+        self.threads = thread_count(threads)
         self.starts: dict[Layout, list[Array]] = {}
         for layout, genes in starts:
             self.starts.setdefault(layout, []).append(genes)
@@ -321,7 +322,7 @@ def search_mapping(
     problem: Problem,
     effort: Effort | None = None,
     seed: int = 0,
-    threads: int = 1,
+    threads: int | None = None,
     starts: Sequence[tuple[Layout, Array]] = (),
     progress: Progress | None = None,
     wanted: Sequence[Layout] | None = None,
@@ -376,7 +377,7 @@ def search_below(
     below_s: float,
     effort: Effort,
     seed: int = 0,
-    threads: int = 1,
+    threads: int | None = None,
     starts: Sequence[tuple[Layout, Array]] = (),
     progress: Progress | None = None,
 ) -> tuple[MappingResult | None, float]:

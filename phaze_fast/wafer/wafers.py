@@ -17,6 +17,7 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import TransformerModel
+from phaze_fast.threads import thread_count
 from phaze_fast.wafer.bounds import roof
 from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.outcome import Effort, MappingResult
@@ -142,7 +143,7 @@ def search_wafers(
     training: WaferTraining | None = None,
     effort: Effort | None = None,
     seed: int = 0,
-    threads: int = 1,
+    threads: int | None = None,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> WaferResult:
     """Search wafers and mappings together.
@@ -191,7 +192,11 @@ def search_wafers(
     base = space.base_index
     kept = [i for i in range(len(wafers)) if not inside[i] or i == base]
     tour = _Tour(
-        {i: Problem(model, wafers[i], training) for i in kept}, effort, seed, threads, progress
+        {i: Problem(model, wafers[i], training) for i in kept},
+        effort,
+        seed,
+        thread_count(threads),
+        progress,
     )
     tour.briefly(base)
     tour.at_length(base)

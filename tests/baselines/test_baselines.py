@@ -11,9 +11,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-
-import phaze_fast as pf
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
 from phaze_fast.explore import baselines
 from phaze_fast.explore.asktell import Explorer
 from phaze_fast.explore.baselines import (
@@ -24,6 +21,9 @@ from phaze_fast.explore.baselines import (
     walk_down,
 )
 from phaze_fast.explore.goals import front_of
+
+import phaze_fast as pf
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
 from phaze_fast.hardware import AreaLimit, SpaceSpec
 from phaze_fast.runs import executors
 

@@ -3,15 +3,15 @@
 import math
 
 import pytest
-
-import phaze_fast as pf
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.baselines import (
     HAND_PLANS,
     hand_plan,
     megatron_plan,
     our_plan,
 )
+
+import phaze_fast as pf
+from phaze_fast.errors import InvalidInputError
 
 GIB = 2**30
 POD = pf.Cluster(devices=8, fabric="tpuv4-pod")

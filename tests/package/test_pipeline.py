@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from phaze_fast.explore import compute_bound_s, training_flops
 
 import phaze_fast as pf
-from phaze_fast.explore import compute_bound_s, training_flops
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from phaze_fast.explore.goals import front_of
+from phaze_fast.explore.search import STORE, find_chips
+from phaze_fast.explore.searcher import Budget
 
 import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.goals import front_of
-from phaze_fast.explore.search import STORE, find_chips
-from phaze_fast.explore.searcher import Budget
 from phaze_fast.runs import store
 
 SPACE = pf.ArchitectureSpace.published()

@@ -12,6 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from phaze_fast.explore import placing, searcher
+from phaze_fast.explore.dies import Dies
+from phaze_fast.explore.goals import front_of
+from phaze_fast.explore.judge import Judge
+from phaze_fast.explore.pairs import Pairs
+from phaze_fast.explore.searcher import Searcher
+from phaze_fast.explore.workload import Question, Workload
+from phaze_fast.placement.interleaved import interleaved
+from phaze_fast.placement.layers import MAX_NODES
 from search_cases import (
     FRONTS,
     GIB,
@@ -24,19 +33,10 @@ from search_cases import (
 )
 
 import phaze_fast as pf
-from phaze_fast.explore import placing, searcher
-from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.goals import front_of
-from phaze_fast.explore.judge import Judge
-from phaze_fast.explore.pairs import Pairs
-from phaze_fast.explore.searcher import Searcher
-from phaze_fast.explore.workload import Question, Workload
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import plan
-from phaze_fast.placement.interleaved import interleaved
-from phaze_fast.placement.layers import MAX_NODES
 from phaze_fast.placement.problems import PipelineProblem, place_counts
 from phaze_fast.runs.executors import Workers
 

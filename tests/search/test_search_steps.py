@@ -4,11 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-
-import phaze_fast as pf
 from phaze_fast.explore.energy import step_energy_j
 from phaze_fast.explore.steps import _COLUMNS, _columns_of, _Part, _with_ends
 from phaze_fast.explore.timing import Totals
+
+import phaze_fast as pf
 from phaze_fast.hardware import energy_table
 from phaze_fast.memory import optimizer
 from phaze_fast.opgraph import layer_graph

@@ -50,17 +50,17 @@ struct StrategyRecord {
   std::int64_t context_parallel;
   std::int64_t expert_parallel;
   std::int64_t microbatch;
-  double message_bytes;       // between two stages, one way, per device
-  double gathered_bytes;      // buffers of sequence parallelism
-  double copied_parameters;   // of the embedding that a last stage copies, where it ties to it
-  double sent_bytes;          // that a device sends in the collectives of all layers, both passes
-  std::int32_t variants;      // ways to run a stage (what is recomputed), least recomputed first
+  double message_bytes;      // between two stages, one way, per device
+  double gathered_bytes;     // buffers of sequence parallelism
+  double copied_parameters;  // of the embedding that a last stage copies, where it ties to it
+  double sent_bytes;         // that a device sends in the collectives of all layers, both passes
+  std::int32_t variants;     // ways to run a stage (what is recomputed), least recomputed first
   std::int32_t unused;
 };
 
 struct LayoutRecord {
   std::int32_t strategy;
-  std::int32_t schedule;    // PipelineSchedule
+  std::int32_t schedule;  // PipelineSchedule
   std::int32_t stages;
   std::int32_t virtual_stages;  // chunks per stage; 1 unless interleaved
   std::int32_t zero;
@@ -188,11 +188,11 @@ struct PlanEstimate {
   double time_s;
   double energy_j;
   PlanParts parts;
-  MemoryTerms memory;     // of the fullest stage
-  double memory_bytes;    // of the fullest stage
-  double max_load_s;      // of the slowest stage, per micro-batch
-  std::int32_t fullest;   // stage
-  std::int32_t status;    // PlanStatus
+  MemoryTerms memory;    // of the fullest stage
+  double memory_bytes;   // of the fullest stage
+  double max_load_s;     // of the slowest stage, per micro-batch
+  std::int32_t fullest;  // stage
+  std::int32_t status;   // PlanStatus
 };
 
 struct StageEstimate {
@@ -266,8 +266,8 @@ class PlanSpace {
   // The best plan of all layouts of a strategy, with room number `room`, that takes at most
   // `below_s`. `least` are times that no schedule of the layers beats; equal to `times` where they
   // are proven.
-  PlacedPlan best_of_strategy(std::int32_t strategy, const KindTimes& times,
-                              const KindTimes& least, std::size_t room, double below_s) const;
+  PlacedPlan best_of_strategy(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
+                              std::size_t room, double below_s) const;
 
   // The same with every room, each with its own limit (minus infinity: not asked for).
   void best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,

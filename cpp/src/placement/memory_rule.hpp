@@ -57,8 +57,8 @@ inline StateBytes state_bytes(const TrainingRecord& training, int zero, double p
 }
 
 // The layer at work and the one fetched ahead of it are whole for a moment.
-inline double gathered_weights_bytes(const TrainingRecord& training, int zero,
-                                     double largest_layer, double shards) noexcept {
+inline double gathered_weights_bytes(const TrainingRecord& training, int zero, double largest_layer,
+                                     double shards) noexcept {
   return zero >= 3 ? 2.0 * largest_layer * training.weight_bytes * (1.0 - 1.0 / shards) : 0.0;
 }
 

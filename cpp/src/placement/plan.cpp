@@ -64,15 +64,14 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
 
 void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
                               std::span<const std::int32_t> variants,
-                              const std::function<KindTimes(std::size_t)>& times,
-                              double room_bytes, std::span<PlanEstimate> estimates) const {
+                              const std::function<KindTimes(std::size_t)>& times, double room_bytes,
+                              std::span<PlanEstimate> estimates) const {
   PlanSolver solver;
   Partition partition;
   for (std::size_t k = 0; k < layouts.size(); ++k) {
     const std::size_t row = at(layouts[k]);
     const KindTimes own = times(at(impl_->rows[row].layout.strategy));
-    const PlanStatus status =
-        solver.even(*impl_, row, own, variants[k], room_bytes, &partition);
+    const PlanStatus status = solver.even(*impl_, row, own, variants[k], room_bytes, &partition);
     if (status == PlanStatus::kOk) {
       estimates[k] = estimate_plan(*impl_, row, partition, own, room_bytes, nullptr, &solver);
       continue;
@@ -104,8 +103,7 @@ PlacedPlan PlanSpace::best_of_strategy(std::int32_t strategy, const KindTimes& t
 }
 
 void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                              std::span<const double> below_s,
-                              std::span<PlacedPlan> plans) const {
+                              std::span<const double> below_s, std::span<PlacedPlan> plans) const {
   PlanSolver solver;
   const PlacedPlan* roomier = nullptr;  // the best plan with the next larger room
   for (std::size_t c = below_s.size(); c-- > 0;) {
@@ -138,8 +136,8 @@ double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least
   const StepTotals totals = totals_of(*impl_, strategy, least);
   double lowest = kInfinite;
   for (const std::int64_t r : impl_->fitting[at(strategy) * impl_->rooms.size() + room]) {
-    lowest = std::min(lowest,
-                      bound_of_row(*impl_, at(r), room, totals, least.hbm_bytes_per_s, lowest));
+    lowest =
+        std::min(lowest, bound_of_row(*impl_, at(r), room, totals, least.hbm_bytes_per_s, lowest));
   }
   return lowest;
 }

@@ -52,8 +52,7 @@ class RoomForBlocks {
       }
     }
     if (row.layout.stages > 1) {  // the last layer with its copy of a tied embedding
-      last_ += frame.resident_bytes[at(space.kinds)] -
-               frame.resident_bytes[at(space.order.back())];
+      last_ += frame.resident_bytes[at(space.kinds)] - frame.resident_bytes[at(space.order.back())];
     }
     for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
     buffers_ = lost * space.buffer_bytes(row);
@@ -249,8 +248,8 @@ StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, double room_bytes) const 
   double plain_sum = 0.0;
   double best_sum = 0.0;
   for (int s = 1; s <= count; ++s) {
-    const double in_flight = microbatches_in_flight(schedule_of(l), count, count - s,
-                                                    l.microbatches, l.virtual_stages);
+    const double in_flight =
+        microbatches_in_flight(schedule_of(l), count, count - s, l.microbatches, l.virtual_stages);
     const double plain = std::max(0.0, room.plain(in_flight, false, false));
     double lean = 0.0;
     for (int v = 1; v < room.variants(); ++v) {
@@ -317,9 +316,8 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
     }
   }
   for (std::vector<std::int64_t>& list : fitting) {
-    std::stable_sort(list.begin(), list.end(), [&](std::int64_t a, std::int64_t b) {
-      return slopes[at(a)] < slopes[at(b)];
-    });
+    std::stable_sort(list.begin(), list.end(),
+                     [&](std::int64_t a, std::int64_t b) { return slopes[at(a)] < slopes[at(b)]; });
   }
   lines.clear();
   for (std::vector<BoundLine>& own : found) lines.push_back(lowest_lines(std::move(own)));
@@ -342,8 +340,8 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
     t.blocks_backward_s += count * times.plain_s[k];
     if (both > 0.0) t.backward_share = std::max(t.backward_share, times.plain_s[k] / both);
     for (int v = 1; v < variants; ++v) {
-      t.again_s = std::min(
-          t.again_s, times.backward_s[at(v) * at(space.kinds) + at(k)] - times.plain_s[k]);
+      t.again_s =
+          std::min(t.again_s, times.backward_s[at(v) * at(space.kinds) + at(k)] - times.plain_s[k]);
     }
   }
   if (!std::isfinite(t.block_s)) t.block_s = 0.0;
@@ -360,13 +358,13 @@ double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_
   const LayoutRecord& l = row.layout;
   const double least = std::max(0.0, space.blocks - (l.stages - 1) * most);
   const auto bytes = [&](int stage, bool first, bool last) {
-    const double in_flight = microbatches_in_flight(schedule_of(l), l.stages, stage,
-                                                    l.microbatches, l.virtual_stages);
+    const double in_flight =
+        microbatches_in_flight(schedule_of(l), l.stages, stage, l.microbatches, l.virtual_stages);
     return room.least_bytes(least, most, in_flight, first, last);
   };
   if (l.stages == 1) return bytes(0, true, true) * kSure;
-  const double in_flight = microbatches_in_flight(schedule_of(l), l.stages, 0, l.microbatches,
-                                                  l.virtual_stages);
+  const double in_flight =
+      microbatches_in_flight(schedule_of(l), l.stages, 0, l.microbatches, l.virtual_stages);
   return std::max({bytes(0, true, false), bytes(l.stages - 1, false, true),
                    room.even_bytes(row.bound.whole, most, in_flight)}) *
          kSure;
@@ -381,9 +379,8 @@ double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, doubl
   const auto holds = [&](double bytes) {
     double held = 0.0;
     for (int stage = l.stages - 1; stage >= 0; --stage) {
-      held += room.blocks_within(
-          bytes, microbatches_in_flight(schedule_of(l), l.stages, stage, l.microbatches,
-                                        l.virtual_stages));
+      held += room.blocks_within(bytes, microbatches_in_flight(schedule_of(l), l.stages, stage,
+                                                               l.microbatches, l.virtual_stages));
       if (held >= space.blocks) return true;
     }
     return false;

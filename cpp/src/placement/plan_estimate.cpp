@@ -114,9 +114,9 @@ class Estimator {
     const int kind = space_.kind_at(position, l.stages);
     const LayerKindRecord& size = space_.size_of(l.strategy, kind);
     const std::size_t timed = at(space_.order[at(position)]);
-    const double shared = shared_parameters(
-        size.parameters, size.expert_parameters, frame_.shards,
-        static_cast<double>(space_.strategies[at(l.strategy)].expert_parallel));
+    const double shared =
+        shared_parameters(size.parameters, size.expert_parameters, frame_.shards,
+                          static_cast<double>(space_.strategies[at(l.strategy)].expert_parallel));
     const StateBytes bytes = state_bytes(space_.training, l.zero, size.parameters, shared);
     state->weights += bytes.weights;
     state->gradients += bytes.gradients;
@@ -137,14 +137,10 @@ class Estimator {
     const LayoutRecord& l = row_.layout;
     const double in_flight = microbatches_in_flight(static_cast<PipelineSchedule>(l.schedule),
                                                     l.stages, k, l.microbatches, l.virtual_stages);
-    return {state.weights,
-            state.gradients,
-            state.optimizer,
-            in_flight * moving.stash,
-            moving.live,
-            std::min(in_flight, 1.0) * moving.once,
-            moving.buffers,
-            space_.training.fragmentation * moving_bytes(moving, in_flight)};
+    return {state.weights,   state.gradients,
+            state.optimizer, in_flight * moving.stash,
+            moving.live,     std::min(in_flight, 1.0) * moving.once,
+            moving.buffers,  space_.training.fragmentation * moving_bytes(moving, in_flight)};
   }
 
   struct Clock {

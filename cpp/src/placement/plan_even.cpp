@@ -119,8 +119,7 @@ PlanSolver::Interleaved PlanSolver::interleaved(const Partition& partition) {
       const int j = partition.cuts[chunk + 1];
       // Every chunk receives, but for the first going forward and the last coming back.
       const double in_s = stage > 0 ? frame_->message_s[at(stage)] : row_->wrap_s;
-      const double out_s =
-          stage + 1 < stages_ ? frame_->message_s[at(stage) + 1] : row_->wrap_s;
+      const double out_s = stage + 1 < stages_ ? frame_->message_s[at(stage) + 1] : row_->wrap_s;
       const std::size_t own = at(stage) * at(chunks) + at(c);
       forward_s_[own] = sums_.forward_s(v, i, j) + space_->enters(i, j) * in_s;
       backward_s_[own] = sums_.backward_s(v, i, j) + space_->leaves(i, j) * out_s;
@@ -150,8 +149,8 @@ PlacedPlan PlanSolver::best_interleaved(double room_bytes, double below_s) {
   if (!(time_s <= below_s)) return best;
   best.time_s = time_s;
   for (int stage = 0; stage < stages_; ++stage) {
-    best.memory_bytes = std::max(
-        best.memory_bytes, stage_bytes(partition, stage, partition.variants[at(stage)]));
+    best.memory_bytes =
+        std::max(best.memory_bytes, stage_bytes(partition, stage, partition.variants[at(stage)]));
   }
   best.partition = std::move(partition);
   return best;

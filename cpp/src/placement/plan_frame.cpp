@@ -41,8 +41,7 @@ bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyReco
   return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.virtual_stages >= 1 && l.zero >= 0 &&
          l.zero <= 3 && l.data_parallel >= 1 && l.microbatches >= 1 &&
          (l.rank_order == 0 || l.rank_order == 1) && inner <= devices &&
-         l.data_parallel <= devices / inner &&
-         l.stages <= devices / (inner * l.data_parallel) &&
+         l.data_parallel <= devices / inner && l.stages <= devices / (inner * l.data_parallel) &&
          l.data_parallel % s.expert_parallel == 0;
 }
 
@@ -166,8 +165,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
   std::int32_t last = 0;
   for (const LayoutRecord& l : problem.layouts) {
     if (l.strategy < last || l.strategy >= static_cast<std::int32_t>(strategies.size()) ||
-        !known_schedule(l.schedule) ||
-        !good_layout(l, devices, strategies[at(l.strategy)])) {
+        !known_schedule(l.schedule) || !good_layout(l, devices, strategies[at(l.strategy)])) {
       return Status::kBadRules;
     }
     last = l.strategy;
@@ -237,14 +235,14 @@ Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
   frame.shards = static_cast<double>(layout.data_parallel * s.context_parallel);
   Status status = Status::kOk;
   const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
-  frame.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
-                                s.context_parallel, s.tensor_parallel, layout.data_parallel, apart,
-                                &status);
+  frame.bucket_s =
+      collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
+                   s.context_parallel, s.tensor_parallel, layout.data_parallel, apart, &status);
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &frame, &status);
   frame.message_s.assign(at(most_stages), 0.0);
   for (int k = 1; k < most_stages; ++k) {
-    const CollectiveResult sent = message(fabric, s.message_bytes, (k - 1) * frame.stage_stride,
-                                          k * frame.stage_stride);
+    const CollectiveResult sent =
+        message(fabric, s.message_bytes, (k - 1) * frame.stage_stride, k * frame.stage_stride);
     if (sent.status != Status::kOk) status = sent.status;
     frame.message_s[at(k)] = sent.time_s;
   }
@@ -277,8 +275,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
                                           static_cast<double>(s.expert_parallel));
   const double weights_s =
       zero >= 1 ? seconds(CollectiveOp::kAllGather, training.weight_bytes) : 0.0;
-  const double moved =
-      2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
+  const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
   frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum());
   frame->gather_bytes.push_back(
       size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));

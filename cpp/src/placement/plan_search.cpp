@@ -33,8 +33,8 @@ bool sooner(const Candidate& a, const Candidate& b) noexcept {
 // Layouts that differ in rank order alone are one kind of plan.
 using Kind = std::array<std::int64_t, 7>;
 Kind kind_of(const LayoutRecord& l) noexcept {
-  return {l.strategy, l.schedule, l.stages, l.virtual_stages, l.zero, l.data_parallel,
-          l.microbatches};
+  return {l.strategy, l.schedule,      l.stages,      l.virtual_stages,
+          l.zero,     l.data_parallel, l.microbatches};
 }
 
 // Plans found so far: the best of each kind, and the front of time and memory.
@@ -141,10 +141,9 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   double limit = below_s;
   for (const Candidate& c : candidates) {
     if (c.bound_s > limit) break;
-    PlacedPlan found =
-        solver->best(space, at(c.row), times, space.rooms[room], limit, c.load_s);
-    const bool better = found.time_s < best.time_s ||
-                        (found.time_s == best.time_s && found.layout < best.layout);
+    PlacedPlan found = solver->best(space, at(c.row), times, space.rooms[room], limit, c.load_s);
+    const bool better =
+        found.time_s < best.time_s || (found.time_s == best.time_s && found.layout < best.layout);
     if (found.time_s == kInfinite || !better) continue;
     best = std::move(found);
     limit = std::min(limit, best.time_s);
@@ -160,8 +159,8 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
     const StepTotals totals = totals_of(space, static_cast<int>(s), times[s]);
     for (const std::int64_t r : space.fitting[s * space.rooms.size() + room]) {
       double load = 0.0;
-      const double bound = bound_of_row(space, at(r), room, totals, times[s].hbm_bytes_per_s,
-                                        kInfinite, &load);
+      const double bound =
+          bound_of_row(space, at(r), room, totals, times[s].hbm_bytes_per_s, kInfinite, &load);
       if (bound == kInfinite) continue;
       const double work = totals.work_s + space.rows[at(r)].bound.sends_s;
       candidates.push_back({bound, load, totals.block_s, work, r});
@@ -200,8 +199,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
   }
   std::stable_sort(plans.begin(), plans.end(), [](const PlacedPlan& a, const PlacedPlan& b) {
     if (a.time_s != b.time_s) return a.time_s < b.time_s;
-    return a.memory_bytes != b.memory_bytes ? a.memory_bytes < b.memory_bytes
-                                            : a.layout < b.layout;
+    return a.memory_bytes != b.memory_bytes ? a.memory_bytes < b.memory_bytes : a.layout < b.layout;
   });
   return leading(space, std::move(plans), top);
 }

@@ -49,9 +49,8 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   }
   for (int k = 0; k < stages_; ++k) {
     const int v = best.partition.variants[at(k)];
-    best.memory_bytes = std::max(
-        best.memory_bytes,
-        sums_.bytes(v, best.partition.cuts[at(k)], best.partition.cuts[at(k) + 1], k));
+    best.memory_bytes = std::max(best.memory_bytes, sums_.bytes(v, best.partition.cuts[at(k)],
+                                                                best.partition.cuts[at(k) + 1], k));
   }
   return best;
 }
@@ -91,9 +90,8 @@ int PlanSolver::ways(int i, int j, int stage, Way* found) const noexcept {
 double PlanSolver::timed(const Partition& partition) const {
   PipelineClock clock{};
   for (int stage = stages_ - 1; stage >= 0; --stage) {
-    const StagePass pass =
-        sums_.pass(partition.variants[at(stage)], partition.cuts[at(stage)],
-                   partition.cuts[at(stage) + 1], stage);
+    const StagePass pass = sums_.pass(partition.variants[at(stage)], partition.cuts[at(stage)],
+                                      partition.cuts[at(stage) + 1], stage);
     clock = joined(clock, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
   }
   return clock.time_s() + row_->exchange_s;

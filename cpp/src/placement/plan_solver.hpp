@@ -75,9 +75,9 @@ class PlanSolver {
   std::int64_t rounds_ = 0;
   bool zero_bubble_ = false;
   double room_bytes_ = 0.0;
-  double limit_s_ = 0.0;      // a plan must take less
+  double limit_s_ = 0.0;       // a plan must take less
   double load_limit_s_ = 0.0;  // so must every stage
-  double nothing_s_ = 0.0;    // sums in another order differ by this
+  double nothing_s_ = 0.0;     // sums in another order differ by this
   PlanSums sums_;
   std::vector<Tail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;

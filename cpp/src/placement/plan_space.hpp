@@ -28,8 +28,8 @@ struct PlanFrame {
 // How many blocks the stages of a layout have room for, by place: entry s - 1 is the s-th stage
 // from the end. Private to the bounds.
 struct StageRooms {
-  std::vector<double> plain;  // nothing recomputed
-  std::vector<double> lean;   // in the variant that leaves most room, but the first
+  std::vector<double> plain;                // nothing recomputed
+  std::vector<double> lean;                 // in the variant that leaves most room, but the first
   std::vector<double> plain_sum, best_sum;  // over the last s stages
 };
 
@@ -82,10 +82,10 @@ class PlanSpaceImpl {
   std::int64_t devices = 0;
   TrainingRecord training{};
   std::vector<std::int32_t> order;
-  std::vector<std::int32_t> block_count;  // by kind: how often it stands among the blocks
-  std::vector<std::int32_t> first_count;  // before all blocks
-  std::vector<std::int32_t> last_count;   // after all blocks
-  std::vector<std::uint8_t> may_cut;      // by position
+  std::vector<std::int32_t> block_count;       // by kind: how often it stands among the blocks
+  std::vector<std::int32_t> first_count;       // before all blocks
+  std::vector<std::int32_t> last_count;        // after all blocks
+  std::vector<std::uint8_t> may_cut;           // by position
   std::vector<std::int32_t> enters_, leaves_;  // [i][j]: messages of stage i..j; empty for chains
 
   // ---- strategies and layouts ----
@@ -149,8 +149,7 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
 
 // Bytes that the fullest stage of the fastest plan of a layout needs at least, where no stage holds
 // more than `most` blocks.
-double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
-                    double most);
+double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double most);
 // The same from how many blocks all stages hold together; `low` is known already.
 double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
                            double low);

@@ -52,8 +52,8 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
     double least = forward_[n + 1] - forward_[n] + (backward_[n + 1] - backward_[n]);
     for (int v = 1; v < variants_; ++v) {
       const std::size_t first = at(v) * width + n;
-      least = std::min(least, forward_[first + 1] - forward_[first] +
-                                  (backward_[first + 1] - backward_[first]));
+      least = std::min(
+          least, forward_[first + 1] - forward_[first] + (backward_[first + 1] - backward_[first]));
     }
     work_[n + 1] = work_[n] + least;
   }
@@ -103,8 +103,7 @@ double PlanSums::live_bytes(int v, int i, int j) const noexcept {
   for (std::size_t k = 0; k < held_kinds_.size(); ++k) {
     const std::int32_t* count = &kind_count_[k * (at(layers_) + 1)];
     if (count[j] == count[i]) continue;
-    live = std::max(live,
-                    space_->size_of(row_->layout.strategy, held_kinds_[k]).live_bytes[v]);
+    live = std::max(live, space_->size_of(row_->layout.strategy, held_kinds_[k]).live_bytes[v]);
   }
   return live;
 }

@@ -23,7 +23,7 @@ class PlanSums {
   double weight_grad_s(int i, int j) const noexcept { return part(weight_grad_, 0, i, j); }
   // Both passes in the quickest variant.
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
-  double live_bytes(int v, int i, int j) const noexcept;    // largest of one layer at a time
+  double live_bytes(int v, int i, int j) const noexcept;  // largest of one layer at a time
   double gather_bytes(int i, int j) const noexcept;
   double total_work_s() const noexcept { return work_.back(); }
   int layers() const noexcept { return layers_; }
@@ -53,12 +53,12 @@ class PlanSums {
   int variants_ = 0;
   bool ordered_ = true;
   double buffers_ = 0.0;
-  double lost_ = 1.0;  // 1 + an allocator's losses
+  double lost_ = 1.0;                               // 1 + an allocator's losses
   std::vector<double> forward_, backward_, stash_;  // [variant][position]
   std::vector<double> resident_, once_, sync_, step_, weight_grad_, work_;
-  std::vector<double> in_flight_;          // by stage
-  std::vector<int> held_kinds_;            // kinds with bytes of one layer at a time
-  std::vector<std::int32_t> kind_count_;   // [of held_kinds_][position]
+  std::vector<double> in_flight_;         // by stage
+  std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
+  std::vector<std::int32_t> kind_count_;  // [of held_kinds_][position]
 };
 
 }  // namespace phaze

@@ -1,0 +1,175 @@
+"""A parallel plan as a user gives it: widths, schedule, stages, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.opgraph import Strategy
+from phaze_fast.placement.plans import Plan
+from phaze_fast.records import Bytes, Count, Record
+
+__all__ = ["PlanSpec"]
+
+
+class PlanSpec(Record):
+    """A parallel plan as a user gives it.
+
+    Examples
+    --------
+    >>> PlanSpec(tp=8, pp=4, dp=2, global_batch=64).devices
+    64
+    """
+
+    what: ClassVar[str] = "plan"
+    global_batch: Count
+    """Sequences of one step, over all replicas."""
+    tp: Count = 1
+    """Tensor-parallel width."""
+    pp: Count = 1
+    """Pipeline stages."""
+    dp: Count = 1
+    """Replicas."""
+    cp: Count = 1
+    """Context-parallel width."""
+    ep: Count = 1
+    """Expert-parallel width; a part of the replicas."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    microbatch: Count = 1
+    """Sequences a device works on at once."""
+    schedule: Literal["1f1b", "interleaved", "zero-bubble"] = "1f1b"
+    """Order of forward and backward passes."""
+    virtual: Count = 1
+    """Chunks per stage; more than one only where interleaved."""
+    recompute: (
+        Literal["auto", "none", "selective", "full"]
+        | tuple[Literal["none", "selective", "full"], ...]
+    ) = "auto"
+    """What is computed again in the backward pass, for all stages or for each; auto: as little as
+    fits."""
+    stages: tuple[Count, ...] | None = None
+    """Layers of each stage (of each chunk where interleaved), embedding and head counted; by
+    default blocks are dealt out evenly."""
+    rank_order: Literal["replicas-inside", "stages-inside"] = "replicas-inside"
+    """Which lie closer together after tensor and context groups."""
+    sequence_parallel: bool = True
+    """Whether tensor-parallel devices share the rows of norms and residuals."""
+    seq: Count | None = None
+    """Tokens of a sequence; by default the model's."""
+    optimizer: str = "adam"
+    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    reserved_bytes: Bytes = 3 * 2**29
+    """Of each device's memory that is not for the model."""
+    idle: bool = False
+    """Whether devices of the cluster may be left idle."""
+
+    @property
+    def devices(self) -> int:
+        """Devices that it takes."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def strategy(self) -> Strategy:
+        """How a layer is split over devices."""
+        return Strategy(
+            tensor_parallel=self.tp,
+            sequence_parallel=self.sequence_parallel and self.tp > 1,
+            context_parallel=self.cp,
+            expert_parallel=self.ep,
+            microbatch=self.microbatch,
+            seq=self.seq,
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.global_batch % (self.dp * self.microbatch):
+            raise ValueError(
+                f"global_batch: {self.global_batch} is not a multiple of dp x microbatch = "
+                f"{self.dp} x {self.microbatch} = {self.dp * self.microbatch}"
+            )
+        if (self.virtual > 1) != (self.schedule == "interleaved"):
+            raise ValueError(
+                f"virtual: {self.virtual} is not accepted with {self.schedule}; interleaved takes "
+                "2 or more, the others 1"
+            )
+        if self.dp % self.ep:
+            raise ValueError(f"ep: {self.ep} does not divide dp = {self.dp}")
+        rounds = self.global_batch // (self.dp * self.microbatch)
+        if self.schedule == "interleaved" and rounds % self.pp:
+            raise ValueError(
+                f"schedule: interleaved needs the micro-batches of a replica, {self.global_batch} "
+                f"/ ({self.dp} x {self.microbatch}) = {rounds}, to be a multiple of pp = {self.pp}"
+            )
+        if self.schedule == "zero-bubble" and rounds < self.pp:
+            raise ValueError(
+                f"schedule: zero-bubble needs at least pp = {self.pp} micro-batches a replica; "
+                f"there are {self.global_batch} / ({self.dp} x {self.microbatch}) = {rounds}"
+            )
+        chunks = self.pp * self.virtual
+        if self.stages is not None and len(self.stages) != chunks:
+            raise ValueError(
+                f"stages: {len(self.stages)} entries are not accepted; expected pp x virtual = "
+                f"{self.pp} x {self.virtual} = {chunks}"
+            )
+        if isinstance(self.recompute, tuple) and len(self.recompute) != self.pp:
+            raise ValueError(
+                f"recompute: {len(self.recompute)} entries are not accepted; expected one word, or "
+                f"one for each of pp = {self.pp} stages"
+            )
+        return self
+
+    @classmethod
+    def of(cls, plan: Plan | PlanSpec | Mapping[str, Any]) -> PlanSpec:
+        """Read a plan: one that was found, one as plain data, or a document that holds one."""
+        if isinstance(plan, PlanSpec):
+            return plan
+        if isinstance(plan, Plan):
+            return cls._of_found(plan.to_dict())
+        if not isinstance(plan, Mapping):
+            raise InvalidTypeError(
+                f"plan: {type(plan).__name__} is not accepted; expected a Plan, a PlanSpec or a "
+                "mapping of its fields"
+            )
+        inside = plan.get("plan")
+        data: Mapping[str, Any] = inside if isinstance(inside, Mapping) else plan
+        if "microbatches" in data and "parts_s" in data:
+            return cls._of_found(data)
+        return cls.from_dict(dict(data))
+
+    @classmethod
+    def _of_found(cls, data: Mapping[str, Any]) -> PlanSpec:
+        names = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "schedule", "virtual")
+        given = {name: data[name] for name in (*names, "rank_order")}
+        given["idle"] = True
+        given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
+        for name in ("seq", "optimizer", "reserved_bytes", "sequence_parallel"):
+            if data.get(name) is not None:
+                given[name] = data[name]
+        if "stages" in data:
+            given["recompute"] = tuple(stage["recompute"] for stage in data["stages"])
+            given["stages"] = _chunk_sizes(data["stages"], int(data["virtual"]))
+        else:
+            given["recompute"] = data["recompute"] if data["recompute"] != "mixed" else "auto"
+        return cls(**given)
+
+
+def _chunk_sizes(stages: Sequence[Mapping[str, Any]], virtual: int) -> tuple[int, ...]:
+    """Layers of each chunk, in the order of the model: runs of positions that follow each other."""
+    starts: dict[int, int] = {}
+    for stage in stages:
+        layers = [int(i) for i in stage["layers"]]
+        for n, i in enumerate(layers):
+            if n == 0 or i != layers[n - 1] + 1:
+                first = i
+                starts[first] = 0
+            starts[first] += 1
+    sizes = tuple(starts[at] for at in sorted(starts))
+    if len(sizes) != len(stages) * virtual:
+        raise InvalidInputError(
+            f"stages: layers form {len(sizes)} runs; expected {len(stages)} stages x {virtual}"
+        )
+    return sizes

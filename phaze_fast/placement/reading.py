@@ -1,0 +1,145 @@
+"""Plans in words and numbers: what the plan kernel gives, put into `Plan` and `Stage`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.memory import SCHEDULES, TERMS
+from phaze_fast.opgraph import LayerGraph, OpGraph
+from phaze_fast.placement.plans import PARTS, Plan, Stage
+from phaze_fast.placement.sizes import StrategySizes
+from phaze_fast.placement.training import RANK_ORDERS
+from phaze_fast.records import FrozenDict
+
+__all__ = ["model_flops", "read_plan", "read_stages"]
+
+Array = np.ndarray[Any, Any]
+
+_TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
+
+
+def _flops(graph: OpGraph, names: frozenset[str] | None = None) -> float:
+    """FLOPs of a graph's matrix operators, or of some of them; causal attention counts half."""
+    counted = np.isin(graph.ops["unit"], _TENSOR_UNITS)
+    if names is not None:
+        counted &= np.array([name in names for name in graph.names], dtype=bool)
+    ops = graph.ops[counted]
+    return float((ops["flops"] * np.where(ops["causal"] != 0, 0.5, 1.0)).sum())
+
+
+def model_flops(graph: LayerGraph) -> float:
+    """FLOPs of one micro-batch on one device that the model asks for, nothing recomputed.
+
+    Matrix operators only, causal attention as it is computed, so that no plan exceeds the peak of
+    its chips.
+    """
+    return sum(x.count * (_flops(x.forward) + _flops(x.backward)) for x in graph.layers)
+
+
+@lru_cache(maxsize=512)
+def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
+    """FLOPs that one layer of each kind computes again, for a micro-batch on a device."""
+    return {
+        layer.kind: 0.0
+        if layer.kind in ("embedding", "head")
+        else _flops(layer.forward, layer.forward.recomputed(mode))
+        for layer in sizes.graph.layers
+    }
+
+
+def read_stages(
+    sizes: StrategySizes,
+    layout: Any,
+    cuts: Sequence[int],
+    variants: Sequence[int],
+    estimates: Array,
+) -> tuple[Stage, ...]:
+    """Put the stages of a plan into words and numbers, first to last."""
+    count, graph = int(layout["stages"]), sizes.graph
+    loads, memory = estimates["load_s"].tolist(), estimates["memory"].tolist()
+    stages = []
+    for k in range(count):
+        layers: list[int] = []
+        for c in range(k, len(cuts) - 1, count):
+            layers.extend(range(cuts[c], cuts[c + 1]))
+        kinds: dict[str, int] = {}
+        for i in layers:
+            name = graph.layers[graph.order[i]].kind
+            kinds[name] = kinds.get(name, 0) + 1
+        stages.append(
+            Stage(
+                layers=tuple(layers),
+                kinds=FrozenDict(kinds),
+                recompute=sizes.variants[variants[k]],
+                load_s=loads[k],
+                memory=FrozenDict(zip(TERMS, memory[k], strict=True)),
+            )
+        )
+    return tuple(stages)
+
+
+def read_plan(
+    sizes: StrategySizes,
+    layout: Any,
+    what: tuple[Any, tuple[Stage, ...]],
+    proven: bool,
+    limit_bytes: float,
+    flops: float,
+    peak_flops: float,
+) -> Plan:
+    """Put a plan into words and numbers.
+
+    Parameters
+    ----------
+    sizes, layout
+        Its strategy and layout.
+    what
+        The kernel's estimate of it, and its stages.
+    proven
+        Whether the times of its layers are of proven schedules.
+    limit_bytes
+        Of a device for the model.
+    flops
+        Of one step, as the model asks for them.
+    peak_flops
+        FLOP/s of all devices.
+    """
+    estimate, stages = what
+    strategy, model = sizes.strategy, sizes.graph.model
+    rounds, replicas = int(layout["microbatches"]), int(layout["data_parallel"])
+    again = sum(
+        count * _recomputed_flops(sizes, stage.recompute)[kind]
+        for stage in stages
+        for kind, count in stage.kinds.items()
+    )
+    time_s = float(estimate["time_s"])
+    peak = peak_flops * time_s
+    samples = replicas * rounds * strategy.microbatch / time_s if time_s > 0 else float("inf")
+    return Plan(
+        tp=strategy.tensor_parallel,
+        pp=int(layout["stages"]),
+        dp=replicas,
+        cp=strategy.context_parallel,
+        ep=strategy.expert_parallel,
+        zero=int(layout["zero"]),
+        microbatch=strategy.microbatch,
+        microbatches=rounds,
+        schedule=SCHEDULES[int(layout["schedule"])],
+        virtual=int(layout["virtual_stages"]),
+        rank_order=RANK_ORDERS[int(layout["rank_order"])],
+        layers_proven=proven,
+        time_s=time_s,
+        parts_s=FrozenDict({name: float(estimate["parts"][f"{name}_s"]) for name in PARTS}),
+        memory_bytes=float(estimate["memory_bytes"]),
+        limit_bytes=limit_bytes,
+        energy_j=float(estimate["energy_j"]),
+        samples_per_s=samples,
+        tokens_per_s=samples * (strategy.seq or model.seq),
+        mfu=flops / peak if peak > 0 else 0.0,
+        hfu=(flops + again * sizes.inner * replicas * rounds) / peak if peak > 0 else 0.0,
+        stages=stages,
+    )
