@@ -254,6 +254,7 @@ __all__ = [
     "area",
     "area_batch",
     "array_cycles",
+    "baselines",
     "build_op_graphs",
     "collective",
     "collective_batch",
@@ -309,7 +310,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Package(ModuleType):
-    """This package, in which `search` is the function, although a package has that name as well.
+    """The package's own type: `search` is the function, although a package has that name as well.
 
     Python sets a package's attribute when it imports a subpackage; that must not hide the function.
     """

@@ -44,7 +44,7 @@ class _Axes:
         self._group = {point: chip for chip, point in enumerate(points)}
         if not self.axes or len(self._group) != len(chips):
             raise InvalidInputError(
-                f"space: its axes tell {len(self._group)} chips apart, the evaluator has {len(chips)}; "
+                f"space: its axes tell {len(self._group)} of {len(chips)} chips apart; "
                 "expected the space that the evaluator's chips are of, with an axis of two values"
             )
 

@@ -214,7 +214,8 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
         strategy = evaluator.sizes[key // 4].strategy
         counts[
             f"memory: tensor_parallel {strategy.tensor_parallel}, "
-            f"microbatch {strategy.microbatch}, zero {key % 4} does not fit with so many replicas or so few stages"
+            f"microbatch {strategy.microbatch}, zero {key % 4} does not fit with so many replicas "
+            "or so few stages"
         ] += int(number[key])
     return counts
 
