@@ -196,15 +196,19 @@ class BestFirstSearch:
     def _advance(self, candidates: Array) -> None:
         """Take candidates one step further; those to be placed come last and are few."""
         steps: dict[tuple[int, int, int], list[int]] = {}
-        few: set[tuple[int, int, int]] = set()
+        led: set[tuple[int, int]] = set()
+        placed = 0
         for i, s, group in candidates.T.tolist():
             level = int(self.tables[i].level[s, group])
-            if level == SCHEDULED:
+            if self.every and level > 1:
                 # Where each chip counts for itself, its first plan leaves little of the rest.
-                one = (i, group, 0) if self.every else (i, group, s)
-                if (len(few) >= _PLACED_AT_ONCE and not self.every) or one in few:
+                if (i, group) in led:
                     continue
-                few.add(one)
+                led.add((i, group))
+            if level == SCHEDULED and not self.every:
+                if placed >= _PLACED_AT_ONCE:
+                    continue
+                placed += 1
             steps.setdefault((level, i, s), []).append(group)
         for (level, i, s), groups in sorted(steps.items()):
             at = np.array(groups)
@@ -262,7 +266,7 @@ class BestFirstSearch:
             spent = time.monotonic() - self._began
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
-            self._advance(waiting[:, self._first(key, _WAVE)])
+            self._advance(waiting[:, self._first(key, len(key) if self.every else _WAVE)])
 
     def _prove(self) -> None:
         """Bound with more patience what is not proven and might be better than what was found.
