@@ -96,6 +96,14 @@ class Plan:
     """Chunks per stage; 1 unless interleaved."""
     rank_order: str
     """Which lie next to each other after tensor and context groups: replicas or stages."""
+    sequence_parallel: bool
+    """Whether tensor-parallel devices share the rows of norms and residuals."""
+    seq: int
+    """Tokens of a sequence."""
+    optimizer: str
+    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    reserved_bytes: float
+    """Of each device's memory that is not for the model."""
     layers_proven: bool
     """Whether the times of all layers are of schedules proven optimal."""
     time_s: float

@@ -227,6 +227,7 @@ def _evaluator(model: TransformerModel, cluster: Cluster, spec: PlanSpec) -> Pla
         global_batch=spec.global_batch,
         seq=spec.seq,
         optimizer=spec.optimizer,
+        sequence_parallel=spec.sequence_parallel,
         reserved_bytes=spec.reserved_bytes,
     )
     stride = strategy.tensor_parallel * strategy.context_parallel
