@@ -156,10 +156,11 @@ class Plan:
 
         Examples
         --------
-        >>> import phaze_fast as pf
-        >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
-        >>> plan = pf.predict("llama2-7b", cluster, pf.Training(global_batch=64), tp=4, dp=2)
-        >>> pf.Plan.from_dict(plan.to_dict()) == plan
+        >>> from phaze_fast.hardware import Cluster
+        >>> from phaze_fast.placement import predict
+        >>> cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+        >>> plan = predict("llama2-7b", cluster, {"global_batch": 64, "tp": 4, "dp": 2})
+        >>> Plan.from_dict(plan.to_dict()) == plan
         True
         """
         found: dict[str, Any] = {}
