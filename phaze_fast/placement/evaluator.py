@@ -19,7 +19,13 @@ from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import SCHEDULES, TERMS, layouts_fit, optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Strategy
-from phaze_fast.placement.layouts import Shape, layouts_of, node_devices, strategies
+from phaze_fast.placement.layouts import (
+    Shape,
+    layouts_of,
+    node_devices,
+    nothing_to_try,
+    strategies,
+)
 from phaze_fast.placement.plan import PARTS, Plan, Stage
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes, training_record
 from phaze_fast.placement.times import KindTimes, times_on_chip
@@ -132,8 +138,8 @@ class PlanEvaluator:
                 node=node,
             )
             rows = layouts_of(shape, training, self.rejected)
-            if not len(rows):
-                self.rejected[_nothing_to_try(first, training, devices)] += 1
+            if not len(rows) and (why := nothing_to_try(shape, training)):
+                self.rejected[why] += 1
             for stride, own in _by_expert_stride(first, rows):
                 own["strategy"] = len(sizes)
                 sizes.append(strategy_sizes(self.model, strategy, modes, stride))
@@ -388,19 +394,3 @@ def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Arra
     near = sizes.inner
     strides = np.where(rows["rank_order"] == 1, near * rows["stages"], near)
     return [(int(stride), rows[strides == stride]) for stride in np.unique(strides)]
-
-
-def _nothing_to_try(sizes: StrategySizes, training: Training, devices: int) -> str:
-    most = devices // sizes.inner
-    wanted = training.data_parallel or "any"
-    ep = sizes.strategy.expert_parallel
-    experts = f" or is no multiple of expert_parallel {ep}," if ep > 1 else ""
-    if training.pipeline is None:
-        return (
-            f"data_parallel: {wanted} does not divide a batch of {training.global_batch} evenly,"
-            f"{experts} or is more than {most}"
-        )
-    return (
-        f"pipeline: {training.pipeline} stages are more than {most} groups of devices or the "
-        f"model's {sizes.blocks} blocks"
-    )
