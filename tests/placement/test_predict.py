@@ -156,6 +156,14 @@ def test_rows_that_are_over_memory_or_cut_a_tie_say_so():
     assert predict_batch("gpt2-small", ON, step, pipeline=1, data_parallel=16).status[0] == 0
 
 
+def test_widths_beyond_all_measure_are_refused_row_by_row():
+    step, huge = Training(global_batch=64), [2**32, 2**62, 2**63 - 1]
+    many = predict_batch("gpt2-small", ON, step, data_parallel=huge, microbatch=huge)
+    assert many.status.tolist() == [3, 3, 3]
+    many = predict_batch("gpt2-small", ON, step, data_parallel=16, microbatch=huge)
+    assert many.status.tolist() == [4, 4, 4]
+
+
 def test_arguments_that_are_wrong_as_a_whole_raise():
     step = Training(global_batch=64)
     for wrong, said in (
