@@ -13,7 +13,6 @@ from phaze_fast.hardware import (
     Tier,
     TieredFabric,
     TorusFabric,
-    presets,
 )
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanEvaluator, PlanSpec, Training, predict

@@ -141,6 +141,7 @@ def test_1f1b_is_never_above_the_simulation():
 
 # ---- how far off the formulas are: what docs/placement.md says ----
 
+
 def spread(rng, count, ratio, shortest=1000):
     """Seconds of stages, the longest at most `ratio` times the shortest."""
     return [round(shortest * ratio ** rng.random()) for _ in range(count)]
