@@ -207,13 +207,14 @@ class PyPlanSpace {
     for (std::size_t s = 0; s < timed.rows(); ++s) all.push_back(timed[s]);
     std::vector<PlacedPlan> plans;
     std::int64_t solved = 0;
+    std::int64_t empty = 0;
     {
       const py::gil_scoped_release release;
       plans = space_.top_plans(all, static_cast<std::size_t>(room), static_cast<std::size_t>(top),
-                               workers, &solved);
+                               workers, &solved, &empty);
     }
     const py::tuple found = hand_out(plans);
-    return py::make_tuple(found[0], found[1], solved);
+    return py::make_tuple(found[0], found[1], solved, empty);
   }
 
   // The best plan of a strategy on each chip with each room, where it takes at most `below_s`

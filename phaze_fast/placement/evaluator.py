@@ -19,7 +19,13 @@ from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import layouts_fit, optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Strategy
-from phaze_fast.placement.layouts import Shape, layouts_of, node_devices, strategies
+from phaze_fast.placement.layouts import (
+    Shape,
+    layouts_of,
+    node_devices,
+    nothing_to_try,
+    strategies,
+)
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.reading import model_flops, read_plan, read_stages
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes, training_record
@@ -30,6 +36,9 @@ from phaze_fast.schedule import ScheduleCache
 __all__ = ["Placed", "PlanEvaluator"]
 
 Array = np.ndarray[Any, Any]
+
+
+_APART = "tied, uncut: no partition that fits keeps these layers together"
 
 
 @dataclass(frozen=True)
@@ -113,8 +122,8 @@ class PlanEvaluator:
                 node=node,
             )
             rows = layouts_of(shape, training, self.rejected)
-            if not len(rows):
-                self.rejected[_nothing_to_try(first, training, devices)] += 1
+            if not len(rows) and (why := nothing_to_try(shape, training)):
+                self.rejected[why] += 1
             for stride, own in _by_expert_stride(first, rows):
                 own["strategy"] = len(sizes)
                 sizes.append(strategy_sizes(self.model, strategy, modes, stride))
@@ -196,7 +205,9 @@ class PlanEvaluator:
 
     def top(self, times: KindTimes, top: int, room: int = 0, threads: int = 1) -> list[Placed]:
         """Give the fastest plans, distinct but for rank order, and the front; fastest first."""
-        records, pool, _ = self.space.top_plans(times, room, top, threads)
+        records, pool, _, empty = self.space.top_plans(times, room, top, threads)
+        if empty:
+            self.rejected[_APART] = empty
         return _placed(records, pool)
 
     def best(
@@ -323,6 +334,7 @@ class PlanEvaluator:
             (estimate[0], listed),
             proven=bool(times.proven[s]),
             limit_bytes=float(self.rooms[room]),
+            training=self.training,
             flops=self._flops,
             peak_flops=peak_flops or self._peak,
         )
@@ -352,19 +364,3 @@ def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Arra
     near = sizes.inner
     strides = np.where(rows["rank_order"] == 1, near * rows["stages"], near)
     return [(int(stride), rows[strides == stride]) for stride in np.unique(strides)]
-
-
-def _nothing_to_try(sizes: StrategySizes, training: Training, devices: int) -> str:
-    most = devices // sizes.inner
-    wanted = training.data_parallel or "any"
-    ep = sizes.strategy.expert_parallel
-    experts = f" or is no multiple of expert_parallel {ep}," if ep > 1 else ""
-    if training.pipeline is None:
-        return (
-            f"data_parallel: {wanted} does not divide a batch of {training.global_batch} evenly,"
-            f"{experts} or is more than {most}"
-        )
-    return (
-        f"pipeline: {training.pipeline} stages are more than {most} groups of devices or the "
-        f"model's {sizes.blocks} blocks"
-    )

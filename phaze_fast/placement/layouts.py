@@ -17,7 +17,7 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Strategy, reasons
 from phaze_fast.placement.training import RANK_ORDERS, Training
 
-__all__ = ["Shape", "layouts_of", "node_devices", "strategies"]
+__all__ = ["Shape", "layouts_of", "node_devices", "nothing_to_try", "strategies"]
 
 Array = np.ndarray[Any, Any]
 
@@ -188,3 +188,25 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
             parts.append(rows)
     rejected.update({why: count for why, count in counted.items() if count})
     return np.concatenate(parts)
+
+
+def nothing_to_try(shape: Shape, training: Training) -> str:
+    """Say why there is no layout; empty where it is for a schedule, which is counted already."""
+    most, ep = shape.devices // shape.inner, shape.expert_parallel
+    replicas = _replica_counts(shape, training)
+    if not len(replicas):
+        wanted = sorted(training.data_parallel) if training.data_parallel else "any"
+        experts = f" or is no multiple of expert_parallel {ep}," if ep > 1 else ""
+        return (
+            f"data_parallel: {wanted} does not divide a batch of {training.global_batch} evenly,"
+            f"{experts} or is more than {most}"
+        )
+    fewest = int(replicas.min())
+    stages = sorted(training.pipeline) if training.pipeline else [1]
+    if stages[0] <= min(most // fewest, shape.blocks):
+        return ""
+    times = f" for each of {fewest} replicas" if fewest > 1 else ""
+    return (
+        f"pipeline: {stages} stages{times} are more than {most} groups of devices or the model's "
+        f"{shape.blocks} blocks"
+    )

@@ -10,6 +10,7 @@ from pydantic import model_validator
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.opgraph import Strategy
 from phaze_fast.placement.plans import Plan
+from phaze_fast.placement.training import RECOMPUTE
 from phaze_fast.records import Bytes, Count, Record
 
 __all__ = ["PlanSpec"]
@@ -45,10 +46,7 @@ class PlanSpec(Record):
     """Order of forward and backward passes."""
     virtual: Count = 1
     """Chunks per stage; more than one only where interleaved."""
-    recompute: (
-        Literal["auto", "none", "selective", "full"]
-        | tuple[Literal["none", "selective", "full"], ...]
-    ) = "auto"
+    recompute: str | tuple[str, ...] = "auto"
     """What is computed again in the backward pass, for all stages or for each; auto: as little as
     fits."""
     stages: tuple[Count, ...] | None = None
@@ -115,6 +113,13 @@ class PlanSpec(Record):
                 f"stages: {len(self.stages)} entries are not accepted; expected pp x virtual = "
                 f"{self.pp} x {self.virtual} = {chunks}"
             )
+        words = self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
+        accepted = RECOMPUTE if isinstance(self.recompute, tuple) else ("auto", *RECOMPUTE)
+        for word in words:
+            if word not in accepted:
+                raise ValueError(
+                    f"recompute: {word!r} is not accepted; expected {', '.join(accepted)}"
+                )
         if isinstance(self.recompute, tuple) and len(self.recompute) != self.pp:
             raise ValueError(
                 f"recompute: {len(self.recompute)} entries are not accepted; expected one word, or "

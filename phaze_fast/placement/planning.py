@@ -151,7 +151,6 @@ def plan(
     capacity = room(cluster, training) + float(training.reserved_bytes)
     workers = thread_count(threads)
     evaluator = PlanEvaluator(model, cluster, training, [capacity])
-    rejected = evaluator.rejected + _too_large(evaluator)
     done = len(evaluator)
     placed: list[Placed] = []
     if evaluator.fits.any():
@@ -160,6 +159,7 @@ def plan(
             progress(done, done)
         placed = evaluator.top(times, top, threads=workers)
     common = (model, cluster, training, top)
+    rejected = evaluator.rejected + _too_large(evaluator)
     tried, why = int(evaluator.fits.sum()), dict(rejected.most_common())
     if not placed:
         return Plans(*common, (), (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))

@@ -96,6 +96,14 @@ class Plan:
     """Chunks per stage; 1 unless interleaved."""
     rank_order: str
     """Which lie next to each other after tensor and context groups: replicas or stages."""
+    sequence_parallel: bool
+    """Whether tensor-parallel devices share the rows of norms and residuals."""
+    seq: int
+    """Tokens of a sequence."""
+    optimizer: str
+    """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    reserved_bytes: float
+    """Of each device's memory that is not for the model."""
     layers_proven: bool
     """Whether the times of all layers are of schedules proven optimal."""
     time_s: float
@@ -148,10 +156,11 @@ class Plan:
 
         Examples
         --------
-        >>> import phaze_fast as pf
-        >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
-        >>> plan = pf.predict("llama2-7b", cluster, pf.Training(global_batch=64), tp=4, dp=2)
-        >>> pf.Plan.from_dict(plan.to_dict()) == plan
+        >>> from phaze_fast.hardware import Cluster
+        >>> from phaze_fast.placement import predict
+        >>> cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+        >>> plan = predict("llama2-7b", cluster, {"global_batch": 64, "tp": 4, "dp": 2})
+        >>> Plan.from_dict(plan.to_dict()) == plan
         True
         """
         found: dict[str, Any] = {}

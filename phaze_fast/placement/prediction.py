@@ -67,6 +67,7 @@ def _evaluator(model: TransformerModel, cluster: Cluster, spec: PlanSpec) -> Pla
         global_batch=spec.global_batch,
         seq=spec.seq,
         optimizer=spec.optimizer,
+        sequence_parallel=spec.sequence_parallel,
         reserved_bytes=spec.reserved_bytes,
     )
     stride = strategy.tensor_parallel * strategy.context_parallel
@@ -318,8 +319,10 @@ def _statuses(rows: Mapping[str, Array], devices: int, batch: int) -> Array:
     status = np.zeros(len(t), dtype=np.int32)
     status[(rows["zero"] > 3) | ((rows["v"] > 1) != (rows["schedule"] == 2))] = _BAD_STRATEGY
     status[d % ep != 0] = _BAD_EXPERTS
-    status[batch % (d * b) != 0] = _BAD_BATCH
-    status[t * p * d * cp != devices] = _BAD_DEVICES
+    # Products of large numbers would wrap around; as floats they only lose digits.
+    shared = np.where(d.astype(np.float64) * b <= batch, d * b, batch + 1)
+    status[batch % shared != 0] = _BAD_BATCH
+    status[t.astype(np.float64) * p * d * cp != devices] = _BAD_DEVICES
     return status
 
 

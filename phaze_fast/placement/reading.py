@@ -12,7 +12,7 @@ from phaze_fast.memory import SCHEDULES, TERMS
 from phaze_fast.opgraph import LayerGraph, OpGraph
 from phaze_fast.placement.plans import PARTS, Plan, Stage
 from phaze_fast.placement.sizes import StrategySizes
-from phaze_fast.placement.training import RANK_ORDERS
+from phaze_fast.placement.training import RANK_ORDERS, Training
 from phaze_fast.records import FrozenDict
 
 __all__ = ["model_flops", "read_plan", "read_stages"]
@@ -88,6 +88,7 @@ def read_plan(
     what: tuple[Any, tuple[Stage, ...]],
     proven: bool,
     limit_bytes: float,
+    training: Training,
     flops: float,
     peak_flops: float,
 ) -> Plan:
@@ -103,6 +104,8 @@ def read_plan(
         Whether the times of its layers are of proven schedules.
     limit_bytes
         Of a device for the model.
+    training
+        The step.
     flops
         Of one step, as the model asks for them.
     peak_flops
@@ -131,6 +134,10 @@ def read_plan(
         schedule=SCHEDULES[int(layout["schedule"])],
         virtual=int(layout["virtual_stages"]),
         rank_order=RANK_ORDERS[int(layout["rank_order"])],
+        sequence_parallel=training.sequence_parallel,
+        seq=training.seq or model.seq,
+        optimizer=training.optimizer,
+        reserved_bytes=float(training.reserved_bytes),
         layers_proven=proven,
         time_s=time_s,
         parts_s=FrozenDict({name: float(estimate["parts"][f"{name}_s"]) for name in PARTS}),
@@ -138,7 +145,7 @@ def read_plan(
         limit_bytes=limit_bytes,
         energy_j=float(estimate["energy_j"]),
         samples_per_s=samples,
-        tokens_per_s=samples * (strategy.seq or model.seq),
+        tokens_per_s=samples * (training.seq or model.seq),
         mfu=flops / peak if peak > 0 else 0.0,
         hfu=(flops + again * sizes.inner * replicas * rounds) / peak if peak > 0 else 0.0,
         stages=stages,

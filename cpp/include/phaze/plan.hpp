@@ -275,8 +275,11 @@ class PlanSpace {
 
   // The fastest `top` plans over several strategies on one chip, distinct but for rank order, and
   // every plan that is on the front of time and memory; fastest first.
+  // `solved` counts the layouts that were solved, `empty` those of which no partition fits that
+  // keeps together what belongs together.
   std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t room,
-                                    std::size_t top, int threads, std::int64_t* solved) const;
+                                    std::size_t top, int threads, std::int64_t* solved,
+                                    std::int64_t* empty) const;
 
   // ---- bounds ----
 

@@ -125,7 +125,7 @@ PlanSolver::Interleaved PlanSolver::interleaved(const Partition& partition) {
       backward_s_[own] = sums_.backward_s(v, i, j) + space_->leaves(i, j) * out_s;
       sync += sums_.sync_s(i, j);
       step += sums_.step_s(i, j);
-      own_s += sums_.backward_s(0, i, j);
+      own_s += sums_.plain_s(i, j);
       load += forward_s_[own] + backward_s_[own];
     }
     const double tail_s =

@@ -2,6 +2,7 @@
 // on the ranks that they really have.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <tuple>
@@ -174,7 +175,6 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
   }
   std::map<Key, std::int32_t> frame_of;
   rows.reserve(problem.layouts.size());
-  first_row.assign(strategies.size() + 1, 0);
   for (const LayoutRecord& l : problem.layouts) {
     const Key key = key_of(l);
     auto known = frame_of.find(key);
@@ -187,26 +187,17 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     const PlanFrame& frame = frames[at(row.frame)];
     const StrategyRecord& s = strategies[at(l.strategy)];
     Status status = Status::kOk;
-    const std::int64_t span = (l.stages - 1) * frame.stage_stride;
     if (l.stages > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
-      const CollectiveResult wrap = message(fabric, s.message_bytes, span, 0);
-      status = wrap.status;
-      row.wrap_s = wrap.time_s;
+      row.wrap_s = message_s(l, s.message_bytes, l.stages - 1, 0, &status);
     }
     if (l.stages > 1 && s.copied_parameters > 0.0) {
       const double share = l.zero >= 2 ? frame.shards : 1.0;
       const double bytes = training.gradient_bytes * s.copied_parameters / share;
       // An all-reduce of two: each sends the other half of its gradients, then half of the sums.
-      const CollectiveResult half = message(fabric, bytes / 2.0, 0, span);
-      if (half.status != Status::kOk) status = half.status;
-      row.exchange_s = 2.0 * half.time_s;
+      row.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.stages - 1, &status);
     }
     if (status != Status::kOk) return status;
     rows.push_back(row);
-    first_row[at(l.strategy) + 1] = static_cast<std::int64_t>(rows.size());
-  }
-  for (std::size_t s = 1; s < first_row.size(); ++s) {
-    first_row[s] = std::max(first_row[s], first_row[s - 1]);
   }
   return Status::kOk;
 }
@@ -225,13 +216,51 @@ double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std
   return found.time_s;
 }
 
+// The slowest of the messages that all devices of stage `from` send to those of stage `to`: the
+// devices of a stage are whole blocks of ranks, one for each run of replicas.
+double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
+                                Status* status) const {
+  const StrategyRecord& s = strategies[at(layout.strategy)];
+  const std::int64_t inner = s.tensor_parallel * s.context_parallel;
+  const bool replicas_inside =
+      layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
+  const std::int64_t block = replicas_inside ? inner * layout.data_parallel : inner;
+  const std::int64_t runs = replicas_inside ? 1 : layout.data_parallel;
+  const std::int64_t apart = inner * layout.stages;  // from block to block of a stage
+  const std::int64_t distance = (to - from) * block;
+  double slowest = 0.0;
+  const auto send = [&](std::int64_t rank) {
+    const CollectiveResult sent = message(fabric, bytes, rank, rank + distance);
+    if (sent.status != Status::kOk) *status = sent.status;
+    slowest = std::max(slowest, sent.time_s);
+  };
+  for (std::int64_t k = 0; k < runs; ++k) {
+    const std::int64_t first = k * apart + from * block;
+    if (fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid)) {
+      for (std::int64_t rank = first; rank < first + block; ++rank) send(rank);
+      continue;
+    }
+    // On switches a message is as slow as the highest tier it crosses: of the ranks before each
+    // border of a tier's units the last one tells.
+    send(first);
+    std::int64_t unit = 1;
+    for (int l = 0; l < fabric.levels && fabric.size[l] > 0; ++l) {
+      unit *= fabric.size[l];
+      const std::int64_t low = distance > 0 ? first : first + distance;
+      const std::int64_t border = (low / unit + 1) * unit;
+      const std::int64_t rank = std::min(border - 1, low + block - 1);
+      if (rank + std::abs(distance) >= border) send(distance > 0 ? rank : rank - distance);
+    }
+  }
+  return slowest;
+}
+
 Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   PlanFrame frame;
   const std::int64_t inner = s.tensor_parallel * s.context_parallel;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  frame.stage_stride = replicas_inside ? inner * layout.data_parallel : inner;
   frame.shards = static_cast<double>(layout.data_parallel * s.context_parallel);
   Status status = Status::kOk;
   const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
@@ -241,10 +270,7 @@ Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &frame, &status);
   frame.message_s.assign(at(most_stages), 0.0);
   for (int k = 1; k < most_stages; ++k) {
-    const CollectiveResult sent =
-        message(fabric, s.message_bytes, (k - 1) * frame.stage_stride, k * frame.stage_stride);
-    if (sent.status != Status::kOk) status = sent.status;
-    frame.message_s[at(k)] = sent.time_s;
+    frame.message_s[at(k)] = message_s(layout, s.message_bytes, k - 1, k, &status);
   }
   frames.push_back(std::move(frame));
   return status;

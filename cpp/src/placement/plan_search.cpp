@@ -30,11 +30,14 @@ bool sooner(const Candidate& a, const Candidate& b) noexcept {
   return a.bound_s != b.bound_s ? a.bound_s < b.bound_s : a.row < b.row;
 }
 
-// Layouts that differ in rank order alone are one kind of plan.
-using Kind = std::array<std::int64_t, 7>;
-Kind kind_of(const LayoutRecord& l) noexcept {
-  return {l.strategy, l.schedule,      l.stages,      l.virtual_stages,
-          l.zero,     l.data_parallel, l.microbatches};
+// Layouts that differ in rank order alone are one kind of plan, although a strategy whose expert
+// groups lie further apart is another one.
+using Kind = std::array<std::int64_t, 9>;
+Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
+  const StrategyRecord& s = space.strategies[at(l.strategy)];
+  return {s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch,
+          l.schedule,        l.stages,           l.virtual_stages,  l.zero,
+          l.data_parallel};
 }
 
 // Plans found so far: the best of each kind, and the front of time and memory.
@@ -53,29 +56,29 @@ class Leaders {
   }
 
   void add(const PlacedPlan& plan, const Kind& kind) {
-    const auto known = best_.find(kind);
-    if (known != best_.end()) {
-      if (!(plan.time_s < known->second)) return;
-      times_.erase(std::find(times_.begin(), times_.end(), known->second));
-      known->second = plan.time_s;
-    } else {
-      best_.emplace(kind, plan.time_s);
+    const auto [known, fresh] = best_.try_emplace(kind, plan.memory_bytes, plan.time_s);
+    if (!fresh) {
+      if (!(plan.time_s < known->second.second)) return;
+      known->second = {plan.memory_bytes, plan.time_s};
     }
-    times_.insert(std::upper_bound(times_.begin(), times_.end(), plan.time_s), plan.time_s);
-    for (const auto& [bytes, time_s] : front_) {
-      if (bytes <= plan.memory_bytes && time_s <= plan.time_s) return;
+    times_.clear();
+    front_.clear();
+    for (const auto& [_, leader] : best_) times_.push_back(leader.second);
+    std::sort(times_.begin(), times_.end());
+    // A slower rank order of a kind is no plan of its own, so the front is made of leaders alone.
+    for (const auto& [_, leader] : best_) {
+      const bool beaten = std::any_of(best_.begin(), best_.end(), [&](const auto& other) {
+        return other.second.first < leader.first && other.second.second <= leader.second;
+      });
+      if (!beaten) front_.push_back(leader);
     }
-    std::erase_if(front_, [&](const auto& p) {
-      return p.first >= plan.memory_bytes && p.second >= plan.time_s;
-    });
-    front_.emplace_back(plan.memory_bytes, plan.time_s);
   }
 
  private:
   std::size_t top_;
-  std::map<Kind, double> best_;
-  std::vector<double> times_;                     // of the best of each kind, rising
-  std::vector<std::pair<double, double>> front_;  // bytes, seconds
+  std::map<Kind, std::pair<double, double>> best_;  // bytes and seconds of the best of each kind
+  std::vector<double> times_;                       // of those, rising
+  std::vector<std::pair<double, double>> front_;    // bytes, seconds
 };
 
 // What a layout's plan may take to be of interest. A plan that takes no longer has no stage above a
@@ -114,7 +117,8 @@ std::vector<PlacedPlan> leading(const PlanSpaceImpl& space, std::vector<PlacedPl
   std::map<Kind, bool> known;
   double least = kInfinite;
   for (PlacedPlan& plan : plans) {
-    const bool first = known.emplace(kind_of(space.rows[at(plan.layout)].layout), true).second;
+    const bool first =
+        known.emplace(kind_of(space, space.rows[at(plan.layout)].layout), true).second;
     if (!first) continue;
     if (known.size() > top && plan.memory_bytes >= least) continue;
     least = std::min(least, plan.memory_bytes);
@@ -153,7 +157,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
 
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t room, std::size_t top, int threads,
-                                  std::int64_t* solved) {
+                                  std::int64_t* solved, std::int64_t* empty) {
   std::vector<Candidate> candidates;
   for (std::size_t s = 0; s < space.strategies.size(); ++s) {
     const StepTotals totals = totals_of(space, static_cast<int>(s), times[s]);
@@ -172,6 +176,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
   std::vector<const Candidate*> wave;
   std::vector<double> below;
   *solved = 0;
+  *empty = 0;
   for (std::size_t next = 0; next < candidates.size();) {
     wave.clear();
     below.clear();
@@ -191,9 +196,13 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
       }
     });
     *solved += static_cast<std::int64_t>(wave.size());
-    for (PlacedPlan& plan : found) {
-      if (plan.time_s == kInfinite) continue;
-      leaders.add(plan, kind_of(space.rows[at(plan.layout)].layout));
+    for (std::size_t k = 0; k < found.size(); ++k) {
+      PlacedPlan& plan = found[k];
+      if (plan.time_s == kInfinite) {
+        *empty += below[k] == kInfinite;
+        continue;
+      }
+      leaders.add(plan, kind_of(space, space.rows[at(plan.layout)].layout));
       plans.push_back(std::move(plan));
     }
   }

@@ -42,7 +42,7 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   quick_plan(load_s, &best);
   if (best.time_s < below_s) set_limits(best.time_s - row_->exchange_s);
   search(&best);
-  if (!(best.time_s <= below_s)) {
+  if (best.time_s == kInfinite || !(best.time_s <= below_s)) {
     best.time_s = kInfinite;
     best.partition = {};
     return best;

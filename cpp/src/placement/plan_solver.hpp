@@ -91,7 +91,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
                             double below_s, PlanSolver* solver);
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t room, std::size_t top, int threads,
-                                  std::int64_t* solved);
+                                  std::int64_t* solved, std::int64_t* empty);
 
 // What a step takes by a plan; `solver` is scratch.
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,

@@ -22,7 +22,6 @@ struct PlanFrame {
   std::vector<double> message_s;   // from stage k - 1 to stage k; entry 0 is not used
   double bucket_s = 0.0;           // of the gradients that are synchronised last
   double shards = 1.0;
-  std::int64_t stage_stride = 0;
 };
 
 // How many blocks the stages of a layout have room for, by place: entry s - 1 is the s-th stage
@@ -93,7 +92,6 @@ class PlanSpaceImpl {
   std::vector<LayerKindRecord> sizes;  // [strategy][kind + 1]
   std::vector<PlanFrame> frames;
   std::vector<PlanRow> rows;
-  std::vector<std::int64_t> first_row;  // by strategy, and the end
 
   // ---- bounds ----
   std::vector<double> rooms;
@@ -126,6 +124,8 @@ class PlanSpaceImpl {
   Status take_layouts(const PlanProblem& problem);
   Status add_frame(const LayoutRecord& layout, int most_stages);
   void add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame, Status* status) const;
+  double message_s(const LayoutRecord& layout, double bytes, int from, int to,
+                   Status* status) const;
   double collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
                       std::int64_t outer, std::int64_t outer_stride, Status* status) const;
   void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp

@@ -15,7 +15,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
   lost_ = 1.0 + space.training.fragmentation;
   const std::size_t width = at(layers_) + 1;
   for (auto* sums : {&forward_, &backward_, &stash_}) sums->resize(at(variants_) * width);
-  for (auto* sums : {&resident_, &once_, &sync_, &step_, &weight_grad_, &work_}) {
+  for (auto* sums : {&resident_, &once_, &sync_, &step_, &weight_grad_, &plain_, &work_}) {
     sums->resize(width);
     (*sums)[0] = 0.0;
   }
@@ -49,6 +49,9 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
     step_[n + 1] =
         step_[n] + frame_->step_bytes[kind] / times.hbm_bytes_per_s + frame_->shared_s[kind];
     weight_grad_[n + 1] = weight_grad_[n] + times.weight_grad_s[timed];
+    double plain = times.plain_s[timed];
+    if (zero >= 2) plain = std::max(plain, frame_->fetch_s[kind] + frame_->sync_s[kind]);
+    plain_[n + 1] = plain_[n] + plain;
     double least = forward_[n + 1] - forward_[n] + (backward_[n + 1] - backward_[n]);
     for (int v = 1; v < variants_; ++v) {
       const std::size_t first = at(v) * width + n;
@@ -129,8 +132,7 @@ StagePass PlanSums::pass(int v, int i, int j, int stage) const noexcept {
   const double out_s =
       stage + 1 < row_->layout.stages ? space_->leaves(i, j) * frame_->message_s[k + 1] : 0.0;
   return {in_s + forward_s(v, i, j), out_s + backward_s(v, i, j), weight_grad_s(i, j),
-          tail_after(sync_s(i, j), backward_s(0, i, j), frame_->bucket_s, step_s(i, j),
-                     backward_s(0, 0, i))};
+          tail_after(sync_s(i, j), plain_s(i, j), frame_->bucket_s, step_s(i, j), plain_s(0, i))};
 }
 
 }  // namespace phaze

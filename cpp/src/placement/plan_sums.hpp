@@ -21,6 +21,9 @@ class PlanSums {
   double sync_s(int i, int j) const noexcept { return part(sync_, 0, i, j); }
   double step_s(int i, int j) const noexcept { return part(step_, 0, i, j); }
   double weight_grad_s(int i, int j) const noexcept { return part(weight_grad_, 0, i, j); }
+  // The backward passes that gradients hide behind: nothing recomputed, so that a plan takes the
+  // same time whatever else a stage might have recomputed.
+  double plain_s(int i, int j) const noexcept { return part(plain_, 0, i, j); }
   // Both passes in the quickest variant.
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
   double live_bytes(int v, int i, int j) const noexcept;  // largest of one layer at a time
@@ -55,7 +58,7 @@ class PlanSums {
   double buffers_ = 0.0;
   double lost_ = 1.0;                               // 1 + an allocator's losses
   std::vector<double> forward_, backward_, stash_;  // [variant][position]
-  std::vector<double> resident_, once_, sync_, step_, weight_grad_, work_;
+  std::vector<double> resident_, once_, sync_, step_, weight_grad_, plain_, work_;
   std::vector<double> in_flight_;         // by stage
   std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
   std::vector<std::int32_t> kind_count_;  // [of held_kinds_][position]

@@ -1,0 +1,78 @@
+"""No bound of the plan kernel is above the exact time: the law that pruning rests on."""
+
+import random
+
+import numpy as np
+import pytest
+from plan_cases import SCHEDULES, evaluator_of, random_problem, with_memory
+
+import phaze_fast as pf
+from phaze_fast.hardware import Cluster
+from phaze_fast.placement import Training
+
+HUGE = 1e300
+
+
+def check_layouts(evaluator, times):
+    """Hold the bounds of all layouts, and of their strategies, below exact times."""
+    exact = np.full(len(evaluator.layouts), np.inf)
+    ratios = []
+    for at in range(len(evaluator.layouts)):
+        bound, record, _ = evaluator.space.solve(times, at, 0, HUGE)
+        exact[at] = record["time_s"][0]
+        assert bound <= exact[at], (at, evaluator.layouts[at], bound / exact[at])
+        if np.isfinite(exact[at]):
+            ratios.append(bound / exact[at])
+    whole = evaluator.layouts["strategy"]
+    room = np.zeros(1, dtype=np.int64)
+    for s, sizes in enumerate(evaluator.sizes):
+        least = min(exact[whole == s], default=np.inf)
+        own = times.at(slice(s, s + 1))
+        bound = evaluator.bounds(s, own, room)[0]
+        assert bound <= least
+        order = np.array(sizes.graph.order)
+        work = (own.forward_s[0] + own.plain_s[0])[order].sum()
+        assert evaluator.work_bounds(s, np.array([work]), room)[0] <= bound * (1 + 1e-9)
+        placed = evaluator.best(s, own, own, np.array([[HUGE]]))[0][0]
+        assert placed.time_s == pytest.approx(least, rel=1e-9)
+    return ratios
+
+
+def check_problems(seeds, most_blocks, most_devices):
+    solved = []
+    for seed in seeds:
+        rng = random.Random(seed)
+        model, cluster, training = random_problem(rng, most_blocks, most_devices)
+        training = training.model_copy(update={"zero": (0, 1, 2, 3), "schedule": SCHEDULES})
+        evaluator, times = evaluator_of(model, cluster, training)
+        if len(evaluator.layouts):
+            solved += check_layouts(evaluator, times)
+    return solved
+
+
+def test_bounds_of_random_problems_are_never_above_exact_times():
+    assert len(check_problems(range(40), 8, 8)) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(4))
+def test_bounds_of_many_random_problems_are_never_above_exact_times(block):
+    seeds = range(1000 + 120 * block, 1120 + 120 * block)
+    assert len(check_problems(seeds, 12, 16)) > 5000
+
+
+@pytest.mark.parametrize(
+    ("name", "memory_gib"),
+    [("llama2-7b", 40), ("t5-base", 4), ("mixtral-8x7b", 120), ("gpt2-xl", 24)],
+)
+def test_bounds_of_models_are_close_to_exact_times_and_never_above(name, memory_gib):
+    cluster = Cluster(devices=16, fabric="dgx-h100", chip="h100")
+    step = Training(
+        global_batch=64, microbatch=(1, 2), zero=(0, 1, 3), schedule=SCHEDULES,
+        expert_parallel=(1, 4) if name == "mixtral-8x7b" else 1,
+    )  # fmt: skip
+    on = with_memory(cluster, memory_gib * 2**30)
+    evaluator, times = evaluator_of(pf.models.load(name), on, step)
+    ratios = check_layouts(evaluator, times)
+    assert len(ratios) > 100
+    assert np.median(ratios) > 0.8

@@ -1,0 +1,241 @@
+"""Random small planning problems, and a slow, obvious search over all their plans."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from phaze_fast.hardware import (
+    Cluster,
+    FlatFabric,
+    Hbm,
+    MeshFabric,
+    Tier,
+    TieredFabric,
+    TorusFabric,
+)
+from phaze_fast.models import TransformerModel
+from phaze_fast.placement import PlanEvaluator, PlanSpec, Training, predict
+
+SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
+RECOMPUTE = ("none", "selective", "full")
+
+
+def random_model(rng, most_blocks=6):
+    """A small model: dense, with experts (some layers without), or an encoder with a decoder."""
+    kind = rng.choice(["dense", "dense", "moe", "encoder-decoder"])
+    heads = rng.choice([2, 4])
+    hidden, ffn = heads * rng.choice([16, 32, 64]), 64 * rng.randint(1, 6)
+    more = {}
+    layers = rng.randint(1, most_blocks)
+    if kind == "moe":
+        more["moe"] = {
+            "experts": 4,
+            "top_k": rng.randint(1, 2),
+            "expert_ffn": ffn,
+            "dense_layers": rng.randint(0, layers - 1),
+        }
+    if kind == "encoder-decoder":
+        layers = rng.randint(1, max(1, most_blocks // 2))
+        more["encoder_layers"] = rng.randint(1, max(1, most_blocks - layers))
+    return TransformerModel(
+        name=kind,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=rng.choice([None, 2]),
+        ffn=ffn,
+        vocab=rng.choice([64, 512, 4000]),
+        seq=rng.choice([32, 64, 256]),
+        positions="rotary",
+        attention=rng.choice(["flash", "eager"]),
+        dropout=rng.random() < 0.3,
+        tied_embeddings=rng.random() < 0.5,
+        **more,
+    )
+
+
+def random_fabric(rng, devices):
+    """Switches of one or two levels, a torus or a mesh, fast and slow."""
+    rate, wait = 10 ** rng.uniform(8, 11.5), rng.choice([0.0, 10 ** rng.uniform(-7, -5)])
+    kind = rng.choice(["flat", "tiered", "tiered", "torus", "mesh"])
+    if kind == "flat":
+        return FlatFabric(name="flat", bandwidth_bytes_per_s=rate, latency_s=wait)
+    if kind == "tiered":
+        node = Tier(
+            name="node",
+            size=rng.choice([2, 3, 4, 8]),
+            bandwidth_bytes_per_s=rate,
+            latency_s=wait,
+        )
+        slow = rate / rng.choice([1, 4, 100])
+        rest = Tier(name="rest", size=None, bandwidth_bytes_per_s=slow, latency_s=2 * wait)
+        return TieredFabric(name="tiered", tiers=(node, rest))
+    made = TorusFabric if kind == "torus" else MeshFabric
+    dims = (2, devices // 2) if devices % 2 == 0 else (devices,)
+    return made(name=kind, dims=dims, link_bandwidth_bytes_per_s=rate, hop_latency_s=wait)
+
+
+def with_memory(cluster, capacity_bytes):
+    """The cluster with so much HBM a device."""
+    hbm = cluster.chip.hbm
+    smaller = Hbm(
+        capacity_bytes=int(capacity_bytes),
+        bandwidth_bytes_per_s=hbm.bandwidth_bytes_per_s,
+        stacks=hbm.stacks,
+    )
+    chip = cluster.chip.model_copy(update={"hbm": smaller})
+    return Cluster(devices=cluster.devices, fabric=cluster.fabric, chip=chip)
+
+
+def some(rng, values):
+    """A few of the values, in any order."""
+    return tuple(rng.sample(values, rng.randint(1, len(values))))
+
+
+def random_training(rng, model, devices, most_batch=24):
+    """A step with all kinds of things left free."""
+    # With experts and both rank orders plans go missing from the list (test_known_bugs.py).
+    orders = ["replicas-inside", "stages-inside"] if model.moe else ["auto", "auto", "auto"]
+    batch = rng.choice([b for b in (1, 2, 4, 6, 8, 12, 16, 24) if b <= most_batch])
+    return Training(
+        global_batch=batch,
+        microbatch=some(rng, [b for b in (1, 2, 4) if batch % b == 0]),
+        tensor_parallel=some(rng, [1, 2]),
+        context_parallel=rng.choice([(1,), (1,), (1, 2), (2,)]),
+        expert_parallel=rng.choice([(1,), (2,), (1, 2, 4)]) if model.moe else (1,),
+        zero=some(rng, [0, 1, 2, 3]),
+        schedule=some(rng, list(SCHEDULES)),
+        virtual=some(rng, [2, 3]),
+        recompute=rng.choice(["auto", "auto", "auto", "none"]),  # full: test_known_bugs.py
+        optimizer=rng.choice(["adam", "adam", "sgd"]),
+        rank_order=rng.choice([*orders, "replicas-inside", "stages-inside"]),
+        sequence_parallel=rng.random() < 0.7,
+        reserved_bytes=0,
+    )
+
+
+def random_problem(rng, most_blocks=6, most_devices=8, tight=0.7):
+    """A model, a cluster and a step; memory is often too small for some plans."""
+    devices = rng.randint(2, most_devices)
+    model = random_model(rng, most_blocks)
+    fabric = random_fabric(rng, devices)
+    cluster = Cluster(devices=devices, fabric=fabric, chip="h100")
+    training = random_training(rng, model, devices)
+    if rng.random() < tight:
+        whole = predict(
+            model, Cluster(devices=1, fabric=fabric, chip="h100"),
+            PlanSpec(global_batch=1, recompute="none", reserved_bytes=0),
+        ).memory_bytes  # fmt: skip
+        cluster = with_memory(cluster, whole * rng.uniform(0.1, 1.5))
+    return model, cluster, training
+
+
+# ---- every plan there is ----
+
+
+@dataclass
+class Exhaustive:
+    """The fastest plan of every layout, each partition and each way to recompute tried."""
+
+    evaluator: PlanEvaluator
+    times: object
+    time_s: np.ndarray
+    """Infinite where nothing fits."""
+    tried: int
+
+
+def partitions(evaluator, layout):
+    """All cuts that a layout may have; even ones where chunks are interleaved."""
+    layers = len(evaluator.sizes[0].graph.order)
+    chunks = int(layout["stages"]) * int(layout["virtual_stages"])
+    if layout["virtual_stages"] > 1:
+        each = evaluator.sizes[0].blocks // chunks
+        yield (0, *(1 + each * c for c in range(1, chunks)), layers)
+        return
+    for inner in itertools.combinations(range(1, layers), chunks - 1):
+        yield (0, *inner, layers)
+
+
+def allowed(training, cuts):
+    """Whether no cut parts what belongs together."""
+    inner = cuts[1:-1]
+    if any(at in training.uncut for at in inner):
+        return False
+    return not any((a < at) != (b < at) for a, b in training.tied for at in inner)
+
+
+def spec_of(evaluator, layout, cuts, words):
+    """A layout with its stages, as a user would give it."""
+    training = evaluator.training
+    s = evaluator.sizes[int(layout["strategy"])].strategy
+    codes = {0: "1f1b", 2: "interleaved", 3: "zero-bubble"}
+    return PlanSpec(
+        global_batch=training.global_batch,
+        tp=s.tensor_parallel,
+        pp=int(layout["stages"]),
+        dp=int(layout["data_parallel"]),
+        cp=s.context_parallel,
+        ep=s.expert_parallel,
+        zero=int(layout["zero"]),
+        microbatch=s.microbatch,
+        schedule=codes[int(layout["schedule"])],
+        virtual=int(layout["virtual_stages"]),
+        recompute=words,
+        stages=tuple(b - a for a, b in itertools.pairwise(cuts)),
+        rank_order=("replicas-inside", "stages-inside")[int(layout["rank_order"])],
+        sequence_parallel=training.sequence_parallel,
+        seq=training.seq,
+        optimizer=training.optimizer,
+        reserved_bytes=training.reserved_bytes,
+        idle=True,
+    )
+
+
+def evaluator_of(model, cluster, training):
+    """The evaluator that `plan` makes, and the times of its strategies."""
+    evaluator = PlanEvaluator(model, cluster, training, [cluster.chip.hbm.capacity_bytes])
+    return evaluator, evaluator.times(cluster) if len(evaluator) else None
+
+
+def plans_of_layout(evaluator, at):
+    """Every plan of a layout as the estimator takes it: cuts and variants."""
+    layout = evaluator.layouts[at]
+    variants = range(len(evaluator.sizes[int(layout["strategy"])].variants))
+    for cuts in partitions(evaluator, layout):
+        if allowed(evaluator.training, cuts):
+            for chosen in itertools.product(variants, repeat=int(layout["stages"])):
+                yield cuts, chosen
+
+
+def exhaustive(model, cluster, training):
+    """Estimate every plan of every layout, one by one."""
+    evaluator, times = evaluator_of(model, cluster, training)
+    room = float(evaluator.rooms[0])
+    best = np.full(len(evaluator.layouts), np.inf)
+    tried = 0
+    for at in range(len(evaluator.layouts)):
+        for cuts, chosen in plans_of_layout(evaluator, at):
+            found, _ = evaluator.space.estimate(
+                times, at, np.array(cuts, np.int32), np.array(chosen, np.int32), room
+            )
+            tried += 1
+            if found["status"][0] == 0:
+                best[at] = min(best[at], found["time_s"][0])
+    return Exhaustive(evaluator, times, best, tried)
+
+
+def kind_of(plan):
+    """What tells listed plans apart: all but rank order, stages and what they recompute."""
+    widths = plan.tp, plan.cp, plan.ep, plan.microbatch, plan.pp, plan.dp, plan.zero
+    return (*widths, plan.schedule, plan.virtual)
+
+
+def kind_of_layout(evaluator, at):
+    """The same of a layout."""
+    layout = evaluator.layouts[at]
+    s = evaluator.sizes[int(layout["strategy"])].strategy
+    widths = s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch
+    codes = {0: "1f1b", 2: "interleaved", 3: "zero-bubble"}
+    rest = (int(layout[name]) for name in ("stages", "data_parallel", "zero"))
+    return (*widths, *rest, codes[int(layout["schedule"])], int(layout["virtual_stages"]))
