@@ -1,5 +1,7 @@
 """Random models, clusters and plans for tests of the plan evaluator, drawn from a seeded generator."""
 
+import random
+
 from phaze_fast.hardware import (
     Cluster,
     FlatFabric,
@@ -9,9 +11,11 @@ from phaze_fast.hardware import (
     TorusFabric,
     presets,
 )
+from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.opgraph import Strategy, reasons
-from phaze_fast.placement import PlanSpec
+from phaze_fast.placement import PlanSpec, Training
+from phaze_fast.placement.training import RANK_ORDERS
 
 CHIPS = ("h100", "a100-80", "tpuv4")
 MODES = ("none", "selective", "full")
@@ -163,3 +167,54 @@ def random_cases(rng, count):
     widths = random_widths(rng, model)
     specs = [random_spec(rng, model, widths, even=rng.random() < 0.4) for _ in range(count)]
     return model, random_cluster(rng, specs[0].devices), specs
+
+
+# ---- all layouts of a small model ----
+
+
+def small_problem(seed, recompute="auto"):
+    rng = random.Random(seed)
+    model = random_model(rng)
+    most = 3 if model.encoder_layers else 6
+    fields = {"layers": min(model.layers, most)}
+    if model.encoder_layers:
+        fields["encoder_layers"] = min(model.encoder_layers, 3)
+    model = model.replace(**fields)
+    training = Training(
+        global_batch=rng.choice([4, 6, 12]),
+        microbatch=rng.choice([1, 2]),
+        zero=(0, 1, 2, 3),
+        tensor_parallel=(1, 2),
+        context_parallel=rng.choice([(1,), (1, 2)]),
+        expert_parallel=(1, 2) if model.moe else (1,),
+        schedule=("1f1b", "interleaved", "zero-bubble"),
+        virtual=(2, 3),
+        recompute=recompute,
+        reserved_bytes=0,
+    )
+    return model, random_cluster(rng, rng.choice([4, 6, 8])), training
+
+
+def spec_of(evaluator, row):
+    """A layout of an evaluator as a plan."""
+    strategy = evaluator.sizes[int(row["strategy"])].strategy
+    d, b = int(row["data_parallel"]), strategy.microbatch
+    return PlanSpec(
+        global_batch=int(row["microbatches"]) * d * b,
+        tp=strategy.tensor_parallel, cp=strategy.context_parallel, ep=strategy.expert_parallel,
+        pp=int(row["stages"]), dp=d, microbatch=b, zero=int(row["zero"]),
+        schedule=SCHEDULES[int(row["schedule"])], virtual=int(row["virtual_stages"]),
+        rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True,
+    )  # fmt: skip
+
+
+# Five equal blocks whose activations are nearly all there is.
+ACTIVATIONS = TransformerModel(
+    name="activations", layers=5, hidden=48, heads=12, ffn=48, vocab=100, seq=960, head="none",
+    positions="rotary", attention="eager", tied_embeddings=False,
+)  # fmt: skip
+FIVE = Cluster(devices=5, fabric="dgx-h100", chip="h100")
+PIPED = Training(
+    global_batch=5, microbatch=1, zero=0, tensor_parallel=1, pipeline=5, data_parallel=1,
+    schedule="1f1b", recompute="none", reserved_bytes=0,
+)  # fmt: skip

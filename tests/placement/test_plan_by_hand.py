@@ -266,3 +266,16 @@ def test_fragmentation_by_hand():
     memory = found(flat(1e9), pp=2, recompute="full").stages[1].memory
     moving = memory["activations"] + memory["recompute"] + memory["logits"] + 2 * MESSAGE
     assert memory["fragmentation"] == exactly(0.03 * moving)
+
+
+# ---- what is recomputed ----
+
+
+@pytest.mark.xfail(reason="modes whose loads differ by rounding alone are not taken as equal")
+def test_as_little_is_recomputed_as_fits():
+    """Everything fits; at 1 GB/s the experts' gradients take longer than any backward pass."""
+    moe = MixtureOfExperts(experts=8, top_k=1, expert_ffn=1024, dense_layers=1)
+    plan = found(flat(1e9), TINY.replace(moe=moe), dp=2, pp=2, zero=2, recompute="auto")
+    assert plan.over_bytes == 0
+    assert [stage.recompute for stage in plan.stages] == ["none", "none"]
+    assert plan.parts_s["recompute"] == 0

@@ -2,12 +2,11 @@
 
 import random
 
-import numpy as np
 import pytest
 from plan_cases import random_cases
 from reference.plan import evaluate
 
-from phaze_fast.placement import PlanSpec, Training, predict, predict_batch
+from phaze_fast.placement import Training, predict, predict_batch
 
 CLOSE = 1e-9
 PLANS_A_MODEL = 4  # on one cluster, with one set of widths: layers are scheduled once

@@ -3,6 +3,8 @@
 Every stage is a list of positions; `reference.plan_layers` has the layers and the ranks.
 """
 
+from itertools import combinations, pairwise
+
 from reference.plan_layers import MODES, Layers, Network
 
 BUCKET_BYTES = 100e6
@@ -258,3 +260,33 @@ def evaluate(model, cluster, spec):
             for k, positions in enumerate(stages)
         ],
     }
+
+
+# ---- the best of all ----
+
+
+def least_memory(model, cluster, spec, modes=MODES):
+    """Bytes of the fullest device in the best of all partitions, each stage in its best mode."""
+    layers = Layers(model, cluster, spec, Network(cluster, spec))
+    count = len(layers.order)
+    known = {}
+
+    def needed(positions, k):
+        key = (positions, k)
+        if key not in known:
+            known[key] = min(
+                sum(stage_memory(model, layers, spec, positions, k, mode).values())
+                for mode in modes
+            )
+        return known[key]
+
+    if spec.schedule == "interleaved":  # dealt out evenly, nothing to choose
+        chunks = chunks_of(layers, spec)
+        stages = [tuple(i for c in chunks[k :: spec.pp] for i in c) for k in range(spec.pp)]
+        return max(needed(positions, k) for k, positions in enumerate(stages))
+    best = float("inf")
+    for cuts in combinations(range(1, count), spec.pp - 1):
+        ends = [0, *cuts, count]
+        stages = [tuple(range(a, b)) for a, b in pairwise(ends)]
+        best = min(best, max(needed(positions, k) for k, positions in enumerate(stages)))
+    return best

@@ -4,15 +4,14 @@ Every rank has its number, every group is a list of ranks. Only layer graphs, op
 layer makespans come from the package; they are inputs of a plan.
 """
 
-from functools import lru_cache
-
-from reference.rank_groups import price_message, price_ranks
+from functools import cache
 
 from phaze_fast.cost import estimate_costs
 from phaze_fast.hardware import FlatFabric, TieredFabric, TorusFabric
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.schedule import schedule_layers
+from reference.rank_groups import price_message, price_ranks
 
 MODES = ("none", "selective", "full")
 ENDS = ("embedding", "head")
@@ -89,12 +88,12 @@ class Network:
 # ---- layers ----
 
 
-@lru_cache(maxsize=None)
+@cache
 def graph_of(model, strategy):
     return layer_graph(model, strategy)
 
 
-@lru_cache(maxsize=None)
+@cache
 def layer_times(model, strategy, chip, fabric, expert_stride):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
     graph = graph_of(model, strategy)
@@ -108,7 +107,9 @@ def layer_times(model, strategy, chip, fabric, expert_stride):
         again = {
             "none": 0.0,
             "selective": sum(
-                float(s) for s, name in zip(ahead, layer.forward.names, strict=True) if name in chosen
+                float(s)
+                for s, name in zip(ahead, layer.forward.names, strict=True)
+                if name in chosen
             ),
             "full": forward,
         }
