@@ -4,7 +4,7 @@ import random
 from itertools import combinations, pairwise, product
 
 import pytest
-from plan_cases import small_problem, spec_of
+from oracle_cases import small_problem, spec_of
 from reference.plan import (
     chunks_of,
     exchange,

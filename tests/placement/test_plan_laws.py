@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from plan_cases import random_cases
+from oracle_cases import random_cases
 from reference.plan_layers import Layers, Network, rank_numbers
 
 from phaze_fast.hardware import FlatFabric, TieredFabric

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from plan_cases import ACTIVATIONS, FIVE, PIPED, random_cases, small_problem, spec_of
+from oracle_cases import ACTIVATIONS, FIVE, PIPED, random_cases, small_problem, spec_of
 from reference.plan import least_memory
 from reference.plan_layers import MODES, Layers, Network
 
@@ -141,7 +141,7 @@ def test_every_stage_of_a_layout_that_fits_has_layers():
 
 
 NOTHING_FITS = """
-from plan_cases import ACTIVATIONS, FIVE, PIPED
+from oracle_cases import ACTIVATIONS, FIVE, PIPED
 from phaze_fast.placement import plan
 hbm = FIVE.chip.hbm.replace(capacity_bytes=80_000_000)
 chip = FIVE.chip.replace(hbm=hbm)

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from plan_cases import random_cases
+from oracle_cases import random_cases
 from reference.plan import evaluate
 
 from phaze_fast.placement import Training, predict, predict_batch
