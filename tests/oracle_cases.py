@@ -1,0 +1,220 @@
+"""Random models, clusters and plans for tests of the plan evaluator, drawn from a seeded generator."""
+
+import random
+
+from phaze_fast.hardware import (
+    Cluster,
+    FlatFabric,
+    MeshFabric,
+    Tier,
+    TieredFabric,
+    TorusFabric,
+    presets,
+)
+from phaze_fast.memory import SCHEDULES
+from phaze_fast.models import MixtureOfExperts, TransformerModel
+from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.placement import PlanSpec, Training
+from phaze_fast.placement.training import RANK_ORDERS
+
+CHIPS = ("h100", "a100-80", "tpuv4")
+MODES = ("none", "selective", "full")
+OPTIMIZERS = ("adam", "adam-bf16", "sgd-bf16", "adam-fp32")
+KINDS = ("dense", "dense", "grouped", "experts", "experts", "encoder-decoder")
+
+
+def random_model(rng, kind=None):
+    kind = kind or rng.choice(KINDS)
+    heads, width = rng.choice([4, 6, 12, 12, 24]), rng.choice([16, 64, 128])
+    fields = {
+        "layers": rng.randint(2, 12),
+        "hidden": heads * width,
+        "heads": heads,
+        "ffn": 12 * rng.choice([16, 60, 256]),
+        "vocab": rng.choice([997, 5000, 32000]),
+        "seq": rng.choice([48, 240, 960]),
+        "tied_embeddings": rng.random() < 0.5,
+        "head": rng.choice(["lm", "lm", "lm", "mlm", "none"]),
+        "attention": rng.choice(["flash", "eager"]),
+        "dropout": rng.random() < 0.3,
+        "positions": "rotary",
+        "norm": rng.choice(["rmsnorm", "layernorm"]),
+        "gated": rng.random() < 0.5,
+    }
+    if kind == "grouped":
+        fields["kv_heads"] = rng.choice([k for k in (1, 2, 3, 4) if heads % k == 0])
+    if kind == "experts":
+        fields["moe"] = MixtureOfExperts(
+            experts=rng.choice([4, 6, 12]),
+            top_k=rng.choice([1, 2]),
+            expert_ffn=12 * rng.choice([8, 32, 128]),
+            shared_experts=rng.choice([0, 0, 1]),
+            dense_layers=rng.choice([0, 0, 1]),
+        )
+    if kind == "encoder-decoder":
+        fields["encoder_layers"] = rng.randint(1, 6)
+        fields["layers"] = rng.randint(1, 6)
+    return TransformerModel(name=kind, **fields)
+
+
+def _rate(rng):
+    return float(10 ** rng.uniform(8.5, 12))
+
+
+def _latency(rng):
+    return rng.choice([0.0, 1e-7, 1e-6, 5e-6, 1e-4])
+
+
+def _factors(rng, number):
+    """A random factorisation into up to three sizes."""
+    sizes = [1, 1, 1]
+    left = number
+    while left > 1:
+        prime = next(k for k in range(2, left + 1) if left % k == 0)
+        sizes[rng.randrange(3)] *= prime
+        left //= prime
+    return tuple(size for size in sizes if size > 1) or (1,)
+
+
+def random_fabric(rng, devices):
+    kind = rng.choice(["flat", "tiered", "tiered", "preset", "torus", "mesh"])
+    if kind == "flat":
+        return FlatFabric(name=kind, bandwidth_bytes_per_s=_rate(rng), latency_s=_latency(rng))
+    if kind == "tiered":
+        sizes = [rng.choice([2, 3, 4, 5, 6, 8]) for _ in range(rng.choice([1, 1, 2]))]
+        rates = sorted((_rate(rng) for _ in range(len(sizes) + 1)), reverse=rng.random() < 0.9)
+        tiers = [
+            Tier(name=f"t{n}", size=size, bandwidth_bytes_per_s=rate, latency_s=_latency(rng))
+            for n, (size, rate) in enumerate(zip([*sizes, None], rates, strict=True))
+        ]
+        return TieredFabric(name=kind, tiers=tuple(tiers))
+    if kind == "preset":
+        return presets.fabric(rng.choice(["dgx-a100", "dgx-h100", "tpuv4-pod", "phaze-flat"]))
+    return (TorusFabric if kind == "torus" else MeshFabric)(
+        name=kind,
+        dims=_factors(rng, devices),
+        link_bandwidth_bytes_per_s=_rate(rng),
+        hop_latency_s=_latency(rng),
+    )
+
+
+def random_widths(rng, model):
+    """Strategy fields with replicas and stages, all within the rules of the model."""
+    blocks = model.layers + model.encoder_layers
+    while True:
+        t, cp = rng.choice([1, 1, 2, 3, 4]), rng.choice([1, 1, 1, 2, 3, 4])
+        ep = rng.choice([1, 2, 3, 4, 6]) if model.moe else 1
+        d = ep * rng.choice([1, 1, 2, 3])
+        d = d if model.moe else rng.choice([1, 2, 3, 4, 5, 8])
+        p = rng.choice([p for p in (1, 2, 2, 3, 4, 5, 6, 8) if p <= blocks])
+        sp = rng.random() < 0.7
+        b = rng.choice([1, 1, 2, 3])
+        strategy = Strategy(
+            tensor_parallel=t, sequence_parallel=sp and t > 1, context_parallel=cp,
+            expert_parallel=ep, microbatch=b,
+        )  # fmt: skip
+        if t * cp * d * p <= 192 and not reasons(model, strategy):
+            return {"tp": t, "cp": cp, "ep": ep, "dp": d, "pp": p, "microbatch": b,
+                    "sequence_parallel": sp}  # fmt: skip
+
+
+def _chunks_at_random(rng, layers, chunks):
+    """Sizes of contiguous chunks, none empty."""
+    cuts = sorted(rng.sample(range(1, layers), chunks - 1))
+    return tuple(b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True))
+
+
+def random_spec(rng, model, widths, even=False):
+    """A plan of these widths; with blocks dealt out evenly and one mode where `even`."""
+    blocks, p = model.layers + model.encoder_layers, widths["pp"]
+    virtual = [v for v in (2, 3) if blocks % (p * v) == 0]
+    schedule = rng.choice(["1f1b", "zero-bubble", *(["interleaved"] if virtual else [])])
+    rounds = rng.choice([1, 2, 3, 4, 7, 12])
+    found = dict(widths)
+    if schedule == "interleaved":
+        rounds = p * rng.choice([1, 1, 2, 3])
+        found["virtual"] = rng.choice(virtual)
+    elif schedule == "zero-bubble":
+        rounds = max(rounds, p)
+    recompute = rng.choice([*MODES, "auto"])
+    if not even:
+        if schedule != "interleaved":
+            found["stages"] = _chunks_at_random(rng, blocks + 2, p)
+        if rng.random() < 0.5:
+            recompute = tuple(rng.choice(MODES) for _ in range(p))
+    return PlanSpec(
+        **found,
+        schedule=schedule,
+        global_batch=rounds * found["dp"] * found["microbatch"],
+        zero=rng.choice([0, 1, 2, 3]),
+        recompute=recompute,
+        rank_order=rng.choice(["replicas-inside", "stages-inside"]),
+        optimizer=rng.choice(OPTIMIZERS),
+        reserved_bytes=rng.choice([0, 3 * 2**29]),
+    )
+
+
+def random_cluster(rng, devices):
+    return Cluster(devices=devices, fabric=random_fabric(rng, devices), chip=rng.choice(CHIPS))
+
+
+def random_cases(rng, count):
+    """A model, a cluster, and plans for them whose widths multiply to its devices.
+
+    Plans share tensor, context and expert widths, so that layers are scheduled once for all.
+    """
+    model = random_model(rng)
+    widths = random_widths(rng, model)
+    specs = [random_spec(rng, model, widths, even=rng.random() < 0.4) for _ in range(count)]
+    return model, random_cluster(rng, specs[0].devices), specs
+
+
+# ---- all layouts of a small model ----
+
+
+def small_problem(seed, recompute="auto"):
+    rng = random.Random(seed)
+    model = random_model(rng)
+    most = 3 if model.encoder_layers else 6
+    fields = {"layers": min(model.layers, most)}
+    if model.encoder_layers:
+        fields["encoder_layers"] = min(model.encoder_layers, 3)
+    model = model.replace(**fields)
+    training = Training(
+        global_batch=rng.choice([4, 6, 12]),
+        microbatch=rng.choice([1, 2]),
+        zero=(0, 1, 2, 3),
+        tensor_parallel=(1, 2),
+        context_parallel=rng.choice([(1,), (1, 2)]),
+        expert_parallel=(1, 2) if model.moe else (1,),
+        schedule=("1f1b", "interleaved", "zero-bubble"),
+        virtual=(2, 3),
+        recompute=recompute,
+        reserved_bytes=0,
+    )
+    return model, random_cluster(rng, rng.choice([4, 6, 8])), training
+
+
+def spec_of(evaluator, row):
+    """A layout of an evaluator as a plan."""
+    strategy = evaluator.sizes[int(row["strategy"])].strategy
+    d, b = int(row["data_parallel"]), strategy.microbatch
+    return PlanSpec(
+        global_batch=int(row["microbatches"]) * d * b,
+        tp=strategy.tensor_parallel, cp=strategy.context_parallel, ep=strategy.expert_parallel,
+        pp=int(row["stages"]), dp=d, microbatch=b, zero=int(row["zero"]),
+        schedule=SCHEDULES[int(row["schedule"])], virtual=int(row["virtual_stages"]),
+        rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True,
+    )  # fmt: skip
+
+
+# Five equal blocks whose activations are nearly all there is.
+ACTIVATIONS = TransformerModel(
+    name="activations", layers=5, hidden=48, heads=12, ffn=48, vocab=100, seq=960, head="none",
+    positions="rotary", attention="eager", tied_embeddings=False,
+)  # fmt: skip
+FIVE = Cluster(devices=5, fabric="dgx-h100", chip="h100")
+PIPED = Training(
+    global_batch=5, microbatch=1, zero=0, tensor_parallel=1, pipeline=5, data_parallel=1,
+    schedule="1f1b", recompute="none", reserved_bytes=0,
+)  # fmt: skip

@@ -1,0 +1,211 @@
+"""The ranks of a parallel plan one by one, and what each of its layers takes on them.
+
+Every rank has its number, every group is a list of ranks. Only layer graphs, operator times and
+layer makespans come from the package; they are inputs of a plan.
+"""
+
+from functools import cache
+
+from phaze_fast.cost import estimate_costs
+from phaze_fast.hardware import FlatFabric, TieredFabric, TorusFabric
+from phaze_fast.memory import OPTIMIZERS
+from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.schedule import schedule_layers
+from reference.rank_groups import price_message, price_ranks
+
+MODES = ("none", "selective", "full")
+ENDS = ("embedding", "head")
+
+# ---- where ranks are ----
+
+
+def described(fabric):
+    """Kind of a fabric, and its levels by column, as `price_ranks` takes them."""
+    if isinstance(fabric, FlatFabric):
+        return "switched", [0], [fabric.bandwidth_bytes_per_s], [fabric.latency_s], [0]
+    if isinstance(fabric, TieredFabric):
+        tiers = fabric.tiers
+        rates = [tier.bandwidth_bytes_per_s for tier in tiers]
+        latencies = [tier.latency_s for tier in tiers]
+        return "switched", [tier.size or 0 for tier in tiers], rates, latencies, [0] * len(tiers)
+    n = len(fabric.dims)
+    wraps = [int(isinstance(fabric, TorusFabric))] * n
+    rates, latencies = [fabric.link_bandwidth_bytes_per_s] * n, [fabric.hop_latency_s] * n
+    return "grid", list(fabric.dims), rates, latencies, wraps
+
+
+def rank_numbers(spec):
+    """Rank of every (tensor, context, replica, stage) index, counted one by one."""
+    found, number = {}, 0
+    inside = spec.rank_order == "replicas-inside"
+    for outer in range(spec.pp if inside else spec.dp):
+        for inner in range(spec.dp if inside else spec.pp):
+            di, pi = (inner, outer) if inside else (outer, inner)
+            for ci in range(spec.cp):
+                for ti in range(spec.tp):
+                    found[ti, ci, di, pi] = number
+                    number += 1
+    return found
+
+
+class Network:
+    """Prices of the groups and messages of a plan, over the ranks of replica 0 and tensor 0."""
+
+    def __init__(self, cluster, spec):
+        self.spec, self.fabric = spec, described(cluster.fabric)
+        self.rank = rank_numbers(spec)
+        self.known = {}
+
+    def collective(self, op, payload, ranks):
+        key = (op, payload, tuple(ranks))
+        if key not in self.known:
+            prices = price_ranks(self.fabric, op, payload, ranks)
+            self.known[key] = min(prices.values()) if prices else 0.0
+        return self.known[key]
+
+    def replicas(self, experts, stage=0):
+        """Ranks that hold the same weights: all replicas, or those with the same experts."""
+        step = self.spec.ep if experts else 1
+        return [
+            self.rank[0, ci, di, stage]
+            for di in range(0, self.spec.dp, step)
+            for ci in range(self.spec.cp)
+        ]
+
+    def shared(self, op, dense_bytes, expert_bytes):
+        """A collective over all replicas, then one of the experts over those that hold them."""
+        dense = self.collective(op, dense_bytes, self.replicas(experts=False))
+        return dense + self.collective(op, expert_bytes, self.replicas(experts=True))
+
+    def message(self, payload, a, b):
+        """From stage a to stage b."""
+        return price_message(self.fabric, payload, self.rank[0, 0, 0, a], self.rank[0, 0, 0, b])
+
+    def expert_stride(self):
+        return self.rank[0, 0, 1, 0] - self.rank[0, 0, 0, 0] if self.spec.dp > 1 else None
+
+
+# ---- layers ----
+
+
+@cache
+def graph_of(model, strategy):
+    return layer_graph(model, strategy)
+
+
+@cache
+def layer_times(model, strategy, chip, fabric, expert_stride):
+    """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
+    graph = graph_of(model, strategy)
+    costs = estimate_costs(graph, chip, fabric, expert_stride=expert_stride)
+    makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
+    found = []
+    for k, layer in enumerate(graph.layers):
+        forward, backward = float(makespans[2 * k]), float(makespans[2 * k + 1])
+        ahead, back = costs.time_s(2 * k)[0], costs.time_s(2 * k + 1)[0]
+        chosen = layer.forward.recomputed("selective")
+        again = {
+            "none": 0.0,
+            "selective": sum(
+                float(s)
+                for s, name in zip(ahead, layer.forward.names, strict=True)
+                if name in chosen
+            ),
+            "full": forward,
+        }
+        if layer.kind in ENDS:
+            again = dict.fromkeys(MODES, 0.0)
+        total = sum(float(s) for s in back)
+        weights = sum(
+            float(s)
+            for s, name in zip(back, layer.backward.names, strict=True)
+            if name.endswith("-w")
+        )
+        found.append(
+            {
+                "forward": forward,
+                "backward": backward,
+                "again": again,
+                "weight_grad": backward * weights / total if total > 0 else 0.0,
+            }
+        )
+    return found
+
+
+class Layers:
+    """The layers of a plan, by position: seconds, parameters, bytes."""
+
+    def __init__(self, model, cluster, spec, network):
+        self.spec, self.network = spec, network
+        self.strategy = Strategy(
+            tensor_parallel=spec.tp,
+            sequence_parallel=spec.sequence_parallel and spec.tp > 1,
+            context_parallel=spec.cp,
+            expert_parallel=spec.ep,
+            microbatch=spec.microbatch,
+            seq=spec.seq,
+        )
+        self.graph = graph_of(model, self.strategy)
+        stride = network.expert_stride() if spec.ep > 1 else None
+        fabric = cluster.fabric
+        self.kinds = layer_times(model, self.strategy, cluster.chip, fabric, stride)
+        self.optimizer = OPTIMIZERS[spec.optimizer]
+        self.order = self.graph.order
+        self.shards = spec.dp * spec.cp
+        tied = model.tied_embeddings and model.head in ("lm", "mlm") and spec.pp > 1
+        self.copied = -(-model.vocab // spec.tp) * model.hidden if tied else 0
+        tuning = cluster.chip.tuning
+        share = tuning.hbm_share if tuning is not None else 1.0
+        self.hbm_rate = cluster.chip.hbm.bandwidth_bytes_per_s * share
+
+    def layer(self, i):
+        return self.graph.layers[self.order[i]]
+
+    def is_block(self, i):
+        return self.layer(i).kind not in ENDS
+
+    def parameters(self, i):
+        """All parameters of a layer on a device, and of those the experts'."""
+        copied = self.copied if i == len(self.order) - 1 else 0
+        return self.layer(i).device_parameters + copied, self.layer(i).expert_parameters
+
+    def share(self, i):
+        """Parameters that a device is left with where replicas share them."""
+        held, experts = self.parameters(i)
+        return (held - experts) / self.shards + experts / max(1, self.shards / self.spec.ep)
+
+    def over_replicas(self, op, i, bytes_each):
+        held, experts = self.parameters(i)
+        return self.network.shared(op, (held - experts) * bytes_each, experts * bytes_each)
+
+    def forward(self, i):
+        own = self.kinds[self.order[i]]["forward"]
+        if self.spec.zero < 3:
+            return own
+        return max(own, self.over_replicas("all-gather", i, self.optimizer.weight_bytes))
+
+    def backward(self, i, mode):
+        kind = self.kinds[self.order[i]]
+        own = kind["backward"] + kind["again"][mode]
+        if self.spec.zero < 2:
+            return own
+        moved = self.over_replicas("reduce-scatter", i, self.optimizer.gradient_bytes)
+        if self.spec.zero == 3:
+            moved += self.over_replicas("all-gather", i, self.optimizer.weight_bytes)
+        return max(own, moved)
+
+    def weight_grad(self, i):
+        return self.kinds[self.order[i]]["weight_grad"]
+
+    def sync(self, i):
+        op = "reduce-scatter" if self.spec.zero else "all-reduce"
+        return self.over_replicas(op, i, self.optimizer.gradient_bytes)
+
+    def step(self, i):
+        """The optimiser, and weights that are gathered after it."""
+        kept = self.share(i) if self.spec.zero else self.parameters(i)[0]
+        each = 2 * self.optimizer.state_bytes + self.optimizer.gradient_bytes
+        seconds = kept * (each + self.optimizer.weight_bytes) / self.hbm_rate
+        if self.spec.zero in (1, 2):
+            seconds += self.over_replicas("all-gather", i, self.optimizer.weight_bytes)
+        return seconds
