@@ -95,8 +95,6 @@ def some(rng, values):
 
 def random_training(rng, model, devices, most_batch=24):
     """A step with all kinds of things left free."""
-    # With experts and both rank orders plans go missing from the list (test_known_bugs.py).
-    orders = ["replicas-inside", "stages-inside"] if model.moe else ["auto", "auto", "auto"]
     batch = rng.choice([b for b in (1, 2, 4, 6, 8, 12, 16, 24) if b <= most_batch])
     return Training(
         global_batch=batch,
@@ -107,9 +105,9 @@ def random_training(rng, model, devices, most_batch=24):
         zero=some(rng, [0, 1, 2, 3]),
         schedule=some(rng, list(SCHEDULES)),
         virtual=some(rng, [2, 3]),
-        recompute=rng.choice(["auto", "auto", "auto", "none"]),  # full: test_known_bugs.py
+        recompute=rng.choice(["auto", "auto", "auto", "none", "full"]),
         optimizer=rng.choice(["adam", "adam", "sgd"]),
-        rank_order=rng.choice([*orders, "replicas-inside", "stages-inside"]),
+        rank_order=rng.choice(["auto", "auto", "auto", "replicas-inside", "stages-inside"]),
         sequence_parallel=rng.random() < 0.7,
         reserved_bytes=0,
     )

@@ -181,6 +181,39 @@ def _even_fits(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _room_for_all(
+    layout: Any,
+    reach: np.ndarray[Any, Any],
+    room: float,
+    order: np.ndarray[Any, Any],
+    sizes: np.ndarray[Any, Any],
+    resident: np.ndarray[Any, Any],
+    gathers: np.ndarray[Any, Any],
+    buffers: float,
+    variants: int,
+    lost: float,
+) -> bool:
+    """Whether all stages have a layer and fit, given where the longest stages from the end begin.
+
+    Stages before the one that would leave too few layers for the rest have one layer each.
+    """
+    stages = layout["stages"]
+    for s in range(1, stages + 1):
+        if reach[s] > stages - s:
+            continue
+        for k in range(s + 1, stages + 1):
+            waiting = _in_flight(layout["schedule"], stages, stages - k, layout["microbatches"], 1)
+            last = stages - k + 1
+            first = _packed(
+                last, waiting, room, order, sizes, resident, gathers, buffers, variants, lost
+            )
+            if first == last:
+                return False
+        return True
+    return False
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def layouts_fit(
     layouts: np.ndarray[Any, Any],
     strategies: np.ndarray[Any, Any],
@@ -194,7 +227,8 @@ def layouts_fit(
 
     Stages are packed from the last to the first, each as long as it fits in some variant. Memory
     of a 1F1B stage depends on how many follow it, not on how many there are, so that layouts which
-    differ in stages alone and stand next to each other go on from one another.
+    differ in stages alone and stand next to each other share where their stages begin. Layers that
+    must stay together are not looked at.
 
     Parameters
     ----------
@@ -210,14 +244,15 @@ def layouts_fit(
     resident, gathers = np.zeros(kinds + 1), np.zeros(kinds + 1)
     lost = 1.0 + training["fragmentation"]
     own = order.copy()
+    reach = np.zeros(len(order) + 2, dtype=np.int64)
     for c in range(len(rooms)):
         room = rooms[c] * (1.0 + 1e-12)
-        reached, packed = len(order), 0
+        packed = 0
         for r in range(len(layouts)):
             layout = layouts[r]
             strategy = strategies[layout["strategy"]]
             mine = sizes[layout["strategy"]]
-            stages, m = layout["stages"], layout["microbatches"]
+            stages, m, variants = layout["stages"], layout["microbatches"], strategy["variants"]
             goes_on = (
                 r > 0
                 and layout["schedule"] == 0
@@ -233,29 +268,20 @@ def layouts_fit(
             if not goes_on:
                 _resident(mine, layout, strategy, training, resident, gathers)
                 own[-1] = kinds if stages > 1 else order[-1]
-                reached, packed = len(order), 0
+                packed, reach[0] = 0, len(order)
+            fits[r, c] = False
             if layout["schedule"] == 2:
                 fits[r, c] = _even_fits(
-                    layout, room, own, mine, resident, gathers, buffers, strategy["variants"], lost
+                    layout, room, own, mine, resident, gathers, buffers, variants, lost
                 )
-                continue
-            if layout["schedule"] == 3 and m < stages:
-                fits[r, c] = False
-                continue
-            while packed < stages and reached > 0:
-                stage = stages - packed - 1
-                waiting = _in_flight(layout["schedule"], stages, stage, m, 1)
-                reached = _packed(
-                    reached,
-                    waiting,
-                    room,
-                    own,
-                    mine,
-                    resident,
-                    gathers,
-                    buffers,
-                    strategy["variants"],
-                    lost,
+            elif stages <= len(order) and not (layout["schedule"] == 3 and m < stages):
+                while packed < stages:
+                    waiting = _in_flight(layout["schedule"], stages, stages - packed - 1, m, 1)
+                    reach[packed + 1] = _packed(
+                        reach[packed], waiting, room, own, mine, resident, gathers, buffers,
+                        variants, lost,
+                    )  # fmt: skip
+                    packed += 1
+                fits[r, c] = _room_for_all(
+                    layout, reach, room, own, mine, resident, gathers, buffers, variants, lost
                 )
-                packed += 1
-            fits[r, c] = reached == 0

@@ -78,8 +78,17 @@ class Network:
         return dense + self.collective(op, expert_bytes, self.replicas(experts=True))
 
     def message(self, payload, a, b):
-        """From stage a to stage b."""
-        return price_message(self.fabric, payload, self.rank[0, 0, 0, a], self.rank[0, 0, 0, b])
+        """From stage a to stage b: every device sends one, and the slowest counts."""
+        key = ("message", payload, a, b)
+        if key not in self.known:
+            spec, rank = self.spec, self.rank
+            self.known[key] = max(
+                price_message(self.fabric, payload, rank[ti, ci, di, a], rank[ti, ci, di, b])
+                for ti in range(spec.tp)
+                for ci in range(spec.cp)
+                for di in range(spec.dp)
+            )
+        return self.known[key]
 
     def expert_stride(self):
         return self.rank[0, 0, 1, 0] - self.rank[0, 0, 0, 0] if self.spec.dp > 1 else None

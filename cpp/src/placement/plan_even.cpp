@@ -76,7 +76,8 @@ bool PlanSolver::choose_variants(double room_bytes, bool any, Partition* partiti
         least_bytes = bytes;
         leanest = v;
       }
-      if (bytes <= room_bytes * kFits && load < least_s) {
+      // Modes whose loads differ by rounding alone are alike: the first recomputes least.
+      if (bytes <= room_bytes * kFits && load < least_s * (1.0 - 1e-12)) {
         least_s = load;
         fastest = v;
       }

@@ -46,6 +46,18 @@ bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyReco
          l.data_parallel % s.expert_parallel == 0;
 }
 
+// Whether each tier of switches is at least as slow as those inside it.
+bool slower_outward(const FabricRecord& fabric) noexcept {
+  if (fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid)) return false;
+  for (int l = 1; l < fabric.levels; ++l) {
+    if (fabric.bytes_per_s[l] > fabric.bytes_per_s[l - 1] ||
+        fabric.latency_s[l] < fabric.latency_s[l - 1]) {
+      return false;
+    }
+  }
+  return true;
+}
+
 bool known_schedule(std::int32_t code) noexcept {
   return code == 0 || code == static_cast<std::int32_t>(PipelineSchedule::kInterleaved) ||
          code == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
@@ -236,12 +248,12 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
   };
   for (std::int64_t k = 0; k < runs; ++k) {
     const std::int64_t first = k * apart + from * block;
-    if (fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid)) {
+    if (!slower_outward(fabric)) {
       for (std::int64_t rank = first; rank < first + block; ++rank) send(rank);
       continue;
     }
-    // On switches a message is as slow as the highest tier it crosses: of the ranks before each
-    // border of a tier's units the last one tells.
+    // A message is as slow as the highest tier it crosses: of the ranks before each border of a
+    // tier's units the last one tells.
     send(first);
     std::int64_t unit = 1;
     for (int l = 0; l < fabric.levels && fabric.size[l] > 0; ++l) {

@@ -1,8 +1,4 @@
-"""Wrong answers of the plan kernel that are known and not mended yet: each test fails, and says so.
-
-A test that passes again must lose its mark (xfail is strict), and move to test_mended.py; then the
-guards that name this file in plan_cases.py and test_plan_optimal.py go as well.
-"""
+"""Wrong answers that tests of the plan kernel found, mended: none may come back."""
 
 import subprocess
 import sys
@@ -35,21 +31,11 @@ assert plans.rejected, "no reason is given"
 """
 
 
-# ENGINE BUG: PlanSolver::best (plan_solver.cpp) reads the variants of an empty partition where
-# nothing is found and below_s is infinite: `!(inf <= inf)` is false. Segmentation fault.
-# `layouts_fit` does not look at ties, so that such a layout counts as one that fits, and no reason
-# is counted for it.
-@pytest.mark.xfail(reason="segmentation fault where ties leave a layout no partition")
 def test_ties_that_leave_no_partition_are_refused_with_a_reason():
     done = subprocess.run([sys.executable, "-c", NO_CUT], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr[-500:]
 
 
-# ENGINE BUG: kinds of plans are told apart by the number of their strategy (plan_search.cpp,
-# kind_of); with experts each distance between replicas is a strategy of its own, so that layouts
-# that differ in rank order alone count twice there and once in `_leaders`. The list is short of
-# plans, or lists a slower one.
-@pytest.mark.xfail(reason="with experts and both rank orders plans go missing from the list")
 def test_experts_in_both_rank_orders_fill_the_list():
     model = pf.TransformerModel(
         name="experts", layers=4, hidden=128, heads=4, ffn=256, vocab=512, seq=64,
@@ -69,9 +55,6 @@ def test_experts_in_both_rank_orders_fill_the_list():
     assert [each.time_s for each in plans.plans] == pytest.approx(wanted, rel=1e-9)
 
 
-# ENGINE BUG: messages are priced between the first ranks of two stages (plan_frame.cpp, add_frame);
-# of stages of 6 ranks in nodes of 8, ranks 2 to 5 of the first send to ranks 8 to 11 of the next.
-@pytest.mark.xfail(reason="messages of ranks other than the first may cross a node border unpriced")
 @pytest.mark.parametrize(("dp", "pp"), [(6, 2), (5, 3)])
 def test_a_message_that_any_rank_sends_over_a_node_border_is_priced_there(dp, pp):
     cluster = Cluster(devices=dp * pp, fabric=nodes(450e9, 1e6), chip="h100")
@@ -81,10 +64,6 @@ def test_a_message_that_any_rank_sends_over_a_node_border_is_priced_there(dp, pp
     assert all(stage.load_s > message_s for stage in timed.stages)
 
 
-# ENGINE BUG: what hides gradients is the backward pass in the first variant (PlanSums::pass and
-# PlanSolver::interleaved), and that is the recomputed one where recompute is fixed: the same plan
-# takes longer when predicted than when found. `plain_s` would be the same in both.
-@pytest.mark.xfail(reason="the seconds of a plan depend on which ways to recompute were free")
 def test_a_plan_found_with_recomputation_round_trips():
     cluster = Cluster(devices=4, fabric=nodes(1e9, 1e9), chip="h100")
     step = Training(
