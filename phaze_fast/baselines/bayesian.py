@@ -15,9 +15,9 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import PUBLISHED_AREA, ArchitectureSpace, AreaLimit
 from phaze_fast.hardware.silicon import area_batch, power_batch
 from phaze_fast.hardware.space_spec import COLUMNS, with_fields
-from phaze_fast.runs.executors import needed
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.exact import ExactEvaluator
+from phaze_fast.tables import needed
 
 __all__ = ["bayesian"]
 

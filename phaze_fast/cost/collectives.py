@@ -21,6 +21,7 @@ from phaze_fast.hardware import (
     TorusFabric,
     cluster_record,
     fabric_record,
+    presets,
 )
 from phaze_fast.records import FrozenDict
 from phaze_fast.threads import thread_count
@@ -85,12 +86,15 @@ class CollectiveTimes:
         return len(self.time_s)
 
 
-def _record(fabric: AnyFabric | Cluster) -> Array:
+def _record(fabric: AnyFabric | Cluster | str) -> Array:
+    if isinstance(fabric, str):
+        fabric = presets.fabric(fabric)
     if isinstance(fabric, Cluster):
         return cluster_record(fabric.fabric, fabric.devices)
     if not isinstance(fabric, get_args(AnyFabric)):
         raise InvalidTypeError(
-            f"fabric: {type(fabric).__name__} is not accepted; expected a fabric or a cluster"
+            f"fabric: {type(fabric).__name__} is not accepted; expected a fabric, its name, or a "
+            "cluster"
         )
     return fabric_record(fabric)
 
@@ -102,7 +106,7 @@ def _op_code(op: str) -> int:
 
 
 def collective(
-    fabric: AnyFabric | Cluster,
+    fabric: AnyFabric | Cluster | str,
     op: str,
     payload_bytes: float,
     ranks: int,
@@ -145,8 +149,7 @@ def collective(
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
-    >>> cost = collective(presets.fabric("dgx-a100"), "all-reduce", 2**30, ranks=16)
+    >>> cost = collective("dgx-a100", "all-reduce", 2**30, ranks=16)
     >>> cost.algorithm
     'rail-ring'
 
@@ -198,7 +201,7 @@ def collective(
 
 
 def collective_batch(
-    fabrics: AnyFabric | Cluster | Sequence[AnyFabric | Cluster],
+    fabrics: AnyFabric | Cluster | str | Sequence[AnyFabric | Cluster],
     op: str | Sequence[str] | Array,
     payload_bytes: Any,
     ranks: Any,
@@ -243,8 +246,8 @@ def collective_batch(
     >>> collective_batch(flat, "all-reduce", [0, 2**32], ranks=[8, 2]).time_s.tolist()
     [0.0, 1.0]
     """
-    several = isinstance(fabrics, Sequence)
-    listed: Sequence[AnyFabric | Cluster] = fabrics if isinstance(fabrics, Sequence) else [fabrics]
+    several = isinstance(fabrics, Sequence) and not isinstance(fabrics, str)
+    listed: list[Any] = list(fabrics) if several else [fabrics]
     if not listed:
         raise InvalidInputError("fabrics: an empty list is not accepted; expected at least one")
     records = np.concatenate([_record(f) for f in listed]) if several else _record(listed[0])

@@ -20,7 +20,7 @@ from phaze_fast.cost.collectives import AnyFabric
 from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.cost.network import collectives_s, rank_groups
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning
+from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
@@ -256,8 +256,8 @@ def _cores(records: Array) -> Array:
 
 def estimate_costs(
     graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph],
-    chips: Accelerator | Sequence[Accelerator] | Array,
-    fabric: AnyFabric | Cluster | None = None,
+    chips: Accelerator | str | Sequence[Accelerator | str] | Array,
+    fabric: AnyFabric | Cluster | str | None = None,
     dtype: Dtype = "bf16",
     tuning: Tuning | None = None,
     energy: EnergyTable | None = None,
@@ -273,7 +273,7 @@ def estimate_costs(
     graphs
         Operator graphs, or layer graphs, whose layers give two each: forward and backward.
     chips
-        Accelerators, or an array of records such as `ArchitectureSpace.chips`.
+        Accelerators or names of them, or an array of records such as `ArchitectureSpace.chips`.
     fabric
         What collectives run over; needed where a graph has any. A tensor group is neighbours, a
         context group lies `tensor_parallel` ranks apart, an expert group `expert_stride`.
@@ -314,13 +314,14 @@ def estimate_costs(
     True
     """
     workers = thread_count(threads)
+    wired = presets.fabric(fabric) if isinstance(fabric, str) else fabric
     listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
     flat = _flat(listed)
     asked = machines(chips, dtype, tuning, energy, like)
     if not len(asked):
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     network = [
-        collectives_s(graph, fabric, rank_groups(given, expert_stride))
+        collectives_s(graph, wired, rank_groups(given, expert_stride))
         for given in listed
         for graph in _flat([given])
     ]

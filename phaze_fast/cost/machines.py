@@ -17,6 +17,7 @@ from phaze_fast.hardware import (
     area_batch,
     chip_records,
     energy_table,
+    presets,
     tuning_record,
 )
 from phaze_fast.hardware.chip import Dtype
@@ -77,16 +78,18 @@ def in_format(ops: Array, precision: tuple[float, float, float, float]) -> Array
     return scaled
 
 
-def _listed(chips: Accelerator | Sequence[Accelerator]) -> list[Accelerator]:
+def _listed(chips: Accelerator | str | Sequence[Accelerator | str]) -> list[Accelerator]:
+    """Accelerators, each given as itself or by the name of a preset or file."""
     several = isinstance(chips, Sequence) and not isinstance(chips, str)
-    listed = list(chips) if isinstance(chips, Sequence) and several else [chips]
-    for chip in listed:
+    listed: list[Any] = list(chips) if isinstance(chips, Sequence) and several else [chips]
+    named = [presets.chip(chip) if isinstance(chip, str) else chip for chip in listed]
+    for chip in named:
         if not isinstance(chip, Accelerator):
             raise InvalidTypeError(
-                f"chip: {type(chip).__name__} is not accepted; expected an Accelerator such as "
-                'presets.chip("h200")'
+                f"chip: {type(chip).__name__} is not accepted; expected an Accelerator, or the "
+                "name of one such as 'h200'"
             )
-    return listed  # type: ignore[return-value]
+    return named
 
 
 def _rate(chip: Accelerator, dtype: Dtype) -> float:
@@ -95,7 +98,7 @@ def _rate(chip: Accelerator, dtype: Dtype) -> float:
 
 
 def machines(
-    chips: Accelerator | Sequence[Accelerator] | Array,
+    chips: Accelerator | str | Sequence[Accelerator | str] | Array,
     dtype: Dtype = "bf16",
     tuning: Tuning | None = None,
     energy: EnergyTable | None = None,

@@ -11,7 +11,7 @@ from phaze_fast import _core
 from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.cost.operators import product_ops
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Accelerator, EnergyTable
+from phaze_fast.hardware import Accelerator, EnergyTable, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import format_bytes, format_time
 
@@ -134,7 +134,7 @@ def _of_record(
 
 
 def operator_costs(
-    chip: Accelerator,
+    chip: Accelerator | str,
     ops: Array,
     dtype: Dtype = "bf16",
     energy: EnergyTable | None = None,
@@ -167,6 +167,7 @@ def operator_costs(
     >>> operator_costs(presets.chip("h200"), vector_ops("add", [65536], [2048]))[0].limit
     'hbm'
     """
+    chip = presets.chip(chip) if isinstance(chip, str) else chip
     asked: Machines = machines(chip, dtype, energy=energy)
     prices = asked.prices
     ops = in_format(ops, asked.precision)
@@ -183,7 +184,7 @@ def operator_costs(
 
 
 def gemm(
-    chip: Accelerator,
+    chip: Accelerator | str,
     m: int,
     k: int,
     n: int,
@@ -195,7 +196,7 @@ def gemm(
     Parameters
     ----------
     chip
-        Where it runs.
+        Where it runs, or its name.
     m, k, n
         Rows, inner dimension and columns.
     b
@@ -210,8 +211,7 @@ def gemm(
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
-    >>> cost = gemm(presets.chip("tpuv4"), 4096, 4096, 4096)
+    >>> cost = gemm("tpuv4", 4096, 4096, 4096)
     >>> cost.limit, cost.utilization > 0.9, cost.bound_s <= cost.time_s
     ('compute', True, True)
     """

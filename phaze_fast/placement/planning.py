@@ -17,6 +17,7 @@ from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.times import memory_of
 from phaze_fast.placement.training import Training
 from phaze_fast.schedule import ScheduleCache
+from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
@@ -26,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Plans:
+class Plans(Table):
     """The best plans of a model on a cluster, and what became of the rest."""
 
     model: TransformerModel
@@ -65,6 +66,10 @@ class Plans:
     def mfu(self, plan: Plan) -> float:
         """Share of the cluster's peak that goes into the model."""
         return plan.mfu
+
+    def to_columns(self) -> dict[str, Any]:
+        """Give the plans as a table: widths, seconds by part, bytes by term."""
+        return joined_columns([flat_row(plan.to_dict(stages=False)) for plan in self.plans])
 
     def to_dict(self, stages: bool = True) -> dict[str, Any]:
         """Give them as plain data."""

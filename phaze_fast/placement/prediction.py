@@ -23,6 +23,7 @@ from phaze_fast.placement.sizes import StrategySizes, strategy_sizes
 from phaze_fast.placement.times import KindTimes, memory_of
 from phaze_fast.placement.training import RANK_ORDERS, RECOMPUTE, Training
 from phaze_fast.schedule import ScheduleCache
+from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
 __all__ = ["Predictions", "predict", "predict_batch"]
@@ -169,7 +170,7 @@ def predict(
 
 
 @dataclass(frozen=True, eq=False)
-class Predictions:
+class Predictions(Table):
     """What many plans take; read-only arrays of one length, in the order of the plans."""
 
     time_s: Array
@@ -190,6 +191,10 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.time_s)
+
+    def to_columns(self) -> dict[str, Any]:
+        """Give the arrays by name, as `to_dict` does."""
+        return dict(self.to_dict())
 
     def to_dict(self) -> dict[str, Array]:
         """Give the arrays by name, parts and terms as columns of their own."""

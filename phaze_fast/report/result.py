@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,20 +15,20 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training, infeasible, plan
-from phaze_fast.runs.executors import needed
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.designs import Design, geometric_mean
 from phaze_fast.search.find import checked_weights, search_digest
 from phaze_fast.search.goals import OBJECTIVES, checked_objectives, front_of
 from phaze_fast.search.problem import SearchProblem, problems_of
 from phaze_fast.search.result import Outcome, Winner
+from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.units import format_time
 
-__all__ = ["ParetoFront", "SearchResult", "result_of", "write_parquet"]
+__all__ = ["ParetoFront", "SearchResult", "result_of"]
 
 
 @dataclass(frozen=True)
-class ParetoFront:
+class ParetoFront(Table):
     """Points of which none is at most another in every objective, fastest first."""
 
     objectives: tuple[str, ...]
@@ -45,20 +45,9 @@ class ParetoFront:
     def __getitem__(self, at: int) -> dict[str, Any]:
         return self.rows[at]
 
-    def to_parquet(self, path: Path | str) -> None:
-        """Write it to a Parquet file; needs the extra ``table``."""
-        write_parquet(self.rows, path)
-
-
-def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
-    """Write flat rows to a Parquet file; needs the extra ``table``."""
-    pyarrow = needed("pyarrow", "table", "writing Parquet")
-    parquet = needed("pyarrow.parquet", "table", "writing Parquet")
-    flat = [{k: v for k, v in row.items() if not isinstance(v, dict)} for row in rows]
-    try:
-        parquet.write_table(pyarrow.Table.from_pylist(flat), str(path))
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    def to_columns(self) -> dict[str, Any]:
+        """Give the points as a table: the chip's cores and sizes, the plan, the objectives."""
+        return joined_columns([flat_row(row) for row in self.rows])
 
 
 _VALUES = {
@@ -71,7 +60,7 @@ _VALUES = {
 
 
 @dataclass(frozen=True, eq=False)
-class SearchResult:
+class SearchResult(Table):
     """The best chips and plans that a search found, with the certificate."""
 
     problems: tuple[SearchProblem, ...]
@@ -260,17 +249,11 @@ class SearchResult:
             },
         }
 
-    def to_parquet(self, path: Path | str) -> None:
-        """Write the front, or the best chips where there is none; needs the extra ``table``."""
+    def to_columns(self) -> dict[str, Any]:
+        """Give the front as a table, or the best chips where there is none."""
         if self.outcome.objectives:
-            self.pareto().to_parquet(path)
-            return
-        rows = []
-        for design in self.top:
-            row = design.to_dict(stages=False)
-            plan = {f"plan_{k}": v for k, v in row["plan"].items() if not isinstance(v, dict)}
-            rows.append({**row, **plan})
-        write_parquet(rows, path)
+            return self.pareto().to_columns()
+        return joined_columns([flat_row(design.to_dict(stages=False)) for design in self.top])
 
     def report(self, path: Path | str) -> None:
         """Write one self-contained page; needs the extra ``plot``."""

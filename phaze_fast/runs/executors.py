@@ -9,22 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from importlib import import_module
 from typing import Any
 
-from phaze_fast.errors import InvalidInputError, MissingExtraError, PhazeError, nearest
+from phaze_fast.errors import InvalidInputError, PhazeError, nearest
+from phaze_fast.tables import needed
 
 __all__ = ["KINDS", "Workers", "executor_for", "needed"]
 
 KINDS = ("threads", "processes", "dask://host:port", "ray", "ray://host:port", "mpi")
-
-
-def needed(module: str, extra: str, what: str) -> Any:
-    """Import a package that an extra brings, or raise a MissingExtraError naming the extra."""
-    try:
-        return import_module(module)
-    except ImportError:
-        raise MissingExtraError(f"{what} needs: pip install 'phaze-fast[{extra}]'") from None
 
 
 def _leave_with(parent: int) -> None:

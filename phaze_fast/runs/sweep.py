@@ -26,8 +26,9 @@ from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Plan, Training, infeasible, plan
 from phaze_fast.runs.chunks import Lost, run_chunks
-from phaze_fast.runs.executors import Workers, needed
+from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
+from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
 __all__ = ["COLUMNS", "Point", "SweepTable", "blank_row", "evaluate_point", "plan_row", "sweep"]
@@ -204,7 +205,7 @@ def _rows_of(evaluate: Evaluate, points: list[Point]) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class SweepTable:
+class SweepTable(Table):
     """Rows of a sweep, in the order of its points.
 
     Examples
@@ -257,18 +258,9 @@ class SweepTable:
             found[name] = (float if kind is int and COLUMNS.get(name) is float else kind, values)
         return found
 
-    def to_parquet(self, path: Path | str) -> None:
-        """Write the table as Parquet (extra ``table``), with nulls where a row has no value."""
-        arrow = needed("pyarrow", "table", "writing Parquet")
-        parquet = needed("pyarrow.parquet", "table", "writing Parquet")
-        kinds = {str: arrow.string(), float: arrow.float64(), int: arrow.int64()}
-        kinds[bool] = arrow.bool_()
-        typed = self._typed()
-        arrays = {n: arrow.array(values, kinds[kind]) for n, (kind, values) in typed.items()}
-        try:
-            parquet.write_table(arrow.table(arrays), str(path))
-        except OSError as error:
-            raise InvalidInputError(f"{path}: cannot be written: {error}") from None
+    def to_columns(self) -> dict[str, Any]:
+        """Give the rows as named columns; None where a row has no value."""
+        return {name: values for name, (_, values) in self._typed().items()}
 
     def to_json(self, path: Path | str) -> None:
         """Write rows, notes and counts as one JSON object."""

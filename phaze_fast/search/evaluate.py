@@ -19,6 +19,7 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.search.best_first import BestFirstSearch
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.problem import problems_of
+from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
 __all__ = ["Evaluations", "evaluate_batch"]
@@ -29,7 +30,7 @@ Chips = ArchitectureSpace | Array | Sequence[Accelerator] | Accelerator
 
 
 @dataclass(frozen=True, eq=False)
-class Evaluations:
+class Evaluations(Table):
     """The best plan of each chip; arrays of one length, in the order of the chips.
 
     Where nothing fits, `feasible` is false, times and joules are infinite and counts zero.
@@ -55,6 +56,10 @@ class Evaluations:
 
     def __len__(self) -> int:
         return len(self.time_s)
+
+    def to_columns(self) -> dict[str, Any]:
+        """Give the arrays by name, as `to_dict` does."""
+        return dict(self.to_dict())
 
     def to_dict(self) -> dict[str, Array]:
         """Give the arrays by name."""

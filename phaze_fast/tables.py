@@ -1,0 +1,78 @@
+"""Results as tables: named columns of one length, given to pandas, CSV or Parquet."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from phaze_fast.errors import InvalidInputError, MissingExtraError
+
+__all__ = ["Table", "flat_row", "joined_columns", "needed"]
+
+
+def needed(module: str, extra: str, what: str) -> Any:
+    """Import a package that an extra brings, or raise a MissingExtraError naming the extra."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise MissingExtraError(f"{what} needs: pip install 'phaze-fast[{extra}]'") from None
+
+
+def flat_row(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested mappings into columns; lists are left out.
+
+    Examples
+    --------
+    >>> flat_row({"tp": 4, "parts_s": {"compute": 1.0}, "stages": [1, 2]})
+    {'tp': 4, 'parts_s.compute': 1.0}
+    """
+    row: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            row.update(flat_row(value, f"{prefix}{name}."))
+        elif not isinstance(value, list | tuple):
+            row[f"{prefix}{name}"] = value
+    return row
+
+
+class Table:
+    """A result that is a table: `to_columns` gives named columns, and the rest follows."""
+
+    def to_columns(self) -> dict[str, Any]:
+        """Give the columns by name, all of one length."""
+        raise AssertionError("every table has columns of its own")
+
+    def to_pandas(self) -> Any:
+        """Give a pandas DataFrame; needs pandas (extra ``table``)."""
+        pandas = needed("pandas", "table", "a DataFrame")
+        return pandas.DataFrame({name: list(values) for name, values in self.to_columns().items()})
+
+    def to_csv(self, path: Path | str) -> None:
+        """Write a CSV file, one row each, with a header."""
+        columns = self.to_columns()
+        try:
+            with Path(path).open("w", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=True))
+        except OSError as error:
+            raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
+
+    def to_parquet(self, path: Path | str) -> None:
+        """Write a Parquet file; needs pyarrow (extra ``table``)."""
+        arrow = needed("pyarrow", "table", "writing Parquet")
+        parquet = needed("pyarrow.parquet", "table", "writing Parquet")
+        columns = {name: arrow.array(list(values)) for name, values in self.to_columns().items()}
+        try:
+            parquet.write_table(arrow.table(columns), str(path))
+        except OSError as error:
+            raise InvalidInputError(f"{path}: cannot be written: {error}") from None
+
+
+def joined_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Turn rows into columns; a field that a row lacks is None."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
