@@ -62,7 +62,7 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path | str) -> None:
 
 
 _VALUES = {
-    "time": lambda p: p.time_s,
+    "time": lambda p: p.score,
     "area": lambda p: p.area_mm2,
     "energy": lambda p: p.energy_j,
     "hbm": lambda p: p.hbm_bytes,
