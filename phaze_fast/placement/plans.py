@@ -150,7 +150,7 @@ class Plan:
         --------
         >>> import phaze_fast as pf
         >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
-        >>> plan = pf.predict("llama2-7b", cluster, pf.Training(global_batch=64), tp=4, dp=2)
+        >>> plan = pf.predict("llama2-7b", cluster, {"tp": 4, "dp": 2, "global_batch": 64})
         >>> pf.Plan.from_dict(plan.to_dict()) == plan
         True
         """

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "phaze_fast"
 
 ORDER = [
     {"errors"},
-    {"units", "documents", "_core"},
+    {"units", "documents", "_core", "threads"},
     {"records"},
     {"models", "hardware"},
     {"schemas"},
@@ -23,7 +23,8 @@ ORDER = [
     {"placement"},
     {"runs"},
     {"wafer"},
-    {"explore"},
+    {"search"},
+    {"baselines"},
     {"report"},
     {"pipeline"},
     {"cli"},
