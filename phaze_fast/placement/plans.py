@@ -1,4 +1,4 @@
-"""Takes what the plan kernel found, gives plans as frozen data: widths, stages, seconds, bytes."""
+"""Parallel plans as frozen data: widths, stages, seconds, bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the files of this package, gives a digest of all that prices an answer.
+"""A digest of all code and data that price an answer.
 
 A result that was kept is an answer of the code and data that computed it, and of no other. Its key
 therefore holds this digest: after any change to the cost model it is not found.

@@ -148,7 +148,10 @@ def predicted(
 def hold(model: TransformerModel, cluster: pf.Cluster, training: Any, plan: Any) -> bool:
     """Hold what is predicted of a recorded plan; whether it has to be the same."""
     again = predicted(model, cluster, training, plan)
-    if mended(model, cluster, plan):
+    # Gradients hide behind the backward pass of the first way to recompute that is allowed. For a
+    # prediction that is none; where a step allows one other way alone, they hide behind that.
+    alone = training.get("recompute", "auto") in ("selective", "full")
+    if mended(model, cluster, plan) or alone:
         assert again.time_s >= plan["time_s"] * (1.0 - SAME), plan
         return False
     assert again.time_s == pytest.approx(plan["time_s"], rel=SAME), plan
