@@ -3,10 +3,9 @@
 import importlib.util
 import sys
 
-from phaze_fast.explore.asktell import Explorer
-
 import phaze_fast as pf
 from phaze_fast.hardware import AreaLimit, SpaceSpec
+from phaze_fast.search.ask_tell import Explorer
 
 if importlib.util.find_spec("optuna") is None:
     print("Optuna is not installed; to run this: pip install 'phaze-fast[opt]'")

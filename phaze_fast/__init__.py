@@ -265,7 +265,6 @@ __all__ = [
     "errors",
     "estimate_costs",
     "evaluate_batch",
-    "explore",
     "gemm",
     "hardware",
     "layer_graph",

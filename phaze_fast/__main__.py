@@ -1,4 +1,4 @@
-"""Takes ``python -m phaze_fast``, gives the command line."""
+"""The command line as a module: ``python -m phaze_fast``."""
 
 import sys
 

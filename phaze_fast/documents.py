@@ -1,4 +1,4 @@
-"""Takes YAML and JSON text, gives plain data; and plain data's text and hash.
+"""Plain data as YAML and JSON text, and the hash of its content.
 
 Faults are an `InvalidInputError` with the file and the line. No pickle is ever loaded.
 """

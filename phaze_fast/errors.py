@@ -1,4 +1,4 @@
-"""Takes nothing, gives the exceptions of the package: bad input, infeasible, misuse of threads.
+"""The exceptions of the package: bad input, infeasible, misuse of threads.
 
 Anything that is not one of these is a bug. Inside a batch, infeasible and invalid rows are
 statuses, never exceptions.

@@ -1,4 +1,4 @@
-"""Takes YAML, JSON or dicts, gives frozen validated records; and the same way back.
+"""Frozen validated records, read from YAML, JSON or mappings and written back.
 
 `Record` is the base of every specification a user can write. Unknown keys are refused with the
 nearest valid name, numbers must be finite, and every fault becomes one line of an

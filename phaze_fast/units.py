@@ -1,4 +1,4 @@
-"""Takes quantities as people write them ("128 MiB", "200 Gb/s"), gives SI numbers, and back.
+"""Quantities as people write them ("128 MiB", "200 Gb/s"), read to SI numbers and formatted back.
 
 Inside the package every number is SI (seconds, bytes, bytes per second, hertz, watts) except area,
 which is in mm2; conversion happens here, at the edge, and nowhere else.

@@ -6,12 +6,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from phaze_fast.explore.workload import Question
 
 import phaze_fast as pf
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.models.transformer import MixtureOfExperts
+from phaze_fast.search.problem import SearchProblem
 
 GIB = 2**30
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
@@ -36,9 +36,9 @@ class Case(NamedTuple):
     capacities: tuple[int, ...]
 
     @property
-    def question(self) -> Question:
+    def problem(self) -> SearchProblem:
         like = _space().spec.base
-        return Question(self.model, self.cluster, self.training, like, self.capacities)
+        return SearchProblem(self.model, self.cluster, self.training, like, self.capacities)
 
 
 def _some(rng: np.random.Generator, values: Any, most: int) -> tuple[Any, ...]:

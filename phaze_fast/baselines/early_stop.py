@@ -49,7 +49,7 @@ def exact_evaluator(
 
 
 def _buckets(area_mm2: Array, order: Array) -> list[Array]:
-    """ChipGroups by bucket of area, largest first; in a bucket they keep the given order."""
+    """Chips by bucket of area, largest first; in a bucket they keep the given order."""
     bucket = np.floor(area_mm2 / BUCKET_MM2).astype(np.int64)[order]
     by_bucket = np.argsort(-bucket, kind="stable")
     borders = np.flatnonzero(np.diff(bucket[by_bucket])) + 1
@@ -153,7 +153,7 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
     Chips of one bucket go from many cores to few, then from wide to narrow, deep to shallow and
     large buffers to small. The public program walks once for each HBM capacity, micro-batch and
     recompute flag and takes the best; here every chip is scored by the fastest of all of those, and
-    by a plan that is optimal under this package's model, which is kinder to it.
+    by a plan that is optimal under this package's model, which favours it.
 
     Parameters
     ----------
@@ -180,7 +180,8 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
     area = chips.area_mm2 if areas is None else np.asarray(areas, dtype=float)
     if area.shape != (len(chips),):
         raise InvalidInputError(
-            f"areas: shape {area.shape} is not accepted; expected one for each of {len(chips)}"
+            f"areas: shape {area.shape} is not accepted; expected one for each of "
+            f"{len(chips)} chips"
         )
     course = Course(exact)
     keys = [-chips.records[name].astype(float) for name in reversed(_ORDER)]

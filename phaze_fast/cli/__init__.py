@@ -1,1 +1,1 @@
-"""Takes a command line, gives tables for people and JSON for programs. Nothing imports this."""
+"""The command line: tables for people, JSON for programs. Nothing imports this package."""

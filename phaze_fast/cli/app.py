@@ -1,4 +1,4 @@
-"""Takes the commands of the other files, gives the program they make up."""
+"""The program that the commands of the other files make up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes products or a file of measurements and a chip, gives times with what is behind them."""
+"""The commands `estimate` and `validate`: times of operators, and how far off they are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes preset names and files, gives chips, fabrics, wafers, spaces and schemas to read."""
+"""The commands that show hardware: chips, fabrics, wafers, spaces, checked files and schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the command line, gives an exit code: 0 done, 1 infeasible, 2 bad input.
+"""The entry point of the program, and its exit codes: 0 done, 1 infeasible, 2 bad input.
 
 The commands are loaded inside `main`, so that even an interrupt while they load is a plain line.
 """

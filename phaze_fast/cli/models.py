@@ -1,4 +1,4 @@
-"""Takes a model's name or file, gives its sizes and parameters to read."""
+"""The command `models`: the models that come with the package, and their sizes."""
 
 from __future__ import annotations
 

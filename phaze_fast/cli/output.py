@@ -1,4 +1,4 @@
-"""Takes a command's result, gives it as a table or as JSON, to the terminal or to a file.
+"""How a command's result is written: a table or JSON, to the terminal or to a file.
 
 Results go to standard output, everything else to standard error.
 """

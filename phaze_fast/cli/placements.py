@@ -1,4 +1,4 @@
-"""Takes placement problems, gives plans, for people and programs."""
+"""The command `place`: placement problems from a file, and the best plan of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a file of layers, gives an optimal schedule of each, for people and programs."""
+"""The command `schedule`: layers from a file, and an optimal schedule of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes models and a space of chips, gives the best chip and plan with the proof."""
+"""The command `search`: the best chip and plan for models over a space of chips, with the proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a model and a strategy, gives its operators, FLOPs, bytes and memory to read."""
+"""The command `show`: a model's operators on one device, their FLOPs, bytes and memory."""
 
 from __future__ import annotations
 

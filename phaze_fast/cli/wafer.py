@@ -1,4 +1,4 @@
-"""Takes models and wafers, gives the fastest mappings, and other systems' plans beside them."""
+"""The command `wafer`: the fastest mappings of models on wafers, and other systems' plans."""
 
 from __future__ import annotations
 

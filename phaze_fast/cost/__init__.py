@@ -1,4 +1,4 @@
-"""Takes operators, collectives, chips and fabrics, gives seconds and joules."""
+"""The cost model: seconds and joules of operators and collectives on chips and fabrics."""
 
 from phaze_fast.cost.cache import CacheInfo, cost_cache_clear, cost_cache_info
 from phaze_fast.cost.collectives import (

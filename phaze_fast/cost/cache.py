@@ -1,4 +1,4 @@
-"""Takes operator costs by the content of the question, gives them back while there is room."""
+"""Operator costs that were computed before, kept in memory by content while there is room."""
 
 from __future__ import annotations
 

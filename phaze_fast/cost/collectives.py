@@ -1,4 +1,4 @@
-"""Takes fabrics and groups of ranks, gives the time of each collective and its algorithm.
+"""Times of collectives over groups of ranks on a fabric, by every algorithm that can run them.
 
 The formulas are in docs/collectives.md and beside the kernel in ``cpp/include/phaze``.
 """

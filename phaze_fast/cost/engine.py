@@ -1,4 +1,4 @@
-"""Takes operator graphs and chips, gives the time and energy of every operator on every chip.
+"""Time and energy of every operator of operator graphs on every chip of a batch.
 
 Work is shared: operators of equal shape are priced once, and so are chips that do not differ in
 what an operator sees. Answers are kept by the content of the question.

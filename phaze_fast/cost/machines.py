@@ -1,4 +1,4 @@
-"""Takes chips (records or arrays) and a number format, gives what the cost kernels need of them."""
+"""What the cost kernels read of chips, for one number format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a CSV file of measured operators, gives the error of a chip's predictions.
+"""Measured operators from a CSV file, and how far off a chip's predictions are.
 
 The kind of file is recognised by its header. Lines that begin with ``#`` are notes.
 """

@@ -1,4 +1,4 @@
-"""Takes a layer's operators and where its groups of ranks lie, gives the time of its collectives.
+"""Times of a layer's collectives, priced where its groups of ranks lie on the fabric.
 
 Ranks count tensor-parallel devices first, then those of a context group, then replicas.
 """

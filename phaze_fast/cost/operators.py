@@ -1,4 +1,4 @@
-"""Takes shapes of single operators, gives them as records the cost kernels take.
+"""Single operators, from their shapes to the records that the cost kernels read.
 
 Graphs come with their operators; this is for asking about operators on their own. Bytes are counted
 as in graphs: every array once, bf16 unless told otherwise.

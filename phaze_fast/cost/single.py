@@ -1,4 +1,4 @@
-"""Takes single operators and a chip, gives their time with the mapping and breakdown behind it."""
+"""Costs of single operators on one chip, with the mapping and the breakdown behind them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes YAML, JSON or preset names, gives chips, fabrics, clusters, wafers, areas and spaces."""
+"""Hardware as validated records: chips, fabrics, clusters, wafers, areas, prices and spaces."""
 
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import (
@@ -10,6 +10,7 @@ from phaze_fast.hardware.chip import (
     chip_records,
 )
 from phaze_fast.hardware.cluster import Cluster
+from phaze_fast.hardware.die import Die, WaferRules
 from phaze_fast.hardware.fabric import (
     Fabric,
     FlatFabric,
@@ -42,7 +43,7 @@ from phaze_fast.hardware.tuning import (
     Tuning,
     tuning_record,
 )
-from phaze_fast.hardware.wafer import Die, MemoryTier, OffWafer, Wafer, WaferRules
+from phaze_fast.hardware.wafer import MemoryTier, OffWafer, Wafer
 from phaze_fast.hardware.wafer_rules import broken_rules
 from phaze_fast.hardware.wafer_space import WaferSpace
 

@@ -1,4 +1,4 @@
-"""Takes the fields of one accelerator, gives a validated record and its peak rates.
+"""One accelerator: its cores, buffer and HBM, and the peak rates that follow.
 
 A systolic chip and a GPU are one template: cores that multiply matrices, cores that do everything
 else, a buffer they share, and memory beside the chip. On a GPU a "tensor core" is one SM.
@@ -6,6 +6,8 @@ else, a buffer they share, and memory beside the chip. On a GPU a "tensor core" 
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -13,6 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware.preset_files import is_file, read_preset
 from phaze_fast.hardware.tuning import Tuning
 from phaze_fast.records import (
     Bandwidth,
@@ -29,7 +32,16 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import KIB, format_bandwidth, format_bytes, format_flops
 
-__all__ = ["Accelerator", "Buffer", "Dtype", "Hbm", "TensorCore", "VectorCore", "chip_records"]
+__all__ = [
+    "Accelerator",
+    "Buffer",
+    "Dtype",
+    "Hbm",
+    "TensorCore",
+    "VectorCore",
+    "chip_records",
+    "load_chip",
+]
 
 Dtype = Literal["bf16", "fp16", "fp8", "fp32", "tf32"]
 """Number formats a tensor core can multiply."""
@@ -236,3 +248,15 @@ def chip_records(chips: list[Accelerator] | tuple[Accelerator, ...]) -> np.ndarr
         row = chip.to_row()
         table[i] = tuple(row[name] for name in _core.CHIP_DTYPE.names or ())
     return table
+
+
+@cache  # records are frozen, so one of each is enough
+def _preset(name: str) -> Accelerator:
+    return Accelerator.from_dict(read_preset("chips", "chip", name), name)
+
+
+def load_chip(name_or_path: str | Path) -> Accelerator:
+    """Load a chip by preset name, or from a YAML or JSON file; see `presets.chip`."""
+    if is_file(name_or_path):
+        return Accelerator.from_file(name_or_path)
+    return _preset(str(name_or_path))

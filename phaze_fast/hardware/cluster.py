@@ -1,4 +1,4 @@
-"""Takes a number of devices and a fabric, gives a validated cluster."""
+"""A cluster: a number of devices, the fabric between them, and perhaps their chip."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ from typing import Annotated, ClassVar, Self
 from pydantic import model_validator
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
-from phaze_fast.hardware.chip import Accelerator
-from phaze_fast.hardware.fabric import Fabric, MeshFabric, TorusFabric, fabric_from_dict
+from phaze_fast.hardware.chip import Accelerator, load_chip
+from phaze_fast.hardware.fabric import (
+    Fabric,
+    MeshFabric,
+    TorusFabric,
+    fabric_from_dict,
+    load_fabric,
+)
 from phaze_fast.records import Count, NamedOr, Record
 
 __all__ = ["Cluster"]
@@ -42,10 +47,10 @@ class Cluster(Record):
             return data
         found = dict(data)
         if isinstance(found.get("chip"), str):
-            found["chip"] = presets.chip(found["chip"])
+            found["chip"] = load_chip(found["chip"])
         fabric, devices = found.get("fabric"), found.get("devices")
         if isinstance(fabric, str):
-            fabric = presets.fabric(fabric)
+            fabric = load_fabric(fabric)
         if isinstance(fabric, dict):
             try:
                 fabric = fabric_from_dict(fabric)

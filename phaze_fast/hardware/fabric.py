@@ -1,4 +1,4 @@
-"""Takes the wiring between devices, gives validated fabrics.
+"""The wiring between devices: flat, tiered, torus and mesh fabrics.
 
 Ranks are numbered innermost first: on tiers, rank 0..7 share a node of 8; on a torus, rank r sits
 at coordinate r mod dims[0] of the first dimension.
@@ -7,7 +7,8 @@ at coordinate r mod dims[0] of the first dimension.
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -21,7 +22,9 @@ from pydantic import (
 )
 
 from phaze_fast import _core
+from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware.preset_files import is_file, read_preset
 from phaze_fast.records import Bandwidth, Count, Record, Seconds, explain
 from phaze_fast.units import format_bandwidth
 
@@ -35,6 +38,7 @@ __all__ = [
     "cluster_record",
     "fabric_from_dict",
     "fabric_record",
+    "load_fabric",
 ]
 
 _SWITCHED, _GRID = 0, 1  # phaze::FabricKind
@@ -288,3 +292,15 @@ def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | No
         if best is None or (max(shape), sum(shape)) < (max(best), sum(best)):
             best = shape
     return best
+
+
+@cache  # records are frozen, so one of each is enough
+def _preset(name: str) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
+    return fabric_from_dict(read_preset("fabrics", "fabric", name), name)
+
+
+def load_fabric(name_or_path: str | Path) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
+    """Load a fabric by preset name, or from a YAML or JSON file; see `presets.fabric`."""
+    if is_file(name_or_path):
+        return fabric_from_dict(read_document(name_or_path), str(name_or_path))
+    return _preset(str(name_or_path))

@@ -1,29 +1,23 @@
-"""Takes a name or a file, gives a chip, a fabric, a wafer or a space of wafers with its sources.
+"""Chips, fabrics, wafers and spaces of wafers by name or from a file, with their sources.
 
-Each preset is one YAML file in ``hardware/data``; adding a file adds a preset.
+Each is one file; `preset_files` says where.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from phaze_fast.documents import parse_text, read_document
-from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware.chip import Accelerator
+from phaze_fast.hardware.chip import Accelerator, load_chip
 from phaze_fast.hardware.fabric import (
     FlatFabric,
     MeshFabric,
     TieredFabric,
     TorusFabric,
-    fabric_from_dict,
+    load_fabric,
 )
-
-if TYPE_CHECKING:  # they read presets themselves, so they are imported late
-    from phaze_fast.hardware.wafer import Wafer
-    from phaze_fast.hardware.wafer_space import WaferSpace
+from phaze_fast.hardware.preset_files import preset_names
+from phaze_fast.hardware.wafer import Wafer, load_wafer
+from phaze_fast.hardware.wafer_space import WaferSpace, load_wafer_space
 
 __all__ = [
     "chip",
@@ -36,53 +30,6 @@ __all__ = [
     "wafer_space_names",
 ]
 
-_SUFFIXES = (".yaml", ".yml", ".json")
-
-
-@cache
-def _names(kind: str) -> tuple[str, ...]:
-    folder = resources.files(__package__) / "data" / kind
-    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
-
-
-def _is_file(name_or_path: str | Path) -> bool:
-    text = str(name_or_path)
-    return isinstance(name_or_path, Path) or text.endswith(_SUFFIXES) or "/" in text
-
-
-def _bundled(kind: str, what: str, name: str) -> Any:
-    if name not in _names(kind):
-        raise InvalidInputError(
-            f"{what}: {name!r} is neither a preset nor a .yaml or .json file; "
-            f"{nearest(name, _names(kind))}"
-        )
-    file = resources.files(__package__) / "data" / kind / f"{name}.yaml"
-    return parse_text(file.read_text("utf-8"), name)
-
-
-@cache  # records are frozen, so one of each is enough
-def _bundled_chip(name: str) -> Accelerator:
-    return Accelerator.from_dict(_bundled("chips", "chip", name), name)
-
-
-@cache
-def _bundled_fabric(name: str) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
-    return fabric_from_dict(_bundled("fabrics", "fabric", name), name)
-
-
-@cache
-def _bundled_wafer(name: str) -> Wafer:
-    from phaze_fast.hardware.wafer import Wafer
-
-    return Wafer.from_dict(_bundled("wafers", "wafer", name), name)
-
-
-@cache
-def _bundled_wafer_space(name: str) -> WaferSpace:
-    from phaze_fast.hardware.wafer_space import WaferSpace
-
-    return WaferSpace.from_dict(_bundled("wafer_spaces", "wafer space", name), name)
-
 
 def chip_names() -> tuple[str, ...]:
     """Names of the chips that come with the package.
@@ -92,7 +39,7 @@ def chip_names() -> tuple[str, ...]:
     >>> "h100" in chip_names()
     True
     """
-    return _names("chips")
+    return preset_names("chips")
 
 
 def fabric_names() -> tuple[str, ...]:
@@ -103,7 +50,7 @@ def fabric_names() -> tuple[str, ...]:
     >>> "dgx-a100" in fabric_names()
     True
     """
-    return _names("fabrics")
+    return preset_names("fabrics")
 
 
 def wafer_names() -> tuple[str, ...]:
@@ -114,7 +61,7 @@ def wafer_names() -> tuple[str, ...]:
     >>> "wse3-like" in wafer_names()
     True
     """
-    return _names("wafers")
+    return preset_names("wafers")
 
 
 def wafer_space_names() -> tuple[str, ...]:
@@ -125,7 +72,7 @@ def wafer_space_names() -> tuple[str, ...]:
     >>> wafer_space_names()
     ('wafer-space',)
     """
-    return _names("wafer_spaces")
+    return preset_names("wafer_spaces")
 
 
 def chip(name_or_path: str | Path) -> Accelerator:
@@ -141,9 +88,7 @@ def chip(name_or_path: str | Path) -> Accelerator:
     >>> chip("a100-80").hbm.stacks
     5
     """
-    if _is_file(name_or_path):
-        return Accelerator.from_file(name_or_path)
-    return _bundled_chip(str(name_or_path))
+    return load_chip(name_or_path)
 
 
 def fabric(name_or_path: str | Path) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
@@ -159,9 +104,7 @@ def fabric(name_or_path: str | Path) -> FlatFabric | TieredFabric | TorusFabric 
     >>> fabric("tpuv4-pod").dims
     (16, 16, 16)
     """
-    if _is_file(name_or_path):
-        return fabric_from_dict(read_document(name_or_path), str(name_or_path))
-    return _bundled_fabric(str(name_or_path))
+    return load_fabric(name_or_path)
 
 
 def wafer(name_or_path: str | Path) -> Wafer:
@@ -177,11 +120,7 @@ def wafer(name_or_path: str | Path) -> Wafer:
     >>> wafer("wse3-like").grid
     (12, 7)
     """
-    if _is_file(name_or_path):
-        from phaze_fast.hardware.wafer import Wafer
-
-        return Wafer.from_file(name_or_path)
-    return _bundled_wafer(str(name_or_path))
+    return load_wafer(name_or_path)
 
 
 def wafer_space(name_or_path: str | Path) -> WaferSpace:
@@ -197,8 +136,4 @@ def wafer_space(name_or_path: str | Path) -> WaferSpace:
     >>> wafer_space("wafer-space").base.name
     'dram-wafer'
     """
-    if _is_file(name_or_path):
-        from phaze_fast.hardware.wafer_space import WaferSpace
-
-        return WaferSpace.from_file(name_or_path)
-    return _bundled_wafer_space(str(name_or_path))
+    return load_wafer_space(name_or_path)

@@ -1,4 +1,4 @@
-"""Takes dies and HBM, gives dollars: what the silicon and the memory of a device cost to buy."""
+"""What the silicon and the HBM of a device cost to buy, in dollars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes chips, gives their area by term and their peak power.
+"""Area of chips by term, and their peak power.
 
 Area follows the PHAZE template, exact at its published sizes. Two terms that the published formula
 leaves out can be switched on: the network between cores and buffer, and the HBM PHYs with their

@@ -1,4 +1,4 @@
-"""Takes a grid over chip fields and a filter, gives the chips that pass, as arrays.
+"""The chips of a grid over chip fields that pass its limits, as arrays.
 
 A space is described by `SpaceSpec`; `ArchitectureSpace` enumerates it lazily. Points keep the order
 of the grid (the last axis varies fastest), so an index means the same chip on every machine.
@@ -18,8 +18,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.hardware import presets
-from phaze_fast.hardware.chip import Accelerator, chip_records
+from phaze_fast.hardware.chip import Accelerator, chip_records, load_chip
 from phaze_fast.hardware.silicon import FULL_AREA, PUBLISHED_AREA, area, energy_table
 from phaze_fast.hardware.space_spec import (
     COLUMN_NUMBER,
@@ -75,7 +74,7 @@ class ArchitectureSpace:
     @classmethod
     def tpuv4_area(cls) -> ArchitectureSpace:
         """Return the space of the PHAZE paper: 29,360 chips no larger than its TPUv4-like chip."""
-        base = presets.chip("phaze-tpuv4")
+        base = load_chip("phaze-tpuv4")
         powers = tuple(float(2**e) for e in range(13))
         sizes = tuple(float(2**e) for e in range(1, 9))
         largest = _core.chip_area_total(chip_records([base]), 0.0, 0.0, 1)

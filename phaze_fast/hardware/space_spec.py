@@ -1,4 +1,4 @@
-"""Takes the description of a space of chips, gives it validated: axes, ties, limits."""
+"""The description of a space of chips: axes, ties, limits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from phaze_fast import _core
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import presets
-from phaze_fast.hardware.chip import Accelerator
+from phaze_fast.hardware.chip import Accelerator, load_chip
 from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms
 from phaze_fast.records import (
     FrozenDict,
@@ -103,6 +102,7 @@ class SpaceSpec(Record):
 
     Examples
     --------
+    >>> from phaze_fast.hardware import presets
     >>> SpaceSpec(
     ...     name="two", base=presets.chip("phaze-tpuv4"), axes={"tensor_core.count": (4, 8)}
     ... ).grid_size
@@ -129,7 +129,7 @@ class SpaceSpec(Record):
     @field_validator("base", mode="before")
     @classmethod
     def _named_base(cls, value: object) -> object:
-        return presets.chip(value) if isinstance(value, str) else value
+        return load_chip(value) if isinstance(value, str) else value
 
     @field_validator("axes", mode="before")
     @classmethod

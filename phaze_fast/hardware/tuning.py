@@ -1,4 +1,4 @@
-"""Takes how a chip's software uses it, gives the record the cost kernels read.
+"""How well a chip's software uses it: the factors that the cost kernels read.
 
 An ideal systolic chip needs none of this: the defaults are neutral. For a GPU the constants are
 fitted to measurements; `fitted` names them, `sources` says on what.

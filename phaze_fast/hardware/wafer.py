@@ -1,4 +1,4 @@
-"""Takes a die, a grid and the limits of manufacture, gives a validated wafer: a mesh of dies.
+"""A wafer: a mesh of dies, within the limits of manufacture.
 
 A wafer is a grid of equal dies, each linked to its four neighbours. Links and memory stacks share
 the edges of a die, its circuits share its area, and stacks stand between rows of dies: more memory
@@ -9,138 +9,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import Accelerator, Dtype, Hbm
-from phaze_fast.hardware.silicon import FULL_AREA, area
+from phaze_fast.hardware.die import Die, FewOrNone, WaferRules
+from phaze_fast.hardware.preset_files import is_file, read_preset
 from phaze_fast.hardware.wafer_rules import broken_rules, extent_mm, fitting, local_bytes
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
     Count,
-    NamedOr,
     Quantity,
     Record,
     Seconds,
-    SquareMillimetres,
 )
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops
 
-__all__ = ["Die", "MemoryTier", "OffWafer", "Wafer", "WaferRules"]
-
-Millimetres = Annotated[float, Field(strict=True, gt=0, le=1000, allow_inf_nan=False)]
-"""A length in mm, more than zero."""
-
-DieSide = Annotated[float, Field(strict=True, ge=1, le=1000, allow_inf_nan=False)]
-"""A side of a die in mm, 1 or more."""
-
-FewOrNone = Annotated[int, Field(strict=True, ge=0, le=4096)]
-"""A whole number, zero or more."""
-
-
-def _named_chip(value: object) -> object:
-    return presets.chip(value) if isinstance(value, str) else value
+__all__ = ["MemoryTier", "OffWafer", "Wafer", "load_wafer"]
 
 
 def _in_order(dead: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(dead, key=lambda at: (at[1], at[0])))
-
-
-class WaferRules(Record):
-    """What manufacture allows: sizes, and what a millimetre of edge carries.
-
-    Examples
-    --------
-    >>> WaferRules(window_mm=200.0).d2d_module_bytes_per_s
-    512000000000.0
-    """
-
-    what: ClassVar[str] = "wafer rules"
-    reticle_mm: tuple[Millimetres, Millimetres] = (26.0, 33.0)
-    """Largest die, either way round: the field of a lithography scanner."""
-    window_mm: Millimetres = 215.0
-    """Side of the square window in the wafer; that of a Cerebras WSE, 46,225 mm2."""
-    d2d_module_mm: Millimetres = 0.55
-    """Edge that one die-to-die module takes."""
-    d2d_module_bytes_per_s: Bandwidth = 512e9
-    """What one module carries per direction: 64 lanes of 64 GT/s, as in UCIe 3.0."""
-    d2d_module_mm2: SquareMillimetres = 0.76
-    """Area of one module. Assumed: both its directions at the 1,350 GB/s per mm2 that UCIe 1.0
-    gives for advanced packages at 45 um bump pitch."""
-    hbm_stack_mm: Millimetres = 8.5
-    """Edge that one memory stack takes: its 7.75 mm side and clearance."""
-    hbm_stack_depth_mm: Millimetres = 11.87
-    """How far a stack reaches out from the edge. Assumed: the long side of the HBM2 package,
-    7.75 mm x 11.87 mm, the short side along the die."""
-    hbm_stack_bytes: Bytes = 16_000_000_000
-    """Size of one stack."""
-    hbm_stack_bytes_per_s: Bandwidth = 819e9
-    """Bandwidth of one stack: 1,024 bits at 6.4 Gb/s, as in HBM3."""
-    defect_clustering: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] = 2.0
-    """Alpha of the negative binomial yield; the ITRS uses 2, and a large one is Poisson's."""
-
-
-class Die(Record):
-    """One die of a wafer: a chip, its outline and what stands on its edges.
-
-    Examples
-    --------
-    >>> die = presets.wafer("dram-wafer").die
-    >>> die.hbm_stacks, die.stacks_on_edges
-    (2, (1, 1))
-    """
-
-    what: ClassVar[str] = "die"
-    width_mm: DieSide
-    """Length of the top and bottom edges."""
-    height_mm: DieSide
-    """Length of the left and right edges."""
-    chip: Annotated[Accelerator, NamedOr(), BeforeValidator(_named_chip)]
-    """What it computes with, without HBM; the buffer is the die's SRAM. In a file also a preset's
-    name."""
-    d2d_modules_x: FewOrNone
-    """Die-to-die modules on each of the left and right edges."""
-    d2d_modules_y: FewOrNone
-    """Die-to-die modules on each of the top and bottom edges."""
-    hbm_stacks: FewOrNone = 0
-    """Memory stacks: half on the top edge, rounded up, the others on the bottom edge."""
-    published: Annotated[bool, Field(strict=True)] = False
-    """A product's die, whose silicon is known to fit; the area rule is not applied."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.chip.hbm is not None:
-            raise ValueError(
-                f"chip.hbm: {self.chip.hbm.stacks} stacks are not accepted; expected none, "
-                "since hbm_stacks says how many the die has"
-            )
-        return self
-
-    @property
-    def stacks_on_edges(self) -> tuple[int, int]:
-        """Memory stacks on the top and on the bottom edge."""
-        return (self.hbm_stacks + 1) // 2, self.hbm_stacks // 2
-
-    @property
-    def outline_mm2(self) -> float:
-        """Area that its edges enclose."""
-        return self.width_mm * self.height_mm
-
-    @cached_property
-    def chip_area_mm2(self) -> float:
-        """Area of its circuits by the template, with core network and HBM PHYs, without D2D."""
-        return _circuits_mm2(self.chip) + self.hbm_stacks * FULL_AREA.hbm_mm2_per_stack
-
-
-@lru_cache(maxsize=4096)  # a space has many dies with one chip
-def _circuits_mm2(chip: Accelerator) -> float:
-    return area(chip, FULL_AREA).total_mm2
 
 
 class OffWafer(Record):
@@ -170,6 +65,7 @@ class Wafer(Record):
 
     Examples
     --------
+    >>> from phaze_fast.hardware import presets
     >>> wafer = presets.wafer("dram-wafer")
     >>> wafer.grid, wafer.dies, wafer.memory_bytes
     ((8, 5), 40, 32000000000)
@@ -250,6 +146,7 @@ class Wafer(Record):
 
         Examples
         --------
+        >>> from phaze_fast.hardware import presets
         >>> presets.wafer("dram-wafer").replace(dead=((2, 1),)).alive(2, 1)
         False
         """
@@ -270,6 +167,7 @@ class Wafer(Record):
 
         Examples
         --------
+        >>> from phaze_fast.hardware import presets
         >>> tile = presets.wafer("dojo-tile-like").replace(columns=4, rows=2, dead=((3, 0),))
         >>> print(tile.die_map())
         ###.
@@ -324,6 +222,7 @@ class Wafer(Record):
 
         Examples
         --------
+        >>> from phaze_fast.hardware import presets
         >>> [tier.name for tier in presets.wafer("wse3-like").tiers()]
         ['sram', 'stream']
         """
@@ -345,6 +244,7 @@ class Wafer(Record):
 
         Examples
         --------
+        >>> from phaze_fast.hardware import presets
         >>> round(presets.wafer("dojo-tile-like").peak_flops() / 1e15, 2)
         9.06
         """
@@ -373,3 +273,15 @@ class Wafer(Record):
             f"{format_bytes(tier.capacity_bytes)} a die at "
             f"{format_bandwidth(tier.bandwidth_bytes_per_s)}, links {x} and {y}, {peak}"
         )
+
+
+@cache  # records are frozen, so one of each is enough
+def _preset(name: str) -> Wafer:
+    return Wafer.from_dict(read_preset("wafers", "wafer", name), name)
+
+
+def load_wafer(name_or_path: str | Path) -> Wafer:
+    """Load a wafer by preset name, or from a YAML or JSON file; see `presets.wafer`."""
+    if is_file(name_or_path):
+        return Wafer.from_file(name_or_path)
+    return _preset(str(name_or_path))

@@ -1,4 +1,4 @@
-"""Takes a wafer, gives what fits on it and which rules of manufacture it breaks.
+"""Rules of manufacture: what fits on a wafer, and which rules it breaks.
 
 Columns of dies stand a gap apart. Between rows stand memory stacks as well, and outside the first
 and the last row.
@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Protocol
 
-if TYPE_CHECKING:  # it is the wafer that checks itself with these
-    from phaze_fast.hardware.wafer import Die, Wafer, WaferRules
+from phaze_fast.hardware.die import Die, WaferRules
 
 __all__ = ["Rule", "broken_rules", "extent_mm", "fitting", "local_bytes"]
 
@@ -21,7 +20,26 @@ Rule = Literal["reticle", "shoreline", "window", "area", "memory", "dead"]
 _SLACK = 1 + 1e-9  # lengths are sums of rounded numbers
 
 
-def local_bytes(wafer: Wafer) -> int:
+class _Wafer(Protocol):
+    """What the rules look at of a wafer, which checks itself with them."""
+
+    @property
+    def die(self) -> Die: ...
+    @property
+    def rules(self) -> WaferRules: ...
+    @property
+    def gap_mm(self) -> float: ...
+    @property
+    def grid(self) -> tuple[int, int]: ...
+    @property
+    def dead(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def reserved_bytes(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+
+def local_bytes(wafer: _Wafer) -> int:
     """Bytes of one die's own memory: its stacks where it has any, else its SRAM.
 
     Examples
@@ -34,7 +52,7 @@ def local_bytes(wafer: Wafer) -> int:
     return stacks * wafer.rules.hbm_stack_bytes or wafer.die.chip.buffer.capacity_bytes
 
 
-def _bands(wafer: Wafer) -> tuple[float, float]:
+def _bands(wafer: _Wafer) -> tuple[float, float]:
     """Height that stacks take between two rows of dies, and outside the first and last row.
 
     The stacks of facing edges share a band where they fit side by side.
@@ -47,7 +65,7 @@ def _bands(wafer: Wafer) -> tuple[float, float]:
     return between * rules.hbm_stack_depth_mm, edges * rules.hbm_stack_depth_mm
 
 
-def extent_mm(wafer: Wafer, columns: int, rows: int) -> tuple[float, float]:
+def extent_mm(wafer: _Wafer, columns: int, rows: int) -> tuple[float, float]:
     """Width and height in mm that so many columns and rows of dies take, stacks included.
 
     Examples
@@ -63,7 +81,7 @@ def extent_mm(wafer: Wafer, columns: int, rows: int) -> tuple[float, float]:
     )
 
 
-def fitting(wafer: Wafer) -> tuple[int, int]:
+def fitting(wafer: _Wafer) -> tuple[int, int]:
     """Columns and rows of dies that fit the window.
 
     Examples
@@ -84,10 +102,10 @@ def fitting(wafer: Wafer) -> tuple[int, int]:
     )
 
 
-def broken_rules(wafer: Wafer) -> list[tuple[Rule, str]]:
+def broken_rules(wafer: _Wafer) -> list[tuple[Rule, str]]:
     """List every rule that a wafer breaks, with what it has and what is accepted.
 
-    A `Wafer` that was validated breaks none; this is for those that were only constructed.
+    A wafer that was validated breaks none; this is for those that were only constructed.
 
     Examples
     --------
@@ -130,7 +148,7 @@ def _die_faults(die: Die, rules: WaferRules) -> Iterator[tuple[Rule, str]]:
         )
 
 
-def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
+def _wafer_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:
     columns, rows = wafer.grid
     window = wafer.rules.window_mm
     wide, high = extent_mm(wafer, max(columns, 1), max(rows, 1))

@@ -1,4 +1,4 @@
-"""Takes a wafer and values for some of its fields, gives every wafer that breaks no rule."""
+"""Every wafer, over values of some of its fields, that breaks no rule."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
@@ -24,14 +25,15 @@ from pydantic import (
 )
 
 from phaze_fast.documents import digest
-from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import Accelerator
-from phaze_fast.hardware.wafer import Die, Wafer
+from phaze_fast.hardware.die import Die
+from phaze_fast.hardware.preset_files import is_file, read_preset
+from phaze_fast.hardware.wafer import Wafer, load_wafer
 from phaze_fast.hardware.wafer_rules import Rule, broken_rules
 from phaze_fast.records import FrozenDict, NamedOr, OrderedFrozenDict, Record, explain
 from phaze_fast.units import format_bytes
 
-__all__ = ["WaferSpace"]
+__all__ = ["WaferSpace", "load_wafer_space"]
 
 _R = TypeVar("_R", bound=Record)
 
@@ -56,7 +58,7 @@ _AXES_SCHEMA = WithJsonSchema(
 
 
 def _named_wafer(value: object) -> object:
-    return presets.wafer(value) if isinstance(value, str) else value
+    return load_wafer(value) if isinstance(value, str) else value
 
 
 class WaferSpace(Record):
@@ -64,6 +66,7 @@ class WaferSpace(Record):
 
     Examples
     --------
+    >>> from phaze_fast.hardware import presets
     >>> space = WaferSpace(
     ...     name="stacks",
     ...     base=presets.wafer("dram-wafer"),
@@ -139,6 +142,7 @@ class WaferSpace(Record):
 
         Examples
         --------
+        >>> from phaze_fast.hardware import presets
         >>> wafers, rejected = presets.wafer_space("wafer-space").wafers()
         >>> len(wafers), rejected
         (690, {'area': 481, 'shoreline': 288})
@@ -156,6 +160,7 @@ class WaferSpace(Record):
 
         Examples
         --------
+        >>> from phaze_fast.hardware import presets
         >>> space = presets.wafer_space("wafer-space")
         >>> space.wafers()[0][space.base_index].die.hbm_stacks == space.base.die.hbm_stacks
         True
@@ -336,3 +341,15 @@ def _text(field: str, value: object) -> str:
     if isinstance(value, int) and field.endswith("_bytes"):
         return format_bytes(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@cache  # records are frozen, so one of each is enough
+def _preset(name: str) -> WaferSpace:
+    return WaferSpace.from_dict(read_preset("wafer_spaces", "wafer space", name), name)
+
+
+def load_wafer_space(name_or_path: str | Path) -> WaferSpace:
+    """Load a space of wafers by preset name, or from a file; see `presets.wafer_space`."""
+    if is_file(name_or_path):
+        return WaferSpace.from_file(name_or_path)
+    return _preset(str(name_or_path))

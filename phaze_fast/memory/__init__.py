@@ -1,4 +1,4 @@
-"""Takes layers and grids of plans, gives bytes per device by term."""
+"""Bytes of a device by term, for layers and grids of plans."""
 
 from phaze_fast.memory.footprint import (
     FRAGMENTATION,

@@ -1,4 +1,4 @@
-"""Takes layers, a pipeline plan and an optimiser, gives bytes per device by term.
+"""Bytes of every stage of a pipeline plan, by term, under an optimiser.
 
 One stage of one plan is one row; `footprint_batch` evaluates whole grids of rows in one call.
 """

@@ -1,4 +1,4 @@
-"""Takes rows of stages or layouts, gives their bytes or whether they fit. Compiled by Numba.
+"""Kernels over rows of stages or layouts, compiled by Numba: their bytes, and whether they fit.
 
 Loaded late, by `footprint`, because Numba takes a while to import; the compiled code is cached on
 disk, so that only the first process on a machine compiles it.

@@ -1,4 +1,4 @@
-"""Takes an optimiser's name, gives the bytes of state it keeps per parameter."""
+"""Optimisers by name, and the bytes of state that they keep per parameter."""
 
 from __future__ import annotations
 

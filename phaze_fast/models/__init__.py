@@ -1,4 +1,4 @@
-"""Takes a preset name, a file, a HuggingFace configuration or a module, gives a model."""
+"""Models: presets, files, HuggingFace configurations and traced PyTorch modules."""
 
 from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.presets import load, names

@@ -1,4 +1,4 @@
-"""Takes the name of an ATen operator and shapes, gives its kind and the sizes of its work.
+"""ATen operators: the kind and the sizes of work of each, from its name and shapes.
 
 A name stands for all overloads: ``add`` for ``aten.add.Tensor``, ``aten.add.Scalar`` and
 ``aten.add_.Tensor``, which writes in place.

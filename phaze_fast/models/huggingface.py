@@ -1,4 +1,4 @@
-"""Takes a HuggingFace ``config.json``, gives a transformer, or refuses what is not modelled.
+"""Transformers read from a HuggingFace ``config.json``; what is not modelled is refused.
 
 Every field of a configuration is either used, known to change no operator, or refused: nothing is
 passed over in silence.

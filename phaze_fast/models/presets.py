@@ -1,4 +1,4 @@
-"""Takes a preset's name or a file, gives a model with its sources.
+"""Models by preset name or from a file, with their sources.
 
 ``models/data/presets.yaml`` lists the presets; those of HuggingFace models are built from the
 configurations beside it by the same code that reads a user's.

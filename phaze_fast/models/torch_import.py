@@ -1,4 +1,4 @@
-"""Takes a PyTorch module and example inputs, gives its operators and layers, or refuses by name.
+"""Operators and layers of a PyTorch module, traced with example inputs; what is unknown is refused.
 
 The module is exported with torch.export and its ATen graph walked once. A value is either data
 (floating-point inputs, and all that operators make), weights, or neither: masks, positions and

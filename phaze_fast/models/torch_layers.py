@@ -1,4 +1,4 @@
-"""Takes operators with the modules that called them, gives layers: each kind once, and edges.
+"""Layers of a traced module, grouped by the modules that called their operators.
 
 A layer is a numbered child of a container (``h.0``, ``layers.3``): what runs between two of them
 becomes a layer of its own. Layers of the same operators are one kind.

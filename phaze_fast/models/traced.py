@@ -1,4 +1,4 @@
-"""Takes operators found in a traced module, gives layers and a model as plain frozen records.
+"""A traced model as plain frozen records: operators, layers, edges.
 
 Nothing here knows where the operators come from; `from_torch` is the first source.
 """

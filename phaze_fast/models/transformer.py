@@ -1,4 +1,4 @@
-"""Takes the fields of a transformer, gives a validated record and its parameters by part.
+"""A transformer as a validated record, and its parameters by part.
 
 One record covers encoders, decoders and encoder-decoders, dense and mixture-of-experts. What a
 field cannot say is not guessed: `from_hf` refuses it by name.

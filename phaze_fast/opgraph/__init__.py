@@ -1,4 +1,4 @@
-"""Takes a model and a parallel strategy, gives forward and backward operator graphs."""
+"""Forward and backward operator graphs of a model under a parallel strategy."""
 
 from phaze_fast.opgraph.graph import GROUPS, KINDS, UNITS, OpGraph
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph

@@ -1,4 +1,4 @@
-"""Takes a model and a strategy, gives the operators of one transformer block on one device.
+"""The operators of one transformer block on one device.
 
 The block is split as Megatron-LM does it: QKV and the first feed-forward projection by columns, the
 output projections by rows, heads over devices. Around each pair of projections lies a

@@ -1,4 +1,4 @@
-"""Takes a model and a strategy, gives the operators before and after its blocks on one device."""
+"""The operators before and after a model's blocks on one device: embedding and head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the kind of an operator, gives the function a cost model prices it as.
+"""The functions that a cost model prices operators as, by kind of operator.
 
 A kind says what an operator is in the graph; a function says what it computes: a norm may be a
 layer norm or an RMS norm, an activation one of three curves.

@@ -1,4 +1,4 @@
-"""Takes the lines of a layer, gives them with element-wise operators fused onto matrix products.
+"""Element-wise operators of a layer, fused onto its matrix products.
 
 An element-wise operator is fused where the product it follows has no other consumer: it then works
 on the product's tile before that is written. A collective in between prevents it.

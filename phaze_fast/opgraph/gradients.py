@@ -1,4 +1,4 @@
-"""Takes the lines of a layer's forward pass, gives those of its backward pass."""
+"""The backward pass of a layer, derived from its forward pass."""
 
 from __future__ import annotations
 

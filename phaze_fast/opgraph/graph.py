@@ -1,4 +1,4 @@
-"""Takes the lines of a layer, gives a graph as arrays: operators, CSR edges, kept tensors."""
+"""An operator graph as arrays: operators, CSR edges, kept tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a model and strategies, gives its layers: each kind once, with a count and its graphs."""
+"""The layers of a model: each kind once, with a count and its graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a layer written operator by operator, gives its lines and the tensors it keeps.
+"""How a layer is written operator by operator, with the tensors that it keeps.
 
 A `Sheet` is written like a program: each call adds an operator, names its inputs, and returns its
 position for the next.

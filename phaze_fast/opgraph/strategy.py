@@ -1,4 +1,4 @@
-"""Takes a model and parallel widths, gives the shapes one device works on, or why it cannot.
+"""Parallel widths of a layer, and the shapes that one device works on, or why it cannot.
 
 The rules of divisibility are data: `RULES` lists them, and `reasons` says which a strategy breaks.
 """

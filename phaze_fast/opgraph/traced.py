@@ -1,4 +1,4 @@
-"""Takes a traced model, gives a forward operator graph of each kind of its layers."""
+"""Forward operator graphs of each kind of a traced model's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes layers with their times and bytes, gives stages, devices and replicas on a cluster."""
+"""Placement of layers on devices: stages, replicas and the best parallel plans."""
 
 from phaze_fast.placement.describe import PlacedStage
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator

@@ -1,4 +1,4 @@
-"""Takes a placement, gives its stages in full: seconds, bytes by term, what is free, what binds."""
+"""Stages of a placement in full: seconds, bytes by term, what is free, what limits them."""
 
 from __future__ import annotations
 

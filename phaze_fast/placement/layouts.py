@@ -1,4 +1,4 @@
-"""Takes a model, a cluster and what is free, gives strategies and their layouts as arrays."""
+"""Strategies of a model on a cluster, and the layouts of each as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a model, a cluster with its chip and a training step, gives the best parallel plans."""
+"""The best parallel plans of a model on given hardware, and why others were left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes what the plan kernel found, gives plans as frozen data: widths, stages, seconds, bytes."""
+"""Parallel plans as frozen data: widths, stages, seconds, bytes."""
 
 from __future__ import annotations
 
@@ -156,11 +156,10 @@ class Plan:
 
         Examples
         --------
-        >>> from phaze_fast.hardware import Cluster
-        >>> from phaze_fast.placement import predict
-        >>> cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
-        >>> plan = predict("llama2-7b", cluster, {"global_batch": 64, "tp": 4, "dp": 2})
-        >>> Plan.from_dict(plan.to_dict()) == plan
+        >>> import phaze_fast as pf
+        >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+        >>> plan = pf.predict("llama2-7b", cluster, {"tp": 4, "dp": 2, "global_batch": 64})
+        >>> pf.Plan.from_dict(plan.to_dict()) == plan
         True
         """
         found: dict[str, Any] = {}

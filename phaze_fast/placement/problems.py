@@ -1,4 +1,4 @@
-"""Takes tables of layers and limits, gives the best plan of each, proven: one or many at a time."""
+"""Pipeline placement of a table of layers within limits, proven optimal, one or many at a time."""
 
 from __future__ import annotations
 

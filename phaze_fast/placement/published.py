@@ -1,4 +1,4 @@
-"""Takes problems in the input form of the public PHAZE program, gives answers in its output form.
+"""Placement problems and answers in the form of the public PHAZE program.
 
 The form: one JSON object with ``nodes`` and ``edges`` by tensor-parallel width, sizes in bytes,
 latencies in any unit, ``bandwidth`` in bytes per that unit. Fields are checked one by one, so that

@@ -1,4 +1,4 @@
-"""Takes what layers cost, gives the table that placement kernels read, checked."""
+"""The table of layers that the placement kernels read, checked."""
 
 from __future__ import annotations
 

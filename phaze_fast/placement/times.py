@@ -1,4 +1,4 @@
-"""Takes strategies and chips, gives seconds and joules of every kind of layer on every chip."""
+"""Seconds and joules of every kind of layer under strategies on chips."""
 
 from __future__ import annotations
 

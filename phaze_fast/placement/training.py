@@ -1,4 +1,4 @@
-"""Takes what a user wants of a training step, gives it validated: batch, widths, what is fixed."""
+"""A training step as a user wants it: batch, widths, what is fixed and what is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes results, gives them to people: one self-contained page about a search."""
+"""Results for people: one self-contained page about a search."""
 
 from phaze_fast.report.page import report_page, write_report
 

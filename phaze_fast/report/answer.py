@@ -1,4 +1,4 @@
-"""Takes a search's document, gives its page's first half: certificate and answer."""
+"""The first half of a search's page: certificate and answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a chip's record, gives a small drawing of its parts, by count and not to scale."""
+"""A small drawing of a chip's parts, by count and not to scale."""
 
 from __future__ import annotations
 

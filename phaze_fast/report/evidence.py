@@ -1,4 +1,4 @@
-"""Takes a search's document, gives the page's second half: what the answer was weighed against."""
+"""The second half of a search's page: what the answer was weighed against."""
 
 from __future__ import annotations
 

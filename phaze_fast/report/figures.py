@@ -1,4 +1,4 @@
-"""Takes parts of a search's document, gives figures as Plotly takes them: plain data.
+"""Figures of a search's page as plain data that Plotly draws.
 
 Colours are names of the page's CSS variables, such as ``--c0``, so that one figure serves light,
 dark and print; the page's script puts their values in. Texts are escaped, for Plotly reads tags in

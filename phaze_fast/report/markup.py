@@ -1,4 +1,4 @@
-"""Takes names, numbers and cells, gives HTML in which every text is escaped.
+"""HTML in which every text is escaped: elements and tables.
 
 Text from outside is a `str` and is escaped where it enters; only `Html`, which this package makes
 itself, passes as it is.

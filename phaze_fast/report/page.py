@@ -1,4 +1,4 @@
-"""Takes the document of a search, gives one HTML page about it that needs nothing else.
+"""One HTML page about a search that needs nothing else.
 
 The page makes no request: Plotly's script is inside it, and a content security policy lets only the
 page's own scripts run, known by their hashes.

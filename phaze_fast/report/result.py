@@ -51,7 +51,7 @@ class ParetoFront(Table):
 
 
 _VALUES = {
-    "time": lambda p: p.time_s,
+    "time": lambda p: p.score,
     "area": lambda p: p.area_mm2,
     "energy": lambda p: p.energy_j,
     "hbm": lambda p: p.hbm_bytes,

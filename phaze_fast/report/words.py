@@ -1,4 +1,4 @@
-"""Takes numbers and records of a search's document, gives them in words and units for people."""
+"""Numbers and records of a search in words and units for people."""
 
 from __future__ import annotations
 

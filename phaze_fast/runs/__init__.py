@@ -1,1 +1,1 @@
-"""Takes long runs, gives what they need: workers, journals, sweeps and a store of results."""
+"""What long runs need: workers, journals, sweeps and a store of results."""

@@ -1,4 +1,4 @@
-"""Takes items, a function of them and workers, gives results, though workers die on the way."""
+"""Items worked on in chunks by workers that may die on the way."""
 
 from __future__ import annotations
 

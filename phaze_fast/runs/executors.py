@@ -1,4 +1,4 @@
-"""Takes the name of an executor, gives it; and makes it anew when its workers die."""
+"""Executors by name, made anew when their workers die."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes the files of this package, gives a digest of all that prices an answer.
+"""A digest of all code and data that price an answer.
 
 A result that was kept is an answer of the code and data that computed it, and of no other. Its key
 therefore holds this digest: after any change to the cost model it is not found.
@@ -20,7 +20,7 @@ __all__ = ["pricing_fingerprint"]
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CORE = "phaze_fast._core"
 _SUFFIXES = {".py", ".yaml", ".json", ".txt"}
-_AFTER_THE_SEARCH = {"cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
+_AFTER_THE_SEARCH = {"baselines", "cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
 """Parts of the package that show answers and change none."""
 _DIGEST = 16
 _LOADED_AT_S = time.time()

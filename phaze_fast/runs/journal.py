@@ -1,4 +1,4 @@
-"""Takes rows as they finish, gives a directory that holds them whatever happens to the process.
+"""A directory that holds finished rows, whatever happens to the process that writes them.
 
 ``results.jsonl`` has one JSON object per line with a checksum of its row; ``manifest.json`` says
 what was asked. Lines are appended and synced batch by batch, so a kill costs at most what was in

@@ -1,4 +1,4 @@
-"""Takes a path, gives a cache of layer schedules that is kept there between runs."""
+"""A cache of layer schedules that is kept in a file between runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes results and what they are results of, gives them back: one SQLite file, many processes.
+"""Results kept by what they are results of: one SQLite file, many processes.
 
 A row's key is a digest of the kind of result, of its inputs and of `pricing_fingerprint`, so that a
 result of another cost model is never found. Each row has a checksum; what does not match counts as

@@ -1,4 +1,4 @@
-"""Takes points (a model, a cluster with its chip, a training step), gives a table of best plans.
+"""A table of best plans over many points: models, clusters with their chips, training steps.
 
 Every point becomes a row, in the order asked: the best plan, or why there is none. A sweep into a
 directory goes on where it stopped.

@@ -1,4 +1,4 @@
-"""Takes one layer's operator latencies, gives an optimal schedule on one chip, with its proof."""
+"""Optimal schedules of a layer's operators on one chip, with their proofs."""
 
 from phaze_fast.schedule.cache import LayerStore, ScheduleCache, ScheduleCacheInfo
 from phaze_fast.schedule.instance import LayerInstance, instance_from_dict, read_instances

@@ -1,4 +1,4 @@
-"""Takes proven schedules, gives them back: from memory, and from a store if there is one.
+"""Proven schedules, looked up in memory and in a store if there is one.
 
 A key is a hash of a layer's canonical form, which holds everything that decides the answer, and of
 the version of the method: layers that differ in the numbering of their operators or by one factor

@@ -1,4 +1,4 @@
-"""Takes a schedule that is not proven, gives HiGHS's: the only file that imports it.
+"""Schedules by HiGHS where branch and bound did not prove one; the only file that imports it.
 
 The program, for operators with the two ways "one core" (latency l) and "all cores" (latency a),
 which is what a layer of PHAZE has. Times are divided by the makespan of the schedule at hand, so

@@ -1,4 +1,4 @@
-"""Takes JSON lines, gives layers to be scheduled: operators, ways to run them, edges, cores."""
+"""Layers to be scheduled, read from JSON lines: operators, modes, edges, cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes costs of graphs on chips, gives the time of every graph on every chip, schedules proven."""
+"""Times of every operator graph on every chip of a batch, by proven schedules."""
 
 from __future__ import annotations
 

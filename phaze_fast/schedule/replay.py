@@ -1,4 +1,4 @@
-"""Takes modes and an order of a layer's operators, gives exact starts; and checks a schedule.
+"""Exact starts of operators from their modes and order, and the check of a schedule.
 
 Both use only the latencies and core counts of the instance, so that nothing of a solver's
 tolerances gets into an answer. An operator that takes no time still needs its cores at its instant.

@@ -1,4 +1,4 @@
-"""Takes a solved layer, gives its schedule: starts, cores, utilisation, critical path, a chart."""
+"""A layer's schedule: starts, cores, utilisation, critical path, a chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes layers, gives schedules with proof or gap: bounds, lists, branch and bound, then HiGHS."""
+"""Schedules with proof or gap: bounds, lists, branch and bound, then HiGHS."""
 
 from __future__ import annotations
 

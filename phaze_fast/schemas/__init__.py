@@ -1,4 +1,4 @@
-"""Takes the name of a kind of file, gives its JSON Schema and its parser.
+"""JSON Schemas of the files that this package reads, and their parsers.
 
 The schemas are shipped as files beside this one, for editors and other programs; a test holds them
 equal to what the records themselves say.

@@ -1,4 +1,4 @@
-"""Takes nothing, gives the shipped schema files anew: ``python -m phaze_fast.schemas``."""
+"""The shipped schema files, written anew by ``python -m phaze_fast.schemas``."""
 
 import json
 from pathlib import Path

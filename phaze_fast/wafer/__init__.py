@@ -1,4 +1,4 @@
-"""Takes a model and a wafer of dies, gives the operator-level mapping that trains it fastest."""
+"""Operator-level mappings of a model on a wafer of dies, and the search for the fastest."""
 
 from phaze_fast.wafer.accpar import accpar, hypar
 from phaze_fast.wafer.baselines import Baseline, baselines

@@ -1,4 +1,4 @@
-"""Takes a model's products and a mesh, gives the partition that AccPar or HyPar would choose.
+"""The partitions that AccPar and HyPar would choose for a model's products on a mesh.
 
 AccPar (Song et al., HPCA 2020) cuts the array of accelerators in two again and again. At each cut
 a dynamic program along the layers gives each one of three types - by the batch (I), by the inner

@@ -1,4 +1,4 @@
-"""Takes a model on a wafer, gives other systems' plans: as they come, and tuned by their rules.
+"""Other systems' plans of a model on a wafer: as they come, and tuned by their rules.
 
 Every plan is an encoding and is scored by the same evaluation as ours. `default` is what a user
 gets who follows the system's own advice; `tuned` tries everything its rules leave open. Megatron-LM

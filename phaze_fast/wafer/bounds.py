@@ -1,4 +1,4 @@
-"""Takes a model on a wafer, gives times that no mapping beats: quick ones, and tight ones."""
+"""Times that no mapping of a model on a wafer beats: quick ones, and tight ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a model on a wafer, gives our mapping beside other systems' plans and our own ablations."""
+"""Our mapping of a model on a wafer against other systems' plans and our own ablations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a mapping on a wafer, gives a map of its dies in text: which stage each works for."""
+"""A map of a wafer's dies in text: which stage each works for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes one gene group per operator, gives a mapping: checked, as JSON, as arrays for the kernel.
+"""A mapping as one group of axis assignments per operator: checked, as JSON, as arrays.
 
 A gene says into how many parts an operator's dimensions are cut and along which axis of its
 rectangle of dies, innermost first; what becomes of its output; how its weights are kept; and how

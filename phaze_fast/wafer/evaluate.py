@@ -1,4 +1,4 @@
-"""Takes a mapping of a model on a wafer, gives its step time, memory, and what it is over by.
+"""Step time and memory of a mapping on a wafer, and what it is over by.
 
 What does not fit is a result with a reason, not an error.
 """

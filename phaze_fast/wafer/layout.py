@@ -1,4 +1,4 @@
-"""Takes a wafer, gives the ways to cut it into rectangles of dies, one for each pipeline stage."""
+"""Ways to cut a wafer into rectangles of dies, one for each pipeline stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes groups of dies on a mesh, gives the time of their collectives and the load of links."""
+"""Times of collectives among groups of dies on a mesh, and the load of its links."""
 
 from __future__ import annotations
 

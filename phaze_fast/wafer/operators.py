@@ -1,4 +1,4 @@
-"""Takes a model, gives its operators as a mesh of dies can split them: sizes, limits, edges."""
+"""A model's operators as a mesh of dies can split them: sizes, limits, edges."""
 
 from __future__ import annotations
 

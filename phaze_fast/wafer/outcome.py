@@ -1,4 +1,4 @@
-"""Takes how long to search and what a search found, gives them as records others can use."""
+"""Limits of a wafer search, and what it found, as records that others can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes plans as Megatron-LM, DeepSpeed and others state them, gives them as encodings.
+"""Plans as Megatron-LM, DeepSpeed and others state them, written as mappings.
 
 A plan says which slots of the rectangle work together on a tensor and which hold replicas; what
 that means for each operator is written down once, in `PATTERNS`.

@@ -1,4 +1,4 @@
-"""Takes a model on a wafer and a layout, gives the compiled evaluation of its mappings."""
+"""The compiled evaluation of a model's mappings on a wafer in one layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes a model and a wafer, gives the fastest mapping found and a bound that none can beat.
+"""The fastest mapping found of a model on a wafer, and a bound that none can beat.
 
 Layouts are looked at in the order of a quick bound, in batches of a fixed size; one whose bound is
 no better than the best mapping so far is left out. Each of the others gets starts - the plans of

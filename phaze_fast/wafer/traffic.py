@@ -1,4 +1,4 @@
-"""Takes a mapping, gives what is split where and every collective that it needs."""
+"""What a mapping splits where, and every collective that it needs."""
 
 from __future__ import annotations
 

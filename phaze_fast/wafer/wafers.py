@@ -1,4 +1,4 @@
-"""Takes a model and a space of wafers, gives the wafer and the mapping that train it fastest.
+"""The wafer of a space, and the mapping on it, that train a model fastest.
 
 A wafer that another contains - the same die, no fewer of them along either axis, no slower links,
 no less memory - is left out: every mapping of the smaller one runs on the larger, but for where the

@@ -11,21 +11,22 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from phaze_fast.explore import baselines
-from phaze_fast.explore.asktell import Explorer
-from phaze_fast.explore.baselines import (
-    bayesian,
+
+import phaze_fast as pf
+from phaze_fast.baselines import bayesian as bayesian_search
+from phaze_fast.baselines import early_stop as walks
+from phaze_fast.baselines.bayesian import bayesian
+from phaze_fast.baselines.early_stop import (
     early_stop,
-    judge_of,
+    exact_evaluator,
     random_search,
     walk_down,
 )
-from phaze_fast.explore.goals import front_of
-
-import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
 from phaze_fast.hardware import AreaLimit, SpaceSpec
 from phaze_fast.runs import executors
+from phaze_fast.search.ask_tell import Explorer
+from phaze_fast.search.goals import front_of
 
 GIB = 2**30
 POD = pf.Cluster(devices=8, fabric="tpuv4-pod")
@@ -55,13 +56,13 @@ def space():
 
 
 @pytest.fixture(scope="module")
-def judge(space):
-    return judge_of(pf.models.load("bertlarge"), space, POD, STEP)
+def exact(space):
+    return exact_evaluator(pf.models.load("bertlarge"), space, POD, STEP)
 
 
 @pytest.fixture(scope="module")
-def scores(judge):
-    return judge.scores(range(len(judge.dies)))
+def scores(exact):
+    return exact.scores(range(len(exact.groups)))
 
 
 # ---- the early stop ----
@@ -121,9 +122,9 @@ def test_the_walk_goes_on_while_five_buckets_have_a_rise():
     assert len(walk_down(areas, lambda chips: times[chips])) == 10
 
 
-def test_early_stop_takes_the_best_of_what_it_looks_at(judge, scores):
-    found = early_stop(judge)
-    areas, records = judge.dies.area_mm2, judge.dies.records
+def test_early_stop_takes_the_best_of_what_it_looks_at(exact, scores):
+    found = early_stop(exact)
+    areas, records = exact.groups.area_mm2, exact.groups.records
     order = sorted(
         range(len(areas)),
         key=lambda d: tuple(
@@ -132,14 +133,14 @@ def test_early_stop_takes_the_best_of_what_it_looks_at(judge, scores):
     )
     seen = plain_walk(areas, scores, order)
     assert found.evaluations == len(seen)
-    assert found.die == min(seen, key=lambda d: scores[d])
+    assert found.group == min(seen, key=lambda d: scores[d])
     assert found.score == scores[seen].min() == found.winner.score
-    assert f"{len(seen)} of {len(areas)} dies" in found.note
+    assert f"{len(seen)} of {len(areas)} chips" in found.note
 
 
-def test_early_stop_wants_an_area_for_each_die(judge):
-    with pytest.raises(InvalidInputError, match=r"areas: shape \(3,\) .* each of 14 dies"):
-        early_stop(judge, np.ones(3))
+def test_early_stop_wants_an_area_for_each_chip(exact):
+    with pytest.raises(InvalidInputError, match=r"areas: shape \(3,\) .* each of 14 chips"):
+        early_stop(exact, np.ones(3))
 
 
 # ---- random and Bayesian ----
@@ -147,94 +148,94 @@ def test_early_stop_wants_an_area_for_each_die(judge):
 
 def same(a, b):
     assert [(n, s) for n, _, s in a.history] == [(n, s) for n, _, s in b.history]
-    assert (a.die, a.score, a.evaluations, a.note) == (b.die, b.score, b.evaluations, b.note)
+    assert (a.group, a.score, a.evaluations, a.note) == (b.group, b.score, b.evaluations, b.note)
 
 
-def test_random_search_repeats_itself_and_keeps_to_its_budgets(judge, scores):
-    found = random_search(judge, 6, seed=3)
-    same(found, random_search(judge, 6, seed=3))
+def test_random_search_repeats_itself_and_keeps_to_its_budgets(exact, scores):
+    found = random_search(exact, 6, seed=3)
+    same(found, random_search(exact, 6, seed=3))
     assert found.evaluations == 6
-    assert found.score == scores[found.die] >= scores.min()
-    everything = random_search(judge, 1000, seed=1)
-    assert everything.evaluations == len(judge.dies)
+    assert found.score == scores[found.group] >= scores.min()
+    everything = random_search(exact, 1000, seed=1)
+    assert everything.evaluations == len(exact.groups)
     assert everything.score == scores.min()
 
 
-def test_a_search_stops_when_its_time_is_up(judge, monkeypatch):
-    monkeypatch.setattr(baselines, "_RANDOM_AT_ONCE", 1)
+def test_a_search_stops_when_its_time_is_up(exact, monkeypatch):
+    monkeypatch.setattr(walks, "_RANDOM_AT_ONCE", 1)
     ticks = itertools.count()
-    monkeypatch.setattr(baselines, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
-    found = random_search(judge, 14, time_limit_s=5.5)  # two looks at the clock for each die
+    monkeypatch.setattr(walks, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    found = random_search(exact, 14, time_limit_s=5.5)  # two looks at the clock for each chip
     assert [(n, spent) for n, spent, _ in found.history] == [(1, 1.0), (2, 3.0), (3, 5.0)]
     assert found.best_by(seconds=math.inf) == found.score
     assert found.best_by(evaluations=0) == math.inf
-    assert random_search(judge, 14, time_limit_s=1e-9).evaluations == 1
+    assert random_search(exact, 14, time_limit_s=1e-9).evaluations == 1
 
 
 @pytest.mark.parametrize(
     ("given", "named"), [({"count": 0}, "count"), ({"count": 1, "time_limit_s": 0}, "time_limit_s")]
 )
-def test_budgets_are_checked(judge, space, given, named):
+def test_budgets_are_checked(exact, space, given, named):
     with pytest.raises(InvalidInputError, match=named):
-        random_search(judge, **given)
+        random_search(exact, **given)
     with pytest.raises(InvalidInputError, match=named):
-        bayesian(judge, space, **given)
+        bayesian(exact, space, **given)
 
 
 def test_nothing_that_fits_is_a_result(space):
     tight = small(axes={**space.spec.axes, "hbm.capacity_bytes": (2 * GIB,)})
-    found = random_search(judge_of(pf.models.load("llama2-7b"), tight, POD, STEP), 3)
-    assert (found.die, found.winner, found.score) == (None, None, math.inf)
-    assert "none of the 3 dies it looked at fits" in found.note
+    found = random_search(exact_evaluator(pf.models.load("llama2-7b"), tight, POD, STEP), 3)
+    assert (found.group, found.winner, found.score) == (None, None, math.inf)
+    assert "none of the 3 chips it looked at fits" in found.note
 
 
-def test_bayesian_search_repeats_itself_and_counts_new_dies_alone(judge, space, scores):
+def test_bayesian_search_repeats_itself_and_counts_new_chips_alone(exact, space, scores):
     pytest.importorskip("optuna")
-    found = bayesian(judge, space, 7, seed=5)
-    same(found, bayesian(judge, space, 7, seed=5))
+    found = bayesian(exact, space, 7, seed=5)
+    same(found, bayesian(exact, space, 7, seed=5))
     assert found.evaluations == 7
-    assert found.score == scores[found.die]
+    assert found.score == scores[found.group]
 
 
-def test_bayesian_search_ends_when_nothing_new_comes(judge, space, monkeypatch):
+def test_bayesian_search_ends_when_nothing_new_comes(exact, space, monkeypatch):
     optuna = pytest.importorskip("optuna")
-    monkeypatch.setattr(baselines, "_STALE", 40)
+    monkeypatch.setattr(bayesian_search, "_STALE", 40)
     before = optuna.logging.get_verbosity()
-    found = bayesian(judge, space, 1000, seed=0)
-    assert found.evaluations == len(judge.dies) or "brought none" in found.note
+    found = bayesian(exact, space, 1000, seed=0)
+    assert found.evaluations == len(exact.groups) or "brought none" in found.note
     assert optuna.logging.get_verbosity() == before
 
 
-def test_what_is_no_chip_is_worse_the_further_it_is_off(judge, space):
-    axes = baselines._Axes(space, judge.dies)
+def test_what_is_no_chip_is_worse_the_further_it_is_off(exact, space):
+    axes = bayesian_search._Axes(space, exact.groups)
     assert list(axes.axes) == ["tensor_core.count", "tensor_core.width", "buffer.capacity_bytes"]
-    members = {axes.die((a, b, c)) for a in range(3) for b in range(4) for c in range(2)}
-    assert members - {None} == set(range(len(judge.dies)))
-    assert axes.die((2, 3, 1)) is axes.die((1, 3, 1)) is None
+    members = {axes.chip((a, b, c)) for a in range(3) for b in range(4) for c in range(2)}
+    assert members - {None} == set(range(len(exact.groups)))
+    assert axes.chip((2, 3, 1)) is axes.chip((1, 3, 1)) is None
     assert axes.off((2, 3, 1)) > axes.off((1, 3, 1)) > 0
     small_chip, chip = (0, 0, 0), (0, 2, 1)
     assert axes.off(small_chip) > 0  # below the least area
-    assert axes.die(chip) is not None
+    assert axes.chip(chip) is not None
     assert axes.off(chip) == 0
-    hot = baselines._Axes(space, judge.dies)
+    hot = bayesian_search._Axes(space, exact.groups)
     hot.spec = small(max_power_w=20.0).spec
     assert hot.off((1, 3, 1)) > axes.off((1, 3, 1))
 
 
-def test_bayesian_search_wants_the_space_of_the_dies(judge):
+def test_bayesian_search_wants_the_space_of_the_chips(exact):
     pytest.importorskip("optuna")
     one = small(axes={"hbm.capacity_bytes": (8 * GIB, 4 * GIB)})
     with pytest.raises(InvalidInputError, match="space: its axes tell"):
-        bayesian(judge, one, 3)
+        bayesian(exact, one, 3)
 
 
-def test_without_optuna_the_extra_is_named(judge, space, monkeypatch):
+def test_without_optuna_the_extra_is_named(exact, space, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
     monkeypatch.setattr(executors, "import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'phaze-fast\[opt\]'"):
-        bayesian(judge, space, 3)
+        bayesian(exact, space, 3)
 
 
 # ---- ask and tell ----
@@ -245,14 +246,13 @@ def explorer(space):
     return Explorer(pf.models.load("bertlarge"), space, POD, STEP)
 
 
-def test_bounds_hold_and_the_loop_finds_the_best(explorer, judge, scores):
+def test_bounds_hold_and_the_loop_finds_the_best(explorer, exact, scores):
     told = explorer.evaluate(range(len(explorer.space)))
     for each in told:
         assert each.point.bound_s <= each.score
         assert each.winner is None or each.winner.chip == each.point.index
-    dies = judge.dies
-    for die, chips in enumerate(dies.chip):
-        assert min(told[c].score for c in chips) == scores[die]
+    for group, chips in enumerate(exact.groups.chip):
+        assert min(told[c].score for c in chips) == scores[group]
     values = np.array([[t.score, t.area_mm2] for t in told])
     fitting = np.flatnonzero(np.isfinite(values[:, 0]))
     front = fitting[front_of(values[fitting])]
@@ -283,7 +283,7 @@ def test_several_models_are_bounded_by_their_mean(space):
     assert explorer.bounds_s == pytest.approx(alone[0] ** 0.75 * alone[1] ** 0.25)
     (told,) = explorer.evaluate(explorer.ask(1))
     assert told.point.bound_s <= told.score
-    assert len(told.winner.found) == 2
+    assert len(told.winner.plans) == 2
     with pytest.raises(InvalidInputError, match="models, weights: 2 and 1"):
         Explorer(models, space, POD, STEP, weights=(1,))
 

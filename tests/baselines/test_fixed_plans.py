@@ -3,14 +3,15 @@
 import math
 
 import pytest
-from phaze_fast.explore.baselines import (
+
+import phaze_fast as pf
+from phaze_fast.baselines.fixed_plans import (
     HAND_PLANS,
+    _Uniform,
     hand_plan,
     megatron_plan,
     our_plan,
 )
-
-import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 
 GIB = 2**30
@@ -92,43 +93,28 @@ def test_megatron_plans_are_even_and_recompute_alike(capacity, batch):
     assert found.plan.memory_bytes + step.reserved_bytes <= found.chip.hbm.capacity_bytes
 
 
-def test_every_megatron_plan_is_even_and_none_is_faster_than_the_free_one():
-    from phaze_fast.explore.fixed_plans import _Uniform
-
-    step = pf.Training(global_batch=32, microbatch=1, tensor_parallel=1, pipeline=(1, 2, 3, 4, 6))
+@pytest.mark.parametrize("stages", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_every_megatron_plan_is_even_and_none_is_faster_than_the_free_one(stages, schedule):
     cluster = POD.model_copy(update={"chip": pf.presets.chip("phaze-tpuv4")})
     model, modes = pf.models.load("gpt2-small"), ("none", "selective", "full")
-    even = list(_Uniform(model, cluster, step, modes).each(even=True))
-    assert {plan.pp for plan in even} == {1, 2, 3, 4, 6}
-    assert {plan.recompute for plan in even} == {
-        "none",
-        "full",
-    }  # with fused attention there is no other
-    for plan in even:
-        assert {blocks(stage) for stage in plan.stages} == {12 // plan.pp}
-    free = {}
-    for plan in _Uniform(model, cluster, step, modes).each(even=False):
-        kind = (
-            plan.pp,
-            plan.dp,
-            plan.zero,
-            plan.schedule,
-            plan.virtual,
-            plan.rank_order,
-            plan.recompute,
-        )
-        free[kind] = plan.time_s
-    for plan in even:
-        kind = (
-            plan.pp,
-            plan.dp,
-            plan.zero,
-            plan.schedule,
-            plan.virtual,
-            plan.rank_order,
-            plan.recompute,
-        )
-        assert plan.time_s >= free[kind]
+    step = pf.Training(
+        global_batch=48, microbatch=1, tensor_parallel=1, pipeline=stages, schedule=schedule
+    )
+    uniform = _Uniform(model, cluster, step, modes)
+    even, free = uniform.plans(True, (0, 1)), uniform.plans(False, (0, 1))
+    assert len(even) == len(free)
+    if schedule == "1f1b":
+        assert len(even) == 6  # three ways to recompute, two ZeRO stages
+        # With fused attention selective recomputation changes nothing.
+        assert {plan.recompute for plan in even} == {"none", "selective", "full"}
+        assert {even[k].time_s == even[k + 2].time_s for k in (0, 1)} == {True}
+    for plan, other in zip(even, free, strict=True):
+        assert plan.pp == stages
+        assert {blocks(stage) for stage in plan.stages} == {12 // stages}
+        assert (plan.recompute, plan.zero) == (other.recompute, other.zero)
+        assert plan.time_s >= other.time_s
+        assert plan.over_bytes == 0
 
 
 def test_our_plan_is_that_of_plan():

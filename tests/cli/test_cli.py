@@ -50,7 +50,19 @@ COMMANDS = [
     ["schema"],
     ["schema", "chip"],
     ["collective", "all-reduce", "--bytes", "1 GiB", "--ranks", "8", "--fabric", "dgx-a100"],
-    ["survey"],
+    ["plan", "gpt2-small", "--chip", "h100", "--devices", "2", "--global-batch", "4"],
+    [
+        "predict",
+        "gpt2-small",
+        "--chip",
+        "h100",
+        "--devices",
+        "2",
+        "--pp",
+        "2",
+        "--global-batch",
+        "4",
+    ],
 ]
 
 
@@ -100,13 +112,17 @@ def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["survey", "--devices", "0"], "devices: 0 is not accepted; expected a number >= 1"),
-        (["survey", "--devices", "67"], "devices: 67 is not accepted by tpuv4-pod"),
-        (["survey", "--devices", "many"], "--devices"),
-        (["survey", "--parameters", "nan"], "parameters: nan is not accepted"),
-        (["survey", "--tokens", "-1"], "tokens: -1.0 is not accepted"),
-        (["survey", "--fabric", "dgx-a10"], "did you mean 'dgx-a100'?"),
-        (["survey", "nospace"], "accepted: tpuv4-area"),
+        (["survey"], "survey"),  # a command of version 0.1.0
+        (["plan", "gpt2-small", "--chip", "h100", "--devices", "0"], "devices: 0 is not accepted; expected a number >= 1"),
+        (["plan", "gpt2-small", "--chip", "tpuv4", "--devices", "67"], "devices: 67 is not accepted by tpuv4-pod"),
+        (["plan", "gpt2-small", "--chip", "h100", "--devices", "many"], "--devices"),
+        (["plan", "gpt2-small", "--chip", "h100", "--devices", "8", "--fabric", "dgx-a10"], "did you mean 'dgx-a100'?"),
+        (["plan", "gpt2-small", "--chip", "h100", "--devices", "8", "--tp", "x"], "tp: 'x' is not accepted"),
+        (["predict", "gpt2-small", "--chip", "h100", "--devices", "8", "--tp", "4"], "4 x 1 x 1 x 1 = 4 is not accepted; expected the cluster's 8 devices"),
+        (["predict", "gpt2-small", "--chip", "h100", "--devices", "8", "--dp", "8", "--zero", "5"], "zero: 5 is not accepted; accepted: 0, 1, 2, 3"),
+        (["predict", "gpt2-small", "--chip", "h100", "--devices", "4", "--dp", "4", "--global-batch", "6"], "6 is not a multiple of dp x microbatch"),
+        (["predict", "gpt2-small", "--chip", "h100", "--devices", "2", "--pp", "2", "--stages", "3,x"], "--stages: '3,x' is not accepted"),
+        (["space", "nospace"], "accepted: tpuv4-area"),
         (["show", "gpt2-small", "--zero", "5"], "zero: 5 is not accepted; accepted: 0, 1, 2, 3"),
         (["show", "gpt2-small", "--tp", "0"], "tensor_parallel: 0 is not accepted"),
         (["show", "gpt2-small", "--pp", "99"], "stages: 99 is not accepted; gpt2-small has 12 blocks"),
@@ -139,17 +155,20 @@ def test_bad_words_are_one_line_and_exit_code_2(run, words, line):
 
 
 def test_infeasible_is_a_result_with_exit_code_1(run, tmp_path):
-    code, out, err = run("survey", "--devices", "16")
+    words = ["plan", "gpt3-175b", "--chip", "h100", "--global-batch", "8", "--microbatch", "1"]
+    words += ["--devices", "8"]
+    code, out, err = run(*words)
     assert (code, out) == (1, "")
-    assert "infeasible: training state of 2.547 TiB exceeds the HBM of 16 devices" in err
-    assert "82 devices would hold it" in err
-    code, out, _ = run("survey", "--devices", "16", "--json")
+    assert "infeasible: gpt3-175b on 8 devices with 78.5 GiB each" in err
+    assert "It would fit with 64 devices" in err
+    code, out, _ = run(*words, "--json")
     assert code == 1
     assert json.loads(out)["status"] == "infeasible"
-    assert "82 devices" in json.loads(out)["reason"]
+    assert "64 devices" in json.loads(out)["reason"]
     file = tmp_path / "r.json"
-    assert run("survey", "--devices", "16", "--json", "-o", file)[:2] == (1, "")
+    assert run(*words, "--json", "-o", file)[:2] == (1, "")
     assert json.loads(file.read_text())["status"] == "infeasible"
+    assert run(*words[:-1], "64")[0] == 0
 
 
 def test_an_impossible_width_is_infeasible(run):
@@ -175,21 +194,31 @@ def test_show_says_what_it_found(run):
     assert sum(op["flops"] for op in ops) == found["layers"][1]["flops"]["forward"]
 
 
-def test_82_devices_do_hold_it(run):
-    assert run("survey", "--devices", "81", "--fabric", "dgx-a100")[0] == 1
-    assert run("survey", "--devices", "82", "--fabric", "dgx-a100")[0] == 0
+def test_predict_takes_what_plan_writes(run, tmp_path):
+    words = ["gpt2-small", "--chip", "h100", "--devices", "4"]
+    file = tmp_path / "plan.json"
+    asked = ["--global-batch", "8", "--pp", "2", "--json", "-o", file]
+    assert run("plan", *words, *asked)[0] == 0
+    best = json.loads(file.read_text())["plans"][0]
+    (tmp_path / "best.json").write_text(json.dumps(best))
+    found = document(run("predict", *words, "--plan", tmp_path / "best.json", "--json"))
+    assert found["time_s"] == best["time_s"]
+    assert found["memory_bytes"] == best["memory_bytes"]
+    assert found["parts_s"] == best["parts_s"]
+    assert sum(found["parts_s"].values()) == pytest.approx(found["time_s"])
+    wider = document(
+        run("predict", *words, "--plan", tmp_path / "best.json", "--zero", "3", "--json")
+    )
+    assert wider["plan"]["zero"] == 3
 
 
-def test_survey_says_what_it_found(run):
-    found = document(run("survey", "--json"))
-    assert found["status"] == "bound"
-    assert (found["points"], found["grid_points"]) == (29_360, 75_712)
-    first = found["chips"][0]
-    # 6 * 175e9 * 4096 * 2048 FLOPs over 1,024 chips of 2 * 262144 * 1.05e9 FLOP/s
-    assert first["bound_s"] == pytest.approx(6 * 175e9 * 4096 * 2048 / (1024 * 2 * 2**18 * 1.05e9))
-    assert found["bound_s"] == first["bound_s"]
-    areas = [chip["area_mm2"] for chip in found["chips"]]
-    assert areas == sorted(areas)
+def test_predict_never_refuses_for_memory(run):
+    words = ["predict", "llama2-7b", "--chip", "h100", "--devices", "4", "--dp", "4"]
+    found = document(run(*words, "--global-batch", "8", "--json"))
+    assert found["over_bytes"] == found["memory_bytes"] - found["limit_bytes"] > 0
+    code, out, _ = run(*words, "--global-batch", "8")
+    assert code == 0
+    assert "OVER" in out
 
 
 def test_collective_says_what_it_found(run):
@@ -243,7 +272,7 @@ def test_o_replaces_a_file_whole_and_keeps_it_on_failure(run, tmp_path):
 
 def test_help_and_version(run):
     assert "phaze-fast" in run("--version")[1]
-    for words in (["--help"], ["survey", "--help"]):
+    for words in (["--help"], ["predict", "--help"]):
         code, out, _ = run(*words)
         assert code == 0
         assert "Usage" in out
@@ -282,8 +311,9 @@ def test_the_program_itself():
     )
     assert done.returncode == 0
     assert json.loads(done.stdout)["time_s"] == pytest.approx(8 / 2**32)
-    assert program("survey", "--devices", "0").returncode == 2
-    assert program("survey", "--devices", "16").returncode == 1
+    words = ("plan", "gpt3-175b", "--chip", "h100", "--global-batch", "8", "--devices")
+    assert program(*words, "0").returncode == 2
+    assert program(*words, "8").returncode == 1
 
 
 @pytest.mark.parametrize(("words", "shown"), [("schema", "{\n"), ("chips h100", "h100\n")])
@@ -294,7 +324,7 @@ def test_a_reader_that_goes_away_is_no_error(words, shown):
 
 
 def test_silence_on_standard_error_costs_no_answer():
-    command = f"{sys.executable} -m phaze_fast survey --limit 1 --json 2>&-"
+    command = f"{sys.executable} -m phaze_fast space tpuv4-area --json 2>&-"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert json.loads(done.stdout)["points"] == 29_360

@@ -26,10 +26,19 @@ def test_using_hardware_does_not_load_the_command_line():
 
 
 def test_every_public_name_resolves_and_is_listed():
-    assert set(pf.__all__) == {*pf._WHERE, "__version__"}
+    assert set(pf.__all__) == {*pf._WHERE, "search", "__version__"}
     for name in pf.__all__:
         assert getattr(pf, name) is not None
     assert dir(pf) == sorted(pf.__all__)
+
+
+def test_search_is_the_function_whatever_is_imported_first():
+    import phaze_fast.pipeline
+    import phaze_fast.search.find
+
+    assert pf.search is phaze_fast.pipeline.search
+    code = "import json, phaze_fast.search.find; from phaze_fast import search; "
+    assert fresh(code + "print(json.dumps(callable(search)))")
 
 
 def test_an_unknown_name_is_an_attribute_error():

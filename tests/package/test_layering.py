@@ -1,7 +1,14 @@
-"""The import order, held by reading the imports: a package may use only what stands left of it."""
+"""The order of imports and the shape of the code, held by reading it.
+
+A package may use only what stands left of it, and no two files of a package import each other. Files
+and functions stay small, and every module says in a sentence what it is for.
+"""
 
 import ast
+import importlib
+import inspect
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +20,7 @@ PACKAGE = ROOT / "phaze_fast"
 
 ORDER = [
     {"errors"},
-    {"units", "documents", "_core"},
+    {"units", "documents", "_core", "threads"},
     {"records"},
     {"models", "hardware"},
     {"schemas"},
@@ -23,13 +30,16 @@ ORDER = [
     {"placement"},
     {"runs"},
     {"wafer"},
-    {"explore"},
+    {"search"},
+    {"baselines"},
     {"report"},
     {"pipeline"},
     {"cli"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+LINES_OF_A_FILE = 400
+LINES_OF_A_FUNCTION = 60
 HEAVY = {"highspy", "numba", "typer", "plotly", "rich", "torch"}
 
 
@@ -72,12 +82,155 @@ def test_imports_point_left(file):
         assert there == here or RANK[there] < RANK[here], f"{here} must not import {there}"
 
 
+# ---- no circles ----
+
+
+def module_name(file):
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def executed(tree):
+    """Every node that some call executes: all but what only a type checker reads."""
+    for node in ast.iter_child_nodes(tree):
+        test = getattr(node, "test", None)
+        if isinstance(node, ast.If) and isinstance(test, ast.Name) and test.id == "TYPE_CHECKING":
+            continue
+        yield node
+        yield from executed(node)
+
+
+def imported_modules(file, known):
+    """Modules of this package that a file imports, in functions as well: those hide circles."""
+    for node in executed(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module in known:
+            full = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in known else node.module for name in full)
+
+
+def circle_in(edges):
+    """Modules that import one another, in order, or none."""
+    done, path = set(), []
+
+    def visit(module):
+        if module in path:
+            return [*path[path.index(module) :], module]
+        if module in done:
+            return None
+        path.append(module)
+        found = next(filter(None, map(visit, sorted(edges.get(module, ())))), None)
+        path.pop()
+        done.add(module)
+        return found
+
+    return next(filter(None, map(visit, sorted(edges))), None)
+
+
+def test_circles_are_found():
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": set()}) is None
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_no_two_files_import_each_other():
+    files = {module_name(file): file for file in sources()}
+    edges = {
+        name: {other for other in imported_modules(file, files) if other != name}
+        for name, file in files.items()
+    }
+    assert sum(map(len, edges.values())) > 300
+    assert circle_in(edges) is None
+
+
+# ---- what modules say of themselves ----
+
+
+def docstring(file):
+    return ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
+
+
 @pytest.mark.parametrize("file", sources(), ids=lambda f: str(f.relative_to(PACKAGE)))
-def test_a_docstring_says_what_it_takes_and_gives(file):
-    doc = ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
-    paragraph = doc.split("\n\n")[0]
-    assert paragraph.startswith("Takes ")
-    assert "gives " in paragraph
+def test_a_module_says_in_a_sentence_what_it_is_for(file):
+    said = " ".join(docstring(file).split("\n\n")[0].split())
+    assert said, "no docstring"
+    assert said.endswith(".")
+    assert said[0].isupper()
+    assert len(said.split()) >= 4
+    assert not said.startswith("Takes ")
+
+
+def test_no_two_modules_say_the_same():
+    said = Counter(docstring(file).split("\n\n")[0] for file in sources())
+    assert {text for text, count in said.items() if count > 1} == set()
+
+
+def commands():
+    import typer.main
+
+    from phaze_fast.cli.app import app
+
+    return set(typer.main.get_command(app).commands)
+
+
+def imported(path):
+    """What a dotted path leads to: modules as far as there are any, then attributes."""
+    parts = path.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            thing = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for part in parts[count:]:
+            thing = getattr(thing, part, None)
+        return thing
+    return None
+
+
+def resolves(name, module):
+    """Whether a name is known where a module's docstring has it."""
+    if name.startswith("phaze_fast."):
+        return imported(name) is not None
+    package = module.__name__ if hasattr(module, "__path__") else module.__package__
+    places = (module.__name__, package, "phaze_fast", "builtins")
+    if any(imported(f"{place}.{name}") is not None for place in places):
+        return True
+    own = [value for value in vars(module).values() if callable(value)]
+    parameters = {parameter for value in own for parameter in _parameters(value)}
+    attributes = set(re.findall(r"self\.(\w+)", inspect.getsource(module)))
+    attributes.update(*(dir(value) for value in own if inspect.isclass(value)))
+    return name in parameters | attributes
+
+
+def _parameters(function):
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return ()
+
+
+@pytest.mark.parametrize("file", sources(), ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_a_docstring_names_nothing_that_is_gone(file):
+    text = docstring(file)
+    names = re.findall(r"(?<!`)`([A-Za-z_][\w.]*)`(?!`)", text)
+    names += re.findall(r"\bphaze_fast(?:\.\w+)+", text)
+    if file.name == "__main__.py" or not names:
+        return
+    module = importlib.import_module(module_name(file))
+    known = commands() if room(file) == "cli" else set()
+    gone = [name for name in names if name not in known and not resolves(name, module)]
+    assert gone == []
+
+
+def test_a_name_that_is_gone_is_found():
+    module = importlib.import_module("phaze_fast.search.find")
+    for name in ("find_chips", "BestFirstSearch", "pareto", "phaze_fast.search.exact", "STORE"):
+        assert resolves(name, module), name
+    for name in ("phaze_fast.explore", "Judge", "phaze_fast.search.judge", "find_dies"):
+        assert not resolves(name, module), name
+
+
+# ---- what stays small or away ----
 
 
 def test_heavy_packages_are_not_imported_at_the_top_of_a_library_file():
@@ -106,8 +259,28 @@ def test_the_core_knows_no_python():
 def test_files_stay_small():
     files = [*sources(), *(ROOT / "cpp").rglob("*.[ch]pp")]
     long = {
-        str(f.relative_to(ROOT)): n for f in files if (n := len(f.read_text().splitlines())) > 450
+        str(f.relative_to(ROOT)): n
+        for f in files
+        if (n := len(f.read_text("utf-8").splitlines())) > LINES_OF_A_FILE
     }
+    assert long == {}
+
+
+def body_lines(function):
+    """Lines of a function's statements: its signature and its docstring are for the reader."""
+    documented = ast.get_docstring(function) is not None
+    statements = function.body[1:] if documented else function.body
+    return statements[-1].end_lineno - statements[0].lineno + 1 if statements else 0
+
+
+def test_functions_stay_small():
+    long = {}
+    for file in sources():
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = body_lines(node)
+                if lines > LINES_OF_A_FUNCTION:
+                    long[f"{file.relative_to(ROOT)}: {node.name}"] = lines
     assert long == {}
 
 

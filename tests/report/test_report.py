@@ -62,7 +62,7 @@ def design(plan, k=0, stages=True):
         "energy_j": 1e5 - k,
         "hbm_bytes": plan["limit_bytes"],
         "cost_usd": 1e6,
-        "binds": "compute",
+        "bottleneck": "compute",
     }
 
 
@@ -74,7 +74,7 @@ def document(plan):
         | {"plan_text": "an example's plan"}
         for k in range(4)
     ]
-    steps = {"memory": 1000, "roofline": 90, "mapped": 0, "listed": 5, "placed": 4}
+    steps = {"memory": 1000, "roofline": 90, "mapped": 0, "schedule_bound": 5, "placed": 4}
     return copy.deepcopy(
         {
             "status": "optimal",

@@ -8,10 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from phaze_fast.explore.search import find_chips
 
 import phaze_fast as pf
 from phaze_fast.cli.main import main
+from phaze_fast.search.find import find_chips
 
 SPACE = pf.ArchitectureSpace.published()
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")

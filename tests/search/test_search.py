@@ -15,14 +15,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from phaze_fast.explore.goals import front_of
-from phaze_fast.explore.search import STORE, find_chips
-from phaze_fast.explore.searcher import Budget
 
 import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.runs import store
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.find import STORE, find_chips
+from phaze_fast.search.goals import front_of
+from phaze_fast.search.problem import problems_of
+from phaze_fast.search.result import Budget
 
 SPACE = pf.ArchitectureSpace.published()
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")
@@ -39,7 +41,8 @@ def model(name="bert-large"):
 
 
 def exhaustive(space, name="bert-large", cluster=POD, step=STEP):
-    """Every chip of a space by `plan` itself: (time, area, chip), best first, dies once."""
+    """Every chip of a space by `plan` itself: (time, area, chip), best first, each chip once
+    whatever its HBM."""
     best = {}
     for i in range(len(space)):
         plans = pf.plan(model(name), cluster.replace(chip=space[i]), step, top=1).plans
@@ -75,22 +78,19 @@ def test_small_memory_and_every_schedule(schedule):
 
 
 def everything(space, cluster=POD, step=STEP, name="bert-large"):
-    """Time, area, energy and HBM of every (die, capacity, strategy), by placing all of them."""
-    from phaze_fast.explore.dies import Dies
-    from phaze_fast.explore.search import questions_of
-
-    dies = Dies.of(space)
-    (question,) = questions_of([model(name)], dies, cluster, step)
-    work, rows = question.workload(), []
-    for s in range(len(work)):
-        timed = work.time(s, dies.records)
-        limits = np.where(dies.chip >= 0, np.inf, -np.inf)
-        for die, found in enumerate(work.place(s, dies.records, timed, limits)):
-            for c, each in enumerate(found):
-                if each.layout >= 0:
-                    joules = work.energy_j(s, timed, die, each)
-                    hbm = float(dies.capacities[c])
-                    rows.append((each.time_s, float(dies.area_mm2[die]), joules, hbm))
+    """Time, area, energy and HBM of every chip and strategy, by placing all of them."""
+    groups = ChipGroups.of(space)
+    (problem,) = problems_of([model(name)], groups, cluster, step)
+    rows = []
+    for s in range(len(problem.evaluator)):
+        times, least = problem.schedule(s, groups.records)
+        limits = np.where(groups.chip >= 0, np.inf, -np.inf)
+        for group, placed in enumerate(problem.evaluator.best(s, times, least, limits)):
+            for c, plan in enumerate(placed):
+                if plan.layout >= 0:
+                    (joules,) = problem.evaluator.energies_j([plan], times, [group])
+                    hbm = float(groups.capacities[c])
+                    rows.append((plan.time_s, float(groups.area_mm2[group]), float(joules), hbm))
     return np.array(rows)
 
 
@@ -263,11 +263,11 @@ def test_a_cache_that_cannot_be_used_is_a_note(tmp_path):
 KILLED = """
 import os, sys
 import phaze_fast as pf
-from phaze_fast.explore import memory
-from phaze_fast.explore.search import find_chips
+from phaze_fast.search import plan_cache
+from phaze_fast.search.find import find_chips
 import numpy as np
 
-put, left = memory.Memory.put, [int(sys.argv[2])]
+put, left = plan_cache.PlanCache.put, [int(sys.argv[2])]
 def counted(self, answers):
     put(self, answers)
     with open(sys.argv[1] + ".asked", "a") as file:
@@ -275,7 +275,7 @@ def counted(self, answers):
     left[0] -= 1
     if left[0] == 0:
         os.kill(os.getpid(), 9)
-memory.Memory.put = counted
+plan_cache.PlanCache.put = counted
 space = pf.ArchitectureSpace.published()
 space = space[np.sort(np.random.default_rng(11).choice(len(space), 60, replace=False))]
 pod = pf.Cluster(devices=16, fabric="tpuv4-pod")
@@ -434,13 +434,13 @@ def test_fifty_parts_of_the_published_space_against_every_chip():
         best = {}
         for time_s, area, *_ in rows.tolist():
             best[area] = min(best.get(area, math.inf), time_s)
-        # Dies of one area are rare here; where there are some, times alone are compared.
+        # Chips of one area are rare here; where there are some, times alone are compared.
         times = sorted(best.values())[:10]
         got = [w.score for w in found.winners]
         assert got[0] == times[0]
         assert set(times) <= set(got) | set(times[len(set(times)) - 1 :])
         front = {tuple(r) for r in rows[:, :2][front_of(rows[:, :2])].tolist()}
-        assert {(p.time_s, p.area_mm2) for p in found.front} == front
+        assert {(p.score, p.area_mm2) for p in found.front} == front
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """The search against what it bounds and against looking at everything.
 
-Every lower bound is held against the exact time of `placement`, row by row; winners and fronts are
-held, bit for bit, against all pairs of strategy and die placed with every layout, without bounds.
+Every lower bound is held against the exact time of its layout; winners and fronts are held, bit for
+bit, against every strategy of every chip group placed with every layout, without bounds.
 """
 
 from __future__ import annotations
@@ -12,15 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from phaze_fast.explore import placing, searcher
-from phaze_fast.explore.dies import Dies
-from phaze_fast.explore.goals import front_of
-from phaze_fast.explore.judge import Judge
-from phaze_fast.explore.pairs import Pairs
-from phaze_fast.explore.searcher import Searcher
-from phaze_fast.explore.workload import Question, Workload
-from phaze_fast.placement.interleaved import interleaved
-from phaze_fast.placement.layers import MAX_NODES
 from search_cases import (
     FRONTS,
     GIB,
@@ -36,71 +27,86 @@ import phaze_fast as pf
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
-from phaze_fast.placement import plan
-from phaze_fast.placement.problems import PipelineProblem, place_counts
+from phaze_fast.placement import Placed, PlanEvaluator, plan
+from phaze_fast.placement.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers
+from phaze_fast.search import best_first
+from phaze_fast.search.best_first import BestFirstSearch
+from phaze_fast.search.candidates import CandidateTable
+from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.exact import ExactEvaluator
+from phaze_fast.search.goals import front_of
+from phaze_fast.search.problem import SearchProblem
 
 # ---- exact times ----
 
-
-def _every_plan(
-    work: Workload, s: int, timed: Any, chip: int, rates: Any, c: int
-) -> dict[tuple[int, int], float]:
-    """Give exact seconds by layout and count of stages."""
-    mine = work.strategies[s]
-    if mine.room[c] < mine.sizes.gathered_bytes:
-        return {}
-    frames, kinds, found = mine.frames, timed.kinds, {}
-    problems, numbers = [], []
-    for number, layout in enumerate(mine.layouts):
-        table = frames.table(frames.columns(number, kinds, chip, float(rates[chip])))
-        problem = PipelineProblem(
-            table=table,
-            memory_bytes=float(mine.room[c]) - mine.sizes.gathered_bytes,
-            microbatches=layout.microbatches,
-            stages=layout.stages,
-            schedule="1f1b" if layout.schedule == "interleaved" else layout.schedule,
-            piped_bytes=mine.sizes.piped_bytes,
-            bucket_s=mine.sizes.bucket_s(layout.groups),
-        )
-        if layout.schedule == "interleaved":
-            even = interleaved(problem, layout.groups.stages, layout.virtual)
-            if even is not None:
-                found[number, layout.groups.stages] = even.time_s
-        else:
-            problems.append(problem)
-            numbers.append(number)
-    for number, plans in zip(numbers, place_counts(problems), strict=True):
-        found |= {(number, len(each.stages)): each.time_s for each in plans}
-    return found
+_ANY_TIME_S = 1e300
 
 
-def _hold_bounds(question: Question, records: Any, strategies: Any = None) -> int:
+def _alike(evaluator: PlanEvaluator, times: KindTimes, chip: int) -> KindTimes:
+    """Times of one chip, as if every strategy had them: the kernel reads those of the layout's."""
+    return times.at(np.full(len(evaluator), chip))
+
+
+def _of_strategy(evaluator: PlanEvaluator, s: int) -> list[int]:
+    return np.flatnonzero(evaluator.layouts["strategy"] == s).tolist()
+
+
+def _best_of_layout(
+    evaluator: PlanEvaluator, times: KindTimes, layout: int, room: int
+) -> Placed | None:
+    """Give the best plan of one layout, whatever it takes."""
+    _, (record,), pool = evaluator.space.solve(times, layout, room, _ANY_TIME_S)
+    if record["layout"] < 0:
+        return None
+    assert record["layout"] == layout
+    cuts = pool[record["cuts_at"] :][: record["cuts"]]
+    variants = pool[record["variants_at"] :][: record["variants"]]
+    borders = (tuple(cuts.tolist()), tuple(variants.tolist()))
+    return Placed(float(record["time_s"]), float(record["memory_bytes"]), layout, *borders)
+
+
+def _bound_of_layout(evaluator: PlanEvaluator, least: KindTimes, layout: int, room: int) -> float:
+    bound, _, _ = evaluator.space.solve(least, layout, room, -math.inf)
+    return float(bound)
+
+
+def _hold_bounds(problem: SearchProblem, records: Any, strategies: Any = None) -> int:
     """Hold every bound of every step against the exact times; how many those were."""
-    work, held = question.workload(), 0
-    rates = work.rate(records)
-    for s in range(len(work)) if strategies is None else strategies:
-        mine, timed = work.strategies[s], work.time(s, records)
-        steps = {n: work.bound(s, records, n) for n in ("roofline", "mapped", "listed")}
-        steps["scheduled"] = timed.totals
-        for c, rows in enumerate(mine.rows):
+    evaluator, held = problem.evaluator, 0
+    for s in range(len(evaluator)) if strategies is None else strategies:
+        times, least = problem.schedule(s, records)
+        steps = {name: problem.bound(s, records, name) for name in ("mapped", "schedule_bound")}
+        steps["scheduled"] = least
+        work = problem.work_s(s, records)
+        for room in range(len(evaluator.rooms)):
+            rooms = np.full(len(records), room, dtype=np.int64)
+            rough = evaluator.work_bounds(s, work, rooms)
+            bounds = {name: evaluator.bounds(s, own, rooms) for name, own in steps.items()}
             for chip in range(len(records)):
-                exact = _every_plan(work, s, timed, chip, rates, c)
+                exact = {}
+                timed = _alike(evaluator, times, chip)
+                for layout in _of_strategy(evaluator, s):
+                    best = _best_of_layout(evaluator, timed, layout, room)
+                    if best is not None:
+                        assert evaluator.fits[layout, room], (s, room, chip, layout)
+                        exact[layout] = best.time_s
                 held += len(exact)
-                keys = list(zip(rows.layout.tolist(), rows.stages.astype(int), strict=True))
-                assert exact.keys() <= set(keys), (s, c, chip)
                 if not exact:
                     continue
-                one, fastest = slice(chip, chip + 1), min(exact.values())
-                rough = rows.rough(steps["roofline"].work_s[one])[0]
-                assert rough <= fastest, (s, c, chip, rough / fastest)
-                for name in ("mapped", "listed", "scheduled"):
-                    totals = steps[name].at(one)
-                    bounds = rows.each(totals, rates[one])
-                    assert rows.least(totals, rates[one])[0] == bounds.min()
-                    for key, bound in zip(keys, bounds.tolist(), strict=True):
-                        most = exact.get(key, math.inf)
-                        assert bound <= most, (s, c, chip, name, mine.layouts[key[0]], key, most)
+                fastest = min(exact.values())
+                assert rough[chip] <= fastest, (s, room, chip, rough[chip] / fastest)
+                for name, own in steps.items():
+                    assert bounds[name][chip] <= fastest, (s, room, chip, name)
+                    known = _alike(evaluator, own, chip)
+                    each = {
+                        layout: _bound_of_layout(evaluator, known, layout, room)
+                        for layout in _of_strategy(evaluator, s)
+                    }
+                    assert bounds[name][chip] <= min(each.values()), (s, room, chip, name)
+                    for layout, most in exact.items():
+                        ratio = each[layout] / most
+                        assert ratio <= 1.0, (s, room, chip, name, evaluator.layouts[layout], ratio)
     return held
 
 
@@ -112,8 +118,8 @@ def _chips(rng: np.random.Generator, count: int) -> Any:
 def _bounds_of(seed: int, presets: tuple[str, ...] = PRESETS) -> int:
     case = _case(seed, presets)
     records = _chips(case.rng, 2)
-    some = case.rng.permutation(len(case.question.workload()))[:2]
-    return _hold_bounds(case.question, records, sorted(some.tolist()))
+    some = case.rng.permutation(len(case.problem.evaluator))[:2]
+    return _hold_bounds(case.problem, records, sorted(some.tolist()))
 
 
 def test_no_bound_is_above_the_exact_time() -> None:
@@ -139,8 +145,8 @@ def test_gradients_that_recomputation_hides() -> None:
         reserved_bytes=0,
     )
     cluster, model = pf.Cluster(devices=2, fabric=slow), pf.models.load("bertlarge")
-    question = Question(model, cluster, step, _space().spec.base, (4 * GIB,))
-    assert _hold_bounds(question, _space().chips[25000:25001]) == 1
+    problem = SearchProblem(model, cluster, step, _space().spec.base, (4 * GIB,))
+    assert _hold_bounds(problem, _space().chips[25000:25001]) == 1
 
 
 def test_the_stage_with_most_gradients_is_not_the_first() -> None:
@@ -170,70 +176,89 @@ def test_the_stage_with_most_gradients_is_not_the_first() -> None:
         reserved_bytes=0,
     )
     cluster = pf.Cluster(devices=4, fabric=late)
-    question = Question(model, cluster, step, _space().spec.base, (32 * GIB,))
-    assert _hold_bounds(question, _space().chips[15000:15001]) == 1
+    problem = SearchProblem(model, cluster, step, _space().spec.base, (32 * GIB,))
+    assert _hold_bounds(problem, _space().chips[15000:15001]) == 1
 
 
 # ---- the search against everything ----
 
 
-Everything = dict[tuple[int, int, int], tuple[placing.Found, float]]
+Everything = dict[tuple[int, int, int], tuple[Placed, float]]
 
 
-def _everything(question: Question, dies: Dies) -> Everything:
-    """Place every die, capacity and strategy with every layout, without a bound."""
-    work, found = question.workload(), {}
-    rate = work.rate(dies.records)
-    for s, mine in enumerate(work.strategies):
-        timed = work.time(s, dies.records)
-        for die, c in np.argwhere(dies.chip >= 0).tolist():
-            if mine.room[c] < mine.sizes.gathered_bytes:
-                continue
-            asked = [
-                placing._Asked(die, c, number, float(mine.room[c]), 0.0)
-                for number in range(len(mine.layouts))
-            ]
-            plans = placing._solve(mine.frames, timed.kinds, rate, asked, 1)
-            fits = [each for each in plans if each.layout >= 0]
+def _everything(problem: SearchProblem, groups: ChipGroups) -> Everything:
+    """Place every chip group, capacity and strategy with every layout, without a bound."""
+    evaluator, found = problem.evaluator, {}
+    for s in range(len(evaluator)):
+        times, least = problem.schedule(s, groups.records)
+        limits = np.where(groups.chip >= 0, np.inf, -np.inf)
+        quick = evaluator.best(s, times, least, limits)
+        for group, c in np.argwhere(groups.chip >= 0).tolist():
+            timed = _alike(evaluator, times, group)
+            layouts = _of_strategy(evaluator, s)
+            plans = [_best_of_layout(evaluator, timed, layout, c) for layout in layouts]
+            fits = [placed for placed in plans if placed is not None]
             if fits:
-                best = min(fits, key=lambda each: (each.time_s, each.layout))
-                found[die, c, s] = (best, work.energy_j(s, timed, die, best))
+                best = min(fits, key=lambda placed: (placed.time_s, placed.layout))
+                assert quick[group][c] == best
+                (joules,) = evaluator.energies_j([best], times, [group])
+                found[group, c, s] = (best, float(joules))
+            else:
+                assert quick[group][c].layout == -1
     return found
 
 
-def _ranked(found: Everything, dies: Dies) -> list[tuple[Any, ...]]:
-    """Rank dies, each with its best capacity and strategy."""
+def _layout_of(problem: SearchProblem, s: int, placed: Placed) -> tuple[Any, ...]:
+    """Say which plan it is by the names that a plan has."""
+    strategy = problem.evaluator.sizes[s].strategy
+    layout = problem.evaluator.layouts[placed.layout]
+    widths = (strategy.tensor_parallel, strategy.context_parallel, strategy.expert_parallel)
+    names = ("stages", "data_parallel", "zero", "virtual_stages", "microbatches")
+    counts = tuple(int(layout[name]) for name in names)
+    order = ("replicas-inside", "stages-inside")[layout["rank_order"]]
+    return (*widths, strategy.microbatch, *counts, order, len(placed.variants))
+
+
+def _ranked(problem: SearchProblem, found: Everything, groups: ChipGroups) -> list[tuple[Any, ...]]:
+    """Rank chip groups, each with its best capacity and strategy."""
     best: dict[tuple[int, int], tuple[Any, ...]] = {}
-    for (die, c, s), (plan_, joules) in found.items():
-        best[die, c] = min(best.get((die, c), (math.inf,)), (plan_.time_s, joules, s))
-    of_die: dict[int, tuple[Any, ...]] = {}
-    for (die, c), (time_s, joules, s) in best.items():
-        rank = (time_s, float(dies.area_mm2[die]), joules, int(dies.capacities[c]))
-        own = (*rank, int(dies.chip[die, c]), die, c, s)
-        of_die[die] = min(of_die.get(die, (math.inf,)), own)
-    return sorted(of_die.values())
+    for (group, c, s), (placed, joules) in found.items():
+        best[group, c] = min(best.get((group, c), (math.inf,)), (placed.time_s, joules, s))
+    of_group: dict[int, tuple[Any, ...]] = {}
+    for (group, c), (time_s, joules, s) in best.items():
+        rank = (time_s, float(groups.area_mm2[group]), joules, int(groups.capacities[c]))
+        which = _layout_of(problem, s, found[group, c, s][0])
+        own = (*rank, int(groups.chip[group, c]), group, c, *which)
+        of_group[group] = min(of_group.get(group, (math.inf,)), own)
+    return sorted(of_group.values())
 
 
 def _winners(winners: Any) -> list[tuple[Any, ...]]:
-    return [(*w.rank, w.die, w.capacity, w.strategies[0]) for w in winners]
+    rows = []
+    for w in winners:
+        p = w.plans[0]
+        assert p.time_s == w.score
+        which = (p.tp, p.cp, p.ep, p.microbatch, p.pp, p.dp, p.zero, p.virtual, p.microbatches)
+        rows.append((*w.rank, w.group, w.capacity, *which, p.rank_order, len(p.stages)))
+    return rows
 
 
-def _front(found: Everything, dies: Dies, names: tuple[str, ...], devices: int) -> Any:
-    usd = Prices().device_usd(dies.area_mm2[:, None], dies.capacities[None, :].astype(float))
+def _front(found: Everything, groups: ChipGroups, names: tuple[str, ...], devices: int) -> Any:
+    usd = Prices().device_usd(groups.area_mm2[:, None], groups.capacities[None, :].astype(float))
     points = sorted(found)
     columns = {
         "time": [found[p][0].time_s for p in points],
-        "area": [float(dies.area_mm2[p[0]]) for p in points],
+        "area": [float(groups.area_mm2[p[0]]) for p in points],
         "energy": [found[p][1] for p in points],
-        "hbm": [float(dies.capacities[p[1]]) for p in points],
+        "hbm": [float(groups.capacities[p[1]]) for p in points],
         "cost": [float(usd[p[0], p[1]]) * devices for p in points],
     }
     values = np.array([columns[name] for name in names]).T.reshape(-1, len(names))
     return {points[k]: tuple(values[k].tolist()) for k in front_of(values)}
 
 
-def _ragged(rng: np.random.Generator, capacities: tuple[int, ...], count: int) -> Dies:
-    """Give dies near one another, some with the same times, each with some of the capacities."""
+def _ragged(rng: np.random.Generator, capacities: tuple[int, ...], count: int) -> ChipGroups:
+    """Give chip groups near one another, some with the same times, each with some of the capacities."""
     first = int(rng.integers(0, len(_space()) - 60))
     chips, areas = [], []
     for at in np.sort(rng.choice(60, count, replace=False)) + first:
@@ -244,36 +269,38 @@ def _ragged(rng: np.random.Generator, capacities: tuple[int, ...], count: int) -
             areas.append(float(_space().area_mm2[at]))
     order = rng.permutation(len(chips))
     records = np.array(chips, dtype=_space().chips.dtype)[order]
-    return Dies.of_records(records, np.array(areas)[order], _space().spec.base)
+    return ChipGroups.of_records(records, np.array(areas)[order], _space().spec.base)
 
 
-def _small(seed: int) -> tuple[Case, Dies]:
+def _small(seed: int) -> tuple[Case, ChipGroups]:
     case = _case(seed, ("t5-small", "gpt2-small"), devices=8, layers=7)
-    dies = _ragged(case.rng, case.capacities, int(case.rng.choice([4, 8])))
-    return case._replace(capacities=tuple(int(c) for c in dies.capacities)), dies
+    groups = _ragged(case.rng, case.capacities, int(case.rng.choice([4, 8])))
+    return case._replace(capacities=tuple(int(c) for c in groups.capacities)), groups
 
 
-def _all_proven(question: Question, dies: Dies) -> bool:
-    work = question.workload()
-    return all(work.time(s, dies.records).kinds.proven.all() for s in range(len(work)))
+def _all_proven(problem: SearchProblem, groups: ChipGroups) -> bool:
+    strategies = range(len(problem.evaluator))
+    return all(problem.schedule(s, groups.records)[0].proven.all() for s in strategies)
 
 
 def _hold_search(seed: int, quick: bool = True) -> int:
-    case, dies = _small(seed)
-    if quick and not _all_proven(case.question, dies):
+    case, groups = _small(seed)
+    if quick and not _all_proven(case.problem, groups):
         return 0
-    question, top = case.question, int(case.rng.choice([1, 2, 3, 8]))
-    found = _everything(question, dies)
-    wanted = _ranked(found, dies)
-    plain = Searcher([question], dies, top=top)
+    problem, top = case.problem, int(case.rng.choice([1, 2, 3, 8]))
+    found = _everything(problem, groups)
+    wanted = _ranked(problem, found, groups)
+    plain = BestFirstSearch([problem], groups, top=top)
     assert plain.run()
     assert _winners(plain.winners()) == wanted[:top], seed
     with ThreadPoolExecutor(2) as pool, Workers(pool, 2) as workers:
-        others = [Searcher([question], dies, top=top, threads=2)]
-        others.append(Searcher([question], dies, top=top, workers=workers))
+        others = [BestFirstSearch([problem], groups, top=top, threads=2)]
+        others.append(BestFirstSearch([problem], groups, top=top, workers=workers))
         for names in FRONTS[seed % 2 :: 2]:
-            others.append(Searcher([question], dies, top=top, objectives=names))
-            others.append(Searcher([question], dies, top=top, objectives=names, workers=workers))
+            others.append(BestFirstSearch([problem], groups, top=top, objectives=names))
+            others.append(
+                BestFirstSearch([problem], groups, top=top, objectives=names, workers=workers)
+            )
         for other in others:
             assert other.run()
             assert _winners(other.winners()) == wanted[:top], (seed, other.objectives)
@@ -281,8 +308,8 @@ def _hold_search(seed: int, quick: bool = True) -> int:
                 names = other.front.objectives
                 points = zip(other.front.points, other.front.values.tolist(), strict=True)
                 front = {point: tuple(values) for point, values in points}
-                assert front == _front(found, dies, names, case.cluster.devices), (seed, names)
-    each = Judge([question], dies).winners(range(len(dies)))
+                assert front == _front(found, groups, names, case.cluster.devices), (seed, names)
+    each = ExactEvaluator([problem], groups).winners(range(len(groups)))
     assert sorted(_winners([w for w in each if w is not None])) == wanted, seed
     return len(wanted)
 
@@ -290,7 +317,7 @@ def _hold_search(seed: int, quick: bool = True) -> int:
 @pytest.fixture
 def same_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the search look as long for schedules as `plan` does, so that both are the same."""
-    monkeypatch.setattr(searcher, "_MORE_NODES", MAX_NODES)
+    monkeypatch.setattr(best_first, "_MORE_NODES", MAX_NODES)
 
 
 @pytest.mark.usefixtures("same_patience")
@@ -315,40 +342,42 @@ def test_winners_are_those_of_plan(model: str) -> None:
     space = space[picked]
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
     step = pf.Training(global_batch=8, microbatch=(1, 2), zero=(0, 2), schedule=SCHEDULES)
-    dies, loaded = Dies.of(space), pf.models.load(model)
-    question = Question(loaded, cluster, step, dies.like, tuple(dies.capacities.tolist()))
-    search = Searcher([question], dies, top=len(space))
+    groups, loaded = ChipGroups.of(space), pf.models.load(model)
+    problem = SearchProblem(loaded, cluster, step, groups.like, tuple(groups.capacities.tolist()))
+    search = BestFirstSearch([problem], groups, top=len(space))
     assert search.run()
     best: dict[int, float] = {}
-    for die, c in np.argwhere(dies.chip >= 0).tolist():
-        chip = space[int(dies.chip[die, c])]
+    for group, c in np.argwhere(groups.chip >= 0).tolist():
+        chip = space[int(groups.chip[group, c])]
         found = plan(loaded, cluster.replace(chip=chip), step, top=1)
         if found.plans:
-            best[die] = min(best.get(die, math.inf), found.best.time_s)
-    assert {w.die: w.score for w in search.winners()} == best
+            best[group] = min(best.get(group, math.inf), found.best.time_s)
+    assert {w.group: w.score for w in search.winners()} == best
 
 
 # ---- several models ----
 
 
 def _hold_several(seed: int) -> int:
-    case, dies = _small(seed)
+    case, groups = _small(seed)
     other = _case(seed + 10**6, (), devices=8, layers=5)
-    first = case.question
-    second = Question(other.model, case.cluster, other.training, first.like, first.capacities)
+    first = case.problem
+    second = SearchProblem(other.model, case.cluster, other.training, first.like, first.capacities)
     weights = tuple(float(w) for w in case.rng.choice([0.001, 0.5, 1.0, 3.0], 2))
     best: list[dict[tuple[int, int], float]] = []
-    for question in (first, second):
+    for problem in (first, second):
         times: dict[tuple[int, int], float] = {}
-        for (die, c, _), (found, _) in _everything(question, dies).items():
-            times[die, c] = min(times.get((die, c), math.inf), found.time_s)
+        for (group, c, _), (found, _) in _everything(problem, groups).items():
+            times[group, c] = min(times.get((group, c), math.inf), found.time_s)
         best.append(times)
-    search = Searcher([first, second], dies, weights=weights, top=3, objectives=("time", "area"))
+    search = BestFirstSearch(
+        [first, second], groups, weights=weights, top=3, objectives=("time", "area")
+    )
     assert search.run()
     scores: dict[int, float] = {}
     for at in best[0].keys() & best[1].keys():
         times_of = [np.array([own[at]]) for own in best]
-        score = float(search._score(times_of)[0])
+        score = float(search.scores.combined(times_of)[0])
         assert score == pytest.approx(
             math.exp(
                 sum(w * math.log(own[at]) for w, own in zip(weights, best, strict=True))
@@ -356,7 +385,7 @@ def _hold_several(seed: int) -> int:
             )
         )
         scores[at[0]] = min(scores.get(at[0], math.inf), score)
-    wanted = sorted((score, float(dies.area_mm2[die])) for die, score in scores.items())
+    wanted = sorted((score, float(groups.area_mm2[group])) for group, score in scores.items())
     assert [(w.score, w.area_mm2) for w in search.winners()] == wanted[:3], seed
     front = np.array(wanted).reshape(-1, 2)
     kept = {tuple(row) for row in front[front_of(front)].tolist()}
@@ -378,24 +407,26 @@ def test_several_models_in_many_cases() -> None:
 # ---- corners ----
 
 
-def test_dies_with_the_same_times_share_plans_of_all_their_capacities() -> None:
+def test_groups_with_the_same_times_share_plans_of_all_their_capacities() -> None:
     chips = np.repeat(_space().chips[20000:20001], 4)
     chips["hbm_bytes"] = [16 * GIB, 32 * GIB] * 2
     chips["hbm_stacks"][2:] += 1
-    dies = Dies.of_records(chips, np.array([1.0, 1.0, 2.0, 2.0]), _space().spec.base)
-    assert len(dies) == 2
+    groups = ChipGroups.of_records(chips, np.array([1.0, 1.0, 2.0, 2.0]), _space().spec.base)
+    assert len(groups) == 2
     step = pf.Training(global_batch=16, microbatch=4, tensor_parallel=1)
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
     model = pf.models.load("gpt2-small")
-    pairs = Pairs(Question(model, cluster, step, dies.like, (16 * GIB, 32 * GIB)), dies)
+    table = CandidateTable(
+        SearchProblem(model, cluster, step, groups.like, (16 * GIB, 32 * GIB)), groups
+    )
     both = np.arange(2)
-    pairs.schedule(0, both)
-    (first, _) = pairs.place(0, both[:1], np.full((1, 2), 1e9))
-    pairs.schedule(0, both)
-    time_s = first.found.time_s
-    # The second die asks for longer plans, but not for the larger HBM; the first has asked before.
+    table.schedule(0, both)
+    (first, _) = table.place(0, both[:1], np.full((1, 2), 1e9))
+    table.schedule(0, both)
+    time_s = first.placed.time_s
+    # The second group asks for longer plans, but not for the larger HBM; the first has asked before.
     below = np.array([[2 * time_s, 2 * time_s], [1e10, -np.inf]])
-    found = [(each.die, each.capacity) for each in pairs.place(0, both, below)]
+    found = [(each.group, each.capacity) for each in table.place(0, both, below)]
     assert found == [(0, 0), (0, 1), (1, 0)]
 
 
@@ -403,10 +434,10 @@ def test_no_strategy_at_all() -> None:
     # A micro-batch that does not divide the batch leaves nothing to bound.
     step = pf.Training(global_batch=4, microbatch=3)
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
-    dies = Dies.of_records(_space().chips[:2], _space().area_mm2[:2], _space().spec.base)
-    capacities = tuple(dies.capacities.tolist())
-    question = Question(pf.models.load("gpt2-small"), cluster, step, dies.like, capacities)
+    groups = ChipGroups.of_records(_space().chips[:2], _space().area_mm2[:2], _space().spec.base)
+    capacities = tuple(groups.capacities.tolist())
+    problem = SearchProblem(pf.models.load("gpt2-small"), cluster, step, groups.like, capacities)
     for objectives in ((), ("time", "area"), ("time", "energy")):
-        search = Searcher([question], dies, objectives=objectives)
+        search = BestFirstSearch([problem], groups, objectives=objectives)
         assert search.run()
         assert search.winners() == []

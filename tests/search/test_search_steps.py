@@ -1,97 +1,187 @@
-"""Parts of the search's bounds, and the joules of a step, against plain loops and by hand."""
+"""Steps of the search against plain loops and by hand: bounds, best partitions, joules of a step."""
 
 import itertools
+import math
+from dataclasses import fields
 
 import numpy as np
 import pytest
-from phaze_fast.explore.energy import step_energy_j
-from phaze_fast.explore.steps import _COLUMNS, _columns_of, _Part, _with_ends
-from phaze_fast.explore.timing import Totals
+from search_cases import _case, _space
 
 import phaze_fast as pf
-from phaze_fast.hardware import energy_table
-from phaze_fast.memory import optimizer
-from phaze_fast.opgraph import layer_graph
-from phaze_fast.placement.layouts import Layout
-from phaze_fast.placement.sizes import Groups, LayerSizes
+from phaze_fast.hardware import FlatFabric, energy_table
+from phaze_fast.placement import Placed, PlanEvaluator
+from phaze_fast.placement.times import KindTimes
+from phaze_fast.search.bounds import STEPS
+from phaze_fast.search.problem import SearchProblem
+
+GIB = 2**30
+ANY_TIME_S = 1e300
 
 
-def shares(blocks, stages):
-    """Every way to deal blocks to stages, none of them negative."""
-    return (
-        counts
-        for counts in itertools.product(range(blocks + 1), repeat=stages)
-        if sum(counts) == blocks
-    )
+def test_steps_are_named_as_documents_name_them():
+    assert STEPS == ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 
 
-def totals(first_s, last_s):
-    zero = np.zeros(1)
-    ones = np.ones(1)
-    return Totals(zero, zero, ones, zero, ones * first_s, ones * last_s, zero)
+# ---- every partition, one by one ----
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-def test_the_longest_stage_with_ends_is_at_most_that_of_every_deal(stages):
-    rng = np.random.default_rng(stages)
-    exact = 0
-    for _ in range(60):
-        blocks = int(rng.integers(stages, 8))
-        first, last = rng.choice([0.0, 0.3, 0.7, 1.0, 1.6, 2.5], 2)
-        true = min(max([n[0] + first, *n[1:-1], n[-1] + last]) for n in shares(blocks, stages))
-        whole = np.array([np.ceil(blocks / stages)])
-        bound = _with_ends(totals(first, last), whole, blocks - stages * whole, np.zeros(1))
-        assert bound[0, 0] <= true + 1e-9
-        exact += bool(bound[0, 0] >= true - 1e-6)
-    assert exact >= 30  # and often no less: a bound of nothing would hold as well
+def partitions(layers, stages, variants):
+    """Every way to cut layers into stages, each in every variant."""
+    for inner in itertools.combinations(range(1, layers), stages - 1):
+        for chosen in itertools.product(range(variants), repeat=stages):
+            yield (0, *inner, layers), chosen
 
 
-@pytest.mark.parametrize("stages", [2, 3, 4])
-def test_the_longest_stage_within_memory_is_that_of_every_deal(stages):
-    rng = np.random.default_rng(stages)
-    for _ in range(40):
-        blocks, r = int(rng.integers(stages, 8)), float(rng.choice([0.25, 0.5, 1.0]))
-        plain = np.sort(rng.integers(0, 5, stages))[::-1].astype(float)  # the last has most room
-        lean = plain + rng.integers(0, 6)
-        if lean.sum() < blocks:
-            continue
+def best_of_all(evaluator, times, layout, room):
+    """The fastest partition of a layout that fits, by looking at all of them."""
+    row = evaluator.layouts[layout]
+    sizes, best = evaluator.sizes[row["strategy"]], math.inf
+    held = float(max(evaluator.rooms[room], 0.0))
+    for cuts, variants in partitions(len(evaluator._order), row["stages"], len(sizes.variants)):
+        given = (np.array(cuts, dtype=np.int32), np.array(variants, dtype=np.int32))
+        (estimate,), _ = evaluator.space.estimate(times, layout, *given, held)
+        if estimate["status"] == 0:
+            best = min(best, float(estimate["time_s"]))
+    return best
 
-        def load(n, k, plain=plain, lean=lean, r=r):
-            if n <= plain[k]:
-                return float(n)
-            return n * (1.0 + r) if n <= lean[k] else np.inf
 
-        true = min(max(load(n, k) for k, n in enumerate(d)) for d in shares(blocks, stages))
-        part = _Part((), np.array([stages]), plain, lean, blocks, even=False)
-        assert part.longest(r)[0] == pytest.approx(true, rel=1e-6)
+def small_cases(first, count):
+    for seed in range(first, first + count):
+        case = _case(seed, (), devices=8, layers=5)
+        free = {"uncut": (), "tied": ()}
+        training = case.training.model_copy(update=free)
+        yield seed, case._replace(training=training)
+
+
+def test_the_best_partition_is_that_of_every_partition():
+    held = close = 0
+    for seed, case in small_cases(0, 30):
+        evaluator = case.problem.evaluator
+        record = _space().chips[int(case.rng.integers(0, len(_space()))) :][:1].copy()
+        layouts = np.flatnonzero(evaluator.layouts["virtual_stages"] == 1)
+        for layout in case.rng.permutation(layouts)[:6].tolist():
+            s = int(evaluator.layouts["strategy"][layout])
+            times, _ = case.problem.schedule(s, record)
+            timed = times.at(np.zeros(len(evaluator), dtype=np.int64))
+            if evaluator.layouts["stages"][layout] > 4:
+                continue
+            for room in range(len(evaluator.rooms)):
+                best = best_of_all(evaluator, timed, layout, room)
+                bound, (found,), _ = evaluator.space.solve(timed, layout, room, ANY_TIME_S)
+                assert (found["layout"] < 0) == (best == math.inf), (seed, layout, room)
+                assert bool(evaluator.fits[layout, room]) == (best < math.inf), (seed, layout)
+                if best < math.inf:
+                    assert found["time_s"] == pytest.approx(best, rel=1e-12), (seed, layout, room)
+                    assert bound <= best, (seed, layout, room)
+                    held += 1
+                    close += bool(bound >= 0.9 * best)
+    assert held > 60
+    assert close > 0.4 * held  # a bound of nothing would hold as well
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_limit_leaves_out_what_takes_longer_and_nothing_else(count):
+    rng = np.random.default_rng(count)
+    for seed, case in small_cases(40, 6):
+        evaluator = case.problem.evaluator
+        records = _space().chips[rng.integers(0, len(_space()), count)].copy()
+        for s in range(len(evaluator)):
+            times, least = case.problem.schedule(s, records)
+            shape = (count, len(evaluator.rooms))
+            free = evaluator.best(s, times, least, np.full(shape, ANY_TIME_S))
+            exact = np.array([[placed.time_s for placed in row] for row in free])
+            fits = np.isfinite(exact)
+            same = evaluator.best(s, times, least, np.where(fits, exact, -np.inf))
+            less = evaluator.best(s, times, least, np.where(fits, exact * (1 - 1e-9), -np.inf))
+            for row, kept, lost in zip(free, same, less, strict=True):
+                assert [p for p in kept if p.layout >= 0] == [p for p in row if p.layout >= 0], seed
+                assert all(p.layout == -1 and p.time_s == math.inf for p in lost), seed
+
+
+def test_bounds_rise_from_step_to_step_towards_the_exact_time():
+    """Each step is made of what the one before is made of, and more."""
+    for _, case in small_cases(80, 6):
+        problem, evaluator = case.problem, case.problem.evaluator
+        records = _space().chips[1000:29000:7000].copy()
+        rooms = np.full(len(records), len(evaluator.rooms) - 1, dtype=np.int64)
+        for s in range(len(evaluator)):
+            times, least = problem.schedule(s, records)
+            bounds = [evaluator.work_bounds(s, problem.work_s(s, records), rooms)]
+            for step in ("mapped", "schedule_bound"):
+                bounds.append(evaluator.bounds(s, problem.bound(s, records, step), rooms))
+            bounds.append(evaluator.bounds(s, least, rooms))
+            for lower, higher in itertools.pairwise(bounds):
+                assert (lower <= higher * (1.0 + 1e-9)).all()
+            limits = np.full((len(records), len(evaluator.rooms)), ANY_TIME_S)
+            placed = evaluator.best(s, times, least, limits)
+            exact = np.array([row[-1].time_s for row in placed])
+            assert (bounds[-1] <= exact).all()
+
+
+def test_one_thread_and_two_bound_and_place_alike():
+    _, case = next(small_cases(80, 1))
+    problem, evaluator = case.problem, case.problem.evaluator
+    records = _space().chips[::3000].copy()
+    rooms = np.zeros(len(records), dtype=np.int64)
+    for s in range(len(evaluator)):
+        one, two = (problem.schedule(s, records, threads) for threads in (1, 2))
+        for name in (field.name for field in fields(KindTimes)):
+            assert getattr(one[0], name).tolist() == getattr(two[0], name).tolist()
+        bounds = [evaluator.bounds(s, one[1], rooms, threads).tolist() for threads in (1, 2)]
+        assert bounds[0] == bounds[1]
+        limits = np.full((len(records), len(evaluator.rooms)), ANY_TIME_S)
+        assert evaluator.best(s, *one, limits, 1) == evaluator.best(s, *one, limits, 2)
+
+
+# ---- joules ----
 
 
 def test_joules_of_a_step_by_hand():
     """Two replicas of two stages of gpt2-small, ZeRO 1, eight micro-batches each."""
-    cluster = pf.Cluster(devices=4, fabric="dgx-h100")
-    graph = layer_graph(pf.models.load("gpt2-small"), pf.Strategy(microbatch=1))
-    sizes = LayerSizes(graph, cluster, ("none", "full"), optimizer("adam"))
-    layout = Layout(Groups(2, 2, "replicas-inside"), 1, 8, "1f1b", (2, 2))
-    count, kinds = len(sizes.order), len(graph.layers)
-    stage_of = tuple(int(k >= count // 2) for k in range(count))
-    forward, backward = np.full(kinds, 3.0), np.array([[5.0] * kinds, [8.0] * kinds])
-    found = step_energy_j(sizes, layout, (stage_of, (1, 0)), (forward, backward), 10.0, 2.0)
-    first = stage_of.count(0)
+    cluster = pf.Cluster(devices=4, fabric=FlatFabric(name="flat", bandwidth_bytes_per_s=1e11))
+    step = pf.Training(
+        global_batch=16,
+        microbatch=1,
+        tensor_parallel=1,
+        pipeline=2,
+        data_parallel=2,
+        zero=1,
+        schedule="1f1b",
+        rank_order="replicas-inside",
+        reserved_bytes=0,
+    )
+    model = pf.models.load("gpt2-small")
+    problem = SearchProblem(model, cluster, step, _space().spec.base, (64 * GIB,))
+    evaluator: PlanEvaluator = problem.evaluator
+    assert len(evaluator) == len(evaluator.layouts) == 1
+    (sizes,) = evaluator.sizes
+    assert sizes.variants == ("none", "full")  # attention is fused: there is nothing selective
+    kinds, count = len(sizes.kinds), len(sizes.graph.order)
+    one = np.ones((1, kinds))
+    joules = np.stack([5.0 * one, 8.0 * one], axis=1)
+    seconds = np.stack([2.0 * one, 3.0 * one], axis=1)
+    times = KindTimes(
+        forward_s=one,
+        plain_s=2.0 * one,
+        backward_s=seconds,
+        weight_grad_s=one,
+        forward_j=3.0 * one,
+        backward_j=joules,
+        hbm_bytes_per_s=np.array([1e12]),
+        static_w=np.array([10.0]),
+        proven=np.array([True]),
+    )
+    first = count // 2
+    placed = Placed(0.0, 0.0, 0, (0, first, count), (1, 0))
+    (found,) = evaluator.energies_j([placed], times, [0])
     passes = 2 * 8 * (first * (3.0 + 8.0) + (count - first) * (3.0 + 5.0))
-    prices, parameters = energy_table(), float(sizes.parameters.sum())
-    held = parameters + sizes.copied_parameters
+    prices = energy_table()
+    held = float(sizes.kinds["parameters"][list(sizes.graph.order)].sum())
+    held += model.vocab * model.hidden  # the last stage's copy of the embedding
     step_bytes = held / 2 * (2 * 12 + 4 + 2)
-    sent = 2 * 8 * 2 * (1024 * 768 * 2) + 2 * parameters * (4 + 2) / 2
+    sent = 2 * 8 * 2 * (1024 * 768 * 2) + 2 * held * (4 + 2) / 2
     by_hand = passes + 2 * step_bytes * prices.hbm_byte_j + sent * prices.network_byte_j
-    assert found == pytest.approx(by_hand + 10.0 * 2.0 * 4, rel=1e-12)
-
-
-def test_places_that_stay_empty_are_counted_down():
-    cluster = pf.Cluster(devices=8, fabric="dgx-h100")
-    graph = layer_graph(pf.models.load("gpt2-small"), pf.Strategy(microbatch=1))
-    sizes = LayerSizes(graph, cluster, ("none",), optimizer("adam"))
-    layout = Layout(Groups(1, 8, "replicas-inside"), 0, 8, "1f1b", (2, 8))
-    columns = _columns_of(sizes, 0, layout, np.arange(2, 9))
-    whole, filled = columns[2 + _COLUMNS.index("whole")], columns[2 + _COLUMNS.index("filled")]
-    assert whole.tolist() == [6, 4, 3, 3, 2, 2, 2]  # of 12 blocks on 2 to 8 stages
-    assert filled.tolist() == [0, 0, 0, -3, 0, -2, -4]
+    time_s = evaluator.plan(placed, times).time_s
+    assert found == pytest.approx(by_hand + 10.0 * time_s * 4, rel=1e-12)
+    assert evaluator.plan(placed, times).energy_j == found

@@ -1,0 +1,60 @@
+"""Preset files that come with the package: their names, and what they hold as plain data.
+
+Each preset is one YAML file in ``hardware/data``; adding a file adds a preset.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from phaze_fast.documents import parse_text
+from phaze_fast.errors import InvalidInputError, nearest
+
+__all__ = ["is_file", "preset_names", "read_preset"]
+
+_SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@cache
+def preset_names(kind: str) -> tuple[str, ...]:
+    """Names of the presets of a kind, such as ``chips``.
+
+    Examples
+    --------
+    >>> preset_names("wafer_spaces")
+    ('wafer-space',)
+    """
+    folder = resources.files(__package__) / "data" / kind
+    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
+
+
+def is_file(name_or_path: str | Path) -> bool:
+    """Tell a path from a preset's name.
+
+    Examples
+    --------
+    >>> is_file("h100"), is_file("mine.yaml")
+    (False, True)
+    """
+    text = str(name_or_path)
+    return isinstance(name_or_path, Path) or text.endswith(_SUFFIXES) or "/" in text
+
+
+def read_preset(kind: str, what: str, name: str) -> Any:
+    """Read a preset as plain data.
+
+    Raises
+    ------
+    InvalidInputError
+        Where there is none of that name; `what` is what the message calls it.
+    """
+    if name not in preset_names(kind):
+        raise InvalidInputError(
+            f"{what}: {name!r} is neither a preset nor a .yaml or .json file; "
+            f"{nearest(name, preset_names(kind))}"
+        )
+    file = resources.files(__package__) / "data" / kind / f"{name}.yaml"
+    return parse_text(file.read_text("utf-8"), name)
