@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import phaze_fast as pf
+from phaze_fast import tables
 from phaze_fast.baselines import bayesian as bayesian_search
 from phaze_fast.baselines import early_stop as walks
 from phaze_fast.baselines.bayesian import bayesian
@@ -24,7 +25,6 @@ from phaze_fast.baselines.early_stop import (
 )
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
 from phaze_fast.hardware import AreaLimit, SpaceSpec
-from phaze_fast.runs import executors
 from phaze_fast.search.ask_tell import Explorer
 from phaze_fast.search.goals import front_of
 
@@ -233,7 +233,7 @@ def test_without_optuna_the_extra_is_named(exact, space, monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(executors, "import_module", missing)
+    monkeypatch.setattr(tables, "import_module", missing)
     with pytest.raises(MissingExtraError, match=r"pip install 'phaze-fast\[opt\]'"):
         bayesian(exact, space, 3)
 

@@ -76,7 +76,8 @@ def test_batch_broadcasts_numbers_and_results_are_read_only():
         ({"payload_bytes": [1.0, 2.0, 3.0], "ranks": [1, 2]}, "length 2 is not accepted"),
         ({"threads": 0}, "threads: 0 is not accepted"),
         ({"fabrics": []}, "fabrics: an empty list"),
-        ({"fabrics": "dgx"}, "fabric: str is not accepted"),
+        ({"fabrics": 8}, "fabric: int is not accepted"),
+        ({"fabrics": "dgx"}, "fabric: 'dgx' is neither a preset"),
     ],
 )
 def test_malformed_batches_name_the_argument(changes, message):

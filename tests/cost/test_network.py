@@ -89,9 +89,15 @@ def test_strides_that_cannot_be_are_refused(stride, error, words):
         total_s(graph(expert_parallel=4, tensor_parallel=8), cluster(64), expert_stride=stride)
 
 
+def test_a_fabric_may_be_named():
+    named = estimate_costs(graph(tensor_parallel=2), CHIP, "dgx-h100")
+    given = estimate_costs(graph(tensor_parallel=2), CHIP, presets.fabric("dgx-h100"))
+    assert (named.time_s(2) == given.time_s(2)).all()
+
+
 def test_a_fabric_of_another_type_is_refused():
-    with pytest.raises(InvalidTypeError, match="fabric: str"):
-        estimate_costs(graph(tensor_parallel=2), CHIP, "dgx-h100")
+    with pytest.raises(InvalidTypeError, match="fabric: int"):
+        estimate_costs(graph(tensor_parallel=2), CHIP, 8)
 
 
 def test_layers_without_collectives_need_no_room():

@@ -20,7 +20,7 @@ PACKAGE = ROOT / "phaze_fast"
 
 ORDER = [
     {"errors"},
-    {"units", "documents", "_core", "threads"},
+    {"units", "documents", "tables", "threads", "_core"},
     {"records"},
     {"models", "hardware"},
     {"schemas"},

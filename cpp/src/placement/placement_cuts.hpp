@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "phaze/placement.hpp"
+#include "placement/memory_rule.hpp"
 
 namespace phaze {
-
-inline constexpr double kFits = 1.0 + 1e-12;  // sums of bytes that differ by rounding alone
 
 // A chain has one cut per position; other graphs have one per set of layers that is closed under
 // predecessors. Cut 0 has nothing before it, the last has everything.

@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "phaze/placement.hpp"
+#include "placement/pipeline_clock.hpp"
 #include "placement/placement_cuts.hpp"
 
 namespace phaze {
@@ -13,11 +14,7 @@ std::size_t index(int i) noexcept { return static_cast<std::size_t>(i); }
 
 // A way to place everything after a cut.
 struct Tail {
-  double bound_s;  // the most that a stage works and waits, with the passes through those before it
-  double sent_s;   // zero-bubble: the same, until the last gradient is sent on
-  double trip_s;   // one micro-batch forward and back
-  double tail_s;   // the longest of gradients and optimiser after the last backward pass
-  double load_s;   // of the slowest stage
+  PipelineClock clock;
   std::int32_t variant;
   std::int32_t next_cut;
   std::int32_t next_tail;  // position in `tails_`
@@ -68,8 +65,11 @@ class Pipeline {
   // than another. Messages are received before a pass.
   int stages(int i, int j, int s, Stage* found) const noexcept {
     const PlacementCuts::Traffic traffic = cuts_.traffic(i, j);
-    const double waiting = static_cast<double>(
-        std::min<std::int64_t>(rules_.microbatches, in_flight_ > 0 ? in_flight_ : s));
+    const auto schedule = rules_.kind == PipelineKind::kZeroBubble
+                              ? PipelineSchedule::kZeroBubble
+                              : PipelineSchedule::kOneForwardOneBackward;
+    const double waiting = microbatches_in_flight(
+        schedule, stages_ > 0 ? stages_ : s, stages_ > 0 ? stages_ - s : 0, rules_.microbatches, 1);
     const bool single = i == 0 && j == cuts_.count() - 1;
     const double held =
         cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (single ? 0.0 : rules_.piped_bytes);
@@ -88,54 +88,25 @@ class Pipeline {
     return count;
   }
 
-  // Gradients go while the last backward pass goes on, all but a bucket; a later stage has the
-  // time, too, in which the backward pass goes through those before it.
   double tail_s(int i, int j) const noexcept {
-    const double sync = cuts_.sync_s(i, j);
-    const double backward = cuts_.backward_s(0, i, j);
-    const double exposed = std::min(sync, std::max(sync - backward, rules_.bucket_s));
-    return std::max(0.0, exposed + cuts_.step_s(i, j) - cuts_.backward_s(0, 0, i));
+    return tail_after(cuts_.sync_s(i, j), cuts_.backward_s(0, i, j), rules_.bucket_s,
+                      cuts_.step_s(i, j), cuts_.backward_s(0, 0, i));
   }
 
-  // A stage before what is placed. Its first backward pass waits for the trip through the s - 1
-  // stages that follow, less the forward passes it has meanwhile; its last for as much again, less
-  // the backward passes.
-  Tail joined(const Stage& made, const Tail& rest, int i, int j, int s,
-              double own_tail_s) const noexcept {
-    const double f = made.forward_s;
-    const double b = made.backward_s;
-    const auto m = static_cast<double>(rules_.microbatches);
-    const double after = s - 1;
-    double waits = std::max(0.0, rest.trip_s - (m - 1.0) * f);
-    if (after < m) {
-      waits = std::max(0.0, rest.trip_s - after * f) + std::max(0.0, rest.trip_s - after * b);
-    }
-    const double works = m * (f + b) + waits;
-    Tail whole{std::max(rest.bound_s + f + b, works),
-               0.0,
-               rest.trip_s + f + b,
-               std::max(rest.tail_s, own_tail_s),
-               std::max(rest.load_s, f + b),
-               made.variant,
-               j,
-               0};
-    if (rules_.kind == PipelineKind::kZeroBubble) {
-      const double w = std::min(b, cuts_.weight_grad_s(i, j));
-      const double before = static_cast<double>(in_flight_ - s + 1);  // and the stage itself
-      whole.bound_s = std::max(rest.bound_s + f, works);
-      whole.sent_s = std::max(rest.sent_s + f + b - w, works - before * w);
-      whole.trip_s = rest.trip_s + f + b - w;
-      if (i == 0) whole.bound_s = std::max(whole.bound_s, whole.sent_s + w);
-    }
-    return whole;
+  Tail joined_with(const Stage& made, const Tail& rest, int i, int j, int s,
+                   double own_tail_s) const noexcept {
+    const StagePass pass{made.forward_s, made.backward_s, cuts_.weight_grad_s(i, j), own_tail_s};
+    const bool zero_bubble = rules_.kind == PipelineKind::kZeroBubble;
+    return {joined(rest.clock, pass, rules_.microbatches, s - 1, stages_ - s, zero_bubble),
+            made.variant, j, 0};
   }
 
-  static double time(const Tail& t) noexcept { return t.bound_s + t.tail_s; }
+  static double time(const Tail& t) noexcept { return t.clock.time_s(); }
 
   PlacementPlan& plan(int p) { return plans_[index(p - rules_.first_stages)]; }
 
-  void solve(int first, int last, std::int64_t in_flight) {
-    in_flight_ = in_flight;
+  void solve(int first, int last, std::int64_t stages) {
+    stages_ = static_cast<int>(stages);
     pass(first, last, true);
     if (cuts_.chain() && balanced_.empty()) {
       const int end = cuts_.count() - 1;
@@ -176,7 +147,7 @@ class Pipeline {
 
   void pass(int first, int last, bool rough) {
     const int end = cuts_.count() - 1;
-    tails_.assign(1, {0.0, 0.0, 0.0, 0.0, 0.0, -1, -1, -1});
+    tails_.assign(1, {PipelineClock{}, -1, -1, -1});
     find_limits(first, last);
     std::vector<std::int32_t> starts(index(end) + 1, 0);
     std::vector<std::int32_t> ends(index(end) + 1, 0);
@@ -221,11 +192,11 @@ class Pipeline {
       for (std::int32_t t = starts[index(j)]; t < ends[index(j)]; ++t) {
         const Tail rest = tails_[index(t)];
         for (int way = 0; way < count; ++way) {
-          Tail whole = joined(ways[way], rest, i, j, s, own_tail_s);
+          Tail whole = joined_with(ways[way], rest, i, j, s, own_tail_s);
           whole.next_tail = t;
           if (rough) {
             keep_lightest(mine, whole);
-            enough_s = tails_[mine].load_s;
+            enough_s = tails_[mine].clock.load_s;
           } else if ((time(whole) + before_s) * (1.0 - 1e-12) < limit_s) {
             keep(mine, whole);
           }
@@ -238,24 +209,25 @@ class Pipeline {
   void keep_lightest(std::size_t mine, const Tail& tail) {
     if (tails_.size() == mine) {
       tails_.push_back(tail);
-    } else if (tail.load_s < tails_[mine].load_s ||
-               (tail.load_s == tails_[mine].load_s && time(tail) < time(tails_[mine]))) {
+    } else if (tail.clock.load_s < tails_[mine].clock.load_s ||
+               (tail.clock.load_s == tails_[mine].clock.load_s &&
+                time(tail) < time(tails_[mine]))) {
       tails_[mine] = tail;
     }
   }
 
   void keep(std::size_t mine, const Tail& tail) {
     // Sums in another order differ in their last digits; that makes no plan worth keeping.
-    const auto no_worse = [&](const Tail& a, const Tail& b) {
+    const auto no_worse = [&](const PipelineClock& a, const PipelineClock& b) {
       return a.bound_s <= b.bound_s + nothing_s_ && a.trip_s <= b.trip_s + nothing_s_ &&
              a.tail_s <= b.tail_s + nothing_s_ && a.sent_s <= b.sent_s + nothing_s_;
     };
     for (std::size_t t = mine; t < tails_.size(); ++t) {
-      if (no_worse(tails_[t], tail)) return;
+      if (no_worse(tails_[t].clock, tail.clock)) return;
     }
     std::size_t kept = mine;
     for (std::size_t t = mine; t < tails_.size(); ++t) {
-      if (!no_worse(tail, tails_[t])) tails_[kept++] = tails_[t];
+      if (!no_worse(tail.clock, tails_[t].clock)) tails_[kept++] = tails_[t];
     }
     tails_.resize(kept);
     tails_.push_back(tail);
@@ -267,8 +239,8 @@ class Pipeline {
       const double taken = time(tails_[index(t)]);
       if (!(taken < best.time_s)) continue;
       best.time_s = taken;
-      best.tail_s = tails_[index(t)].tail_s;
-      best.max_load_s = tails_[index(t)].load_s;
+      best.tail_s = tails_[index(t)].clock.tail_s;
+      best.max_load_s = tails_[index(t)].clock.load_s;
       best.stages = p;
       best.replicas = 1;
       best.devices = p;
@@ -287,7 +259,7 @@ class Pipeline {
   const PipelineRules& rules_;
   std::vector<PlacementPlan>& plans_;
   double nothing_s_;
-  std::int64_t in_flight_ = 0;  // 0: as many as stages follow, and one
+  int stages_ = 0;  // of the zero-bubble schedule, which must know; 0: any
   std::vector<double> limits_s_;
   std::vector<double> loads_s_;
   std::vector<std::vector<double>> balanced_;

@@ -6,7 +6,7 @@
 #include <map>
 #include <tuple>
 
-#include "placement/plan_space.hpp"
+#include "placement/plan_rooms.hpp"
 
 namespace phaze {
 namespace {
@@ -17,124 +17,6 @@ constexpr double kSure = 1.0 - 1e-9;
 constexpr double kLoose = 1.0 + 1e-9;
 
 std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
-
-PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
-  return static_cast<PipelineSchedule>(layout.schedule);
-}
-
-// How many blocks a stage of a layout has room for.
-class RoomForBlocks {
- public:
-  RoomForBlocks(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes)
-      : blocks_(space.blocks) {
-    const PlanFrame& frame = space.frames[at(row.frame)];
-    const int strategy = row.layout.strategy;
-    variants_ = space.strategies[at(strategy)].variants;
-    const double lost = 1.0 + space.training.fragmentation;
-    double gather = kInfinite;
-    std::fill_n(stash_, kMaxVariants, kInfinite);
-    std::fill_n(live_, kMaxVariants, kInfinite);
-    for (int k = 0; k < space.kinds; ++k) {
-      const LayerKindRecord& size = space.size_of(strategy, k);
-      const double held = frame.resident_bytes[at(k)] + lost * size.once_bytes;
-      first_ += space.first_count[at(k)] * held;
-      last_ += space.last_count[at(k)] * held;
-      for (int v = 0; v < variants_; ++v) {
-        first_stash_[v] += space.first_count[at(k)] * lost * size.stash_bytes[v];
-      }
-      if (space.block_count[at(k)] == 0) continue;
-      alike_ = space.block_count[at(k)] == space.blocks;
-      resident_ = std::min(resident_, frame.resident_bytes[at(k)]);
-      gather = std::min(gather, frame.gather_bytes[at(k)]);
-      for (int v = 0; v < variants_; ++v) {
-        stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
-        live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
-      }
-    }
-    if (row.layout.stages > 1) {  // the last layer with its copy of a tied embedding
-      last_ += frame.resident_bytes[at(space.kinds)] - frame.resident_bytes[at(space.order.back())];
-    }
-    for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
-    buffers_ = lost * space.buffer_bytes(row);
-    left_ = (room_bytes - buffers_) * kLoose;
-  }
-
-  int variants() const noexcept { return variants_; }
-
-  // Blocks beside the ends that the stage holds; minus infinity where those do not fit.
-  double blocks(int v, double in_flight, bool first, bool last) const noexcept {
-    double left = left_;
-    if (first) left -= first_ + in_flight * first_stash_[v];
-    if (last) left -= last_;
-    const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
-    const double fit = std::floor((left - live_[v]) / each * kLoose);
-    const double none = left >= 0.0 ? 0.0 : -kInfinite;  // a stage of ends alone
-    return std::min(std::max(fit, none), static_cast<double>(blocks_));
-  }
-
-  // The least that a stage needs with `least` to `most` blocks, in the first variant that fits.
-  double least_bytes(double least, double most, double in_flight, bool first,
-                     bool last) const noexcept {
-    const double ends = first_ * first + last_ * last;
-    double found = kInfinite;
-    for (int v = 0; v < variants_; ++v) {
-      const double fixed = ends + (first ? in_flight * first_stash_[v] : 0.0) + buffers_;
-      const double each = resident_ + in_flight * stash_[v];
-      const double live = least > 0.0 ? live_[v] : 0.0;
-      found = std::min(found, fixed + live + least * each);
-      // With no more blocks than this the variant fits, and none after it is chosen.
-      if (alike_ && fixed + live_[v] + most * each <= left_ + buffers_) break;
-    }
-    return found;
-  }
-
-  // The least that a stage of `even` blocks or more needs anywhere in the pipeline.
-  double even_bytes(double even, double most, double most_in_flight) const noexcept {
-    double found = kInfinite;
-    for (int v = 0; v < variants_; ++v) {
-      found = std::min(found, buffers_ + live_[v] + even * (resident_ + stash_[v]));
-      const double all = live_[v] + most * (resident_ + most_in_flight * stash_[v]);
-      if (alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_) break;
-    }
-    return found;
-  }
-
-  // The most blocks of a stage that needs no more than `bytes`, in the first variant that fits.
-  double blocks_within(double bytes, double in_flight) const noexcept {
-    double found = 0.0;
-    double fits = 0.0;  // blocks for which an earlier variant fits, which is then the one chosen
-    for (int v = 0; v < variants_; ++v) {
-      const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
-      const double most = std::floor((bytes - buffers_ - live_[v]) / each * kLoose);
-      const double room = blocks(v, in_flight, false, false);
-      if (!alike_ || most > fits) found = std::max(found, std::min(most, std::max(room, 0.0)));
-      fits = std::max(fits, room);
-    }
-    return std::min(found, static_cast<double>(blocks_));
-  }
-
-  double plain(double in_flight, bool first, bool last) const noexcept {
-    return blocks(0, in_flight, first, last);
-  }
-  double best(double in_flight, bool first, bool last) const noexcept {
-    double most = blocks(0, in_flight, first, last);
-    for (int v = 1; v < variants_; ++v) most = std::max(most, blocks(v, in_flight, first, last));
-    return most;
-  }
-
- private:
-  int blocks_;
-  int variants_ = 1;
-  bool alike_ = false;  // all blocks are of one kind
-  double left_ = 0.0;
-  double buffers_ = 0.0;
-  double resident_ = kInfinite;
-  double first_ = 0.0;
-  double last_ = 0.0;
-  double stash_[kMaxVariants];
-  double live_[kMaxVariants];
-  double first_stash_[kMaxVariants] = {};
-};
 
 // The smallest load, in blocks that are not recomputed, with which all stages together hold every
 // block, where a recomputed block takes 1 + r.
@@ -347,50 +229,6 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
   if (!std::isfinite(t.block_s)) t.block_s = 0.0;
   if (!std::isfinite(t.again_s)) t.again_s = 0.0;
   return t;
-}
-
-// Every stage holds so many blocks at least where none may hold more than `most`, so the first and
-// the last need that much, in the first variant that fits; and some stage holds an even share, with
-// one micro-batch in flight or more.
-double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
-                    double most) {
-  const RoomForBlocks room(space, row, room_bytes);
-  const LayoutRecord& l = row.layout;
-  const double least = std::max(0.0, space.blocks - (l.stages - 1) * most);
-  const auto bytes = [&](int stage, bool first, bool last) {
-    const double in_flight =
-        microbatches_in_flight(schedule_of(l), l.stages, stage, l.microbatches, l.virtual_stages);
-    return room.least_bytes(least, most, in_flight, first, last);
-  };
-  if (l.stages == 1) return bytes(0, true, true) * kSure;
-  const double in_flight =
-      microbatches_in_flight(schedule_of(l), l.stages, 0, l.microbatches, l.virtual_stages);
-  return std::max({bytes(0, true, false), bytes(l.stages - 1, false, true),
-                   room.even_bytes(row.bound.whole, most, in_flight)}) *
-         kSure;
-}
-
-// The least that all stages together must be allowed, each in the first variant that fits, to hold
-// every block.
-double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
-                           double low) {
-  const RoomForBlocks room(space, row, room_bytes);
-  const LayoutRecord& l = row.layout;
-  const auto holds = [&](double bytes) {
-    double held = 0.0;
-    for (int stage = l.stages - 1; stage >= 0; --stage) {
-      held += room.blocks_within(bytes, microbatches_in_flight(schedule_of(l), l.stages, stage,
-                                                               l.microbatches, l.virtual_stages));
-      if (held >= space.blocks) return true;
-    }
-    return false;
-  };
-  double high = room_bytes;
-  for (int step = 0; step < 10; ++step) {
-    const double middle = 0.5 * (low + high);
-    (holds(middle) ? high : low) = middle;
-  }
-  return low * kSure;
 }
 
 double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,

@@ -1,0 +1,136 @@
+// How many blocks the stages of a layout have room for, and the least they need: what bounds on
+// time and memory are made of. Private to the kernel.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "placement/plan_space.hpp"
+
+namespace phaze {
+
+inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
+  return static_cast<PipelineSchedule>(layout.schedule);
+}
+
+// How many blocks a stage of a layout has room for.
+// Sums in another order differ in their last digits; room must not be called too small for it.
+inline constexpr double kRoomy = 1.0 + 1e-9;
+
+class RoomForBlocks {
+ public:
+  RoomForBlocks(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes)
+      : blocks_(space.blocks) {
+    const PlanFrame& frame = space.frames[PlanSpaceImpl::at(row.frame)];
+    const int strategy = row.layout.strategy;
+    variants_ = space.strategies[PlanSpaceImpl::at(strategy)].variants;
+    const double lost = 1.0 + space.training.fragmentation;
+    double gather = std::numeric_limits<double>::infinity();
+    std::fill_n(stash_, kMaxVariants, std::numeric_limits<double>::infinity());
+    std::fill_n(live_, kMaxVariants, std::numeric_limits<double>::infinity());
+    for (int k = 0; k < space.kinds; ++k) {
+      const LayerKindRecord& size = space.size_of(strategy, k);
+      const double held = frame.resident_bytes[PlanSpaceImpl::at(k)] + lost * size.once_bytes;
+      first_ += space.first_count[PlanSpaceImpl::at(k)] * held;
+      last_ += space.last_count[PlanSpaceImpl::at(k)] * held;
+      for (int v = 0; v < variants_; ++v) {
+        first_stash_[v] += space.first_count[PlanSpaceImpl::at(k)] * lost * size.stash_bytes[v];
+      }
+      if (space.block_count[PlanSpaceImpl::at(k)] == 0) continue;
+      alike_ = space.block_count[PlanSpaceImpl::at(k)] == space.blocks;
+      resident_ = std::min(resident_, frame.resident_bytes[PlanSpaceImpl::at(k)]);
+      gather = std::min(gather, frame.gather_bytes[PlanSpaceImpl::at(k)]);
+      for (int v = 0; v < variants_; ++v) {
+        stash_[v] = std::min(stash_[v], lost * size.stash_bytes[v]);
+        live_[v] = std::min(live_[v], lost * size.live_bytes[v]);
+      }
+    }
+    if (row.layout.stages > 1) {  // the last layer with its copy of a tied embedding
+      last_ += frame.resident_bytes[PlanSpaceImpl::at(space.kinds)] -
+               frame.resident_bytes[PlanSpaceImpl::at(space.order.back())];
+    }
+    for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
+    buffers_ = lost * space.buffer_bytes(row);
+    left_ = (room_bytes - buffers_) * kRoomy;
+  }
+
+  int variants() const noexcept { return variants_; }
+
+  // Blocks beside the ends that the stage holds; minus infinity where those do not fit.
+  double blocks(int v, double in_flight, bool first, bool last) const noexcept {
+    double left = left_;
+    if (first) left -= first_ + in_flight * first_stash_[v];
+    if (last) left -= last_;
+    const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
+    const double fit = std::floor((left - live_[v]) / each * kRoomy);
+    const double none =
+        left >= 0.0 ? 0.0 : -std::numeric_limits<double>::infinity();  // a stage of ends alone
+    return std::min(std::max(fit, none), static_cast<double>(blocks_));
+  }
+
+  // The least that a stage needs with `least` to `most` blocks, in the first variant that fits.
+  double least_bytes(double least, double most, double in_flight, bool first,
+                     bool last) const noexcept {
+    const double ends = first_ * first + last_ * last;
+    double found = std::numeric_limits<double>::infinity();
+    for (int v = 0; v < variants_; ++v) {
+      const double fixed = ends + (first ? in_flight * first_stash_[v] : 0.0) + buffers_;
+      const double each = resident_ + in_flight * stash_[v];
+      const double live = least > 0.0 ? live_[v] : 0.0;
+      found = std::min(found, fixed + live + least * each);
+      // With no more blocks than this the variant fits, and none after it is chosen.
+      if (alike_ && fixed + live_[v] + most * each <= left_ + buffers_) break;
+    }
+    return found;
+  }
+
+  // The least that a stage of `even` blocks or more needs anywhere in the pipeline.
+  double even_bytes(double even, double most, double most_in_flight) const noexcept {
+    double found = std::numeric_limits<double>::infinity();
+    for (int v = 0; v < variants_; ++v) {
+      found = std::min(found, buffers_ + live_[v] + even * (resident_ + stash_[v]));
+      const double all = live_[v] + most * (resident_ + most_in_flight * stash_[v]);
+      if (alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_) break;
+    }
+    return found;
+  }
+
+  // The most blocks of a stage that needs no more than `bytes`, in the first variant that fits.
+  double blocks_within(double bytes, double in_flight) const noexcept {
+    double found = 0.0;
+    double fits = 0.0;  // blocks for which an earlier variant fits, which is then the one chosen
+    for (int v = 0; v < variants_; ++v) {
+      const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
+      const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoomy);
+      const double room = blocks(v, in_flight, false, false);
+      if (!alike_ || most > fits) found = std::max(found, std::min(most, std::max(room, 0.0)));
+      fits = std::max(fits, room);
+    }
+    return std::min(found, static_cast<double>(blocks_));
+  }
+
+  double plain(double in_flight, bool first, bool last) const noexcept {
+    return blocks(0, in_flight, first, last);
+  }
+  double best(double in_flight, bool first, bool last) const noexcept {
+    double most = blocks(0, in_flight, first, last);
+    for (int v = 1; v < variants_; ++v) most = std::max(most, blocks(v, in_flight, first, last));
+    return most;
+  }
+
+ private:
+  int blocks_;
+  int variants_ = 1;
+  bool alike_ = false;  // all blocks are of one kind
+  double left_ = 0.0;
+  double buffers_ = 0.0;
+  double resident_ = std::numeric_limits<double>::infinity();
+  double first_ = 0.0;
+  double last_ = 0.0;
+  double stash_[kMaxVariants];
+  double live_[kMaxVariants];
+  double first_stash_[kMaxVariants] = {};
+};
+
+}  // namespace phaze
