@@ -82,8 +82,10 @@ class Costs:
         for table in self._tables:
             columns = table.column_of[ops]
             mine = np.flatnonzero(columns >= 0)
-            values: Array = getattr(table, name)
-            found[:, mine] = values[np.ix_(table.chip_of[rows], columns[mine])]
+            if len(mine):
+                values: Array = getattr(table, name)
+                picked = values.take(columns[mine], axis=1)
+                found[:, mine] = picked.take(table.chip_of[rows], axis=0)
         return found
 
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:

@@ -19,7 +19,7 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.search.bounds import STEPS
 from phaze_fast.search.candidates import PLACED, SCHEDULED, Answer, CandidateTable
 from phaze_fast.search.chip_groups import ChipGroups
-from phaze_fast.search.goals import BestFew, Front, ScoreTable
+from phaze_fast.search.goals import BestFew, Front, ScoreTable, front_of
 from phaze_fast.search.plan_cache import PlanCache
 from phaze_fast.search.problem import SearchProblem
 from phaze_fast.search.result import Budget, Outcome, Progress, Winner
@@ -32,6 +32,7 @@ _WAVE = 4096
 _PLACED_AT_ONCE = 256
 _SEEDS = (512, 128, 32, 4)
 """How many candidates go to each step in the first wave, which finds something to beat."""
+_FRONT_ROUNDS = 16
 _MORE_NODES = 2_000_000
 
 
@@ -193,7 +194,7 @@ class BestFirstSearch:
             some = np.flatnonzero(key <= np.partition(key, count - 1)[count - 1])
         return some[np.argsort(key[some], kind="stable")][:count]
 
-    def _advance(self, candidates: Array) -> None:
+    def _advance(self, candidates: Array, everything: bool = False) -> None:
         """Take candidates one step further; those to be placed come last and are few."""
         steps: dict[tuple[int, int, int], list[int]] = {}
         led: set[tuple[int, int]] = set()
@@ -206,7 +207,7 @@ class BestFirstSearch:
                     continue
                 led.add((i, group))
             if level == SCHEDULED and not self.every:
-                if placed >= _PLACED_AT_ONCE:
+                if placed >= _PLACED_AT_ONCE and not everything:
                     continue
                 placed += 1
             steps.setdefault((level, i, s), []).append(group)
@@ -232,6 +233,28 @@ class BestFirstSearch:
                     some = slice(one, one + 1) if level == SCHEDULED else slice(None)
                     self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
 
+    def _seed_front(self) -> None:
+        """Place what is on the front of the bounds: near it is the front itself.
+
+        What is found there says over the whole range of the other objectives what is still worth
+        looking at.
+        """
+        for _ in range(_FRONT_ROUNDS):
+            for i, table in enumerate(self.tables):
+                energy = np.zeros(len(self.groups))
+                if table.energy.size:
+                    energy = table.energy.min(axis=0, initial=np.inf)
+                s = table.least.argmin(axis=0)
+                least = table.least[s, np.arange(len(s))]
+                others = self._others(np.arange(len(s)), self._has.shape[1] - 1, energy)
+                groups = front_of(np.column_stack([least, others]))
+                groups = groups[np.isfinite(least[groups])]
+                for level in range(1, PLACED):
+                    ahead = groups[table.level[s[groups], groups] == level]
+                    self._advance(
+                        np.stack([np.full(len(ahead), i), s[ahead], ahead]), everything=True
+                    )
+
     def _note(self, waiting: int, bound: float) -> None:
         levels = [table.level for table in self.tables]
         progress = Progress(
@@ -256,6 +279,8 @@ class BestFirstSearch:
                 table.bound(s, everything, 1)
         self._note(sum(table.level.size for table in self.tables), 0.0)
         self._seed()
+        if self.objectives:
+            self._seed_front()
         while True:
             waiting, key, least = self._open()
             self._left = waiting
@@ -266,7 +291,8 @@ class BestFirstSearch:
             spent = time.monotonic() - self._began
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
-            self._advance(waiting[:, self._first(key, len(key) if self.every else _WAVE)])
+            wave = len(key) if self.every else _WAVE * len(self.tables)
+            self._advance(waiting[:, self._first(key, wave)])
 
     def _prove(self) -> None:
         """Bound with more patience what is not proven and might be better than what was found.

@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 """What is known of a candidate, from little to all."""
 
+_CHIPS_AT_ONCE = 2**15
 _UNITS_OF_TYPE = ((0, 2), (1, 2))  # of tensor cores and of vector cores: alone, or with the other
 
 
@@ -71,12 +72,14 @@ def bound_work_s(
 ) -> Array:
     """Bound the work of one micro-batch on chips by longest paths of rooflines, seconds.
 
-    A roofline holds on one core as well as on all.
+    A roofline holds on one core as well as on all. Chips go in pieces, so that memory stays small.
     """
-    costs = _costs(sizes, records, like, cluster, threads, rough=True)
-    work = np.zeros(costs.chips)
-    for g, graph in enumerate(costs.graphs):
-        work += sizes.graph.layers[g // 2].count * _longest_path(graph, costs.time_s(g))
+    work = np.zeros(len(records))
+    for begin in range(0, len(records), _CHIPS_AT_ONCE):
+        some = slice(begin, begin + _CHIPS_AT_ONCE)
+        costs = _costs(sizes, records[some], like, cluster, threads, rough=True)
+        for g, graph in enumerate(costs.graphs):
+            work[some] += sizes.graph.layers[g // 2].count * _longest_path(graph, costs.time_s(g))
     return work
 
 
