@@ -29,6 +29,10 @@ class Subject:
     """Asserts that the answer (second argument) to the input (first) is right."""
     target: str = ""
     """What it should reach, for the report's reader."""
+    smoke: Callable[[], Any] | None = None
+    """Makes a smaller input for the run that only checks answers; by default the same."""
+    rounds: int | None = None
+    """How often a long call is timed; by default as often as the plugin likes."""
 
     @property
     def id(self) -> str:

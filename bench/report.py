@@ -1,4 +1,4 @@
-"""Takes one or two benchmark files, gives a table of times and rates, or of what changed.
+"""A table of one benchmark file's times and rates, or of what changed between two.
 
 Usage: python bench/report.py NEW.json [OLD.json]
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import resource
 import sys
@@ -16,11 +17,16 @@ from phaze_fast.placement import (
     LayerTable,
     PipelineProblem,
     Placement,
+    Plan,
+    Plans,
+    Predictions,
     PublishedProblem,
     Training,
     place,
     place_batch,
     plan,
+    predict,
+    predict_batch,
     problem_from_dict,
 )
 
@@ -172,24 +178,127 @@ register(
 )
 
 
-def _t5() -> tuple[Any, Cluster, Training]:
+# ---- plans of models ----
+
+Asked = tuple[Any, Cluster, Training]
+
+
+def _t5() -> Asked:
     cluster = Cluster(devices=32, fabric="dgx-h100", chip="h100")
     return models.load("t5-11b"), cluster, Training(global_batch=256, microbatch=4)
 
 
+def _gpt3() -> Asked:
+    cluster = Cluster(devices=1024, fabric="dgx-a100", chip="a100-80")
+    return models.load("gpt3-175b"), cluster, Training(global_batch=1536)
+
+
+def _llama3() -> Asked:
+    cluster = Cluster(devices=256, fabric="dgx-h100", chip="h100")
+    return models.load("llama3-70b"), cluster, Training(global_batch=512)
+
+
+def _warm(asked: Asked) -> Asked:
+    plan(*asked, threads=1)  # layers are scheduled once in a process
+    return asked
+
+
+def _grid(asked: Asked, copies: int = 1) -> dict[str, np.ndarray]:
+    """Columns of plans with even stages, each as often as asked for."""
+    _, cluster, step = asked
+    rows = [
+        (tp, pp, cluster.devices // (tp * pp), microbatch, zero, recompute)
+        for tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32))
+        for microbatch, zero in itertools.product(step.microbatch, step.zero)
+        for recompute in ("none", "full")
+        if cluster.devices % (tp * pp) == 0
+    ]
+    names = ("tensor_parallel", "pipeline", "data_parallel", "microbatch", "zero", "recompute")
+    columns = zip(*rows, strict=True)
+    return {n: np.tile(np.array(c), copies) for n, c in zip(names, columns, strict=True)}
+
+
+def _check_plan(asked: Asked, found: Plans) -> None:
+    """The plan fits, is what `predict` says of it, and beats every even plan that fits."""
+    model, cluster, step = asked
+    best = found.best
+    assert best.memory_bytes <= best.limit_bytes
+    assert predict(model, cluster, best).time_s == best.time_s
+    even = predict_batch(model, cluster, step, **_grid(asked), threads=1)
+    fits = even.status == 0
+    assert fits.sum() > 10
+    assert best.time_s <= even.time_s[fits].min()
+
+
+for _name, _asked, _target in (
+    ("plan-t5-11b-32-h100", _t5, "all layouts in seconds"),
+    ("plan-gpt3-175b-1024-a100", _gpt3, "<= 0.1 s"),
+    ("plan-llama3-70b-256-h100", _llama3, "<= 0.1 s"),
+):
+    register(
+        Subject(
+            name=_name,
+            stage="placement",
+            items=1,
+            build=lambda asked=_asked: _warm(asked()),
+            run=lambda asked: plan(*asked, threads=1),
+            check=_check_plan,
+            target=_target,
+        )
+    )
+
+
+def _found() -> tuple[Asked, Plan]:
+    asked = _llama3()
+    return asked, plan(*asked, threads=1).best
+
+
+def _check_prediction(given: tuple[Asked, Plan], predicted: Plan) -> None:
+    assert predicted == given[1]
+
+
 register(
     Subject(
-        name="plan-t5-11b-32-h100",
+        name="predict-llama3-70b-256-h100",
         stage="placement",
         items=1,
-        build=_t5,
-        run=lambda asked: plan(*asked),
-        check=lambda _, found: _check_plan(found),
-        target="all layouts in seconds",
+        build=_found,
+        run=lambda given: predict(*given[0][:2], given[1]),
+        check=_check_prediction,
+        target="<= 1 ms",
     )
 )
 
 
-def _check_plan(found: Any) -> None:
-    assert len(found) > 0
-    assert found.best.memory_bytes <= 80 * 2**30
+def _many(copies: int) -> tuple[Asked, dict[str, np.ndarray]]:
+    asked = _llama3()
+    return asked, _grid(asked, copies)
+
+
+def _predict_all(given: tuple[Asked, dict[str, np.ndarray]]) -> Predictions:
+    return predict_batch(*given[0], **given[1], threads=1)
+
+
+def _check_all(given: tuple[Asked, dict[str, np.ndarray]], found: Predictions) -> None:
+    (model, cluster, step), columns = given
+    short = {"tensor_parallel": "tp", "pipeline": "pp", "data_parallel": "dp"}
+    possible = np.flatnonzero(np.isfinite(found.time_s))
+    for k in possible[:: max(1, len(possible) // 20)].tolist():
+        given_plan = {short.get(name, name): column[k].item() for name, column in columns.items()}
+        one = predict(model, cluster, {**given_plan, "global_batch": step.global_batch})
+        assert one.time_s == found.time_s[k]
+
+
+COPIES = 100
+register(
+    Subject(
+        name="predict-batch-llama3-70b-256-h100",
+        stage="placement",
+        items=len(_grid(_llama3())["zero"]) * COPIES,
+        build=lambda: _many(COPIES),
+        run=_predict_all,
+        check=_check_all,
+        target=">= 100,000/s",
+        smoke=lambda: _many(1),
+    )
+)

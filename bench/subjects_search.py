@@ -1,25 +1,35 @@
-"""Subjects of the search: a part of the published space, searched and tried chip by chip."""
+"""Subjects of the search: the published space and parts of it, searched and tried chip by chip."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from phaze_fast.explore.outcome import Outcome
-from phaze_fast.explore.search import find_chips
 from registry import Subject, register
 
-from phaze_fast import ArchitectureSpace, Cluster, Training, evaluate_batch, models
+from phaze_fast import (
+    ArchitectureSpace,
+    Cluster,
+    Evaluations,
+    Training,
+    evaluate_batch,
+    models,
+    plan,
+)
+from phaze_fast.search.find import find_chips
+from phaze_fast.search.result import Outcome
 
 Given = tuple[Any, ArchitectureSpace, Cluster, Training]
 
 
-def _given(count: int) -> Given:
+def _given(count: int, name: str = "bert-large") -> Given:
     whole = ArchitectureSpace.published()
     picked = np.random.default_rng(0).choice(len(whole), count, replace=False)
     step = Training(global_batch=4096, tensor_parallel=(1, 2, 4, 8))
     pod = Cluster(devices=1024, fabric="tpuv4-pod")
-    model = models.load("bert-large")
+    model = models.load(name)
     find_chips([model], whole[:10], pod, step)  # what no chip changes is worked out once
     return model, whole[np.sort(picked)], pod, step
 
@@ -30,7 +40,7 @@ def _search(given: Given) -> Outcome:
 
 
 def _try_all(given: Given) -> Any:
-    return evaluate_batch(*given)
+    return evaluate_batch(*given, threads=1)
 
 
 def _same(given: Given, found: Outcome) -> None:
@@ -63,5 +73,66 @@ register(
         run=_try_all,
         check=_same_of_all,
         target="",
+    )
+)
+
+
+# ---- every chip for itself ----
+
+MANY = 1024
+
+
+def _check_some(given: Given, found: Evaluations) -> None:
+    """The same as `plan` says of the chip, on a few of them."""
+    model, space, cluster, step = given
+    for k in range(0, len(space), max(1, len(space) // 3)):
+        best = plan(model, cluster.replace(chip=space[k]), step, top=1, threads=1).plans
+        assert bool(best) == bool(found.feasible[k])
+        if best:
+            assert found.time_s[k] == best[0].time_s
+
+
+for _name in ("bertlarge", "llama2", "megatrongpt3"):
+    register(
+        Subject(
+            name=f"evaluate-{MANY}-chips-{_name}",
+            stage="search",
+            items=MANY,
+            build=lambda name=_name: _given(MANY, name),
+            run=_try_all,
+            check=_check_some,
+            smoke=lambda name=_name: _given(6, name),
+            rounds=1,
+        )
+    )
+
+
+# ---- the published space ----
+
+ANSWERS = Path(__file__).parent.parent / "tests" / "golden" / "v0_1_0_answers.json"
+
+
+def _published() -> Given:
+    model, _, cluster, step = _given(1)
+    return model, ArchitectureSpace.published(), cluster, step
+
+
+def _check_published(_: Given, found: Outcome) -> None:
+    was = json.loads(ANSWERS.read_text("utf-8"))["searches"]["published/bertlarge"]["top"][0]
+    assert found.status == "optimal"
+    assert found.winners[0].chip == was["index"]
+    assert abs(found.winners[0].score / was["time_s"] - 1.0) <= 1e-9
+
+
+register(
+    Subject(
+        name="search-published-bert-large",
+        stage="search",
+        items=29_360 * 3,
+        build=_published,
+        run=_search,
+        check=_check_published,
+        target="88,080 chips proven in seconds",
+        rounds=3,
     )
 )

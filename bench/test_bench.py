@@ -41,8 +41,12 @@ def test_every_stage_is_registered():
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda s: s.id)
 def test_subject(benchmark, subject):
     benchmark.group = subject.stage
-    made = subject.build()
-    answer = benchmark(subject.run, made)
+    build = subject.build if benchmark.enabled or subject.smoke is None else subject.smoke
+    made = build()
+    if subject.rounds is None:
+        answer = benchmark(subject.run, made)
+    else:
+        answer = benchmark.pedantic(subject.run, args=(made,), rounds=subject.rounds)
     subject.check(made, answer)
     benchmark.extra_info.update(items=subject.items, target=subject.target)
 

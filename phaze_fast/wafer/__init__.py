@@ -4,9 +4,11 @@ from phaze_fast.wafer.accpar import accpar, hypar
 from phaze_fast.wafer.baselines import Baseline, baselines
 from phaze_fast.wafer.comparison import Comparison, compare_mappings
 from phaze_fast.wafer.diemap import die_map
-from phaze_fast.wafer.encoding import RULES, Encoding, Gene
+from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation, evaluate
+from phaze_fast.wafer.gene import Gene
 from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.mapping_rules import RULES
 from phaze_fast.wafer.mesh import (
     Links,
     MeshGroup,
@@ -18,9 +20,10 @@ from phaze_fast.wafer.mesh import (
 )
 from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.plans import megatron, zero3
-from phaze_fast.wafer.problem import Problem, WaferTraining
+from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.search import search_mapping
 from phaze_fast.wafer.traffic import Transfer, describe, transfers
+from phaze_fast.wafer.training import WaferTraining
 from phaze_fast.wafer.wafers import WaferResult, search_wafers
 
 __all__ = [

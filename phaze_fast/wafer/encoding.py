@@ -2,14 +2,14 @@
 
 A gene says into how many parts an operator's dimensions are cut and along which axis of its
 rectangle of dies, innermost first; what becomes of its output; how its weights are kept; and how
-its collectives run. All blocks of a model share their genes. What makes a mapping legal is data:
-`RULES`.
+its collectives run. All blocks of a model share their genes. What makes a mapping legal is in
+`mapping_rules`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -18,147 +18,16 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.wafer.layout import Layout, slots_of, tiles
+from phaze_fast.wafer.gene import Gene, Runs
+from phaze_fast.wafer.layout import Layout, slots_of
+from phaze_fast.wafer.mapping_rules import RULES, RuleCase, layout_faults
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
-from phaze_fast.wafer.operators import ROLES, MeshOperator
+from phaze_fast.wafer.operators import ROLES
 from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
 
-__all__ = ["RULES", "Encoding", "Gene", "MappingRule"]
+__all__ = ["Encoding"]
 
 Array = np.ndarray[Any, Any]
-Runs = tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class Gene:
-    """How one operator is mapped."""
-
-    operator: str
-    x: Runs
-    """(role, factor) along a row of its rectangle, from the inside out."""
-    y: Runs
-    """(role, factor) along a column."""
-    output: tuple[str, ...] = ("stash",)
-    """stash, recompute or offload in each stage it stands in."""
-    weights: str = "replicated"
-    """One of `WEIGHTS`."""
-    collective: str = "auto"
-    """One of `MESH_ALGORITHMS`."""
-
-    @property
-    def partition(self) -> dict[str, int]:
-        """Parts of each dimension, and copies."""
-        parts = dict.fromkeys(ROLES, 1)
-        for role, factor in (*self.x, *self.y):
-            parts[role] *= factor
-        return parts
-
-
-@dataclass(frozen=True)
-class _Case:
-    """One operator's gene, as a rule looks at it."""
-
-    problem: Problem
-    layout: Layout
-    op: MeshOperator
-    gene: Gene
-    last: bool
-
-
-@dataclass(frozen=True)
-class MappingRule:
-    """One condition that a gene must meet."""
-
-    name: str
-    text: str
-    broken: Callable[[_Case], str]
-    """Gives what is wrong, or an empty text."""
-
-
-def _sides(c: _Case) -> str:
-    for axis, runs, side in (("x", c.gene.x, c.layout.width), ("y", c.gene.y, c.layout.height)):
-        size = 1
-        for _, factor in runs:
-            size *= factor
-        if size != side:
-            return f"{axis}: factors multiply to {size}; expected {side}, the rectangle's side"
-    return ""
-
-
-def _slots(c: _Case) -> str:
-    slots = slots_of(c.layout.width, c.layout.height)
-    for axis, (name, runs) in enumerate((("x", c.gene.x), ("y", c.gene.y))):
-        sizes = [slot.size for slot in slots if slot.axis == axis]
-        for _, factor in runs:
-            rest = factor
-            while rest > 1 and sizes and rest % sizes[0] == 0:
-                rest //= sizes.pop(0)
-            if rest != 1:
-                return f"{name}: {factor} does not follow the side's prime factors, smallest first"
-    return ""
-
-
-def _runs(c: _Case) -> str:
-    for name, runs in (("x", c.gene.x), ("y", c.gene.y)):
-        if len(runs) > _core.RUNS_PER_AXIS:
-            return f"{name}: {len(runs)} roles; expected at most {_core.RUNS_PER_AXIS}"
-    return ""
-
-
-def _roles(c: _Case) -> str:
-    for role, factor in c.gene.partition.items():
-        if factor > 1 and role not in c.op.roles:
-            return f"{role}: x{factor} is not accepted; accepted: {', '.join(c.op.roles)}"
-    return ""
-
-
-def _limits(c: _Case) -> str:
-    for role in ROLES[:4]:
-        factor, limit = c.gene.partition[role], c.op.limit(role, c.layout.microbatch)
-        if factor > 1 and factor > limit:
-            return f"{role}: {factor} parts of {limit}; expected at most {limit}"
-    return ""
-
-
-def _weights(c: _Case) -> str:
-    if c.gene.weights not in c.problem.modes:
-        hint = nearest(c.gene.weights, c.problem.modes)
-        return f"weights: {c.gene.weights!r} is not accepted; {hint}"
-    return ""
-
-
-def _collective(c: _Case) -> str:
-    if c.gene.collective not in MESH_ALGORITHMS:
-        return (
-            f"collective: {c.gene.collective!r} is not accepted; "
-            f"{nearest(c.gene.collective, MESH_ALGORITHMS)}"
-        )
-    return ""
-
-
-def _outputs(c: _Case) -> str:
-    bits = c.problem._outputs(c.op, c.last)
-    accepted = [name for code, name in enumerate(OUTPUTS) if bits >> code & 1]
-    for output in c.gene.output:
-        if output not in accepted:
-            return f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
-    count = c.layout.stages if c.op.part == "block" else 1
-    if len(c.gene.output) not in (1, count):
-        return f"output: {len(c.gene.output)} values; expected 1, or one for each of {count} stages"
-    return ""
-
-
-RULES = (
-    MappingRule("sides", "factors along an axis multiply to the rectangle's side", _sides),
-    MappingRule("slots", "factors follow the side's prime factors, smallest first", _slots),
-    MappingRule("runs", "at most three changes of role along an axis, the first included", _runs),
-    MappingRule("roles", "an operator has only roles its kind accepts", _roles),
-    MappingRule("limits", "no dimension is cut into more parts than it has", _limits),
-    MappingRule("weights", "weights stream only from a tier that is there", _weights),
-    MappingRule("collective", "a collective runs by an algorithm that is known", _collective),
-    MappingRule("output", "what enters a block is kept; ends keep what they make", _outputs),
-)
-"""What makes a gene legal, in the order it is checked."""
 
 
 @dataclass(frozen=True)
@@ -172,7 +41,7 @@ class Encoding:
 
     def faults(self, problem: Problem) -> list[str]:
         """Say which rules it breaks, one line each; none where it is legal."""
-        found = _layout_faults(problem, self.layout)
+        found = layout_faults(problem, self.layout)
         names = [op.name for op in problem.work.operators]
         given = [gene.operator for gene in self.genes]
         if given != names:
@@ -187,7 +56,7 @@ class Encoding:
             return found
         last = problem.work.chain[-1]
         for i, (op, gene) in enumerate(zip(problem.work.operators, self.genes, strict=True)):
-            case = _Case(problem, self.layout, op, gene, i == last)
+            case = RuleCase(problem, self.layout, op, gene, i == last)
             for rule in RULES:
                 fault = rule.broken(case)
                 if fault:
@@ -321,28 +190,6 @@ class Encoding:
                 "layout for all"
             )
         return cls(found.pop(), tuple(genes))
-
-
-def _layout_faults(problem: Problem, layout: Layout) -> list[str]:
-    room = len(tiles(problem.wafer, layout.width, layout.height))
-    most = min(room, problem.work.blocks)
-    found = []
-    if not most:
-        found.append(
-            f"rectangle: {layout.width} x {layout.height} dies have no place on "
-            f"{problem.wafer.name}, a grid of {' x '.join(map(str, problem.wafer.grid))}"
-        )
-    elif not 1 <= layout.stages <= most:
-        found.append(
-            f"stages: {layout.stages} rectangles of {layout.width} x {layout.height} dies are not "
-            f"accepted; expected 1 to {most}"
-        )
-    if layout.microbatch < 1 or problem.training.global_batch % layout.microbatch:
-        found.append(
-            f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global "
-            f"batch of {problem.training.global_batch}"
-        )
-    return found
 
 
 def _whole(value: object, where: str) -> int:

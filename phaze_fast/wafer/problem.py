@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -20,8 +20,9 @@ from phaze_fast.opgraph.graph import loose
 from phaze_fast.opgraph.sheet import Line
 from phaze_fast.wafer.layout import Layout, boundaries, slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
+from phaze_fast.wafer.training import WaferTraining
 
-__all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "WaferTraining", "combination"]
+__all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "combination"]
 
 Array = np.ndarray[Any, Any]
 
@@ -32,36 +33,6 @@ OUTPUTS = ("stash", "recompute", "offload")
 """What becomes of an operator's output until the backward pass, in the order of their codes."""
 
 EDGE_KINDS = ("inside", "entry", "wrap", "exit")
-
-
-@dataclass(frozen=True)
-class WaferTraining:
-    """One training step on a wafer.
-
-    Examples
-    --------
-    >>> WaferTraining(global_batch=64).optimizer
-    'adam-bf16-grad'
-    """
-
-    global_batch: int = 512
-    """Sequences of one step."""
-    seq: int | None = None
-    """Tokens of a sequence; by default the model's."""
-    optimizer: str = "adam-bf16-grad"
-    """A name of `phaze_fast.memory.OPTIMIZERS`; by default ZeRO's 16 bytes per parameter."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("global_batch", self.global_batch), ("seq", self.seq)):
-            if value is not None and not (isinstance(value, int) and 1 <= value <= 2**24):
-                raise InvalidInputError(
-                    f"{name}: {value!r} is not accepted; expected a whole number from 1 to 2^24"
-                )
-        if not isinstance(self.optimizer, str):
-            raise InvalidTypeError(
-                f"optimizer: {type(self.optimizer).__name__} is not accepted; expected a name"
-            )
-        optimizer(self.optimizer)
 
 
 @lru_cache(maxsize=512)

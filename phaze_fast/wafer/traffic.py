@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from phaze_fast.units import format_bytes
-from phaze_fast.wafer.encoding import Encoding, Gene
+from phaze_fast.wafer.encoding import Encoding
+from phaze_fast.wafer.gene import Gene
 from phaze_fast.wafer.layout import slots_of
 from phaze_fast.wafer.mesh import Run
 from phaze_fast.wafer.operators import ROLES, MeshOperator

@@ -21,8 +21,9 @@ from phaze_fast.threads import thread_count
 from phaze_fast.wafer.bounds import roof
 from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.outcome import Effort, MappingResult
-from phaze_fast.wafer.problem import Problem, WaferTraining
+from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.search import search_below
+from phaze_fast.wafer.training import WaferTraining
 
 __all__ = ["WaferResult", "contained", "search_wafers"]
 

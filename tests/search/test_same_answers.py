@@ -114,6 +114,15 @@ def mended(model: TransformerModel, cluster: pf.Cluster, plan: dict[str, Any]) -
     return found
 
 
+def hidden(training: dict[str, Any]) -> bool:
+    """Whether gradients may hide behind recomputation, which makes a step look shorter.
+
+    Version 0.1.0 hid them behind the backward pass of the first way to recompute that a step allows,
+    which need not be none; predictions hide them behind none.
+    """
+    return training.get("recompute", "auto") in ("selective", "full")
+
+
 def shape_of(plan: dict[str, Any]) -> dict[str, Any]:
     """The fields of a plan that have to agree.
 
@@ -148,10 +157,7 @@ def predicted(
 def hold(model: TransformerModel, cluster: pf.Cluster, training: Any, plan: Any) -> bool:
     """Hold what is predicted of a recorded plan; whether it has to be the same."""
     again = predicted(model, cluster, training, plan)
-    # Gradients hide behind the backward pass of the first way to recompute that is allowed. For a
-    # prediction that is none; where a step allows one other way alone, they hide behind that.
-    alone = training.get("recompute", "auto") in ("selective", "full")
-    if mended(model, cluster, plan) or alone:
+    if mended(model, cluster, plan) or hidden(training):
         assert again.time_s >= plan["time_s"] * (1.0 - SAME), plan
         return False
     assert again.time_s == pytest.approx(plan["time_s"], rel=SAME), plan
@@ -185,6 +191,11 @@ def hold_small(number: int) -> None:
         assert found.status == case["status"] == "infeasible"
         return
     same = unmended(number)
+    best = found.best
+    if same and hidden(case["training"]) and best.time_s > case["top"][0]["time_s"] * (1.0 + SAME):
+        whole = cluster.replace(chip=best.chip)
+        assert pf.predict(model, whole, best.plan).time_s == best.time_s
+        same = 0
     if same:
         assert found.status == case["status"]
     for old, new in list(zip(case["top"], found.top, strict=True))[:same]:

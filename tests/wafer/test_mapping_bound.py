@@ -27,7 +27,8 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.models import load
 from phaze_fast.wafer.layout import Layout, slots_of
-from phaze_fast.wafer.problem import Problem, WaferTraining
+from phaze_fast.wafer.problem import Problem
+from phaze_fast.wafer.training import WaferTraining
 
 THETAS = PHIS = (0.0, 0.5, 1.0)
 

@@ -24,7 +24,8 @@ from wafer_genes import (
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer import Layout, evaluate, megatron
-from phaze_fast.wafer.encoding import RULES, Encoding
+from phaze_fast.wafer.encoding import Encoding
+from phaze_fast.wafer.mapping_rules import RULES
 from phaze_fast.wafer.operators import ROLES
 
 # ---- round trips ----

@@ -16,7 +16,8 @@ from phaze_fast.hardware import presets
 from phaze_fast.models import load
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.operators import ROLES
-from phaze_fast.wafer.problem import WEIGHTS, Problem, WaferTraining
+from phaze_fast.wafer.problem import WEIGHTS, Problem
+from phaze_fast.wafer.training import WaferTraining
 
 WAFER = presets.wafer("dram-wafer")
 VECTOR = ("norm", "dropout", "residual")

@@ -1,0 +1,294 @@
+// The search over mappings of a matrix product onto one machine. Private to the cost kernel, and in
+// a header so that the compiler sees all of it at once; docs/cost.md has the formulas.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "base/numbers.hpp"
+#include "phaze/gemm.hpp"
+
+namespace phaze::gemm_search {
+
+inline constexpr double kInfinite = std::numeric_limits<double>::infinity();
+inline constexpr std::int64_t kSplits[] = {1, 2, 3, 4, 6, 8, 12, 16, 24, 32};
+inline constexpr int kSplitCount = 10;
+inline constexpr std::int64_t kMultiples[] = {1, 2, 4, 8};
+inline constexpr int kMultipleCount = 4;
+
+// One way to cut a dimension of the output into blocks.
+struct Cut {
+  std::int64_t length = 0;  // l
+  std::int64_t parts = 0;   // p
+  double extent = 0.0;      // l
+  double row_folds = 0.0;   // over the array's rows
+  double col_folds = 0.0;   // over its columns
+};
+
+inline Cut cut(std::int64_t dimension, std::int64_t length, const Machine& machine) noexcept {
+  return {length, ceil_div(dimension, length), static_cast<double>(length),
+          static_cast<double>(ceil_div(length, machine.rows)),
+          static_cast<double>(ceil_div(length, machine.cols))};
+}
+
+struct Split {
+  std::int64_t parts;  // s
+  double depth;        // k_c
+  double folds;        // of the array's rows
+};
+
+// Bytes per second of one port. Operands and outputs pass it in both directions at once unless rows
+// are not aligned.
+inline double port_rate(const GemmShape& g, const Machine& machine, bool* both_ways) noexcept {
+  *both_ways = true;
+  const auto element = static_cast<std::int64_t>(std::ceil(machine.precision.in_bytes));
+  const std::int64_t rows = (g.k | g.n) * element;  // whether both row lengths are multiples
+  if ((rows & 15) == 0) return machine.port_bytes_per_s;
+  const TuningRecord& t = *machine.tuning;
+  const double slow = (rows & 3) == 0 ? t.port_even_bytes_per_cycle : t.port_odd_bytes_per_cycle;
+  if (!(slow > 0.0)) return machine.port_bytes_per_s;
+  *both_ways = false;
+  return slow * machine.clock_hz;
+}
+
+// What a mapping must beat and how it is written down.
+struct Candidate {
+  double time_s = kInfinite;
+  Dataflow dataflow = Dataflow::kOutput;
+  std::int64_t block_m = 0;
+  std::int64_t block_n = 0;
+  std::int64_t split = 0;
+  double compute_cycles = 0.0;
+  double compute_s = 0.0;
+  double port_s = 0.0;
+  double buffer_s = 0.0;
+  double fill_s = 0.0;
+  double fixed_s = 0.0;
+  double overhead_s = 0.0;
+  double port_bytes = 0.0;
+  double buffer_bytes = 0.0;
+};
+
+// The search over mappings of one shape on one machine. Whole blocks, and splits of a block, are
+// left out where a bound says that they cannot be faster than what has been found.
+class Search {
+ public:
+  Search(const GemmShape& shape, const Machine& machine, double floor_s, bool resident) noexcept
+      : g_(shape), machine_(machine), tuning_(*machine.tuning), floor_s_(floor_s) {
+    const Precision& p = machine.precision;
+    const auto b = static_cast<double>(g_.b);
+    const auto m = static_cast<double>(g_.m);
+    const auto n = static_cast<double>(g_.n);
+    depth_ = static_cast<double>(g_.k);
+    left_bytes_ = b * m * depth_ * p.in_bytes;
+    right_bytes_ = b * depth_ * n * p.in_bytes;
+    outputs_ = b * m * n;
+    per_core_ = 1.0 / static_cast<double>(machine.cores);
+    per_cycle_s_ = 1.0 / (machine.clock_hz * p.rate * tuning_.efficiency);
+    per_buffer_byte_s_ = 1.0 / machine.buffer_bytes_per_s;
+    per_port_byte_s_ = 1.0 / port_rate(shape, machine, &both_ways_);
+    rows_ = static_cast<double>(machine.rows);
+    // A part of a split is at least as deep as the array has rows, so its first strip is as well.
+    fill_element_s_ =
+        resident ? 0.0 : std::min(depth_, rows_) * p.in_bytes / machine.product_hbm_bytes_per_s;
+    fill_os_ = static_cast<double>(machine.rows + machine.cols - 2);
+    fill_stationary_ = fill_os_ + rows_;
+    split_[0] = {1, depth_, static_cast<double>(ceil_div(g_.k, machine.rows))};
+  }
+
+  Candidate run() noexcept {
+    if (tuning_.tiles > 0) {
+      for (int t = 0; t < tuning_.tiles; ++t) {
+        try_block(Dataflow::kOutput, cut(g_.m, tuning_.tile_m[t], machine_),
+                  cut(g_.n, tuning_.tile_n[t], machine_));
+      }
+      return best_;
+    }
+    for (int d = 0; d < kDataflows; ++d) {
+      if ((tuning_.dataflows >> d & 1) != 0) try_dataflow(static_cast<Dataflow>(d));
+    }
+    return best_;
+  }
+
+ private:
+  // A multiple that covers a dimension makes larger ones the same mapping.
+  void try_dataflow(Dataflow dataflow) noexcept {
+    for (int x = 0; x < kMultipleCount; ++x) {
+      const std::int64_t length_m = std::min(g_.m, kMultiples[x] * machine_.rows);
+      for (int y = 0; y < kMultipleCount; ++y) {
+        const std::int64_t length_n = std::min(g_.n, kMultiples[y] * machine_.cols);
+        if (fits(dataflow, length_m, length_n)) {
+          if (by_m_[x].parts == 0) by_m_[x] = cut(g_.m, length_m, machine_);
+          if (by_n_[y].parts == 0) by_n_[y] = cut(g_.n, length_n, machine_);
+          try_block(dataflow, by_m_[x], by_n_[y]);
+        }
+        if (length_n == g_.n) break;
+      }
+      if (length_m == g_.m) break;
+    }
+  }
+
+  bool fits(Dataflow dataflow, std::int64_t length_m, std::int64_t length_n) const noexcept {
+    if (dataflow == Dataflow::kOutput && length_m <= machine_.rows && length_n <= machine_.cols) {
+      return true;
+    }
+    const Precision& p = machine_.precision;
+    const auto m = static_cast<double>(length_m);
+    const auto n = static_cast<double>(length_n);
+    return 2.0 * (m + n) * rows_ * p.in_bytes + m * n * p.acc_bytes <= machine_.local_bytes;
+  }
+
+  // What is the same for all splits of a block.
+  struct Block {
+    Dataflow dataflow;
+    const Cut& by_m;
+    const Cut& by_n;
+    std::int64_t units;      // without a split
+    double folds_per_depth;  // folds for each fold of the depth
+    double stream;           // T; under kOutput it is the depth itself
+    double fill;             // L
+    double operand_bytes;    // through the buffer
+    double fill_s;           // first strips from HBM, after which a first core can start
+    double outputs;          // of one unit
+  };
+
+  void try_block(Dataflow dataflow, const Cut& by_m, const Cut& by_n) noexcept {
+    Block block{dataflow,
+                by_m,
+                by_n,
+                g_.b * by_m.parts * by_n.parts,
+                0.0,
+                0.0,
+                fill_stationary_,
+                0.0,
+                (by_m.extent + by_n.extent) * fill_element_s_,
+                by_m.extent * by_n.extent};
+    double least = 0.0;  // folds times stream of one block over all parts of a split
+    switch (dataflow) {
+      case Dataflow::kOutput:
+        block.folds_per_depth = by_m.row_folds * by_n.col_folds;
+        block.fill = fill_os_;
+        least = block.folds_per_depth * depth_;
+        break;
+      case Dataflow::kWeight:
+        block.folds_per_depth = by_n.col_folds;
+        block.stream = by_m.extent;
+        least = split_[0].folds * block.folds_per_depth * block.stream;
+        break;
+      case Dataflow::kInput:
+        block.folds_per_depth = by_m.col_folds;
+        block.stream = by_n.extent;
+        least = split_[0].folds * block.folds_per_depth * block.stream;
+        break;
+    }
+    const double units_per_core = static_cast<double>(block.units) * per_core_;
+    const double compute_s = (units_per_core * least + block.fill) * per_cycle_s_;
+    const double port_s = units_per_core * (by_m.extent + by_n.extent) * depth_ *
+                          machine_.precision.in_bytes * per_port_byte_s_;
+    double bound_s = std::max(std::max(compute_s, port_s) * kRounding, floor_s_);
+    if (tuning_.launch_s + bound_s >= best_.time_s) return;
+    add_wave(&block);
+    bound_s = tuning_.launch_s +
+              std::max(bound_s, block.operand_bytes * per_buffer_byte_s_ * kRounding) +
+              block.fill_s * kRounding;
+    for (int i = 0; i < kSplitCount; ++i) {
+      if (bound_s >= best_.time_s) return;
+      if (i == splits_ && !add_split(i)) return;
+      try_split(block, split_[i]);
+    }
+  }
+
+  // Splits are worked out when the first block asks for them.
+  bool add_split(int i) noexcept {
+    const std::int64_t parts = kSplits[i];
+    const std::int64_t depth = ceil_div(g_.k, parts);
+    if (depth < machine_.rows || parts > g_.k) return false;
+    split_[i] = {parts, static_cast<double>(depth),
+                 static_cast<double>(ceil_div(depth, machine_.rows))};
+    splits_ = i + 1;
+    return true;
+  }
+
+  // What one wave covers, and how often each operand is read from the buffer.
+  void add_wave(Block* block) const noexcept {
+    const Cut& by_m = block->by_m;
+    const Cut& by_n = block->by_n;
+    std::int64_t grid_m = std::min(by_m.parts, machine_.grid_rows);
+    const std::int64_t grid_n = std::min(by_n.parts, machine_.cores / grid_m);
+    grid_m = std::min(by_m.parts, machine_.cores / grid_n);
+    const auto again_left = static_cast<double>(ceil_div(by_n.parts, grid_n));
+    const auto again_right = static_cast<double>(ceil_div(by_m.parts, grid_m));
+    block->operand_bytes = left_bytes_ * again_left + right_bytes_ * again_right;
+  }
+
+  void try_split(const Block& block, const Split& split) noexcept {
+    const Precision& p = machine_.precision;
+    const bool whole = split.parts == 1;
+    const std::int64_t units = block.units * split.parts;
+    const auto waves = static_cast<double>(ceil_div(units, machine_.cores));
+    const bool output = block.dataflow == Dataflow::kOutput;
+    const double folds = output ? block.folds_per_depth : block.folds_per_depth * split.folds;
+    const double stream = output ? split.depth : block.stream;
+    const double cycles =
+        tuning_.overlapped != 0
+            ? (waves * folds - 1.0) * std::max(stream, rows_) + stream + block.fill
+            : waves * folds * (stream + block.fill);
+    const double compute_s = cycles * per_cycle_s_;
+    const double fixed = whole ? tuning_.launch_s : tuning_.launch_s + tuning_.reduction_s;
+    if (fixed + compute_s >= best_.time_s) return;
+    const double in_bytes = (block.by_m.extent + block.by_n.extent) * split.depth * p.in_bytes;
+    const double out_size = whole ? p.out_bytes : 2.0 * p.acc_bytes;
+    const double out_bytes = block.outputs * out_size;
+    const double port_bytes = both_ways_ ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes;
+    const double port_s = waves * port_bytes * per_port_byte_s_;
+    const double overhead_s = waves * tuning_.unit_overhead_s;
+    const double buffer_bytes =
+        block.operand_bytes + outputs_ * out_size * static_cast<double>(split.parts);
+    const double buffer_s = buffer_bytes * per_buffer_byte_s_;
+    const double busy =
+        std::max(std::max(std::max(compute_s, port_s) + overhead_s, buffer_s), floor_s_);
+    const double time_s = fixed + busy + block.fill_s;
+    if (!(time_s < best_.time_s)) return;
+    best_ = {time_s,
+             block.dataflow,
+             block.by_m.length,
+             block.by_n.length,
+             split.parts,
+             cycles,
+             compute_s,
+             port_s,
+             buffer_s,
+             block.fill_s,
+             fixed,
+             overhead_s,
+             static_cast<double>(units) * (in_bytes + out_bytes),
+             buffer_bytes};
+  }
+
+  const GemmShape& g_;
+  const Machine& machine_;
+  const TuningRecord& tuning_;
+  double floor_s_;
+  double depth_;
+  double left_bytes_;
+  double right_bytes_;
+  double outputs_;
+  double per_core_;
+  double per_cycle_s_;
+  double per_buffer_byte_s_;
+  double per_port_byte_s_;
+  double fill_element_s_;
+  bool both_ways_ = true;
+  double fill_os_;
+  double fill_stationary_;
+  double rows_;
+  int splits_ = 1;
+  Split split_[kSplitCount];
+  Cut by_m_[kMultipleCount];
+  Cut by_n_[kMultipleCount];
+  Candidate best_;
+};
+
+}  // namespace phaze::gemm_search

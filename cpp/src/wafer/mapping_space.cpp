@@ -1,0 +1,174 @@
+// What a mapping may choose from: the tables of a problem, and the genes that are legal.
+#include <algorithm>
+#include <bit>
+
+#include "phaze/mapping.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
+
+}  // namespace
+
+Mapping::Mapping(const MapProblem& p)
+    : slots_(p.slots.begin(), p.slots.end()),
+      ops_(p.ops.begin(), p.ops.end()),
+      edges_(p.edges.begin(), p.edges.end()),
+      rules_(p.rules),
+      column_(p.column.begin(), p.column.end()),
+      divisors_(p.divisors.size()),
+      columns_(kAt(p.columns)),
+      forward_s_(p.tables.forward_s.begin(), p.tables.forward_s.end()),
+      backward_s_(p.tables.backward_s.begin(), p.tables.backward_s.end()),
+      stash_bytes_(p.tables.stash_bytes.begin(), p.tables.stash_bytes.end()),
+      live_bytes_(p.tables.live_bytes.begin(), p.tables.live_bytes.end()),
+      parameters_(p.tables.parameters.begin(), p.tables.parameters.end()),
+      blocks_(p.blocks.begin(), p.blocks.end()),
+      boundary_(p.boundary_s.begin(), p.boundary_s.end()),
+      chain_(p.chain.begin(), p.chain.end()),
+      last_(p.chain.back()) {
+  const MeshLinks links{{rules_.x_bytes_per_s, rules_.y_bytes_per_s}, rules_.hop_s};
+  const std::size_t sets = std::size_t{1} << slots_.size();
+  sizes_.resize(sets);
+  gather_lines_.resize(sets);
+  exchange_lines_.resize(sets);
+  for (std::size_t set = 0; set < sets; ++set) {
+    std::vector<MeshRun> runs;  // neighbouring slots of one axis are one run
+    double product = 1.0;
+    for (std::size_t k = 0; k < slots_.size(); ++k) {
+      if ((set >> k & 1) == 0) continue;
+      const MeshRun& slot = slots_[k];
+      product *= slot.size;
+      if (!runs.empty() && runs.back().axis == slot.axis &&
+          runs.back().stride * runs.back().size == slot.stride) {
+        runs.back().size *= slot.size;
+      } else {
+        runs.push_back(slot);
+      }
+    }
+    sizes_[set] = product;
+    gather_lines_[set] = mesh_gather_lines(runs, links);
+    exchange_lines_[set] = mesh_exchange_line(runs, links);
+  }
+  position_.assign(kAt(p.divisors.back()) + 1, -1);
+  for (std::size_t i = 0; i < divisors_; ++i) position_[kAt(p.divisors[i])] = static_cast<int>(i);
+  for (const MapEdgeRecord& edge : edges_) {
+    auto same = std::find_if(fans_.begin(), fans_.end(), [&](const FanShape& f) {
+      return f.from == edge.from && f.kind == edge.kind;
+    });
+    if (same == fans_.end()) {
+      fans_.push_back({edge.from, edge.kind, edge.bytes, {}, {}});
+      same = fans_.end() - 1;
+    }
+    same->to.push_back(edge.to);
+    same->again.push_back(edge.again != 0);
+  }
+  fans_of_.resize(ops_.size());
+  for (std::size_t f = 0; f < fans_.size(); ++f) {
+    std::vector<std::int32_t> touched = fans_[f].to;
+    touched.push_back(fans_[f].from);
+    // The tensor between blocks lies as the block's last operator leaves it.
+    if (fans_[f].kind == static_cast<int>(EdgeKind::kEntry)) touched.push_back(last_);
+    std::sort(touched.begin(), touched.end());
+    touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
+    for (const std::int32_t op : touched) fans_of_[kAt(op)].push_back(static_cast<int>(f));
+  }
+  forced_.resize(ops_.size());
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    std::vector<std::int32_t>& found = forced_[i];
+    std::vector<std::int32_t> open{static_cast<std::int32_t>(i)};
+    if (ops_[i].kept == 0) open.clear();  // a mask comes from its seed, statistics with the output
+    while (!open.empty()) {
+      const std::int32_t at = open.back();
+      open.pop_back();
+      for (const MapEdgeRecord& edge : edges_) {
+        if (edge.kind != 0 || edge.to != at || ops_[kAt(edge.from)].part != 1) continue;
+        if (ops_[kAt(edge.from)].kept != 0 ||
+            std::find(found.begin(), found.end(), edge.from) != found.end())
+          continue;
+        found.push_back(edge.from);
+        open.push_back(edge.from);
+      }
+    }
+    std::sort(found.begin(), found.end());
+  }
+  choices_.resize(ops_.size());
+  for (int i = 0; i < ops(); ++i) enumerate(i);
+}
+
+bool Mapping::legal(int op, const MapGene& gene) const noexcept {
+  const MapOpRecord& record = ops_[kAt(op)];
+  const unsigned all = (1U << slots_.size()) - 1U;
+  unsigned seen = 0;
+  for (int r = 0; r < kRoleCount; ++r) {
+    const unsigned mask = gene.slots[kAt(r)];
+    if ((mask & seen) != 0 || (mask & ~all) != 0) return false;
+    seen |= mask;
+    if (mask == 0) continue;
+    if ((record.roles >> r & 1) == 0) return false;
+    if (r < 4 && size(static_cast<std::uint16_t>(mask)) > static_cast<double>(record.limit[r])) {
+      return false;
+    }
+  }
+  if (seen != all || gene.mode >= kWeightModeCount || gene.algorithm >= kMeshAlgorithmCount) {
+    return false;
+  }
+  if ((rules_.modes >> gene.mode & 1) == 0) return false;
+  int changes[2] = {0, 0};
+  for (std::size_t k = 1; k < slots_.size(); ++k) {
+    if (slots_[k].axis != slots_[k - 1].axis) continue;
+    for (const std::uint16_t mask : gene.slots) {
+      if ((mask >> (k - 1) & 1) != 0 && (mask >> k & 1) == 0) ++changes[slots_[k].axis];
+    }
+  }
+  if (changes[0] >= kRunsPerAxis || changes[1] >= kRunsPerAxis) return false;
+  if (rules_.linear == 0) return true;
+  constexpr int kRank[kRoleCount] = {2, 1, 0, 0, 1};
+  int rank = 0;
+  for (std::size_t k = 0; k < slots_.size(); ++k) {
+    for (std::size_t r = 0; r < kRoleCount; ++r) {
+      if ((gene.slots[r] >> k & 1) == 0) continue;
+      if (kRank[r] < rank) return false;
+      rank = kRank[r];
+    }
+  }
+  return true;
+}
+
+void Mapping::enumerate(int op) {
+  // Per axis: every way to give each slot a role with few enough changes from the inside out.
+  using Pattern = std::array<std::uint16_t, kRoleCount>;
+  const auto patterns = [&](int axis) {
+    std::vector<std::pair<Pattern, std::pair<int, int>>> open{{Pattern{}, {-1, 0}}};
+    for (std::size_t k = 0; k < slots_.size(); ++k) {
+      if (slots_[k].axis != axis) continue;
+      std::vector<std::pair<Pattern, std::pair<int, int>>> longer;
+      for (const auto& [pattern, last] : open) {
+        for (int role = 0; role < kRoleCount; ++role) {
+          const int runs = last.second + (role != last.first ? 1 : 0);
+          if (runs > kRunsPerAxis) continue;
+          Pattern next = pattern;
+          next[kAt(role)] = static_cast<std::uint16_t>(next[kAt(role)] | 1U << k);
+          longer.push_back({next, {role, runs}});
+        }
+      }
+      open = std::move(longer);
+    }
+    std::vector<Pattern> found;
+    for (const auto& [pattern, last] : open) found.push_back(pattern);
+    return found;
+  };
+  const auto along_x = patterns(0), along_y = patterns(1);
+  for (const auto& x : along_x) {
+    for (const auto& y : along_y) {
+      MapGene gene{{}, static_cast<std::uint8_t>(std::countr_zero(kAt(rules_.modes))), 0};
+      for (std::size_t r = 0; r < kRoleCount; ++r) {
+        gene.slots[r] = static_cast<std::uint16_t>(x[r] | y[r]);
+      }
+      if (legal(op, gene)) choices_[kAt(op)].push_back(gene);
+    }
+  }
+}
+
+}  // namespace phaze

@@ -1,0 +1,160 @@
+"""What the command `wafer` shows people: summaries, dies, operators, comparisons."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from phaze_fast.cli.output import fields, table
+from phaze_fast.units import format_bytes, format_time
+from phaze_fast.wafer import Evaluation, Problem
+from phaze_fast.wafer.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison
+from phaze_fast.wafer.diemap import die_map
+from phaze_fast.wafer.outcome import MappingResult
+from phaze_fast.wafer.wafers import WaferResult
+
+__all__ = ["comparison_table", "picture", "proof", "space_rows", "summary"]
+
+_NAMES = {
+    "megatron": "Megatron-LM",
+    "zero3": "ZeRO-3",
+    "accpar": "AccPar",
+    "hypar": "HyPar",
+}
+_WAYS = {"default": "default", "tuned": "tuned", "tiled": "tiled"}
+
+
+def _gene_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
+    def along(runs: tuple[tuple[str, int], ...]) -> str:
+        return " . ".join(f"{role} {factor}" for role, factor in runs) or "-"
+
+    rows = []
+    for op, gene in zip(problem.work.operators, found.encoding.genes, strict=True):
+        outputs = [f"{gene.output.count(o)} x {o}" for o in dict.fromkeys(gene.output)]
+        shown = gene.output[0] if len(gene.output) == 1 else ", ".join(outputs)
+        shown = shown if op.kept_bytes else "-"
+        weights = gene.weights if op.parameters else "-"
+        rows.append([gene.operator, along(gene.x), along(gene.y), shown, weights])
+    return rows
+
+
+def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
+    """Say what a mapping takes, with further rows."""
+    layout, wafer = found.encoding.layout, problem.wafer
+    used = layout.dies * layout.stages
+    sequences = problem.training.global_batch
+    first = [
+        ("step", format_time(found.time_s) if found.fits else found.reason),
+        ("sequences/s", f"{sequences / found.time_s:,.1f}" if found.fits else "-"),
+        (
+            "memory per die",
+            f"{format_bytes(found.memory_bytes)} of "
+            f"{format_bytes(found.capacity_bytes)} {found.tier}",
+        ),
+        (
+            "stages",
+            f"{layout.stages} of {layout.width} x {layout.height} dies; "
+            f"{used} of {wafer.dies} dies",
+        ),
+        ("micro-batch", f"{layout.microbatch} of {sequences} sequences"),
+        (
+            "one block",
+            f"{format_time(found.compute_s)} of work, waits {format_time(found.blocking_s)} for "
+            "collectives",
+        ),
+    ]
+    if found.stream_bytes > 0:
+        first.insert(3, ("off the wafer", f"{format_bytes(found.stream_bytes)} a die"))
+    return fields(f"{problem.model.name} on {wafer.name}", [*first, *pairs])
+
+
+def proof(found: MappingResult) -> list[tuple[str, str]]:
+    """Say how good a mapping is proven to be, and what was looked at."""
+    bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
+    return [
+        ("bound", bound if found.best.fits else "-"),
+        (
+            "layouts",
+            f"{found.layouts:,}, of which {found.pruned:,} left out by a bound"
+            + (f", {found.unseen:,} not looked at" if found.unseen else ""),
+        ),
+        (
+            "evaluations",
+            f"{found.evaluations:,}; {found.evaluations_per_s:,.0f} per second of a core",
+        ),
+    ]
+
+
+def picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
+    """Draw the dies of a mapping, and list its operators."""
+    return [
+        Text("Dies and their stages (. idle, X dead)", style="bold"),
+        Text(die_map(problem.wafer, found.encoding.layout)),
+        table(
+            "Operators",
+            ["operator", "along x", "along y", "output", "weights"],
+            _gene_rows(problem, found),
+            "innermost first; all blocks share their genes",
+        ),
+    ]
+
+
+def _cell(found: Evaluation, ours: Evaluation) -> list[str]:
+    if not found.fits:
+        over = format_bytes(found.over_bytes or found.stream_over_bytes)
+        return ["OOM", "-", format_bytes(found.memory_bytes), f"{over} over"]
+    ratio = f"{found.time_s / ours.time_s:.2f}x" if ours.fits else "-"
+    return [format_time(found.time_s), ratio, format_bytes(found.memory_bytes), ""]
+
+
+def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
+    ours, problem = case.ours.best, case.ours.problem
+    remark = f"gap {case.ours.gap:.1%}" if ours.fits else _cell(ours, ours)[3]
+    rows = [
+        [f"{problem.model.name} on {problem.wafer.name}", "", "", "", ""],
+        ["ours", *_cell(ours, ours)[:3], remark],
+    ]
+    for name, each in case.baselines.items():
+        for way, label in _WAYS.items():
+            cells = _cell(getattr(each, way), ours)
+            if way == "tiled" and name in case.lean and ours.fits:
+                lean = case.lean[name]
+                cells[3] = f"ours as fast in {format_bytes(lean.memory_bytes)}"
+            rows.append([f"{_NAMES[name]}, {label}", *cells])
+    for name, each_one in case.ablations.items():
+        if name == "no_architecture" and not searched:
+            continue  # the wafer was given
+        rows.append([f"ours, {name.replace('_', ' ')}", *_cell(each_one, ours)])
+    return rows
+
+
+def comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
+    """Lay our mappings out against other systems' plans."""
+    rows = [row for case, searched in cases for row in _case_rows(case, searched)]
+    published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
+    memory = " and ".join(f"{saving}x" for saving in PUBLISHED_MEMORY)
+    caption = (
+        "tuned: in linear rank order; tiled: groups laid out as best they can be. TMAC publishes "
+        f"{published}, and {memory} less memory; docs/wafer.md explains"
+    )
+    columns = ["plan", "step>", "of ours>", "memory/die>", "remark"]
+    return table("Ours and others", columns, rows, caption)
+
+
+def space_rows(found: WaferResult) -> list[tuple[str, str]]:
+    """Say which wafer of a space is the best, and what became of the others."""
+    rejected = ", ".join(f"{rule} {n:,}" for rule, n in found.rejected.items()) or "none"
+    rows = [
+        ("wafer", str(found.best.problem.wafer)),
+        ("wafers", f"{found.wafers:,} meet all rules; broken: {rejected}"),
+        (
+            "left out",
+            f"{found.contained:,} inside another, {found.bounded:,} by a bound, "
+            f"{found.unseen:,} not looked at; {found.searched:,} searched",
+        ),
+    ]
+    if found.best.best.fits:
+        rows.append(("bound over all", f"{format_time(found.bound_s)}; gap {found.gap:.1%}"))
+    if found.base is not None and found.base.best.fits:
+        rows.append(("the space's own wafer", format_time(found.base.best.time_s)))
+    return rows

@@ -1,0 +1,146 @@
+"""What makes a mapping legal, as data: `RULES` for each operator, and the limits of a layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from phaze_fast import _core
+from phaze_fast.errors import nearest
+from phaze_fast.wafer.gene import Gene
+from phaze_fast.wafer.layout import Layout, slots_of, tiles
+from phaze_fast.wafer.mesh import MESH_ALGORITHMS
+from phaze_fast.wafer.operators import ROLES, MeshOperator
+from phaze_fast.wafer.problem import OUTPUTS, Problem
+
+__all__ = ["RULES", "MappingRule", "RuleCase", "layout_faults"]
+
+
+@dataclass(frozen=True)
+class RuleCase:
+    """One operator's gene, as a rule looks at it."""
+
+    problem: Problem
+    layout: Layout
+    op: MeshOperator
+    gene: Gene
+    last: bool
+
+
+@dataclass(frozen=True)
+class MappingRule:
+    """One condition that a gene must meet."""
+
+    name: str
+    text: str
+    broken: Callable[[RuleCase], str]
+    """Gives what is wrong, or an empty text."""
+
+
+def _sides(c: RuleCase) -> str:
+    for axis, runs, side in (("x", c.gene.x, c.layout.width), ("y", c.gene.y, c.layout.height)):
+        size = 1
+        for _, factor in runs:
+            size *= factor
+        if size != side:
+            return f"{axis}: factors multiply to {size}; expected {side}, the rectangle's side"
+    return ""
+
+
+def _slots(c: RuleCase) -> str:
+    slots = slots_of(c.layout.width, c.layout.height)
+    for axis, (name, runs) in enumerate((("x", c.gene.x), ("y", c.gene.y))):
+        sizes = [slot.size for slot in slots if slot.axis == axis]
+        for _, factor in runs:
+            rest = factor
+            while rest > 1 and sizes and rest % sizes[0] == 0:
+                rest //= sizes.pop(0)
+            if rest != 1:
+                return f"{name}: {factor} does not follow the side's prime factors, smallest first"
+    return ""
+
+
+def _runs(c: RuleCase) -> str:
+    for name, runs in (("x", c.gene.x), ("y", c.gene.y)):
+        if len(runs) > _core.RUNS_PER_AXIS:
+            return f"{name}: {len(runs)} roles; expected at most {_core.RUNS_PER_AXIS}"
+    return ""
+
+
+def _roles(c: RuleCase) -> str:
+    for role, factor in c.gene.partition.items():
+        if factor > 1 and role not in c.op.roles:
+            return f"{role}: x{factor} is not accepted; accepted: {', '.join(c.op.roles)}"
+    return ""
+
+
+def _limits(c: RuleCase) -> str:
+    for role in ROLES[:4]:
+        factor, limit = c.gene.partition[role], c.op.limit(role, c.layout.microbatch)
+        if factor > 1 and factor > limit:
+            return f"{role}: {factor} parts of {limit}; expected at most {limit}"
+    return ""
+
+
+def _weights(c: RuleCase) -> str:
+    if c.gene.weights not in c.problem.modes:
+        hint = nearest(c.gene.weights, c.problem.modes)
+        return f"weights: {c.gene.weights!r} is not accepted; {hint}"
+    return ""
+
+
+def _collective(c: RuleCase) -> str:
+    if c.gene.collective not in MESH_ALGORITHMS:
+        return (
+            f"collective: {c.gene.collective!r} is not accepted; "
+            f"{nearest(c.gene.collective, MESH_ALGORITHMS)}"
+        )
+    return ""
+
+
+def _outputs(c: RuleCase) -> str:
+    bits = c.problem._outputs(c.op, c.last)
+    accepted = [name for code, name in enumerate(OUTPUTS) if bits >> code & 1]
+    for output in c.gene.output:
+        if output not in accepted:
+            return f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
+    count = c.layout.stages if c.op.part == "block" else 1
+    if len(c.gene.output) not in (1, count):
+        return f"output: {len(c.gene.output)} values; expected 1, or one for each of {count} stages"
+    return ""
+
+
+RULES = (
+    MappingRule("sides", "factors along an axis multiply to the rectangle's side", _sides),
+    MappingRule("slots", "factors follow the side's prime factors, smallest first", _slots),
+    MappingRule("runs", "at most three changes of role along an axis, the first included", _runs),
+    MappingRule("roles", "an operator has only roles its kind accepts", _roles),
+    MappingRule("limits", "no dimension is cut into more parts than it has", _limits),
+    MappingRule("weights", "weights stream only from a tier that is there", _weights),
+    MappingRule("collective", "a collective runs by an algorithm that is known", _collective),
+    MappingRule("output", "what enters a block is kept; ends keep what they make", _outputs),
+)
+"""What makes a gene legal, in the order it is checked."""
+
+
+def layout_faults(problem: Problem, layout: Layout) -> list[str]:
+    """Say what is wrong with a layout, one line each; none where it is legal."""
+    room = len(tiles(problem.wafer, layout.width, layout.height))
+    most = min(room, problem.work.blocks)
+    found = []
+    if not most:
+        found.append(
+            f"rectangle: {layout.width} x {layout.height} dies have no place on "
+            f"{problem.wafer.name}, a grid of {' x '.join(map(str, problem.wafer.grid))}"
+        )
+    elif not 1 <= layout.stages <= most:
+        found.append(
+            f"stages: {layout.stages} rectangles of {layout.width} x {layout.height} dies are not "
+            f"accepted; expected 1 to {most}"
+        )
+    if layout.microbatch < 1 or problem.training.global_batch % layout.microbatch:
+        found.append(
+            f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global "
+            f"batch of {problem.training.global_batch}"
+        )
+    return found
