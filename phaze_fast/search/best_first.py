@@ -16,13 +16,13 @@ import numpy as np
 
 from phaze_fast.hardware.price import Prices
 from phaze_fast.runs.executors import Workers
-from phaze_fast.search.bounds import STEPS
 from phaze_fast.search.candidates import PLACED, SCHEDULED, Answer, CandidateTable
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.goals import BestFew, Front, ScoreTable, front_of
 from phaze_fast.search.plan_cache import PlanCache
 from phaze_fast.search.problem import SearchProblem
 from phaze_fast.search.result import Budget, Outcome, Progress, Winner
+from phaze_fast.search.summary import counts_of, front_points_of, outcome_of, winners_of
 
 __all__ = ["BestFirstSearch"]
 
@@ -32,7 +32,7 @@ _WAVE = 4096
 _PLACED_AT_ONCE = 256
 _SEEDS = (512, 128, 32, 4)
 """How many candidates go to each step in the first wave, which finds something to beat."""
-_FRONT_ROUNDS = 16
+_FRONT_ROUNDS = 8
 _MORE_NODES = 2_000_000
 
 
@@ -81,23 +81,23 @@ class BestFirstSearch:
         self.front, self.objectives, self.every = Front.empty(objectives), objectives, each
         self.best = BestFew(top)
         self._progress, self._began = progress, time.monotonic()
-        self._has: Array = groups.chip >= 0
-        shape = (self._has.shape[0], self._has.shape[1])
+        self.has: Array = groups.chip >= 0
+        shape = (self.has.shape[0], self.has.shape[1])
         self.scores = ScoreTable(list(weights) or [1.0] * len(self.problems), shape)
         self.tables = [
             CandidateTable(problem, groups, threads, workers, cache, "energy" in objectives)
             for problem in self.problems
         ]
-        self._chosen: list[dict[tuple[int, int], Answer]] = [{} for _ in self.problems]
-        self._points: dict[tuple[int, ...], Answer] = {}
+        self.chosen: list[dict[tuple[int, int], Answer]] = [{} for _ in self.problems]
+        self.points: dict[tuple[int, ...], Answer] = {}
         # Capacities that no plan of some model fits are of no interest anywhere.
         fits = [table.evaluator.fits.any(axis=0) for table in self.tables]
         self._hopeless: Array = ~np.logical_and.reduce(fits)
         self._alive = np.arange(len(groups))
-        self._usd = (prices or Prices()).device_usd(
+        self.usd = (prices or Prices()).device_usd(
             groups.area_mm2[:, None], groups.capacities[None, :].astype(float)
         ) * float(self.problems[0].cluster.devices)
-        self._left = np.zeros((3, 0), dtype=np.int64)
+        self.left = np.zeros((3, 0), dtype=np.int64)
         self.placed = 0
         self.history: list[Progress] = []
 
@@ -109,20 +109,20 @@ class BestFirstSearch:
             "area": self.groups.area_mm2[groups],
             "energy": energy,
             "hbm": np.full(len(groups), float(self.groups.capacities[c])),
-            "cost": self._usd[groups, c],
+            "cost": self.usd[groups, c],
         }
         return np.stack([columns[name] for name in self.front.objectives[1:]], axis=1)
 
     def _below(self, groups: Array, energy: Array) -> Array:
         """Scores worth looking at, shape (groups, capacities); minus infinity: there is none."""
-        below = np.full((len(groups), self._has.shape[1]), self.best.limit)
+        below = np.full((len(groups), self.has.shape[1]), self.best.limit)
         if self.every:
             below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
         if self.objectives:
             for c in range(below.shape[1]):
                 others = self._others(groups, c, energy)
                 below[:, c] = np.maximum(below[:, c], self.front.below_s(others))
-        below[~self._has[groups]] = -np.inf
+        below[~self.has[groups]] = -np.inf
         return below
 
     # ---- answers ----
@@ -135,7 +135,7 @@ class BestFirstSearch:
         if len(self.tables) > 1:
             least = [x.least[:, groups].min(axis=0, initial=np.inf) for x in self.tables]
             columns = [self.scores.limits(i, least, below[:, c]) for c in range(below.shape[1])]
-            below = np.where(self._has[groups], np.stack(columns, axis=1), -np.inf)
+            below = np.where(self.has[groups], np.stack(columns, axis=1), -np.inf)
         for answer in table.place(s, groups, below):
             self._take(i, answer)
         self.placed += len(groups)
@@ -143,10 +143,10 @@ class BestFirstSearch:
     def _take(self, i: int, answer: Answer) -> None:
         """Note a plan of a chip group and capacity."""
         group, c, s, placed, joules = answer[:5]
-        old = self._chosen[i].get((group, c))
+        old = self.chosen[i].get((group, c))
         known = self.scores.times[i, group, c]
         if old is None or (placed.time_s, joules, s) < (known, old.energy_j, old.strategy):
-            self._chosen[i][group, c] = answer
+            self.chosen[i][group, c] = answer
         score = self.scores.take(i, group, c, placed.time_s)
         if self.objectives:
             alone = len(self.tables) == 1
@@ -155,7 +155,7 @@ class BestFirstSearch:
                 values = (placed.time_s, joules) if alone else (score, 0.0)
                 others = self._others(np.array([group]), c, np.array([values[1]]))[0]
                 self.front.add(point, np.array([values[0], *others]))
-                self._points[point] = answer
+                self.points[point] = answer
         self.best.note(group, float(self.scores.scores[group].min()))
 
     # ---- the waves ----
@@ -241,12 +241,14 @@ class BestFirstSearch:
         """
         for _ in range(_FRONT_ROUNDS):
             for i, table in enumerate(self.tables):
+                if not len(table.evaluator):
+                    continue
                 energy = np.zeros(len(self.groups))
                 if table.energy.size:
                     energy = table.energy.min(axis=0, initial=np.inf)
                 s = table.least.argmin(axis=0)
                 least = table.least[s, np.arange(len(s))]
-                others = self._others(np.arange(len(s)), self._has.shape[1] - 1, energy)
+                others = self._others(np.arange(len(s)), self.has.shape[1] - 1, energy)
                 groups = front_of(np.column_stack([least, others]))
                 groups = groups[np.isfinite(least[groups])]
                 for level in range(1, PLACED):
@@ -283,7 +285,7 @@ class BestFirstSearch:
             self._seed_front()
         while True:
             waiting, key, least = self._open()
-            self._left = waiting
+            self.left = waiting
             self._note(waiting.shape[1], least if waiting.size else np.inf)
             if not waiting.size:
                 self._prove()
@@ -322,103 +324,20 @@ class BestFirstSearch:
 
     def answer(self, group: int, capacity: int, model: int = 0) -> Answer | None:
         """Give the best plan of a model on a group with a capacity; none where nothing fits."""
-        return self._chosen[model].get((group, capacity))
-
-    def _winner(self, group: int, c: int, score: float, answers: Sequence[Answer]) -> Winner:
-        record = self.groups.records[group]
-        plans = []
-        for answer, table in zip(answers, self.tables, strict=True):
-            peak = self.groups.peak_flops(record) * table.problem.cluster.devices
-            plan = table.evaluator.plan(answer.placed, answer.times, answer.row, c, peak)
-            plans.append(plan)
-        return Winner(
-            group=group,
-            capacity=c,
-            chip=int(self.groups.chip[group, c]),
-            score=score,
-            area_mm2=float(self.groups.area_mm2[group]),
-            energy_j=sum(answer.energy_j for answer in answers),
-            hbm_bytes=int(self.groups.capacities[c]),
-            cost_usd=float(self._usd[group, c]),
-            plans=tuple(plans),
-        )
+        return self.chosen[model].get((group, capacity))
 
     def winners(self) -> list[Winner]:
         """List the best groups, each with its best capacity, best first; at most `top`."""
-        ranked = []
-        for group, score in self.best.scores.items():
-            if score > self.best.limit and not self.every:
-                continue
-            for c in range(self._has.shape[1]):
-                own = [chosen.get((group, c)) for chosen in self._chosen]
-                answers = [answer for answer in own if answer is not None]
-                if len(answers) < len(own):
-                    continue
-                energy = sum(answer.energy_j for answer in answers)
-                rank = (float(self.scores.scores[group, c]), float(self.groups.area_mm2[group]))
-                place = (energy, int(self.groups.capacities[c]), int(self.groups.chip[group, c]))
-                ranked.append(((*rank, *place), group, c, answers))
-        ranked.sort(key=lambda item: item[0])
-        first: dict[int, Any] = {}
-        for item in ranked:
-            first.setdefault(item[1], item)
-        best = list(first.values())[: self.best.top]
-        return [self._winner(group, c, rank[0], answers) for rank, group, c, answers in best]
+        return winners_of(self)
 
     def front_points(self) -> list[Winner]:
         """List the front, fastest first."""
-        points = []
-        for point, values in zip(self.front.points, self.front.values, strict=True):
-            group, c = point[:2]
-            if len(self.tables) == 1:
-                answers = [self._points[point]]
-            else:
-                answers = [chosen[group, c] for chosen in self._chosen]
-            points.append((float(values[0]), point, answers))
-        points.sort(key=lambda item: (item[0], item[1]))
-        return [self._winner(p[0], p[1], score, answers) for score, p, answers in points]
+        return front_points_of(self)
 
     def counts(self) -> dict[str, int]:
-        """Points by the step that settled them; ``placed`` in full, ``open`` not at all.
-
-        With a budget, points whose bound does not rule them out stay open.
-        """
-        counts = dict.fromkeys(("rules", "memory", *STEPS, "open"), 0)
-        waiting = [np.zeros(table.level.shape, dtype=bool) for table in self.tables]
-        for i, s, group in self._left.T.tolist():
-            waiting[i][s, group] = True
-        for table, open_ in zip(self.tables, waiting, strict=True):
-            evaluator = table.evaluator
-            counts["rules"] += evaluator.strategies_rejected * int(self._has.sum())
-            fits = evaluator.strategy_fits
-            for s in range(len(evaluator)):
-                for c in range(self._has.shape[1]):
-                    mine = self._has[:, c]
-                    if not fits[s, c]:
-                        why = "memory" if evaluator.layout_counts[s] else "rules"
-                        counts[why] += int(mine.sum())
-                        continue
-                    counts["open"] += int((open_[s] & mine).sum())
-                    levels = table.level[s][mine & ~open_[s]]
-                    for k, name in enumerate(STEPS):
-                        counts[name] += int((levels == k + 1).sum())
-        return counts
+        """Count points by the step that settled them; ``open``: not settled."""
+        return counts_of(self)
 
     def outcome(self, complete: bool) -> Outcome:
         """Give what came out."""
-        counts = self.counts()
-        placed = [(table.level == PLACED).any(axis=0) for table in self.tables]
-        return Outcome(
-            complete=complete,
-            bound=self.bound,
-            winners=tuple(self.winners()),
-            front=tuple(self.front_points()) if self.objectives else (),
-            objectives=self.front.objectives if self.objectives else (),
-            counts=counts,
-            points=sum(counts.values()),
-            designs=int(self._has.sum()),
-            groups_placed=int(np.any(placed, axis=0).sum()),
-            unproven=sum(len(table.unproven) for table in self.tables),
-            history=tuple(self.history),
-            seconds=self.history[-1].seconds,
-        )
+        return outcome_of(self, complete)
