@@ -1,0 +1,215 @@
+// The plan kernel against every partition, one by one: best plans, bounds, estimates, fits of what
+// is asked for. Small random models, all schedules, ZeRO stages and rank orders.
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.hpp"
+#include "phaze/plan.hpp"
+
+using namespace phaze;
+
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+
+struct Case {
+  std::vector<std::int32_t> order;
+  std::vector<std::int32_t> from, to;
+  std::vector<StrategyRecord> strategies;
+  std::vector<LayerKindRecord> sizes;
+  std::vector<LayoutRecord> layouts;
+  FabricRecord fabric{};
+  PlanSpace space;
+  std::vector<double> forward{0.1, 1.0, 0.4}, plain{0.2, 2.0, 0.7}, weight{0.05, 0.9, 0.3};
+  std::vector<double> backward, joules, joules_back;
+  double room = 0.0;
+
+  KindTimes times() const {
+    return {forward.data(),
+            plain.data(),
+            backward.data(),
+            weight.data(),
+            joules.data(),
+            joules_back.data(),
+            1e9,
+            1.0};
+  }
+};
+
+FabricRecord two_tiers() {
+  FabricRecord f{};
+  f.kind = static_cast<std::int32_t>(FabricKind::kSwitched);
+  f.levels = 2;
+  f.size[0] = 4;
+  f.size[1] = 0;
+  f.bytes_per_s[0] = 1e9;
+  f.bytes_per_s[1] = 1e8;
+  f.latency_s[0] = 1e-3;
+  f.latency_s[1] = 5e-3;
+  return f;
+}
+
+void build(Case& c, std::mt19937& random) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  const int blocks = draw(2, 6);
+  c.order.assign(1, 0);
+  c.order.insert(c.order.end(), static_cast<std::size_t>(blocks), 1);
+  c.order.push_back(2);
+  for (std::int32_t i = 0; i + 1 < static_cast<std::int32_t>(c.order.size()); ++i) {
+    c.from.push_back(i);
+    c.to.push_back(i + 1);
+  }
+  c.strategies = {{1, 1, 1, 1, 1e6, 0.0, draw(0, 1) * 2e5, 1e6, 2, 0}};
+  LayerKindRecord embedding{3e5, 0.0, {1e5, 1e5}, {0.0, 0.0}, 0.0, 1, 0};
+  LayerKindRecord block{1e6, 0.0, {4e6, 5e5}, {0.0, 3.5e6}, 0.0, 0, 0};
+  LayerKindRecord head{3e5, 0.0, {0.0, 0.0}, {0.0, 0.0}, 2e6, 1, 0};
+  c.sizes = {embedding, block, head};
+  const int codes[] = {0, 2, 3};
+  for (int k = 0; k < 12; ++k) {
+    LayoutRecord l{};
+    l.schedule = codes[draw(0, 2)];
+    l.stages = draw(1, std::min(blocks, 4));
+    l.virtual_stages = 1;
+    l.zero = draw(0, 3);
+    l.rank_order = draw(0, 1);
+    l.data_parallel = draw(1, 2);
+    l.microbatches = draw(1, 3) * l.stages;
+    if (l.schedule == 2) {
+      l.virtual_stages = 2;
+      if (blocks % (2 * l.stages) != 0) continue;
+    }
+    c.layouts.push_back(l);
+  }
+  c.fabric = two_tiers();
+  c.fabric.devices = 8;
+  const int kinds = 3;
+  c.backward.assign(2 * kinds, 0.0);
+  for (std::size_t k = 0; k < 3; ++k) {
+    c.backward[k] = c.plain[k];
+    c.backward[3 + k] = c.plain[k] + (k == 1 ? c.forward[k] : 0.0);
+  }
+  c.joules.assign(3, 1.0);
+  c.joules_back.assign(6, 2.0);
+  c.room = 1e6 * draw(15, 120);
+}
+
+// The best time over every partition and every choice of variants of one layout.
+double brute_force(const Case& c, std::size_t layout) {
+  const LayoutRecord& l = c.layouts[layout];
+  const int layers = static_cast<int>(c.order.size());
+  const KindTimes times = c.times();
+  double best = kInfinite;
+  std::vector<std::int32_t> cuts{0};
+  const std::function<void()> cut = [&] {
+    if (static_cast<int>(cuts.size()) == l.stages) {
+      Partition p{cuts, {}};
+      p.cuts.push_back(layers);
+      for (int choice = 0; choice < (1 << l.stages); ++choice) {
+        p.variants.clear();
+        for (int k = 0; k < l.stages; ++k) p.variants.push_back(choice >> k & 1);
+        const PlanEstimate e = c.space.estimate(layout, p, times, c.room, nullptr);
+        if (e.status == 0) best = std::min(best, e.time_s);
+      }
+      return;
+    }
+    for (std::int32_t next = cuts.back() + 1; next < layers; ++next) {
+      cuts.push_back(next);
+      cut();
+      cuts.pop_back();
+    }
+  };
+  cut();
+  return best;
+}
+
+void one_case(unsigned seed) {
+  std::mt19937 random(seed);
+  Case c;
+  build(c, random);
+  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 1e-9, 1e-8};
+  const PlanProblem problem{c.fabric, 8,  training,     3,       c.order,  c.from, c.to,
+                            {},       {}, c.strategies, c.sizes, c.layouts};
+  const std::vector<double> rooms{c.room};
+  const std::vector<std::uint8_t> fits(c.layouts.size(), 1);
+  CHECK(c.space.build(problem, rooms, fits) == Status::kOk);
+  const KindTimes times = c.times();
+  double best = kInfinite;
+  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+    const LayoutRecord& l = c.layouts[k];
+    const PlacedPlan plan = c.space.best_of_layout(k, times, c.room, kInfinite);
+    const double bound = c.space.layout_bound_s(k, times, 0);
+    best = std::min(best, plan.time_s);
+    if (plan.time_s == kInfinite) {
+      if (l.virtual_stages == 1) CHECK(brute_force(c, k) == kInfinite);
+      continue;
+    }
+    CHECK(bound <= plan.time_s);
+    CHECK(c.space.work_bound_s(0, 0.0, 0) <= plan.time_s);
+    CHECK(c.space.check_partition(k, plan.partition) == PlanStatus::kOk);
+    std::vector<StageEstimate> stages;
+    const PlanEstimate e = c.space.estimate(k, plan.partition, times, c.room, &stages);
+    CHECK(std::abs(e.time_s - plan.time_s) <= 1e-12 * plan.time_s);
+    const PlanParts& p = e.parts;
+    const double parts = p.compute_s + p.recompute_s + p.pipeline_comm_s + p.imbalance_s +
+                         p.bubble_s + p.data_comm_s + p.optimizer_s;
+    CHECK(std::abs(parts - e.time_s) <= 1e-12 * e.time_s);
+    CHECK(e.memory_bytes <= c.room * (1.0 + 1e-9) && e.energy_j > 0.0);
+    if (l.virtual_stages == 1) {
+      CHECK(std::abs(plan.time_s - brute_force(c, k)) <= 1e-12 * plan.time_s);
+      CHECK(c.space.best_of_layout(k, times, c.room, 0.5 * plan.time_s).time_s == kInfinite);
+    }
+  }
+  const PlacedPlan whole = c.space.best_of_strategy(0, times, times, 0, kInfinite);
+  CHECK(whole.time_s == kInfinite ? best == kInfinite
+                                  : std::abs(whole.time_s - best) <= 1e-12 * best);
+  std::int64_t solved = 0;
+  std::int64_t empty = 0;
+  const std::vector<KindTimes> all{times};
+  const auto one = c.space.top_plans(all, 0, 3, 1, &solved, &empty);
+  const auto two = c.space.top_plans(all, 0, 3, 2, &solved, &empty);
+  CHECK(one.size() == two.size());
+  for (std::size_t k = 0; k < one.size(); ++k) {
+    CHECK(one[k].time_s == two[k].time_s && one[k].layout == two[k].layout);
+  }
+  if (!one.empty()) CHECK(std::abs(one[0].time_s - best) <= 1e-12 * best);
+}
+
+void refuses_nonsense() {
+  std::mt19937 random(1);
+  Case c;
+  build(c, random);
+  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 1e-9, 1e-8};
+  const auto built = [&](const std::vector<LayoutRecord>& layouts) {
+    const PlanProblem problem{c.fabric, 8,  training,     3,       c.order, c.from, c.to,
+                              {},       {}, c.strategies, c.sizes, layouts};
+    return c.space.build(problem, {}, {});
+  };
+  LayoutRecord good{};
+  good.stages = good.virtual_stages = 1;
+  good.data_parallel = good.microbatches = 1;
+  CHECK(built({good}) == Status::kOk);
+  LayoutRecord bad = good;
+  bad.data_parallel = 9;
+  CHECK(built({bad}) == Status::kBadRules);
+  bad = good;
+  bad.schedule = 1;
+  CHECK(built({bad}) == Status::kBadRules);
+  bad = good;
+  bad.strategy = 7;
+  CHECK(built({bad}) == Status::kBadRules);
+  c.sizes[1].parameters = std::numeric_limits<double>::quiet_NaN();
+  CHECK(built({good}) == Status::kNotFinite);
+}
+
+}  // namespace
+
+int main() {
+  for (unsigned seed = 0; seed < 150; ++seed) one_case(seed);
+  refuses_nonsense();
+  return phaze::test::report("plan");
+}
