@@ -126,7 +126,7 @@ def _baselines(found: SearchResult) -> RenderableType:
         looked = f"{item['evaluations']:,}" if item["evaluations"] else "-"
         rows.append([item["title"], step, gain, looked, item["plan_text"], item["note"]])
     columns = ["what", "step>", "ours is>", "chips>", "plan", "note"]
-    return table("Beside it", columns, rows)
+    return table("Baselines", columns, rows)
 
 
 def _human(found: SearchResult) -> list[RenderableType]:
