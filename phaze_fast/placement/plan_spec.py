@@ -129,7 +129,7 @@ class PlanSpec(Record):
 
     @classmethod
     def of(cls, plan: Plan | PlanSpec | Mapping[str, Any]) -> PlanSpec:
-        """Read a plan: one that was found, one as plain data, or a document that holds one."""
+        """Read a plan: one that was found, one as plain data, or a document that holds some."""
         if isinstance(plan, PlanSpec):
             return plan
         if isinstance(plan, Plan):
@@ -139,7 +139,9 @@ class PlanSpec(Record):
                 f"plan: {type(plan).__name__} is not accepted; expected a Plan, a PlanSpec or a "
                 "mapping of its fields"
             )
-        inside = plan.get("plan")
+        inside, several = plan.get("plan"), plan.get("plans")
+        if isinstance(several, list) and several:  # what `plan --json` writes: its best
+            inside = several[0]
         data: Mapping[str, Any] = inside if isinstance(inside, Mapping) else plan
         if "microbatches" in data and "parts_s" in data:
             return cls._of_found(data)

@@ -1,0 +1,65 @@
+"""The command `predict`, as a user types it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HERE = ["llama2-7b", "--chip", "h100", "--devices", "16"]
+WIDTHS = ["--tp", "4", "--pp", "2", "--dp", "2", "--global-batch", "64"]
+
+
+def phaze(*words):
+    command = [sys.executable, "-m", "phaze_fast", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_document_has_what_programs_rely_on():
+    done = phaze("predict", *HERE, *WIDTHS, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    for name in ("time_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"):
+        assert document[name] > 0
+    assert sum(document["parts_s"].values()) == pytest.approx(document["time_s"], rel=1e-12)
+    assert sum(document["memory"].values()) == pytest.approx(document["memory_bytes"], rel=1e-12)
+    assert document["over_bytes"] == 0
+    assert len(document["stages"]) == document["plan"]["pp"] == 2
+
+
+def test_a_plan_that_was_found_is_read_from_its_file(tmp_path):
+    file = tmp_path / "plans.json"
+    done = phaze("plan", *HERE, "--global-batch", "64", "--top", "2", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    best = json.loads(file.read_text())["plans"][0]
+    again = phaze("predict", *HERE, "--plan", str(file), "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["plan"] == best
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tp", "4", "--pp", "2", "--dp", "4", "--global-batch", "64"], "4 x 2 x 4 x 1 = 32"),
+        (["--tp", "4", "--dp", "4", "--global-batch", "66"], "dp x microbatch = 4 x 1 = 4"),
+        ([*WIDTHS, "--schedule", "gpipes"], "schedule: 'gpipes'"),
+        ([*WIDTHS, "--recompute", "ful"], "recompute: 'ful' is not accepted"),
+        ([*WIDTHS, "--stages", "17,18"], "17 + 18 = 35 layers; expected the 34"),
+        ([*WIDTHS, "--plan", "nowhere.json"], "nowhere.json"),
+    ],
+)
+def test_bad_plans_are_one_line_with_the_arithmetic(words, said):
+    done = phaze("predict", *HERE, *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_plan_that_does_not_fit_is_timed_and_says_by_how_much():
+    words = ["gpt3-175b", "--chip", "h100", "--devices", "8", "--tp", "8", "--global-batch", "8"]
+    done = phaze("predict", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["over_bytes"] > 1e11
+    assert document["time_s"] > 0
