@@ -162,8 +162,12 @@ def test_what_is_no_directory_is_refused(tmp_path, monkeypatch):
     shut = tmp_path / "shut"
     shut.mkdir()
 
+    opened = Path.open
+
     def refused(self, *args, **kwargs):
-        raise PermissionError(errno.EACCES, "Permission denied")
+        if shut in (self, *self.parents):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(self, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", refused)
     with pytest.raises(InvalidInputError, match="shut cannot be used: Permission denied"):
