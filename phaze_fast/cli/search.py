@@ -126,7 +126,7 @@ def _baselines(found: SearchResult) -> RenderableType:
         looked = f"{item['evaluations']:,}" if item["evaluations"] else "-"
         rows.append([item["title"], step, gain, looked, item["plan_text"], item["note"]])
     columns = ["what", "step>", "ours is>", "chips>", "plan", "note"]
-    return table("Beside it", columns, rows)
+    return table("Baselines", columns, rows)
 
 
 def _human(found: SearchResult) -> list[RenderableType]:
@@ -238,7 +238,7 @@ def search_chips(
     top: Annotated[int, typer.Option(help="Chips to find and prove.")] = 10,
     pareto: Annotated[str, typer.Option(help="A front to find: time,area,energy,hbm,cost.")] = "",
     baselines: Annotated[
-        str, typer.Option(help="Beside it: none, tpuv4, or all (early stop, random, Bayesian).")
+        str, typer.Option(help="Baselines: none, tpuv4, or all (early stop, random, Bayesian).")
     ] = "tpuv4",
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Search again with each rate and area x 0.5, 2.")
