@@ -81,7 +81,7 @@ class Data:
         for file in ("gemm", "vector", "ends", "attention"):
             found = read_measurements(folder / f"{chip}_{file}.csv")
             for column, values in found.measured.items():
-                asked, belongs = found.questions(column)
+                asked, belongs = found.queries(column)
                 ops.append(asked)
                 owner.append(belongs + count)
                 measured.extend(values)
@@ -111,7 +111,7 @@ class Data:
 def _classes(file: str, found: Measurements) -> Iterable[str]:
     if file != "gemm":
         return [file] * len(found.labels)
-    table, _ = found.questions("us_median")
+    table, _ = found.queries("us_median")
     aligned = np.all([table[d] % 8 == 0 for d in "mkn"], axis=0)
     return np.where(aligned, "aligned", "ragged").tolist()
 

@@ -25,32 +25,32 @@ def _mapping() -> Any:
 
 
 def _anneal(given: Any) -> Any:
-    mapping, genes = given
-    mapping.assign(genes)
+    mapping, op_mappings = given
+    mapping.assign(op_mappings)
     return mapping.anneal(7, STEPS, 0.03)
 
 
 def _fresh_agrees(given: Any, found: Any) -> None:
-    genes, score, evaluations = found
-    assert given[0].genes().tobytes() == genes.tobytes()
+    op_mappings, score, evaluations = found
+    assert given[0].genes().tobytes() == op_mappings.tobytes()
     assert evaluations == STEPS + 1
     fresh = _mapping()[0]
-    fresh.assign(genes)
+    fresh.assign(op_mappings)
     assert fresh.score().tobytes() == score.tobytes()
     assert score["over_bytes"][0] == 0.0
 
 
 def _assign(given: Any) -> Any:
-    mapping, genes = given
+    mapping, op_mappings = given
     for _ in range(FULL):
-        mapping.assign(genes)
+        mapping.assign(op_mappings)
         score = mapping.score()
     return score
 
 
 def _same_score(given: Any, found: Any) -> None:
-    mapping, genes = given
-    mapping.assign(genes)
+    mapping, op_mappings = given
+    mapping.assign(op_mappings)
     assert mapping.score().tobytes() == found.tobytes()
 
 

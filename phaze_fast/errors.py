@@ -33,7 +33,7 @@ class InvalidTypeError(InvalidInputError, TypeError):
 
 
 class InfeasibleError(PhazeError):
-    """The question is well posed and has no answer; the message says which constraint binds."""
+    """The problem is well posed and has no answer; the message says which constraint binds."""
 
 
 class InUseError(PhazeError, RuntimeError):

@@ -172,7 +172,7 @@ _WIDTH, _HEIGHT = 58, 10
 
 
 def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype) -> str:
-    """Where a product lies under the chip's roof, both axes logarithmic."""
+    """Where a product lies under the chip's roofline, both axes logarithmic."""
     if chip.hbm is None:
         return ""
     peak, bandwidth = chip.peak_flops(dtype), chip.hbm.bandwidth_bytes_per_s
@@ -242,8 +242,8 @@ def _breakdown(
     if cost.extrapolated:
         lines.append("an extrapolation: not what the chip's constants were fitted on")
     parts: list[RenderableType] = ["\n".join(lines), table("", ["term", "time>", ""], rows)]
-    roof = _roofline(chip, shape, cost, dtype)
-    return [*parts, roof, ""] if roof else [*parts, ""]
+    chart = _roofline(chip, shape, cost, dtype)
+    return [*parts, chart, ""] if chart else [*parts, ""]
 
 
 def show_estimate(

@@ -162,10 +162,10 @@ class _Case:
         whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
         return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
 
-    def human(self, with_genes: bool) -> list[RenderableType]:
+    def human(self, with_op_mappings: bool) -> list[RenderableType]:
         pairs = proof(self.result) + (space_rows(self.space) if self.space is not None else [])
         parts = [summary(self.result.problem, self.best, pairs)]
-        return [*parts, *picture(self.result.problem, self.best)] if with_genes else parts
+        return [*parts, *picture(self.result.problem, self.best)] if with_op_mappings else parts
 
 
 def wafer(
@@ -256,7 +256,7 @@ def _single(where: Wafer | WaferSpace) -> Wafer:
 
 
 def _score(problem: Problem, path: Path, show: bool, as_json: bool, to_file: Path | None) -> None:
-    """Score a mapping from a file: a list of genes, or any answer of this command."""
+    """Score a mapping from a file: a list of operator mappings, or any answer of this command."""
     data = read_document(path)
     if isinstance(data, dict):
         data = data.get("ours", data)

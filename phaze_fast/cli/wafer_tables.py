@@ -24,17 +24,19 @@ _NAMES = {
 _WAYS = {"default": "default", "tuned": "tuned", "tiled": "tiled"}
 
 
-def _gene_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
+def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
     def along(runs: tuple[tuple[str, int], ...]) -> str:
         return " . ".join(f"{role} {factor}" for role, factor in runs) or "-"
 
     rows = []
-    for op, gene in zip(problem.work.operators, found.encoding.genes, strict=True):
-        outputs = [f"{gene.output.count(o)} x {o}" for o in dict.fromkeys(gene.output)]
-        shown = gene.output[0] if len(gene.output) == 1 else ", ".join(outputs)
+    for op, op_mapping in zip(
+        problem.work.operators, found.encoding.operator_mappings, strict=True
+    ):
+        outputs = [f"{op_mapping.output.count(o)} x {o}" for o in dict.fromkeys(op_mapping.output)]
+        shown = op_mapping.output[0] if len(op_mapping.output) == 1 else ", ".join(outputs)
         shown = shown if op.kept_bytes else "-"
-        weights = gene.weights if op.parameters else "-"
-        rows.append([gene.operator, along(gene.x), along(gene.y), shown, weights])
+        weights = op_mapping.weights if op.parameters else "-"
+        rows.append([op_mapping.operator, along(op_mapping.x), along(op_mapping.y), shown, weights])
     return rows
 
 
@@ -93,8 +95,8 @@ def picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
         table(
             "Operators",
             ["operator", "along x", "along y", "output", "weights"],
-            _gene_rows(problem, found),
-            "innermost first; all blocks share their genes",
+            _op_mapping_rows(problem, found),
+            "innermost first; all blocks share their operator mappings",
         ),
     ]
 
@@ -117,9 +119,9 @@ def _case_rows(case: Comparison, searched: bool) -> list[list[str]]:
     for name, each in case.baselines.items():
         for way, label in _WAYS.items():
             cells = _cell(getattr(each, way), ours)
-            if way == "tiled" and name in case.lean and ours.fits:
-                lean = case.lean[name]
-                cells[3] = f"ours as fast in {format_bytes(lean.memory_bytes)}"
+            if way == "tiled" and name in case.memory_at_equal_speed and ours.fits:
+                equal_speed = case.memory_at_equal_speed[name]
+                cells[3] = f"ours as fast in {format_bytes(equal_speed.memory_bytes)}"
             rows.append([f"{_NAMES[name]}, {label}", *cells])
     for name, each_one in case.ablations.items():
         if name == "no_architecture" and not searched:

@@ -23,7 +23,7 @@ class CacheInfo(NamedTuple):
 
 
 class _Cache:
-    """Answers by the content of the question; the least recently used go first."""
+    """Answers by the content of the query; the least recently used go first."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit, self.lock = limit_bytes, threading.Lock()

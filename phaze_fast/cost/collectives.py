@@ -70,7 +70,7 @@ class CollectiveCost:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveTimes:
-    """Answers of a batch, one row per question; arrays are read-only."""
+    """Answers of a batch, one row per query; arrays are read-only."""
 
     time_s: Array
     """Seconds; NaN where `status` is not 0."""
@@ -180,10 +180,10 @@ def collective(
             if status == _BAD_STRIDE and stride > 0 < outer_stride:
                 reason = "the runs overlap; expected the larger stride to reach beyond a run"
         raise InvalidInputError(f"payload_bytes {payload_bytes!r}, {group}: {reason}")
-    question = (record, code, payload_bytes, ranks, stride)
+    query = (record, code, payload_bytes, ranks, stride)
     found = {}
     for algorithm, name in enumerate(_core.ALGORITHMS):
-        time_s, ran, bad = _core.collective_with(*question, algorithm, outer_ranks, outer_stride)
+        time_s, ran, bad = _core.collective_with(*query, algorithm, outer_ranks, outer_stride)
         if ran == algorithm and algorithm != 0 and not bad:
             found[name] = time_s
     return CollectiveCost(
@@ -193,7 +193,7 @@ def collective(
         stride=int(stride),
         time_s=float(times.time_s[0]),
         algorithm=_core.ALGORITHMS[int(times.algorithm[0])],
-        bound_s=_core.collective_bound(*question, outer_ranks, outer_stride),
+        bound_s=_core.collective_bound(*query, outer_ranks, outer_stride),
         alternatives=FrozenDict(sorted(found.items(), key=lambda item: item[1])),
         outer_ranks=int(outer_ranks),
         outer_stride=int(outer_stride),
@@ -232,7 +232,7 @@ def collective_batch(
     Returns
     -------
     CollectiveTimes
-        One row per question. A bad row carries its reason as a status; nothing is raised for it.
+        One row per query. A bad row carries its reason as a status; nothing is raised for it.
 
     Raises
     ------

@@ -1,7 +1,7 @@
 """Time and energy of every operator of operator graphs on every chip of a batch.
 
 Work is shared: operators of equal shape are priced once, and so are chips that do not differ in
-what an operator sees. Answers are kept by the content of the question.
+what an operator sees. Answers are kept by the content of the query.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Measurements:
         self.ops.setdefault(column, []).append(ops)
         self.owner.setdefault(column, []).extend([len(self.labels) - 1] * len(ops))
 
-    def questions(self, column: str) -> tuple[Array, Array]:
+    def queries(self, column: str) -> tuple[Array, Array]:
         """Operators of a column and the row each belongs to."""
         return np.concatenate(self.ops[column]), np.array(self.owner[column], dtype=np.intp)
 
@@ -339,7 +339,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
         if column in found.known:
             predicted[column] = np.array(found.known[column])
             continue
-        ops, owner = found.questions(column)
+        ops, owner = found.queries(column)
         times = _core.op_times(ops, *asked.arguments, False, 1)
         dispatch = chip.tuning.dispatch_s
         predicted[column] = 1e6 * (

@@ -1,8 +1,8 @@
 """Forward and backward operator graphs of a model under a parallel strategy."""
 
+from phaze_fast.opgraph.builder import Tensor
 from phaze_fast.opgraph.graph import GROUPS, KINDS, UNITS, OpGraph
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
-from phaze_fast.opgraph.sheet import Tensor
 from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
 from phaze_fast.opgraph.traced import from_traced
 

@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.strategy import Strategy, shapes
 
-__all__ = ["embedding_sheet", "head_sheet"]
+__all__ = ["embedding_builder", "head_builder"]
 
 _FLOAT_BYTES = 4
 
 
-def embedding_sheet(model: TransformerModel, strategy: Strategy) -> Sheet:
+def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     """Write the embedding: table look-ups or patches, their sum, norm and dropout.
 
     A vocabulary is split over tensor-parallel devices, whose parts are summed.
     """
     s = shapes(model, strategy)
-    sheet = Sheet(f"{model.name}/embedding")
+    builder = LayerBuilder(f"{model.name}/embedding")
     hidden, t = model.hidden, strategy.tensor_parallel
     payload = float(ELEMENT_BYTES * s.rows * hidden)
     if model.patches is not None:
         pixels = model.patches.size**2 * model.patches.channels
-        sheet.keep("pixels", ELEMENT_BYTES * s.rows * pixels, -1)
-        x = sheet.linear("patch", -1, s.rows, pixels, hidden, bias=True)
+        builder.keep("pixels", ELEMENT_BYTES * s.rows * pixels, -1)
+        x = builder.linear("patch", -1, s.rows, pixels, hidden, bias=True)
     else:
-        sheet.keep("token-ids", 8 * s.rows, -1, statistic=True)
+        builder.keep("token-ids", 8 * s.rows, -1, statistic=True)
         size = ELEMENT_BYTES * s.rows * hidden
         tables = 1 + (model.positions == "learned") + bool(model.token_types)
-        x = sheet.custom(
-            Line(
+        x = builder.custom(
+            OperatorSpec(
                 "look-up",
                 "embedding",
                 "VC",
@@ -43,18 +43,18 @@ def embedding_sheet(model: TransformerModel, strategy: Strategy) -> Sheet:
         if t > 1:
             op = "reduce-scatter" if strategy.sequence_parallel else "all-reduce"
             back = ("all-gather", payload, "tensor") if strategy.sequence_parallel else None
-            x = sheet.network("embedding-sum", x, (op, payload, "tensor"), back)
+            x = builder.network("embedding-sum", x, (op, payload, "tensor"), back)
     rows = s.split_rows
     if model.embedding_norm:
-        sheet.keep("embedding-norm-input", ELEMENT_BYTES * rows * hidden, x)
-        x = sheet.vector("embedding-norm", "norm", (x,), rows, hidden, function=model.norm)
+        builder.keep("embedding-norm-input", ELEMENT_BYTES * rows * hidden, x)
+        x = builder.vector("embedding-norm", "norm", (x,), rows, hidden, function=model.norm)
     if model.dropout:
-        x = sheet.vector("embedding-dropout", "dropout", (x,), rows, hidden)
-        sheet.keep("embedding-dropout-mask", rows * hidden, x)
-    return sheet
+        x = builder.vector("embedding-dropout", "dropout", (x,), rows, hidden)
+        builder.keep("embedding-dropout-mask", rows * hidden, x)
+    return builder
 
 
-def head_sheet(model: TransformerModel, strategy: Strategy) -> Sheet:
+def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     """Write what follows the blocks: final norm, logits, cross-entropy.
 
     Logits are split over the vocabulary; their fp32 values are kept for the backward pass
@@ -62,42 +62,42 @@ def head_sheet(model: TransformerModel, strategy: Strategy) -> Sheet:
     sequence parallelism).
     """
     s = shapes(model, strategy)
-    sheet = Sheet(f"{model.name}/head")
+    builder = LayerBuilder(f"{model.name}/head")
     hidden, t, rows = model.hidden, strategy.tensor_parallel, s.split_rows
     size = ELEMENT_BYTES * rows * hidden
     x = -1
     if model.final_norm:
-        sheet.keep("final-norm-input", size, x)
-        x = sheet.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
+        builder.keep("final-norm-input", size, x)
+        x = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
     if model.head == "mlm":
-        sheet.keep("transform-input", size, x)
-        x = sheet.linear("transform", x, rows, hidden, hidden, bias=True)
-        sheet.keep("transform-output", size, x)
-        x = sheet.vector(
+        builder.keep("transform-input", size, x)
+        x = builder.linear("transform", x, rows, hidden, hidden, bias=True)
+        builder.keep("transform-output", size, x)
+        x = builder.vector(
             "transform-activation", "activation", (x,), rows, hidden, function=model.activation
         )
-        sheet.keep("transform-norm-input", size, x)
-        x = sheet.vector("transform-norm", "norm", (x,), rows, hidden, function=model.norm)
+        builder.keep("transform-norm-input", size, x)
+        x = builder.vector("transform-norm", "norm", (x,), rows, hidden, function=model.norm)
     if model.head == "none":
-        return sheet
-    sheet.keep("logits-input", size, x)
+        return builder
+    builder.keep("logits-input", size, x)
     if t > 1:
         payload = float(ELEMENT_BYTES * s.rows * hidden)
         if strategy.sequence_parallel:
             gather = ("all-gather", payload, "tensor")
-            x = sheet.network(
+            x = builder.network(
                 "logits-gather", x, gather, ("reduce-scatter", payload, "tensor"), regather=True
             )
         else:
-            x = sheet.network("logits-enter", x, None, ("all-reduce", payload, "tensor"))
+            x = builder.network("logits-enter", x, None, ("all-reduce", payload, "tensor"))
     if model.head == "classifier":
         width, tokens = model.classes, strategy.microbatch
     else:
         width, tokens = s.vocab, s.rows
-    logits = sheet.linear("logits", x, tokens, hidden, width, bias=model.head != "lm")
-    loss = sheet.vector("cross-entropy", "cross-entropy", (logits,), tokens, width)
-    sheet.keep("logits", _FLOAT_BYTES * tokens * width, loss)
+    logits = builder.linear("logits", x, tokens, hidden, width, bias=model.head != "lm")
+    loss = builder.vector("cross-entropy", "cross-entropy", (logits,), tokens, width)
+    builder.keep("logits", _FLOAT_BYTES * tokens * width, loss)
     if t > 1 and model.head != "classifier":
         sums = float(3 * _FLOAT_BYTES * tokens)  # maximum, target and sum of each row
-        sheet.network("loss-reduce", loss, ("all-reduce", sums, "tensor"), None)
-    return sheet
+        builder.network("loss-reduce", loss, ("all-reduce", sums, "tensor"), None)
+    return builder

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phaze_fast.opgraph.sheet import Line, Tensor
+from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 
 __all__ = ["fuse"]
 
@@ -28,36 +28,40 @@ _EPILOGUES = frozenset(
 )
 
 
-def fuse(lines: list[Line], tensors: tuple[Tensor, ...]) -> tuple[list[Line], tuple[Tensor, ...]]:
+def fuse(
+    specs: list[OperatorSpec], tensors: tuple[Tensor, ...]
+) -> tuple[list[OperatorSpec], tuple[Tensor, ...]]:
     """Fuse what can be fused; kept tensors follow the operator that now makes them."""
     consumers: dict[int, int] = {}
-    for line in lines:
-        for source in set(line.inputs):
+    for spec in specs:
+        for source in set(spec.inputs):
             consumers[source] = consumers.get(source, 0) + 1
-    made = list(lines)
-    stands_for: dict[int, int] = {}  # a fused line -> the product it became part of
+    made = list(specs)
+    stands_for: dict[int, int] = {}  # a fused operator -> the product it became part of
     renamed: dict[str, str] = {}
-    for i, line in enumerate(lines):
-        inputs = tuple(stands_for.get(source, source) for source in line.inputs)
-        made[i] = replace(line, inputs=inputs)
+    for i, spec in enumerate(specs):
+        inputs = tuple(stands_for.get(source, source) for source in spec.inputs)
+        made[i] = replace(spec, inputs=inputs)
         host = inputs[0]
-        original = line.inputs[0]
-        if host < 0 or line.virtual or line.kind not in _EPILOGUES:
+        original = spec.inputs[0]
+        if host < 0 or spec.virtual or spec.kind not in _EPILOGUES:
             continue
         if made[host].kind not in _PRODUCTS or consumers[original] != 1:
             continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
             continue  # its other operand is not there yet when the product runs
-        made[host] = _with_epilogue(made[host], line, others)
+        made[host] = _with_epilogue(made[host], spec, others)
         made[i] = replace(made[i], virtual=True, inputs=(host,))
         stands_for[i] = host
-        renamed[line.name] = made[host].name
+        renamed[spec.name] = made[host].name
     kept = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
     return made, kept
 
 
-def _with_epilogue(product: Line, epilogue: Line, others: tuple[int, ...]) -> Line:
+def _with_epilogue(
+    product: OperatorSpec, epilogue: OperatorSpec, others: tuple[int, ...]
+) -> OperatorSpec:
     """Join an element-wise operator to a product: its result is not read back from memory."""
     extra = max(epilogue.read_bytes - product.write_bytes, 0.0)
     return replace(

@@ -5,93 +5,96 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 
 __all__ = ["gradients"]
 
 
-def gradients(lines: list[Line]) -> list[Line]:
-    """Gradient operators of every line; those of weights have no successors."""
-    made: list[Line] = []
-    arriving: dict[int, list[int]] = {}  # line -> gradients of its output, one per consumer
-    gathered: dict[int, int] = {}  # line -> its output gathered again, once for all who need it
-    for i in reversed(range(len(lines))):
-        line, upstream = lines[i], tuple(dict.fromkeys(arriving.get(i, [])))
-        source = line.inputs[0]
-        shared = line.kind == "gemm" and source >= 0 and lines[source].regather
+def gradients(specs: list[OperatorSpec]) -> list[OperatorSpec]:
+    """Gradient operators of every operator; those of weights have no successors."""
+    made: list[OperatorSpec] = []
+    arriving: dict[int, list[int]] = {}  # operator -> gradients of its output, one per consumer
+    gathered: dict[int, int] = {}  # operator -> its output gathered again, once for all who need it
+    for i in reversed(range(len(specs))):
+        spec, upstream = specs[i], tuple(dict.fromkeys(arriving.get(i, [])))
+        source = spec.inputs[0]
+        shared = spec.kind == "gemm" and source >= 0 and specs[source].regather
         if shared and source not in gathered:
-            again = replace(lines[source], name=f"{lines[source].name}-again", inputs=(-1,))
+            again = replace(specs[source], name=f"{specs[source].name}-again", inputs=(-1,))
             made.append(again)
             gathered[source] = len(made) - 1
-        for slot, gradient in _gradients_of(line, upstream, gathered.get(source), made):
-            source = line.inputs[slot]
+        for slot, gradient in _gradients_of(spec, upstream, gathered.get(source), made):
+            source = spec.inputs[slot]
             if source >= 0:
                 arriving.setdefault(source, []).append(gradient)
     return made
 
 
 def _gradients_of(
-    line: Line, upstream: tuple[int, ...], gathered: int | None, made: list[Line]
+    spec: OperatorSpec, upstream: tuple[int, ...], gathered: int | None, made: list[OperatorSpec]
 ) -> list[tuple[int, int]]:
-    """Append a line's gradient operators to `made`; give (input slot, gradient of that input).
+    """Append an operator's gradient operators to `made`; give (input slot, gradient of that input).
 
     `gathered` is where a product's input, kept in shares, is made whole again.
     """
 
-    def add(new: Line) -> int:
+    def add(new: OperatorSpec) -> int:
         made.append(replace(new, inputs=new.inputs or (-1,)))
         return len(made) - 1
 
-    name = f"d-{line.name}"
-    if line.kind == "gemm":
-        return _linear_gradients(line, upstream, gathered, add)
-    if line.kind == "batched-gemm":
-        return [(slot, add(g)) for slot, g in enumerate(_product_gradients(line, upstream, name))]
-    if line.kind == "collective":
-        op, payload, group = line.gradient or ("", 0.0, "none")
+    name = f"d-{spec.name}"
+    if spec.kind == "gemm":
+        return _linear_gradients(spec, upstream, gathered, add)
+    if spec.kind == "batched-gemm":
+        return [(slot, add(g)) for slot, g in enumerate(_product_gradients(spec, upstream, name))]
+    if spec.kind == "collective":
+        op, payload, group = spec.gradient or ("", 0.0, "none")
         ended = replace(
-            line,
+            spec,
             name=name,
             inputs=upstream,
             collective=op,
             payload_bytes=payload,
             group=group,
-            virtual=line.gradient is None,
+            virtual=spec.gradient is None,
         )
         return [(0, add(ended))]
-    if line.kind == "residual":
-        passed = add(replace(line, name=name, inputs=upstream, virtual=True))
-        return [(slot, passed) for slot in range(len(line.inputs))]
+    if spec.kind == "residual":
+        passed = add(replace(spec, name=name, inputs=upstream, virtual=True))
+        return [(slot, passed) for slot in range(len(spec.inputs))]
     # Gradients read what the operator read and the arriving gradient, and write one per input.
-    flops = 2.5 * line.flops if line.kind == "attention" else 2.0 * line.flops
+    flops = 2.5 * spec.flops if spec.kind == "attention" else 2.0 * spec.flops
     own = replace(
-        line,
+        spec,
         name=name,
-        kind=f"{line.kind}-backward",
+        kind=f"{spec.kind}-backward",
         inputs=upstream,
         flops=flops,
-        read_bytes=line.read_bytes + line.write_bytes,
-        write_bytes=line.read_bytes,
+        read_bytes=spec.read_bytes + spec.write_bytes,
+        write_bytes=spec.read_bytes,
     )
     gradient = add(own)
-    return [(slot, gradient) for slot in range(len(line.inputs))]
+    return [(slot, gradient) for slot in range(len(spec.inputs))]
 
 
 def _linear_gradients(
-    line: Line, upstream: tuple[int, ...], gathered: int | None, add: Callable[[Line], int]
+    spec: OperatorSpec,
+    upstream: tuple[int, ...],
+    gathered: int | None,
+    add: Callable[[OperatorSpec], int],
 ) -> list[tuple[int, int]]:
-    x, w = line.m * line.k * line.b, line.k * line.n * line.b
-    y = line.m * line.n * line.b
+    x, w = spec.m * spec.k * spec.b, spec.k * spec.n * spec.b
+    y = spec.m * spec.n * spec.b
     to_input = add(
         replace(
-            line,
-            name=f"d-{line.name}-x",
+            spec,
+            name=f"d-{spec.name}-x",
             kind="gemm-input-gradient",
             unit="TC",
             epilogue=0,
             inputs=upstream,
-            n=line.k,
-            k=line.n,
+            n=spec.k,
+            k=spec.n,
             read_bytes=ELEMENT_BYTES * (y + w),
             write_bytes=ELEMENT_BYTES * x,
         )
@@ -99,14 +102,14 @@ def _linear_gradients(
     needs = upstream if gathered is None else (*upstream, gathered)
     add(
         replace(
-            line,
-            name=f"d-{line.name}-w",
+            spec,
+            name=f"d-{spec.name}-w",
             kind="gemm-weight-gradient",
             unit="TC",
             epilogue=0,
             inputs=needs,
-            m=line.k,
-            k=line.m,
+            m=spec.k,
+            k=spec.m,
             read_bytes=ELEMENT_BYTES * (x + y),
             write_bytes=ELEMENT_BYTES * w,
         )
@@ -114,26 +117,28 @@ def _linear_gradients(
     return [(0, to_input)]
 
 
-def _product_gradients(line: Line, upstream: tuple[int, ...], name: str) -> tuple[Line, Line]:
+def _product_gradients(
+    spec: OperatorSpec, upstream: tuple[int, ...], name: str
+) -> tuple[OperatorSpec, OperatorSpec]:
     """Gradients of both factors of Y = AB: dA = dY Bᵀ and dB = Aᵀ dY."""
-    left = ELEMENT_BYTES * line.b * line.m * line.k
-    right = line.read_bytes - left  # fewer where heads share it
-    common = replace(line, kind="batched-gemm-gradient", inputs=upstream)
+    left = ELEMENT_BYTES * spec.b * spec.m * spec.k
+    right = spec.read_bytes - left  # fewer where heads share it
+    common = replace(spec, kind="batched-gemm-gradient", inputs=upstream)
     return (
         replace(
             common,
             name=f"{name}-left",
-            n=line.k,
-            k=line.n,
-            read_bytes=line.write_bytes + right,
+            n=spec.k,
+            k=spec.n,
+            read_bytes=spec.write_bytes + right,
             write_bytes=left,
         ),
         replace(
             common,
             name=f"{name}-right",
-            m=line.k,
-            k=line.m,
-            read_bytes=left + line.write_bytes,
+            m=spec.k,
+            k=spec.m,
+            read_bytes=left + spec.write_bytes,
             write_bytes=right,
         ),
     )

@@ -10,8 +10,8 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.opgraph.functions import function_code
-from phaze_fast.opgraph.sheet import Line, Tensor
 
 __all__ = ["GROUPS", "KINDS", "UNITS", "OpGraph", "lay_out"]
 
@@ -134,42 +134,42 @@ SELECTIVE = frozenset({"scores", "softmax", "score-dropout"})
 """Operators of explicit attention that selective recomputation runs again (Korthikanti 2022)."""
 
 
-def figures(line: Line) -> tuple[Any, ...]:
-    """Write a line as the fields of ``_core.OPERATOR_DTYPE``, in their order."""
+def figures(spec: OperatorSpec) -> tuple[Any, ...]:
+    """Write an operator spec as the fields of ``_core.OPERATOR_DTYPE``, in their order."""
     return (
-        KINDS.index(line.kind),
-        UNITS.index(line.unit),
-        line.b,
-        line.m,
-        line.n,
-        line.k,
-        line.flops,
-        line.read_bytes,
-        line.write_bytes,
-        line.payload_bytes,
-        _COLLECTIVE.get(line.collective, -1),
-        GROUPS.index(line.group),
-        line.causal,
-        line.epilogue,
-        function_code(line.kind, line.function),
+        KINDS.index(spec.kind),
+        UNITS.index(spec.unit),
+        spec.b,
+        spec.m,
+        spec.n,
+        spec.k,
+        spec.flops,
+        spec.read_bytes,
+        spec.write_bytes,
+        spec.payload_bytes,
+        _COLLECTIVE.get(spec.collective, -1),
+        GROUPS.index(spec.group),
+        spec.causal,
+        spec.epilogue,
+        function_code(spec.kind, spec.function),
         0,
     )
 
 
-def loose(name: str, parts: Sequence[tuple[Line, int]]) -> OpGraph:
-    """Write operators without edges; a line whose sizes are arrays of a length stands for many.
+def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
+    """Write operators without edges; a spec whose sizes are arrays of a length stands for many.
 
     Parameters
     ----------
     name
         Of the graph.
     parts
-        Lines, and how many operators each stands for.
+        Operator specs, and how many operators each stands for.
     """
     ops = np.zeros(sum(count for _, count in parts), dtype=_core.OPERATOR_DTYPE)
     at = 0
-    for line, count in parts:
-        for field, value in zip(ops.dtype.names or (), figures(line), strict=True):
+    for spec, count in parts:
+        for field, value in zip(ops.dtype.names or (), figures(spec), strict=True):
             ops[field][at : at + count] = value
         at += count
     ops.setflags(write=False)
@@ -177,16 +177,16 @@ def loose(name: str, parts: Sequence[tuple[Line, int]]) -> OpGraph:
     return OpGraph(name, ops, ("",) * at, np.zeros(at + 1, dtype=np.int32), nothing)
 
 
-def lay_out(name: str, lines: list[Line], tensors: tuple[Tensor, ...]) -> OpGraph:
-    """Splice virtual lines out and write the rest as arrays."""
-    real = [i for i, line in enumerate(lines) if not line.virtual]
+def lay_out(name: str, specs: list[OperatorSpec], tensors: tuple[Tensor, ...]) -> OpGraph:
+    """Splice virtual operators out and write the rest as arrays."""
+    real = [i for i, spec in enumerate(specs) if not spec.virtual]
     place = {i: position for position, i in enumerate(real)}
 
     def sources(i: int) -> set[int]:
         found: set[int] = set()
-        for source in lines[i].inputs:
+        for source in specs[i].inputs:
             if source >= 0:
-                found |= sources(source) if lines[source].virtual else {source}
+                found |= sources(source) if specs[source].virtual else {source}
         return found
 
     successors: list[list[int]] = [[] for _ in real]
@@ -195,9 +195,9 @@ def lay_out(name: str, lines: list[Line], tensors: tuple[Tensor, ...]) -> OpGrap
             successors[place[source]].append(place[i])
     ops = np.zeros(len(real), dtype=_core.OPERATOR_DTYPE)
     for position, i in enumerate(real):
-        ops[position] = figures(lines[i])
+        ops[position] = figures(specs[i])
     indptr = np.cumsum([0, *(len(s) for s in successors)]).astype(np.int32)
     indices = np.array([j for s in successors for j in s], dtype=np.int32)
     for array in (ops, indptr, indices):
         array.setflags(write=False)
-    return OpGraph(name, ops, tuple(lines[i].name for i in real), indptr, indices, tensors)
+    return OpGraph(name, ops, tuple(specs[i].name for i in real), indptr, indices, tensors)

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.block import block_sheet
-from phaze_fast.opgraph.ends import embedding_sheet, head_sheet
+from phaze_fast.opgraph.block import block_builder
+from phaze_fast.opgraph.builder import LayerBuilder
+from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.fusion import fuse
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
-from phaze_fast.opgraph.sheet import Sheet
 from phaze_fast.opgraph.strategy import Strategy, shapes
 
 __all__ = ["Layer", "LayerGraph", "build_op_graphs", "layer_graph"]
@@ -112,13 +112,15 @@ def _experts(model: TransformerModel, strategy: Strategy, kind: str) -> int:
     return local * _ffn_share(model, model.moe.expert_ffn // strategy.tensor_parallel)
 
 
-def _sheets(model: TransformerModel, strategy: Strategy) -> list[tuple[str, int, int, Sheet]]:
-    """(kind, count, parameters of one, sheet) of each kind, in the order data passes them."""
+def _builders(
+    model: TransformerModel, strategy: Strategy
+) -> list[tuple[str, int, int, LayerBuilder]]:
+    """(kind, count, parameters of one, builder) of each kind, in the order data passes them."""
     parts = model.parameters_by_part()
     norms, attention = 2 * model.norm_parameters, model.attention_parameters
     relative = (model.relative_buckets or 0) * model.heads
     final = model.norm_parameters if model.final_norm else 0
-    found = [("embedding", 1, parts["embedding"], embedding_sheet(model, strategy))]
+    found = [("embedding", 1, parts["embedding"], embedding_builder(model, strategy))]
     if model.encoder_layers:
         dense = norms + attention + model.ffn_parameters(model.ffn)
         cross = dense + attention + model.norm_parameters
@@ -127,37 +129,37 @@ def _sheets(model: TransformerModel, strategy: Strategy) -> list[tuple[str, int,
                 "encoder-block",
                 model.encoder_layers,
                 dense,
-                block_sheet(model, strategy, "encoder-block"),
+                block_builder(model, strategy, "encoder-block"),
             ),
-            ("decoder-block", model.layers, cross, block_sheet(model, strategy, "decoder-block")),
+            ("decoder-block", model.layers, cross, block_builder(model, strategy, "decoder-block")),
         ]
     else:
         dense_layers = model.layers - model.moe_layers
         if dense_layers:
             size = norms + attention + model.ffn_parameters(model.ffn)
-            found.append(("block", dense_layers, size, block_sheet(model, strategy, "block")))
+            found.append(("block", dense_layers, size, block_builder(model, strategy, "block")))
         if model.moe_layers:
             size = norms + attention + model.moe_parameters
             found.append(
-                ("moe-block", model.moe_layers, size, block_sheet(model, strategy, "moe-block"))
+                ("moe-block", model.moe_layers, size, block_builder(model, strategy, "moe-block"))
             )
     # What belongs to a stack rather than to a block is counted with the head.
     stacks = 2 if model.encoder_layers else 1
     ends = parts.get("head", 0) + stacks * (final + relative)
-    found.append(("head", 1, ends, head_sheet(model, strategy)))
+    found.append(("head", 1, ends, head_builder(model, strategy)))
     return found
 
 
-def _graphs(sheet: Sheet, fused: bool) -> tuple[OpGraph, OpGraph]:
-    """Forward and backward graph of a sheet."""
-    forward, kept = sheet.lines, tuple(sheet.kept)
-    backward = gradients(sheet.lines)
+def _graphs(builder: LayerBuilder, fused: bool) -> tuple[OpGraph, OpGraph]:
+    """Forward and backward graph of a layer."""
+    forward, kept = builder.specs, tuple(builder.kept)
+    backward = gradients(builder.specs)
     if fused:
         forward, kept = fuse(forward, kept)
         backward, _ = fuse(backward, ())
     return (
-        lay_out(f"{sheet.name}/forward", forward, kept),
-        lay_out(f"{sheet.name}/backward", backward, ()),
+        lay_out(f"{builder.name}/forward", forward, kept),
+        lay_out(f"{builder.name}/backward", backward, ()),
     )
 
 
@@ -188,12 +190,17 @@ def layer_graph(
     [('embedding', 1), ('block', 96), ('head', 1)]
     """
     strategy = Strategy() if strategy is None else strategy
-    sheets, shares = _sheets(model, strategy), _shares(model, strategy)
+    builders, shares = _builders(model, strategy), _shares(model, strategy)
     layers = tuple(
         Layer(
-            kind, count, *_graphs(sheet, fused), size, shares[kind], _experts(model, strategy, kind)
+            kind,
+            count,
+            *_graphs(builder, fused),
+            size,
+            shares[kind],
+            _experts(model, strategy, kind),
         )
-        for kind, count, size, sheet in sheets
+        for kind, count, size, builder in builders
     )
     order = tuple(i for i, layer in enumerate(layers) for _ in range(layer.count))
     edges = [(i, i + 1) for i in range(len(order) - 1)]

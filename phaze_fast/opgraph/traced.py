@@ -6,16 +6,16 @@ from dataclasses import replace
 
 from phaze_fast.models import TracedModel
 from phaze_fast.models.traced import TracedLayer, TracedOp
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.graph import OpGraph, lay_out
-from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
 
 __all__ = ["from_traced"]
 
 
-def _attention(op: TracedOp) -> Line:
+def _attention(op: TracedOp) -> OperatorSpec:
     queries, keys = op.b * op.m * op.k, op.b * op.n * op.k
     values = op.b * op.n * (op.elements // (op.b * op.m))
-    return Line(
+    return OperatorSpec(
         op.name,
         "attention",
         "TC+VC",
@@ -30,32 +30,32 @@ def _attention(op: TracedOp) -> Line:
     )
 
 
-def _write(sheet: Sheet, op: TracedOp) -> None:
+def _write(builder: LayerBuilder, op: TracedOp) -> None:
     """Add one operator."""
     first, last = op.inputs[0], op.inputs[-1]
     if op.kind == "gemm":
         bias = op.weight_elements > op.b * op.k * op.n
         if op.b == 1:
-            sheet.linear(op.name, first, op.m, op.k, op.n, bias)
+            builder.linear(op.name, first, op.m, op.k, op.n, bias)
         else:
-            sheet.grouped_linear(op.name, first, op.b, op.m, op.k, op.n)
-        sheet.lines[-1] = replace(sheet.lines[-1], inputs=op.inputs)
+            builder.grouped_linear(op.name, first, op.b, op.m, op.k, op.n)
+        builder.specs[-1] = replace(builder.specs[-1], inputs=op.inputs)
     elif op.kind == "batched-gemm":
-        sheet.product(op.name, first, last, op.b, op.m, op.k, op.n)
+        builder.product(op.name, first, last, op.b, op.m, op.k, op.n)
         if len(op.inputs) > 2:  # a third array is added to the product
-            sheet.lines[-1] = replace(sheet.lines[-1], inputs=op.inputs)
+            builder.specs[-1] = replace(builder.specs[-1], inputs=op.inputs)
     elif op.kind == "attention":
-        sheet.custom(_attention(op))
+        builder.custom(_attention(op))
     else:
         kind = "multiply" if op.kind == "elementwise" else op.kind
-        sheet.vector(op.name, kind, op.inputs, op.m, op.n, reads=len(op.inputs))
+        builder.vector(op.name, kind, op.inputs, op.m, op.n, reads=len(op.inputs))
 
 
-def _sheet(model: str, layer: TracedLayer) -> Sheet:
-    sheet = Sheet(f"{model}/{layer.name}")
+def _builder(model: str, layer: TracedLayer) -> LayerBuilder:
+    builder = LayerBuilder(f"{model}/{layer.name}")
     for op in layer.ops:
-        _write(sheet, op)
-    return sheet
+        _write(builder, op)
+    return builder
 
 
 def from_traced(traced: TracedModel) -> tuple[OpGraph, ...]:
@@ -82,5 +82,5 @@ def from_traced(traced: TracedModel) -> tuple[OpGraph, ...]:
     >>> graph.names, graph.edges(), graph.flops
     (('fc', 'act'), [(0, 1)], 512.0)
     """
-    sheets = [_sheet(traced.name, layer) for layer in traced.layers]
-    return tuple(lay_out(f"{sheet.name}/forward", sheet.lines, ()) for sheet in sheets)
+    builders = [_builder(traced.name, layer) for layer in traced.layers]
+    return tuple(lay_out(f"{builder.name}/forward", builder.specs, ()) for builder in builders)

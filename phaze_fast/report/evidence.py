@@ -116,7 +116,7 @@ def pruning_section(document: Data) -> Html:
     marks = [f"10{_power(k)}" if k > 3 else count(10**k) for k in range(decades + 1)]
     scale = tag("span", *[tag("span", mark) for mark in marks], class_="ticks")
     start = f"{count(whole)} {what} to begin with. " if whole else ""
-    text = f"{start}Each step is dearer than the one before and sees only what that left over."
+    text = f"{start}Each step is costlier than the one before and sees only what that left over."
     columns = ["Ruled out by", "Logarithmic", "Ruled out>", "Share>", "Left>"]
     laid = table(
         f"{what.capitalize()} ruled out, step by step", columns, [*rows, ["", scale, "", "", ""]]
@@ -230,7 +230,7 @@ def top_section(document: Data) -> Html:
             ]
         )
     columns = ["#", "Step>", "Behind>", "Chip and plan", "Samples / s>", "Die area>", "Energy>"]
-    columns += ["Cost>", "Waits most for"]
+    columns += ["Cost>", "Bottleneck"]
     return table(f"The {len(top)} best chips, each with its best plan", columns, rows)
 
 

@@ -118,26 +118,26 @@ def _raise_if_any(layer: OpGraph, status: Array) -> None:
 
 
 def _solve(
-    question: tuple[OpGraph, Array, Array, Array], limits: tuple[bool, int, float, int]
+    problem: tuple[OpGraph, Array, Array, Array], limits: tuple[bool, int, float, int]
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Makespan, bound, proof and nodes of each chip; starts and modes of its operators."""
-    layer, chips = question[0], len(question[3])
+    layer, chips = problem[0], len(problem[3])
     makespan, bound, proved, nodes, status, start, mode = _core.schedule_layers(
-        _batch(*question), *limits
+        _batch(*problem), *limits
     )
     _raise_if_any(layer, status)
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
 
 
 def _looked_up(
-    question: tuple[OpGraph, Array, Array, Array],
+    problem: tuple[OpGraph, Array, Array, Array],
     limits: tuple[bool, int, float, int],
     cache: ScheduleCache,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Solve what the cache does not know, and tell it; solutions are kept in canonical terms."""
-    layer, one, every, cores = question
+    layer, one, every, cores = problem
     chips, ops = one.shape
-    packed = _batch(*question)
+    packed = _batch(*problem)
     keys = [layer_key(form) for form in _core.canonical_layers(packed, limits[0])]
     known = {k: v for k, v in cache.get(keys).items() if len(v.starts) == ops}
     bound, proved = np.zeros(chips), np.zeros(chips, dtype=np.int32)
@@ -232,8 +232,8 @@ def schedule_layers(
         _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
         which = inverse.reshape(-1)
         limits = (rule == "overlap", max_nodes, time_limit_s, thread_count(threads))
-        question = (layer, one[first], every[first], np.ascontiguousarray(costs.cores[first]))
-        found = _solve(question, limits) if cache is None else _looked_up(question, limits, cache)
+        problem = (layer, one[first], every[first], np.ascontiguousarray(costs.cores[first]))
+        found = _solve(problem, limits) if cache is None else _looked_up(problem, limits, cache)
         for name, values in zip(rows, found[:4], strict=True):
             rows[name].append(values[which])
         starts.append(found[4][which])

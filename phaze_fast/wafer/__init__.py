@@ -6,7 +6,6 @@ from phaze_fast.wafer.comparison import Comparison, compare_mappings
 from phaze_fast.wafer.diemap import die_map
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation, evaluate
-from phaze_fast.wafer.gene import Gene
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.mapping_rules import RULES
 from phaze_fast.wafer.mesh import (
@@ -18,6 +17,7 @@ from phaze_fast.wafer.mesh import (
     link_loads,
     mesh_collective,
 )
+from phaze_fast.wafer.operator_mapping import OperatorMapping
 from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.plans import megatron, zero3
 from phaze_fast.wafer.problem import Problem
@@ -33,12 +33,12 @@ __all__ = [
     "Effort",
     "Encoding",
     "Evaluation",
-    "Gene",
     "Layout",
     "Links",
     "MappingResult",
     "MeshGroup",
     "MeshTime",
+    "OperatorMapping",
     "Problem",
     "Run",
     "Transfer",

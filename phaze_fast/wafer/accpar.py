@@ -128,9 +128,9 @@ def _products(problem: Problem, microbatch: int) -> list[LayerSize]:
     found = []
     for op in problem.work.operators:
         if op.product:
-            rows = float(op.line.m * microbatch)
-            weights = float(op.line.k * op.line.n)
-            found.append(LayerSize(op.name, rows * op.line.k, rows * op.line.n, weights))
+            rows = float(op.spec.m * microbatch)
+            weights = float(op.spec.k * op.spec.n)
+            found.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
     return found
 
 
@@ -142,7 +142,7 @@ def _partition(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Encodi
         for op in problem.work.operators
         if op.product
     }
-    dealt: list[Mapping[str, str]] = [{} for _ in slots]
+    assigned: list[Mapping[str, str]] = [{} for _ in slots]
     # The first cut is the coarsest: the outermost slots, the longer side first.
     for position in sorted(range(len(slots)), key=lambda k: -slots[k].stride):
         size = slots[position].size
@@ -155,9 +155,9 @@ def _partition(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Encodi
             left[layer.name][kind] //= size
             accepted[layer.name] = kind
             following.append(layer.cut(kind, size))
-        dealt[position] = accepted
+        assigned[position] = accepted
         layers = following
-    return from_types(problem, layout, dealt)
+    return from_types(problem, layout, assigned)
 
 
 def accpar(problem: Problem, layout: Layout) -> Encoding:
@@ -168,7 +168,7 @@ def accpar(problem: Problem, layout: Layout) -> Encoding:
     >>> from phaze_fast import models
     >>> from phaze_fast.hardware import presets
     >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
-    >>> len(accpar(problem, Layout(4, 2, 1, 64)).genes) == len(problem.work.operators)
+    >>> len(accpar(problem, Layout(4, 2, 1, 64)).operator_mappings) == len(problem.work.operators)
     True
     """
     return _partition(problem, layout, TYPES)
@@ -183,7 +183,7 @@ def hypar(problem: Problem, layout: Layout) -> Encoding:
     >>> from phaze_fast.hardware import presets
     >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
     >>> plan = hypar(problem, Layout(4, 2, 1, 64))
-    >>> {gene.partition["columns"] for gene in plan.genes if gene.operator == "up"}
+    >>> {m.partition["columns"] for m in plan.operator_mappings if m.operator == "up"}
     {1}
     """
     return _partition(problem, layout, TYPES[:2])

@@ -17,18 +17,18 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.accpar import accpar, hypar
-from phaze_fast.wafer.bounds import roof
+from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts, tiles
 from phaze_fast.wafer.plans import (
     RECOMPUTE,
-    Deal,
-    deals,
-    linear_deal,
-    megatron_genes,
+    AxisAssignment,
+    axis_assignments,
+    linear_axis_assignment,
+    megatron_op_mappings,
     outputs_of,
-    zero3_genes,
+    zero3_op_mappings,
 )
 from phaze_fast.wafer.problem import Problem
 
@@ -76,7 +76,7 @@ class Baseline:
 
 
 Candidate = tuple[Array, Array | None]
-"""Genes, and codes of outputs for one stage (None: chosen exactly)."""
+"""Operator mappings, and codes of outputs for one stage (None: chosen exactly)."""
 
 
 class _Tuner:
@@ -84,7 +84,7 @@ class _Tuner:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.roof = roof(problem)
+        self.roofline = roofline(problem)
         self.evaluations = 0
         self.compiled: dict[Layout, _core.Mapping | None] = {}
 
@@ -102,7 +102,7 @@ class _Tuner:
         candidates: Callable[[Layout], Iterator[Candidate]],
     ) -> Evaluation | None:
         """Fastest candidate that fits, else the one that is over by least; None without any."""
-        queue = sorted((self.roof.bound_s(self.problem, each), each) for each in set(wanted))
+        queue = sorted((self.roofline.bound_s(self.problem, each), each) for each in set(wanted))
         top: tuple[float, float] = (float("inf"), float("inf"))
         found: tuple[Layout, Array, Array | None] | None = None
         for least, layout in queue:
@@ -111,9 +111,9 @@ class _Tuner:
             mapping = self.mapping(layout)
             if mapping is None:
                 continue
-            for genes, codes in candidates(layout):
+            for op_mappings, codes in candidates(layout):
                 try:
-                    mapping.assign(genes)
+                    mapping.assign(op_mappings)
                 except InvalidInputError:
                     continue
                 outputs = None if codes is None else np.tile(codes, layout.stages)
@@ -122,13 +122,13 @@ class _Tuner:
                 over = float(score["over_bytes"] + score["stream_over_bytes"])
                 rank = (over, float(score["time_s"]))
                 if rank < top:
-                    top, found = rank, (layout, genes, outputs)
+                    top, found = rank, (layout, op_mappings, outputs)
         if found is None:
             return None
-        layout, genes, outputs = found
+        layout, op_mappings, outputs = found
         mapping = self.mapping(layout)
         assert mapping is not None
-        mapping.assign(genes)
+        mapping.assign(op_mappings)
         return evaluation_of(self.problem, layout, mapping, outputs)
 
 
@@ -145,20 +145,22 @@ def _heads(problem: Problem) -> int:
     return min(op.units for op in problem.work.operators if op.per_head)
 
 
-def megatron_shapes(problem: Problem, layout: Layout, linear: bool) -> Iterator[tuple[int, Deal]]:
-    """Tensor-parallel widths and deals of slots that a layout has room for."""
+def megatron_shapes(
+    problem: Problem, layout: Layout, linear: bool
+) -> Iterator[tuple[int, AxisAssignment]]:
+    """Tensor-parallel widths and axis assignments of slots that a layout has room for."""
     for t in (t for t in range(1, layout.dies + 1) if layout.dies % t == 0):
         replicas = layout.dies // t
         if _heads(problem) % t or layout.microbatch % replicas:
             continue
         if linear:
             try:
-                yield t, linear_deal(layout, t)
+                yield t, linear_axis_assignment(layout, t)
             except InvalidInputError:
                 continue
         else:
-            for deal in deals(layout, t):
-                yield t, deal
+            for axis_assignment in axis_assignments(layout, t):
+                yield t, axis_assignment
 
 
 def is_linear(problem: Problem, layout: Layout) -> bool:
@@ -175,12 +177,12 @@ def _megatron_candidates(problem: Problem, linear: bool) -> Callable[[Layout], I
     codes = {mode: outputs_of(problem, mode) for mode in RECOMPUTE}
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
-        for t, deal in megatron_shapes(problem, layout, linear):
+        for t, axis_assignment in megatron_shapes(problem, layout, linear):
             for shared in (False, True) if t > 1 else (False,):
                 for weights in ("replicated", "zero1"):
-                    genes = megatron_genes(problem, deal, shared, weights)
+                    op_mappings = megatron_op_mappings(problem, axis_assignment, shared, weights)
                     for mode in RECOMPUTE:
-                        yield genes, codes[mode]
+                        yield op_mappings, codes[mode]
 
     return candidates
 
@@ -199,9 +201,9 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
     codes = outputs_of(problem, "full")
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
-        for t, deal in megatron_shapes(problem, layout, True):
+        for t, axis_assignment in megatron_shapes(problem, layout, True):
             if t == width and layout.microbatch == layout.dies // t:
-                yield megatron_genes(problem, deal, False, "replicated"), codes
+                yield megatron_op_mappings(problem, axis_assignment, False, "replicated"), codes
 
     by_stages: dict[int, list[Layout]] = {}
     for layout in _all_layouts(problem, True):
@@ -224,9 +226,9 @@ def _zero3_candidates(
     codes = [outputs_of(problem, mode) for mode in modes]
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
-        genes = zero3_genes(problem, layout)
+        op_mappings = zero3_op_mappings(problem, layout)
         for each in codes:
-            yield genes, each
+            yield op_mappings, each
 
     return candidates
 

@@ -15,11 +15,11 @@ from phaze_fast.wafer.problem import Problem
 _NEAR = 0.9  # a weight of work where it is seen whether less weight helps
 _PRICES = tuple(float(at) for at in range(-2, 13, 2))  # powers of two, see _scale()
 
-__all__ = ["Roof", "quick_bound", "roof", "tight_bound", "work_bound"]
+__all__ = ["Roofline", "quick_bound", "roofline", "tight_bound", "work_bound"]
 
 
 @dataclass(frozen=True)
-class Roof:
+class Roofline:
     """Work of a step at the dies' peak rates: quick, and below what any mapping takes."""
 
     block_s: float
@@ -66,7 +66,7 @@ def work_bound(problem: Problem, layout: Layout) -> float:
     --------
     >>> problem = Problem("bertlarge", "dram-wafer")
     >>> layout = Layout(4, 2, 1, 8)
-    >>> roof(problem).bound_s(problem, layout) < work_bound(problem, layout)
+    >>> roofline(problem).bound_s(problem, layout) < work_bound(problem, layout)
     True
     >>> work_bound(problem, layout) < float(problem.mapping(layout).score()["time_s"][0])
     True
@@ -74,7 +74,7 @@ def work_bound(problem: Problem, layout: Layout) -> float:
     return _step_s(problem, layout, *problem.least_work(layout)) * (1.0 - 1e-9)  # rounding
 
 
-def roof(problem: Problem) -> Roof:
+def roofline(problem: Problem) -> Roofline:
     """Add up the operators of a model at peak rates, forward and backward.
 
     Examples
@@ -83,7 +83,7 @@ def roof(problem: Problem) -> Roof:
     >>> from phaze_fast.hardware import presets
     >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
     >>> work_s = float(problem.mapping(Layout(1, 1, 1, 1)).score()["compute_s"][0])
-    >>> roof(problem).block_s < work_s
+    >>> roofline(problem).block_s < work_s
     True
     """
     spec = optimizer(problem.training.optimizer)
@@ -91,11 +91,11 @@ def roof(problem: Problem) -> Roof:
     moved = (2.0 * spec.weight_bytes + spec.gradient_bytes) / each * (1.0 - 1e-9)
     state = each * problem.work.parameters
     if problem.volume:
-        return Roof(0.0, 0.0, state, moved)
+        return Roofline(0.0, 0.0, state, moved)
     seconds = [0.0, 0.0]  # of a block, of all else
     for op, least_s in zip(problem.work.operators, _least_s(problem), strict=True):
         seconds[op.part != "block"] += least_s * (1.0 - 1e-9)  # rounding
-    return Roof(seconds[0], seconds[1], state, moved)
+    return Roofline(seconds[0], seconds[1], state, moved)
 
 
 def _least_s(problem: Problem) -> list[float]:
@@ -105,14 +105,14 @@ def _least_s(problem: Problem) -> list[float]:
     scale with their rows, so that a part takes no less than its share.
     """
     chip = problem.chip.replace(launch_latency_s=0.0)
-    every = [passes(op.line) for op in problem.work.operators]
-    flat = [(line, 1) for some in every for line in some]
-    bounds = iter(estimate_costs(loose("roof", flat), chip, bounds_only=True).time_s(0)[0])
+    every = [passes(op.spec) for op in problem.work.operators]
+    flat = [(spec, 1) for some in every for spec in some]
+    bounds = iter(estimate_costs(loose("roofline", flat), chip, bounds_only=True).time_s(0)[0])
     found = []
-    for line, *backward in every:
-        scaled = sum(float(next(bounds)) for _ in (line, *backward))
-        product_s = 3.0 * line.flops / chip.peak_flops()
-        found.append(product_s if "gemm" in line.kind else scaled)
+    for spec, *backward in every:
+        scaled = sum(float(next(bounds)) for _ in (spec, *backward))
+        product_s = 3.0 * spec.flops / chip.peak_flops()
+        found.append(product_s if "gemm" in spec.kind else scaled)
     return found
 
 

@@ -21,7 +21,7 @@ from phaze_fast.wafer.baselines import (
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts
 from phaze_fast.wafer.outcome import Effort, MappingResult
-from phaze_fast.wafer.plans import megatron_genes
+from phaze_fast.wafer.plans import megatron_op_mappings
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.search import Progress, search_mapping
 
@@ -42,7 +42,7 @@ PUBLISHED = {"accpar": 3.1, "zero3": 2.9, "megatron": 1.6}
 """TMAC's own speed-up over each system, as published (2024)."""
 
 PUBLISHED_MEMORY = (3.6, 3.1)
-"""Savings of memory that TMAC publishes beside them; over which two is not known to us."""
+"""Savings of memory that TMAC publishes as well; over which two is not known to us."""
 
 _HALVINGS = 6
 _LESS = 3  # an ablation has its start from our best, and less to search
@@ -55,7 +55,7 @@ class Comparison:
     ours: MappingResult
     baselines: dict[str, Baseline]
     ablations: dict[str, Evaluation]
-    lean: dict[str, Evaluation]
+    memory_at_equal_speed: dict[str, Evaluation]
     """By baseline: our mapping that needs least memory and takes no longer than its best plan."""
 
     @property
@@ -78,7 +78,7 @@ class Comparison:
             "ablations": {name: each.to_dict() for name, each in self.ablations.items()},
             "lean": {
                 name: {"time_s": e.time_s, "memory_bytes_per_die": e.memory_bytes}
-                for name, e in self.lean.items()
+                for name, e in self.memory_at_equal_speed.items()
             },
             **ours.proof(),
             "evaluations": ours.evaluations,
@@ -98,10 +98,10 @@ def _megatron_partitions(problem: Problem) -> Evaluation:
     """Megatron-LM's splits in any tiling, weights and outputs as ours."""
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
-        for t, deal in megatron_shapes(problem, layout, linear=False):
+        for t, axis_assignment in megatron_shapes(problem, layout, linear=False):
             for shared in (False, True) if t > 1 else (False,):
                 for weights in problem.modes:
-                    yield megatron_genes(problem, deal, shared, weights), None
+                    yield megatron_op_mappings(problem, axis_assignment, shared, weights), None
 
     every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
     found = best_candidate(problem, every, candidates)
@@ -119,13 +119,13 @@ def _volume_objective(
     counting = problem.variant(volume=True)
     best: tuple[float, Evaluation] | None = None
     for found in (ours.best, *ours.runners_up):
-        layout, genes = _start(problem, found)
+        layout, op_mappings = _start(problem, found)
         mapping = counting.mapping(layout)
-        mapping.assign(genes)
+        mapping.assign(op_mappings)
         mapping.anneal(seed, effort.steps, 0.05)
-        genes, score, _ = mapping.descend(2)
+        op_mappings, score, _ = mapping.descend(2)
         timed = problem.mapping(layout)
-        timed.assign(genes)
+        timed.assign(op_mappings)
         scored = evaluation_of(problem, layout, timed)
         volume = float(score["time_s"][0])
         if best is None or (scored.fits, -volume) > (best[1].fits, -best[0]):
@@ -134,7 +134,7 @@ def _volume_objective(
     return best[1]
 
 
-def _lean(
+def _memory_at_equal_speed(
     problem: Problem, ours: MappingResult, other: Evaluation, effort: Effort, seed: int
 ) -> Evaluation:
     """Halve the room for memory until our mapping takes longer than another's plan."""
@@ -147,9 +147,9 @@ def _lean(
         room = 0.5 * (low + high)
         tight = problem.variant(capacity_bytes=room)
         fitting = []
-        for layout, genes in starts:
+        for layout, op_mappings in starts:
             mapping = tight.mapping(layout)
-            mapping.assign(genes)
+            mapping.assign(op_mappings)
             mapping.anneal(seed, effort.steps // 2, 0.03)
             mapping.descend(1)
             tried = evaluation_of(tight, layout, mapping)
@@ -207,7 +207,7 @@ def compare_mappings(
     progress: Progress | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Search a mapping and score other systems' plans and our own ablations beside it.
+    """Search a mapping and score other systems' plans and our own ablations as baselines.
 
     Parameters
     ----------
@@ -261,13 +261,13 @@ def compare_mappings(
         )
         ours = _merged(ours, again)
         taken["no_architecture"] = ours.best
-    say("lean")
-    thin = {
-        name: _lean(problem, ours, each.best, effort, seed)
+    say("memory at equal speed")
+    equal_speed = {
+        name: _memory_at_equal_speed(problem, ours, each.best, effort, seed)
         for name, each in others.items()
         if each.best.fits and ours.best.fits
     }
-    return Comparison(ours, others, taken, thin)
+    return Comparison(ours, others, taken, equal_speed)
 
 
 def _quiet(name: str) -> None:

@@ -1,9 +1,9 @@
 """A mapping as one group of axis assignments per operator: checked, as JSON, as arrays.
 
-A gene says into how many parts an operator's dimensions are cut and along which axis of its
-rectangle of dies, innermost first; what becomes of its output; how its weights are kept; and how
-its collectives run. All blocks of a model share their genes. What makes a mapping legal is in
-`mapping_rules`.
+An operator mapping says into how many parts an operator's dimensions are cut and along which axis
+of its rectangle of dies, innermost first; what becomes of its output; how its weights are kept; and
+how its collectives run. All blocks of a model share their operator mappings. What makes a mapping
+legal is in `mapping_rules`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.wafer.gene import Gene, Runs
 from phaze_fast.wafer.layout import Layout, slots_of
 from phaze_fast.wafer.mapping_rules import RULES, RuleCase, layout_faults
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
+from phaze_fast.wafer.operator_mapping import OperatorMapping, Runs
 from phaze_fast.wafer.operators import ROLES
 from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
 
@@ -32,10 +32,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Encoding:
-    """A whole mapping: a layout of the wafer, and one gene per operator."""
+    """A whole mapping: a layout of the wafer, and one operator mapping per operator."""
 
     layout: Layout
-    genes: tuple[Gene, ...]
+    operator_mappings: tuple[OperatorMapping, ...]
 
     # ---- legality ----
 
@@ -43,7 +43,7 @@ class Encoding:
         """Say which rules it breaks, one line each; none where it is legal."""
         found = layout_faults(problem, self.layout)
         names = [op.name for op in problem.work.operators]
-        given = [gene.operator for gene in self.genes]
+        given = [op_mapping.operator for op_mapping in self.operator_mappings]
         if given != names:
             missing = [name for name in names if name not in given]
             extra = [name for name in given if name not in names]
@@ -55,8 +55,10 @@ class Encoding:
         if found:
             return found
         last = problem.work.chain[-1]
-        for i, (op, gene) in enumerate(zip(problem.work.operators, self.genes, strict=True)):
-            case = RuleCase(problem, self.layout, op, gene, i == last)
+        for i, (op, op_mapping) in enumerate(
+            zip(problem.work.operators, self.operator_mappings, strict=True)
+        ):
+            case = RuleCase(problem, self.layout, op, op_mapping, i == last)
             for rule in RULES:
                 fault = rule.broken(case)
                 if fault:
@@ -79,45 +81,45 @@ class Encoding:
     # ---- arrays ----
 
     def arrays(self, problem: Problem) -> tuple[Array, Array]:
-        """Genes and outputs as the kernel takes them: (operators,) and (stages x operators,)."""
+        """Return mappings (operators,) and outputs (stages x operators,) for the kernel."""
         slots = slots_of(self.layout.width, self.layout.height)
-        genes = np.zeros(len(self.genes), dtype=_core.GENE_DTYPE)
-        outputs = np.zeros((self.layout.stages, len(self.genes)), dtype=np.uint8)
-        for i, gene in enumerate(self.genes):
+        op_mappings = np.zeros(len(self.operator_mappings), dtype=_core.GENE_DTYPE)
+        outputs = np.zeros((self.layout.stages, len(self.operator_mappings)), dtype=np.uint8)
+        for i, op_mapping in enumerate(self.operator_mappings):
             at = 0
-            for runs in (gene.x, gene.y):
+            for runs in (op_mapping.x, op_mapping.y):
                 for role, factor in runs:
                     rest = factor
                     while rest > 1:
-                        genes[i]["slots"][ROLES.index(role)] |= 1 << at
+                        op_mappings[i]["slots"][ROLES.index(role)] |= 1 << at
                         rest //= slots[at].size
                         at += 1
-            genes[i]["mode"] = WEIGHTS.index(gene.weights)
-            genes[i]["algorithm"] = MESH_ALGORITHMS.index(gene.collective)
-            codes = [OUTPUTS.index(name) for name in gene.output]
+            op_mappings[i]["mode"] = WEIGHTS.index(op_mapping.weights)
+            op_mappings[i]["algorithm"] = MESH_ALGORITHMS.index(op_mapping.collective)
+            codes = [OUTPUTS.index(name) for name in op_mapping.output]
             if problem.work.operators[i].part == "block":
                 outputs[:, i] = codes
-        return genes, outputs.reshape(-1)
+        return op_mappings, outputs.reshape(-1)
 
     @classmethod
     def from_arrays(
-        cls, problem: Problem, layout: Layout, genes: Array, outputs: Array
+        cls, problem: Problem, layout: Layout, op_mappings: Array, outputs: Array
     ) -> Encoding:
         """Read what the kernel works with."""
         slots = slots_of(layout.width, layout.height)
         by_stage = outputs.reshape(layout.stages, -1)
         found = []
         for i, op in enumerate(problem.work.operators):
-            masks = [int(mask) for mask in genes[i]["slots"]]
+            masks = [int(mask) for mask in op_mappings[i]["slots"]]
             axes: list[Runs] = []
             for axis in (0, 1):
-                dealt = [
+                assigned = [
                     (next(ROLES[r] for r, mask in enumerate(masks) if mask >> k & 1), slot.size)
                     for k, slot in enumerate(slots)
                     if slot.axis == axis
                 ]
                 runs = []
-                for role, some in groupby(dealt, key=lambda pair: pair[0]):
+                for role, some in groupby(assigned, key=lambda pair: pair[0]):
                     factor = 1
                     for _, size in some:
                         factor *= size
@@ -126,13 +128,13 @@ class Encoding:
             codes = by_stage[:, i] if op.part == "block" else by_stage[:1, i]
             names = tuple(OUTPUTS[int(code)] for code in codes)
             found.append(
-                Gene(
+                OperatorMapping(
                     op.name,
                     axes[0],
                     axes[1],
                     names[:1] if len(set(names)) == 1 else names,
-                    WEIGHTS[int(genes[i]["mode"])] if op.parameters else WEIGHTS[0],
-                    MESH_ALGORITHMS[int(genes[i]["algorithm"])],
+                    WEIGHTS[int(op_mappings[i]["mode"])] if op.parameters else WEIGHTS[0],
+                    MESH_ALGORITHMS[int(op_mappings[i]["algorithm"])],
                 )
             )
         return cls(layout, tuple(found))
@@ -143,16 +145,18 @@ class Encoding:
         """Return plain data, one mapping per operator; `from_list` reads it back."""
         return [
             {
-                "operator": gene.operator,
-                "partition": gene.partition,
-                "x": [list(run) for run in gene.x],
-                "y": [list(run) for run in gene.y],
-                "output": gene.output[0] if len(gene.output) == 1 else list(gene.output),
-                "weights": gene.weights,
-                "collective": gene.collective,
+                "operator": op_mapping.operator,
+                "partition": op_mapping.partition,
+                "x": [list(run) for run in op_mapping.x],
+                "y": [list(run) for run in op_mapping.y],
+                "output": (
+                    op_mapping.output[0] if len(op_mapping.output) == 1 else list(op_mapping.output)
+                ),
+                "weights": op_mapping.weights,
+                "collective": op_mapping.collective,
                 **self.layout.to_dict(),
             }
-            for gene in self.genes
+            for op_mapping in self.operator_mappings
         ]
 
     def to_json(self) -> str:
@@ -170,26 +174,26 @@ class Encoding:
         """
         if not isinstance(data, list) or not data:
             raise InvalidInputError(f"{source}: expected a list of one mapping per operator")
-        genes, found = [], set()
+        op_mappings, found = [], set()
         for i, entry in enumerate(data):
             where = f"{source}[{i}]"
             if not isinstance(entry, Mapping):
                 raise InvalidInputError(f"{where}: {entry!r} is not accepted; expected a mapping")
             found.add(_layout_of(entry, where))
-            gene = _gene_of(entry, where)
-            stated = entry.get("partition", gene.partition)
-            if stated != gene.partition:
+            op_mapping = _op_mapping_of(entry, where)
+            stated = entry.get("partition", op_mapping.partition)
+            if stated != op_mapping.partition:
                 raise InvalidInputError(
                     f"{where}.partition: {stated!r} is not what x and y say; expected "
-                    f"{gene.partition}"
+                    f"{op_mapping.partition}"
                 )
-            genes.append(gene)
+            op_mappings.append(op_mapping)
         if len(found) > 1:
             raise InvalidInputError(
                 f"{source}: operators disagree in rectangle, stages or microbatch; expected one "
                 "layout for all"
             )
-        return cls(found.pop(), tuple(genes))
+        return cls(found.pop(), tuple(op_mappings))
 
 
 def _whole(value: object, where: str) -> int:
@@ -242,12 +246,12 @@ def _name(value: object, where: str, accepted: Iterable[str]) -> str:
     return _names(value, where, accepted)[0]
 
 
-def _gene_of(entry: Mapping[str, Any], where: str) -> Gene:
+def _op_mapping_of(entry: Mapping[str, Any], where: str) -> OperatorMapping:
     known = ("operator", "partition", "x", "y", "output", "weights", "collective")
     for key in entry:
         if key not in (*known, "rectangle", "stages", "microbatch"):
             raise InvalidInputError(f"{where}: unknown key {key!r}; {nearest(str(key), known)}")
-    return Gene(
+    return OperatorMapping(
         str(entry.get("operator", "")),
         _runs_of(entry.get("x"), f"{where}.x"),
         _runs_of(entry.get("y"), f"{where}.y"),

@@ -16,7 +16,7 @@ from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["Evaluation", "StageUse", "evaluate", "evaluation_of", "score_genes"]
+__all__ = ["Evaluation", "StageUse", "evaluate", "evaluation_of", "score_op_mappings"]
 
 Array = np.ndarray[Any, Any]
 
@@ -152,10 +152,10 @@ def evaluation_of(
     )
 
 
-def score_genes(problem: Problem, layout: Layout, genes: Array) -> Evaluation:
-    """Score genes in one layout, outputs chosen exactly."""
+def score_op_mappings(problem: Problem, layout: Layout, op_mappings: Array) -> Evaluation:
+    """Score operator mappings in one layout, outputs chosen exactly."""
     mapping = problem.mapping(layout)
-    mapping.assign(genes)
+    mapping.assign(op_mappings)
     return evaluation_of(problem, layout, mapping)
 
 
@@ -188,6 +188,6 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
     """
     encoding.check(problem)
     mapping = problem.mapping(encoding.layout)
-    genes, outputs = encoding.arrays(problem)
-    mapping.assign(genes)
+    op_mappings, outputs = encoding.arrays(problem)
+    mapping.assign(op_mappings)
     return evaluation_of(problem, encoding.layout, mapping, None if choose_outputs else outputs)

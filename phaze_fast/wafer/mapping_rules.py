@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from phaze_fast import _core
 from phaze_fast.errors import nearest
-from phaze_fast.wafer.gene import Gene
 from phaze_fast.wafer.layout import Layout, slots_of, tiles
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
+from phaze_fast.wafer.operator_mapping import OperatorMapping
 from phaze_fast.wafer.operators import ROLES, MeshOperator
 from phaze_fast.wafer.problem import OUTPUTS, Problem
 
@@ -18,18 +18,18 @@ __all__ = ["RULES", "MappingRule", "RuleCase", "layout_faults"]
 
 @dataclass(frozen=True)
 class RuleCase:
-    """One operator's gene, as a rule looks at it."""
+    """One operator's mapping, as a rule looks at it."""
 
     problem: Problem
     layout: Layout
     op: MeshOperator
-    gene: Gene
+    op_mapping: OperatorMapping
     last: bool
 
 
 @dataclass(frozen=True)
 class MappingRule:
-    """One condition that a gene must meet."""
+    """One condition that an operator mapping must meet."""
 
     name: str
     text: str
@@ -38,7 +38,10 @@ class MappingRule:
 
 
 def _sides(c: RuleCase) -> str:
-    for axis, runs, side in (("x", c.gene.x, c.layout.width), ("y", c.gene.y, c.layout.height)):
+    for axis, runs, side in (
+        ("x", c.op_mapping.x, c.layout.width),
+        ("y", c.op_mapping.y, c.layout.height),
+    ):
         size = 1
         for _, factor in runs:
             size *= factor
@@ -49,7 +52,7 @@ def _sides(c: RuleCase) -> str:
 
 def _slots(c: RuleCase) -> str:
     slots = slots_of(c.layout.width, c.layout.height)
-    for axis, (name, runs) in enumerate((("x", c.gene.x), ("y", c.gene.y))):
+    for axis, (name, runs) in enumerate((("x", c.op_mapping.x), ("y", c.op_mapping.y))):
         sizes = [slot.size for slot in slots if slot.axis == axis]
         for _, factor in runs:
             rest = factor
@@ -61,14 +64,14 @@ def _slots(c: RuleCase) -> str:
 
 
 def _runs(c: RuleCase) -> str:
-    for name, runs in (("x", c.gene.x), ("y", c.gene.y)):
+    for name, runs in (("x", c.op_mapping.x), ("y", c.op_mapping.y)):
         if len(runs) > _core.RUNS_PER_AXIS:
             return f"{name}: {len(runs)} roles; expected at most {_core.RUNS_PER_AXIS}"
     return ""
 
 
 def _roles(c: RuleCase) -> str:
-    for role, factor in c.gene.partition.items():
+    for role, factor in c.op_mapping.partition.items():
         if factor > 1 and role not in c.op.roles:
             return f"{role}: x{factor} is not accepted; accepted: {', '.join(c.op.roles)}"
     return ""
@@ -76,24 +79,24 @@ def _roles(c: RuleCase) -> str:
 
 def _limits(c: RuleCase) -> str:
     for role in ROLES[:4]:
-        factor, limit = c.gene.partition[role], c.op.limit(role, c.layout.microbatch)
+        factor, limit = c.op_mapping.partition[role], c.op.limit(role, c.layout.microbatch)
         if factor > 1 and factor > limit:
             return f"{role}: {factor} parts of {limit}; expected at most {limit}"
     return ""
 
 
 def _weights(c: RuleCase) -> str:
-    if c.gene.weights not in c.problem.modes:
-        hint = nearest(c.gene.weights, c.problem.modes)
-        return f"weights: {c.gene.weights!r} is not accepted; {hint}"
+    if c.op_mapping.weights not in c.problem.modes:
+        hint = nearest(c.op_mapping.weights, c.problem.modes)
+        return f"weights: {c.op_mapping.weights!r} is not accepted; {hint}"
     return ""
 
 
 def _collective(c: RuleCase) -> str:
-    if c.gene.collective not in MESH_ALGORITHMS:
+    if c.op_mapping.collective not in MESH_ALGORITHMS:
         return (
-            f"collective: {c.gene.collective!r} is not accepted; "
-            f"{nearest(c.gene.collective, MESH_ALGORITHMS)}"
+            f"collective: {c.op_mapping.collective!r} is not accepted; "
+            f"{nearest(c.op_mapping.collective, MESH_ALGORITHMS)}"
         )
     return ""
 
@@ -101,12 +104,13 @@ def _collective(c: RuleCase) -> str:
 def _outputs(c: RuleCase) -> str:
     bits = c.problem._outputs(c.op, c.last)
     accepted = [name for code, name in enumerate(OUTPUTS) if bits >> code & 1]
-    for output in c.gene.output:
+    for output in c.op_mapping.output:
         if output not in accepted:
             return f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
     count = c.layout.stages if c.op.part == "block" else 1
-    if len(c.gene.output) not in (1, count):
-        return f"output: {len(c.gene.output)} values; expected 1, or one for each of {count} stages"
+    if len(c.op_mapping.output) not in (1, count):
+        given = len(c.op_mapping.output)
+        return f"output: {given} values; expected 1, or one for each of {count} stages"
     return ""
 
 
@@ -120,7 +124,7 @@ RULES = (
     MappingRule("collective", "a collective runs by an algorithm that is known", _collective),
     MappingRule("output", "what enters a block is kept; ends keep what they make", _outputs),
 )
-"""What makes a gene legal, in the order it is checked."""
+"""What makes an operator mapping legal, in the order it is checked."""
 
 
 def layout_faults(problem: Problem, layout: Layout) -> list[str]:

@@ -10,10 +10,10 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.block import block_sheet
-from phaze_fast.opgraph.ends import embedding_sheet, head_sheet
+from phaze_fast.opgraph.block import block_builder
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
+from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.gradients import gradients
-from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line, Sheet
 from phaze_fast.opgraph.strategy import Strategy
 
 __all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Workload", "passes", "workload"]
@@ -48,7 +48,7 @@ class MeshOperator:
 
     name: str
     part: str
-    line: Line
+    spec: OperatorSpec
     seq_rows: int
     """Rows of one sequence."""
     units: int
@@ -68,17 +68,17 @@ class MeshOperator:
     @property
     def roles(self) -> tuple[str, ...]:
         """Roles it accepts."""
-        return _ROLES_OF.get(self.line.kind, _ANY_VECTOR)
+        return _ROLES_OF.get(self.spec.kind, _ANY_VECTOR)
 
     @property
     def product(self) -> bool:
         """Whether it contracts the features of its input with weights."""
-        return self.line.kind == "gemm"
+        return self.spec.kind == "gemm"
 
     @property
     def per_head(self) -> bool:
         """Whether it is a product of attention, of which every head is one."""
-        return self.line.kind in ("attention", "batched-gemm")
+        return self.spec.kind in ("attention", "batched-gemm")
 
     def limit(self, role: str, microbatch: int) -> int:
         """Into how many parts a dimension can be cut at most."""
@@ -89,27 +89,27 @@ class MeshOperator:
         """Reduce rows of local (sequences, rows, units, inner) to what tells parts apart."""
         sequences, rows, units, inner = local.T
         if self.per_head:
-            heads = units * (self.line.b // self.units)
+            heads = units * (self.spec.b // self.units)
             return np.stack([sequences * heads, rows], axis=1)
         if self._on_scores:
-            heads = units * (self.line.m // (self.seq_rows * self.units))
+            heads = units * (self.spec.m // (self.seq_rows * self.units))
             return np.stack([sequences * rows * heads], axis=1)
         return np.stack([sequences * rows, units, inner], axis=1)
 
-    def parts(self, shapes: Array) -> Line:
-        """Write rows of `shapes` as operators of their own: one line whose sizes are arrays."""
+    def parts(self, shapes: Array) -> OperatorSpec:
+        """Write rows of `shapes` as operators of their own: one spec whose sizes are arrays."""
         sizes: Any = shapes.astype(np.float64).T
-        line = self.line
+        spec = self.spec
         if self.per_head:
-            return self._heads(line, *sizes)
+            return self._heads(spec, *sizes)
         if self._on_scores:
-            m, n = sizes[0], line.n
+            m, n = sizes[0], spec.n
         else:
-            m, n = sizes[0], sizes[1] * (line.n // self.units)
-        if line.kind == "gemm":
-            k = sizes[2] * (line.k // self.inner_units)
+            m, n = sizes[0], sizes[1] * (spec.n // self.units)
+        if spec.kind == "gemm":
+            k = sizes[2] * (spec.k // self.inner_units)
             return replace(
-                line,
+                spec,
                 m=m,
                 n=n,
                 k=k,
@@ -118,30 +118,30 @@ class MeshOperator:
                 write_bytes=ELEMENT_BYTES * m * n,
             )
         size = ELEMENT_BYTES * m * n
-        reads = line.read_bytes / line.write_bytes
-        return replace(line, m=m, n=n, read_bytes=reads * size, write_bytes=size)
+        reads = spec.read_bytes / spec.write_bytes
+        return replace(spec, m=m, n=n, read_bytes=reads * size, write_bytes=size)
 
     @property
     def _on_scores(self) -> bool:
         """Whether it works on the scores of explicit attention."""
-        return _on_scores(self.line)
+        return _on_scores(self.spec)
 
-    def _heads(self, line: Line, pairs: Any, rows: Any) -> Line:
-        part, cut = pairs / line.b, rows / line.m
-        rest = line.read_bytes - self._query_bytes
+    def _heads(self, spec: OperatorSpec, pairs: Any, rows: Any) -> OperatorSpec:
+        part, cut = pairs / spec.b, rows / spec.m
+        rest = spec.read_bytes - self._query_bytes
         return replace(
-            line,
+            spec,
             b=pairs,
             m=rows,
-            flops=line.flops * part * cut,
+            flops=spec.flops * part * cut,
             read_bytes=(self._query_bytes * cut + rest) * part,
-            write_bytes=line.write_bytes * part * cut,
+            write_bytes=spec.write_bytes * part * cut,
         )
 
     @cached_property
     def _query_bytes(self) -> float:
         """Of what it reads, the part that follows its rows."""
-        return float(ELEMENT_BYTES * self.line.b * self.line.m * self.line.k)
+        return float(ELEMENT_BYTES * self.spec.b * self.spec.m * self.spec.k)
 
 
 @dataclass(frozen=True)
@@ -180,74 +180,74 @@ class Workload:
         )
 
 
-def passes(line: Line) -> list[Line]:
+def passes(spec: OperatorSpec) -> list[OperatorSpec]:
     """Write an operator by itself, and after it its gradients."""
-    alone = replace(line, name="", inputs=(-1,) * len(line.inputs))
+    alone = replace(spec, name="", inputs=(-1,) * len(spec.inputs))
     return [alone, *(gradient for gradient in gradients([alone]) if not gradient.virtual)]
 
 
-def _on_scores(line: Line) -> bool:
-    return line.kind == "softmax" or line.name == "score-dropout"
+def _on_scores(spec: OperatorSpec) -> bool:
+    return spec.kind == "softmax" or spec.name == "score-dropout"
 
 
-def _units(model: TransformerModel, line: Line) -> tuple[int, int]:
-    """Units of a line's columns and of its inner dimension."""
+def _units(model: TransformerModel, spec: OperatorSpec) -> tuple[int, int]:
+    """Units of an operator's columns and of its inner dimension."""
     kv = model.kv_heads or model.heads
-    if line.kind in ("attention", "batched-gemm") or _on_scores(line):
+    if spec.kind in ("attention", "batched-gemm") or _on_scores(spec):
         return kv, 0
-    if line.name in ("q", "rotate-q", "qkv", "k", "v", "rotate-k"):
-        return kv, line.k if line.kind == "gemm" else 0
-    if line.name == "proj":
-        return line.n, kv
-    return line.n, line.k if line.kind == "gemm" else 0
+    if spec.name in ("q", "rotate-q", "qkv", "k", "v", "rotate-k"):
+        return kv, spec.k if spec.kind == "gemm" else 0
+    if spec.name == "proj":
+        return spec.n, kv
+    return spec.n, spec.k if spec.kind == "gemm" else 0
 
 
-def _parameters(model: TransformerModel, line: Line) -> int:
-    if line.kind == "gemm":
-        return line.k * line.n + line.epilogue * line.n
-    if line.kind == "norm":
+def _parameters(model: TransformerModel, spec: OperatorSpec) -> int:
+    if spec.kind == "gemm":
+        return spec.k * spec.n + spec.epilogue * spec.n
+    if spec.kind == "norm":
         return model.norm_parameters
-    if line.kind == "embedding":
+    if spec.kind == "embedding":
         norm = model.norm_parameters if model.embedding_norm else 0
         return model.parameters_by_part()["embedding"] - norm
     return 0
 
 
 def _operators(
-    model: TransformerModel, part: str, sheet: Sheet, input_bytes: float
+    model: TransformerModel, part: str, builder: LayerBuilder, input_bytes: float
 ) -> list[MeshOperator]:
     """Operators of one part; `input_bytes` is kept by what makes the part's input."""
     kept: dict[str, float] = {}
-    for tensor in sheet.kept:
+    for tensor in builder.kept:
         kept[tensor.producer] = kept.get(tensor.producer, 0.0) + tensor.bytes
-    whole = {t.producer for t in sheet.kept if not (t.statistic or t.name.endswith("-mask"))}
+    whole = {t.producer for t in builder.kept if not (t.statistic or t.name.endswith("-mask"))}
     found = []
-    for position, line in enumerate(sheet.lines):
-        units, inner = _units(model, line)
-        rows = line.m // model.heads if _on_scores(line) else line.m
-        if line.kind == "embedding":
+    for position, spec in enumerate(builder.specs):
+        units, inner = _units(model, spec)
+        rows = spec.m // model.heads if _on_scores(spec) else spec.m
+        if spec.kind == "embedding":
             inner = model.vocab
-        statistics = {"norm": 8.0, "cross-entropy": 12.0}.get(line.kind, 0.0)
+        statistics = {"norm": 8.0, "cross-entropy": 12.0}.get(spec.kind, 0.0)
         gathered = 0.0
-        if line.kind in ("attention", "batched-gemm"):
-            gathered = line.read_bytes - ELEMENT_BYTES * line.b * line.m * line.k
-        own, output_kept = kept.get(line.name, 0.0), line.name in whole
-        if part == "block" and position == len(sheet.lines) - 1:
+        if spec.kind in ("attention", "batched-gemm"):
+            gathered = spec.read_bytes - ELEMENT_BYTES * spec.b * spec.m * spec.k
+        own, output_kept = kept.get(spec.name, 0.0), spec.name in whole
+        if part == "block" and position == len(builder.specs) - 1:
             own, output_kept = own + input_bytes, True
         if part == "behind" and position == 0:
             own += kept.get("input", 0.0)
         found.append(
             MeshOperator(
-                name=line.name,
+                name=spec.name,
                 part=part,
-                line=line,
+                spec=spec,
                 seq_rows=rows,
                 units=units,
                 inner_units=inner,
                 kept_bytes=own,
                 output_kept=output_kept,
-                parameters=_parameters(model, line),
-                stat_bytes=statistics * line.m,
+                parameters=_parameters(model, spec),
+                stat_bytes=statistics * spec.m,
                 gather_bytes=gathered,
             )
         )
@@ -286,28 +286,28 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
     """
     _refuse(model)
     strategy = Strategy(seq=seq)
-    sheets = (
-        embedding_sheet(model, strategy),
-        block_sheet(model, strategy, "block"),
-        head_sheet(model, strategy),
+    builders = (
+        embedding_builder(model, strategy),
+        block_builder(model, strategy, "block"),
+        head_builder(model, strategy),
     )
-    into_block = sum(t.bytes for t in sheets[1].kept if t.producer == "input")
+    into_block = sum(t.bytes for t in builders[1].kept if t.producer == "input")
     operators: list[MeshOperator] = []
     edges: list[Edge] = []
     starts = []
-    for part, sheet in zip(PARTS, sheets, strict=True):
+    for part, builder in zip(PARTS, builders, strict=True):
         starts.append(len(operators))
-        operators += _operators(model, part, sheet, float(into_block))
+        operators += _operators(model, part, builder, float(into_block))
     last = starts[2] - 1
-    boundary = operators[last].line.write_bytes
-    for part, sheet, start in zip(PARTS, sheets, starts, strict=True):
-        for position, line in enumerate(sheet.lines):
-            for source in dict.fromkeys(line.inputs):
-                again = line.kind in _NEEDS_INPUT
+    boundary = operators[last].spec.write_bytes
+    for part, builder, start in zip(PARTS, builders, starts, strict=True):
+        for position, spec in enumerate(builder.specs):
+            for source in dict.fromkeys(spec.inputs):
+                again = spec.kind in _NEEDS_INPUT
                 to = start + position
                 if source >= 0:
                     made = operators[start + source]
-                    size = made.line.write_bytes
+                    size = made.spec.write_bytes
                     again = again and made.output_kept
                     edges.append(Edge(start + source, to, "inside", size, again))
                 elif part == "block":
@@ -321,15 +321,15 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
         seq=strategy.seq or model.seq,
         operators=tuple(operators),
         edges=tuple(edges),
-        chain=_chain(sheets[1].lines, starts[1]),
+        chain=_chain(builders[1].specs, starts[1]),
         boundary_bytes=float(boundary),
         blocks=model.layers,
     )
 
 
-def _chain(lines: list[Line], start: int) -> tuple[int, ...]:
-    """Follow first inputs from the last line back to the block's input."""
-    path = [len(lines) - 1]
-    while lines[path[-1]].inputs[0] >= 0:
-        path.append(lines[path[-1]].inputs[0])
+def _chain(specs: list[OperatorSpec], start: int) -> tuple[int, ...]:
+    """Follow first inputs from the last operator back to the block's input."""
+    path = [len(specs) - 1]
+    while specs[path[-1]].inputs[0] >= 0:
+        path.append(specs[path[-1]].inputs[0])
     return tuple(start + at for at in reversed(path))

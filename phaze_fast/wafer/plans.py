@@ -22,20 +22,21 @@ from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
 __all__ = [
     "PATTERNS",
     "RECOMPUTE",
-    "deals",
+    "AxisAssignment",
+    "axis_assignments",
     "encode",
     "from_types",
-    "genes_of",
-    "linear_deal",
+    "linear_axis_assignment",
     "megatron",
-    "megatron_genes",
+    "megatron_op_mappings",
+    "op_mappings_of",
     "outputs_of",
     "zero3",
-    "zero3_genes",
+    "zero3_op_mappings",
 ]
 
 Array = np.ndarray[Any, Any]
-Deal = tuple[str, ...]
+AxisAssignment = tuple[str, ...]
 """What each slot does for a plan: ``tensor`` or ``data``."""
 
 RECOMPUTE = ("none", "selective", "full")
@@ -62,11 +63,11 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
         return PATTERNS["column-wise product"]
     if op.name in _ROW_WISE:
         return PATTERNS["row-wise product"]
-    if op.line.kind == "embedding":
+    if op.spec.kind == "embedding":
         return PATTERNS["embedding"]
-    if op.line.kind == "cross-entropy":
+    if op.spec.kind == "cross-entropy":
         return PATTERNS["loss"]
-    in_block = op.part == "block" and (op.line.kind in _INSIDE or op.name == "score-dropout")
+    in_block = op.part == "block" and (op.spec.kind in _INSIDE or op.name == "score-dropout")
     if in_block:
         return PATTERNS["inside the region"]
     if op.product:  # the head's own transform: Megatron-LM holds it whole on every device
@@ -75,7 +76,7 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
     return PATTERNS[outside]
 
 
-def linear_deal(layout: Layout, tensor_parallel: int) -> Deal:
+def linear_axis_assignment(layout: Layout, tensor_parallel: int) -> AxisAssignment:
     """Give the innermost slots in rank order to the tensor, the others to the data.
 
     Ranks are counted along the rows of the rectangle, as a machine without a map of the mesh does.
@@ -87,36 +88,36 @@ def linear_deal(layout: Layout, tensor_parallel: int) -> Deal:
 
     Examples
     --------
-    >>> linear_deal(Layout(4, 2, 1, 8), 2)
+    >>> linear_axis_assignment(Layout(4, 2, 1, 8), 2)
     ('tensor', 'data', 'data')
     """
-    deal, left = [], tensor_parallel
+    axis_assignment, left = [], tensor_parallel
     for slot in slots_of(layout.width, layout.height):
         if left > 1 and left % slot.size == 0:
-            deal.append("tensor")
+            axis_assignment.append("tensor")
             left //= slot.size
         elif left > 1:
             break
         else:
-            deal.append("data")
+            axis_assignment.append("data")
     if left != 1:
         raise InvalidInputError(
             f"tensor_parallel: {tensor_parallel} is not accepted on {layout.width} x "
             f"{layout.height} dies; expected a product of the sides' innermost factors"
         )
-    return tuple(deal)
+    return tuple(axis_assignment)
 
 
-def deals(layout: Layout, tensor_parallel: int) -> list[Deal]:
+def axis_assignments(layout: Layout, tensor_parallel: int) -> list[AxisAssignment]:
     """List every way to place tensor-parallel groups: inner or outer slots along each axis.
 
     Examples
     --------
-    >>> len(deals(Layout(4, 4, 1, 16), 4))
+    >>> len(axis_assignments(Layout(4, 4, 1, 16), 4))
     6
     """
     slots = slots_of(layout.width, layout.height)
-    sides: list[list[Deal]] = []
+    sides: list[list[AxisAssignment]] = []
     for axis in (0, 1):
         count = sum(slot.axis == axis for slot in slots)
         found = []
@@ -127,39 +128,39 @@ def deals(layout: Layout, tensor_parallel: int) -> list[Deal]:
     wanted = []
     for x in sides[0]:
         for y in sides[1]:
-            deal = x + y
+            axis_assignment = x + y
             size = 1
-            for slot, use in zip(slots, deal, strict=True):
+            for slot, use in zip(slots, axis_assignment, strict=True):
                 size *= slot.size if use == "tensor" else 1
             if size == tensor_parallel:
-                wanted.append(deal)
+                wanted.append(axis_assignment)
     return wanted
 
 
-def _mask(deal: Sequence[str], use: str) -> int:
-    return sum(1 << k for k, each in enumerate(deal) if each == use)
+def _mask(axis_assignment: Sequence[str], use: str) -> int:
+    return sum(1 << k for k, each in enumerate(axis_assignment) if each == use)
 
 
-def genes_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
-    """Write roles of slots (role -> set of slots as bits, one per operator) as genes."""
+def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
+    """Write roles of slots (role -> set of slots as bits, one per operator) as mappings."""
     if weights not in WEIGHTS:
         raise InvalidInputError(
             f"weights: {weights!r} is not accepted; {nearest(weights, WEIGHTS)}"
         )
-    genes = np.zeros(len(roles), dtype=_core.GENE_DTYPE)
+    op_mappings = np.zeros(len(roles), dtype=_core.GENE_DTYPE)
     for i, given in enumerate(roles):
         for role, mask in given.items():
-            genes[i]["slots"][ROLES.index(role)] = mask
-        genes[i]["mode"] = WEIGHTS.index(weights)
-    return genes
+            op_mappings[i]["slots"][ROLES.index(role)] = mask
+        op_mappings[i]["mode"] = WEIGHTS.index(weights)
+    return op_mappings
 
 
 def encode(
-    problem: Problem, layout: Layout, genes: Array, recompute: str | Sequence[str] = "none"
+    problem: Problem, layout: Layout, op_mappings: Array, recompute: str | Sequence[str] = "none"
 ) -> Encoding:
-    """Write genes and a mode of recomputation as an encoding."""
+    """Write operator mappings and a mode of recomputation as an encoding."""
     outputs = np.tile(outputs_of(problem, recompute), layout.stages)
-    return Encoding.from_arrays(problem, layout, genes, outputs)
+    return Encoding.from_arrays(problem, layout, op_mappings, outputs)
 
 
 def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
@@ -191,7 +192,7 @@ def megatron(
     sequence_parallel: bool = False,
     recompute: str = "none",
     weights: str = "replicated",
-    deal: Deal | None = None,
+    axis_assignment: AxisAssignment | None = None,
 ) -> Encoding:
     """Write a Megatron-LM plan: columns then rows of each pair of products, replicas over data.
 
@@ -210,7 +211,7 @@ def megatron(
         none, selective or full.
     weights
         How replicas keep them: replicated, or zero1 (Megatron-LM's distributed optimizer).
-    deal
+    axis_assignment
         Which slots are the tensor's; by default the innermost in rank order.
 
     Examples
@@ -219,22 +220,28 @@ def megatron(
     >>> from phaze_fast.hardware import presets
     >>> problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"))
     >>> plan = megatron(problem, Layout(4, 2, 5, 2), tensor_parallel=4, sequence_parallel=True)
-    >>> {gene.operator: gene.x for gene in plan.genes}["proj"]
+    >>> {op_mapping.operator: op_mapping.x for op_mapping in plan.operator_mappings}["proj"]
     (('inner', 4),)
     """
-    deal = linear_deal(layout, tensor_parallel) if deal is None else deal
-    genes = megatron_genes(problem, deal, sequence_parallel, weights)
-    return encode(problem, layout, genes, recompute)
+    axis_assignment = (
+        linear_axis_assignment(layout, tensor_parallel)
+        if axis_assignment is None
+        else axis_assignment
+    )
+    op_mappings = megatron_op_mappings(problem, axis_assignment, sequence_parallel, weights)
+    return encode(problem, layout, op_mappings, recompute)
 
 
-def megatron_genes(problem: Problem, deal: Deal, sequence_parallel: bool, weights: str) -> Array:
+def megatron_op_mappings(
+    problem: Problem, axis_assignment: AxisAssignment, sequence_parallel: bool, weights: str
+) -> Array:
     """Give every operator its part in a Megatron-LM plan."""
-    tensor, data = _mask(deal, "tensor"), _mask(deal, "data")
+    tensor, data = _mask(axis_assignment, "tensor"), _mask(axis_assignment, "data")
     roles = []
     for op in problem.work.operators:
         role = _tensor_role(op, sequence_parallel)
         roles.append({"batch": data, role: tensor} if tensor else {"batch": data})
-    return genes_of(roles, weights)
+    return op_mappings_of(roles, weights)
 
 
 def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding:
@@ -245,16 +252,16 @@ def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding
     >>> from phaze_fast import models
     >>> from phaze_fast.hardware import presets
     >>> problem = Problem(models.load("llama2-7b"), presets.wafer("dram-wafer"))
-    >>> zero3(problem, Layout(8, 4, 1, 32)).genes[1].partition["batch"]
+    >>> zero3(problem, Layout(8, 4, 1, 32)).operator_mappings[1].partition["batch"]
     32
     """
-    return encode(problem, layout, zero3_genes(problem, layout), recompute)
+    return encode(problem, layout, zero3_op_mappings(problem, layout), recompute)
 
 
-def zero3_genes(problem: Problem, layout: Layout) -> Array:
+def zero3_op_mappings(problem: Problem, layout: Layout) -> Array:
     """Split the batch over all dies and share all state out."""
     every = (1 << len(slots_of(layout.width, layout.height))) - 1
-    return genes_of([{"batch": every} for _ in problem.work.operators], "zero3")
+    return op_mappings_of([{"batch": every} for _ in problem.work.operators], "zero3")
 
 
 def from_types(
@@ -293,7 +300,7 @@ def from_types(
                 role_of[i] = _following(op, role_of.get(source, "batch"))
             mask = roles[i].get(role_of[i], 0)
             roles[i][role_of[i]] = mask | 1 << slot
-    return encode(problem, layout, genes_of(roles, weights))
+    return encode(problem, layout, op_mappings_of(roles, weights))
 
 
 def _following(op: MeshOperator, made: str) -> str:
@@ -301,4 +308,4 @@ def _following(op: MeshOperator, made: str) -> str:
     kept = {"batch": "batch", "rows": "rows", "columns": "columns"}.get(made, "copies")
     if kept in op.roles:
         return kept
-    return "columns" if "columns" in op.roles and op.line.kind != "norm" else "batch"
+    return "columns" if "columns" in op.roles and op.spec.kind != "norm" else "batch"

@@ -16,8 +16,8 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import loose
-from phaze_fast.opgraph.sheet import Line
 from phaze_fast.wafer.layout import Layout, boundaries, slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
 from phaze_fast.wafer.training import WaferTraining
@@ -58,7 +58,7 @@ def combination(dies: int, factors: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=4096)
-def _dealt(blocks: int, stages: int) -> tuple[int, ...]:
+def _even_split(blocks: int, stages: int) -> tuple[int, ...]:
     base, more = divmod(blocks, stages)
     order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
     extra = set(order[:more])
@@ -81,7 +81,7 @@ def _alike(work: Workload) -> list[int]:
     first: dict[object, int] = {}
     found = []
     for i, op in enumerate(work.operators):
-        bare = replace(op.line, name="", inputs=())
+        bare = replace(op.spec, name="", inputs=())
         key = (bare, op.seq_rows, op.units, op.inner_units)
         found.append(first.setdefault(key, i))
     return found
@@ -163,7 +163,7 @@ class Problem:
         linear: bool = False,
         capacity_bytes: float | None = None,
     ) -> Problem:
-        """Return the same question under other rules; priced operators are shared."""
+        """Return the same problem under other rules; priced operators are shared."""
         given = (recompute, volume, linear, capacity_bytes)
         made = Problem(self.model, self.wafer, self.training, *given, self._given)
         made._times = self._times
@@ -197,15 +197,15 @@ class Problem:
 
     def _price(self, wanted: dict[int, list[tuple[int, ...]]]) -> None:
         """Price shapes of operators: forward, and all their gradients together."""
-        lines: list[tuple[Line, int]] = []
+        specs: list[tuple[OperatorSpec, int]] = []
         made: list[tuple[int, int, Array]] = []
         for i, shapes in wanted.items():
-            line: Any = self.work.operators[i].parts(np.array(shapes))
-            every = passes(line)
-            lines += [(each, len(shapes)) for each in every]
-            weights = 2.0 * line.k * line.n * line.b if line.kind == "gemm" else 0.0
-            made.append((i, len(every), line.read_bytes + line.write_bytes - weights))
-        seconds = estimate_costs(loose("wafer", lines), self.chip).time_s(0)[0]
+            spec: Any = self.work.operators[i].parts(np.array(shapes))
+            every = passes(spec)
+            specs += [(each, len(shapes)) for each in every]
+            weights = 2.0 * spec.k * spec.n * spec.b if spec.kind == "gemm" else 0.0
+            made.append((i, len(every), spec.read_bytes + spec.write_bytes - weights))
+        seconds = estimate_costs(loose("wafer", specs), self.chip).time_s(0)[0]
         for i, runs, live in made:
             mine, seconds = np.split(seconds, [runs * len(live)])
             forward, *backward = mine.reshape(runs, -1)
@@ -336,11 +336,11 @@ class Problem:
         return np.array(ways) / layout.dies
 
     def blocks(self, stages: int) -> tuple[int, ...]:
-        """Deal the blocks to stages evenly; the ends, which have more to do, get the fewer."""
-        return _dealt(self.work.blocks, stages)
+        """Split the blocks over stages evenly; the ends, which have more to do, get the fewer."""
+        return _even_split(self.work.blocks, stages)
 
     def mapping(self, layout: Layout) -> _core.Mapping:
-        """Compile the evaluator of one layout; every operator starts at its first legal gene.
+        """Compile the evaluator of one layout; each operator starts at its first legal mapping.
 
         Raises
         ------

@@ -2,10 +2,10 @@
 
 Layouts are looked at in the order of a quick bound, in batches of a fixed size; one whose bound is
 no better than the best mapping so far is left out. Each of the others gets starts - the plans of
-others and the genes of a relaxation - which are improved by single changes and a short annealing.
-The most promising layouts then carry a population: several seeds, long annealings, and children
-that take some operators from one parent and the rest from another. The same seed gives the same
-answer for any number of threads.
+others and the operator mappings of a relaxation - which are improved by single changes and a short
+annealing. The most promising layouts then carry a population: several seeds, long annealings, and
+children that take some operators from one parent and the rest from another. The same seed gives the
+same answer for any number of threads.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.threads import thread_count
-from phaze_fast.wafer.bounds import Roof, quick_bound, roof, tight_bound, work_bound
+from phaze_fast.wafer.bounds import Roofline, quick_bound, roofline, tight_bound, work_bound
 from phaze_fast.wafer.evaluate import evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts, slots_of
 from phaze_fast.wafer.outcome import Effort, MappingResult, whole_number
-from phaze_fast.wafer.plans import deals, megatron_genes, zero3_genes
+from phaze_fast.wafer.plans import axis_assignments, megatron_op_mappings, zero3_op_mappings
 from phaze_fast.wafer.problem import Problem
 
 __all__ = ["Progress", "search_below", "search_mapping"]
@@ -53,9 +53,9 @@ class _Tried:
     layout: Layout
     bound_s: float
     rank: Rank
-    genes: Any
+    operator_mappings: Any
     mapping: Any
-    """The compiled layout, and its genes; None where a bound left it out or time ran out."""
+    """The compiled layout and its mappings; None where a bound left it out or time ran out."""
     evaluations: int = 0
     kernel_s: float = 0.0
     kernel_evaluations: int = 0
@@ -68,19 +68,19 @@ def _rank(mapping: _core.Mapping) -> Rank:
 
 
 def _plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
-    """Genes that other systems would give this layout."""
+    """Operator mappings that other systems would give this layout."""
     every = layout.dies
     widths = [t for t in range(1, every + 1) if every % t == 0]
     heads = min((op.units for op in problem.work.operators if op.per_head), default=every)
     for t in widths:
         if t > heads or every // t > layout.microbatch:
             continue
-        for deal in deals(layout, t)[:4]:
+        for axis_assignment in axis_assignments(layout, t)[:4]:
             for shared in (False, True) if t > 1 else (False,):
                 for weights in ("zero1", "zero3"):
-                    yield megatron_genes(problem, deal, shared, weights)
+                    yield megatron_op_mappings(problem, axis_assignment, shared, weights)
     if every <= layout.microbatch and slots_of(layout.width, layout.height):
-        yield zero3_genes(problem, layout)
+        yield zero3_op_mappings(problem, layout)
 
 
 def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
@@ -88,10 +88,10 @@ def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
     return (-layout.dies * layout.stages, layout.microbatch, -layout.dies, layout)
 
 
-def _assigned(mapping: _core.Mapping, genes: Array) -> bool:
-    """Take genes over where they are legal."""
+def _assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
+    """Take operator mappings over where they are legal."""
     try:
-        mapping.assign(genes)
+        mapping.assign(op_mappings)
     except InvalidInputError:
         return False
     return True
@@ -115,10 +115,10 @@ class _Search:
         self.seed = whole_number("seed", seed, 0, 2**62)
         self.threads = thread_count(threads)
         self.starts: dict[Layout, list[Array]] = {}
-        for layout, genes in starts:
-            self.starts.setdefault(layout, []).append(genes)
+        for layout, op_mappings in starts:
+            self.starts.setdefault(layout, []).append(op_mappings)
         self.below_s, self.wanted = below_s, wanted
-        self.roof: Roof = roof(problem)
+        self.roofline: Roofline = roofline(problem)
         self.began = time.perf_counter()
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
@@ -149,24 +149,24 @@ class _Search:
         if bound >= best:
             return tried
         given = self.starts.get(layout, [])
-        for genes in (relaxed, *given, *_plan_starts(self.problem, layout)):
-            if not _assigned(mapping, genes):
+        for op_mappings in (relaxed, *given, *_plan_starts(self.problem, layout)):
+            if not _assigned(mapping, op_mappings):
                 continue
             tried.evaluations += 1
             rank = _rank(mapping)
             if rank < tried.rank:
-                tried.rank, tried.genes = rank, genes
-        mapping.assign(tried.genes)
+                tried.rank, tried.operator_mappings = rank, op_mappings
+        mapping.assign(tried.operator_mappings)
         began = time.thread_time()
-        genes, _, count = mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
+        op_mappings, _, count = mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
         misfit, least = _rank(mapping)
         if not misfit and least < _NEAR * best:
-            genes, _, more = mapping.descend(2)
+            op_mappings, _, more = mapping.descend(2)
             count += more
         tried.kernel_s += time.thread_time() - began
         tried.kernel_evaluations += count
         tried.evaluations += count
-        tried.genes, tried.rank = genes, _rank(mapping)
+        tried.operator_mappings, tried.rank = op_mappings, _rank(mapping)
         return tried
 
     # ---- a population on one layout ----
@@ -174,11 +174,11 @@ class _Search:
     def breed(self, tried: _Tried) -> _Tried:
         """Several seeds, then children of the best two, each annealed."""
         mapping = tried.mapping
-        crowd: list[tuple[Rank, Array]] = [(tried.rank, tried.genes)]
+        crowd: list[tuple[Rank, Array]] = [(tried.rank, tried.operator_mappings)]
         for k in range(self.effort.seeds):
-            crowd.append(self.annealed(tried, tried.genes, self.seed + 1 + k))
+            crowd.append(self.annealed(tried, tried.operator_mappings, self.seed + 1 + k))
         crowd.sort(key=lambda pair: pair[0])
-        count = len(tried.genes)
+        count = len(tried.operator_mappings)
         for k in range(self.effort.seeds):
             first, second = crowd[0][1], crowd[1 + k % (len(crowd) - 1)][1]
             cut = 1 + (self.seed + 7 * k) % (count - 1) if count > 1 else 0
@@ -186,14 +186,14 @@ class _Search:
             crowd.append(self.annealed(tried, child, self.seed + 101 + k))
         crowd.sort(key=lambda pair: pair[0])
         mapping.assign(crowd[0][1])
-        genes, _, evaluations = mapping.descend(4)
+        op_mappings, _, evaluations = mapping.descend(4)
         tried.evaluations += evaluations
-        tried.genes, tried.rank = genes, _rank(mapping)
+        tried.operator_mappings, tried.rank = op_mappings, _rank(mapping)
         return tried
 
-    def annealed(self, tried: _Tried, genes: Array, seed: int) -> tuple[Rank, Array]:
+    def annealed(self, tried: _Tried, op_mappings: Array, seed: int) -> tuple[Rank, Array]:
         mapping = tried.mapping
-        mapping.assign(genes)
+        mapping.assign(op_mappings)
         began = time.thread_time()
         loss = _LOSSES[seed % len(_LOSSES)]
         found, _, count = mapping.anneal(seed, self.effort.steps, loss)
@@ -233,7 +233,7 @@ class _Search:
             if self.wanted is None
             else self.wanted
         )
-        queue = sorted((self.roof.bound_s(problem, each), each) for each in wanted)
+        queue = sorted((self.roofline.bound_s(problem, each), each) for each in wanted)
         self.count = len(queue)
         queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
         if queue and min(queue)[0] == float("inf") == self.below_s:
@@ -340,7 +340,7 @@ def search_mapping(
     threads
         At most so many; the answer does not depend on it.
     starts
-        Further mappings to start from, as (layout, genes).
+        Further mappings to start from, as (layout, operator mappings).
     progress
         Called now and then.
     wanted

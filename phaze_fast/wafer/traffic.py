@@ -8,9 +8,9 @@ from functools import partial
 
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.gene import Gene
 from phaze_fast.wafer.layout import slots_of
 from phaze_fast.wafer.mesh import Run
+from phaze_fast.wafer.operator_mapping import OperatorMapping
 from phaze_fast.wafer.operators import ROLES, MeshOperator
 from phaze_fast.wafer.problem import Problem
 
@@ -56,13 +56,13 @@ class _Slots:
 
     def __init__(self, problem: Problem, encoding: Encoding) -> None:
         self.slots = slots_of(encoding.layout.width, encoding.layout.height)
-        genes, _ = encoding.arrays(problem)
+        op_mappings, _ = encoding.arrays(problem)
         self.role = [
             [
-                next(ROLES[r] for r in range(len(ROLES)) if int(gene["slots"][r]) >> k & 1)
+                next(ROLES[r] for r in range(len(ROLES)) if int(op_mapping["slots"][r]) >> k & 1)
                 for k in range(len(self.slots))
             ]
-            for gene in genes
+            for op_mapping in op_mappings
         ]
 
     def runs(self, chosen: list[int]) -> tuple[Run, ...]:
@@ -191,12 +191,12 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
 
 
 def _own(
-    problem: Problem, slots: _Slots, i: int, gene: Gene, microbatch: int
+    problem: Problem, slots: _Slots, i: int, op_mapping: OperatorMapping, microbatch: int
 ) -> Iterator[Transfer]:
     """Give collectives of an operator's statistics, keys and values, and weights."""
     op: MeshOperator = problem.work.operators[i]
     of = {role: [k for k, r in enumerate(slots.role[i]) if r == role] for role in ROLES}
-    parts = gene.partition
+    parts = op_mapping.partition
     move = partial(Transfer, op.name, "")
     if op.stat_bytes and of["columns"]:
         size = op.stat_bytes * microbatch / (parts["batch"] * parts["rows"])
@@ -216,7 +216,7 @@ def _own(
     held = problem.parameters(i, dies, microbatch, parts)
     sizes = {"all-gather": held * problem.weight_bytes}
     add, share = slots.runs(summed), slots.runs(copies)
-    mode = gene.weights
+    mode = op_mapping.weights
     if mode == "replicated":
         steps = [("step", "all-reduce", add, False)]
     elif mode == "zero1":
@@ -256,24 +256,24 @@ def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
     slots = _Slots(problem, encoding)
     batch = encoding.layout.microbatch
     found = list(_edges(problem, slots, batch))
-    for i, gene in enumerate(encoding.genes):
-        found += _own(problem, slots, i, gene, batch)
+    for i, op_mapping in enumerate(encoding.operator_mappings):
+        found += _own(problem, slots, i, op_mapping, batch)
     order = {op.name: i for i, op in enumerate(problem.work.operators)}
     return sorted(found, key=lambda t: order[t.operator])
 
 
-def _place(gene: Gene) -> str:
+def _place(op_mapping: OperatorMapping) -> str:
     along = []
-    for axis, runs in (("x", gene.x), ("y", gene.y)):
+    for axis, runs in (("x", op_mapping.x), ("y", op_mapping.y)):
         if runs:
             along.append(f"{axis}: " + " . ".join(f"{role} {factor}" for role, factor in runs))
     return "; ".join(along) or "whole"
 
 
-def _outputs(gene: Gene) -> str:
-    if len(gene.output) == 1:
-        return gene.output[0]
-    counts = {name: gene.output.count(name) for name in dict.fromkeys(gene.output)}
+def _outputs(op_mapping: OperatorMapping) -> str:
+    if len(op_mapping.output) == 1:
+        return op_mapping.output[0]
+    counts = {name: op_mapping.output.count(name) for name in dict.fromkeys(op_mapping.output)}
     return ", ".join(f"{name} in {n} stages" for name, n in counts.items())
 
 
@@ -297,12 +297,12 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     moves: dict[str, list[Transfer]] = {}
     for each in transfers(problem, encoding):
         moves.setdefault(each.operator, []).append(each)
-    for op, gene in zip(problem.work.operators, encoding.genes, strict=True):
-        parts = [_place(gene)]
+    for op, op_mapping in zip(problem.work.operators, encoding.operator_mappings, strict=True):
+        parts = [_place(op_mapping)]
         if op.parameters:
-            parts.append(f"weights {gene.weights}")
+            parts.append(f"weights {op_mapping.weights}")
         if op.kept_bytes:
-            parts.append(f"output {_outputs(gene)}")
+            parts.append(f"output {_outputs(op_mapping)}")
         lines.append(f"{op.name:<16} {' | '.join(parts)}")
         for each in moves.get(op.name, []):
             shape = " and ".join(

@@ -18,7 +18,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import TransformerModel
 from phaze_fast.threads import thread_count
-from phaze_fast.wafer.bounds import roof
+from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.problem import Problem
@@ -231,7 +231,7 @@ class _Tour:
         self.problems, self.effort, self.progress = problems, effort, progress
         self.seed, self.threads = seed, threads
         self.began = time.perf_counter()
-        self.bounds = {i: _roof(problem) for i, problem in problems.items()}
+        self.bounds = {i: _roofline(problem) for i, problem in problems.items()}
         self.found: dict[int, MappingResult] = {}
         self.late_ones: set[int] = set()
         self.evaluations = 0
@@ -314,7 +314,7 @@ def _room(wafer: Wafer) -> float:
     return wafer.dies * sum(float(tier.capacity_bytes) for tier in wafer.tiers())
 
 
-def _roof(problem: Problem) -> float:
-    over = roof(problem)
+def _roofline(problem: Problem) -> float:
+    over = roofline(problem)
     every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
     return min(over.bound_s(problem, layout) for layout in every)

@@ -7,7 +7,7 @@ Above, the sums of docs/wafer.md: terms of each operator and of each tensor, out
 way, stages, the step. Nothing is remembered from one mapping to the next.
 
 A layout has a letter per slot: B, M or N where the tensor is split, "-" where each die holds all,
-"+" where each holds a part of the sum. A gene has a role per slot: B, M, N, K or R.
+"+" where each holds a part of the sum. An operator mapping has a role per slot: B, M, N, K or R.
 """
 
 import itertools
@@ -24,7 +24,7 @@ INSIDE, ENTRY, WRAP, EXIT = range(4)
 ORDERED, RING, SPLIT = 1, 2, 3
 
 
-Gene = namedtuple("Gene", "roles mode algorithm", defaults=(0, 0))
+OperatorMapping = namedtuple("OperatorMapping", "roles mode algorithm", defaults=(0, 0))
 
 
 @dataclass
@@ -199,16 +199,16 @@ def convert(case, op, before, after, volume, algorithm):
 MADE, HOME = "BMN+-", "BMN--"
 
 
-def layout(gene, letters):
-    return "".join(letters[ROLES.index(role)] for role in gene.roles)
+def layout(op_mapping, letters):
+    return "".join(letters[ROLES.index(role)] for role in op_mapping.roles)
 
 
-def taken(op, gene):
-    return layout(gene, "BM-N-" if op.product else "BMN--")
+def taken(op, op_mapping):
+    return layout(op_mapping, "BM-N-" if op.product else "BMN--")
 
 
-def gradient_made(op, gene):
-    return layout(gene, "BM+N-" if op.product else "BMN--")
+def gradient_made(op, op_mapping):
+    return layout(op_mapping, "BM+N-" if op.product else "BMN--")
 
 
 class Part:
@@ -227,27 +227,27 @@ class Part:
         return max(forward + self.blocking[1] + more[0] + backward, self.stream_s + stream_s)
 
 
-def factors(case, gene):
+def factors(case, op_mapping):
     return tuple(
-        math.prod(p for role, p in zip(gene.roles, case.sizes, strict=True) if role == r)
+        math.prod(p for role, p in zip(op_mapping.roles, case.sizes, strict=True) if role == r)
         for r in "BMNK"
     )
 
 
-def _slots(gene, roles):
-    return tuple(k for k, role in enumerate(gene.roles) if role in roles)
+def _slots(op_mapping, roles):
+    return tuple(k for k, role in enumerate(op_mapping.roles) if role in roles)
 
 
-def add_op(case, i, gene, part):
+def add_op(case, i, op_mapping, part):
     """Add an operator's own terms; gives (forward work, forward waiting)."""
     op, rules = case.ops[i], case.rules
-    b, m, n, _ = cut = factors(case, gene)
+    b, m, n, _ = cut = factors(case, op_mapping)
     forward, backward, stash, live, parameters = (
         case.tables[name][i, cut] for name in ("forward", "backward", "stash", "live", "parameters")
     )
 
     def over(kind, roles, size):
-        return seconds(case, kind, _slots(gene, roles), size, gene.algorithm)
+        return seconds(case, kind, _slots(op_mapping, roles), size, op_mapping.algorithm)
 
     statistics = over("all-reduce", "N", op.stat_bytes / (b * m)) if op.stat_bytes else 0.0
     gathered = over("all-gather", "M", op.gather_bytes / (b * n)) if op.gather_bytes else 0.0
@@ -264,11 +264,11 @@ def add_op(case, i, gene, part):
     weights, gradients, state = (
         parameters * rules[name] for name in ("weight_bytes", "gradient_bytes", "state_bytes")
     )
-    holders = math.prod(case.sizes[k] for k in _slots(gene, "BMR"))
+    holders = math.prod(case.sizes[k] for k in _slots(op_mapping, "BMR"))
     summed, spread = over("reduce-scatter", "BM", gradients), over("all-gather", "BMR", weights)
-    mode = MODES[gene.mode]
+    mode = MODES[op_mapping.mode]
     kept = [weights, gradients, state]  # bytes that a die keeps
-    for at in range(3 - min(gene.mode, 3), 3):
+    for at in range(3 - min(op_mapping.mode, 3), 3):
         kept[at] /= holders
     if mode == "replicated":
         part.sync_s += over("all-reduce", "BM", gradients)
@@ -292,27 +292,27 @@ def add_op(case, i, gene, part):
     return waits
 
 
-def tensor_terms(case, genes, source, kind):
+def tensor_terms(case, op_mappings, source, kind):
     """Forward, backward and repeated seconds of what one operator sends along one kind of edge.
 
     Consumers that take the same layout share one conversion, there and back.
     """
-    gene = genes[source]
+    op_mapping = op_mappings[source]
     edges = [e for e in case.edges if (e.source, e.kind) == (source, kind)]
-    size, algorithm = edges[0].bytes, gene.algorithm
-    home = layout(gene, HOME)
+    size, algorithm = edges[0].bytes, op_mapping.algorithm
+    home = layout(op_mapping, HOME)
     if kind == ENTRY:
-        between = layout(genes[case.chain[-1]], HOME)
-        there = convert(case, source, layout(gene, MADE), between, size, algorithm)[0]
+        between = layout(op_mappings[case.chain[-1]], HOME)
+        there = convert(case, source, layout(op_mapping, MADE), between, size, algorithm)[0]
         return there, convert(case, source, between, home, size, algorithm)[0], 0.0
     there, back = {}, set()
     for e in edges:
-        consumer = case.ops[e.target], genes[e.target]
+        consumer = case.ops[e.target], op_mappings[e.target]
         there[taken(*consumer)] = there.get(taken(*consumer), False) or e.again
         back.add(gradient_made(*consumer))
     forward = backward = repeated = 0.0
     for wanted, again in there.items():
-        total, part = convert(case, source, layout(gene, MADE), wanted, size, algorithm)
+        total, part = convert(case, source, layout(op_mapping, MADE), wanted, size, algorithm)
         forward += total
         repeated += part if again else 0.0
     for arrives in back:
@@ -334,26 +334,31 @@ def _unkept(case, op):
     return found
 
 
-def _reentry(case, genes, e):
+def _reentry(case, op_mappings, e):
     """Seconds to take in a kept tensor that the backward pass does not convert again anyway."""
     if e.again or not case.ops[e.source].kept:
         return 0.0
-    takes = taken(case.ops[e.target], genes[e.target])
+    takes = taken(case.ops[e.target], op_mappings[e.target])
     for other in case.edges:
         alike = (other.source, other.kind) == (e.source, e.kind) and other.again
-        if alike and taken(case.ops[other.target], genes[other.target]) == takes:
+        if alike and taken(case.ops[other.target], op_mappings[other.target]) == takes:
             return 0.0
-    gene = genes[e.source]
-    return convert(case, e.source, layout(gene, MADE), takes, e.bytes, gene.algorithm)[1]
+    op_mapping = op_mappings[e.source]
+    return convert(case, e.source, layout(op_mapping, MADE), takes, e.bytes, op_mapping.algorithm)[
+        1
+    ]
 
 
-def parts_of(case, genes):
+def parts_of(case, op_mappings):
     """Sums of what stands before the blocks, of one block, of what stands behind; and its items."""
     parts = [Part(), Part(), Part()]
-    waits = [add_op(case, i, gene, parts[case.ops[i].part]) for i, gene in enumerate(genes)]
-    sent = {i: [0.0, 0.0] for i in range(len(genes))}
+    waits = [
+        add_op(case, i, op_mapping, parts[case.ops[i].part])
+        for i, op_mapping in enumerate(op_mappings)
+    ]
+    sent = {i: [0.0, 0.0] for i in range(len(op_mappings))}
     for source, kind in sorted({(e.source, e.kind) for e in case.edges}):
-        forward, backward, repeated = tensor_terms(case, genes, source, kind)
+        forward, backward, repeated = tensor_terms(case, op_mappings, source, kind)
         part = parts[2 if kind == EXIT else case.ops[source].part]
         part.blocking[0] += forward
         part.blocking[1] += backward
@@ -363,7 +368,7 @@ def parts_of(case, genes):
             sent[source][1] += repeated
     items = []
     for i, op in enumerate(case.ops):
-        stash = case.tables["stash"][i, factors(case, genes[i])]
+        stash = case.tables["stash"][i, factors(case, op_mappings[i])]
         options = [o for o in op.outputs if o != OFFLOAD or case.rules["stream_capacity_bytes"]]
         if op.part != 1 or not stash or options == [STASH]:
             continue
@@ -371,7 +376,7 @@ def parts_of(case, genes):
         waiting = sum(waits[r][1] + sent[r][0] for r in runs)
         entering = runs if op.kept else runs[1:]
         waiting += sum(
-            _reentry(case, genes, e)
+            _reentry(case, op_mappings, e)
             for r in entering
             for e in case.edges
             if e.target == r and e.kind in (INSIDE, WRAP)
@@ -393,7 +398,7 @@ def _sums(items, ways):
     return moved + sum(item.bytes for item in run), moved, more
 
 
-def stage_of(case, genes, parts, items, k, given=None):
+def stage_of(case, op_mappings, parts, items, k, given=None):
     """One stage; outputs as given (operator -> way), else the fastest of all ways that fit."""
     rules, count = case.rules, len(case.blocks)
     blocks, capacity = case.blocks[k], rules["capacity_bytes"]
@@ -436,12 +441,12 @@ def stage_of(case, genes, parts, items, k, given=None):
         chosen = min(fits, key=per_block) if fits else tuple(again)
     saved, moved, _ = _sums(items, chosen)
     load = sum(end.seconds() for end in ends) + blocks * per_block(chosen)
-    whole = layout(genes[case.chain[-1]], HOME)
+    whole = layout(op_mappings[case.chain[-1]], HOME)
     cut = math.prod(p for p, at in zip(case.sizes, whole, strict=True) if at in "BMN")
     copied = tuple(k for k, at in enumerate(whole) if at == "-")
     sending = case.boundary_s[k] * rules["boundary_bytes"]
     if count > 1:  # each copy is sent, or one of them and spread behind
-        algorithm = genes[case.chain[-1]].algorithm
+        algorithm = op_mappings[case.chain[-1]].algorithm
         spread = seconds(case, "all-gather", copied, rules["boundary_bytes"] / cut, algorithm)
         received = (k > 0) + (k < count - 1)
         many = math.prod(case.sizes[s] for s in copied)
@@ -462,11 +467,11 @@ def stage_of(case, genes, parts, items, k, given=None):
     )
 
 
-def evaluate(case, genes, outputs=None):
+def evaluate(case, op_mappings, outputs=None):
     """Seconds of a step and its stages; `outputs` is a way per operator for each stage."""
-    parts, items = parts_of(case, genes)
+    parts, items = parts_of(case, op_mappings)
     stages = [
-        stage_of(case, genes, parts, items, k, None if outputs is None else outputs[k])
+        stage_of(case, op_mappings, parts, items, k, None if outputs is None else outputs[k])
         for k in range(len(case.blocks))
     ]
     loads = [stage.load_s for stage in stages]

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from reference import mapping_oracle as oracle
-from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, Case, Edge, Gene, Op
+from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, Case, Edge, Op, OperatorMapping
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
@@ -138,22 +138,25 @@ def random_case(rng, sides=(4, 3), most=(2, 5, 2), stages=4):
             boundary_s=tuple(rng.uniform(0.0, 0.5) for _ in range(count)),
             chain=chain,
         )
-        if all(legal_deals(case, i) for i in range(len(ops))):
+        if all(legal_axis_assignments(case, i) for i in range(len(ops))):
             return case
 
 
-def legal_deals(case, i):
-    """Every deal of roles to slots that keeps the rules, from all there are."""
+def legal_axis_assignments(case, i):
+    """Every assignment of roles to slots that keeps the rules, from all there are."""
     op, found = case.ops[i], []
     for roles in itertools.product(oracle.ROLES, repeat=len(case.slots)):
-        gene = Gene(roles)
+        op_mapping = OperatorMapping(roles)
         runs = {0: [], 1: []}  # roles along each axis, neighbours that are alike taken together
         for role, (axis, _, _) in zip(roles, case.slots, strict=True):
             runs[axis] += [role] if runs[axis][-1:] != [role] else []
         rank = [("KN".find(r) >= 0 and 1) or ("MR".find(r) >= 0 and 2) or 3 for r in roles]
         if (
             set(roles) <= set(op.roles)
-            and all(f <= most for f, most in zip(oracle.factors(case, gene), op.limit, strict=True))
+            and all(
+                f <= most
+                for f, most in zip(oracle.factors(case, op_mapping), op.limit, strict=True)
+            )
             and max(map(len, runs.values())) <= _core.RUNS_PER_AXIS
             and (not case.rules["linear"] or rank == sorted(rank))
         ):
@@ -161,18 +164,20 @@ def legal_deals(case, i):
     return found
 
 
-def random_gene(rng, case, i):
+def random_op_mapping(rng, case, i):
     modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
-    return Gene(rng.choice(legal_deals(case, i)), rng.choice(modes), rng.randrange(4))
+    return OperatorMapping(
+        rng.choice(legal_axis_assignments(case, i)), rng.choice(modes), rng.randrange(4)
+    )
 
 
-def random_genes(rng, case):
-    return [random_gene(rng, case, i) for i in range(len(case.ops))]
+def random_op_mappings(rng, case):
+    return [random_op_mapping(rng, case, i) for i in range(len(case.ops))]
 
 
-def tighten(rng, case, genes):
+def tighten(rng, case, op_mappings):
     """Give a die less than everything kept needs: now and then less than there must be."""
-    stages = oracle.evaluate(case, genes)[1]
+    stages = oracle.evaluate(case, op_mappings)[1]
     fullest = max(stages, key=lambda stage: stage.memory_bytes)
     low, high = fullest.least_bytes, fullest.memory_bytes
     case.rules["capacity_bytes"] = low * 0.97 + rng.random() * (high * 1.03 - low * 0.97) + 1e-3
@@ -226,31 +231,37 @@ def arguments(case):
     }
 
 
-def packed(genes):
-    found = np.zeros(len(genes), dtype=_core.GENE_DTYPE)
-    for row, gene in zip(found, genes, strict=True):
-        masks = [sum(1 << k for k, g in enumerate(gene.roles) if g == r) for r in oracle.ROLES]
-        row["slots"], row["mode"], row["algorithm"] = masks, gene.mode, gene.algorithm
+def packed(op_mappings):
+    found = np.zeros(len(op_mappings), dtype=_core.GENE_DTYPE)
+    for row, op_mapping in zip(found, op_mappings, strict=True):
+        masks = [
+            sum(1 << k for k, g in enumerate(op_mapping.roles) if g == r) for r in oracle.ROLES
+        ]
+        row["slots"], row["mode"], row["algorithm"] = masks, op_mapping.mode, op_mapping.algorithm
     return found
 
 
-def compiled(case, genes=None):
+def compiled(case, op_mappings=None):
     made = _core.Mapping(**arguments(case))
-    if genes is not None:
-        made.assign(packed(genes))
+    if op_mappings is not None:
+        made.assign(packed(op_mappings))
     return made
 
 
-def agree(case, genes, given=None):
+def agree(case, op_mappings, given=None):
     """Compare every figure; where outputs are chosen, by their time, since ways can tie."""
-    mapping = compiled(case, genes)
+    mapping = compiled(case, op_mappings)
     flat = None if given is None else np.array(given, np.uint8).reshape(-1)
     score = mapping.score(flat)[0]
     values, chosen = mapping.stages(flat)
-    time_s, best = oracle.evaluate(case, genes, given and [dict(enumerate(row)) for row in given])
+    time_s, best = oracle.evaluate(
+        case, op_mappings, given and [dict(enumerate(row)) for row in given]
+    )
     assert score["time_s"] == pytest.approx(time_s, rel=CLOSE)
     assert values[:, 0] == pytest.approx([s.load_s for s in best], rel=CLOSE)
-    _, stages = oracle.evaluate(case, genes, [dict(enumerate(row)) for row in chosen.tolist()])
+    _, stages = oracle.evaluate(
+        case, op_mappings, [dict(enumerate(row)) for row in chosen.tolist()]
+    )
     assert score["tail_s"] == pytest.approx(max(s.tail_s for s in stages), rel=CLOSE)
     assert score["slowest_stage_s"] == pytest.approx(max(s.load_s for s in stages), rel=CLOSE)
     for column, name in enumerate(("load_s", "memory_bytes", "state_bytes", "activation_bytes")):
@@ -272,10 +283,10 @@ def test_all_terms_agree_with_the_oracle():
     bound = 0
     for _ in range(400):
         case = random_case(rng)
-        genes = random_genes(rng, case)
-        agree(case, genes)
-        tighten(rng, case, genes)
-        _, stages = agree(case, genes)
+        op_mappings = random_op_mappings(rng, case)
+        agree(case, op_mappings)
+        tighten(rng, case, op_mappings)
+        _, stages = agree(case, op_mappings)
         bound += any(any(s.outputs.values()) for s in stages)
     assert bound > 100, bound
 
@@ -284,10 +295,10 @@ def test_given_outputs_agree_with_the_oracle():
     rng = random.Random(2)
     for _ in range(100):
         case = random_case(rng)
-        genes = random_genes(rng, case)
+        op_mappings = random_op_mappings(rng, case)
         have = case.rules["stream_capacity_bytes"] > 0
         ways = [[o for o in op.outputs if o != OFFLOAD or have] for op in case.ops]
-        agree(case, genes, [[rng.choice(way) for way in ways] for _ in case.blocks])
+        agree(case, op_mappings, [[rng.choice(way) for way in ways] for _ in case.blocks])
 
 
 def test_a_conversion_runs_again_only_for_consumers_that_need_it():
@@ -296,21 +307,21 @@ def test_a_conversion_runs_again_only_for_consumers_that_need_it():
     for _ in range(100):
         case = random_case(rng)
         case.edges = [e._replace(again=rng.random() < 0.5) for e in case.edges]
-        agree(case, random_genes(rng, case))
+        agree(case, random_op_mappings(rng, case))
 
 
 def walk(rng, changes, **sizes):
     """Change operators one by one; after each the score has the bytes of a fresh mapping."""
     case = random_case(rng, **sizes)
-    genes = random_genes(rng, case)
-    tighten(rng, case, genes)
-    given, mapping = arguments(case), compiled(case, genes)
+    op_mappings = random_op_mappings(rng, case)
+    tighten(rng, case, op_mappings)
+    given, mapping = arguments(case), compiled(case, op_mappings)
     fresh = _core.Mapping(**given)
     modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
-    choices = [mapping.choices(i) for i in range(len(genes))]
-    now = packed(genes)
+    choices = [mapping.choices(i) for i in range(len(op_mappings))]
+    now = packed(op_mappings)
     for step in range(changes):
-        op = rng.randrange(len(genes))
+        op = rng.randrange(len(op_mappings))
         now[op] = choices[op][rng.randrange(len(choices[op]))]
         now[op]["mode"], now[op]["algorithm"] = rng.choice(modes), rng.randrange(4)
         mapping.change(op, now[op : op + 1].copy())
@@ -422,16 +433,22 @@ def test_broken_problems_are_refused(name):
         _core.Mapping(**(given | BROKEN[name](given)))
 
 
-def test_genes_and_outputs_that_are_not_accepted_are_refused():
+def test_op_mappings_and_outputs_that_are_not_accepted_are_refused():
     case = small()
     case.ops[0].roles, case.ops[0].outputs = "BN", (STASH, RECOMPUTE)
-    mapping, good = compiled(case), packed([Gene(("B",)), Gene(("K",))])
+    mapping, good = compiled(case), packed([OperatorMapping(("B",)), OperatorMapping(("K",))])
     for name in ("score", "stages", "genes"):
         with pytest.raises(InvalidInputError, match="genes: none yet"):
             getattr(mapping, name)()
-    for bad in (Gene(("M",)), Gene(("-",)), Gene(("B",), 1), Gene(("B",), 9), Gene(("B",), 0, 4)):
+    for bad in (
+        OperatorMapping(("M",)),
+        OperatorMapping(("-",)),
+        OperatorMapping(("B",), 1),
+        OperatorMapping(("B",), 9),
+        OperatorMapping(("B",), 0, 4),
+    ):
         with pytest.raises(InvalidInputError, match="genes: operator 0 breaks"):
-            mapping.assign(packed([bad, Gene(("K",))]))
+            mapping.assign(packed([bad, OperatorMapping(("K",))]))
     for bad in (good[:1], good.tolist(), good["slots"], np.repeat(good, 2)):
         with pytest.raises(InvalidInputError, match="genes: "):
             mapping.assign(bad)

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reference import mapping_oracle as oracle
-from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, Gene
+from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, OperatorMapping
 from test_mapping import (
     agree,
     compiled,
-    legal_deals,
+    legal_axis_assignments,
     packed,
     random_case,
-    random_genes,
+    random_op_mappings,
     small,
     tighten,
 )
@@ -37,7 +37,7 @@ def fits(score):
     return score["over_bytes"] == 0.0 and score["stream_over_bytes"] == 0.0
 
 
-def energy(case, score):
+def objective(case, score):
     """What a search makes small: seconds where it fits, else what is missing, beyond any time."""
     over = score["over_bytes"] + score["stream_over_bytes"]
     return 1e18 * (1 + over / case.rules["capacity_bytes"]) if over else score["time_s"]
@@ -46,32 +46,40 @@ def energy(case, score):
 def tight_case(rng, **sizes):
     while True:
         case = random_case(rng, **sizes)
-        genes = random_genes(rng, case)
-        tighten(rng, case, genes)
+        op_mappings = random_op_mappings(rng, case)
+        tighten(rng, case, op_mappings)
         if case.edges:
-            return case, genes
+            return case, op_mappings
 
 
 # ---- rules of the encoding ----
 
 
-def test_choices_are_all_deals_that_keep_the_rules():
+def test_choices_are_all_axis_assignments_that_keep_the_rules():
     rng = random.Random(6)
     for _ in range(60):
         case = random_case(rng, sides=(8, 4))
         mapping = compiled(case)
         for i in range(len(case.ops)):
-            expected = {packed([Gene(roles)])["slots"].tobytes() for roles in legal_deals(case, i)}
+            expected = {
+                packed([OperatorMapping(roles)])["slots"].tobytes()
+                for roles in legal_axis_assignments(case, i)
+            }
             found = [row["slots"].tobytes() for row in mapping.choices(i)]
             assert len(found) == len(set(found))
             assert set(found) == expected
             for roles in itertools.product(oracle.ROLES, repeat=len(case.slots)):
                 if rng.random() < 0.1:
-                    gene = packed([Gene(roles, rng.randrange(6), rng.randrange(5))])
-                    allowed = gene["mode"][0] < 5 and case.rules["modes"] >> gene["mode"][0] & 1
-                    allowed = allowed and gene["algorithm"][0] < 4
-                    assert mapping.legal(i, gene) == (
-                        bool(allowed) and gene["slots"].tobytes() in expected
+                    op_mapping = packed(
+                        [OperatorMapping(roles, rng.randrange(6), rng.randrange(5))]
+                    )
+                    allowed = (
+                        op_mapping["mode"][0] < 5
+                        and case.rules["modes"] >> op_mapping["mode"][0] & 1
+                    )
+                    allowed = allowed and op_mapping["algorithm"][0] < 4
+                    assert mapping.legal(i, op_mapping) == (
+                        bool(allowed) and op_mapping["slots"].tobytes() in expected
                     )
 
 
@@ -79,12 +87,17 @@ def test_at_most_so_many_runs_of_roles_along_an_axis():
     for sides, roles in (((16, 2), "BMR"), ((2, 32), "NR")):
         case = small(1, slots=tuple(tuple(run) for run in slots_of(*sides)))
         case.ops[0].roles = roles
-        mapping, deals = compiled(case), legal_deals(case, 0)
+        mapping, axis_assignments = compiled(case), legal_axis_assignments(case, 0)
         found = {row["slots"].tobytes() for row in mapping.choices(0)}
-        assert len(deals) < len(roles) ** len(case.slots)
-        assert found == {packed([Gene(deal)])["slots"].tobytes() for deal in deals}
-        for deal in itertools.product(roles, repeat=len(case.slots)):
-            assert mapping.legal(0, packed([Gene(deal)])) == (deal in deals)
+        assert len(axis_assignments) < len(roles) ** len(case.slots)
+        assert found == {
+            packed([OperatorMapping(axis_assignment)])["slots"].tobytes()
+            for axis_assignment in axis_assignments
+        }
+        for axis_assignment in itertools.product(roles, repeat=len(case.slots)):
+            assert mapping.legal(0, packed([OperatorMapping(axis_assignment)])) == (
+                axis_assignment in axis_assignments
+            )
 
 
 # ---- memory ----
@@ -95,10 +108,10 @@ def test_memory_is_a_hard_constraint():
     seen = set()
     for _ in range(150):
         case = random_case(rng)
-        genes = random_genes(rng, case)
+        op_mappings = random_op_mappings(rng, case)
         case.rules["stream_capacity_bytes"] *= 1e6  # enough room off the wafer
-        tighten(rng, case, genes)
-        score, stages = agree(case, genes)
+        tighten(rng, case, op_mappings)
+        score, stages = agree(case, op_mappings)
         tight = any(s.least_bytes > case.rules["capacity_bytes"] for s in stages)
         assert (score["over_bytes"] > 0) == tight
         if not tight:
@@ -125,9 +138,9 @@ def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balan
         case.rules |= {"modes": 16, "state_bytes": 0.0}
         weights = rng.choice([0.0, work * case.rules["stream_bytes_per_s"]])  # stream too
         case.tables["parameters"] = dict.fromkeys(case.tables["stash"], weights / 8 / count)
-        genes = [Gene((), 4)] * count
-        tighten(rng, case, genes)
-        _, stages = agree(case, genes)
+        op_mappings = [OperatorMapping((), 4)] * count
+        tighten(rng, case, op_mappings)
+        _, stages = agree(case, op_mappings)
         mixed += {RECOMPUTE, OFFLOAD} <= set(stages[0].outputs.values())
     assert mixed > 15
 
@@ -152,17 +165,17 @@ def tiny_case(rng):
 
 
 def every_score(case, mapping):
-    """Scores of all genes; outputs are chosen exactly in each (test_mapping)."""
+    """Scores of all operator mappings; outputs are chosen exactly in each (test_mapping)."""
     modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
-    genes = []
+    op_mappings = []
     for i in range(len(case.ops)):
         choices = np.repeat(mapping.choices(i), len(modes))
         choices["mode"] = np.tile(modes, len(mapping.choices(i)))
-        genes.append(choices)
-    mapping.assign(np.concatenate([g[:1] for g in genes]))
-    for ways in itertools.product(*(range(len(g)) for g in genes)):
+        op_mappings.append(choices)
+    mapping.assign(np.concatenate([g[:1] for g in op_mappings]))
+    for ways in itertools.product(*(range(len(g)) for g in op_mappings)):
         for i, at in enumerate(ways):
-            mapping.change(i, genes[i][at : at + 1])
+            mapping.change(i, op_mappings[i][at : at + 1])
         yield mapping.score()[0].copy()
 
 
@@ -173,7 +186,7 @@ def prices(case, time_s):
 
 def test_the_bound_is_below_every_mapping_of_tiny_problems():
     rng = random.Random(1)
-    cases = dearer = 0
+    cases = costlier = 0
     for _ in range(300):
         case = tiny_case(rng)
         mapping = compiled(case)
@@ -188,12 +201,12 @@ def test_the_bound_is_below_every_mapping_of_tiny_problems():
         for best in [min(times)] if times else []:
             free = max(mapping.relaxation().bound(theta, 0.0)[0] for theta in THETAS)
             for given in itertools.product(THETAS, prices(case, best), PHIS):
-                bound, genes = mapping.relaxation().bound(*given)
+                bound, op_mappings = mapping.relaxation().bound(*given)
                 assert 0.0 <= bound <= best
-                mapping.assign(genes)  # a start for a search: legal
-                dearer += bound > free
+                mapping.assign(op_mappings)  # a start for a search: legal
+                costlier += bound > free
     assert cases > 250
-    assert dearer > 10
+    assert costlier > 10
 
 
 def test_the_bound_is_below_every_way_of_outputs_too():
@@ -201,14 +214,14 @@ def test_the_bound_is_below_every_way_of_outputs_too():
     rng = random.Random(2)
     for _ in range(25):
         case = tiny_case(rng)
-        genes = random_genes(rng, case)
-        tighten(rng, case, genes)
+        op_mappings = random_op_mappings(rng, case)
+        tighten(rng, case, op_mappings)
         mapping = compiled(case)
         have = case.rules["stream_capacity_bytes"] > 0
         ways = [[o for o in op.outputs if o != OFFLOAD or have] for op in case.ops]
         for row in itertools.product(*ways):
             given = [dict(enumerate(row)) for _ in case.blocks]
-            time_s, stages = oracle.evaluate(case, genes, given)
+            time_s, stages = oracle.evaluate(case, op_mappings, given)
             if max(s.memory_bytes for s in stages) > case.rules["capacity_bytes"]:
                 continue
             for given_to in itertools.product(THETAS, prices(case, time_s), PHIS):
@@ -219,8 +232,8 @@ def test_the_bound_is_below_what_searches_find():
     rng = random.Random(3)
     found = 0
     for at in range(30):
-        case, genes = tight_case(rng, sides=(4, 4), most=(2, 8, 2), stages=6)
-        mapping = compiled(case, genes)
+        case, op_mappings = tight_case(rng, sides=(4, 4), most=(2, 8, 2), stages=6)
+        mapping = compiled(case, op_mappings)
         score = mapping.anneal(at, 600, 0.3)[1][0]
         if score["over_bytes"]:
             continue
@@ -231,7 +244,7 @@ def test_the_bound_is_below_what_searches_find():
 
 
 def test_the_bound_does_not_depend_on_what_was_asked_before():
-    """Earlier answers say which genes need no look: the bound and its genes must not notice."""
+    """Earlier answers say which mappings need no look: the bound and its mappings must not notice."""
     rng = random.Random(4)
     problem = Problem(load("bertlarge"), presets.wafer("sram-wafer"), WaferTraining(64))
     mappings = [compiled(random_case(rng, sides=(4, 4), most=(2, 8, 2))) for _ in range(30)]
@@ -244,9 +257,9 @@ def test_the_bound_does_not_depend_on_what_was_asked_before():
         for given in rng.sample(asked, len(asked)):
             bound, enough = fresh[given][0], fresh[given][0] * rng.random()
             assert enough <= used.bound(*given, enough=enough)[0] <= bound * (1 + 1e-12)
-            found, genes = used.bound(*given)
+            found, op_mappings = used.bound(*given)
             assert found == bound
-            mapping.assign(genes)
+            mapping.assign(op_mappings)
             assert enough <= used.bound(*given, enough=enough)[0] <= bound * (1 + 1e-12)
 
 
@@ -271,7 +284,7 @@ def test_the_bound_is_exact_for_work_alone_and_for_a_forced_conversion():
     case.ops[0].roles, case.ops[1].roles = "N", "B"
     case.tables["parameters"] = dict.fromkeys(case.tables["parameters"], 0.0)
     case.blocks, case.boundary_s = (2, 3), (0.25, 0.5)
-    mapping = compiled(case, [Gene(("N",)), Gene(("B",))])
+    mapping = compiled(case, [OperatorMapping(("N",)), OperatorMapping(("B",))])
     assert mapping.relaxation().bound(1.0, 0.0)[0] == pytest.approx(
         mapping.score()["time_s"][0], rel=2e-9
     )
@@ -283,7 +296,7 @@ def test_the_bound_is_exact_for_work_alone_and_for_a_forced_conversion():
     )
 
 
-def test_the_bound_of_a_chain_is_the_least_over_all_genes():
+def test_the_bound_of_a_chain_is_the_least_over_all_op_mappings():
     """Work and conversions alone, dear conversions: the cheapest operators do not fit together."""
     rng = random.Random(9)
     for _ in range(40):
@@ -318,7 +331,7 @@ def test_a_price_of_memory_is_exact_where_recomputation_must_pay_for_it(paramete
     case.blocks = (3,)
     # Beside the state one of the three that would be kept; one is alive at least.
     case.rules["capacity_bytes"] = 1.0 + 3 * 4 * parameters
-    mapping = compiled(case, [Gene(())])
+    mapping = compiled(case, [OperatorMapping(())])
     assert mapping.score()["time_s"][0] == 36.0
     assert mapping.relaxation().bound(1.0, 0.0)[0] == pytest.approx(24.0, rel=2e-9)
     assert mapping.relaxation().bound(1.0, 0.25)[0] == pytest.approx(30.0, rel=2e-9)
@@ -342,7 +355,7 @@ def test_the_bound_of_a_stream_is_exact_where_it_alone_counts():
     case = small(2, modes=16, microbatches=3, step_bytes=0.0, gradient_bytes=4.0)
     case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e-3, "x_bytes_per_s": 2e-3}
     case.ops[0].roles, case.ops[1].roles = "M", "B"
-    mapping = compiled(case, [Gene(("M",), 4), Gene(("B",), 4)])
+    mapping = compiled(case, [OperatorMapping(("M",), 4), OperatorMapping(("B",), 4)])
     time_s = mapping.score()["time_s"][0]
     assert time_s == pytest.approx(2 * 3 * (2 * 2 + 4) / 2 / 1e-3, rel=1e-12)
     for theta, phi in itertools.product(THETAS, PHIS):
@@ -357,16 +370,16 @@ def test_searches_repeat_themselves_and_never_get_worse():
     rng = random.Random(4)
     improved = 0
     for at in range(40):
-        case, genes = tight_case(rng)
+        case, op_mappings = tight_case(rng)
         for search in (lambda m, at=at: m.anneal(at, 300, 0.3), lambda m: m.descend(2)):
-            mapping = compiled(case, genes)
+            mapping = compiled(case, op_mappings)
             start = mapping.score()[0].copy()
             found, score, evaluations = search(mapping)
-            again = search(compiled(case, genes))
+            again = search(compiled(case, op_mappings))
             assert found.tobytes() == again[0].tobytes()
             assert score.tobytes() == again[1].tobytes()
             assert evaluations == again[2] > 0
-            assert energy(case, score[0]) <= energy(case, start)
+            assert objective(case, score[0]) <= objective(case, start)
             # The mapping is left at what was found, and the score is its own.
             assert mapping.genes().tobytes() == found.tobytes()
             fresh = compiled(case)
@@ -377,31 +390,31 @@ def test_searches_repeat_themselves_and_never_get_worse():
 
 
 def test_seeds_differ_and_no_steps_change_nothing():
-    case, genes = tight_case(random.Random(5), sides=(4, 4), most=(0, 6, 0))
-    runs = [compiled(case, genes).anneal(seed, 60, 0.5)[0].tobytes() for seed in range(8)]
+    case, op_mappings = tight_case(random.Random(5), sides=(4, 4), most=(0, 6, 0))
+    runs = [compiled(case, op_mappings).anneal(seed, 60, 0.5)[0].tobytes() for seed in range(8)]
     assert len(set(runs)) > 1
     for steps in (0, -3):
-        found, score, evaluations = compiled(case, genes).anneal(1, steps, 0.5)
-        assert found.tobytes() == packed(genes).tobytes()
+        found, score, evaluations = compiled(case, op_mappings).anneal(1, steps, 0.5)
+        assert found.tobytes() == packed(op_mappings).tobytes()
         assert evaluations == 1
-        assert score.tobytes() == compiled(case, genes).score().tobytes()
+        assert score.tobytes() == compiled(case, op_mappings).score().tobytes()
 
 
 def test_a_round_of_descent_leaves_no_better_single_change():
     rng = random.Random(6)
     for _ in range(10):
-        case, genes = tight_case(rng, sides=(2, 2), most=(1, 3, 1))
-        mapping = compiled(case, genes)
+        case, op_mappings = tight_case(rng, sides=(2, 2), most=(1, 3, 1))
+        mapping = compiled(case, op_mappings)
         found, score, _ = mapping.descend(100)
-        best = energy(case, score[0])
-        for i in range(len(genes)):
+        best = objective(case, score[0])
+        for i in range(len(op_mappings)):
             for choice in mapping.choices(i):
                 for mode in range(5):
-                    gene = np.array([choice], dtype=_core.GENE_DTYPE)
-                    gene["mode"], gene["algorithm"] = mode, found[i]["algorithm"]
-                    if mapping.legal(i, gene):
-                        mapping.change(i, gene)
-                        assert energy(case, mapping.score()[0]) >= best
+                    op_mapping = np.array([choice], dtype=_core.GENE_DTYPE)
+                    op_mapping["mode"], op_mapping["algorithm"] = mode, found[i]["algorithm"]
+                    if mapping.legal(i, op_mapping):
+                        mapping.change(i, op_mapping)
+                        assert objective(case, mapping.score()[0]) >= best
             mapping.change(i, found[i : i + 1].copy())
 
 
@@ -415,7 +428,7 @@ def test_a_search_does_not_trade_a_mapping_that_fits_for_one_that_does_not():
         case.tables[name] = dict.fromkeys(case.tables[name], 0.0)
     for i, cut in case.tables["parameters"]:
         case.tables["parameters"][i, cut] = float(i == 0)
-    start = [Gene(("B", "B"), 3)] * 2
+    start = [OperatorMapping(("B", "B"), 3)] * 2
     case.rules["capacity_bytes"] = 14.0  # 12 bytes split, 16 bytes replicated
     assert fits(compiled(case, start).score()[0])
     assert fits(compiled(case, start).anneal(1, 300, 0.1)[1][0])
@@ -423,10 +436,10 @@ def test_a_search_does_not_trade_a_mapping_that_fits_for_one_that_does_not():
 
 
 CRASHES = {
-    "bound without legal genes": "c.ops[0].roles = 'K'; c.ops[0].limit = (1,) * 4; compiled(c).relaxation().bound(1, 0)",
+    "bound without legal operator mappings": "c.ops[0].roles = 'K'; c.ops[0].limit = (1,) * 4; compiled(c).relaxation().bound(1, 0)",
     "bound without modes": "c.rules['modes'] = 0; compiled(c).relaxation().bound(1.0, 0.0)",
     "anneal without edges": "c.edges = []; c.chain = (1,); "
-    "compiled(c, [Gene(('B',)), Gene(('B',))]).anneal(1, 500, 0.1)",
+    "compiled(c, [OperatorMapping(('B',)), OperatorMapping(('B',))]).anneal(1, 500, 0.1)",
 }
 
 
@@ -435,7 +448,7 @@ def test_searches_survive_problems_with_nothing_to_search(name):
     here = Path(__file__).parent
     code = (
         f"import sys; sys.path[:0] = {[str(here), str(here.parent)]!r}\n"
-        "from test_mapping import Gene, InvalidInputError, compiled, small\n"
+        "from test_mapping import OperatorMapping, InvalidInputError, compiled, small\n"
         f"c = small()\ntry:\n    {CRASHES[name]}\nexcept InvalidInputError: pass\n"
     )
     done = subprocess.run(

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from test_mapping import compiled, packed, random_case, random_genes, small
+from test_mapping import compiled, packed, random_case, random_op_mappings, small
 
 from phaze_fast.errors import InUseError, PhazeError
 from phaze_fast.wafer.layout import slots_of
@@ -34,15 +34,15 @@ def refused(call):
 def test_a_mapping_that_anneals_refuses_a_second_thread():
     rng = random.Random(8)
     case = random_case(rng, most=(1, 6, 1))
-    genes = random_genes(rng, case)
-    mapping, twin = compiled(case, genes), compiled(case, genes)
+    op_mappings = random_op_mappings(rng, case)
+    mapping, twin = compiled(case, op_mappings), compiled(case, op_mappings)
     answers = []
     thread = threading.Thread(target=lambda: answers.append(mapping.anneal(3, STEPS, 0.1)))
     thread.start()
     until(lambda: refused(mapping.score) or answers)
     calls = {
-        "assign": lambda: mapping.assign(packed(genes)),
-        "change": lambda: mapping.change(0, packed(genes[:1])),
+        "assign": lambda: mapping.assign(packed(op_mappings)),
+        "change": lambda: mapping.change(0, packed(op_mappings[:1])),
         "genes": mapping.genes,
         "score": mapping.score,
         "stages": mapping.stages,
@@ -56,7 +56,7 @@ def test_a_mapping_that_anneals_refuses_a_second_thread():
         assert isinstance(caught.value, PhazeError), name
     # What never changes can be read all the while.
     assert mapping.choices(0).tobytes() == twin.choices(0).tobytes()
-    assert mapping.legal(0, packed(genes[:1]))
+    assert mapping.legal(0, packed(op_mappings[:1]))
     assert mapping.ways() == twin.ways()
     bound = mapping.relaxation().bound(0.5, 0.0)
     assert thread.is_alive()

@@ -23,7 +23,7 @@ from phaze_fast.wafer.baselines import BASELINES, baselines, is_linear
 from phaze_fast.wafer.comparison import ABLATIONS, compare_mappings
 from phaze_fast.wafer.layout import layouts, tiles
 from phaze_fast.wafer.outcome import Effort
-from phaze_fast.wafer.plans import deals, linear_deal, zero3
+from phaze_fast.wafer.plans import axis_assignments, linear_axis_assignment, zero3
 
 DRAM = presets.wafer("dram-wafer")
 DOJO = presets.wafer("dojo-tile-like")
@@ -107,7 +107,9 @@ def test_an_unknown_baseline_is_refused():
 
 def width(found):
     """Tensor-parallel width of a Megatron-LM plan."""
-    up = next(gene for gene in found.encoding.genes if gene.operator == "up")
+    up = next(
+        op_mapping for op_mapping in found.encoding.operator_mappings if op_mapping.operator == "up"
+    )
     return up.partition["columns"]
 
 
@@ -120,16 +122,18 @@ def test_megatron_by_default_is_as_wide_as_a_node(case, expected):
     assert width(found) == expected
     layout = found.encoding.layout
     assert layout.microbatch == layout.dies // expected
-    assert {gene.weights for gene in found.encoding.genes} == {"replicated"}
+    assert {op_mapping.weights for op_mapping in found.encoding.operator_mappings} == {"replicated"}
 
 
 def test_megatron_by_default_computes_all_of_a_block_again():
     problem = CASES["small"][0]
-    for op, gene in zip(
-        problem.work.operators, plans("small")["megatron"].default.encoding.genes, strict=True
+    for op, op_mapping in zip(
+        problem.work.operators,
+        plans("small")["megatron"].default.encoding.operator_mappings,
+        strict=True,
     ):
         inside = op.part == "block" and op.kept_bytes and op.name != "ffn-norm"
-        assert gene.output == (("recompute",) if inside else ("stash",))
+        assert op_mapping.output == (("recompute",) if inside else ("stash",))
 
 
 def test_megatron_splits_pairs_of_products():
@@ -137,13 +141,16 @@ def test_megatron_splits_pairs_of_products():
     for way in ("default", "tuned", "tiled"):
         for case in CASES:
             found = getattr(plans(case)["megatron"], way)
-            genes = {gene.operator: gene.partition for gene in found.encoding.genes}
+            op_mappings = {
+                op_mapping.operator: op_mapping.partition
+                for op_mapping in found.encoding.operator_mappings
+            }
             t = width(found)
             dies = found.encoding.layout.dies
             for name, role in (("up", "columns"), ("down", "inner"), ("proj", "inner")):
-                assert genes[name][role] == t
-                assert genes[name]["batch"] == dies // t
-            assert genes["attention"]["columns"] == t
+                assert op_mappings[name][role] == t
+                assert op_mappings[name]["batch"] == dies // t
+            assert op_mappings["attention"]["columns"] == t
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -153,9 +160,11 @@ def test_zero3_has_replicas_only(case):
         layout = found.encoding.layout
         assert layout.stages == 1
         assert layout.microbatch % layout.dies == 0
-        for op, gene in zip(problem.work.operators, found.encoding.genes, strict=True):
-            assert gene.partition["batch"] == layout.dies
-            assert gene.weights == ("zero3" if op.parameters else "replicated")
+        for op, op_mapping in zip(
+            problem.work.operators, found.encoding.operator_mappings, strict=True
+        ):
+            assert op_mapping.partition["batch"] == layout.dies
+            assert op_mapping.weights == ("zero3" if op.parameters else "replicated")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -164,9 +173,9 @@ def test_accpar_and_hypar_keep_everything_and_replicate(case):
         found = plans(case)[name]
         for way in (found.default, found.tuned, found.tiled):
             assert way.encoding.layout.stages == 1
-            for gene in way.encoding.genes:
-                assert gene.output == ("stash",)
-                assert gene.weights == "replicated"
+            for op_mapping in way.encoding.operator_mappings:
+                assert op_mapping.output == ("stash",)
+                assert op_mapping.weights == "replicated"
 
 
 def test_accpar_takes_the_largest_rectangle_and_the_whole_batch():
@@ -233,10 +242,10 @@ def test_types_that_follow_one_another_for_free_cost_nothing():
 def test_hypar_cuts_no_columns_of_products(layout):
     problem = problem_of(DRAM)
     plan = hypar(problem, layout)
-    for op, gene in zip(problem.work.operators, plan.genes, strict=True):
+    for op, op_mapping in zip(problem.work.operators, plan.operator_mappings, strict=True):
         if op.product:
-            assert gene.partition["columns"] == 1
-            assert gene.partition["rows"] == 1
+            assert op_mapping.partition["columns"] == 1
+            assert op_mapping.partition["rows"] == 1
 
 
 @pytest.mark.parametrize("layout", [Layout(4, 2, 1, 64), Layout(8, 5, 1, 64), Layout(4, 1, 1, 4)])
@@ -244,7 +253,7 @@ def test_accpar_cuts_no_rows(layout):
     for name in ("bertlarge", "llama2-7b"):
         problem = problem_of(DRAM, name)
         plan = accpar(problem, layout)
-        assert all(gene.partition["rows"] == 1 for gene in plan.genes)
+        assert all(op_mapping.partition["rows"] == 1 for op_mapping in plan.operator_mappings)
 
 
 # ---- linear order ----
@@ -268,7 +277,7 @@ def test_linear_stages_are_runs_of_ranks():
     assert seen == {True, False}
 
 
-def tensor_groups(layout, deal):
+def tensor_groups(layout, axis_assignment):
     """Dies of each tensor-parallel group, counted row by row in the rectangle."""
     sizes = []
     for side in (layout.width, layout.height):
@@ -285,7 +294,7 @@ def tensor_groups(layout, deal):
         for size in sizes:
             digits.append(left % size)
             left //= size
-        key = tuple(d for d, use in zip(digits, deal, strict=True) if use == "data")
+        key = tuple(d for d, use in zip(digits, axis_assignment, strict=True) if use == "data")
         groups.setdefault(key, []).append(die)
     return list(groups.values())
 
@@ -295,24 +304,24 @@ def tensor_groups(layout, deal):
     [(Layout(4, 2, 1, 8), 2), (Layout(4, 2, 1, 8), 8), (Layout(8, 1, 1, 8), 4), (Layout(6, 2, 1, 12), 2)],
 )  # fmt: skip
 def test_linear_groups_are_neighbouring_ranks(layout, t):
-    for group in tensor_groups(layout, linear_deal(layout, t)):
+    for group in tensor_groups(layout, linear_axis_assignment(layout, t)):
         assert group == list(range(group[0], group[0] + t))
-    assert linear_deal(layout, t) in deals(layout, t)
+    assert linear_axis_assignment(layout, t) in axis_assignments(layout, t)
 
 
 def test_a_width_that_no_innermost_slots_make_is_refused():
     with pytest.raises(InvalidInputError, match="tensor_parallel: 3 is not accepted on 6 x 1 dies"):
-        linear_deal(Layout(6, 1, 1, 6), 3)
+        linear_axis_assignment(Layout(6, 1, 1, 6), 3)
     with pytest.raises(InvalidInputError, match="tensor_parallel: 16 is not accepted"):
-        linear_deal(Layout(4, 2, 1, 8), 16)
+        linear_axis_assignment(Layout(4, 2, 1, 8), 16)
 
 
 _ORDER = {"columns": 0, "inner": 0, "rows": 1, "copies": 1, "batch": 2}
 
 
-def in_rank_order(gene):
+def in_rank_order(op_mapping):
     """Tensor splits innermost, then rows and copies, then the batch."""
-    order = [_ORDER[role] for role, _ in (*gene.x, *gene.y)]
+    order = [_ORDER[role] for role, _ in (*op_mapping.x, *op_mapping.y)]
     return order == sorted(order)
 
 
@@ -320,8 +329,10 @@ def test_linear_mappings_have_their_roles_in_rank_order():
     straight = problem_of(DRAM).variant(linear=True)
     mapping = straight.mapping(Layout(8, 2, 1, 16))
     for i in range(len(straight.work.operators)):
-        for gene in mapping.choices(i):
-            roles = [next(r for r in range(5) if int(gene["slots"][r]) >> k & 1) for k in range(4)]
+        for op_mapping in mapping.choices(i):
+            roles = [
+                next(r for r in range(5) if int(op_mapping["slots"][r]) >> k & 1) for k in range(4)
+            ]
             order = [(2, 1, 0, 0, 1)[r] for r in roles]
             assert order == sorted(order)
 
@@ -329,7 +340,7 @@ def test_linear_mappings_have_their_roles_in_rank_order():
 def test_plans_in_linear_order_have_their_roles_in_rank_order():
     for case in CASES:
         for found in (plans(case)["megatron"].default, plans(case)["megatron"].tuned):
-            assert all(in_rank_order(gene) for gene in found.encoding.genes)
+            assert all(in_rank_order(op_mapping) for op_mapping in found.encoding.operator_mappings)
 
 
 # ---- plans by hand ----
@@ -388,10 +399,12 @@ def test_ours_is_no_worse_than_any_ablation(compared):
 def test_ablations_take_away_what_they_say(compared):
     problem = compared.ours.problem
     kept = compared.ablations["no_recompute"].encoding
-    assert all(set(gene.output) <= {"stash", "offload"} for gene in kept.genes)
+    assert all(
+        set(op_mapping.output) <= {"stash", "offload"} for op_mapping in kept.operator_mappings
+    )
     straight = compared.ablations["no_placement"].encoding
     assert is_linear(problem, straight.layout)
-    assert all(in_rank_order(gene) for gene in straight.genes)
+    assert all(in_rank_order(op_mapping) for op_mapping in straight.operator_mappings)
     megatrons = compared.ablations["megatron_partitions"]
     assert rank(megatrons) <= rank(compared.baselines["megatron"].tiled)
     for found in compared.ablations.values():
@@ -399,8 +412,8 @@ def test_ablations_take_away_what_they_say(compared):
         assert evaluate(problem, found.encoding).time_s == found.time_s
 
 
-def test_lean_mappings_save_memory_and_are_as_fast(compared):
-    for name, found in compared.lean.items():
+def test_memory_at_equal_speed_is_less(compared):
+    for name, found in compared.memory_at_equal_speed.items():
         best = compared.baselines[name].best
         assert found.memory_bytes <= best.memory_bytes
         assert found.time_s <= best.time_s
@@ -408,7 +421,7 @@ def test_lean_mappings_save_memory_and_are_as_fast(compared):
         assert again.memory_bytes == found.memory_bytes
         assert again.time_s == found.time_s
     fitting = {name for name, each in compared.baselines.items() if each.best.fits}
-    assert set(compared.lean) == fitting
+    assert set(compared.memory_at_equal_speed) == fitting
 
 
 def test_names_and_ablations_can_be_chosen():
@@ -417,7 +430,7 @@ def test_names_and_ablations_can_be_chosen():
     found = compare_mappings(problem, QUICK, names=["zero3"], ablations=False, report=said.append)
     assert set(found.baselines) == {"zero3"}
     assert found.ablations == {}
-    assert said == ["zero3", "ours", "lean"]
+    assert said == ["zero3", "ours", "memory at equal speed"]
 
 
 def test_nothing_fits_and_all_say_so():
@@ -425,7 +438,7 @@ def test_nothing_fits_and_all_say_so():
     found = compare_mappings(problem, QUICK)
     assert found.best_baseline is None
     assert not found.ours.best.fits
-    assert found.lean == {}
+    assert found.memory_at_equal_speed == {}
     for each in found.baselines.values():
         assert each.best.reason.startswith("OOM: ")
         assert rank(found.ours.best)[0] <= rank(each.best)[0]

@@ -92,8 +92,8 @@ def test_compare_keeps_its_contract(run, small):
     assert 0 < found["bound"] <= ours["time_s"]
     assert found["evaluations"] > 0
     assert found["evaluations_per_s"] > 0
-    gene = ours["encoding"][0]
-    assert gene.keys() == {
+    op_mapping = ours["encoding"][0]
+    assert op_mapping.keys() == {
         "operator",
         "partition",
         "x",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wafer_genes import (
+from wafer_mappings import (
     BERT,
     DRAM,
     LAYOUT,
@@ -18,7 +18,7 @@ from wafer_genes import (
     compiled,
     layouts_of,
     problem_of,
-    random_genes,
+    random_op_mappings,
     seeds,
 )
 
@@ -34,11 +34,11 @@ from phaze_fast.wafer.operators import ROLES
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from([BERT, STREAMED]), layouts_of, seeds)
 def test_arrays_and_json_round_trip(problem, layout, seed):
-    genes, outputs = random_genes(problem, layout, random.Random(seed))
-    made = Encoding.from_arrays(problem, layout, genes, outputs)
+    op_mappings, outputs = random_op_mappings(problem, layout, random.Random(seed))
+    made = Encoding.from_arrays(problem, layout, op_mappings, outputs)
     assert made.faults(problem) == []
     back = made.arrays(problem)
-    assert np.array_equal(back[0], genes)
+    assert np.array_equal(back[0], op_mappings)
     assert np.array_equal(back[1], outputs)
     read = Encoding.from_list(json.loads(made.to_json()))
     assert read == made
@@ -48,11 +48,11 @@ def test_arrays_and_json_round_trip(problem, layout, seed):
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([BERT, STREAMED]), layouts_of, seeds)
 def test_what_is_read_back_takes_the_same_time(problem, layout, seed):
-    genes, outputs = random_genes(problem, layout, random.Random(seed))
+    op_mappings, outputs = random_op_mappings(problem, layout, random.Random(seed))
     mapping, _ = compiled(problem, layout)
-    mapping.assign(genes)
+    mapping.assign(op_mappings)
     score = mapping.score(outputs)[0]
-    made = Encoding.from_arrays(problem, layout, genes, outputs)
+    made = Encoding.from_arrays(problem, layout, op_mappings, outputs)
     found = evaluate(problem, Encoding.from_list(json.loads(made.to_json())))
     assert found.time_s == score["time_s"]
     assert found.memory_bytes == score["memory_bytes"]
@@ -60,24 +60,24 @@ def test_what_is_read_back_takes_the_same_time(problem, layout, seed):
 
 
 def test_one_output_for_all_stages_is_written_once():
-    genes, _ = PLAN.arrays(BERT)
-    outputs = np.zeros((LAYOUT.stages, len(genes)), dtype=np.uint8)
+    op_mappings, _ = PLAN.arrays(BERT)
+    outputs = np.zeros((LAYOUT.stages, len(op_mappings)), dtype=np.uint8)
     at = [op.name for op in BERT.work.operators].index("activation")
     outputs[:, at] = 1
-    made = Encoding.from_arrays(BERT, LAYOUT, genes, outputs.reshape(-1))
-    assert made.genes[at].output == ("recompute",)
+    made = Encoding.from_arrays(BERT, LAYOUT, op_mappings, outputs.reshape(-1))
+    assert made.operator_mappings[at].output == ("recompute",)
     assert made.to_list()[at]["output"] == "recompute"
     outputs[1, at] = 0
-    made = Encoding.from_arrays(BERT, LAYOUT, genes, outputs.reshape(-1))
-    assert made.genes[at].output == ("recompute", "stash", "recompute")
+    made = Encoding.from_arrays(BERT, LAYOUT, op_mappings, outputs.reshape(-1))
+    assert made.operator_mappings[at].output == ("recompute", "stash", "recompute")
     assert made.to_list()[at]["output"] == ["recompute", "stash", "recompute"]
 
 
 def test_the_partition_is_the_product_of_both_axes():
-    for gene in PLAN.genes:
+    for op_mapping in PLAN.operator_mappings:
         for role in ROLES:
-            along = [factor for name, factor in (*gene.x, *gene.y) if name == role]
-            assert gene.partition[role] == np.prod(along, dtype=int)
+            along = [factor for name, factor in (*op_mapping.x, *op_mapping.y) if name == role]
+            assert op_mapping.partition[role] == np.prod(along, dtype=int)
 
 
 # ---- legality ----
@@ -89,13 +89,13 @@ LONG = Layout(8, 2, 1, 64)
 BROKEN = {
     "sides": (PLAN, "up", {"x": (("columns", 2),)}, "x: factors multiply to 2; expected 4"),
     "slots": (
-        megatron(BERT, SIX, 1, deal=("data", "data")),
+        megatron(BERT, SIX, 1, axis_assignment=("data", "data")),
         "up",
         {"x": (("rows", 3), ("columns", 2))},
         "x: 3 does not follow the side's prime factors",
     ),
     "runs": (
-        megatron(BERT, LONG, 1, deal=("data",) * 4),
+        megatron(BERT, LONG, 1, axis_assignment=("data",) * 4),
         "up",
         {"x": (("rows", 1), ("columns", 2), ("rows", 2), ("inner", 2))},
         "x: 4 roles; expected at most 3",
@@ -175,7 +175,7 @@ def test_every_operator_that_breaks_a_rule_has_its_line():
     ],
 )  # fmt: skip
 def test_layout_faults(layout, text):
-    (fault,) = Encoding(layout, PLAN.genes).faults(BERT)
+    (fault,) = Encoding(layout, PLAN.operator_mappings).faults(BERT)
     assert text in fault
 
 
@@ -190,12 +190,12 @@ def test_dead_dies_leave_room_for_fewer_stages():
     "pick", [lambda g: g[:-1], lambda g: (*g, g[0]), lambda g: (g[1], g[0], *g[2:])]
 )
 def test_missing_extra_or_misplaced_operators_are_refused(pick):
-    (fault,) = Encoding(LAYOUT, pick(PLAN.genes)).faults(BERT)
+    (fault,) = Encoding(LAYOUT, pick(PLAN.operator_mappings)).faults(BERT)
     assert fault.startswith("operators: ")
 
 
 def test_legality_is_the_kernels():
-    """Random deals of roles to slots: legal by the rules exactly where the kernel takes them."""
+    """Random assignments of roles to slots: legal by the rules exactly where the kernel takes them."""
     rng = random.Random(3)
     layout = Layout(8, 2, 1, 8)
     mapping, _ = compiled(BERT, layout)
@@ -203,15 +203,15 @@ def test_legality_is_the_kernels():
     agreed = {True: 0, False: 0}
     base = mapping.genes().copy()
     for _ in range(600):
-        genes = base.copy()
-        i = rng.randrange(len(genes))
-        genes[i]["slots"] = 0
+        op_mappings = base.copy()
+        i = rng.randrange(len(op_mappings))
+        op_mappings[i]["slots"] = 0
         for k in range(slots):
-            genes[i]["slots"][rng.choice([0, 1, 2, 2, 3, 4])] |= 1 << k
-        outputs = np.zeros(len(genes), dtype=np.uint8)
-        legal = Encoding.from_arrays(BERT, layout, genes, outputs).faults(BERT) == []
+            op_mappings[i]["slots"][rng.choice([0, 1, 2, 2, 3, 4])] |= 1 << k
+        outputs = np.zeros(len(op_mappings), dtype=np.uint8)
+        legal = Encoding.from_arrays(BERT, layout, op_mappings, outputs).faults(BERT) == []
         try:
-            mapping.assign(genes)
+            mapping.assign(op_mappings)
         except InvalidInputError:
             assert not legal
         else:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from reference import mapping_oracle as oracle
-from reference.mapping_oracle import RECOMPUTE, Gene
+from reference.mapping_oracle import RECOMPUTE, OperatorMapping
 from test_mapping import CLOSE, compiled, small
 
 from phaze_fast import _core
@@ -117,12 +117,12 @@ def mapped(name, layout, role_of, mode="replicated", microbatches=1):
     training = WaferTraining(layout.microbatch * microbatches)
     problem = Problem(load(name), WAFER, training, volume=True)
     mapping = problem.mapping(layout)
-    genes = np.zeros(len(problem.work.operators), dtype=_core.GENE_DTYPE)
-    for row, op in zip(genes, problem.work.operators, strict=True):
+    op_mappings = np.zeros(len(problem.work.operators), dtype=_core.GENE_DTYPE)
+    for row, op in zip(op_mappings, problem.work.operators, strict=True):
         everywhere = (1 << len(_slots(layout))) - 1
         row["slots"] = [everywhere if role == role_of(op) else 0 for role in ROLES]
         row["mode"] = WEIGHTS.index(mode)
-    mapping.assign(genes)
+    mapping.assign(op_mappings)
     return problem, mapping
 
 
@@ -138,7 +138,7 @@ def megatron(vectors):
     """Roles of tensor parallelism; `vectors` is what norms, dropouts and residuals do."""
 
     def role_of(op):
-        if op.line.kind in VECTOR:
+        if op.spec.kind in VECTOR:
             return vectors
         if op.name in ("proj", "down", "look-up"):
             return "inner"
@@ -182,7 +182,7 @@ def test_kept_bytes_of_a_block(vectors, factor):
     layout, t = Layout(2, 2, 1, 2), 4
     problem, mapping = mapped("gpt3-13b", layout, megatron(vectors))
     ends = sum(
-        op.kept_bytes / (1 if vectors == "copies" and op.line.kind in VECTOR else t)
+        op.kept_bytes / (1 if vectors == "copies" and op.spec.kind in VECTOR else t)
         for op in problem.work.operators
         if op.part != "block"
     )
@@ -249,9 +249,9 @@ def test_accpar_conversions_between_two_layers(pair):
     for op in case.ops:
         op.product = True
     case.edges = [case.edges[0]._replace(bytes=tensor)]
-    genes = [Gene((TYPES[kind],)) for kind in pair]
-    forward, backward, _ = oracle.tensor_terms(case, genes, 0, oracle.INSIDE)
-    assert compiled(case, genes).score()["blocking_s"][0] == pytest.approx(forward + backward)
+    op_mappings = [OperatorMapping((TYPES[kind],)) for kind in pair]
+    forward, backward, _ = oracle.tensor_terms(case, op_mappings, 0, oracle.INSIDE)
+    assert compiled(case, op_mappings).score()["blocking_s"][0] == pytest.approx(forward + backward)
     sums_f, sums_e = pair[0] == "II", pair[1] == "III"
     whole_f, whole_e = pair[1] == "III", pair[0] == "II"  # who takes it wants all of it
     f, e = (share * tensor for share in ACCPAR[pair])
@@ -265,7 +265,7 @@ def test_accpar_conversions_between_two_layers(pair):
 @pytest.mark.parametrize(("kind", "moved"), [("I", 1.0), ("II", 0.0), ("III", 0.0)])
 def test_accpar_sums_weight_gradients_of_a_split_batch_alone(kind, moved):
     case = small(1, volume=1, step_bytes=0.0)
-    score = compiled(case, [Gene((TYPES[kind],))]).score()[0]
+    score = compiled(case, [OperatorMapping((TYPES[kind],))]).score()[0]
     weights = case.rules["gradient_bytes"] * case.tables["parameters"][0, (1, 1, 1, 1)]
     assert score["tail_s"] == pytest.approx(moved * weights)
 

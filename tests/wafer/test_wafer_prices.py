@@ -6,7 +6,7 @@ from phaze_fast import models
 from phaze_fast.cost import attention_ops, operator_costs, product_ops, vector_ops
 from phaze_fast.hardware import presets
 from phaze_fast.wafer import Layout, Problem, WaferTraining
-from phaze_fast.wafer.bounds import roof, work_bound
+from phaze_fast.wafer.bounds import roofline, work_bound
 from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.problem import combination
 from phaze_fast.wafer.search import search_mapping
@@ -23,19 +23,19 @@ def test_explicit_attention_is_mapped_too():
         times.append(search_mapping(problem, QUICK).best.time_s)
         for dies, microbatch in ((1, 1), (6, 4)):
             block_s, _ = problem.least_work(Layout(dies, 1, 1, microbatch))
-            assert roof(problem).block_s * microbatch / dies <= block_s
+            assert roofline(problem).block_s * microbatch / dies <= block_s
     assert times[1] > times[0] > times[2]
 
 
 @pytest.mark.parametrize("model", ["bertlarge", "llama2-70b", "gpt2"])
 @pytest.mark.parametrize("wafer", ["dram-wafer", "dojo-tile-like", "wse2-like"])
-def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roof(model, wafer):
+def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roofline(model, wafer):
     slow = presets.wafer(wafer).die.replace(
         chip=presets.wafer(wafer).die.chip.replace(launch_latency_s=1e-4)
     )
     given = presets.wafer(wafer).replace(die=slow)
     problem = Problem(models.load(model), given, WaferTraining(64))
-    over = roof(problem)
+    over = roofline(problem)
     for dies, microbatch in ((1, 1), (4, 2), (12, 16), (35, 64)):
         layout = Layout(dies, 1, 1, microbatch)
         block_s, ends_s = problem.least_work(layout)
@@ -71,7 +71,7 @@ def test_parts_of_operators_are_priced_as_the_operators_they_are():
     inner = -(-model.ffn // 3)
     assert forward[down, split] == seconds(product_ops([(1, 16 * seq, inner, hidden // 4)]))
     # Rows of a norm; all 12 dies.
-    norm = next(i for i, op in enumerate(problem.work.operators) if op.line.kind == "norm")
+    norm = next(i for i, op in enumerate(problem.work.operators) if op.spec.kind == "norm")
     split = combination(12, (4, 3, 1, 1))
     rows = 4 * -(-seq // 3)
     assert forward[norm, split] == seconds(vector_ops("rmsnorm", [rows], [hidden]))

@@ -10,9 +10,9 @@ import pytest
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
-from phaze_fast.opgraph.sheet import ELEMENT_BYTES, Line
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
-from phaze_fast.wafer.bounds import quick_bound, roof, tight_bound
+from phaze_fast.wafer.bounds import quick_bound, roofline, tight_bound
 from phaze_fast.wafer.layout import layouts, tiles
 from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
 from phaze_fast.wafer.outcome import Effort
@@ -36,7 +36,7 @@ def tiny_workload(rng: random.Random) -> Workload:
     for i, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
         product = kind == "gemm"
         size = ELEMENT_BYTES * seq * width
-        line = Line(
+        spec = OperatorSpec(
             f"op{i}",
             kind,
             "TC" if product else "VC",
@@ -53,9 +53,9 @@ def tiny_workload(rng: random.Random) -> Workload:
         kept = last or (part == "block" and rng.random() < 0.6)
         ops.append(
             MeshOperator(
-                name=line.name,
+                name=spec.name,
                 part=part,
-                line=line,
+                spec=spec,
                 seq_rows=seq,
                 units=width,
                 inner_units=width if product else 0,
@@ -152,12 +152,12 @@ def test_two_hundred_tiny_instances():
     assert max(gaps) <= 0.01
 
 
-def test_bounds_hold_for_every_gene_of_tiny_layouts():
+def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
     rng = random.Random(11)
     checked = 0
     while checked < 60:
         problem = tiny_problem(rng)
-        over = roof(problem)
+        over = roofline(problem)
         for layout in every_layout(problem):
             mapping = problem.mapping(layout)
             if mapping.ways() > 3e3:
@@ -244,8 +244,8 @@ def test_an_sram_wafer_holds_the_state_of_few_parameters():
     assert 2.5e9 < room < 2.8e9
     small = Problem(models.load("opt-1.3b"), wafer, WaferTraining(64))
     large = Problem(models.load("llama2-7b"), wafer, WaferTraining(64))
-    assert roof(small).bound_s(small, Layout(12, 7, 1, 64)) < float("inf")
-    assert roof(large).bound_s(large, Layout(12, 7, 1, 64)) == float("inf")
+    assert roofline(small).bound_s(small, Layout(12, 7, 1, 64)) < float("inf")
+    assert roofline(large).bound_s(large, Layout(12, 7, 1, 64)) == float("inf")
 
 
 def test_dead_dies_are_left_alone():

@@ -4,14 +4,14 @@ import random
 
 import numpy as np
 import pytest
-from wafer_genes import (
+from wafer_mappings import (
     BERT,
     LAYOUT,
     PLAN,
     changed,
     compiled,
     problem_of,
-    random_genes,
+    random_op_mappings,
 )
 
 from phaze_fast import _core, models
@@ -43,7 +43,7 @@ def test_describe_says_which_tensor_is_split_where():
 
 
 def test_strided_groups_are_said():
-    text = describe(BERT, megatron(BERT, Layout(4, 1, 1, 8), 2, deal=("data", "tensor")))
+    text = describe(BERT, megatron(BERT, Layout(4, 1, 1, 8), 2, axis_assignment=("data", "tensor")))
     assert "all-reduce to attention-dropout over 2 along x by 2" in text
 
 
@@ -67,7 +67,7 @@ _PROBLEMS = {}
 def sums(problem, encoding):
     """Seconds of a block's collectives: those it waits for, and those beside the work."""
     part = {op.name: op.part for op in problem.work.operators}
-    run = {gene.operator: gene.collective for gene in encoding.genes}
+    run = {op_mapping.operator: op_mapping.collective for op_mapping in encoding.operator_mappings}
     links = links_of(problem.wafer)
     blocking, hidden = 0.0, 0.0
     for each in transfers(problem, encoding):
@@ -85,16 +85,16 @@ def sums(problem, encoding):
 
 
 def random_sums(name, layout, count):
-    """Sums of the transfers and of the kernel, for random legal genes."""
+    """Sums of the transfers and of the kernel, for random legal operator mappings."""
     problem = _PROBLEMS.setdefault(name, problem_of(name))
     rng = random.Random(f"{name}{layout}")
     mapping, _ = compiled(problem, layout)
     for _ in range(count):
-        genes, _ = random_genes(problem, layout, rng)
-        mapping.assign(genes)
+        op_mappings, _ = random_op_mappings(problem, layout, rng)
+        mapping.assign(op_mappings)
         score = mapping.score()[0]
-        none = np.zeros(layout.stages * len(genes), dtype=np.uint8)
-        encoding = Encoding.from_arrays(problem, layout, genes, none)
+        none = np.zeros(layout.stages * len(op_mappings), dtype=np.uint8)
+        encoding = Encoding.from_arrays(problem, layout, op_mappings, none)
         yield sums(problem, encoding), (float(score["blocking_s"]), float(score["hidden_s"]))
 
 

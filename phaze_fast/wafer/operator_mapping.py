@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from phaze_fast.wafer.operators import ROLES
 
-__all__ = ["Gene", "Runs"]
+__all__ = ["OperatorMapping", "Runs"]
 
 Runs = tuple[tuple[str, int], ...]
 """Roles and factors along an axis of a rectangle of dies, from the inside out."""
 
 
 @dataclass(frozen=True)
-class Gene:
+class OperatorMapping:
     """How one operator is mapped."""
 
     operator: str

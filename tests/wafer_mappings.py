@@ -1,4 +1,4 @@
-"""Legal genes at random, for tests of encodings and of what they send."""
+"""Legal operator mappings at random, for tests of encodings and of what they send."""
 
 from dataclasses import replace
 
@@ -38,21 +38,21 @@ def compiled(problem, layout):
     return _MAPPINGS[key]
 
 
-def random_genes(problem, layout, rng):
-    """Legal genes, and legal outputs for every stage."""
+def random_op_mappings(problem, layout, rng):
+    """Legal operator mappings, and legal outputs for every stage."""
     _, choices = compiled(problem, layout)
-    genes = np.array([some[rng.randrange(len(some))] for some in choices])
-    outputs = np.zeros((layout.stages, len(genes)), dtype=np.uint8)
+    op_mappings = np.array([some[rng.randrange(len(some))] for some in choices])
+    outputs = np.zeros((layout.stages, len(op_mappings)), dtype=np.uint8)
     last = problem.work.chain[-1]
     for i, op in enumerate(problem.work.operators):
         if op.parameters:  # elsewhere there is nothing to keep
-            genes[i]["mode"] = rng.randrange(len(problem.modes))
-        genes[i]["algorithm"] = rng.randrange(len(MESH_ALGORITHMS))
+            op_mappings[i]["mode"] = rng.randrange(len(problem.modes))
+        op_mappings[i]["algorithm"] = rng.randrange(len(MESH_ALGORITHMS))
         bits = problem._outputs(op, i == last)
         accepted = [code for code in range(len(OUTPUTS)) if bits >> code & 1]
         if op.part == "block":
             outputs[:, i] = [rng.choice(accepted) for _ in range(layout.stages)]
-    return genes, outputs.reshape(-1)
+    return op_mappings, outputs.reshape(-1)
 
 
 layouts_of = st.sampled_from([Layout(1, 1, 3, 8), Layout(4, 2, 3, 8), Layout(2, 3, 2, 16)])
@@ -60,8 +60,9 @@ seeds = st.integers(0, 2**32)
 
 
 def changed(operator, encoding=PLAN, **changes):
-    """The plan with one operator's gene changed."""
-    genes = tuple(
-        replace(gene, **changes) if gene.operator == operator else gene for gene in encoding.genes
+    """The plan with one operator's mapping changed."""
+    op_mappings = tuple(
+        replace(op_mapping, **changes) if op_mapping.operator == operator else op_mapping
+        for op_mapping in encoding.operator_mappings
     )
-    return Encoding(encoding.layout, genes)
+    return Encoding(encoding.layout, op_mappings)

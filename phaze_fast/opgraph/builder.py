@@ -1,14 +1,14 @@
 """How a layer is written operator by operator, with the tensors that it keeps.
 
-A `Sheet` is written like a program: each call adds an operator, names its inputs, and returns its
-position for the next.
+A `LayerBuilder` is used like a program: each call adds an operator, names its inputs, and returns
+its position for the next.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-__all__ = ["ELEMENT_BYTES", "Line", "Sheet", "Tensor"]
+__all__ = ["ELEMENT_BYTES", "LayerBuilder", "OperatorSpec", "Tensor"]
 
 ELEMENT_BYTES = 2  # bf16 activations and weights
 
@@ -26,7 +26,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Line:
+class OperatorSpec:
     """One operator before it is laid out. A virtual one costs nothing and is spliced out."""
 
     name: str
@@ -55,29 +55,29 @@ class Line:
 
 
 @dataclass
-class Sheet:
+class LayerBuilder:
     """A layer written operator by operator; -1 is the layer's input."""
 
     name: str
-    lines: list[Line] = field(default_factory=list)
+    specs: list[OperatorSpec] = field(default_factory=list)
     kept: list[Tensor] = field(default_factory=list)
 
-    def _add(self, line: Line) -> int:
-        self.lines.append(line)
-        return len(self.lines) - 1
+    def _add(self, spec: OperatorSpec) -> int:
+        self.specs.append(spec)
+        return len(self.specs) - 1
 
     def keep(self, name: str, size: float, producer: int, statistic: bool = False) -> None:
         """Note that the output of an operator (or -1, the input) is needed again."""
-        while producer >= 0 and self.lines[producer].virtual:  # it is spliced out of the graph
-            producer = self.lines[producer].inputs[0]
+        while producer >= 0 and self.specs[producer].virtual:  # it is spliced out of the graph
+            producer = self.specs[producer].inputs[0]
         if size:
-            maker = "input" if producer < 0 else self.lines[producer].name
+            maker = "input" if producer < 0 else self.specs[producer].name
             self.kept.append(Tensor(name, int(size), maker, statistic))
 
     def linear(self, name: str, x: int, rows: int, inner: int, cols: int, bias: bool) -> int:
         """Add rows x inner times inner x cols."""
         return self._add(
-            Line(
+            OperatorSpec(
                 name,
                 "gemm",
                 "TC+VC" if bias else "TC",
@@ -96,22 +96,22 @@ class Sheet:
         self, name: str, x: int, count: int, rows: int, inner: int, cols: int
     ) -> int:
         """Add `count` products side by side, each with weights of its own."""
-        line = self.lines[self.linear(name, x, rows, inner, cols, bias=False)]
-        self.lines[-1] = replace(
-            line,
+        spec = self.specs[self.linear(name, x, rows, inner, cols, bias=False)]
+        self.specs[-1] = replace(
+            spec,
             b=count,
-            flops=count * line.flops,
-            read_bytes=count * line.read_bytes,
-            write_bytes=count * line.write_bytes,
+            flops=count * spec.flops,
+            read_bytes=count * spec.read_bytes,
+            write_bytes=count * spec.write_bytes,
         )
-        return len(self.lines) - 1
+        return len(self.specs) - 1
 
     def product(
         self, name: str, left: int, right: int, b: int, m: int, k: int, n: int, shared: int = 1
     ) -> int:
         """Add b products of two activations; `shared` of them read one right-hand side."""
         return self._add(
-            Line(
+            OperatorSpec(
                 name,
                 "batched-gemm",
                 "TC",
@@ -139,7 +139,7 @@ class Sheet:
         """Add an operator on rows x cols elements that reads `reads` such arrays."""
         size = ELEMENT_BYTES * rows * cols
         return self._add(
-            Line(
+            OperatorSpec(
                 name,
                 kind,
                 "VC",
@@ -152,9 +152,9 @@ class Sheet:
             )
         )
 
-    def custom(self, line: Line) -> int:
+    def custom(self, spec: OperatorSpec) -> int:
         """Add an operator spelled out in full."""
-        return self._add(line)
+        return self._add(spec)
 
     def network(
         self,
@@ -171,7 +171,7 @@ class Sheet:
         """
         op, payload, group = forward or ("", 0.0, "none")
         return self._add(
-            Line(
+            OperatorSpec(
                 name,
                 "collective",
                 "NET",
