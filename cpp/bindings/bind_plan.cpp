@@ -11,7 +11,8 @@ class PyPlanSpace {
   PyPlanSpace(const py::object& fabric, std::int64_t devices, const py::object& training,
               std::int32_t kinds, const py::object& order, const py::object& edges,
               const py::object& tied, const py::object& strategies, const py::object& sizes,
-              const py::object& layouts, const py::object& rooms, const py::object& fits) {
+              const py::object& layouts, const py::object& rooms, const py::object& fits,
+              bool some_blocks) {
     const auto pairs = view<std::int32_t>(edges, "edges");
     const auto ties = view<std::int32_t>(tied, "tied");
     std::vector<std::int32_t> from, to, tied_from, tied_to;
@@ -34,7 +35,8 @@ class PyPlanSpace {
                               tied_to,
                               view<StrategyRecord>(strategies, "strategies"),
                               view<LayerKindRecord>(sizes, "sizes"),
-                              view<LayoutRecord>(layouts, "layouts")};
+                              view<LayoutRecord>(layouts, "layouts"),
+                              some_blocks};
     const auto room = view<double>(rooms, "rooms");
     const auto may = view<std::uint8_t>(fits, "fits");
     Status status = Status::kOk;
@@ -311,10 +313,11 @@ void bind_plan(py::module_& module) {
   py::class_<PyPlanSpace>(module, "PlanSpace")
       .def(py::init<const py::object&, std::int64_t, const py::object&, std::int32_t,
                     const py::object&, const py::object&, const py::object&, const py::object&,
-                    const py::object&, const py::object&, const py::object&, const py::object&>(),
+                    const py::object&, const py::object&, const py::object&, const py::object&, bool>(),
            py::arg("fabric"), py::arg("devices"), py::arg("training"), py::arg("kinds"),
            py::arg("order"), py::arg("edges"), py::arg("tied"), py::arg("strategies"),
-           py::arg("sizes"), py::arg("layouts"), py::arg("rooms"), py::arg("fits"))
+           py::arg("sizes"), py::arg("layouts"), py::arg("rooms"), py::arg("fits"),
+           py::arg("some_blocks") = false)
       .def("__len__", &PyPlanSpace::layouts)
       .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
            py::arg("variant"), py::arg("room_bytes"), py::arg("threads"))

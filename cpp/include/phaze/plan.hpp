@@ -69,6 +69,22 @@ struct LayoutRecord {
   std::int64_t microbatches;  // of one replica in one step
 };
 
+// What a stage recomputes: the first `count` blocks of each of its chunks as variant `more` has it,
+// the others as `rest`. Written as one number, which below kMaxVariants is a variant of all blocks.
+struct StageRecompute {
+  std::int32_t rest = 0;
+  std::int32_t more = 0;
+  std::int32_t count = 0;
+
+  static constexpr StageRecompute of(std::int32_t code) noexcept {
+    return {code % kMaxVariants, code / kMaxVariants % kMaxVariants,
+            code / (kMaxVariants * kMaxVariants)};
+  }
+  constexpr std::int32_t code() const noexcept {
+    return count == 0 ? rest : rest + kMaxVariants * (more + kMaxVariants * count);
+  }
+};
+
 // Bytes of one parameter, and what energy costs.
 struct TrainingRecord {
   double weight_bytes;
@@ -93,6 +109,7 @@ struct PlanProblem {
   std::span<const StrategyRecord> strategies;
   std::span<const LayerKindRecord> sizes;  // [strategy][kind]
   std::span<const LayoutRecord> layouts;   // by strategy, rising
+  bool some_blocks = false;  // whether a stage may recompute some of its blocks and not others
 };
 
 // Seconds and joules of each kind of layer on one chip under one strategy, per micro-batch.
@@ -201,7 +218,7 @@ struct StageEstimate {
 };
 
 // The partition of a plan: positions where chunks begin (stages x virtual_stages + 1 of them, chunk
-// c on stage c mod stages), and the variant of each stage.
+// c on stage c mod stages), and what each stage recomputes (`StageRecompute`, as one number).
 struct Partition {
   std::vector<std::int32_t> cuts;
   std::vector<std::int32_t> variants;

@@ -55,8 +55,9 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
     if (impl_->may_cut[at(partition.cuts[c])] == 0) return PlanStatus::kBrokenTie;
   }
   const int variants = impl_->strategies[at(l.strategy)].variants;
-  for (const std::int32_t v : partition.variants) {
-    if (v < 0 || v >= variants) return PlanStatus::kBadStrategy;
+  for (const std::int32_t code : partition.variants) {
+    const StageRecompute way = StageRecompute::of(code);
+    if (code < 0 || way.rest >= variants || way.more >= variants) return PlanStatus::kBadStrategy;
   }
   if (l.virtual_stages > 1 && l.microbatches % l.stages != 0) return PlanStatus::kBadRounds;
   return PlanStatus::kOk;

@@ -19,7 +19,7 @@ constexpr double kLoose = 1.0 + 1e-9;
 std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
 // The smallest load, in blocks that are not recomputed, with which all stages together hold every
-// block, where a recomputed block takes 1 + r.
+// block, where a stage recomputes all of its blocks or none, and one takes 1 + r.
 double longest_stage(const StageRooms& rooms, int stages, int blocks, double r) noexcept {
   const auto holds = [&](double load) {
     const double plain = std::floor(load * kLoose);
@@ -45,14 +45,37 @@ double longest_stage(const StageRooms& rooms, int stages, int blocks, double r) 
   return std::isfinite(least) ? least : 1.0;
 }
 
+// The same where a stage recomputes as many of its blocks as it must, and r is what it takes to
+// save the bytes of one.
+double longest_mixed(const StageRooms& rooms, int stages, int blocks, double r) noexcept {
+  const auto holds = [&](double load) {
+    double held = 0.0;
+    for (int s = 0; s < stages; ++s) {
+      const double plain = rooms.plain[at(s)];
+      const double own = load <= plain ? load : (load + r * plain) / (1.0 + r);
+      const double most = std::max(std::floor(plain), rooms.lean[at(s)]);
+      held += std::min(std::floor(own * kLoose), most);
+      if (held >= blocks) return true;
+    }
+    return false;
+  };
+  double low = std::ceil(static_cast<double>(blocks) / stages);
+  if (holds(low)) return low;
+  double high = blocks * (1.0 + r);
+  for (int step = 0; step < 12; ++step) {
+    const double middle = 0.5 * (low + high);
+    (holds(middle) ? high : low) = middle;
+  }
+  return low;
+}
+
 // Load of the longest stage, were there room for all. With `whole` blocks a stage at most, so many
 // places stay empty, and each end takes as many as blocks of its length would. Where that is too
 // many, the longest stage has a block more, or `whole` blocks and what is left of an end.
-double load_with_ends(const LayoutBound& b, const StepTotals& t, bool even) noexcept {
+double load_with_ends(const LayoutBound& b, const StepTotals& t) noexcept {
   const double block = std::max(t.block_s, 1e-300);
   const double first = t.first_s / block;
   const double last = t.last_s / block;
-  if (even) return (b.whole + std::max(first, last)) * t.block_s;
   const double taken_first = std::ceil(first * kSure);
   const double taken_last = std::ceil(last * kSure);
   const double rest_first = first - std::max(taken_first - 1.0, 0.0);
@@ -208,6 +231,8 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept {
   StepTotals t{0.0, 0.0, kInfinite, kInfinite, 0.0, 0.0, 0.0, 0.0};
   const int variants = space.strategies[at(strategy)].variants;
+  double byte_s = kInfinite;  // to save a byte by recomputation
+  double least_stash = kInfinite;
   for (int k = 0; k < space.kinds; ++k) {
     const double both = times.forward_s[k] + times.plain_s[k];
     const int first = space.first_count[at(k)];
@@ -221,11 +246,16 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
     t.block_s = std::min(t.block_s, both);
     t.blocks_backward_s += count * times.plain_s[k];
     if (both > 0.0) t.backward_share = std::max(t.backward_share, times.plain_s[k] / both);
+    const LayerKindRecord& size = space.size_of(strategy, k);
+    least_stash = std::min(least_stash, size.stash_bytes[0]);
     for (int v = 1; v < variants; ++v) {
-      t.again_s =
-          std::min(t.again_s, times.backward_s[at(v) * at(space.kinds) + at(k)] - times.plain_s[k]);
+      const double own = times.backward_s[at(v) * at(space.kinds) + at(k)];
+      t.again_s = std::min(t.again_s, own - times.plain_s[k]);
+      const double saved = size.stash_bytes[0] - size.stash_bytes[v];
+      if (saved > 0.0) byte_s = std::min(byte_s, std::max(0.0, own - times.backward_s[k]) / saved);
     }
   }
+  if (space.some_blocks) t.again_s = byte_s * least_stash;
   if (!std::isfinite(t.block_s)) t.block_s = 0.0;
   if (!std::isfinite(t.again_s)) t.again_s = 0.0;
   return t;
@@ -254,18 +284,13 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   const double after = b.tail_s + step_s + row.exchange_s;
   const double quick = (passes(load, b.works, m) + after) * kSure;
   if (quick > enough_s) return quick;
-  const bool even = row.layout.virtual_stages > 1;
-  load = std::max(load, load_with_ends(b, t, even));
+  load = std::max(load, load_with_ends(b, t));
   const StageRooms& rooms = space.stage_rooms[at(own.rooms)];
   const double r_share = t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0;
   double longest = 0.0;
-  if (even) {
-    const double blocks = std::floor(space.blocks / p);
-    const bool tight = std::any_of(rooms.plain.begin(), rooms.plain.end(),
-                                   [&](double plain) { return plain < blocks; });
-    longest = blocks * (1.0 + (tight ? r_share : 0.0));
-  } else if (space.blocks > 0) {
-    longest = longest_stage(rooms, row.layout.stages, space.blocks, r_share * kSure);
+  if (space.blocks > 0) {
+    const auto& longest_of = space.some_blocks ? longest_mixed : longest_stage;
+    longest = longest_of(rooms, row.layout.stages, space.blocks, r_share * kSure);
   }
   load = std::max(load, longest * t.block_s * kSure);
   if (load_s != nullptr) *load_s = load;

@@ -85,7 +85,7 @@ class Estimator {
   }
 
   StageSum stage(int k) const {
-    const int v = partition_.variants[at(k)];
+    const StageRecompute way = StageRecompute::of(partition_.variants[at(k)]);
     const PlanSums& sums = solver_.sums();
     const LayoutRecord& l = row_.layout;
     StageSum own;
@@ -97,12 +97,15 @@ class Estimator {
       const double out_s = k + 1 < l.stages ? frame_.message_s[at(k) + 1] : row_.wrap_s;
       const double sent = space_.enters(i, j) * in_s + space_.leaves(i, j) * out_s;
       own.messages_s += sent;
-      own.load_s += sent + sums.forward_s(v, i, j) + sums.backward_s(v, i, j);
+      own.load_s += sent + sums.forward_s(i, j) + sums.backward_s(way, i, j);
       gather = std::max(gather, sums.gather_bytes(i, j));
-      moving.stash += sums.stash_bytes(v, i, j);
-      moving.live = std::max(moving.live, sums.live_bytes(v, i, j));
+      moving.stash += sums.stash_bytes(way, i, j);
+      moving.live = std::max(moving.live, sums.live_bytes(way, i, j));
       moving.once += sums.once_bytes(i, j);
-      for (int at_layer = i; at_layer < j; ++at_layer) add_layer(at_layer, v, &own, &state);
+      const int border = sums.border_of(way, i, j);
+      for (int layer = i; layer < j; ++layer) {
+        add_layer(layer, layer < border ? way.more : way.rest, &own, &state);
+      }
     });
     moving.buffers = space_.buffer_bytes(row_) + gather;
     own.memory = terms(state, moving, k);
@@ -164,8 +167,8 @@ class Estimator {
     PipelineClock clock{};
     int longest = 0;
     for (int k = l.stages - 1; k >= 0; --k) {
-      const StagePass pass = sums.pass(partition_.variants[at(k)], partition_.cuts[at(k)],
-                                       partition_.cuts[at(k) + 1], k);
+      const StagePass pass = sums.pass(StageRecompute::of(partition_.variants[at(k)]),
+                                       partition_.cuts[at(k)], partition_.cuts[at(k) + 1], k);
       if (pass.tail_s >= clock.tail_s) longest = k;
       clock = joined(clock, pass, l.microbatches, l.stages - 1 - k, k, zero_bubble);
     }
@@ -197,9 +200,11 @@ class Estimator {
     double moved = 0.0;
     double held = 0.0;
     for (int k = 0; k < l.stages; ++k) {
-      const std::size_t variant = at(partition_.variants[at(k)]) * at(space_.kinds);
+      const StageRecompute way = StageRecompute::of(partition_.variants[at(k)]);
       for_chunks(k, [&](int, int i, int j) {
+        const int border = solver_.sums().border_of(way, i, j);
         for (int layer = i; layer < j; ++layer) {
+          const std::size_t variant = at(layer < border ? way.more : way.rest) * at(space_.kinds);
           const std::size_t timed = at(space_.order[at(layer)]);
           const int kind = space_.kind_at(layer, l.stages);
           passes_j += times_.forward_j[timed] + times_.backward_j[variant + timed];

@@ -14,30 +14,6 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-double PlanSolver::stage_bytes(const Partition& partition, int stage, int variant) const {
-  const int chunks = row_->layout.virtual_stages;
-  if (chunks == 1) {
-    return sums_.bytes(variant, partition.cuts[at(stage)], partition.cuts[at(stage) + 1], stage);
-  }
-  double resident = 0.0;
-  double gather = 0.0;
-  MovingBytes moving{0.0, 0.0, 0.0, space_->buffer_bytes(*row_)};
-  for (int c = 0; c < chunks; ++c) {
-    const std::size_t chunk = at(c) * at(stages_) + at(stage);
-    const int i = partition.cuts[chunk];
-    const int j = partition.cuts[chunk + 1];
-    resident += sums_.resident_bytes(i, j);
-    gather = std::max(gather, sums_.gather_bytes(i, j));
-    moving.stash += sums_.stash_bytes(variant, i, j);
-    moving.once += sums_.once_bytes(i, j);
-    moving.live = std::max(moving.live, sums_.live_bytes(variant, i, j));
-  }
-  moving.buffers += gather;
-  const double in_flight =
-      microbatches_in_flight(PipelineSchedule::kInterleaved, stages_, stage, rounds_, chunks);
-  return resident + (1.0 + space_->training.fragmentation) * moving_bytes(moving, in_flight);
-}
-
 PlanStatus PlanSolver::deal_evenly(Partition* partition) const {
   const int count = stages_ * row_->layout.virtual_stages;
   const int blocks = space_->blocks;
@@ -57,37 +33,6 @@ PlanStatus PlanSolver::deal_evenly(Partition* partition) const {
   return PlanStatus::kOk;
 }
 
-bool PlanSolver::choose_variants(double room_bytes, bool any, Partition* partition) const {
-  partition->variants.assign(at(stages_), 0);
-  for (int stage = 0; stage < stages_; ++stage) {
-    double least_s = kInfinite;
-    double least_bytes = kInfinite;
-    int fastest = -1;
-    int leanest = 0;
-    for (int v = 0; v < sums_.variants(); ++v) {
-      const double bytes = stage_bytes(*partition, stage, v);
-      double load = 0.0;
-      for (int c = 0; c < row_->layout.virtual_stages; ++c) {
-        const std::size_t chunk = at(c) * at(stages_) + at(stage);
-        load += sums_.forward_s(v, partition->cuts[chunk], partition->cuts[chunk + 1]) +
-                sums_.backward_s(v, partition->cuts[chunk], partition->cuts[chunk + 1]);
-      }
-      if (bytes < least_bytes) {
-        least_bytes = bytes;
-        leanest = v;
-      }
-      // Modes whose loads differ by rounding alone are alike: the first recomputes least.
-      if (bytes <= room_bytes * kFits && load < least_s * (1.0 - 1e-12)) {
-        least_s = load;
-        fastest = v;
-      }
-    }
-    if (fastest < 0 && !any) return false;
-    partition->variants[at(stage)] = fastest < 0 ? leanest : fastest;
-  }
-  return true;
-}
-
 PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
                             std::int32_t variant, double room_bytes, Partition* partition) {
   start(space, row, times);
@@ -96,7 +41,7 @@ PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t row, const K
   if (variant >= 0) {
     partition->variants.assign(at(stages_), variant);
   } else {
-    choose_variants(room_bytes, true, partition);
+    choose_recompute(room_bytes, true, partition);
   }
   return PlanStatus::kOk;
 }
@@ -109,7 +54,7 @@ PlanSolver::Interleaved PlanSolver::interleaved(const Partition& partition) {
   Interleaved found{0.0, 0.0, 0.0, 0};
   double before_s = 0.0;
   for (int stage = 0; stage < stages_; ++stage) {
-    const int v = partition.variants[at(stage)];
+    const StageRecompute way = StageRecompute::of(partition.variants[at(stage)]);
     double sync = 0.0;
     double step = 0.0;
     double own_s = 0.0;
@@ -122,8 +67,8 @@ PlanSolver::Interleaved PlanSolver::interleaved(const Partition& partition) {
       const double in_s = stage > 0 ? frame_->message_s[at(stage)] : row_->wrap_s;
       const double out_s = stage + 1 < stages_ ? frame_->message_s[at(stage) + 1] : row_->wrap_s;
       const std::size_t own = at(stage) * at(chunks) + at(c);
-      forward_s_[own] = sums_.forward_s(v, i, j) + space_->enters(i, j) * in_s;
-      backward_s_[own] = sums_.backward_s(v, i, j) + space_->leaves(i, j) * out_s;
+      forward_s_[own] = sums_.forward_s(i, j) + space_->enters(i, j) * in_s;
+      backward_s_[own] = sums_.backward_s(way, i, j) + space_->leaves(i, j) * out_s;
       sync += sums_.sync_s(i, j);
       step += sums_.step_s(i, j);
       own_s += sums_.plain_s(i, j);
@@ -144,14 +89,15 @@ PlacedPlan PlanSolver::best_interleaved(double room_bytes, double below_s) {
   PlacedPlan best{kInfinite, 0.0, 0, {}};
   Partition partition;
   if (deal_evenly(&partition) != PlanStatus::kOk) return best;
-  if (!choose_variants(room_bytes, false, &partition)) return best;
+  if (!choose_recompute(room_bytes, false, &partition)) return best;
   const Interleaved found = interleaved(partition);
   const double time_s = found.step_s + found.tail_s + row_->exchange_s;
   if (!(time_s <= below_s)) return best;
   best.time_s = time_s;
   for (int stage = 0; stage < stages_; ++stage) {
     best.memory_bytes =
-        std::max(best.memory_bytes, stage_bytes(partition, stage, partition.variants[at(stage)]));
+        std::max(best.memory_bytes,
+                 stage_bytes(partition, stage, StageRecompute::of(partition.variants[at(stage)])));
   }
   best.partition = std::move(partition);
   return best;

@@ -21,7 +21,7 @@ inline constexpr double kRoomy = 1.0 + 1e-9;
 class RoomForBlocks {
  public:
   RoomForBlocks(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes)
-      : blocks_(space.blocks) {
+      : blocks_(space.blocks), some_blocks_(space.some_blocks) {
     const PlanFrame& frame = space.frames[PlanSpaceImpl::at(row.frame)];
     const int strategy = row.layout.strategy;
     variants_ = space.strategies[PlanSpaceImpl::at(strategy)].variants;
@@ -59,17 +59,23 @@ class RoomForBlocks {
 
   // Blocks beside the ends that the stage holds; minus infinity where those do not fit.
   double blocks(int v, double in_flight, bool first, bool last) const noexcept {
+    return std::floor(share(v, in_flight, first, last));
+  }
+
+  // The same, of the block that does not fit whole the share that does.
+  double share(int v, double in_flight, bool first, bool last) const noexcept {
     double left = left_;
     if (first) left -= first_ + in_flight * first_stash_[v];
     if (last) left -= last_;
     const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
-    const double fit = std::floor((left - live_[v]) / each * kRoomy);
+    const double fit = (left - live_[v]) / each * kRoomy;
     const double none =
         left >= 0.0 ? 0.0 : -std::numeric_limits<double>::infinity();  // a stage of ends alone
     return std::min(std::max(fit, none), static_cast<double>(blocks_));
   }
 
-  // The least that a stage needs with `least` to `most` blocks, in the first variant that fits.
+  // The least that a stage needs with `least` to `most` blocks. Where nothing need be recomputed,
+  // nothing is.
   double least_bytes(double least, double most, double in_flight, bool first,
                      bool last) const noexcept {
     const double ends = first_ * first + last_ * last;
@@ -79,8 +85,7 @@ class RoomForBlocks {
       const double each = resident_ + in_flight * stash_[v];
       const double live = least > 0.0 ? live_[v] : 0.0;
       found = std::min(found, fixed + live + least * each);
-      // With no more blocks than this the variant fits, and none after it is chosen.
-      if (alike_ && fixed + live_[v] + most * each <= left_ + buffers_) break;
+      if (v == 0 && alike_ && fixed + live_[v] + most * each <= left_ + buffers_) break;
     }
     return found;
   }
@@ -91,36 +96,34 @@ class RoomForBlocks {
     for (int v = 0; v < variants_; ++v) {
       found = std::min(found, buffers_ + live_[v] + even * (resident_ + stash_[v]));
       const double all = live_[v] + most * (resident_ + most_in_flight * stash_[v]);
-      if (alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_) break;
+      if (v == 0 && alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_) break;
     }
     return found;
   }
 
-  // The most blocks of a stage that needs no more than `bytes`, in the first variant that fits.
+  // The most blocks of a stage that needs no more than `bytes`.
   double blocks_within(double bytes, double in_flight) const noexcept {
     double found = 0.0;
-    double fits = 0.0;  // blocks for which an earlier variant fits, which is then the one chosen
+    double plain = 0.0;  // with as many blocks nothing is recomputed
     for (int v = 0; v < variants_; ++v) {
       const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
       const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoomy);
       const double room = blocks(v, in_flight, false, false);
-      if (!alike_ || most > fits) found = std::max(found, std::min(most, std::max(room, 0.0)));
-      fits = std::max(fits, room);
+      if (!alike_ || most > plain) found = std::max(found, std::min(most, std::max(room, 0.0)));
+      if (v == 0) plain = room;
     }
     return std::min(found, static_cast<double>(blocks_));
   }
 
+  // Blocks with which nothing need be recomputed; a share of one where a stage may recompute some
+  // blocks alone, since that may be enough.
   double plain(double in_flight, bool first, bool last) const noexcept {
-    return blocks(0, in_flight, first, last);
-  }
-  double best(double in_flight, bool first, bool last) const noexcept {
-    double most = blocks(0, in_flight, first, last);
-    for (int v = 1; v < variants_; ++v) most = std::max(most, blocks(v, in_flight, first, last));
-    return most;
+    return some_blocks_ ? share(0, in_flight, first, last) : blocks(0, in_flight, first, last);
   }
 
  private:
   int blocks_;
+  bool some_blocks_;
   int variants_ = 1;
   bool alike_ = false;  // all blocks are of one kind
   double left_ = 0.0;

@@ -47,38 +47,53 @@ class Leaders {
 
   // What a plan of at least so many bytes may take to be of interest.
   double below(double least_bytes) const {
-    double limit = times_.size() < top_ ? kInfinite : times_[top_ - 1];
-    double front = kInfinite;
-    for (const auto& [bytes, time_s] : front_) {
-      if (bytes <= least_bytes) front = std::min(front, time_s);
-    }
+    const double limit = times_.size() < top_ ? kInfinite : times_[top_ - 1];
+    if (stale_) refresh();
+    const auto above =
+        std::upper_bound(front_.begin(), front_.end(), least_bytes,
+                         [](double bytes, const Leader& l) { return bytes < l.bytes; });
+    const double front = above == front_.begin() ? kInfinite : std::prev(above)->time_s;
     return std::max(limit, front);
   }
 
   void add(const PlacedPlan& plan, const Kind& kind) {
-    const auto [known, fresh] = best_.try_emplace(kind, plan.memory_bytes, plan.time_s);
+    const Leader leader{plan.memory_bytes, plan.time_s};
+    const auto [known, fresh] = best_.try_emplace(kind, leader);
     if (!fresh) {
-      if (!(plan.time_s < known->second.second)) return;
-      known->second = {plan.memory_bytes, plan.time_s};
+      if (!(leader.time_s < known->second.time_s)) return;
+      times_.erase(std::lower_bound(times_.begin(), times_.end(), known->second.time_s));
+      known->second = leader;
     }
-    times_.clear();
-    front_.clear();
-    for (const auto& [_, leader] : best_) times_.push_back(leader.second);
-    std::sort(times_.begin(), times_.end());
-    // A slower rank order of a kind is no plan of its own, so the front is made of leaders alone.
-    for (const auto& [_, leader] : best_) {
-      const bool beaten = std::any_of(best_.begin(), best_.end(), [&](const auto& other) {
-        return other.second.first < leader.first && other.second.second <= leader.second;
-      });
-      if (!beaten) front_.push_back(leader);
-    }
+    times_.insert(std::upper_bound(times_.begin(), times_.end(), leader.time_s), leader.time_s);
+    stale_ = true;
   }
 
  private:
+  struct Leader {
+    double bytes;
+    double time_s;
+  };
+
+  // A slower rank order of a kind is no plan of its own, so the front is made of leaders alone.
+  void refresh() const {
+    sorted_.clear();
+    for (const auto& [_, leader] : best_) sorted_.push_back(leader);
+    std::sort(sorted_.begin(), sorted_.end(), [](const Leader& a, const Leader& b) {
+      return a.bytes != b.bytes ? a.bytes < b.bytes : a.time_s < b.time_s;
+    });
+    front_.clear();
+    for (const Leader& leader : sorted_) {
+      if (front_.empty() || leader.time_s < front_.back().time_s) front_.push_back(leader);
+    }
+    stale_ = false;
+  }
+
   std::size_t top_;
-  std::map<Kind, std::pair<double, double>> best_;  // bytes and seconds of the best of each kind
-  std::vector<double> times_;                       // of those, rising
-  std::vector<std::pair<double, double>> front_;    // bytes, seconds
+  std::map<Kind, Leader> best_;
+  std::vector<double> times_;  // of those, rising
+  mutable std::vector<Leader> sorted_;
+  mutable std::vector<Leader> front_;  // more bytes, less time
+  mutable bool stale_ = false;
 };
 
 // What a layout's plan may take to be of interest. A plan that takes no longer has no stage above a

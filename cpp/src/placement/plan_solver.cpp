@@ -25,6 +25,7 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
   times_ = times.forward_s;
   sums_.build(space, *row_, times);
   nothing_s_ = 1e-13 * sums_.total_work_s();
+  ++epoch_;
 }
 
 PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
@@ -48,9 +49,10 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
     return best;
   }
   for (int k = 0; k < stages_; ++k) {
-    const int v = best.partition.variants[at(k)];
-    best.memory_bytes = std::max(best.memory_bytes, sums_.bytes(v, best.partition.cuts[at(k)],
-                                                                best.partition.cuts[at(k) + 1], k));
+    const StageRecompute way = StageRecompute::of(best.partition.variants[at(k)]);
+    best.memory_bytes =
+        std::max(best.memory_bytes,
+                 sums_.bytes(way, best.partition.cuts[at(k)], best.partition.cuts[at(k) + 1], k));
   }
   return best;
 }
@@ -70,45 +72,23 @@ void PlanSolver::set_limits(double limit_s) {
   load_limit_s_ *= kLoose;
 }
 
-// The variants that fit, of which none is faster both ways than another.
-int PlanSolver::ways(int i, int j, int stage, Way* found) const noexcept {
-  int count = 0;
-  for (int v = 0; v < sums_.variants(); ++v) {
-    if (sums_.bytes(v, i, j, stage) > room_bytes_) continue;
-    const Way way{sums_.pass(v, i, j, stage), v};
-    bool faster = true;
-    for (int k = 0; k < count && faster; ++k) {
-      faster = way.pass.forward_s < found[k].pass.forward_s ||
-               way.pass.backward_s < found[k].pass.backward_s;
-    }
-    if (faster) found[count++] = way;
-    if (sums_.ordered()) break;  // the others are no faster either way
-  }
-  return count;
-}
-
 double PlanSolver::timed(const Partition& partition) const {
   PipelineClock clock{};
   for (int stage = stages_ - 1; stage >= 0; --stage) {
-    const StagePass pass = sums_.pass(partition.variants[at(stage)], partition.cuts[at(stage)],
-                                      partition.cuts[at(stage) + 1], stage);
+    const StagePass pass =
+        sums_.pass(StageRecompute::of(partition.variants[at(stage)]), partition.cuts[at(stage)],
+                   partition.cuts[at(stage) + 1], stage);
     clock = joined(clock, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
   }
   return clock.time_s() + row_->exchange_s;
 }
 
-// The fastest variant of a stage, or -1 where none fits; `load_s` is its load.
-int PlanSolver::fastest(int i, int j, int stage, double* load_s) const noexcept {
-  Way found[kMaxVariants];
-  const int count = ways(i, j, stage, found);
-  int best = -1;
-  for (int w = 0; w < count; ++w) {
-    const double load = found[w].pass.forward_s + found[w].pass.backward_s;
-    if (best >= 0 && load >= *load_s) continue;
-    best = found[w].variant;
-    *load_s = load;
-  }
-  return best;
+std::int32_t PlanSolver::fastest(int i, int j, int stage, double* load_s) {
+  const std::int32_t code = recompute(i, j, stage);
+  if (code < 0) return code;
+  const StagePass pass = sums_.pass(StageRecompute::of(code), i, j, stage);
+  *load_s = pass.forward_s + pass.backward_s;
+  return code;
 }
 
 // Stages as long as a load allows, from the last to the first. More layers take longer and need
@@ -184,7 +164,7 @@ void PlanSolver::search(PlacedPlan* best) {
       if (space_->may_cut[at(i)] == 0 || (stage == 0 && i > 0)) continue;
       if (sums_.work_s(0, i) > stage * load_limit_s_) continue;
       const std::size_t mine = tails_.size();
-      double before_s = sums_.forward_s(0, 0, i);
+      double before_s = sums_.forward_s(0, i);
       if (!zero_bubble_) {
         before_s = sums_.work_s(0, i) + std::max(0.0, sends_s - 2.0 * frame_->message_s[at(stage)]);
       }
@@ -212,11 +192,10 @@ double PlanSolver::least_with(int i, int j, int after, double work) const noexce
   const auto m = static_cast<double>(rounds_);
   const double trip = sums_.work_s(j, space_->layers);
   if (after < rounds_) return (m - after) * work + 2.0 * trip;
-  return m * work + trip - (m - 1.0) * sums_.forward_s(0, i, j);
+  return m * work + trip - (m - 1.0) * sums_.forward_s(i, j);
 }
 
 void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
-  Way found[kMaxVariants];
   const int stage = stages_ - s;
   const int last = s == 1 ? space_->layers : space_->layers - (s - 1);
   for (int j = i + 1; j <= last; ++j) {
@@ -227,19 +206,17 @@ void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
       continue;
     }
     if (starts_[at(j)] == ends_[at(j)]) continue;
-    const int count = ways(i, j, stage, found);
-    if (count == 0) {
+    const std::int32_t code = recompute(i, j, stage);
+    if (code < 0) {
       if (sums_.resident_bytes(i, j) > room_bytes_) return;
       continue;
     }
-    for (int w = 0; w < count; ++w) {
-      const StagePass& pass = found[w].pass;
-      if (pass.forward_s + pass.backward_s > load_limit_s_) continue;
-      for (std::int32_t t = starts_[at(j)]; t < ends_[at(j)]; ++t) {
-        Tail whole{joined(tails_[at(t)].clock, pass, rounds_, s - 1, stage, zero_bubble_),
-                   found[w].variant, j, t};
-        if ((whole.clock.time_s() + before_s) * (1.0 - 1e-12) < limit_s_) keep(mine, whole);
-      }
+    const StagePass pass = sums_.pass(StageRecompute::of(code), i, j, stage);
+    if (pass.forward_s + pass.backward_s > load_limit_s_) continue;
+    for (std::int32_t t = starts_[at(j)]; t < ends_[at(j)]; ++t) {
+      const Tail whole{joined(tails_[at(t)].clock, pass, rounds_, s - 1, stage, zero_bubble_), code,
+                       j, t};
+      if ((whole.clock.time_s() + before_s) * (1.0 - 1e-12) < limit_s_) keep(mine, whole);
     }
   }
 }

@@ -37,7 +37,7 @@ class PlanSolver {
   }
 
   // Sums over the chunks of a stage.
-  double stage_bytes(const Partition& partition, int stage, int variant) const;
+  double stage_bytes(const Partition& partition, int stage, StageRecompute way) const;
 
  private:
   struct Tail {
@@ -46,14 +46,15 @@ class PlanSolver {
     std::int32_t next_cut;
     std::int32_t next_tail;  // position in `tails_`
   };
-  struct Way {
-    StagePass pass;
-    std::int32_t variant;
+  struct Known {
+    std::uint32_t epoch;
+    std::int32_t code;
   };
   static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
-  int ways(int i, int j, int stage, Way* found) const noexcept;
-  int fastest(int i, int j, int stage, double* load_s) const noexcept;
+  // What makes the stage i..j fastest and fits, or -1; with that its load.
+  std::int32_t recompute(int i, int j, int stage);
+  std::int32_t fastest(int i, int j, int stage, double* load_s);
   bool pack(double load_s, PlacedPlan* plan, double* next_s);
   void quick_plan(double load_s, PlacedPlan* best);
   void search(PlacedPlan* best);
@@ -64,7 +65,7 @@ class PlanSolver {
   double timed(const Partition& partition) const;
   void set_limits(double limit_s);
   PlanStatus deal_evenly(Partition* partition) const;
-  bool choose_variants(double room_bytes, bool any, Partition* partition) const;
+  bool choose_recompute(double room_bytes, bool any, Partition* partition) const;
   PlacedPlan best_interleaved(double room_bytes, double below_s);
 
   const PlanSpaceImpl* space_ = nullptr;
@@ -78,6 +79,8 @@ class PlanSolver {
   double limit_s_ = 0.0;       // a plan must take less
   double load_limit_s_ = 0.0;  // so must every stage
   double nothing_s_ = 0.0;     // sums in another order differ by this
+  std::uint32_t epoch_ = 0;  // of what is known of stages
+  std::vector<Known> known_;
   PlanSums sums_;
   std::vector<Tail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;

@@ -77,6 +77,8 @@ class PlanSpaceImpl {
   int first_block = 0;  // positions of the first block and after the last
   int last_block = 0;
   bool chain = true;
+  bool alike = false;        // all blocks are of one kind
+  bool some_blocks = false;  // whether a stage may recompute some of its blocks and not others
   FabricRecord fabric{};
   std::int64_t devices = 0;
   TrainingRecord training{};
@@ -139,7 +141,8 @@ struct StepTotals {
   double work_s;      // both passes of all layers, nothing recomputed
   double backward_s;  // the backward passes alone
   double block_s;     // both passes of the shortest block
-  double again_s;     // the least that recomputing a block adds; zero where there is no way to
+  double again_s;     // the least that recomputing a block adds, or saving the bytes of one where
+                      // some blocks may be recomputed alone; zero where there is no way to
   double first_s;     // both passes of what stands before all blocks
   double last_s;      // both passes of what stands after them
   double blocks_backward_s;  // the backward passes of all blocks

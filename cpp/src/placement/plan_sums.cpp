@@ -14,27 +14,22 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
   buffers_ = space.buffer_bytes(row);
   lost_ = 1.0 + space.training.fragmentation;
   const std::size_t width = at(layers_) + 1;
-  for (auto* sums : {&forward_, &backward_, &stash_}) sums->resize(at(variants_) * width);
-  for (auto* sums : {&resident_, &once_, &sync_, &step_, &weight_grad_, &plain_, &work_}) {
+  for (auto* sums : {&backward_, &stash_}) sums->resize(at(variants_) * width);
+  for (auto* sums : {&forward_, &resident_, &once_, &sync_, &step_, &weight_grad_, &plain_, &work_}) {
     sums->resize(width);
     (*sums)[0] = 0.0;
   }
   const int zero = row.layout.zero;
   for (int v = 0; v < variants_; ++v) {
-    double* forward = &forward_[at(v) * width];
     double* backward = &backward_[at(v) * width];
     double* stash = &stash_[at(v) * width];
-    forward[0] = backward[0] = stash[0] = 0.0;
+    backward[0] = stash[0] = 0.0;
     for (int i = 0; i < layers_; ++i) {
       const std::size_t timed = at(space.order[at(i)]);
       const std::size_t kind = at(space.kind_at(i, row.layout.stages));
-      // Weights are fetched while the layer before is at work; gradients that are not kept whole
-      // go with every micro-batch.
-      double f = times.forward_s[timed];
+      // Gradients that are not kept whole go with every micro-batch.
       double b = times.backward_s[at(v) * at(space.kinds) + timed];
-      if (zero >= 3) f = std::max(f, frame_->fetch_s[kind]);
       if (zero >= 2) b = std::max(b, frame_->fetch_s[kind] + frame_->sync_s[kind]);
-      forward[i + 1] = forward[i] + f;
       backward[i + 1] = backward[i] + b;
       stash[i + 1] = stash[i] + space.size_of(strategy, static_cast<int>(kind)).stash_bytes[v];
     }
@@ -43,6 +38,10 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
     const std::size_t n = at(i);
     const std::size_t timed = at(space.order[n]);
     const std::size_t kind = at(space.kind_at(i, row.layout.stages));
+    // Weights are fetched while the layer before is at work.
+    double forward = times.forward_s[timed];
+    if (zero >= 3) forward = std::max(forward, frame_->fetch_s[kind]);
+    forward_[n + 1] = forward_[n] + forward;
     resident_[n + 1] = resident_[n] + frame_->resident_bytes[kind];
     once_[n + 1] = once_[n] + space.size_of(strategy, static_cast<int>(kind)).once_bytes;
     sync_[n + 1] = sync_[n] + frame_->sync_s[kind];
@@ -52,19 +51,18 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
     double plain = times.plain_s[timed];
     if (zero >= 2) plain = std::max(plain, frame_->fetch_s[kind] + frame_->sync_s[kind]);
     plain_[n + 1] = plain_[n] + plain;
-    double least = forward_[n + 1] - forward_[n] + (backward_[n + 1] - backward_[n]);
+    double least = backward_[n + 1] - backward_[n];
     for (int v = 1; v < variants_; ++v) {
       const std::size_t first = at(v) * width + n;
-      least = std::min(
-          least, forward_[first + 1] - forward_[first] + (backward_[first + 1] - backward_[first]));
+      least = std::min(least, backward_[first + 1] - backward_[first]);
     }
-    work_[n + 1] = work_[n] + least;
+    work_[n + 1] = work_[n] + (forward_[n + 1] - forward_[n] + least);
   }
-  ordered_ = true;
+  first_is_fastest_ = true;
   for (int k = 0; k < space.kinds; ++k) {
     for (int v = 1; v < variants_; ++v) {
-      ordered_ = ordered_ && times.backward_s[at(v) * at(space.kinds) + at(k)] >=
-                                 times.backward_s[at(v - 1) * at(space.kinds) + at(k)];
+      first_is_fastest_ = first_is_fastest_ && times.backward_s[at(v) * at(space.kinds) + at(k)] >=
+                                                   times.backward_s[k];
     }
   }
   add_kinds();
@@ -101,7 +99,7 @@ void PlanSums::add_kinds() {
   }
 }
 
-double PlanSums::live_bytes(int v, int i, int j) const noexcept {
+double PlanSums::live_of(int v, int i, int j) const noexcept {
   double live = 0.0;
   for (std::size_t k = 0; k < held_kinds_.size(); ++k) {
     const std::int32_t* count = &kind_count_[k * (at(layers_) + 1)];
@@ -120,18 +118,18 @@ double PlanSums::gather_bytes(int i, int j) const noexcept {
   return gather;
 }
 
-double PlanSums::bytes(int v, int i, int j, int stage) const noexcept {
-  const MovingBytes moving{stash_bytes(v, i, j), live_bytes(v, i, j), once_bytes(i, j),
+double PlanSums::bytes(StageRecompute r, int i, int j, int stage) const noexcept {
+  const MovingBytes moving{stash_bytes(r, i, j), live_bytes(r, i, j), once_bytes(i, j),
                            buffers_ + gather_bytes(i, j)};
   return resident_bytes(i, j) + lost_ * moving_bytes(moving, in_flight_[at(stage)]);
 }
 
-StagePass PlanSums::pass(int v, int i, int j, int stage) const noexcept {
+StagePass PlanSums::pass(StageRecompute r, int i, int j, int stage) const noexcept {
   const std::size_t k = at(stage);
   const double in_s = stage > 0 ? space_->enters(i, j) * frame_->message_s[k] : 0.0;
   const double out_s =
       stage + 1 < row_->layout.stages ? space_->leaves(i, j) * frame_->message_s[k + 1] : 0.0;
-  return {in_s + forward_s(v, i, j), out_s + backward_s(v, i, j), weight_grad_s(i, j),
+  return {in_s + forward_s(i, j), out_s + backward_s(r, i, j), weight_grad_s(i, j),
           tail_after(sync_s(i, j), plain_s(i, j), frame_->bucket_s, step_s(i, j), plain_s(0, i))};
 }
 

@@ -2,6 +2,7 @@
 // subtractions. Private to the kernel; one object per thread, reused.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "placement/pipeline_clock.hpp"
@@ -13,9 +14,15 @@ class PlanSums {
  public:
   void build(const PlanSpaceImpl& space, const PlanRow& row, const KindTimes& times);
 
-  double forward_s(int v, int i, int j) const noexcept { return part(forward_, v, i, j); }
-  double backward_s(int v, int i, int j) const noexcept { return part(backward_, v, i, j); }
-  double stash_bytes(int v, int i, int j) const noexcept { return part(stash_, v, i, j); }
+  double forward_s(int i, int j) const noexcept { return part(forward_, 0, i, j); }
+  double backward_s(StageRecompute r, int i, int j) const noexcept {
+    const int border = border_of(r, i, j);
+    return part(backward_, r.more, i, border) + part(backward_, r.rest, border, j);
+  }
+  double stash_bytes(StageRecompute r, int i, int j) const noexcept {
+    const int border = border_of(r, i, j);
+    return part(stash_, r.more, i, border) + part(stash_, r.rest, border, j);
+  }
   double resident_bytes(int i, int j) const noexcept { return part(resident_, 0, i, j); }
   double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
   double sync_s(int i, int j) const noexcept { return part(sync_, 0, i, j); }
@@ -26,19 +33,29 @@ class PlanSums {
   double plain_s(int i, int j) const noexcept { return part(plain_, 0, i, j); }
   // Both passes in the quickest variant.
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
-  double live_bytes(int v, int i, int j) const noexcept;  // largest of one layer at a time
+  double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
+    const int border = border_of(r, i, j);
+    return std::max(live_of(r.more, i, border), live_of(r.rest, border, j));
+  }
   double gather_bytes(int i, int j) const noexcept;
   double total_work_s() const noexcept { return work_.back(); }
   int layers() const noexcept { return layers_; }
   int variants() const noexcept { return variants_; }
-  // Whether each variant takes at least as long as the one before it, so that the first that fits
-  // is the fastest.
-  bool ordered() const noexcept { return ordered_; }
+  // Whether no variant is faster than the first.
+  bool first_is_fastest() const noexcept { return first_is_fastest_; }
 
   // All bytes of stage number `stage`, layers i..j, in a variant.
-  double bytes(int v, int i, int j, int stage) const noexcept;
+  double bytes(StageRecompute r, int i, int j, int stage) const noexcept;
   // The stage as the pipeline's clock sees it.
-  StagePass pass(int v, int i, int j, int stage) const noexcept;
+  StagePass pass(StageRecompute r, int i, int j, int stage) const noexcept;
+  // Blocks of a chunk.
+  int blocks(int i, int j) const noexcept {
+    return std::max(0, std::min(j, space_->last_block) - std::max(i, space_->first_block));
+  }
+  // Where the blocks of a chunk end that are recomputed as `more` has it; ends are as they are.
+  int border_of(StageRecompute r, int i, int j) const noexcept {
+    return r.count == 0 ? i : std::min(std::max(i, space_->first_block) + r.count, j);
+  }
 
  private:
   static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
@@ -46,6 +63,7 @@ class PlanSums {
     const std::size_t first = at(v) * at(layers_ + 1);
     return sums[first + at(j)] - sums[first + at(i)];
   }
+  double live_of(int v, int i, int j) const noexcept;
   void add_kinds();
   void add_in_flight();
 
@@ -54,11 +72,11 @@ class PlanSums {
   const PlanFrame* frame_ = nullptr;
   int layers_ = 0;
   int variants_ = 0;
-  bool ordered_ = true;
+  bool first_is_fastest_ = true;
   double buffers_ = 0.0;
   double lost_ = 1.0;                               // 1 + an allocator's losses
-  std::vector<double> forward_, backward_, stash_;  // [variant][position]
-  std::vector<double> resident_, once_, sync_, step_, weight_grad_, plain_, work_;
+  std::vector<double> backward_, stash_;            // [variant][position]
+  std::vector<double> forward_, resident_, once_, sync_, step_, weight_grad_, plain_, work_;
   std::vector<double> in_flight_;         // by stage
   std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
   std::vector<std::int32_t> kind_count_;  // [of held_kinds_][position]

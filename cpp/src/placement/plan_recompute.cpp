@@ -1,0 +1,128 @@
+// What a stage recomputes: of all that fits the least seconds. Blocks are recomputed as one variant
+// has it, or the first few as one and the others as another.
+#include <algorithm>
+#include <limits>
+
+#include "placement/plan_solver.hpp"
+
+namespace phaze {
+namespace {
+
+// The fastest way that fits, as `StageRecompute` writes it, or -1. `most` is the number of blocks
+// of the longest chunk; bytes fall and seconds rise with the blocks that are recomputed further.
+template <typename Bytes, typename Seconds>
+std::int32_t fastest_that_fits(int variants, bool first_is_fastest, bool some_blocks, int most,
+                               double room_bytes, const Bytes& bytes, const Seconds& seconds) {
+  bool fits[kMaxVariants];
+  std::int32_t best = -1;
+  double best_s = std::numeric_limits<double>::infinity();
+  const auto offer = [&](StageRecompute way) {
+    const double own = seconds(way);
+    // Ways whose loads differ by rounding alone are alike: the first recomputes least.
+    if (best >= 0 && !(own < best_s * (1.0 - 1e-12))) return;
+    best = way.code();
+    best_s = own;
+  };
+  for (int v = 0; v < variants; ++v) {
+    fits[v] = bytes(StageRecompute{v, v, 0}) <= room_bytes;
+    if (fits[v]) offer({v, v, 0});
+    if (fits[0] && first_is_fastest) return best;
+  }
+  if (!some_blocks || best < 0) return best;
+  for (int rest = 0; rest < variants; ++rest) {
+    if (fits[rest] || seconds(StageRecompute{rest, rest, 0}) >= best_s) continue;
+    for (int more = 0; more < variants; ++more) {
+      if (!fits[more]) continue;
+      int low = 0;  // does not fit
+      int high = most;
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (bytes(StageRecompute{rest, more, middle}) <= room_bytes ? high : low) = middle;
+      }
+      if (high < most) offer({rest, more, high});
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+std::int32_t PlanSolver::recompute(int i, int j, int stage) {
+  std::int32_t* known = nullptr;
+  if (space_->alike) {  // stages with as many blocks and the same ends are alike
+    const std::size_t ends = (i < space_->first_block ? 2 : 0) + (j == space_->layers ? 1 : 0);
+    const std::size_t key =
+        (at(stage) * at(space_->blocks + 1) + at(sums_.blocks(i, j))) * 4 + ends;
+    if (key >= known_.size()) known_.resize(at(stages_) * at(space_->blocks + 1) * 4, {0, -1});
+    if (known_[key].epoch == epoch_) return known_[key].code;
+    known_[key].epoch = epoch_;
+    known = &known_[key].code;
+  }
+  const std::int32_t code = fastest_that_fits(
+      sums_.variants(), sums_.first_is_fastest(), space_->some_blocks, sums_.blocks(i, j),
+      room_bytes_, [&](StageRecompute r) { return sums_.bytes(r, i, j, stage); },
+      [&](StageRecompute r) { return sums_.backward_s(r, i, j); });
+  if (known != nullptr) *known = code;
+  return code;
+}
+
+double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecompute way) const {
+  const int chunks = row_->layout.virtual_stages;
+  if (chunks == 1) {
+    return sums_.bytes(way, partition.cuts[at(stage)], partition.cuts[at(stage) + 1], stage);
+  }
+  double resident = 0.0;
+  double gather = 0.0;
+  MovingBytes moving{0.0, 0.0, 0.0, space_->buffer_bytes(*row_)};
+  for (int c = 0; c < chunks; ++c) {
+    const std::size_t chunk = at(c) * at(stages_) + at(stage);
+    const int i = partition.cuts[chunk];
+    const int j = partition.cuts[chunk + 1];
+    resident += sums_.resident_bytes(i, j);
+    gather = std::max(gather, sums_.gather_bytes(i, j));
+    moving.stash += sums_.stash_bytes(way, i, j);
+    moving.once += sums_.once_bytes(i, j);
+    moving.live = std::max(moving.live, sums_.live_bytes(way, i, j));
+  }
+  moving.buffers += gather;
+  const double in_flight =
+      microbatches_in_flight(PipelineSchedule::kInterleaved, stages_, stage, rounds_, chunks);
+  return resident + (1.0 + space_->training.fragmentation) * moving_bytes(moving, in_flight);
+}
+
+bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partition) const {
+  partition->variants.assign(at(stages_), 0);
+  const int chunks = row_->layout.virtual_stages;
+  for (int stage = 0; stage < stages_; ++stage) {
+    const auto sum_of = [&](const auto& of_chunk) {
+      double sum = 0.0;
+      for (int c = 0; c < chunks; ++c) {
+        const std::size_t chunk = at(c) * at(stages_) + at(stage);
+        sum += of_chunk(partition->cuts[chunk], partition->cuts[chunk + 1]);
+      }
+      return sum;
+    };
+    int most = 0;
+    sum_of([&](int i, int j) {
+      most = std::max(most, sums_.blocks(i, j));
+      return 0.0;
+    });
+    const auto bytes = [&](StageRecompute r) { return stage_bytes(*partition, stage, r); };
+    std::int32_t code = fastest_that_fits(
+        sums_.variants(), sums_.first_is_fastest(), space_->some_blocks, most, room_bytes * kFits,
+        bytes, [&](StageRecompute r) {
+          return sum_of([&](int i, int j) { return sums_.backward_s(r, i, j); });
+        });
+    if (code < 0) {
+      if (!any) return false;
+      code = 0;  // none fits: the leanest
+      for (int v = 1; v < sums_.variants(); ++v) {
+        if (bytes({v, v, 0}) < bytes({code, code, 0})) code = v;
+      }
+    }
+    partition->variants[at(stage)] = code;
+  }
+  return true;
+}
+
+}  // namespace phaze
