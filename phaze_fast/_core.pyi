@@ -265,6 +265,7 @@ class PlanSpace:
         layouts: _Array,
         rooms: _Array,
         fits: _Array,
+        some_blocks: bool = ...,
     ) -> None: ...
     def __len__(self) -> int: ...
     def estimate_even(
@@ -276,6 +277,9 @@ class PlanSpace:
     def even_partition(
         self, times: object, layout: int, variant: int, room_bytes: float
     ) -> tuple[int, _Array, _Array]: ...
+    def recompute(
+        self, times: object, layout: int, cuts: _Array, room_bytes: float
+    ) -> _Array: ...
     def top_plans(
         self, times: object, room: int, top: int, threads: int
     ) -> tuple[_Array, _Array, int, int]: ...

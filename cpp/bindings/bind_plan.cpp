@@ -56,7 +56,7 @@ class PyPlanSpace {
     const TimesView timed = by_strategy(times);
     const auto at = view<std::int64_t>(layout, "layout");
     const auto chosen = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(at.size()));
-    for (std::size_t k = 0; k < at.size(); ++k) check(at[k], chosen[k]);
+    for (std::size_t k = 0; k < at.size(); ++k) check(at[k]);
     const int workers = checked_threads(threads);
     py::array_t<PlanEstimate> found(static_cast<py::ssize_t>(at.size()));
     const std::span<PlanEstimate> out = writable(found);
@@ -75,7 +75,7 @@ class PyPlanSpace {
   py::tuple estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
                      const py::object& variants, double room_bytes) const {
     const TimesView timed = by_strategy(times);
-    check(layout, 0);
+    check(layout);
     const auto row = static_cast<std::size_t>(layout);
     const LayoutRecord& l = space_.layout(row);
     const auto borders = view<std::int32_t>(cuts, "cuts");
@@ -99,7 +99,7 @@ class PyPlanSpace {
   py::tuple even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
                            double room_bytes) const {
     const TimesView timed = by_strategy(times);
-    check(layout, variant);
+    check(layout);
     const auto row = static_cast<std::size_t>(layout);
     const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
     Partition partition;
@@ -112,6 +112,25 @@ class PyPlanSpace {
     };
     return py::make_tuple(static_cast<int>(status), array(partition.cuts),
                           array(partition.variants));
+  }
+
+  // What each stage of given cuts recomputes.
+  py::array_t<std::int32_t> recompute(const py::object& times, std::int64_t layout,
+                                      const py::object& cuts, double room_bytes) const {
+    const TimesView timed = by_strategy(times);
+    check(layout);
+    const auto row = static_cast<std::size_t>(layout);
+    const LayoutRecord& l = space_.layout(row);
+    const auto borders = view<std::int32_t>(cuts, "cuts");
+    const auto stages = static_cast<std::size_t>(l.stages);
+    Partition partition{{borders.begin(), borders.end()}, std::vector<std::int32_t>(stages, 0)};
+    const PlanStatus status = space_.check_partition(row, partition);
+    if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
+    space_.choose_recompute(row, timed[static_cast<std::size_t>(l.strategy)], room_bytes,
+                            &partition);
+    py::array_t<std::int32_t> found(l.stages);
+    std::copy(partition.variants.begin(), partition.variants.end(), found.mutable_data());
+    return freeze(std::move(found));
   }
 
   // The fastest plans of one chip and the front of time and memory; how many layouts were solved.
@@ -178,7 +197,7 @@ class PyPlanSpace {
       if (!inside || rows[k] < 0 || rows[k] >= static_cast<std::int64_t>(timed.rows())) {
         throw InvalidInput("placed: cuts, variants or rows are out of range");
       }
-      check(p.layout, 0);
+      check(p.layout);
       const auto run = [&](std::int64_t at, std::int64_t count) {
         const auto first = pool.begin() + at;
         return std::vector<std::int32_t>(first, first + count);
@@ -238,7 +257,7 @@ class PyPlanSpace {
   py::tuple solve(const py::object& times, std::int64_t layout, std::int64_t room,
                   double below_s) const {
     const TimesView timed = by_strategy(times);
-    check(layout, 0);
+    check(layout);
     check_room(room);
     const auto row = static_cast<std::size_t>(layout);
     const KindTimes own = timed[static_cast<std::size_t>(space_.layout(row).strategy)];
@@ -257,12 +276,11 @@ class PyPlanSpace {
     }
     return timed;
   }
-  void check(std::int64_t layout, std::int32_t variant) const {
+  void check(std::int64_t layout) const {
     if (layout < 0 || layout >= static_cast<std::int64_t>(space_.layouts())) {
       throw InvalidInput("layout: " + std::to_string(layout) + " is not accepted; expected 0 to " +
                          std::to_string(space_.layouts()) + " (exclusive)");
     }
-    if (variant >= kMaxVariants) throw InvalidInput("variant: there is no such variant");
   }
   void check_room(std::int64_t room) const {
     if (room < 0 || room >= static_cast<std::int64_t>(space_.rooms())) {
@@ -325,6 +343,8 @@ void bind_plan(py::module_& module) {
            py::arg("variants"), py::arg("room_bytes"))
       .def("even_partition", &PyPlanSpace::even_partition, py::arg("times"), py::arg("layout"),
            py::arg("variant"), py::arg("room_bytes"))
+      .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),
+           py::arg("cuts"), py::arg("room_bytes"))
       .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"), py::arg("top"),
            py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),

@@ -164,7 +164,7 @@ class _Uniform:
     def _of_mode(self, mode: str, even: bool, zero: int) -> Plan | None:
         """Find the best plan of one way to recompute and one ZeRO stage."""
         capacity = room(self.cluster, self.training) + float(self.training.reserved_bytes)
-        own = self.training.model_copy(update={"recompute": mode, "zero": (zero,)})
+        own = self.training.model_copy(update={"recompute": (mode,), "zero": (zero,)})
         evaluator = PlanEvaluator(self.model, self.cluster, own, [capacity])
         if not len(evaluator):
             self.rejected = dict(evaluator.rejected)

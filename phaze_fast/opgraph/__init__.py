@@ -1,7 +1,14 @@
 """Forward and backward operator graphs of a model under a parallel strategy."""
 
 from phaze_fast.opgraph.builder import Tensor
-from phaze_fast.opgraph.graph import GROUPS, KINDS, UNITS, OpGraph
+from phaze_fast.opgraph.graph import (
+    GROUPS,
+    KINDS,
+    RECOMPUTE_SETS,
+    UNITS,
+    OpGraph,
+    check_recompute,
+)
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
 from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
 from phaze_fast.opgraph.traced import from_traced
@@ -9,6 +16,7 @@ from phaze_fast.opgraph.traced import from_traced
 __all__ = [
     "GROUPS",
     "KINDS",
+    "RECOMPUTE_SETS",
     "RULES",
     "UNITS",
     "Layer",
@@ -18,6 +26,7 @@ __all__ = [
     "Strategy",
     "Tensor",
     "build_op_graphs",
+    "check_recompute",
     "from_traced",
     "layer_graph",
     "reasons",

@@ -12,8 +12,9 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.opgraph.functions import function_code
+from phaze_fast.records import FrozenDict
 
-__all__ = ["GROUPS", "KINDS", "UNITS", "OpGraph", "lay_out"]
+__all__ = ["GROUPS", "KINDS", "RECOMPUTE_SETS", "UNITS", "OpGraph", "check_recompute", "lay_out"]
 
 Array = np.ndarray[Any, Any]
 
@@ -98,8 +99,9 @@ class OpGraph:
         Parameters
         ----------
         recompute
-            ``none``, ``selective`` (the attention scores), ``full`` (all but the input), or names
-            of operators whose outputs are computed again instead of kept.
+            ``none``, ``selective`` (the attention scores), ``full`` (all but the input), sets of
+            `RECOMPUTE_SETS` joined by ``+``, or names of operators whose outputs are computed again
+            instead of kept.
         statistics
             Whether to count row statistics, random states and masks shared by all heads.
         """
@@ -119,15 +121,56 @@ class OpGraph:
         if recompute == "selective":
             return frozenset(self.names) & SELECTIVE
         if isinstance(recompute, str):
-            modes = ["none", "selective", "full"]
-            raise InvalidInputError(
-                f"recompute: {recompute!r} is not accepted; {nearest(recompute, modes)}, or a list "
-                "of operators"
+            check_recompute(recompute)
+            sets = [RECOMPUTE_SETS[name] for name in recompute.split("+")]
+            return frozenset(
+                name for name in self.names if any(_without_part(name) in s for s in sets)
             )
         chosen = frozenset(recompute)
         for name in sorted(chosen - frozenset(self.names)):
             raise InvalidInputError(f"recompute: {name!r} is unknown; {nearest(name, self.names)}")
         return chosen
+
+
+def _without_part(name: str) -> str:
+    """Name an operator without the part of the layer that it belongs to."""
+    for part in ("cross-", "expert-", "shared-"):
+        if name.startswith(part):
+            return name.removeprefix(part)
+    return name
+
+
+RECOMPUTE_SETS = FrozenDict(
+    {
+        "norms": frozenset({"attention-norm", "cross-norm", "norm", "ffn-norm"}),
+        "activations": frozenset({"activation"}),
+        "gated-product": frozenset({"multiply"}),
+        "up-projection": frozenset({"up", "gate"}),
+        "attention": frozenset({"scores", "softmax", "score-dropout", "attention"}),
+    }
+)
+"""Operators of a block that are recomputed together, as training frameworks name such sets: the
+norms' outputs; those of the activation function; those of a gated feed-forward's product; those of
+its projections up; the attention scores, or all of a fused attention."""
+
+
+def check_recompute(mode: str) -> None:
+    """Check the name of what is recomputed.
+
+    Raises
+    ------
+    InvalidInputError
+        Where it is neither ``none``, ``selective`` nor ``full``, nor sets joined by ``+``.
+    """
+    if mode in ("none", "selective", "full"):
+        return
+    for name in mode.split("+"):
+        if name not in RECOMPUTE_SETS:
+            known = ["none", "selective", "full", *RECOMPUTE_SETS]
+            raise InvalidInputError(
+                f"recompute: {name!r} is not accepted; {nearest(name, known)}; sets may be joined "
+                "by +"
+            )
 
 
 SELECTIVE = frozenset({"scores", "softmax", "score-dropout"})

@@ -28,9 +28,10 @@ from phaze_fast.placement.layouts import (
 )
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.reading import model_flops, read_plan, read_stages
+from phaze_fast.placement.recompute import recompute_code
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes, training_record
 from phaze_fast.placement.times import KindTimes, times_on_chip
-from phaze_fast.placement.training import RECOMPUTE, Training, recompute_modes
+from phaze_fast.placement.training import Training, recompute_modes
 from phaze_fast.schedule import ScheduleCache
 
 __all__ = ["Placed", "PlanEvaluator"]
@@ -193,6 +194,7 @@ class PlanEvaluator:
             layouts=self.layouts,
             rooms=np.maximum(self.rooms, 0.0),
             fits=self.fits.reshape(-1),
+            some_blocks=self.training.recompute_some,
         )
 
     # ---- plans ----
@@ -258,7 +260,12 @@ class PlanEvaluator:
         return found
 
     def estimate_even(
-        self, times: KindTimes, modes: Array, room_bytes: float, threads: int = 1
+        self,
+        times: KindTimes,
+        recompute: Sequence[str],
+        modes: Array,
+        room_bytes: float,
+        threads: int = 1,
     ) -> Array:
         """Estimate the even partition of every layout, dtype ``_core.ESTIMATE_DTYPE``.
 
@@ -266,15 +273,17 @@ class PlanEvaluator:
         ----------
         times
             One row per strategy.
+        recompute
+            What layouts may recompute, as `phaze_fast.placement.recompute` writes it.
         modes
-            What each layout recomputes, a position in `RECOMPUTE`; -1: as little as fits.
+            What each layout recomputes, a position in `recompute`; -1: the fastest that fits.
         room_bytes
             Of a device for the model.
         threads
             At most this many; the answer does not depend on it.
         """
-        table = np.array([[-1, *(s.variant_of[m] for m in RECOMPUTE)] for s in self.sizes])
-        variants = table[self.layouts["strategy"], modes + 1].astype(np.int32)
+        table = np.array([[*(_coded(s, m) for m in recompute), -1] for s in self.sizes])
+        variants = table[self.layouts["strategy"], modes].astype(np.int32)
         at = np.arange(len(self.layouts), dtype=np.int64)
         found: Array = self.space.estimate_even(times, at, variants, room_bytes, threads)
         return found
@@ -348,6 +357,10 @@ class PlanEvaluator:
     def _peak(self) -> float:
         chip = self.cluster.chip
         return 0.0 if chip is None else self.cluster.devices * chip.peak_flops("bf16")
+
+
+def _coded(sizes: StrategySizes, text: str) -> int:
+    return recompute_code(text, sizes.variant_of)
 
 
 def _one_of(times: KindTimes, row: int, count: int) -> KindTimes:

@@ -7,10 +7,11 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
+from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.opgraph import Strategy
 from phaze_fast.placement.plans import Plan
-from phaze_fast.placement.training import RECOMPUTE
+from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in
 from phaze_fast.records import Bytes, Count, Record
 
 __all__ = ["PlanSpec"]
@@ -47,8 +48,9 @@ class PlanSpec(Record):
     virtual: Count = 1
     """Chunks per stage; more than one only where interleaved."""
     recompute: str | tuple[str, ...] = "auto"
-    """What is computed again in the backward pass, for all stages or for each; auto: as little as
-    fits."""
+    """What is computed again in the backward pass, for all stages or for each: ``none``,
+    ``selective``, ``full``, sets of operators joined by ``+``, any of them with ``:N`` for the first
+    N blocks of each chunk (``full:3``, ``full:3/norms``); auto: the fastest that fits."""
     stages: tuple[Count, ...] | None = None
     """Layers of each stage (of each chunk where interleaved), embedding and head counted; by
     default blocks are dealt out evenly."""
@@ -69,6 +71,12 @@ class PlanSpec(Record):
     def devices(self) -> int:
         """Devices that it takes."""
         return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """Ways to recompute that it needs told apart."""
+        words = self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
+        return RECOMPUTE if words == ("auto",) else modes_in(words)
 
     @property
     def strategy(self) -> Strategy:
@@ -114,12 +122,14 @@ class PlanSpec(Record):
                 f"{self.pp} x {self.virtual} = {chunks}"
             )
         words = self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
-        accepted = RECOMPUTE if isinstance(self.recompute, tuple) else ("auto", *RECOMPUTE)
         for word in words:
-            if word not in accepted:
-                raise ValueError(
-                    f"recompute: {word!r} is not accepted; expected {', '.join(accepted)}"
-                )
+            if word != "auto" or isinstance(self.recompute, tuple):
+                check_stage_recompute(word)
+        if len(self.modes) > _core.MAX_VARIANTS:
+            raise ValueError(
+                f"recompute: {len(self.modes)} modes are not accepted; expected "
+                f"{_core.MAX_VARIANTS} or fewer"
+            )
         if isinstance(self.recompute, tuple) and len(self.recompute) != self.pp:
             raise ValueError(
                 f"recompute: {len(self.recompute)} entries are not accepted; expected one word, or "

@@ -268,11 +268,11 @@ def _shortfall(evaluator: PlanEvaluator) -> str:
 def _nearest(model: TransformerModel, cluster: Cluster, training: Training) -> str:
     """Say what small change would fit: recompute more, share more, smaller pieces, more devices."""
     changes: list[tuple[str, Training, Cluster]] = [
-        ("recompute: auto", training.model_copy(update={"recompute": "auto"}), cluster),
+        ("recompute: auto", training.model_copy(update={"recompute": ("auto",)}), cluster),
         ("microbatch: 1", training.model_copy(update={"microbatch": (1,)}), cluster),
         ("zero: 3", training.model_copy(update={"zero": (3,)}), cluster),
     ]
-    together = training.model_copy(update={"recompute": "auto", "microbatch": (1,), "zero": (3,)})
+    together = training.model_copy(update={"recompute": ("auto",), "microbatch": (1,), "zero": (3,)})
     changes.append(("recompute auto, microbatch 1 and zero 3 together", together, cluster))
     for factor in (2, 4, 8, 16, 32, 64):
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import accumulate
@@ -19,9 +19,10 @@ from phaze_fast.opgraph import Strategy, reasons
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
 from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.plans import Plan
+from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in, recompute_code
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes
 from phaze_fast.placement.times import KindTimes, memory_of
-from phaze_fast.placement.training import RANK_ORDERS, RECOMPUTE, Training
+from phaze_fast.placement.training import RANK_ORDERS, Training
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
@@ -74,7 +75,7 @@ def _evaluator(model: TransformerModel, cluster: Cluster, spec: PlanSpec) -> Pla
     stride = strategy.tensor_parallel * strategy.context_parallel
     if spec.rank_order == "stages-inside":
         stride *= spec.pp
-    sizes = strategy_sizes(model, strategy, RECOMPUTE, stride if spec.ep > 1 else 0)
+    sizes = strategy_sizes(model, strategy, spec.modes, stride if spec.ep > 1 else 0)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], _layout(spec)))
 
@@ -83,7 +84,7 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
     """Where the stages of a given plan begin, and what each recomputes."""
     sizes = evaluator.sizes[0]
     one = isinstance(spec.recompute, str) and spec.recompute != "auto"
-    variant = sizes.variant_of[str(spec.recompute)] if one else -1
+    variant = recompute_code(str(spec.recompute), sizes.variant_of) if one else -1
     room = float(max(evaluator.rooms[0], 0.0))
     code, cuts, variants = evaluator.space.even_partition(times, 0, variant, room)
     layers = len(sizes.graph.order)
@@ -102,26 +103,11 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
             f"{said}"
         )
     if isinstance(spec.recompute, tuple):
-        variants = np.array([sizes.variant_of[word] for word in spec.recompute], dtype=np.int32)
+        codes = [recompute_code(word, sizes.variant_of) for word in spec.recompute]
+        variants = np.array(codes, dtype=np.int32)
     elif spec.stages is not None and spec.recompute == "auto":
-        variants = _least_recomputed(evaluator, times, cuts, spec.pp, room)
+        variants = evaluator.space.recompute(times, 0, cuts, room)
     return Placed(0.0, 0.0, 0, tuple(cuts.tolist()), tuple(variants.tolist()))
-
-
-def _least_recomputed(
-    evaluator: PlanEvaluator, times: KindTimes, cuts: Array, stages: int, room: float
-) -> Array:
-    """Give each stage of given cuts the first variant that fits, or the one that needs least."""
-    count = len(evaluator.sizes[0].variants)
-    needed = []
-    for v in range(count):
-        chosen = np.full(stages, v, dtype=np.int32)
-        _, rows = evaluator.space.estimate(times, 0, cuts, chosen, room)
-        needed.append([sum(terms) for terms in rows["memory"].tolist()])
-    columns = np.array(needed)
-    fits = columns <= room * (1 + 1e-12)
-    found: Array = np.where(fits.any(axis=0), fits.argmax(axis=0), columns.argmin(axis=0))
-    return found.astype(np.int32)
 
 
 def predict(
@@ -206,7 +192,6 @@ class Predictions(Table):
 
 
 _CODES = {name: code for code, name in enumerate(MEMORY_SCHEDULES) if name in SCHEDULES}
-_MODES = ("auto", *RECOMPUTE)
 _BAD_DEVICES, _BAD_BATCH, _BAD_EXPERTS, _BAD_STRATEGY = 3, 4, 9, 10
 
 
@@ -222,6 +207,27 @@ def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
     codes = np.array([accepted[word] for word in kinds.tolist()], dtype=np.int64)
     found: Array = codes[which].reshape(words.shape)
     return found
+
+
+def _recompute_words(recompute: Any) -> tuple[list[str], Array]:
+    """What plans recompute, each once, and which of it each plan has; -1 for what fits best.
+
+    The first word is ``auto`` where some plan has that, else empty.
+    """
+    given = np.asarray(recompute)
+    if given.dtype.kind not in "UO":
+        raise InvalidTypeError(f"recompute: dtype {given.dtype} is not accepted; expected words")
+    named = [w for w in np.unique(given.astype(str)).tolist() if w != "auto"]
+    for word in named:
+        check_stage_recompute(word)
+    codes = _coded("recompute", given, {"auto": -1, **{w: k for k, w in enumerate(named)}})
+    found = ["auto" if (codes == -1).any() else "", *named]
+    if len({*modes_in(named), *(RECOMPUTE if found[0] else ())}) > _core.MAX_VARIANTS:
+        raise InvalidInputError(
+            f"recompute: {', '.join(found)} are too many modes for one call; expected "
+            f"{_core.MAX_VARIANTS} or fewer, of which auto takes {len(RECOMPUTE)}"
+        )
+    return found, codes
 
 
 def _whole(name: str, values: Any, least: int) -> Array:
@@ -264,7 +270,7 @@ def predict_batch(
     tensor_parallel, pipeline, data_parallel, microbatch, zero, virtual, context_parallel, expert_parallel
         Whole numbers, or arrays of one length.
     recompute
-        ``auto``, ``none``, ``selective`` or ``full``, or an array of these.
+        What all stages recompute, as in `PlanSpec`, or an array of such words.
     schedule
         ``1f1b``, ``interleaved`` or ``zero-bubble``, or an array of these.
     rank_order
@@ -295,6 +301,7 @@ def predict_batch(
     """  # noqa: E501 (names of parameters that share a description)
     known = _checked_model(model)
     workers = thread_count(threads)
+    words, mode = _recompute_words(recompute)
     columns = {
         "t": _whole("tensor_parallel", tensor_parallel, 1),
         "p": _whole("pipeline", pipeline, 1),
@@ -304,7 +311,7 @@ def predict_batch(
         "v": _whole("virtual", virtual, 1),
         "cp": _whole("context_parallel", context_parallel, 1),
         "ep": _whole("expert_parallel", expert_parallel, 1),
-        "mode": _coded("recompute", recompute, {name: k - 1 for k, name in enumerate(_MODES)}),
+        "mode": mode,
         "schedule": _coded("schedule", schedule, _CODES),
         "order": _coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
     }
@@ -315,7 +322,7 @@ def predict_batch(
     rows = {name: np.atleast_1d(array) for name, array in rows.items()}
     if rows["t"].ndim != 1:
         raise InvalidInputError("plans: expected scalars or one-dimensional arrays")
-    return _predicted(known, cluster, training, rows, workers)
+    return _predicted(known, cluster, training, words, rows, workers)
 
 
 def _statuses(rows: Mapping[str, Array], devices: int, batch: int) -> Array:
@@ -335,9 +342,12 @@ def _predicted(
     model: TransformerModel,
     cluster: Cluster,
     training: Training,
+    words: Sequence[str],
     rows: Mapping[str, Array],
     threads: int,
 ) -> Predictions:
+    modes = RECOMPUTE if "auto" in words[:1] else ()
+    modes = tuple(dict.fromkeys([*modes, *modes_in(words[1:])])) or ("none",)
     status = _statuses(rows, cluster.devices, training.global_batch)
     good = np.flatnonzero(status == 0)
     inside = (rows["order"] == 1) & (rows["ep"] > 1)
@@ -358,7 +368,7 @@ def _predicted(
         if not reasons(model, strategy):
             number[k] = len(sizes)
             stride = t * cp * max(stages, 1) if ep > 1 else 0
-            sizes.append(strategy_sizes(model, strategy, RECOMPUTE, stride))
+            sizes.append(strategy_sizes(model, strategy, modes, stride))
     strategy_of = number[which.reshape(-1)]
     status[good[strategy_of < 0]] = _BAD_STRATEGY
     good, strategy_of = good[strategy_of >= 0], strategy_of[strategy_of >= 0]
@@ -376,7 +386,11 @@ def _predicted(
         layouts["microbatches"] = training.global_batch // (some["d"] * some["b"])
         evaluator = PlanEvaluator(model, cluster, training, [], (sizes, layouts))
         estimates[good[order]] = evaluator.estimate_even(
-            evaluator.times(cluster, threads=threads), some["mode"], max(room, 0.0), threads
+            evaluator.times(cluster, threads=threads),
+            words[1:],
+            some["mode"],
+            max(room, 0.0),
+            threads,
         )
     return _read(estimates, room)
 

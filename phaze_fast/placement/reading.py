@@ -11,6 +11,7 @@ import numpy as np
 from phaze_fast.memory import SCHEDULES, TERMS
 from phaze_fast.opgraph import LayerGraph, OpGraph
 from phaze_fast.placement.plans import PARTS, Plan, Stage
+from phaze_fast.placement.recompute import block_mode, recompute_code, recompute_text
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.placement.training import RANK_ORDERS, Training
 from phaze_fast.records import FrozenDict
@@ -51,6 +52,22 @@ def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
     }
 
 
+def _stage_flops(sizes: StrategySizes, layout: Any, stage: Stage) -> float:
+    """FLOPs that a stage computes again, for a micro-batch on a device."""
+    code = recompute_code(stage.recompute, sizes.variant_of)
+    found, of_chunk, last = 0.0, 0, -2
+    for i in stage.layers:
+        layer = sizes.graph.layers[sizes.graph.order[i]]
+        of_chunk = of_chunk if i == last + 1 else 0
+        last = i
+        if layer.kind in ("embedding", "head"):
+            continue
+        of_chunk += 1
+        mode = block_mode(code, of_chunk, sizes.variants)
+        found += _recomputed_flops(sizes, mode)[layer.kind]
+    return found
+
+
 def read_stages(
     sizes: StrategySizes,
     layout: Any,
@@ -74,7 +91,7 @@ def read_stages(
             Stage(
                 layers=tuple(layers),
                 kinds=FrozenDict(kinds),
-                recompute=sizes.variants[variants[k]],
+                recompute=recompute_text(variants[k], sizes.variants),
                 load_s=loads[k],
                 memory=FrozenDict(zip(TERMS, memory[k], strict=True)),
             )
@@ -114,11 +131,7 @@ def read_plan(
     estimate, stages = what
     strategy, model = sizes.strategy, sizes.graph.model
     rounds, replicas = int(layout["microbatches"]), int(layout["data_parallel"])
-    again = sum(
-        count * _recomputed_flops(sizes, stage.recompute)[kind]
-        for stage in stages
-        for kind, count in stage.kinds.items()
-    )
+    again = sum(_stage_flops(sizes, layout, stage) for stage in stages)
     time_s = float(estimate["time_s"])
     peak = peak_flops * time_s
     samples = replicas * rounds * strategy.microbatch / time_s if time_s > 0 else float("inf")

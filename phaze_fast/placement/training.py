@@ -6,12 +6,14 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from phaze_fast import _core
 from phaze_fast.memory import OPTIMIZERS
+from phaze_fast.opgraph import check_recompute
+from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.records import Bytes, Count, Record
 
-__all__ = ["RANK_ORDERS", "RECOMPUTE", "Training", "recompute_modes"]
+__all__ = ["RANK_ORDERS", "Training", "recompute_modes"]
 
-RECOMPUTE = ("none", "selective", "full")
 RANK_ORDERS = ("replicas-inside", "stages-inside")
 """Which of the two lies closer together in rank order, after the tensor-parallel groups."""
 
@@ -58,8 +60,15 @@ class Training(Record):
         tuple[Literal[0, 1, 2, 3], ...], BeforeValidator(_several), Field(min_length=1)
     ] = (0, 1)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
-    recompute: Literal["auto", "none", "selective", "full"] = "auto"
-    """What is computed again in the backward pass; auto: decided for each stage."""
+    recompute: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)] = (
+        "auto",
+    )
+    """What a stage may compute again in the backward pass: ``none``, ``selective`` (attention
+    scores), ``full``, or sets of operators joined by ``+`` (norms, activations, gated-product,
+    up-projection, attention). Of several each stage has the fastest that fits; auto: of all."""
+    recompute_some: bool = True
+    """Whether a stage may recompute its first blocks in one way and the others in another, no more
+    of them than it must."""
     schedule: Annotated[
         tuple[Literal["1f1b", "interleaved", "zero-bubble"], ...],
         BeforeValidator(_several),
@@ -82,6 +91,13 @@ class Training(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for mode in recompute_modes(self):
+            check_recompute(mode)
+        if len(recompute_modes(self)) > _core.MAX_VARIANTS:
+            raise ValueError(
+                f"recompute: {len(self.recompute)} modes are not accepted; expected "
+                f"{_core.MAX_VARIANTS} or fewer"
+            )
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(
                 f"optimizer: {self.optimizer!r} is not accepted; expected one of "
@@ -98,4 +114,4 @@ class Training(Record):
 
 def recompute_modes(training: Training) -> tuple[str, ...]:
     """Ways to recompute that a stage may choose from, least first."""
-    return RECOMPUTE if training.recompute == "auto" else (training.recompute,)
+    return RECOMPUTE if training.recompute == ("auto",) else training.recompute

@@ -261,6 +261,10 @@ class PlanSpace {
   PlanStatus even_partition(std::size_t layout, const KindTimes& times, std::int32_t variant,
                             double room_bytes, Partition* partition) const;
 
+  // What each stage of given cuts recomputes: for each the fastest that fits, or the leanest.
+  void choose_recompute(std::size_t layout, const KindTimes& times, double room_bytes,
+                        Partition* partition) const;
+
   // Whether cuts and variants are a partition for this layout.
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 

@@ -42,6 +42,13 @@ PlanStatus PlanSpace::even_partition(std::size_t layout, const KindTimes& times,
   return solver.even(*impl_, layout, times, variant, room_bytes, partition);
 }
 
+void PlanSpace::choose_recompute(std::size_t layout, const KindTimes& times, double room_bytes,
+                                 Partition* partition) const {
+  PlanSolver solver;
+  solver.start(*impl_, layout, times);
+  solver.choose_recompute(room_bytes, true, partition);
+}
+
 // A cut may not be where layers belong together; every chunk holds a layer, every stage a variant.
 PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& partition) const {
   const LayoutRecord& l = impl_->rows[layout].layout;

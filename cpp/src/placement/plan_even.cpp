@@ -39,6 +39,8 @@ PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t row, const K
   const PlanStatus status = deal_evenly(partition);
   if (status != PlanStatus::kOk) return status;
   if (variant >= 0) {
+    const StageRecompute way = StageRecompute::of(variant);
+    if (std::max(way.rest, way.more) >= sums_.variants()) return PlanStatus::kBadStrategy;
     partition->variants.assign(at(stages_), variant);
   } else {
     choose_recompute(room_bytes, true, partition);

@@ -29,25 +29,39 @@ double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_
          kSure;
 }
 
-// The least that all stages together must be allowed, each in the first variant that fits, to hold
-// every block.
+namespace {
+
+bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const RoomForBlocks& room,
+              double bytes) {
+  double held = 0.0;
+  double in_flight = -1.0;
+  double own = 0.0;
+  for (int stage = l.stages - 1; stage >= 0; --stage) {
+    const double now =
+        microbatches_in_flight(schedule_of(l), l.stages, stage, l.microbatches, l.virtual_stages);
+    if (now != in_flight) own = room.blocks_within(bytes, now);
+    in_flight = now;
+    held += own;
+    if (held >= space.blocks) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool holds_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double bytes) {
+  return all_held(space, row.layout, RoomForBlocks(space, row, room_bytes), bytes * kRoomy);
+}
+
+// The least that all stages together must be allowed, each recomputing what it must, to hold every
+// block.
 double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
                            double low) {
   const RoomForBlocks room(space, row, room_bytes);
-  const LayoutRecord& l = row.layout;
-  const auto holds = [&](double bytes) {
-    double held = 0.0;
-    for (int stage = l.stages - 1; stage >= 0; --stage) {
-      held += room.blocks_within(bytes, microbatches_in_flight(schedule_of(l), l.stages, stage,
-                                                               l.microbatches, l.virtual_stages));
-      if (held >= space.blocks) return true;
-    }
-    return false;
-  };
   double high = room_bytes;
-  for (int step = 0; step < 10; ++step) {
+  for (int step = 0; step < 8; ++step) {
     const double middle = 0.5 * (low + high);
-    (holds(middle) ? high : low) = middle;
+    (all_held(space, row.layout, room, middle) ? high : low) = middle;
   }
   return low * kSure;
 }

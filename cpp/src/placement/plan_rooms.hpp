@@ -84,7 +84,8 @@ class RoomForBlocks {
       const double fixed = ends + (first ? in_flight * first_stash_[v] : 0.0) + buffers_;
       const double each = resident_ + in_flight * stash_[v];
       const double live = least > 0.0 ? live_[v] : 0.0;
-      found = std::min(found, fixed + live + least * each);
+      const double needed = fixed + live + least * each;
+      found = std::min(found, v == 0 ? needed : std::max(needed, filled(in_flight)));
       if (v == 0 && alike_ && fixed + live_[v] + most * each <= left_ + buffers_) break;
     }
     return found;
@@ -94,7 +95,8 @@ class RoomForBlocks {
   double even_bytes(double even, double most, double most_in_flight) const noexcept {
     double found = std::numeric_limits<double>::infinity();
     for (int v = 0; v < variants_; ++v) {
-      found = std::min(found, buffers_ + live_[v] + even * (resident_ + stash_[v]));
+      const double needed = buffers_ + live_[v] + even * (resident_ + stash_[v]);
+      found = std::min(found, v == 0 ? needed : std::max(needed, filled(most_in_flight)));
       const double all = live_[v] + most * (resident_ + most_in_flight * stash_[v]);
       if (v == 0 && alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_) break;
     }
@@ -109,6 +111,7 @@ class RoomForBlocks {
       const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
       const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoomy);
       const double room = blocks(v, in_flight, false, false);
+      if (v > 0 && bytes < filled(in_flight)) break;
       if (!alike_ || most > plain) found = std::max(found, std::min(most, std::max(room, 0.0)));
       if (v == 0) plain = room;
     }
@@ -122,6 +125,14 @@ class RoomForBlocks {
   }
 
  private:
+  // A stage that recomputes some blocks recomputes no more than it must, so that with a block less
+  // it would not fit: it needs as much at least.
+  double filled(double in_flight) const noexcept {
+    if (!some_blocks_ || !alike_) return 0.0;
+    const double least = *std::min_element(stash_, stash_ + variants_);
+    return (left_ + buffers_) * (1.0 - 1e-8) - in_flight * (stash_[0] - least);
+  }
+
   int blocks_;
   bool some_blocks_;
   int variants_ = 1;

@@ -56,6 +56,16 @@ class Leaders {
     return std::max(limit, front);
   }
 
+  // Bytes of the leanest plan that takes less than this; infinite where there is none, or where a
+  // plan would be among the fastest.
+  double least_bytes(double time_s) const {
+    if (times_.size() < top_ || time_s <= times_[top_ - 1]) return kInfinite;
+    if (stale_) refresh();
+    const auto slower = std::partition_point(front_.begin(), front_.end(),
+                                             [&](const Leader& l) { return l.time_s >= time_s; });
+    return slower == front_.end() ? kInfinite : slower->bytes;
+  }
+
   void add(const PlacedPlan& plan, const Kind& kind) {
     const Leader leader{plan.memory_bytes, plan.time_s};
     const auto [known, fresh] = best_.try_emplace(kind, leader);
@@ -108,6 +118,8 @@ double limit_of(const PlanSpaceImpl& space, const Candidate& c, const Leaders& l
   double least = least_memory(space, row, room_bytes, most);
   double limit = leaders.below(least);
   if (c.bound_s > limit) return limit;
+  const double known = leaders.least_bytes(c.bound_s);
+  if (known < kInfinite && !holds_all(space, row, room_bytes, known)) return 0.0;
   least = least_memory_of_all(space, row, room_bytes, least);
   limit = leaders.below(least);
   for (int round = 0; round < 4 && c.bound_s <= limit && limit < kInfinite; ++round) {

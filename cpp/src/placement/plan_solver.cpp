@@ -40,9 +40,9 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
     return best;
   }
   set_limits(below_s * (1.0 + 1e-12) - row_->exchange_s);
-  quick_plan(load_s, &best);
+  const double least_load_s = quick_plan(load_s, &best);
   if (best.time_s < below_s) set_limits(best.time_s - row_->exchange_s);
-  search(&best);
+  if (least_load_s <= load_limit_s_) search(&best);
   if (best.time_s == kInfinite || !(best.time_s <= below_s)) {
     best.time_s = kInfinite;
     best.partition = {};
@@ -72,7 +72,7 @@ void PlanSolver::set_limits(double limit_s) {
   load_limit_s_ *= kLoose;
 }
 
-double PlanSolver::timed(const Partition& partition) const {
+double PlanSolver::timed(const Partition& partition, double* max_load_s) const {
   PipelineClock clock{};
   for (int stage = stages_ - 1; stage >= 0; --stage) {
     const StagePass pass =
@@ -80,6 +80,7 @@ double PlanSolver::timed(const Partition& partition) const {
                    partition.cuts[at(stage) + 1], stage);
     clock = joined(clock, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
   }
+  *max_load_s = clock.load_s;
   return clock.time_s() + row_->exchange_s;
 }
 
@@ -129,23 +130,68 @@ bool PlanSolver::pack(double load_s, PlacedPlan* plan, double* next_s) {
   return j == 0;
 }
 
-// A plan to beat: the least load with which everything can be placed.
-void PlanSolver::quick_plan(double load_s, PlacedPlan* best) {
-  double load = std::max(load_s, sums_.total_work_s() / stages_) * kLoose;
+// A plan to beat: that of the least load with which everything can be placed. Gives a load that
+// some stage of any plan below the limit has at least; infinite where there is none.
+double PlanSolver::quick_plan(double load_s, PlacedPlan* best) {
+  double low = std::max(load_s, sums_.total_work_s() / stages_);
+  double high = kInfinite;
+  double load = low * kLoose;
   PlacedPlan plan{kInfinite, 0.0, best->layout, {}};
-  double next_s = 0.0;
-  for (int step = 0; step < 24 && load <= load_limit_s_; ++step) {
+  for (int step = 0; step < 40 && low < high * (1.0 - 1e-12); ++step) {
+    if (low > load_limit_s_) return kInfinite;
+    load = std::min(load, load_limit_s_);
+    double next_s = 0.0;
     if (pack(load, &plan, &next_s)) {
-      plan.time_s = timed(plan.partition);
+      plan.time_s = timed(plan.partition, &high);
       if (plan.time_s < best->time_s) *best = plan;
-      return;
+    } else {
+      if (next_s > load_limit_s_) return kInfinite;
+      low = std::max(low, next_s);
     }
-    load = std::max(next_s, load * 1.0001);
+    load = high == kInfinite ? std::max(low, load * 1.02) : 0.5 * (low + high);
   }
+  return low;
+}
+
+// How far the first k stages reach, and how far back the last: each as long as the limit on loads
+// allows. Whether stages can meet at all.
+bool PlanSolver::find_windows() {
+  const int end = space_->layers;
+  const auto fits = [&](int i, int j, int stage) {
+    double load = 0.0;
+    return fastest(i, j, stage, &load) >= 0 && load <= load_limit_s_;
+  };
+  latest_.assign(at(stages_) + 1, 0);
+  earliest_.assign(at(stages_) + 1, end);
+  for (int k = 0; k < stages_; ++k) {
+    const int i = latest_[at(k)];
+    const int last = end - (stages_ - 1 - k);
+    int j = k > 0 ? std::min(last, i + i - latest_[at(k) - 1]) : i + 1;
+    if (j > i + 1 && !fits(i, j, k)) {
+      while (j > i + 1 && !fits(i, j - 1, k)) --j;
+      j = std::max(i + 1, j - 1);
+    } else {
+      while (j < last && fits(i, j + 1, k)) ++j;
+    }
+    latest_[at(k) + 1] = j;
+  }
+  for (int k = stages_ - 1; k >= 0; --k) {
+    const int j = earliest_[at(k) + 1];
+    int i = k + 1 < stages_ ? std::max(k, j - (earliest_[at(k) + 2] - j)) : j - 1;
+    if (i < j - 1 && !fits(i, j, k)) {
+      while (i < j - 1 && !fits(i + 1, j, k)) ++i;
+      i = std::min(j - 1, i + 1);
+    } else {
+      while (i > k && fits(i - 1, j, k)) --i;
+    }
+    earliest_[at(k)] = i;
+  }
+  return latest_[at(stages_)] == end && earliest_[0] == 0;
 }
 
 void PlanSolver::search(PlacedPlan* best) {
   const int end = space_->layers;
+  if (!find_windows()) return;
   tails_.assign(1, {PipelineClock{}, -1, -1, -1});
   starts_.assign(at(end) + 1, 0);
   ends_.assign(at(end) + 1, 0);
@@ -160,9 +206,9 @@ void PlanSolver::search(PlacedPlan* best) {
     own_starts_.assign(at(end) + 1, 0);
     own_ends_.assign(at(end) + 1, 0);
     bool any = false;
-    for (int i = end - s; i >= stage; --i) {
+    const int last = std::min(end - s, static_cast<int>(latest_[at(stage)]));
+    for (int i = last; i >= std::max(stage, static_cast<int>(earliest_[at(stage)])); --i) {
       if (space_->may_cut[at(i)] == 0 || (stage == 0 && i > 0)) continue;
-      if (sums_.work_s(0, i) > stage * load_limit_s_) continue;
       const std::size_t mine = tails_.size();
       double before_s = sums_.forward_s(0, i);
       if (!zero_bubble_) {
@@ -197,8 +243,10 @@ double PlanSolver::least_with(int i, int j, int after, double work) const noexce
 
 void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
   const int stage = stages_ - s;
-  const int last = s == 1 ? space_->layers : space_->layers - (s - 1);
-  for (int j = i + 1; j <= last; ++j) {
+  const int first = std::max(i + 1, static_cast<int>(earliest_[at(stage) + 1]));
+  const int last = std::min(space_->layers - (s - 1),
+                            s == 1 ? space_->layers : static_cast<int>(latest_[at(stage) + 1]));
+  for (int j = first; j <= last; ++j) {
     const double work = sums_.work_s(i, j);
     if (work > load_limit_s_) return;
     if (!zero_bubble_ && least_with(i, j, s - 1, work) + before_s > limit_s_ * kLoose) {

@@ -36,6 +36,10 @@ class PlanSolver {
     return space_ == &space && row_ == &space.rows[row] && times_ == times.forward_s;
   }
 
+  // What each stage recomputes: the fastest that fits; where none does, the leanest or, unless
+  // `any`, nothing is chosen.
+  bool choose_recompute(double room_bytes, bool any, Partition* partition) const;
+
   // Sums over the chunks of a stage.
   double stage_bytes(const Partition& partition, int stage, StageRecompute way) const;
 
@@ -56,16 +60,16 @@ class PlanSolver {
   std::int32_t recompute(int i, int j, int stage);
   std::int32_t fastest(int i, int j, int stage, double* load_s);
   bool pack(double load_s, PlacedPlan* plan, double* next_s);
-  void quick_plan(double load_s, PlacedPlan* best);
+  double quick_plan(double load_s, PlacedPlan* best);
+  bool find_windows();
   void search(PlacedPlan* best);
   double least_with(int i, int j, int after, double work) const noexcept;
   void extend(int i, int s, double before_s, std::size_t mine);
   void keep(std::size_t mine, const Tail& tail);
   void finish(std::size_t from, PlacedPlan* best) const;
-  double timed(const Partition& partition) const;
+  double timed(const Partition& partition, double* max_load_s) const;
   void set_limits(double limit_s);
   PlanStatus deal_evenly(Partition* partition) const;
-  bool choose_recompute(double room_bytes, bool any, Partition* partition) const;
   PlacedPlan best_interleaved(double room_bytes, double below_s);
 
   const PlanSpaceImpl* space_ = nullptr;
@@ -84,6 +88,7 @@ class PlanSolver {
   PlanSums sums_;
   std::vector<Tail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;
+  std::vector<std::int32_t> latest_, earliest_;  // where stage k may begin
   std::vector<double> forward_s_, backward_s_;
 };
 

@@ -153,6 +153,8 @@ StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& 
 // Bytes that the fullest stage of the fastest plan of a layout needs at least, where no stage holds
 // more than `most` blocks.
 double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double most);
+// Whether all stages together have room for every block where each has so many bytes.
+bool holds_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes, double bytes);
 // The same from how many blocks all stages hold together; `low` is known already.
 double least_memory_of_all(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes,
                            double low);
