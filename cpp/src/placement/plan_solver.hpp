@@ -82,6 +82,7 @@ class PlanSolver {
   std::vector<Tail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;
   std::vector<double> forward_s_, backward_s_;
+  PipelinePlayer player_;
 };
 
 // The best plan of a strategy's layouts, and the best over several strategies on one chip; see
