@@ -60,9 +60,9 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
     PipelinePlayer player;
     for (std::size_t d = 0; d < filled.size(); ++d) {
       const auto width = static_cast<std::size_t>(chunks);
-      filled[d] = player.peak_bytes(schedule, stages, chunks, microbatches,
-                                    static_cast<std::int64_t>(d), bytes.subspan(d * width, width),
-                                    kept);
+      filled[d] =
+          player.peak_bytes(schedule, stages, chunks, microbatches, static_cast<std::int64_t>(d),
+                            bytes.subspan(d * width, width), kept);
     }
   }
   return freeze(std::move(found));
@@ -75,8 +75,8 @@ py::array_t<double> in_flight(std::int32_t code, std::int64_t stages, std::int64
   py::array_t<double> found(stages);
   const auto filled = writable(found);
   for (std::size_t d = 0; d < filled.size(); ++d) {
-    filled[d] = chunks_in_flight(schedule, stages, static_cast<std::int64_t>(d), microbatches,
-                                 chunks);
+    filled[d] =
+        chunks_in_flight(schedule, stages, static_cast<std::int64_t>(d), microbatches, chunks);
   }
   return freeze(std::move(found));
 }

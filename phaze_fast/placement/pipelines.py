@@ -42,8 +42,8 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "of its bubble where forward, input and weight gradient take equally long.",
         "zb-h2": "Nearly twice as many micro-batches in flight as ZB-H1, and no device idle where "
         "forward, input and weight gradient take equally long and steps overlap.",
-        "zb-v": "Two chunks on a device, the model folded into a V: ZB-H2's idle time in the memory "
-        "of 1F1B.",
+        "zb-v": "Two chunks on a device, the model folded into a V: as little idle time as ZB-H2, "
+        "in the memory of 1F1B's first stage.",
         "dualpipe": "Micro-batches enter from both ends and pairs of a forward and a backward pass "
         "run together; each device holds two stages' parameters.",
         "dualpipe-v": "DualPipe folded in half: the same order on half the devices, with no stage "
@@ -252,7 +252,8 @@ def in_flight(schedule: str, stages: int, microbatches: int, chunks: int | None 
     code = schedule_code(schedule)
     if chunks is None:
         chunks = 2 if _core.check_pipeline(code, stages, 1, microbatches) else 1
-    return _core.pipeline_in_flight(_checked(schedule, stages, microbatches, chunks), stages, chunks, microbatches)
+    _checked(schedule, stages, microbatches, chunks)
+    return _core.pipeline_in_flight(code, stages, chunks, microbatches)
 
 
 def peak_activations(

@@ -191,7 +191,7 @@ def stage_of(schedule, p, d, c):
 # ---- events ----
 
 
-class Deadlock(Exception):
+class DeadlockError(Exception):
     """Passes wait for one another."""
 
 
@@ -252,7 +252,7 @@ def simulate(schedule, forward, backward, weight_grad, microbatches, overlap=1):
                 arrived.add(("F" if kind == "F" else "B", *stages[d, c], k))
         at[d] += 1
     if any(at[d] < len(waiting_orders[d]) for d in range(p)):
-        raise Deadlock(schedule, p, v, microbatches)
+        raise DeadlockError(schedule, p, v, microbatches)
     return timeline
 
 

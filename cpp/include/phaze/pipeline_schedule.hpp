@@ -75,9 +75,10 @@ PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, st
 std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                       std::int64_t device, std::int64_t chunk) noexcept;
 
-// Most activations a device holds at once, one for each micro-batch of each chunk, from the start of
-// the forward pass to the end of the backward pass (of the weight gradient where that comes apart).
-// 0 where check_schedule refuses the combination or the device is not one of the pipeline's.
+// Most activations a device holds at once, one for each micro-batch of each chunk, from the start
+// of the forward pass to the end of the backward pass (of the weight gradient where that comes
+// apart). 0 where check_schedule refuses the combination or the device is not one of the
+// pipeline's.
 double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t device,
                         std::int64_t microbatches, std::int64_t chunks) noexcept;
 
@@ -87,7 +88,7 @@ struct PipelineLoads {
   std::int32_t chunks;  // of the model on one device; 2 for ZB-V, DualPipe and DualPipeV
   std::int64_t microbatches;
   std::span<const double> forward_s;
-  std::span<const double> backward_s;  // weight gradient and recomputation included
+  std::span<const double> backward_s;     // weight gradient and recomputation included
   std::span<const double> weight_grad_s;  // of the backward pass, what can wait; ZB-* and DualPipe*
   double overlap;  // DualPipe*: a forward and a backward pass run together take this share of the
                    // sum of both; 1 = nothing gained
@@ -124,9 +125,9 @@ class PipelinePlayer {
   double step_bound_s(PipelineSchedule schedule, const PipelineLoads& loads);
 
   // Most bytes of activations that a device holds at once: `chunk_bytes` [chunks] are kept from the
-  // start of a chunk's forward pass to the end of its backward pass. Where the weight gradient comes
-  // apart, the share `kept_for_weight_grad` of them is kept until that is done. NaN where sizes
-  // disagree.
+  // start of a chunk's forward pass to the end of its backward pass. Where the weight gradient
+  // comes apart, the share `kept_for_weight_grad` of them is kept until that is done. NaN where
+  // sizes disagree.
   double peak_bytes(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                     std::int64_t microbatches, std::int64_t device,
                     std::span<const double> chunk_bytes, double kept_for_weight_grad);

@@ -63,6 +63,8 @@ class PipelinePlayer::Game {
   bool round();
   bool finish();
   bool run(std::size_t device, bool one_round);
+  bool forward_ready(std::size_t slot, double* ready_s);
+  bool backward_ready(std::size_t slot, double* ready_s);
   bool step(Token token, double* clock_s);
   void next_segment(Cursor* cursor) const;
   bool rounds_of(std::size_t segment, bool skip);
@@ -73,14 +75,18 @@ class PipelinePlayer::Game {
   double seconds(Token token) const noexcept;
   double drain(std::size_t device) const;
   std::size_t devices() const noexcept { return static_cast<std::size_t>(shape_.stages); }
+  std::size_t place(std::size_t slot, std::int64_t microbatch) const noexcept {
+    return slot * static_cast<std::size_t>(ring_) +
+           static_cast<std::size_t>(microbatch & (ring_ - 1));
+  }
   const Segment& segment(std::size_t device, std::size_t s) const {
     return segments_[device * kSegments + s];
   }
 
   PipelineShape shape_{PipelineSchedule::kGpipe, 0, 0, 0};
   std::vector<Token> tokens_;
-  std::vector<Segment> segments_;   // [device * kSegments + segment]
-  std::vector<std::size_t> prev_;   // slot before in the chain; the last slot of all is nowhere
+  std::vector<Segment> segments_;  // [device * kSegments + segment]
+  std::vector<std::size_t> prev_;  // slot before in the chain; the last slot of all is nowhere
   std::vector<std::size_t> next_;
   std::size_t slots_ = 0;
 

@@ -56,6 +56,7 @@ void PipelinePlayer::Game::link(const PipelineShape& shape) {
   const std::int64_t v = shape.chunks;
   const bool two_ways = shape.schedule == PipelineSchedule::kDualPipe;
   slots_ = at(p * v);
+  added_.reserve(2 * (slots_ + 1));
   prev_.assign(slots_ + 1, slots_);
   next_.assign(slots_ + 1, slots_);
   std::vector<std::size_t> slot_at(slots_, 0);  // of a position in the chain, DualPipe's one after
@@ -135,8 +136,8 @@ void PipelinePlayer::Game::count_work() {
   }
 }
 
-// Least seconds from the last pass of a device that sends a gradient on to the end of the step, less
-// what the device itself does after that pass.
+// Least seconds from the last pass of a device that sends a gradient on to the end of the step,
+// less what the device itself does after that pass.
 double PipelinePlayer::Game::drain(std::size_t device) const {
   std::size_t s = kSegments;
   while (s > 0 && segment(device, s - 1).repeats == 0) --s;

@@ -236,8 +236,9 @@ class PipelineOrder {
     sink_.segment(1);
   }
 
-  // 2 (r + 1) backward passes of both chunks in turn, the last r + 1 without their weight gradients;
-  // then the weight gradients that wait, oldest first, with the last input gradients between them.
+  // 2 (r + 1) backward passes of both chunks in turn, the last r + 1 without their weight
+  // gradients; then the weight gradients that wait, oldest first, with the last input gradients
+  // between them.
   void dual_end(std::int64_t inner, std::int64_t r, std::int64_t here, std::int64_t there) {
     for (std::int64_t k = 0; k < 2 * (r + 1); ++k) {
       sink_.pass(k <= r ? Pass::kBackward : Pass::kInputGrad, k % 2 == 0 ? there : here);

@@ -1,11 +1,11 @@
 // Plays a schedule. Every device runs its order; a pass starts when the device is free and what it
-// needs has been computed. End times are kept in rings, one for each chunk of each device, that hold
-// only micro-batches which the neighbour has not taken yet.
+// needs has been computed. End times are kept in rings, one for each chunk of each device, that
+// hold only micro-batches which the neighbour has not taken yet.
 //
 // Orders are fixed, so the end times are a max-plus linear function of those before. While all
-// devices repeat a segment of their orders, the clocks and the end times not yet taken are the whole
-// state: once a round shifts all of it by the same seconds, every later round does so too, and they
-// are skipped at once (Baccelli et al. 1992, Synchronization and Linearity, chapter 3).
+// devices repeat a segment of their orders, the clocks and the end times not yet taken are the
+// whole state: once a round shifts all of it by the same seconds, every later round does so too,
+// and they are skipped at once (Baccelli et al. 1992, Synchronization and Linearity, chapter 3).
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -63,59 +63,81 @@ void PipelinePlayer::Game::restart() {
   down_ = true;
 }
 
+// When a forward (or backward) pass of a slot can start: false where what it needs is not there, or
+// where its end time would take the place of one that the neighbour has not taken.
+bool PipelinePlayer::Game::forward_ready(std::size_t slot, double* ready_s) {
+  const std::int64_t k = forwards_[slot];
+  const std::size_t from = prev_[slot];
+  if (forwards_[from] <= k) return false;
+  if (k - forwards_[next_[slot]] >= ring_) {
+    ring_full_ = true;
+    return false;
+  }
+  *ready_s = std::max(*ready_s, forward_end_[place(from, k)]);
+  return true;
+}
+
+bool PipelinePlayer::Game::backward_ready(std::size_t slot, double* ready_s) {
+  const std::int64_t k = backwards_[slot];
+  const std::size_t from = next_[slot];
+  if (backwards_[from] <= k) return false;
+  if (k - backwards_[prev_[slot]] >= ring_) {
+    ring_full_ = true;
+    return false;
+  }
+  *ready_s = std::max(*ready_s, backward_end_[place(from, k)]);
+  return true;
+}
+
 // Plays one pass, or returns false where something it needs is not there yet.
 bool PipelinePlayer::Game::step(Token token, double* clock_s) {
   const std::size_t slot = token.slot();
-  const Pass kind = token.kind();
-  if (kind == Pass::kWeightGrad) {
-    *clock_s += weight_s_[slot];
-    return true;
+  double until_s = *clock_s;
+  switch (token.kind()) {
+    case Pass::kForward:
+      if (!forward_ready(slot, &until_s)) return false;
+      until_s += forward_s_[slot];
+      forward_end_[place(slot, forwards_[slot]++)] = until_s;
+      break;
+    case Pass::kBackward:
+    case Pass::kInputGrad:
+      if (!backward_ready(slot, &until_s)) return false;
+      until_s += token.kind() == Pass::kBackward ? backward_s_[slot] : input_s_[slot];
+      backward_end_[place(slot, backwards_[slot]++)] = until_s;
+      break;
+    case Pass::kWeightGrad:
+      until_s += weight_s_[slot];
+      break;
+    case Pass::kPair: {
+      const std::size_t other = slot ^ 1U;
+      if (!forward_ready(slot, &until_s) || !backward_ready(other, &until_s)) return false;
+      until_s += pair_s_[slot];
+      forward_end_[place(slot, forwards_[slot]++)] = until_s;
+      backward_end_[place(other, backwards_[other]++)] = until_s;
+      break;
+    }
   }
-  const bool forward = kind == Pass::kForward || kind == Pass::kPair;
-  const bool backward = kind != Pass::kForward;
-  const std::size_t back = kind == Pass::kPair ? slot ^ 1U : slot;
-  const std::int64_t f = forwards_[slot];
-  const std::int64_t b = backwards_[back];
-  const std::int64_t mask = ring_ - 1;
-  double ready_s = *clock_s;
-  if (forward) {
-    if (forwards_[prev_[slot]] <= f) return false;
-    if (f - forwards_[next_[slot]] >= ring_) return ring_full_ = true, false;
-    ready_s = std::max(ready_s, forward_end_[prev_[slot] * at(ring_) + at(f & mask)]);
-  }
-  if (backward) {
-    if (backwards_[next_[back]] <= b) return false;
-    if (b - backwards_[prev_[back]] >= ring_) return ring_full_ = true, false;
-    ready_s = std::max(ready_s, backward_end_[next_[back] * at(ring_) + at(b & mask)]);
-  }
-  *clock_s = ready_s + seconds(token);
-  if (forward) {
-    forward_end_[slot * at(ring_) + at(f & mask)] = *clock_s;
-    forwards_[slot] = f + 1;
-  }
-  if (backward) {
-    backward_end_[back * at(ring_) + at(b & mask)] = *clock_s;
-    backwards_[back] = b + 1;
-  }
+  *clock_s = until_s;
   return true;
 }
 
 // Plays a device's passes as far as they go, or to the end of its round; whether there were any.
 bool PipelinePlayer::Game::run(std::size_t device, bool one_round) {
   Cursor& cursor = cursors_[device];
-  bool moved = false;
-  while (cursor.repeats > 0 && step(*cursor.token, &cursor.clock_s)) {
-    moved = true;
+  if (cursor.repeats == 0) return false;
+  const Token* const first = cursor.token;
+  const std::int64_t repeats = cursor.repeats;
+  while (step(*cursor.token, &cursor.clock_s)) {
     if (++cursor.token != cursor.last) continue;
-    --cursor.repeats;
     cursor.token = tokens_.data() + segment(device, cursor.segment).first;
-    if (cursor.repeats == 0) next_segment(&cursor);
+    if (--cursor.repeats == 0) next_segment(&cursor);
     if (one_round) {
       cursor.paused = true;
-      break;
+      return true;
     }
+    if (cursor.repeats == 0) return true;
   }
-  return moved;
+  return cursor.token != first || cursor.repeats != repeats;
 }
 
 // Plays one round of the segment that all devices are in; false where they cannot all get there.
@@ -150,15 +172,14 @@ bool PipelinePlayer::Game::finish() {
 // ---- rounds that only shift the clocks ----
 
 void PipelinePlayer::Game::note_state() {
-  const auto mask = ring_ - 1;
   state_.clear();
   for (const Cursor& cursor : cursors_) state_.push_back(cursor.clock_s);
   for (std::size_t s = 0; s < slots_; ++s) {
     for (std::int64_t k = forwards_[next_[s]]; k < forwards_[s]; ++k) {
-      state_.push_back(forward_end_[s * at(ring_) + at(k & mask)]);
+      state_.push_back(forward_end_[place(s, k)]);
     }
     for (std::int64_t k = backwards_[prev_[s]]; k < backwards_[s]; ++k) {
-      state_.push_back(backward_end_[s * at(ring_) + at(k & mask)]);
+      state_.push_back(backward_end_[place(s, k)]);
     }
   }
 }
@@ -176,7 +197,6 @@ PipelinePlayer::Game::Shift PipelinePlayer::Game::compare(const std::vector<doub
 
 void PipelinePlayer::Game::skip_rounds(std::size_t s, const Shift& shift, std::int64_t times) {
   const double seconds = shift.seconds * static_cast<double>(times);
-  const std::int64_t mask = ring_ - 1;
   const std::int64_t rounds = shift.rounds * times;
   added_.assign(2 * (slots_ + 1), 0);
   for (std::size_t d = 0; d < devices(); ++d) {
@@ -197,10 +217,10 @@ void PipelinePlayer::Game::skip_rounds(std::size_t s, const Shift& shift, std::i
     const std::int64_t f = added_[slot];
     const std::int64_t b = added_[slots_ + 1 + slot];
     for (std::int64_t k = forwards_[next_[slot]]; k < forwards_[slot]; ++k) {
-      forward_end_[slot * at(ring_) + at((k + f) & mask)] = state_[i++] + seconds;
+      forward_end_[place(slot, k + f)] = state_[i++] + seconds;
     }
     for (std::int64_t k = backwards_[prev_[slot]]; k < backwards_[slot]; ++k) {
-      backward_end_[slot * at(ring_) + at((k + b) & mask)] = state_[i++] + seconds;
+      backward_end_[place(slot, k + b)] = state_[i++] + seconds;
     }
   }
   for (std::size_t slot = 0; slot < slots_; ++slot) {

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "phaze/pipeline_schedule.hpp"
 #include "placement/plan_solver.hpp"
 
 namespace phaze {

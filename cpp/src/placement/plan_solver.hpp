@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "phaze/pipeline_schedule.hpp"
 #include "placement/plan_sums.hpp"
 
 namespace phaze {
