@@ -25,6 +25,7 @@ MAX_LEVELS: Final[int]
 COLLECTIVE_OPS: Final[tuple[str, ...]]
 ALGORITHMS: Final[tuple[str, ...]]
 STATUS_SENTENCES: Final[tuple[str, ...]]
+PIPELINE_SENTENCES: Final[tuple[str, ...]]
 
 MESH_ALGORITHMS: Final[tuple[str, ...]]
 MESH_RUN_DTYPE: Final[np.dtype[Any]]
@@ -186,9 +187,28 @@ def place_pipeline(
     best_only: bool,
     threads: int,
 ) -> list[tuple[int, list[_Plan]]]: ...
-def interleaved_step(
-    forward_s: _Array, backward_s: _Array, stages: int, microbatches: int
-) -> float: ...
+def pipeline_step(
+    schedule: int,
+    stages: int,
+    chunks: int,
+    microbatches: int,
+    forward_s: _Array,
+    backward_s: _Array,
+    weight_grad_s: _Array,
+    overlap: float,
+    full: bool,
+) -> tuple[float, float, float, _Array, _Array, _Array]: ...
+def pipeline_peak(
+    schedule: int,
+    stages: int,
+    chunks: int,
+    microbatches: int,
+    chunk_bytes: _Array,
+    kept_for_weight_grad: float,
+) -> _Array: ...
+def pipeline_in_flight(schedule: int, stages: int, chunks: int, microbatches: int) -> _Array: ...
+def pipeline_chain(schedule: int, stages: int, chunks: int) -> _Array: ...
+def check_pipeline(schedule: int, stages: int, chunks: int, microbatches: int) -> int: ...
 def mesh_collectives(
     op: _Array,
     algorithm: _Array,

@@ -2,7 +2,6 @@
 
 #include "arrays.hpp"
 #include "phaze/parallel.hpp"
-#include "phaze/pipeline_schedule.hpp"
 #include "phaze/placement.hpp"
 
 namespace phaze::bindings {
@@ -153,15 +152,6 @@ py::list pipeline(const py::list& tables, const py::object& memory, const py::ob
   return found;
 }
 
-double interleaved(const py::object& forward, const py::object& backward, std::int32_t stages,
-                   std::int64_t microbatches) {
-  const auto forward_s = view<double>(forward, "forward_s");
-  const auto backward_s =
-      view<double>(backward, "backward_s", static_cast<py::ssize_t>(forward_s.size()));
-  const py::gil_scoped_release release;
-  return interleaved_step(forward_s, backward_s, stages, microbatches);
-}
-
 }  // namespace
 
 void bind_placement(py::module_& module) {
@@ -174,8 +164,6 @@ void bind_placement(py::module_& module) {
              py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("microbatches"),
              py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("best_only"),
              py::arg("threads"));
-  module.def("interleaved_step", &interleaved, py::arg("forward_s"), py::arg("backward_s"),
-             py::arg("stages"), py::arg("microbatches"));
 }
 
 }  // namespace phaze::bindings

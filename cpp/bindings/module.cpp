@@ -15,6 +15,7 @@ void bind_mapping(py::module_& module);
 void bind_mesh(py::module_& module);
 void bind_op_cost(py::module_& module);
 void bind_op_graph(py::module_& module);
+void bind_pipeline(py::module_& module);
 void bind_placement(py::module_& module);
 void bind_plan(py::module_& module);
 void bind_silicon(py::module_& module);
@@ -64,6 +65,7 @@ PYBIND11_MODULE(_core, module) {
   bind_op_graph(module);
   bind_op_cost(module);
   bind_layer_schedule(module);
+  bind_pipeline(module);
   bind_placement(module);
   bind_plan(module);
 }

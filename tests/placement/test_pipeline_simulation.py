@@ -1,15 +1,12 @@
 """Times of the pipeline objective against a simulation of the schedules, event by event."""
 
-import math
 import random
 from dataclasses import replace
 from statistics import mean
 
-import numpy as np
 import pytest
-from reference.pipeline_simulation import best_zero_bubble, simulate_1f1b, simulate_interleaved
+from reference.pipeline_simulation import best_zero_bubble, simulate_1f1b
 
-from phaze_fast import _core
 from phaze_fast.placement import LayerTable, PipelineProblem, place
 
 
@@ -29,12 +26,6 @@ def placed(forward, backward, microbatches, weight_grad=None, edge_s=None):
     return found.time_s
 
 
-def played(forward, backward, microbatches):
-    """Time the kernel gives to the interleaved schedule."""
-    one = [np.array([c for row in rows for c in row], dtype=float) for rows in (forward, backward)]
-    return _core.interleaved_step(*one, len(forward), microbatches)
-
-
 @pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize(("forward", "backward"), [(10, 20), (10, 10), (7, 31), (0, 5)])
 def test_1f1b_of_equal_stages_is_exact(p, forward, backward):
@@ -42,26 +33,6 @@ def test_1f1b_of_equal_stages_is_exact(p, forward, backward):
         if m > 0:
             simulated = simulate_1f1b([forward] * p, [backward] * p, m)
             assert placed([forward] * p, [backward] * p, m) == pytest.approx(simulated, rel=1e-9)
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("v", [1, 2, 3, 4])
-def test_interleaved_of_equal_stages_has_the_known_bubble(p, v):
-    for groups in (1, 2, 5):
-        forward, backward = [[10] * v] * p, [[23] * v] * p
-        m = groups * p
-        assert played(forward, backward, m) == pytest.approx(33 * (m * v + p - 1), rel=1e-12)
-
-
-def test_interleaved_is_the_simulation_whatever_the_chunks():
-    rng = random.Random(34)
-    for _ in range(100):
-        p, v, groups = rng.randint(1, 6), rng.randint(1, 4), rng.randint(1, 5)
-        forward = [[rng.randint(0, 30) for _ in range(v)] for _ in range(p)]
-        backward = [[rng.randint(0, 60) for _ in range(v)] for _ in range(p)]
-        m = groups * p
-        assert played(forward, backward, m) == simulate_interleaved(forward, backward, m)
-    assert math.isnan(played([[1], [1]], [[1], [1]], 3))
 
 
 PARTS = [(10, 10, 10), (10, 11, 9), (10, 15, 5), (12, 10, 8), (10, 9, 11), (10, 5, 15), (6, 12, 12)]

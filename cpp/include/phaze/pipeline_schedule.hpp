@@ -1,17 +1,140 @@
-// The interleaved schedule of Megatron-LM, played through: every pass starts when its stage is free
-// and what it needs is there.
+// Pipeline schedules: the order in which each device of a pipeline runs its passes, the step time
+// when those orders are played event by event, and the activations a device holds. Every schedule
+// is a fixed order per device, stated in docs/pipelines.md with its source; the time of a step is a
+// max-plus linear function of the passes' seconds, so a slower pass never makes a step shorter.
+//
+// Functions that allocate may throw std::bad_alloc and nothing else. A PipelinePlayer serves one
+// thread at a time; all else may be called from any thread.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 
 namespace phaze {
 
-// Seconds of one step. `forward_s` and `backward_s` have one value for each chunk of each stage
-// (stage * chunks + chunk), receiving included; chunk c of stage i comes after chunk c of stage
-// i - 1. NaN where micro-batches do not come in groups of as many as there are stages, or sizes do
-// not agree.
-double interleaved_step(std::span<const double> forward_s, std::span<const double> backward_s,
-                        std::int32_t stages, std::int64_t microbatches);
+// Orders of forward and backward passes; the codes are those of the memory model.
+enum class PipelineSchedule : std::int32_t {
+  kOneForwardOneBackward = 0,
+  kGpipe = 1,
+  kInterleaved = 2,
+  kZeroBubbleH1 = 3,
+  kZeroBubble = kZeroBubbleH1,  // its name before there were others
+  kZeroBubbleH2 = 4,
+  kZeroBubbleV = 5,
+  kDualPipe = 6,
+  kDualPipeV = 7,
+};
+inline constexpr int kPipelineScheduleCount = 8;
+
+// Which rule a combination of schedule, stages, chunks and micro-batches breaks.
+enum class PipelineStatus : std::int32_t {
+  kOk = 0,
+  kBadSchedule = 1,
+  kBadSizes = 2,
+  kOneChunk = 3,
+  kTwoChunks = 4,
+  kOddStages = 5,
+  kOddMicrobatches = 6,
+  kFewMicrobatches = 7,
+  kTooLarge = 8,
+};
+inline constexpr int kPipelineStatusCount = 9;
+
+// The sentence of a status; static storage, safe from any thread.
+constexpr const char* sentence(PipelineStatus status) noexcept {
+  switch (status) {
+    case PipelineStatus::kOk:
+      return "ok";
+    case PipelineStatus::kBadSchedule:
+      return "unknown pipeline schedule";
+    case PipelineStatus::kBadSizes:
+      return "stages, chunks and micro-batches must be at least 1";
+    case PipelineStatus::kOneChunk:
+      return "this schedule has exactly one chunk on a device";
+    case PipelineStatus::kTwoChunks:
+      return "this schedule has exactly two chunks on a device";
+    case PipelineStatus::kOddStages:
+      return "DualPipe needs an even number of stages";
+    case PipelineStatus::kOddMicrobatches:
+      return "DualPipe needs an even number of micro-batches, half for each direction";
+    case PipelineStatus::kFewMicrobatches:
+      return "DualPipe and DualPipeV need at least twice as many micro-batches as stages";
+    case PipelineStatus::kTooLarge:
+      return "the pipeline is too large: expected stages x stages x chunks up to 2^24 and "
+             "micro-batches up to 2^40";
+  }
+  return "unknown status";
+}
+
+PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+                              std::int64_t microbatches) noexcept;
+
+// Position, from 0, of a device's chunk in the model's chain of stages. There are stages x chunks
+// positions, but for DualPipe `stages` positions, each held twice.
+std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+                      std::int64_t device, std::int64_t chunk) noexcept;
+
+// Most activations a device holds at once, one for each micro-batch of each chunk, from the start
+// of the forward pass to the end of the backward pass (of the weight gradient where that comes
+// apart). 0 where check_schedule refuses the combination or the device is not one of the
+// pipeline's.
+double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t device,
+                        std::int64_t microbatches, std::int64_t chunks) noexcept;
+
+// Seconds of one micro-batch's passes, each at [device * chunks + chunk], receiving included.
+struct PipelineLoads {
+  std::int32_t stages;  // devices of one pipeline
+  std::int32_t chunks;  // of the model on one device; 2 for ZB-V, DualPipe and DualPipeV
+  std::int64_t microbatches;
+  std::span<const double> forward_s;
+  std::span<const double> backward_s;     // weight gradient and recomputation included
+  std::span<const double> weight_grad_s;  // of the backward pass, what can wait; ZB-* and DualPipe*
+  double overlap;  // DualPipe*: a forward and a backward pass run together take this share of the
+                   // sum of both; 1 = nothing gained
+};
+
+class PipelinePlayer {
+ public:
+  PipelinePlayer();
+  ~PipelinePlayer();
+  PipelinePlayer(PipelinePlayer&&) noexcept;
+  PipelinePlayer& operator=(PipelinePlayer&&) noexcept;
+
+  // Seconds from the first pass of any device to the end of the last. NaN where sizes disagree, a
+  // value is negative or not finite, a weight gradient is longer than its backward pass, or
+  // check_schedule refuses. Orders are kept from call to call: calls with the same schedule and
+  // sizes allocate nothing. Steady rounds that only shift every clock alike are skipped.
+  double step_s(PipelineSchedule schedule, const PipelineLoads& loads);
+
+  // The same without skipping: O(stages x chunks x micro-batches) time.
+  double full_step_s(PipelineSchedule schedule, const PipelineLoads& loads);
+
+  // Of the step played last, by device: when its first pass starts, when its last one ends, and the
+  // seconds it works. To be asked for right after step_s; valid until the next step.
+  std::span<const double> start_s();
+  std::span<const double> end_s() const noexcept;
+  std::span<const double> busy_s();
+
+  // Longest of end - start over the devices of the step played last: the time from step to step
+  // where no device waits for all others between steps (Zero Bubble's post-validated optimiser).
+  double longest_device_s();
+
+  // A step of this schedule takes at least so long: the most, over devices, of the passes that come
+  // before the device's first, its own work, and the passes that must follow its last.
+  double step_bound_s(PipelineSchedule schedule, const PipelineLoads& loads);
+
+  // Most bytes of activations that a device holds at once: `chunk_bytes` [chunks] are kept from the
+  // start of a chunk's forward pass to the end of its backward pass. Where the weight gradient
+  // comes apart, the share `kept_for_weight_grad` of them is kept until that is done. NaN where
+  // sizes disagree.
+  double peak_bytes(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+                    std::int64_t microbatches, std::int64_t device,
+                    std::span<const double> chunk_bytes, double kept_for_weight_grad);
+
+ private:
+  class Game;
+  std::unique_ptr<Game> game_;
+};
 
 }  // namespace phaze

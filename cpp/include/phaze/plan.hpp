@@ -18,19 +18,12 @@
 #include <span>
 #include <vector>
 
+#include "phaze/pipeline_schedule.hpp"
 #include "phaze/placement.hpp"
 #include "phaze/status.hpp"
 #include "phaze/types.hpp"
 
 namespace phaze {
-
-// Orders of forward and backward passes; the codes are those of the memory model.
-enum class PipelineSchedule : std::int32_t {
-  kOneForwardOneBackward = 0,
-  kGpipe = 1,
-  kInterleaved = 2,
-  kZeroBubble = 3,
-};
 
 enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 

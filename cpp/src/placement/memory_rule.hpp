@@ -27,9 +27,12 @@ inline double microbatches_in_flight(PipelineSchedule schedule, std::int64_t sta
     case PipelineSchedule::kZeroBubble:  // kept until the weight gradient, which waits
       return static_cast<double>(std::min(microbatches, stages));
     case PipelineSchedule::kOneForwardOneBackward:
+      return static_cast<double>(std::min(microbatches, stages - stage));
+    default:
       break;
   }
-  return static_cast<double>(std::min(microbatches, stages - stage));
+  return chunks_in_flight(schedule, stages, stage, microbatches, virtual_stages) /
+         static_cast<double>(virtual_stages);
 }
 
 // Parameters that a device is left with where replicas share them. An expert is on as many replicas

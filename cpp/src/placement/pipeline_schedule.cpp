@@ -1,129 +1,153 @@
+// What a schedule allows, which part of the model a device has, and activations in flight.
 #include "phaze/pipeline_schedule.hpp"
 
 #include <algorithm>
 #include <limits>
-#include <vector>
+
+#include "placement/pipeline_schedule_game.hpp"
 
 namespace phaze {
 namespace {
 
-constexpr double kNotYet = -1.0;
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr std::int64_t kMostCells = std::int64_t{1} << 24;         // stages x stages x chunks
+constexpr std::int64_t kMostMicrobatches = std::int64_t{1} << 40;  // exact in a double, with room
 
-// A pass of a chunk for a micro-batch.
-struct Pass {
-  bool forward;
-  std::int64_t chunk;
-  std::int64_t microbatch;
-};
+// Counts the activations of a short order, each segment repeated as often as it says.
+struct Counter {
+  std::int64_t held = 0;
+  std::int64_t most = 0;
 
-class Interleaved {
- public:
-  Interleaved(std::span<const double> forward_s, std::span<const double> backward_s,
-              std::int64_t stages, std::int64_t microbatches)
-      : forward_s_(forward_s),
-        backward_s_(backward_s),
-        stages_(stages),
-        chunks_(static_cast<std::int64_t>(forward_s.size()) / stages),
-        total_(microbatches * chunks_),
-        microbatches_(microbatches),
-        next_(static_cast<std::size_t>(stages), 0),
-        free_s_(static_cast<std::size_t>(stages), 0.0) {
-    const auto passes = static_cast<std::size_t>(stages * total_);
-    forward_end_.assign(passes, kNotYet);
-    backward_end_.assign(passes, kNotYet);
+  void pass(Pass kind, std::int64_t /*chunk*/) {
+    if (kind == Pass::kForward || kind == Pass::kPair) most = std::max(most, ++held);
+    if (kind == Pass::kBackward || kind == Pass::kWeightGrad || kind == Pass::kPair) --held;
   }
-
-  double run() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (std::int64_t i = 0; i < stages_; ++i) {
-        while (next_[at(i)] < 2 * total_ && play(i)) moved = true;
-      }
-    }
-    return *std::max_element(free_s_.begin(), free_s_.end());
-  }
-
- private:
-  static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
-
-  std::size_t place(std::int64_t stage, std::int64_t chunk,
-                    std::int64_t microbatch) const noexcept {
-    return at((stage * chunks_ + chunk) * microbatches_ + microbatch);
-  }
-
-  // The n-th pass of a stage: forward passes to warm up, then one forward and one backward in turn,
-  // then the backward passes left. Micro-batches go in groups of as many as there are stages
-  // through one chunk after another.
-  Pass pass(std::int64_t stage, std::int64_t n) const noexcept {
-    const std::int64_t warm = std::min(total_, (stages_ - stage - 1) * 2 + (chunks_ - 1) * stages_);
-    const std::int64_t steady = 2 * (total_ - warm);
-    bool forward = true;
-    std::int64_t count = n;
-    if (n >= warm && n < warm + steady) {
-      forward = (n - warm) % 2 == 0;
-      count = forward ? warm + (n - warm) / 2 : (n - warm) / 2;
-    } else if (n >= warm + steady) {
-      forward = false;
-      count = n - total_;
-    }
-    const std::int64_t group = count / (stages_ * chunks_);
-    const std::int64_t within = count % (stages_ * chunks_);
-    const std::int64_t chunk = within / stages_;
-    return {forward, forward ? chunk : chunks_ - 1 - chunk, group * stages_ + within % stages_};
-  }
-
-  // When what a pass needs is there; negative where that is not known yet.
-  double needs(std::int64_t stage, const Pass& p) const noexcept {
-    if (p.forward) {
-      if (stage > 0) return forward_end_[place(stage - 1, p.chunk, p.microbatch)];
-      if (p.chunk == 0) return 0.0;
-      return forward_end_[place(stages_ - 1, p.chunk - 1, p.microbatch)];
-    }
-    const double own = forward_end_[place(stage, p.chunk, p.microbatch)];
-    double later = own;
-    if (stage + 1 < stages_) {
-      later = backward_end_[place(stage + 1, p.chunk, p.microbatch)];
-    } else if (p.chunk + 1 < chunks_) {
-      later = backward_end_[place(0, p.chunk + 1, p.microbatch)];
-    }
-    return own < 0.0 || later < 0.0 ? kNotYet : std::max(own, later);
-  }
-
-  bool play(std::int64_t stage) {
-    const Pass p = pass(stage, next_[at(stage)]);
-    const double ready = needs(stage, p);
-    if (ready < 0.0) return false;
-    const std::size_t chunk = at(stage * chunks_ + p.chunk);
-    const double seconds = p.forward ? forward_s_[chunk] : backward_s_[chunk];
-    const double end = std::max(ready, free_s_[at(stage)]) + seconds;
-    (p.forward ? forward_end_ : backward_end_)[place(stage, p.chunk, p.microbatch)] = end;
-    free_s_[at(stage)] = end;
-    ++next_[at(stage)];
-    return true;
-  }
-
-  std::span<const double> forward_s_;
-  std::span<const double> backward_s_;
-  std::int64_t stages_;
-  std::int64_t chunks_;
-  std::int64_t total_;
-  std::int64_t microbatches_;
-  std::vector<std::int64_t> next_;
-  std::vector<double> free_s_;
-  std::vector<double> forward_end_;
-  std::vector<double> backward_end_;
+  void segment(std::int64_t /*repeats*/) {}  // held is the same after every round
 };
 
 }  // namespace
 
-double interleaved_step(std::span<const double> forward_s, std::span<const double> backward_s,
-                        std::int32_t stages, std::int64_t microbatches) {
-  const auto size = static_cast<std::int64_t>(forward_s.size());
-  if (stages < 1 || microbatches < 1 || microbatches % stages != 0 || size == 0 ||
-      size % stages != 0 || backward_s.size() != forward_s.size()) {
-    return std::numeric_limits<double>::quiet_NaN();
+PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+                              std::int64_t microbatches) noexcept {
+  const auto code = static_cast<std::int32_t>(schedule);
+  if (code < 0 || code >= kPipelineScheduleCount) return PipelineStatus::kBadSchedule;
+  if (stages < 1 || chunks < 1 || microbatches < 1) return PipelineStatus::kBadSizes;
+  if (stages > kMostCells || chunks > kMostCells || stages * chunks > kMostCells ||
+      stages * chunks * stages > kMostCells || microbatches > kMostMicrobatches) {
+    return PipelineStatus::kTooLarge;
   }
-  return Interleaved(forward_s, backward_s, stages, microbatches).run();
+  const bool v_shaped =
+      schedule == PipelineSchedule::kZeroBubbleV || schedule == PipelineSchedule::kDualPipeV;
+  if (v_shaped || schedule == PipelineSchedule::kDualPipe) {
+    if (chunks != 2) return PipelineStatus::kTwoChunks;
+  } else if (schedule != PipelineSchedule::kInterleaved && chunks != 1) {
+    return PipelineStatus::kOneChunk;
+  }
+  if (schedule == PipelineSchedule::kDualPipe) {
+    if (stages % 2 != 0) return PipelineStatus::kOddStages;
+    if (microbatches % 2 != 0) return PipelineStatus::kOddMicrobatches;
+  }
+  if (pairs_passes(schedule) && microbatches < 2 * stages) return PipelineStatus::kFewMicrobatches;
+  return PipelineStatus::kOk;
+}
+
+std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64_t /*chunks*/,
+                      std::int64_t device, std::int64_t chunk) noexcept {
+  switch (schedule) {
+    case PipelineSchedule::kZeroBubbleV:
+    case PipelineSchedule::kDualPipeV:
+      return chunk == 0 ? device : 2 * stages - 1 - device;
+    case PipelineSchedule::kDualPipe:
+      return chunk == 0 ? device : stages - 1 - device;
+    default:
+      return chunk * stages + device;
+  }
+}
+
+double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t device,
+                        std::int64_t microbatches, std::int64_t chunks) noexcept {
+  if (check_schedule(schedule, stages, chunks, microbatches) != PipelineStatus::kOk || device < 0 ||
+      device >= stages) {
+    return 0.0;
+  }
+  switch (schedule) {
+    case PipelineSchedule::kGpipe:
+      return static_cast<double>(microbatches);
+    case PipelineSchedule::kOneForwardOneBackward:
+      return static_cast<double>(std::min(microbatches, stages - device));
+    case PipelineSchedule::kZeroBubbleH1:
+      return static_cast<double>(std::min(microbatches, stages));
+    case PipelineSchedule::kZeroBubbleH2:
+      return static_cast<double>(std::min(microbatches, 2 * stages - 1));
+    case PipelineSchedule::kInterleaved: {
+      const std::int64_t most = 2 * (stages - device - 1) + (chunks - 1) * stages + 1;
+      if (chunks > 1 && most <= microbatches / stages * stages * chunks) {
+        return static_cast<double>(most);
+      }
+      break;  // the step ends before, or a last group that is not full takes part
+    }
+    case PipelineSchedule::kZeroBubbleV:
+      if (microbatches >= 2 * stages - 1) return static_cast<double>(2 * stages);
+      break;
+    case PipelineSchedule::kDualPipe:
+      return static_cast<double>(stages + 1);
+    case PipelineSchedule::kDualPipeV:
+      return static_cast<double>(2 * stages + 1);
+  }
+  Counter counter;
+  tell_order({schedule, stages, chunks, microbatches}, device, counter);
+  return static_cast<double>(counter.most);
+}
+
+// ---- the player ----
+
+PipelinePlayer::PipelinePlayer() : game_(std::make_unique<Game>()) {}
+PipelinePlayer::~PipelinePlayer() = default;
+PipelinePlayer::PipelinePlayer(PipelinePlayer&&) noexcept = default;
+PipelinePlayer& PipelinePlayer::operator=(PipelinePlayer&&) noexcept = default;
+
+double PipelinePlayer::step_s(PipelineSchedule schedule, const PipelineLoads& loads) {
+  const bool good = game_->prepare(schedule, loads) && game_->load(loads);
+  return good ? game_->play(true) : kNan;
+}
+
+double PipelinePlayer::full_step_s(PipelineSchedule schedule, const PipelineLoads& loads) {
+  const bool good = game_->prepare(schedule, loads) && game_->load(loads);
+  return good ? game_->play(false) : kNan;
+}
+
+std::span<const double> PipelinePlayer::start_s() {
+  game_->count_work();
+  return game_->start_s;
+}
+
+std::span<const double> PipelinePlayer::end_s() const noexcept { return game_->end_s; }
+
+std::span<const double> PipelinePlayer::busy_s() {
+  game_->count_work();
+  return game_->busy_s;
+}
+
+double PipelinePlayer::longest_device_s() {
+  const std::span<const double> begins = start_s();
+  double longest = 0.0;
+  for (std::size_t d = 0; d < begins.size(); ++d) {
+    longest = std::max(longest, game_->end_s[d] - begins[d]);
+  }
+  return longest;
+}
+
+double PipelinePlayer::step_bound_s(PipelineSchedule schedule, const PipelineLoads& loads) {
+  const bool good = game_->prepare(schedule, loads) && game_->load(loads);
+  return good ? game_->bound() : kNan;
+}
+
+double PipelinePlayer::peak_bytes(PipelineSchedule schedule, std::int64_t stages,
+                                  std::int64_t chunks, std::int64_t microbatches,
+                                  std::int64_t device, std::span<const double> chunk_bytes,
+                                  double kept_for_weight_grad) {
+  if (!game_->prepare({schedule, stages, chunks, microbatches})) return kNan;
+  return game_->peak(device, chunk_bytes, kept_for_weight_grad);
 }
 
 }  // namespace phaze

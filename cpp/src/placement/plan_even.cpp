@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "phaze/pipeline_schedule.hpp"
 #include "placement/plan_solver.hpp"
 
 namespace phaze {
@@ -83,7 +82,8 @@ PlanSolver::Interleaved PlanSolver::interleaved(const Partition& partition) {
     found.max_load_s = std::max(found.max_load_s, load);
     before_s += own_s;
   }
-  found.step_s = interleaved_step(forward_s_, backward_s_, stages_, rounds_);
+  found.step_s = player_.step_s(PipelineSchedule::kInterleaved,
+                                {stages_, chunks, rounds_, forward_s_, backward_s_, {}, 1.0});
   return found;
 }
 

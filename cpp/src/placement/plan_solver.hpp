@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "phaze/pipeline_schedule.hpp"
 #include "placement/plan_sums.hpp"
 
 namespace phaze {
@@ -90,6 +91,7 @@ class PlanSolver {
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;
   std::vector<std::int32_t> latest_, earliest_;  // where stage k may begin
   std::vector<double> forward_s_, backward_s_;
+  PipelinePlayer player_;
 };
 
 // The best plan of a strategy's layouts, and the best over several strategies on one chip; see

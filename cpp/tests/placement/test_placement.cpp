@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "check.hpp"
-#include "phaze/pipeline_schedule.hpp"
 #include "phaze/placement.hpp"
 #include "placement/placement_tables.hpp"
 
@@ -147,20 +146,11 @@ void test_malformed() {
   CHECK(place_published(loose.view(), rules, kInfinite, &plan) == Status::kTooManyCuts);
 }
 
-void test_interleaved() {
-  const std::vector<double> forward(8, 10.0);
-  const std::vector<double> backward(8, 23.0);
-  CHECK_CLOSE(interleaved_step(forward, backward, 4, 8), 33.0 * (8 * 2 + 3), 1e-12);
-  CHECK(std::isnan(interleaved_step(forward, backward, 4, 6)));
-  CHECK(std::isnan(interleaved_step(forward, backward, 3, 6)));
-}
-
 }  // namespace
 
 int main() {
   test_published_chains();
   test_pipelines_and_graphs();
   test_malformed();
-  test_interleaved();
   return phaze::test::report("placement");
 }

@@ -1,0 +1,122 @@
+#include "arrays.hpp"
+#include "phaze/pipeline_schedule.hpp"
+
+namespace phaze::bindings {
+namespace {
+
+PipelineSchedule checked(std::int32_t code, std::int64_t stages, std::int64_t chunks,
+                         std::int64_t microbatches) {
+  const auto schedule = static_cast<PipelineSchedule>(code);
+  const PipelineStatus status = check_schedule(schedule, stages, chunks, microbatches);
+  if (status != PipelineStatus::kOk) throw InvalidInput(sentence(status));
+  return schedule;
+}
+
+py::array_t<double> copied(std::span<const double> values) {
+  py::array_t<double> array(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), array.mutable_data());
+  return freeze(std::move(array));
+}
+
+// (step_s, longest_device_s, bound_s, start_s, end_s, busy_s), the last three by device.
+py::tuple step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
+               std::int64_t microbatches, const py::object& forward, const py::object& backward,
+               const py::object& weight_grad, double overlap, bool full) {
+  const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
+  const py::ssize_t slots = py::ssize_t{stages} * chunks;
+  const PipelineLoads loads{stages,
+                            chunks,
+                            microbatches,
+                            view<double>(forward, "forward_s", slots),
+                            view<double>(backward, "backward_s", slots),
+                            view<double>(weight_grad, "weight_grad_s", slots),
+                            overlap};
+  PipelinePlayer player;
+  double bound_s = 0.0;
+  double step_s = 0.0;
+  {
+    const py::gil_scoped_release release;
+    bound_s = player.step_bound_s(schedule, loads);
+    step_s = full ? player.full_step_s(schedule, loads) : player.step_s(schedule, loads);
+  }
+  if (!(step_s >= 0.0)) {
+    throw InvalidInput(
+        "forward_s, backward_s, weight_grad_s, overlap: expected finite numbers, zero or more, and "
+        "no weight gradient longer than its backward pass");
+  }
+  return py::make_tuple(step_s, player.longest_device_s(), bound_s, copied(player.start_s()),
+                        copied(player.end_s()), copied(player.busy_s()));
+}
+
+// Most bytes of activations that each device holds.
+py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t chunks,
+                         std::int64_t microbatches, const py::object& chunk_bytes, double kept) {
+  const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
+  const auto bytes = view<double>(chunk_bytes, "chunk_bytes", stages * chunks);
+  py::array_t<double> found(stages);
+  const auto filled = writable(found);
+  {
+    const py::gil_scoped_release release;
+    PipelinePlayer player;
+    for (std::size_t d = 0; d < filled.size(); ++d) {
+      const auto width = static_cast<std::size_t>(chunks);
+      filled[d] =
+          player.peak_bytes(schedule, stages, chunks, microbatches, static_cast<std::int64_t>(d),
+                            bytes.subspan(d * width, width), kept);
+    }
+  }
+  return freeze(std::move(found));
+}
+
+// Most activations, one for each micro-batch of each chunk, that each device holds.
+py::array_t<double> in_flight(std::int32_t code, std::int64_t stages, std::int64_t chunks,
+                              std::int64_t microbatches) {
+  const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
+  py::array_t<double> found(stages);
+  const auto filled = writable(found);
+  for (std::size_t d = 0; d < filled.size(); ++d) {
+    filled[d] =
+        chunks_in_flight(schedule, stages, static_cast<std::int64_t>(d), microbatches, chunks);
+  }
+  return freeze(std::move(found));
+}
+
+// Position in the model's chain of each device's chunks, [device * chunks + chunk].
+py::array_t<std::int64_t> chain(std::int32_t code, std::int64_t stages, std::int64_t chunks) {
+  const PipelineSchedule schedule = checked(code, stages, chunks, 4 * stages);
+  py::array_t<std::int64_t> found(stages * chunks);
+  for (std::int64_t d = 0; d < stages; ++d) {
+    for (std::int64_t c = 0; c < chunks; ++c) {
+      found.mutable_at(d * chunks + c) = chunk_of(schedule, stages, chunks, d, c);
+    }
+  }
+  return freeze(std::move(found));
+}
+
+std::int32_t check(std::int32_t code, std::int64_t stages, std::int64_t chunks,
+                   std::int64_t microbatches) {
+  return static_cast<std::int32_t>(
+      check_schedule(static_cast<PipelineSchedule>(code), stages, chunks, microbatches));
+}
+
+}  // namespace
+
+void bind_pipeline(py::module_& module) {
+  py::tuple sentences(kPipelineStatusCount);
+  for (int i = 0; i < kPipelineStatusCount; ++i) {
+    sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PipelineStatus>(i)));
+  }
+  module.attr("PIPELINE_SENTENCES") = sentences;
+  module.def("pipeline_step", &step, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
+             py::arg("microbatches"), py::arg("forward_s"), py::arg("backward_s"),
+             py::arg("weight_grad_s"), py::arg("overlap"), py::arg("full"));
+  module.def("pipeline_peak", &peak, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
+             py::arg("microbatches"), py::arg("chunk_bytes"), py::arg("kept_for_weight_grad"));
+  module.def("pipeline_in_flight", &in_flight, py::arg("schedule"), py::arg("stages"),
+             py::arg("chunks"), py::arg("microbatches"));
+  module.def("pipeline_chain", &chain, py::arg("schedule"), py::arg("stages"), py::arg("chunks"));
+  module.def("check_pipeline", &check, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
+             py::arg("microbatches"));
+}
+
+}  // namespace phaze::bindings

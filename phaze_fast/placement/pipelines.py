@@ -1,0 +1,301 @@
+"""Pipeline schedules by name: step times played event by event, and activations in flight.
+
+The orders, their sources and what is known of their bubbles are in docs/pipelines.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+
+__all__ = [
+    "ABOUT",
+    "ALIASES",
+    "PIPELINE_SCHEDULES",
+    "PipelineStep",
+    "chain_positions",
+    "in_flight",
+    "peak_activations",
+    "play",
+    "refusal",
+    "schedule_code",
+    "step_time",
+]
+
+Array = np.ndarray[Any, Any]
+
+ABOUT: Mapping[str, str] = MappingProxyType(
+    {
+        "1f1b": "After a warm-up, each backward pass is followed by a forward pass; a device holds "
+        "at most as many micro-batches as there are stages from it on.",
+        "gpipe": "All forward passes, then all backward passes; every micro-batch is held.",
+        "interleaved": "1F1B with several chunks of the model on a device, which makes the bubble "
+        "that many times smaller and messages that many times more.",
+        "zb-h1": "1F1B with weight gradients put off, in the memory of 1F1B's first stage; a third "
+        "of its bubble where forward, input and weight gradient take equally long.",
+        "zb-h2": "Nearly twice as many micro-batches in flight as ZB-H1, and no device idle where "
+        "forward, input and weight gradient take equally long and steps overlap.",
+        "zb-v": "Two chunks on a device, the model folded into a V: as little idle time as ZB-H2, "
+        "in the memory of 1F1B's first stage.",
+        "dualpipe": "Micro-batches enter from both ends and pairs of a forward and a backward pass "
+        "run together; each device holds two stages' parameters.",
+        "dualpipe-v": "DualPipe folded in half: the same order on half the devices, with no stage "
+        "held twice.",
+    }
+)
+"""What each schedule does, in a sentence."""
+
+PIPELINE_SCHEDULES = tuple(ABOUT)
+"""Names of schedules; the position is the code that the kernels use."""
+
+ALIASES: Mapping[str, str] = MappingProxyType({"zero-bubble": "zb-h1"})
+"""Other names that are accepted."""
+
+_SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
+
+
+@dataclass(frozen=True, eq=False)
+class PipelineStep:
+    """One step of a pipeline as it was played; arrays have one value a device."""
+
+    step_s: float
+    """Seconds from the first pass of any device to the end of the last."""
+    longest_device_s: float
+    """Most seconds between a device's first pass and its last: the time from step to step where
+    each device goes on without waiting for all others."""
+    bound_s: float
+    """A lower bound of `step_s` that needs no playing."""
+    start_s: Array
+    """When a device's first pass starts."""
+    end_s: Array
+    """When a device's last pass ends."""
+    busy_s: Array
+    """Seconds a device works."""
+
+    @property
+    def bubble_s(self) -> float:
+        """Seconds of the step in which the device with the most work does nothing."""
+        return self.step_s - float(self.busy_s.max())
+
+
+def schedule_code(schedule: str) -> int:
+    """Code of a schedule that kernels use.
+
+    Examples
+    --------
+    >>> schedule_code("zb-h1"), schedule_code("zero-bubble")
+    (3, 3)
+    """
+    if not isinstance(schedule, str):
+        raise InvalidTypeError(f"schedule: {schedule!r} is not accepted; expected a name")
+    name = ALIASES.get(schedule, schedule)
+    if name not in ABOUT:
+        raise InvalidInputError(
+            f"schedule: {schedule!r} is not accepted; {nearest(schedule, (*ABOUT, *ALIASES))}"
+        )
+    return PIPELINE_SCHEDULES.index(name)
+
+
+def refusal(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> str | None:
+    """Say which rule of a schedule these sizes break; None where they break none.
+
+    Examples
+    --------
+    >>> refusal("dualpipe", stages=4, microbatches=6, chunks=2)
+    'DualPipe and DualPipeV need at least twice as many micro-batches as stages'
+    >>> refusal("1f1b", stages=4, microbatches=6) is None
+    True
+    """
+    status = _core.check_pipeline(schedule_code(schedule), stages, chunks, microbatches)
+    return _core.PIPELINE_SENTENCES[status] if status else None
+
+
+def _checked(schedule: str, stages: int, microbatches: int, chunks: int) -> int:
+    code = schedule_code(schedule)
+    for name, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected a whole number")
+    status = _core.check_pipeline(code, stages, chunks, microbatches)
+    if status:
+        raise InvalidInputError(
+            f"schedule: {schedule} with {stages} stages, {chunks} chunks a device and "
+            f"{microbatches} micro-batches is not accepted: {_core.PIPELINE_SENTENCES[status]}"
+        )
+    return code
+
+
+def _loads(name: str, value: Any, shape: tuple[int, int] | None) -> Array:
+    """Numbers of each chunk of each device as an array (devices, chunks)."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected numbers") from None
+    array = array[:, None] if array.ndim == 1 else array
+    if array.ndim != 2 or (shape is not None and array.shape != shape):
+        expected = "(devices,) or (devices, chunks)" if shape is None else f"{shape}"
+        raise InvalidInputError(
+            f"{name}: shape {np.shape(value)} is not accepted; expected {expected}"
+        )
+    if not (np.isfinite(array).all() and (array >= 0).all()):
+        raise InvalidInputError(f"{name}: expected finite numbers, zero or more")
+    return np.ascontiguousarray(array)
+
+
+def play(
+    schedule: str,
+    forward_s: Any,
+    backward_s: Any,
+    microbatches: int,
+    *,
+    weight_grad_s: Any = None,
+    overlap: float = 1.0,
+) -> PipelineStep:
+    """Play one step of a pipeline, event by event.
+
+    Parameters
+    ----------
+    schedule
+        A name of `PIPELINE_SCHEDULES`.
+    forward_s
+        Seconds of one micro-batch's forward pass, shape (devices,) or (devices, chunks), what it
+        takes to receive its input included. Chunks are those of `chain_positions`.
+    backward_s
+        The same of the whole backward pass: weight gradient and recomputation included.
+    microbatches
+        Of one step; both directions together for DualPipe.
+    weight_grad_s
+        The part of the backward pass that can wait; needed by the ZB and DualPipe schedules.
+    overlap
+        Of DualPipe and DualPipeV: a forward and a backward pass that run together take this share
+        of the sum of both.
+
+    Returns
+    -------
+    PipelineStep
+
+    Examples
+    --------
+    >>> step = play("1f1b", [1.0, 1.0], [2.0, 2.0], microbatches=4)
+    >>> step.step_s, step.bubble_s
+    (15.0, 3.0)
+    """
+    forward = _loads("forward_s", forward_s, None)
+    stages, chunks = forward.shape
+    code = _checked(schedule, stages, microbatches, chunks)
+    backward = _loads("backward_s", backward_s, (stages, chunks))
+    if weight_grad_s is None and PIPELINE_SCHEDULES[code] in _SPLIT:
+        raise InvalidInputError(
+            f"weight_grad_s: None is not accepted; schedule {schedule} runs weight gradients apart"
+        )
+    weight_grad = (
+        np.zeros_like(forward)
+        if weight_grad_s is None
+        else _loads("weight_grad_s", weight_grad_s, (stages, chunks))
+    )
+    if (weight_grad > backward).any():
+        raise InvalidInputError("weight_grad_s: expected no more than backward_s, of which it is")
+    if not 0.0 <= overlap < np.inf:
+        raise InvalidInputError(f"overlap: {overlap!r} is not accepted; expected zero or more")
+    arrays = forward.ravel(), backward.ravel(), weight_grad.ravel()
+    return PipelineStep(
+        *_core.pipeline_step(code, stages, chunks, microbatches, *arrays, overlap, False)
+    )
+
+
+def step_time(
+    schedule: str,
+    forward_s: Any,
+    backward_s: Any,
+    microbatches: int,
+    *,
+    weight_grad_s: Any = None,
+    overlap: float = 1.0,
+) -> float:
+    """Seconds of one step of a pipeline; the parameters are those of `play`.
+
+    Examples
+    --------
+    >>> thirds = [1.0] * 4, [2.0] * 4
+    >>> step_time("1f1b", *thirds, 8)
+    33.0
+    >>> step_time("zb-h1", *thirds, 8, weight_grad_s=[1.0] * 4)
+    27.0
+    """
+    step = play(
+        schedule,
+        forward_s,
+        backward_s,
+        microbatches,
+        weight_grad_s=weight_grad_s,
+        overlap=overlap,
+    )
+    return step.step_s
+
+
+def in_flight(schedule: str, stages: int, microbatches: int, chunks: int | None = None) -> Array:
+    """Most activations that each device holds, one for each micro-batch of each chunk.
+
+    By default there are as few chunks as the schedule allows.
+
+    Examples
+    --------
+    >>> in_flight("1f1b", 4, 8), in_flight("dualpipe", 4, 8)
+    (array([4., 3., 2., 1.]), array([5., 5., 5., 5.]))
+    """
+    code = schedule_code(schedule)
+    if chunks is None:
+        chunks = 2 if _core.check_pipeline(code, stages, 1, microbatches) else 1
+    _checked(schedule, stages, microbatches, chunks)
+    return _core.pipeline_in_flight(code, stages, chunks, microbatches)
+
+
+def peak_activations(
+    schedule: str, chunk_bytes: Any, microbatches: int, *, kept_for_weight_grad: float = 1.0
+) -> Array:
+    """Most bytes of activations that each device holds at once.
+
+    Parameters
+    ----------
+    schedule
+        A name of `PIPELINE_SCHEDULES`.
+    chunk_bytes
+        Bytes that one micro-batch keeps, shape (devices,) or (devices, chunks).
+    microbatches
+        Of one step.
+    kept_for_weight_grad
+        Share of the bytes that is kept until the weight gradient is done, where that runs apart.
+
+    Examples
+    --------
+    >>> peak_activations("1f1b", [10.0, 20.0, 10.0], microbatches=8)
+    array([30., 40., 10.])
+    """
+    sizes = _loads("chunk_bytes", chunk_bytes, None)
+    stages, chunks = sizes.shape
+    code = _checked(schedule, stages, microbatches, chunks)
+    if not 0.0 <= kept_for_weight_grad <= 1.0:
+        raise InvalidInputError(
+            f"kept_for_weight_grad: {kept_for_weight_grad!r} is not accepted; expected 0 to 1"
+        )
+    return _core.pipeline_peak(
+        code, stages, chunks, microbatches, sizes.ravel(), kept_for_weight_grad
+    )
+
+
+def chain_positions(schedule: str, stages: int, chunks: int) -> Array:
+    """Position of each chunk in the model's chain of stages, shape (devices, chunks).
+
+    Examples
+    --------
+    >>> chain_positions("zb-v", 3, 2).tolist()
+    [[0, 5], [1, 4], [2, 3]]
+    """
+    code = schedule_code(schedule)
+    return _core.pipeline_chain(code, stages, chunks).reshape(stages, chunks)
