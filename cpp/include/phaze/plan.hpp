@@ -55,7 +55,7 @@ struct LayoutRecord {
   std::int32_t strategy;
   std::int32_t schedule;  // PipelineSchedule
   std::int32_t stages;
-  std::int32_t virtual_stages;  // chunks per stage; 1 unless interleaved
+  std::int32_t virtual_stages;  // chunks per stage
   std::int32_t zero;
   std::int32_t rank_order;  // RankOrder
   std::int64_t data_parallel;
@@ -125,15 +125,14 @@ enum class PlanStatus : std::int32_t {
   kNoPlan = 2,         // no partition fits, or none takes at most what was asked for
   kBadDevices = 3,     // the product of the widths is not the number of devices
   kBadBatch = 4,       // replicas x micro-batch does not divide the batch
-  kTooManyStages = 5,  // more stages (or chunks) than blocks
-  kUneven = 6,         // interleaved: blocks are not a multiple of stages x chunks
-  kBadRounds = 7,      // interleaved: micro-batches are not a multiple of stages
-  kFewRounds = 8,      // zero-bubble: fewer micro-batches than stages
-  kBadExperts = 9,     // expert-parallel width does not divide the replicas
-  kBadStrategy = 10,   // the widths break a rule of the model
-  kBrokenTie = 11,     // a cut between layers that belong together
+  kTooManyStages = 5,  // more stages (or chunks) than layers
+  kBadSchedule = 6,    // stages, chunks or micro-batches break a rule of the schedule
+  kFewRounds = 7,      // the schedule needs more micro-batches
+  kBadExperts = 8,     // expert-parallel width does not divide the replicas
+  kBadStrategy = 9,    // the widths break a rule of the model
+  kBrokenTie = 10,     // a cut between layers that belong together
 };
-inline constexpr int kPlanStatusCount = 12;
+inline constexpr int kPlanStatusCount = 11;
 
 constexpr const char* sentence(PlanStatus status) noexcept {
   switch (status) {
@@ -148,13 +147,11 @@ constexpr const char* sentence(PlanStatus status) noexcept {
     case PlanStatus::kBadBatch:
       return "data parallelism x micro-batch does not divide the global batch";
     case PlanStatus::kTooManyStages:
-      return "there are more stages than blocks";
-    case PlanStatus::kUneven:
-      return "interleaved: the blocks are not a multiple of stages x virtual stages";
-    case PlanStatus::kBadRounds:
-      return "interleaved: the micro-batches of a replica are not a multiple of the stages";
+      return "there are more stages x chunks than layers";
+    case PlanStatus::kBadSchedule:
+      return "the schedule does not take so many stages, chunks and micro-batches";
     case PlanStatus::kFewRounds:
-      return "zero-bubble: a replica has fewer micro-batches than stages";
+      return "the schedule needs at least twice as many micro-batches as stages";
     case PlanStatus::kBadExperts:
       return "expert parallelism does not divide data parallelism";
     case PlanStatus::kBadStrategy:
@@ -211,7 +208,7 @@ struct StageEstimate {
 };
 
 // The partition of a plan: positions where chunks begin (stages x virtual_stages + 1 of them, chunk
-// c on stage c mod stages), and what each stage recomputes (`StageRecompute`, as one number).
+// c where `chunk_of` has it), and what each stage recomputes (`StageRecompute`, as one number).
 struct Partition {
   std::vector<std::int32_t> cuts;
   std::vector<std::int32_t> variants;

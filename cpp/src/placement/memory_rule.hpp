@@ -24,8 +24,15 @@ inline double microbatches_in_flight(PipelineSchedule schedule, std::int64_t sta
       return static_cast<double>(std::min(chunks, microbatches * virtual_stages)) /
              static_cast<double>(virtual_stages);
     }
-    case PipelineSchedule::kZeroBubble:  // kept until the weight gradient, which waits
+    case PipelineSchedule::kZeroBubbleH1:  // kept until the weight gradient, which waits
+    case PipelineSchedule::kZeroBubbleV:
       return static_cast<double>(std::min(microbatches, stages));
+    case PipelineSchedule::kZeroBubbleH2:
+      return static_cast<double>(std::min(microbatches, 2 * stages - 1));
+    case PipelineSchedule::kDualPipe:
+      return static_cast<double>(stages + 1) / 2.0;
+    case PipelineSchedule::kDualPipeV:
+      return static_cast<double>(2 * stages + 1) / 2.0;
     case PipelineSchedule::kOneForwardOneBackward:
       return static_cast<double>(std::min(microbatches, stages - stage));
     default:

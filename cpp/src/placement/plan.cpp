@@ -66,7 +66,10 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
     const StageRecompute way = StageRecompute::of(code);
     if (code < 0 || way.rest >= variants || way.more >= variants) return PlanStatus::kBadStrategy;
   }
-  if (l.virtual_stages > 1 && l.microbatches % l.stages != 0) return PlanStatus::kBadRounds;
+  if (l.stages > 1 && check_schedule(schedule_of(l), l.stages, l.virtual_stages, l.microbatches) !=
+                          PipelineStatus::kOk) {
+    return PlanStatus::kBadSchedule;
+  }
   return PlanStatus::kOk;
 }
 

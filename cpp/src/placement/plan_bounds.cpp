@@ -114,12 +114,10 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
     b.works = many ? 2.0 : l.stages == 1 ? m : 1.0;
     b.early = many || l.stages == 1 ? 0.0 : p - m + 1.0;
   }
-  if (schedule_of(l) != PipelineSchedule::kZeroBubble) {
+  if (static_cast<int>(schedule_of(l)) < static_cast<int>(PipelineSchedule::kZeroBubbleH1)) {
     for (int k = 1; k < l.stages; ++k) b.sends_s += 2.0 * frame.message_s[at(k)];
   }
-  // Of several stages the first holds the first layer at least; where they are even, more.
-  int own = l.stages == 1 ? layers : 1;
-  if (l.virtual_stages > 1) own = first_block + blocks / (l.stages * l.virtual_stages);
+  const int own = l.stages == 1 ? layers : 1;  // of several stages the first holds this at least
   double sync = 0.0;
   double shared = 0.0;
   for (int i = 0; i < own; ++i) {
@@ -284,7 +282,10 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   const double after = b.tail_s + step_s + row.exchange_s;
   const double quick = (passes(load, b.works, m) + after) * kSure;
   if (quick > enough_s) return quick;
-  load = std::max(load, load_with_ends(b, t));
+  // A folded pipeline has both ends on its first stage.
+  if (row.layout.schedule <= static_cast<std::int32_t>(PipelineSchedule::kZeroBubbleH2)) {
+    load = std::max(load, load_with_ends(b, t));
+  }
   const StageRooms& rooms = space.stage_rooms[at(own.rooms)];
   const double r_share = t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0;
   double longest = 0.0;

@@ -79,7 +79,7 @@ class Estimator {
   template <typename F>
   void for_chunks(int stage, const F& f) const {
     for (int c = 0; c < row_.layout.virtual_stages; ++c) {
-      const std::size_t chunk = at(c) * at(row_.layout.stages) + at(stage);
+      const std::size_t chunk = at(solver_.chain_of(stage, c));
       f(c, partition_.cuts[chunk], partition_.cuts[chunk + 1]);
     }
   }
@@ -92,10 +92,8 @@ class Estimator {
     MovingBytes moving{0.0, 0.0, 0.0, 0.0};
     double gather = 0.0;
     StateBytes state{0.0, 0.0, 0.0};
-    for_chunks(k, [&](int, int i, int j) {
-      const double in_s = k > 0 ? frame_.message_s[at(k)] : row_.wrap_s;
-      const double out_s = k + 1 < l.stages ? frame_.message_s[at(k) + 1] : row_.wrap_s;
-      const double sent = space_.enters(i, j) * in_s + space_.leaves(i, j) * out_s;
+    for_chunks(k, [&](int c, int i, int j) {
+      const double sent = solver_.enters_s(k, c, i, j) + solver_.leaves_s(k, c, i, j);
       own.messages_s += sent;
       own.load_s += sent + sums.forward_s(i, j) + sums.backward_s(way, i, j);
       gather = std::max(gather, sums.gather_bytes(i, j));
@@ -153,29 +151,9 @@ class Estimator {
   };
 
   Clock clock() {
-    const LayoutRecord& l = row_.layout;
-    const PlanSums& sums = solver_.sums();
-    Clock found{0.0, 0.0, 0.0};
-    if (l.virtual_stages > 1) {
-      const PlanSolver::Interleaved played = solver_.interleaved(partition_);
-      found.step_s = played.step_s;
-      found.tail_s = played.tail_s;
-      found.optimizer_s = std::min(played.tail_s, step_bytes_s(played.longest_tail));
-      return found;
-    }
-    const bool zero_bubble = l.schedule == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
-    PipelineClock clock{};
-    int longest = 0;
-    for (int k = l.stages - 1; k >= 0; --k) {
-      const StagePass pass = sums.pass(StageRecompute::of(partition_.variants[at(k)]),
-                                       partition_.cuts[at(k)], partition_.cuts[at(k) + 1], k);
-      if (pass.tail_s >= clock.tail_s) longest = k;
-      clock = joined(clock, pass, l.microbatches, l.stages - 1 - k, k, zero_bubble);
-    }
-    found.step_s = clock.bound_s;
-    found.tail_s = clock.tail_s;
-    found.optimizer_s = std::min(clock.tail_s, step_bytes_s(longest));
-    return found;
+    const PlanSolver::Played played = solver_.play(partition_);
+    return {played.step_s, played.tail_s,
+            std::min(played.tail_s, step_bytes_s(played.longest_tail))};
   }
 
   double step_bytes_s(int stage) const {

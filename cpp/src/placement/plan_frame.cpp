@@ -59,8 +59,8 @@ bool slower_outward(const FabricRecord& fabric) noexcept {
 }
 
 bool known_schedule(std::int32_t code) noexcept {
-  return code == 0 || code == static_cast<std::int32_t>(PipelineSchedule::kInterleaved) ||
-         code == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
+  return code >= 0 && code < kPipelineScheduleCount &&
+         code != static_cast<std::int32_t>(PipelineSchedule::kDualPipe);
 }
 
 }  // namespace

@@ -75,7 +75,7 @@ double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecom
   double gather = 0.0;
   MovingBytes moving{0.0, 0.0, 0.0, space_->buffer_bytes(*row_)};
   for (int c = 0; c < chunks; ++c) {
-    const std::size_t chunk = at(c) * at(stages_) + at(stage);
+    const std::size_t chunk = at(chain_of(stage, c));
     const int i = partition.cuts[chunk];
     const int j = partition.cuts[chunk + 1];
     resident += sums_.resident_bytes(i, j);
@@ -86,7 +86,7 @@ double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecom
   }
   moving.buffers += gather;
   const double in_flight =
-      microbatches_in_flight(PipelineSchedule::kInterleaved, stages_, stage, rounds_, chunks);
+      microbatches_in_flight(schedule_of(row_->layout), stages_, stage, rounds_, chunks);
   return resident + (1.0 + space_->training.fragmentation) * moving_bytes(moving, in_flight);
 }
 
@@ -97,7 +97,7 @@ bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partit
     const auto sum_of = [&](const auto& of_chunk) {
       double sum = 0.0;
       for (int c = 0; c < chunks; ++c) {
-        const std::size_t chunk = at(c) * at(stages_) + at(stage);
+        const std::size_t chunk = at(chain_of(stage, c));
         sum += of_chunk(partition->cuts[chunk], partition->cuts[chunk + 1]);
       }
       return sum;

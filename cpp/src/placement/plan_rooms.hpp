@@ -10,10 +10,6 @@
 
 namespace phaze {
 
-inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
-  return static_cast<PipelineSchedule>(layout.schedule);
-}
-
 // How many blocks a stage of a layout has room for.
 // Sums in another order differ in their last digits; room must not be called too small for it.
 inline constexpr double kRoomy = 1.0 + 1e-9;

@@ -33,9 +33,12 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(row), {}};
   start(space, row, times);
   room_bytes_ = room_bytes * kFits;
-  if (stages_ > space.layers || (zero_bubble_ && rounds_ < stages_)) return best;
-  if (row_->layout.virtual_stages > 1) {
-    best = best_interleaved(room_bytes, below_s);
+  if (stages_ > space.layers) return best;
+  const bool searched =
+      stages_ == 1 || schedule_of(row_->layout) == PipelineSchedule::kOneForwardOneBackward ||
+      (zero_bubble_ && rounds_ >= stages_);
+  if (!searched) {
+    best = best_dealt(room_bytes, below_s);
     best.layout = static_cast<std::int32_t>(row);
     return best;
   }
@@ -43,6 +46,10 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   const double least_load_s = quick_plan(load_s, &best);
   if (best.time_s < below_s) set_limits(best.time_s - row_->exchange_s);
   if (least_load_s <= load_limit_s_) search(&best);
+  if (best.time_s < kInfinite && stages_ > 1) {
+    const Played played = play(best.partition);
+    best.time_s = played.step_s + played.tail_s + row_->exchange_s;
+  }
   if (best.time_s == kInfinite || !(best.time_s <= below_s)) {
     best.time_s = kInfinite;
     best.partition = {};

@@ -21,14 +21,21 @@ class PlanSolver {
   PlanStatus even(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
                   std::int32_t variant, double room_bytes, Partition* partition);
 
-  // The interleaved step of a partition: without its tail, and the longest tail.
-  struct Interleaved {
+  // The step of a partition, played by its schedule: without its tail, and the longest tail.
+  struct Played {
     double step_s;
     double tail_s;
-    double max_load_s;
     int longest_tail;  // stage
   };
-  Interleaved interleaved(const Partition& partition);
+  Played play(const Partition& partition);
+  // Seconds of the messages that a chunk of a stage waits for, forward and backward.
+  double enters_s(int stage, int chunk, int i, int j) const noexcept;
+  double leaves_s(int stage, int chunk, int i, int j) const noexcept;
+  // Where in the model a chunk of a stage lies.
+  int chain_of(int stage, int chunk) const noexcept {
+    return static_cast<int>(
+        chunk_of(schedule_of(row_->layout), stages_, row_->layout.virtual_stages, stage, chunk));
+  }
 
   const PlanSums& sums() const noexcept { return sums_; }
   // Makes the sums of a layout on a chip; whether those of the last one started are still there.
@@ -70,8 +77,18 @@ class PlanSolver {
   void finish(std::size_t from, PlacedPlan* best) const;
   double timed(const Partition& partition, double* max_load_s) const;
   void set_limits(double limit_s);
-  PlanStatus deal_evenly(Partition* partition) const;
-  PlacedPlan best_interleaved(double room_bytes, double below_s);
+  PlanStatus check_deal() const;
+  bool cut(bool count_first, int base, Partition* partition) const;
+  PlanStatus deal_evenly(Partition* partition);
+  void spread(int base, int extras, bool count_first, bool count_last);
+  template <typename Way>
+  double least_dealt(const Partition& partition, const Way& way) const;
+  double message_between(int from, int to) const noexcept;
+  int stage_of(int place) const noexcept {
+    const bool folded = schedule_of(row_->layout) != PipelineSchedule::kInterleaved && place >= stages_;
+    return folded ? 2 * stages_ - 1 - place : place % stages_;
+  }
+  PlacedPlan best_dealt(double room_bytes, double below_s);
 
   const PlanSpaceImpl* space_ = nullptr;
   const PlanRow* row_ = nullptr;
@@ -90,7 +107,8 @@ class PlanSolver {
   std::vector<Tail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;
   std::vector<std::int32_t> latest_, earliest_;  // where stage k may begin
-  std::vector<double> forward_s_, backward_s_;
+  std::vector<std::int32_t> extra_;  // by chunk: whether it has a layer more than others
+  std::vector<double> forward_s_, backward_s_, weight_grad_s_;
   PipelinePlayer player_;
 };
 

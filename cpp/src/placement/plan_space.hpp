@@ -9,6 +9,10 @@
 
 namespace phaze {
 
+inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
+  return static_cast<PipelineSchedule>(layout.schedule);
+}
+
 // Layers of a strategy under given replicas, ZeRO stage and rank order. Arrays are by kind; the
 // kind after the last is the head with its copy of a tied embedding, which stands for the head
 // where there are several stages.

@@ -1,0 +1,254 @@
+// Layers dealt to the chunks of a schedule, and the schedule played: what there is for schedules
+// whose partitions are not searched, and what a step takes by any partition.
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "placement/plan_solver.hpp"
+
+namespace phaze {
+namespace {
+
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr double kMostDeals = 128.0;  // of one layout that are all tried
+
+// Ways to choose `some` of `all`, as far as they are few.
+double choices(int all, int some) noexcept {
+  double count = 1.0;
+  for (int k = 1; k <= some && count <= kMostDeals; ++k) count = count * (all - some + k) / k;
+  return count;
+}
+
+}  // namespace
+
+PlanStatus PlanSolver::check_deal() const {
+  const LayoutRecord& l = row_->layout;
+  if (stages_ == 1) return PlanStatus::kOk;
+  const int ends = (space_->first_block > 0 ? 1 : 0) + (space_->layers > space_->last_block ? 1 : 0);
+  if (stages_ * l.virtual_stages > space_->blocks + ends) return PlanStatus::kTooManyStages;
+  const PipelineStatus possible =
+      check_schedule(schedule_of(l), stages_, l.virtual_stages, rounds_);
+  if (possible == PipelineStatus::kFewMicrobatches) return PlanStatus::kFewRounds;
+  return possible == PipelineStatus::kOk ? PlanStatus::kOk : PlanStatus::kBadSchedule;
+}
+
+// The cuts of chunks with `base_` layers, one more where `extra_` says so, of those that count.
+bool PlanSolver::cut(bool count_first, int base, Partition* partition) const {
+  const std::size_t count = extra_.size();
+  partition->cuts.assign(count + 1, 0);
+  partition->cuts[count] = space_->layers;
+  int position = count_first ? 0 : space_->first_block;
+  for (std::size_t c = 0; c + 1 < count; ++c) {
+    position += base + extra_[c];
+    partition->cuts[c + 1] = position;
+    if (position >= space_->layers || space_->may_cut[at(position)] == 0) return false;
+  }
+  return position < space_->layers;
+}
+
+// Layers dealt out one by one, each to where it comes next if all were to be even.
+PlanStatus PlanSolver::deal_evenly(Partition* partition) {
+  const PlanStatus status = check_deal();
+  if (status != PlanStatus::kOk) return status;
+  const int count = stages_ * row_->layout.virtual_stages;
+  // Ends count as layers where there would be too few blocks otherwise.
+  const bool ends = space_->blocks < count;
+  const int total = ends ? space_->layers : std::max(space_->blocks, 1);
+  extra_.assign(at(count), 0);
+  for (int c = 0; c < count; ++c) {
+    const auto upto = [&](std::int64_t k) { return static_cast<int>(k * total / count); };
+    extra_[at(c)] = upto(c + 1) - upto(c) - total / count;
+  }
+  return cut(ends, total / count, partition) ? PlanStatus::kOk : PlanStatus::kBrokenTie;
+}
+
+PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
+                            std::int32_t variant, double room_bytes, Partition* partition) {
+  start(space, row, times);
+  const PlanStatus status = deal_evenly(partition);
+  if (status != PlanStatus::kOk) return status;
+  if (variant >= 0) {
+    const StageRecompute way = StageRecompute::of(variant);
+    if (std::max(way.rest, way.more) >= sums_.variants()) return PlanStatus::kBadStrategy;
+    partition->variants.assign(at(stages_), variant);
+  } else {
+    choose_recompute(room_bytes, true, partition);
+  }
+  return PlanStatus::kOk;
+}
+
+double PlanSolver::message_between(int from, int to) const noexcept {
+  if (from == to) return 0.0;
+  if (from - to == 1 || to - from == 1) return frame_->message_s[at(std::max(from, to))];
+  return row_->wrap_s;
+}
+
+double PlanSolver::enters_s(int stage, int chunk, int i, int j) const noexcept {
+  const int place = chain_of(stage, chunk);
+  if (place == 0 && space_->chain) return 0.0;
+  const int from = place == 0 ? stage : stage_of(place - 1);
+  return space_->enters(i, j) * message_between(from, stage);
+}
+
+double PlanSolver::leaves_s(int stage, int chunk, int i, int j) const noexcept {
+  const int place = chain_of(stage, chunk);
+  const bool last = place + 1 == stages_ * row_->layout.virtual_stages;
+  return last ? 0.0 : space_->leaves(i, j) * message_between(stage_of(place + 1), stage);
+}
+
+PlanSolver::Played PlanSolver::play(const Partition& partition) {
+  const int chunks = row_->layout.virtual_stages;
+  const std::size_t count = at(stages_) * at(chunks);
+  forward_s_.resize(count);
+  backward_s_.resize(count);
+  weight_grad_s_.resize(count);
+  Played found{0.0, 0.0, 0};
+  double before_s = 0.0;
+  for (int stage = 0; stage < stages_; ++stage) {
+    const StageRecompute way = StageRecompute::of(partition.variants[at(stage)]);
+    double sync = 0.0;
+    double step = 0.0;
+    double own_s = 0.0;
+    for (int c = 0; c < chunks; ++c) {
+      const std::size_t chunk = at(chain_of(stage, c));
+      const int i = partition.cuts[chunk];
+      const int j = partition.cuts[chunk + 1];
+      const std::size_t own = at(stage) * at(chunks) + at(c);
+      forward_s_[own] = sums_.forward_s(i, j) + enters_s(stage, c, i, j);
+      backward_s_[own] = sums_.backward_s(way, i, j) + leaves_s(stage, c, i, j);
+      weight_grad_s_[own] = std::min(backward_s_[own], sums_.weight_grad_s(i, j));
+      sync += sums_.sync_s(i, j);
+      step += sums_.step_s(i, j);
+      own_s += sums_.plain_s(i, j);
+    }
+    const double tail_s =
+        tail_after(sync, own_s / chunks, frame_->bucket_s, step, before_s / chunks);
+    if (tail_s >= found.tail_s) found.longest_tail = stage;
+    found.tail_s = std::max(found.tail_s, tail_s);
+    before_s += own_s;
+  }
+  if (stages_ == 1) {
+    const double pass = std::accumulate(forward_s_.begin(), forward_s_.end(), 0.0) +
+                        std::accumulate(backward_s_.begin(), backward_s_.end(), 0.0);
+    found.step_s = static_cast<double>(rounds_) * pass;
+  } else {
+    found.step_s = player_.step_s(schedule_of(row_->layout), {stages_, chunks, rounds_, forward_s_,
+                                                              backward_s_, weight_grad_s_, 1.0});
+  }
+  return found;
+}
+
+// Chunks that take a layer more: each time the stage with the least to do, and of its chunks the
+// last that has none yet, since fewer layers in the first make the pipeline fill sooner.
+void PlanSolver::spread(int base, int extras, bool count_first, bool count_last) {
+  const int chunks = row_->layout.virtual_stages;
+  const auto work = [&](int kind) { return sums_.work_s(kind, kind + 1); };
+  const double block = work(space_->first_block);
+  std::vector<double>& load = forward_s_;  // scratch
+  load.assign(at(stages_), chunks * base * block);
+  const int last = stage_of(stages_ * chunks - 1);
+  if (space_->first_block > 0) load[0] += work(0) - (count_first ? block : 0.0);
+  if (space_->layers > space_->last_block) {
+    load[at(last)] += work(space_->layers - 1) - (count_last ? block : 0.0);
+  }
+  std::fill(extra_.begin(), extra_.end(), 0);
+  for (int k = 0; k < extras; ++k) {
+    int chosen = -1;
+    for (int stage = 0; stage < stages_; ++stage) {
+      if (chosen >= 0 && !(load[at(stage)] < load[at(chosen)] * (1.0 - 1e-9))) continue;
+      bool free = false;
+      for (int c = 0; c < chunks; ++c) free = free || extra_[at(chain_of(stage, c))] == 0;
+      if (free) chosen = stage;
+    }
+    for (int c = chunks - 1; c >= 0; --c) {
+      std::int32_t& own = extra_[at(chain_of(chosen, c))];
+      if (own != 0) continue;
+      own = 1;
+      break;
+    }
+    load[at(chosen)] += block;
+  }
+}
+
+// A time that the schedule of a partition takes at least: a stage's work, and where chunks are
+// interleaved the passes through the first chunks of the stages before it, both ways.
+template <typename Way>
+double PlanSolver::least_dealt(const Partition& partition, const Way& way) const {
+  const bool interleaved = schedule_of(row_->layout) == PipelineSchedule::kInterleaved;
+  double before = 0.0;
+  double least = 0.0;
+  for (int stage = 0; stage < stages_; ++stage) {
+    double load = 0.0;
+    double first = 0.0;
+    for (int c = 0; c < row_->layout.virtual_stages; ++c) {
+      const std::size_t chunk = at(chain_of(stage, c));
+      const int i = partition.cuts[chunk];
+      const int j = partition.cuts[chunk + 1];
+      const double own = sums_.forward_s(i, j) + sums_.backward_s(way(stage), i, j);
+      if (c == 0) first = own;
+      load += own;
+    }
+    least = std::max(least, before + static_cast<double>(rounds_) * load);
+    if (interleaved) before += first;
+  }
+  return least;
+}
+
+// The best of deals in which chunks differ by a layer at most, where the embedding and the head
+// count as layers or do not. All deals are tried where they are few.
+PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
+  PlacedPlan best{kInfinite, 0.0, 0, {}};
+  if (check_deal() != PlanStatus::kOk) return best;
+  const int count = stages_ * row_->layout.virtual_stages;
+  Partition partition;
+  const auto offer = [&](bool count_first, int base) {
+    if (!cut(count_first, base, &partition)) return;
+    const double limit = (std::min(below_s, best.time_s) - row_->exchange_s) * (1.0 + 1e-12);
+    const StageRecompute nothing{};
+    if (least_dealt(partition, [&](int) { return nothing; }) > limit) return;
+    if (!choose_recompute(room_bytes, false, &partition)) return;
+    const auto chosen = [&](int k) { return StageRecompute::of(partition.variants[at(k)]); };
+    if (least_dealt(partition, chosen) > limit) return;
+    const Played played = play(partition);
+    const double time_s = played.step_s + played.tail_s + row_->exchange_s;
+    if (!(time_s <= below_s) || !(time_s < best.time_s)) return;
+    best.time_s = time_s;
+    best.partition = partition;
+  };
+  for (int ends = 0; ends < 4; ++ends) {
+    const bool first = (ends & 1) != 0;
+    const bool last = (ends & 2) != 0;
+    if ((first && space_->first_block == 0) || (last && space_->layers == space_->last_block)) {
+      continue;
+    }
+    const int total = space_->blocks + first + last;
+    if (total < count) continue;
+    const int base = total / count;
+    const int extras = total % count;
+    extra_.assign(at(count), 0);
+    spread(base, extras, first, last);
+    offer(first, base);
+    if (extras == 0) continue;
+    if (choices(count, extras) <= kMostDeals) {
+      extra_.assign(at(count), 0);
+      std::fill(extra_.begin(), extra_.begin() + extras, 1);
+      do {
+        offer(first, base);
+      } while (std::prev_permutation(extra_.begin(), extra_.end()));
+      continue;
+    }
+    for (int c = 0; c < count; ++c) {
+      const auto upto = [&](std::int64_t k) { return static_cast<int>(k * total / count); };
+      extra_[at(c)] = upto(c + 1) - upto(c) - base;
+    }
+    offer(first, base);
+  }
+  if (best.time_s == kInfinite) return best;
+  for (int stage = 0; stage < stages_; ++stage) {
+    const StageRecompute way = StageRecompute::of(best.partition.variants[at(stage)]);
+    best.memory_bytes = std::max(best.memory_bytes, stage_bytes(best.partition, stage, way));
+  }
+  return best;
+}
+
+}  // namespace phaze
