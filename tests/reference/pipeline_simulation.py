@@ -56,48 +56,6 @@ def simulate_1f1b(forward, backward, microbatches):
     return play(orders, lambda i, op: (forward if op[0] == "F" else backward)[i], needs)
 
 
-def interleaved(stages, stage, microbatches, chunks):
-    """Order of a stage by Megatron-LM's interleaved schedule, as (kind, chunk, micro-batch)."""
-    total = microbatches * chunks
-    warm_up = min(total, (stages - stage - 1) * 2 + (chunks - 1) * stages)
-
-    def forward(n):
-        group, within = divmod(n, stages * chunks)
-        return ("F", within // stages, group * stages + within % stages)
-
-    def backward(n):
-        group, within = divmod(n, stages * chunks)
-        return ("B", chunks - 1 - within // stages, group * stages + within % stages)
-
-    order = [forward(n) for n in range(warm_up)]
-    for n in range(total):
-        if warm_up + n < total:
-            order.append(forward(warm_up + n))
-        order.append(backward(n))
-    return order
-
-
-def simulate_interleaved(forward, backward, microbatches):
-    """Makespan of a step with several chunks a stage: seconds by stage, then by chunk."""
-    p, v = len(forward), len(forward[0])
-    if microbatches % p:
-        raise ValueError("micro-batches must come in groups of as many as there are stages")
-
-    def needs(i, op):
-        kind, c, k = op
-        if kind == "F":
-            if i > 0:
-                return [(i - 1, ("F", c, k))]
-            return [(p - 1, ("F", c - 1, k))] if c > 0 else []
-        own = [(i, ("F", c, k))]
-        if i + 1 < p:
-            return [*own, (i + 1, ("B", c, k))]
-        return [*own, (0, ("B", c + 1, k))] if c + 1 < v else own
-
-    orders = [interleaved(p, i, microbatches, v) for i in range(p)]
-    return play(orders, lambda i, op: (forward if op[0] == "F" else backward)[i][op[1]], needs)
-
-
 def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patience=0.0):
     """Makespan of a step by ZB-H1.
 

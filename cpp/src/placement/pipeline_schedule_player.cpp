@@ -44,10 +44,8 @@ void PipelinePlayer::Game::next_segment(Cursor* cursor) const {
 
 void PipelinePlayer::Game::restart() {
   const std::size_t cells = (slots_ + 1) * at(ring_);
-  if (forward_end_.size() < cells) {
-    forward_end_.resize(cells);
-    backward_end_.resize(cells);
-  }
+  if (forward_end_.size() < cells) forward_end_.resize(cells);
+  if (backward_end_.size() < cells) backward_end_.resize(cells);
   forwards_.assign(slots_ + 1, 0);
   backwards_.assign(slots_ + 1, 0);
   forwards_[slots_] = kAlways;

@@ -1,5 +1,5 @@
 // Pipeline schedules under the sanitizers: skipping against the full play, bounds, peaks against
-// counts, refusals, and no allocation once a shape is known.
+// counts, refusals, no allocation once a shape is known, and allocations that fail.
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -15,12 +15,12 @@
 namespace {
 
 std::size_t allocations = 0;
+std::size_t refused = 0;  // the allocation that fails; 0: none
 
 }  // namespace
 
 void* operator new(std::size_t bytes) {
-  ++allocations;
-  void* found = std::malloc(bytes);  // NOLINT
+  void* found = ++allocations == refused ? nullptr : std::malloc(bytes);  // NOLINT
   if (found == nullptr) throw std::bad_alloc();
   return found;
 }
@@ -118,6 +118,30 @@ void test_known_shapes_allocate_nothing() {
   }
 }
 
+void test_failed_allocations_leave_a_player_that_works() {
+  Draw numbers(74);
+  for (int code = 0; code < phaze::kPipelineScheduleCount; ++code) {
+    const Case one = random_case(numbers, code);
+    const Case other = random_case(numbers, (code + 1) % phaze::kPipelineScheduleCount);
+    const double step_s = PipelinePlayer().step_s(one.schedule, one.loads());
+    const double other_s = PipelinePlayer().step_s(other.schedule, other.loads());
+    bool failed = true;
+    for (std::size_t nth = 1; failed; ++nth) {
+      PipelinePlayer player;
+      CHECK(player.step_s(other.schedule, other.loads()) == other_s);
+      failed = false;
+      refused = allocations + nth;
+      try {
+        CHECK(player.step_s(one.schedule, one.loads()) == step_s);
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      }
+      refused = 0;
+      CHECK(player.step_s(one.schedule, one.loads()) == step_s);
+    }
+  }
+}
+
 void test_refusals() {
   const auto check = [](int code, std::int64_t p, std::int64_t v, std::int64_t m) {
     return phaze::check_schedule(static_cast<PipelineSchedule>(code), p, v, m);
@@ -177,6 +201,7 @@ void test_many_microbatches() {
 int main() {
   test_skipping_and_bounds();
   test_known_shapes_allocate_nothing();
+  test_failed_allocations_leave_a_player_that_works();
   test_refusals();
   test_many_microbatches();
   return phaze::test::report("pipeline");
