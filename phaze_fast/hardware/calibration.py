@@ -39,16 +39,6 @@ class Calibration:
         """Whether all of it was fitted to measurements of this very chip."""
         return self.state == "fitted"
 
-    def of_design(self, name: str) -> Calibration:
-        """Give the calibration of a chip that was designed from this one, under its own name.
-
-        A chip with other cores or memory has no measurements: at best it uses this one's constants.
-        """
-        if self.state == "not fitted":
-            return Calibration(name, "not fitted", "", _unfitted(name))
-        source = self.chip if self.state != "carried over" else self.carried_from
-        return Calibration(name, "carried over", source, _carried(name, source))
-
     def to_dict(self) -> dict[str, Any]:
         """Give it as plain data, `fitted` included."""
         return {**asdict(self), "fitted": self.fitted}

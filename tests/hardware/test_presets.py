@@ -6,7 +6,9 @@ import pytest
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
     Accelerator,
+    ArchitectureSpace,
     Cluster,
+    SpaceSpec,
     Tier,
     TieredFabric,
     TorusFabric,
@@ -111,18 +113,18 @@ def test_a_chip_of_ones_own_is_not_fitted_and_a_design_never_is():
     mine = Accelerator.from_dict({**text, "name": "mine", "tuning": {}})
     assert mine.calibration.state == "not fitted"
     assert "mine" in mine.calibration.note
-    h200, a100, b200 = (presets.chip(n).calibration for n in ("h200", "a100-80", "b200"))
-    assert h200.of_design("x").to_dict() | {"note": ""} == {
-        "chip": "x",
-        "state": "carried over",
-        "carried_from": "h200",
-        "note": "",
-        "fitted": False,
-    }
-    assert a100.state == "partly fitted"
-    assert a100.of_design("x").carried_from == "a100-80"
-    assert b200.of_design("x").carried_from == "h200"
-    assert mine.calibration.of_design("x").state == "not fitted"
+    spec = {"name": "s", "axes": {"tensor_core.count": [100]}}
+    for base, state, source in (
+        ("h200", "carried over", "h200"),
+        ("a100-80", "carried over", "a100-80"),
+        ("b200", "carried over", "h200"),
+        ("tpuv4", "not fitted", ""),
+    ):
+        chip = ArchitectureSpace(SpaceSpec.from_dict({**spec, "base": base}))[0]
+        assert chip.calibration.state == state
+        assert chip.calibration.carried_from == source
+        assert chip.calibration.to_dict()["fitted"] is False
+        assert chip.tuning.efficiency == presets.chip(base).tuning.efficiency
 
 
 # ---- fabrics ----
