@@ -103,9 +103,9 @@ class BudgetAnswer:
 class Budget:
     """Options of a token budget; without `--tokens` there is none."""
 
-    tokens: Annotated[
-        str | None, typer.Option(help="Tokens to train on, such as 300B or 15T.")
-    ] = None
+    tokens: Annotated[str | None, typer.Option(help="Tokens to train on, such as 300B or 15T.")] = (
+        None
+    )
     price_per_device_hour: Annotated[float, typer.Option(help="Dollars.")] = 0.0
     price_per_kwh: Annotated[float, typer.Option(help="Dollars of electricity.")] = 0.0
     pue: Annotated[float, typer.Option(help="Energy of the building over the devices'.")] = 1.0
@@ -118,9 +118,9 @@ class Budget:
     checkpoint_every: Annotated[
         str | None, typer.Option(help="Work between checkpoints; by default the best.")
     ] = None
-    restart_time: Annotated[
-        str, typer.Option(help="From a failure until training goes on.")
-    ] = "0 s"
+    restart_time: Annotated[str, typer.Option(help="From a failure until training goes on.")] = (
+        "0 s"
+    )
 
     def check(self, devices: int) -> None:
         """Refuse bad options before any work is done."""

@@ -51,9 +51,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             groups[parameter.name] = annotation
             parameters += _expanded(annotation)
         else:
-            plain = parameter.replace(
-                kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation
-            )
+            plain = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=annotation)
             parameters.append(plain)
 
     @functools.wraps(command)
@@ -66,5 +64,5 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": None}
-    del run.__wrapped__  # type: ignore[attr-defined]
+    del run.__wrapped__
     return run

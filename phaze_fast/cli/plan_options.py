@@ -69,9 +69,9 @@ class Step:
         str | None,
         typer.Option(help="Memory of each device that is not for the model (default 1.5 GiB)."),
     ] = None
-    optimizer: Annotated[
-        str | None, typer.Option(help="Whose state is kept (default adam).")
-    ] = None
+    optimizer: Annotated[str | None, typer.Option(help="Whose state is kept (default adam).")] = (
+        None
+    )
 
     def given(self) -> dict[str, Any]:
         """Give what was said, by the names of the records' fields."""

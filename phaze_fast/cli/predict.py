@@ -22,9 +22,7 @@ from phaze_fast.units import format_bytes, format_time
 __all__ = ["add_commands"]
 
 
-def _document(
-    plan: Plan, calibration: Calibration, budget: BudgetAnswer | None
-) -> dict[str, Any]:
+def _document(plan: Plan, calibration: Calibration, budget: BudgetAnswer | None) -> dict[str, Any]:
     data = plan.to_dict()
     top = ("time_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes", "memory")
     return {

@@ -219,7 +219,8 @@ class _GridFabric(_FabricBase):
         """Return the most cubical slice of this grid with exactly that many devices.
 
         The slice keeps this grid's links; on a torus its dimensions wrap where `wrap_multiple`
-        allows, as reconfigurable pods provide. Of equally cubical slices the one with the larger inner dimensions is taken.
+        allows, as reconfigurable pods provide. Of equally cubical slices the one with the larger
+        inner dimensions is taken.
 
         Raises
         ------

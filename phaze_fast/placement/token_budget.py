@@ -1,8 +1,8 @@
 """A whole training run: days, device-hours, energy and dollars of a token budget, and its goodput.
 
 Failures arrive at random (a Poisson process), each costs a restart and the work since the last
-checkpoint. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, 2006;
-docs/throughput.md derives what is used here.
+checkpoint (Daly, A higher order estimate of the optimum checkpoint interval for restart dumps,
+2006). docs/throughput.md derives what is used here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Goodput:
     checkpoint: float
     """Part of all seconds in which checkpoints are written, in segments that count."""
     lost: float
-    """Part of all seconds that failures throw away: work since the last checkpoint, and restarts."""
+    """Part of all seconds that failures cost: work since the last checkpoint, and restarts."""
     mtbf_s: float
     """Mean seconds between failures of the whole cluster; infinite where nothing fails."""
     failures_per_day: float
@@ -56,8 +56,8 @@ class Goodput:
 def optimal_interval_s(checkpoint_s: float, mtbf_s: float) -> float:
     """Seconds of work between checkpoints that lose the least time.
 
-    The exact optimum of Daly's cost function: the root of (1 - x) e^x = e^(-c/M) with x the interval
-    over M. For checkpoints that are short against M it is Young's sqrt(2 c M) (1974).
+    The exact optimum of Daly's cost function: the root of (1 - x) e^x = e^(-c/M) with x the
+    interval over M. For checkpoints that are short against M it is Young's sqrt(2 c M) (1974).
 
     Parameters
     ----------
@@ -106,9 +106,9 @@ def goodput(
 ) -> Goodput:
     """Tell which part of a run's time goes into work that is kept.
 
-    With failures at rate 1/M, work of w seconds and a checkpoint of c that must pass without one, and
-    restarts of R seconds that may fail too, a segment takes M e^(R/M) (e^((w+c)/M) - 1) seconds on
-    average; the goodput is w over that.
+    With failures at rate 1/M, work of w seconds and a checkpoint of c that must pass without one,
+    and restarts of R seconds that may fail too, a segment takes M e^(R/M) (e^((w+c)/M) - 1) seconds
+    on average; the goodput is w over that.
 
     Parameters
     ----------

@@ -11,9 +11,7 @@ from phaze_fast.hardware import Tier, TieredFabric, presets
 
 
 def fabric(size, rate, latency=0.0, outer=None, links="full-mesh"):
-    tiers = [
-        Tier(name="n", size=size, bandwidth_bytes_per_s=rate, latency_s=latency, links=links)
-    ]
+    tiers = [Tier(name="n", size=size, bandwidth_bytes_per_s=rate, latency_s=latency, links=links)]
     if outer is not None:
         tiers.append(Tier(name="c", bandwidth_bytes_per_s=outer, latency_s=latency))
     return TieredFabric(name="f", tiers=tuple(tiers))
@@ -32,7 +30,7 @@ def test_collectives_take_what_their_busiest_link_takes(size):
     for ranks in range(2, size + 1):
         for stride in range(1, (size - 1) // (ranks - 1) + 1):
             members = [i * stride for i in range(ranks)]
-            shard = {a: {b: v / ranks for b in members} for a in members}
+            shard = {a: dict.fromkeys(members, v / ranks) for a in members}
             exchange = busiest_link_s(members, size, rate, shard)
             for op, times in (
                 ("all-to-all", 1),
@@ -69,7 +67,11 @@ def test_laws_on_random_meshes():
     rng = np.random.default_rng(5)
     ops = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast")
     for _ in range(300):
-        size, inner, outer = int(rng.integers(2, 17)), rng.uniform(1e9, 1e12), rng.uniform(1e9, 1e12)
+        size, inner, outer = (
+            int(rng.integers(2, 17)),
+            rng.uniform(1e9, 1e12),
+            rng.uniform(1e9, 1e12),
+        )
         mesh = fabric(size, inner, 1e-6, outer)
         switch = fabric(size, inner, 1e-6, outer, "switch")
         ranks, stride = int(rng.integers(2, 65)), int(rng.integers(1, 9))

@@ -41,9 +41,7 @@ def test_the_formula_is_what_the_operator_graph_multiplies(name):
 @pytest.mark.parametrize("attention", ["flash", "eager"])
 def test_so_it_is_for_other_sequences_and_kernels(seq, attention):
     model = models.load("llama2-7b").replace(attention=attention)
-    assert model_flops(model, seq).total == pytest.approx(
-        graph_flops(model, seq, False), rel=1e-12
-    )
+    assert model_flops(model, seq).total == pytest.approx(graph_flops(model, seq, False), rel=1e-12)
 
 
 def test_palm_by_hand():
