@@ -325,8 +325,6 @@ def _deliver(
     def document() -> dict[str, Any]:
         made = found.to_dict()
         made["manifest"]["command"] = " ".join(["phaze-fast", *sys.argv[1:]])
-        if found.outcome.winners:
-            made["calibration"] = found.best.chip.calibration.to_dict()
         return made
 
     if report is not None:
