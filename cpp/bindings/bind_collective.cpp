@@ -105,7 +105,8 @@ py::tuple names(int count) {
 }  // namespace
 
 void bind_collective(py::module_& module) {
-  PYBIND11_NUMPY_DTYPE(FabricRecord, kind, levels, devices, size, bytes_per_s, latency_s, wrap);
+  PYBIND11_NUMPY_DTYPE(FabricRecord, kind, levels, devices, size, bytes_per_s, latency_s, wrap,
+                       full_mesh);
   module.attr("FABRIC_DTYPE") = py::dtype::of<FabricRecord>();
   module.attr("MAX_LEVELS") = kMaxLevels;
   module.attr("COLLECTIVE_OPS") = names<CollectiveOp>(kCollectiveOpCount);

@@ -20,7 +20,7 @@ from phaze_fast.cost import (
     validate,
 )
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Accelerator, presets
+from phaze_fast.hardware import Accelerator, Calibration, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops, format_time
 
@@ -126,7 +126,7 @@ def _compute_row(chip: Accelerator, shape: Shape, dataflow: str) -> dict[str, An
     }
 
 
-def _cost_row(shape: Shape, cost: OperatorCost) -> dict[str, Any]:
+def _cost_row(chip: Accelerator, shape: Shape, cost: OperatorCost) -> dict[str, Any]:
     cycles = cost.compute_cycles
     named = dict(zip("bmkn", shape, strict=True))
     return {
@@ -156,6 +156,7 @@ def _cost_row(shape: Shape, cost: OperatorCost) -> dict[str, Any]:
         "stays": cost.stays,
         "tiles": list(cost.tiles),
         "extrapolated": cost.extrapolated,
+        "calibration": chip.calibration.to_dict(),
     }
 
 
@@ -204,8 +205,9 @@ def _roofline(chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype)
 
 
 def _breakdown(
-    chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype
+    chip: Accelerator, shape: Shape, cost: OperatorCost, dtype: Dtype, said: str
 ) -> list[RenderableType]:
+    """Lay one product out: what it takes, why, and what is said of the chip's times."""
     b, m, k, n = shape
     name = f"{m}x{k}x{n}" if b == 1 else f"{b} x {m}x{k}x{n}"
     terms = [
@@ -241,6 +243,8 @@ def _breakdown(
     ]
     if cost.extrapolated:
         lines.append("an extrapolation: not what the chip's constants were fitted on")
+    if said:
+        lines.append(said)
     parts: list[RenderableType] = ["\n".join(lines), table("", ["term", "time>", ""], rows)]
     chart = _roofline(chip, shape, cost, dtype)
     return [*parts, chart, ""] if chart else [*parts, ""]
@@ -284,16 +288,15 @@ def show_estimate(
     asked = _restricted(asked, dataflow)
     number_format = cast("Dtype", dtype)
     costs = operator_costs(asked, product_ops(shapes), number_format)
-    if array is None and not asked.tuning.fitted:
-        note(f"{asked.name}: no constants were fitted to measurements of this chip")
+
+    pairs = list(zip(shapes, costs, strict=True))
+    said = asked.calibration.note if array is None else ""  # a lone array is ideal by intent
 
     def human() -> list[RenderableType]:
-        pairs = zip(shapes, costs, strict=True)
-        return [
-            part for shape, cost in pairs for part in _breakdown(asked, shape, cost, number_format)
-        ]
+        parts = (_breakdown(asked, shape, cost, number_format, said) for shape, cost in pairs)
+        return [part for lines in parts for part in lines]
 
-    emit(lambda: [_cost_row(*p) for p in zip(shapes, costs, strict=True)], human, as_json, to_file)
+    emit(lambda: [_cost_row(asked, *pair) for pair in pairs], human, as_json, to_file)
 
 
 def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableType:
@@ -319,11 +322,12 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
 _WORST = 8
 
 
-def _validation_data(found: Validation) -> dict[str, Any]:
+def _validation_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
     return {
         "chip": found.chip,
         "kind": found.kind,
         "columns": {name: vars(error) for name, error in found.columns.items()},
+        "calibration": calibration.to_dict(),
     }
 
 
@@ -358,9 +362,15 @@ def show_validation(
     """Predict every row of a file of measurements and say how far off the predictions are."""
     asked = presets.chip(chip)
     found = validate(file, asked)
-    if not asked.tuning.fitted:
-        note(f"{asked.name}: its constants were not fitted to measurements")
-    emit(lambda: _validation_data(found), lambda: _validation_parts(found), as_json, to_file)
+    calibration = asked.calibration
+    if calibration.note:
+        note(calibration.note)
+    emit(
+        lambda: _validation_data(found, calibration),
+        lambda: _validation_parts(found),
+        as_json,
+        to_file,
+    )
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -44,10 +44,12 @@ def _chip_row(chip: Accelerator) -> list[str]:
         format_bandwidth(hbm.bandwidth_bytes_per_s) if hbm else "-",
         f"{chip.clock_hz / 1e9:g} GHz",
         format_flops(chip.peak_flops()),
+        chip.calibration.state,
     ]
 
 
 _CHIP_COLUMNS = ["chip", "tensor>", "vector>", "buffer>", "HBM>", "bandwidth>", "clock>", "bf16>"]
+_CHIP_COLUMNS += ["times"]
 
 
 def _chip_data(chip: Accelerator) -> dict[str, Any]:
@@ -60,6 +62,7 @@ def _chip_data(chip: Accelerator) -> dict[str, Any]:
         },
         "template_area_extrapolated": estimate.extrapolated,
         "template_peak_power_w": float(power_batch([chip], terms=FULL_AREA)[0]),
+        "calibration": chip.calibration.to_dict(),
     }
 
 
@@ -102,7 +105,10 @@ def _show_chip(chip: Accelerator) -> list[RenderableType]:
         pairs.append(("published die area", format_area(chip.die_area_mm2)))
     if chip.power_w:
         pairs.append(("published power", f"{chip.power_w:g} W"))
-    pairs += [("source", source) for source in chip.sources]
+    if chip.usual_fabric:
+        pairs.append(("usual fabric", chip.usual_fabric))
+    pairs.append(("times", chip.calibration.note or "fitted to measurements of this chip"))
+    pairs += [("source", source) for source in (*chip.sources, *chip.tuning.sources)]
     if chip.notes:
         pairs.append(("note", chip.notes))
     return [fields(chip.name, pairs)]

@@ -10,43 +10,18 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from phaze_fast import models
+from phaze_fast.cli.budget import Budget, BudgetAnswer
+from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Cluster, presets
+from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
+from phaze_fast.hardware import Accelerator, Cluster
+from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Plan, Plans, Training, infeasible, plan
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = ["add_commands", "fabric_of", "several", "stage_rows"]
+__all__ = ["add_commands", "stage_rows"]
 
 _SHOWN = 6
-
-
-def several(text: str | None, name: str) -> tuple[int, ...] | None:
-    """Whole numbers, separated by commas."""
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidInputError(
-            f"{name}: {text!r} is not accepted; expected whole numbers separated by commas"
-        ) from None
-
-
-def fabric_of(chip: str, fabric: str | None) -> str:
-    """Name the fabric that a chip usually stands in, where none is given."""
-    presets.chip(chip)  # says what is wrong with it before the fabric is looked for
-    if fabric is not None:
-        return fabric
-    usual = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "dgx-h100"}
-    usual |= {"tpuv4": "tpuv4-pod", "phaze-tpuv4": "tpuv4-pod"}
-    for start, name in usual.items():
-        if chip.startswith(start):
-            return name
-    raise InvalidInputError(
-        f"fabric: missing, and {chip} has no usual one; accepted: "
-        f"{', '.join(presets.fabric_names())}, or a file"
-    )
 
 
 def _row(found: Plans, each: Plan) -> list[str]:
@@ -98,10 +73,19 @@ def _free(bytes_: float) -> str:
     return format_bytes(bytes_) if bytes_ >= 0 else f"-{format_bytes(-bytes_)}"
 
 
-def _human(found: Plans) -> list[RenderableType]:
-    title = f"{found.model.name} on {found.cluster.devices} x {found.cluster.chip.name}"  # type: ignore[union-attr]
+def _chip(found: Plans) -> Accelerator:
+    chip = found.cluster.chip
+    assert chip is not None, "a plan has a chip"  # `plan` has refused a cluster without one
+    return chip
+
+
+def _human(found: Plans, budget: BudgetAnswer | None) -> list[RenderableType]:
+    chip = _chip(found)
+    title = f"{found.model.name} on {found.cluster.devices} x {chip.name}"
+    rows = [_row(found, each) for each in found.plans]
     parts: list[RenderableType] = [
-        table(title, _COLUMNS, [_row(found, each) for each in found.plans]),
+        table(title, _COLUMNS, rows, chip.calibration.note),
+        *([budget.table()] if budget is not None else []),
         fields(
             "Where the fastest step's time goes",
             [
@@ -125,17 +109,38 @@ def _human(found: Plans) -> list[RenderableType]:
     return parts
 
 
+def _planned(
+    model: TransformerModel, cluster: Cluster, training: Training, top: int, threads: int | None
+) -> Plans:
+    """Find the plans, with a bar that shows how far it is."""
+    with Progress(
+        TextColumn("placing"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+        console=_stderr(),
+    ) as bar:
+        task = bar.add_task("placing", total=None)
+        return plan(
+            model,
+            cluster,
+            training,
+            top=top,
+            threads=threads,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+
+
+@with_groups
 def plan_model(
-    model: Annotated[str, typer.Argument(help="A model preset, or a .yaml or .json file.")],
-    chip: Annotated[str, typer.Option(help="A chip preset, or a file.")],
-    devices: Annotated[int, typer.Option(help="How many.")],
-    fabric: Annotated[
-        str | None,
-        typer.Option(help="A fabric preset, or a file; by default the chip's usual one."),
-    ] = None,
+    model: ModelName,
+    where: Hardware,
+    step: Step,
+    budget: Budget,
     global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 512,
     microbatch: Annotated[str, typer.Option(help="Sequences at once; several to try.")] = "1,2,4,8",
-    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     tp: Annotated[str | None, typer.Option(help="Tensor-parallel widths to try.")] = None,
     pp: Annotated[str | None, typer.Option(help="Counts of stages to try.")] = None,
     dp: Annotated[str | None, typer.Option(help="Counts of replicas to try.")] = None,
@@ -147,13 +152,6 @@ def plan_model(
         str, typer.Option(help="1f1b, interleaved, zero-bubble; several to try.")
     ] = "1f1b,interleaved",
     virtual: Annotated[str, typer.Option(help="Chunks per stage where interleaved.")] = "2,4",
-    sequence_parallel: Annotated[
-        bool, typer.Option(help="Share the rows of norms among tensor-parallel devices.")
-    ] = True,
-    reserve: Annotated[
-        str, typer.Option(help="Memory of each device that is not for the model.")
-    ] = "1.5 GiB",
-    optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam",
     rank_order: Annotated[
         str, typer.Option(help="auto, replicas-inside or stages-inside.")
     ] = "auto",
@@ -165,11 +163,12 @@ def plan_model(
     to_file: ToFile = None,
 ) -> None:
     """Find the best parallel plans of a model on given hardware."""
-    step = Training.from_dict(
+    budget.check(where.devices)
+    training = Training.from_dict(
         {
+            **step.given(),
             "global_batch": global_batch,
             "microbatch": several(microbatch, "microbatch"),
-            "seq": seq,
             "tensor_parallel": several(tp, "tp"),
             "pipeline": several(pp, "pp"),
             "data_parallel": several(dp, "dp"),
@@ -179,49 +178,36 @@ def plan_model(
             "recompute": recompute,
             "schedule": tuple(schedule.split(",")),
             "virtual": several(virtual, "virtual"),
-            "sequence_parallel": sequence_parallel,
-            "reserved_bytes": reserve,
-            "optimizer": optimizer,
             "rank_order": rank_order,
         }
     )
-    cluster = Cluster.from_dict(
-        {"devices": devices, "fabric": fabric_of(chip, fabric), "chip": chip}
-    )
-    loaded = models.load(model)
-    with Progress(
-        TextColumn("placing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-        console=_stderr(),
-    ) as bar:
-        task = bar.add_task("placing", total=None)
-        found = plan(
-            loaded,
-            cluster,
-            step,
-            top=top,
-            threads=threads,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
+    cluster = where.cluster()
+    found = _planned(models.load(model), cluster, training, top, threads)
     if not found.plans:
         error = infeasible(found)
         if as_json or to_file is not None:
             answer = {"status": "infeasible", "reason": str(error), "plans": []}
             emit(lambda: {**answer, "rejected": found.rejected}, list, True, to_file)
         raise error
+    best = found.best
+    budgeted = budget.answer(
+        tokens_per_step=training.global_batch * best.seq,
+        step_s=best.time_s,
+        devices=cluster.devices,
+        chip=_chip(found),
+        step_j=best.energy_j,
+    )
     emit(
         lambda: {
             "status": "optimal",
+            "calibration": _chip(found).calibration.to_dict(),
+            **({} if budgeted is None else {"budget": budgeted.to_dict()}),
             "plans": [each.to_dict() for each in found.plans],
             "front": [each.to_dict() for each in found.front],
             "tried": found.tried,
             "rejected": found.rejected,
         },
-        lambda: _human(found),
+        lambda: _human(found, budgeted),
         as_json,
         to_file,
     )

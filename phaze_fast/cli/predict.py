@@ -9,18 +9,20 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast import models
+from phaze_fast.cli.budget import Budget, BudgetAnswer
+from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
-from phaze_fast.cli.plans import fabric_of, stage_rows
+from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
+from phaze_fast.cli.plans import stage_rows
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Cluster
+from phaze_fast.hardware import Calibration, presets
 from phaze_fast.placement import Plan, PlanSpec, predict
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["add_commands"]
 
 
-def _document(plan: Plan) -> dict[str, Any]:
+def _document(plan: Plan, calibration: Calibration, budget: BudgetAnswer | None) -> dict[str, Any]:
     data = plan.to_dict()
     top = ("time_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes", "memory")
     return {
@@ -30,11 +32,15 @@ def _document(plan: Plan) -> dict[str, Any]:
         "parts_s": data["parts_s"],
         "energy_j": data["energy_j"],
         "stages": data["stages"],
+        "calibration": calibration.to_dict(),
+        **({} if budget is None else {"budget": budget.to_dict()}),
         "plan": data,
     }
 
 
-def _human(plan: Plan, title: str) -> list[RenderableType]:
+def _human(
+    plan: Plan, title: str, calibration: Calibration, budget: BudgetAnswer | None
+) -> list[RenderableType]:
     fits = f"{format_bytes(plan.limit_bytes - plan.memory_bytes)} free"
     if plan.over_bytes:
         fits = f"{format_bytes(plan.over_bytes)} ({plan.over_bytes:,.0f} bytes) OVER"
@@ -53,7 +59,8 @@ def _human(plan: Plan, title: str) -> list[RenderableType]:
     ]
     columns, stages = stage_rows(plan)
     return [
-        fields(title, rows),
+        fields(title, rows, calibration.note),
+        *([budget.table()] if budget is not None else []),
         fields("Where the step's time goes", parts),
         table("Stage by stage", columns, stages),
     ]
@@ -68,14 +75,12 @@ def _given(plan: Path | None, options: dict[str, Any]) -> PlanSpec:
     return spec.replace(**said) if said else spec
 
 
+@with_groups
 def predict_plan(
-    model: Annotated[str, typer.Argument(help="A model preset, or a .yaml or .json file.")],
-    chip: Annotated[str, typer.Option(help="A chip preset, or a file.")],
-    devices: Annotated[int, typer.Option(help="Devices of the cluster: tp x pp x dp x cp.")],
-    fabric: Annotated[
-        str | None,
-        typer.Option(help="A fabric preset, or a file; by default the chip's usual one."),
-    ] = None,
+    model: ModelName,
+    where: Hardware,
+    step: Step,
+    budget: Budget,
     plan: Annotated[
         Path | None,
         typer.Option(help="A plan as JSON or YAML, such as `plan --json` writes."),
@@ -107,14 +112,6 @@ def predict_plan(
     rank_order: Annotated[
         str | None, typer.Option(help="replicas-inside (default) or stages-inside.")
     ] = None,
-    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
-    sequence_parallel: Annotated[
-        bool | None, typer.Option(help="Share the rows of norms among tensor-parallel devices.")
-    ] = None,
-    reserve: Annotated[
-        str | None, typer.Option(help="Memory of each device that is not for the model.")
-    ] = None,
-    optimizer: Annotated[str | None, typer.Option(help="Whose state is kept.")] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
@@ -123,9 +120,11 @@ def predict_plan(
     Example: phaze-fast predict llama2-7b --chip h100 --devices 16 --tp 4 --pp 2 --dp 2
     --global-batch 64
     """
+    budget.check(where.devices)
     spec = _given(
         plan,
         {
+            **step.given(),
             "tp": tp,
             "pp": pp,
             "dp": dp,
@@ -137,32 +136,28 @@ def predict_plan(
             "schedule": schedule,
             "virtual": virtual,
             "recompute": recompute,
-            "stages": _counts(stages),
+            "stages": several(stages, "--stages"),
             "rank_order": rank_order,
-            "seq": seq,
-            "sequence_parallel": sequence_parallel,
-            "reserved_bytes": reserve,
-            "optimizer": optimizer,
         },
     )
-    cluster = Cluster.from_dict(
-        {"devices": devices, "fabric": fabric_of(chip, fabric), "chip": chip}
-    )
+    cluster = where.cluster()
     loaded = models.load(model)
     predicted = predict(loaded, cluster, spec)
-    title = f"{loaded.name} on {devices} x {chip}: {predicted}"
-    emit(lambda: _document(predicted), lambda: _human(predicted, title), as_json, to_file)
-
-
-def _counts(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidInputError(
-            f"--stages: {text!r} is not accepted; expected whole numbers separated by commas"
-        ) from None
+    chip = presets.chip(where.chip)
+    budgeted = budget.answer(
+        tokens_per_step=spec.global_batch * predicted.seq,
+        step_s=predicted.time_s,
+        devices=cluster.devices,
+        chip=chip,
+        step_j=predicted.energy_j,
+    )
+    title = f"{loaded.name} on {cluster.devices} x {chip.name}: {predicted}"
+    emit(
+        lambda: _document(predicted, chip.calibration, budgeted),
+        lambda: _human(predicted, title, chip.calibration, budgeted),
+        as_json,
+        to_file,
+    )
 
 
 def add_commands(app: typer.Typer) -> None:

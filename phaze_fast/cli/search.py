@@ -16,7 +16,7 @@ from rich.console import RenderableType
 
 from phaze_fast import models as model_presets
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, target, write_text
-from phaze_fast.cli.plans import several
+from phaze_fast.cli.plan_options import several
 from phaze_fast.cli.progress import shown_progress
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
@@ -115,7 +115,7 @@ def _best(found: SearchResult) -> RenderableType:
     for name, plan in best.plans.items():
         pairs.append((f"{name}", str(plan)))
         pairs.append(("", f"{share_text(plan)}; memory {fullest_text(plan, best.hbm_bytes)}"))
-    return fields("The best chip and plan", pairs)
+    return fields("The best chip and plan", pairs, best.chip.calibration.note)
 
 
 def _baselines(found: SearchResult) -> RenderableType:

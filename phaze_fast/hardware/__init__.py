@@ -1,6 +1,7 @@
 """Hardware as validated records: chips, fabrics, clusters, wafers, areas, prices and spaces."""
 
 from phaze_fast.hardware import presets
+from phaze_fast.hardware.calibration import Calibration, CalibrationState
 from phaze_fast.hardware.chip import (
     Accelerator,
     Buffer,
@@ -57,6 +58,8 @@ __all__ = [
     "AreaTerms",
     "AttentionTuning",
     "Buffer",
+    "Calibration",
+    "CalibrationState",
     "Cluster",
     "Die",
     "EnergyTable",

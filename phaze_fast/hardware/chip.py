@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware.calibration import Calibration, calibration_of
 from phaze_fast.hardware.preset_files import is_file, read_preset
 from phaze_fast.hardware.tuning import Tuning
 from phaze_fast.records import (
@@ -43,7 +44,7 @@ __all__ = [
     "load_chip",
 ]
 
-Dtype = Literal["bf16", "fp16", "fp8", "fp32", "tf32"]
+Dtype = Literal["bf16", "fp16", "fp8", "fp4", "fp32", "tf32"]
 """Number formats a tensor core can multiply."""
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -151,6 +152,8 @@ class Accelerator(Record):
     """Published die area, where there is one; `hardware.area` estimates it from the template."""
     power_w: Watts | None = None
     """Published board or chip power, where there is one."""
+    usual_fabric: str = ""
+    """Preset of the fabric these chips usually stand in, where there is one."""
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""
@@ -182,6 +185,11 @@ class Accelerator(Record):
     def buffer_bandwidth_bytes_per_s(self) -> float:
         """Bandwidth of the shared buffer in bytes per second."""
         return self.buffer.bytes_per_cycle * self.clock_hz
+
+    @property
+    def calibration(self) -> Calibration:
+        """What its times rest on: measurements of it, of another chip, or its data sheet alone."""
+        return calibration_of(self.name, self.tuning)
 
     def to_row(self) -> dict[str, float]:
         """Return the fields the kernels use, by the names of ``_core.CHIP_DTYPE``."""

@@ -62,13 +62,22 @@ class _FabricBase(Record):
         """Size (0 = no limit), bytes/s and latency of each level, innermost first."""
         raise AssertionError("every fabric defines its levels")
 
+    def _wrapped(self) -> list[bool]:
+        """Whether each level is a dimension that closes into a ring."""
+        return [False] * len(self._levels())
+
+    def _meshed(self) -> list[bool]:
+        """Whether each level is a tier whose units are linked pair by pair."""
+        return [False] * len(self._levels())
+
     @cached_property
     def _record(self) -> np.ndarray[Any, Any]:
         row = np.zeros(1, dtype=_core.FABRIC_DTYPE)
         levels = self._levels()
         row["kind"] = _GRID if isinstance(self, _GridFabric) else _SWITCHED
-        row["wrap"] = int(isinstance(self, TorusFabric))
         row["levels"] = len(levels)
+        row["wrap"][0, : len(levels)] = self._wrapped()
+        row["full_mesh"][0, : len(levels)] = self._meshed()
         for level, (size, rate, latency) in enumerate(levels):
             row["size"][0, level] = size
             row["bytes_per_s"][0, level] = rate
@@ -105,7 +114,14 @@ class FlatFabric(_FabricBase):
 
 
 class Tier(Record):
-    """One level of a hierarchy of switches."""
+    """One level of a hierarchy of switches.
+
+    Examples
+    --------
+    >>> spine = Tier(name="spine", bandwidth_bytes_per_s="400 Gb/s", oversubscription=7)
+    >>> round(spine.share_bytes_per_s / 1e9, 3)
+    7.143
+    """
 
     what: ClassVar[str] = "tier"
     name: str = Field(min_length=1)
@@ -113,9 +129,29 @@ class Tier(Record):
     size: Count | None = None
     """Units of the tier below (devices, in the first tier) in one unit; none = no limit."""
     bandwidth_bytes_per_s: Bandwidth
-    """Of one device, per direction, to devices that share this tier but none below."""
+    """Of one device's port, per direction, to devices that share this tier but none below."""
     latency_s: Seconds = 0.0
     """Of one message at this tier."""
+    oversubscription: Annotated[float, Field(ge=1, le=1e6, allow_inf_nan=False)] = 1.0
+    """Bandwidth of the ports below over that of the uplinks of this tier: 7 where a switch has
+    seven times as much going in as going up. All devices send across it at once, so each gets that
+    part of its port."""
+    links: Literal["switch", "full-mesh"] = "switch"
+    """How its units are wired: through a switch, or each to every other by a link of its own, as
+    GPUs joined by xGMI are. In a full mesh of n a device reaches one other at 1/(n - 1) of its
+    bandwidth, and a group of k uses k - 1 links."""
+
+    @property
+    def share_bytes_per_s(self) -> float:
+        """Bytes per second of one device where all send across this tier at once."""
+        return self.bandwidth_bytes_per_s / self.oversubscription
+
+    def __str__(self) -> str:
+        size = "any number" if self.size is None else str(self.size)
+        if self.links == "full-mesh":
+            size += " in a full mesh"
+        taper = f" (1:{self.oversubscription:g})" if self.oversubscription > 1 else ""
+        return f"{self.name} of {size} at {format_bandwidth(self.bandwidth_bytes_per_s)}{taper}"
 
 
 class TieredFabric(_FabricBase):
@@ -131,6 +167,11 @@ class TieredFabric(_FabricBase):
         for i, tier in enumerate(self.tiers[:-1]):
             if tier.size is None:
                 raise ValueError(f"tiers.{i}.size: is missing; only the last tier may have none")
+        for i, tier in enumerate(self.tiers):
+            if tier.links == "full-mesh" and (tier.size or 0) < 2:
+                raise ValueError(
+                    f"tiers.{i}.size: {tier.size} is not accepted; a full mesh needs 2 or more"
+                )
         if (self.capacity or 0) > 2**62:
             raise ValueError("tiers: sizes multiply to more devices than 2^62")
         return self
@@ -142,14 +183,13 @@ class TieredFabric(_FabricBase):
         return None if sizes[-1] is None else math.prod(size or 1 for size in sizes)
 
     def _levels(self) -> list[tuple[int, float, float]]:
-        return [(t.size or 0, t.bandwidth_bytes_per_s, t.latency_s) for t in self.tiers]
+        return [(t.size or 0, t.share_bytes_per_s, t.latency_s) for t in self.tiers]
+
+    def _meshed(self) -> list[bool]:
+        return [tier.links == "full-mesh" for tier in self.tiers]
 
     def __str__(self) -> str:
-        parts = (
-            f"{t.name} of {t.size or 'any number'} at {format_bandwidth(t.bandwidth_bytes_per_s)}"
-            for t in self.tiers
-        )
-        return f"{self.name}: {', '.join(parts)} per device"
+        return f"{self.name}: {', '.join(map(str, self.tiers))} per device"
 
 
 class _GridFabric(_FabricBase):
@@ -178,8 +218,9 @@ class _GridFabric(_FabricBase):
     def sized(self, devices: int) -> Self:
         """Return the most cubical slice of this grid with exactly that many devices.
 
-        The slice keeps this grid's links; on a torus its dimensions wrap, as reconfigurable pods
-        provide. Of equally cubical slices the one with the larger inner dimensions is taken.
+        The slice keeps this grid's links; on a torus its dimensions wrap where `wrap_multiple`
+        allows, as reconfigurable pods provide. Of equally cubical slices the one with the larger
+        inner dimensions is taken.
 
         Raises
         ------
@@ -213,6 +254,13 @@ class TorusFabric(_GridFabric):
     what: ClassVar[str] = "torus"
     kind: Literal["torus"] = "torus"
     """Which fabric this is."""
+    wrap_multiple: Count = 1
+    """A dimension closes into a ring only where its size is a multiple of this; others stay open.
+    TPU pods built of 4x4x4 blocks wrap at multiples of 4, a TPU v5e pod only at its full side of
+    16."""
+
+    def _wrapped(self) -> list[bool]:
+        return [size % self.wrap_multiple == 0 for size in self.dims]
 
 
 class MeshFabric(_GridFabric):

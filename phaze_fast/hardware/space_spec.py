@@ -238,4 +238,6 @@ def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Acceler
         own[part] = getattr(base, part).model_copy(update=changes)
     # These describe the base, not this chip.
     own.update(die_area_mm2=None, power_w=None, sources=(), notes="")
+    if base.tuning.fitted:  # nobody measured this chip
+        own["tuning"] = base.tuning.model_copy(update={"fitted": (), "carried_from": base.name})
     return base.model_copy(update=own)

@@ -167,6 +167,9 @@ class Tuning(Record):
     """Constants that were fitted to measurements."""
     fitted_range: FittedRange | None = None
     """Products they were fitted on."""
+    carried_from: str = ""
+    """Chip whose fitted constants are used here where this one's were not measured; empty where
+    none are."""
     sources: tuple[str, ...] = ()
     """What they were fitted on."""
 

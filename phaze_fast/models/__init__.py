@@ -1,5 +1,11 @@
 """Models: presets, files, HuggingFace configurations and traced PyTorch modules."""
 
+from phaze_fast.models.flops import (
+    ModelFlops,
+    model_flops,
+    multiplied_parameters,
+    narayanan_flops,
+)
 from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.presets import load, names
 from phaze_fast.models.torch_import import from_torch
@@ -8,11 +14,15 @@ from phaze_fast.models.transformer import MixtureOfExperts, Patches, Transformer
 
 __all__ = [
     "MixtureOfExperts",
+    "ModelFlops",
     "Patches",
     "TracedModel",
     "TransformerModel",
     "from_hf",
     "from_torch",
     "load",
+    "model_flops",
+    "multiplied_parameters",
     "names",
+    "narayanan_flops",
 ]

@@ -17,11 +17,28 @@ from phaze_fast.placement.problems import (
 )
 from phaze_fast.placement.published import problem_from_dict, read_problems, solve_published
 from phaze_fast.placement.table import LayerTable
+from phaze_fast.placement.throughput import (
+    Throughput,
+    hfu,
+    mfu,
+    mfu_causal,
+    step_throughput,
+    tflops_per_device,
+    tokens_per_s_per_device,
+)
+from phaze_fast.placement.token_budget import (
+    Goodput,
+    TrainingRun,
+    goodput,
+    optimal_interval_s,
+    training_run,
+)
 from phaze_fast.placement.training import Training
 
 __all__ = [
     "PARTS",
     "SCHEDULES",
+    "Goodput",
     "LayerTable",
     "PipelineProblem",
     "Placed",
@@ -34,8 +51,15 @@ __all__ = [
     "Predictions",
     "PublishedProblem",
     "Stage",
+    "Throughput",
     "Training",
+    "TrainingRun",
+    "goodput",
+    "hfu",
     "infeasible",
+    "mfu",
+    "mfu_causal",
+    "optimal_interval_s",
     "place",
     "place_batch",
     "place_front",
@@ -45,4 +69,8 @@ __all__ = [
     "problem_from_dict",
     "read_problems",
     "solve_published",
+    "step_throughput",
+    "tflops_per_device",
+    "tokens_per_s_per_device",
+    "training_run",
 ]

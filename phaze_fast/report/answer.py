@@ -112,6 +112,8 @@ def certificate_section(document: Data) -> Html:
     version = manifest.get("version")
     model = f"phaze_fast {version}" if version else "phaze_fast"
     footnote = f"Times are those of the cost model of {model}, not measurements."
+    said = (document.get("calibration") or {}).get("note")
+    footnote = f"{footnote} {said}." if said else footnote
     return join(
         [
             tag("p", tag("span", verdict, class_=f"badge {mood}"), class_="verdict"),

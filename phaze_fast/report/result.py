@@ -204,6 +204,7 @@ class SearchResult(Table):
         else:
             found["top_status"] = "optimal" if self.complete else "feasible"
             found["best"] = self.best.to_dict()
+            found["calibration"] = self.best.chip.calibration.to_dict()
             found["top"] = [design.to_dict(stages=False) for design in self.top]
         if outcome.objectives:
             front = self.pareto()

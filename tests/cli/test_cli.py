@@ -390,7 +390,7 @@ def test_estimate_for_people(run):
         (["--chip", "h200", "--gemm", "12x12"], "--gemm: '12x12' is not accepted"),
         (["--chip", "h200", "--gemm", "0x1x1"], "from 1 to 2^40"),
         (["--chip", "h200", "--gemm", "1099511627776x1099511627776x1"], "too large"),
-        (["--chip", "h20", "--gemm", "1x1x1"], "did you mean 'h200'"),
+        (["--chip", "h2000", "--gemm", "1x1x1"], "did you mean 'h200'"),
         (["--gemm", "1x1x1"], "--chip, --array: expected one of them"),
         (["--chip", "h200", "--array", "8x8", "--gemm", "1x1x1"], "expected one of them"),
         (["--array", "8", "--gemm", "1x1x1"], "--array: '8' is not accepted"),

@@ -36,3 +36,33 @@ def test_the_command_line(capsys, tmp_path):
     assert answer["status"] == "infeasible"
     assert answer["plans"] == []
     assert answer["rejected"]
+
+
+def test_a_chip_that_was_not_fitted_says_so(capsys):
+    words = ["plan", "gpt2-small", "--devices", "8", "--global-batch", "32", "--top", "1"]
+    assert main([*words, "--chip", "mi300x"]) == 0
+    assert "mi300x: not fitted to measurements" in capsys.readouterr().out
+    assert main([*words, "--chip", "h200"]) == 0
+    assert "fitted" not in capsys.readouterr().out
+    assert main([*words, "--chip", "b200", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["calibration"]["state"] == "carried over"
+    assert data["calibration"]["carried_from"] == "h200"
+    assert data["calibration"]["fitted"] is False
+
+
+def test_every_chip_with_a_usual_fabric_has_plans(capsys):
+    """At 256 devices, which every fabric holds."""
+    from phaze_fast.hardware import presets
+
+    named = [name for name in presets.chip_names() if presets.chip(name).usual_fabric]
+    assert len(named) >= 19
+    for name in named:
+        words = ["plan", "gpt2-small", "--chip", name, "--devices", "256", "--tp", "2"]
+        words += ["--pp", "1", "--global-batch", "256", "--microbatch", "1", "--top", "1"]
+        assert main([*words, "--json"]) == 0, name
+        data = json.loads(capsys.readouterr().out)
+        assert 0 < data["plans"][0]["mfu"] < 1
+        assert data["calibration"]["chip"] == name
+    assert main(["plan", "gpt2-small", "--chip", "wse-3", "--devices", "8"]) == 2
+    assert "fabric: missing, and wse-3 has no usual one" in capsys.readouterr().err

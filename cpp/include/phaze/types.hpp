@@ -102,6 +102,9 @@ struct FabricRecord {
   double bytes_per_s[kMaxLevels];  // switched: per device, per direction; grid: per link
   double latency_s[kMaxLevels];    // per message step (switched) or per hop (grid)
   std::int32_t wrap[kMaxLevels];   // grid only: 1 where the dimension is a ring
+  // Switched only: 1 where the units of a tier are linked pair by pair. Each of the size - 1 links
+  // of a device then has its share of bytes_per_s.
+  std::int32_t full_mesh[kMaxLevels];
 };
 
 // What an operator occupies.

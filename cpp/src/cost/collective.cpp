@@ -98,6 +98,7 @@ Status check_fabric(const FabricRecord& fabric) noexcept {
       }
       total *= fabric.size[l];
     }
+    if (fabric.full_mesh[l] != 0 && (grid || fabric.size[l] < 2)) return Status::kBadFabric;
     if (!(fabric.bytes_per_s[l] > 0.0) || !std::isfinite(fabric.bytes_per_s[l])) {
       return Status::kBadFabric;
     }

@@ -354,7 +354,11 @@ double message_s(const FabricRecord& fabric, double bytes, std::int64_t from,
         from /= fabric.size[l];
         to /= fabric.size[l];
       }
-      if (last || from == to) return bytes / fabric.bytes_per_s[l] + fabric.latency_s[l];
+      if (last || from == to) {
+        const double links =
+            fabric.full_mesh[l] != 0 ? static_cast<double>(fabric.size[l] - 1) : 1.0;
+        return bytes * links / fabric.bytes_per_s[l] + fabric.latency_s[l];
+      }
     }
   }
   double latency = 0.0;

@@ -9,14 +9,20 @@ namespace {
 
 constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
+// The links of a full mesh that a device has over those it can use to reach `members` - 1 others.
+double unused_links(const FabricRecord& fabric, int l, std::int64_t members) noexcept {
+  if (fabric.full_mesh[l] == 0) return 1.0;
+  return static_cast<double>(fabric.size[l] - 1) / static_cast<double>(members - 1);
+}
+
 void add_level(Group& group, const FabricRecord& fabric, int l, std::int64_t members,
                std::int64_t stride) noexcept {
   const bool grid = fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid);
-  const double share = grid ? static_cast<double>(stride) : 1.0;
+  const double share = grid ? static_cast<double>(stride) : unused_links(fabric, l, members);
   ActiveLevel& level = group.level[group.active++];
   level.members = members;
   level.seconds_per_byte = share / fabric.bytes_per_s[l];
-  level.hop_latency_s = share * fabric.latency_s[l];
+  level.hop_latency_s = (grid ? share : 1.0) * fabric.latency_s[l];
   // A wrapped dimension of two devices has one cable, not two: it is a line.
   level.ring =
       grid && fabric.wrap[l] != 0 && fabric.size[l] > 2 && members * stride == fabric.size[l];
@@ -116,7 +122,8 @@ bool lay_out_regular(Group& group, const FabricRecord& fabric, const GroupShape&
 // An irregular group is charged as one ring in rank order over every level from the one its
 // smallest gap reaches to the one its extent reaches. On a grid, row ends send the ring back along
 // the row it came from, so links carry up to two of its edges, and all interleaved groups share
-// them: no more than the larger stride, since the gaps inside and between runs add up to less.
+// them: no more than the larger stride, since the gaps inside and between runs add up to less. In a
+// full mesh each edge of the ring is one link.
 void charge_irregular(Group& group, const FabricRecord& fabric, const GroupShape& shape) noexcept {
   const bool grid = fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid);
   group.regular = false;
@@ -134,7 +141,7 @@ void charge_irregular(Group& group, const FabricRecord& fabric, const GroupShape
   for (int l = 0; l < fabric.levels && below <= reach; ++l) {
     const std::int64_t size = fabric.size[l] == 0 ? kUnbounded : fabric.size[l];
     const std::int64_t here = below > kUnbounded / size ? kUnbounded : below * size;
-    const double share = grid ? 2.0 * sharing : 1.0;
+    const double share = grid ? 2.0 * sharing : unused_links(fabric, l, 2);
     if (grid || here > gap) {
       group.slowest_seconds_per_byte =
           std::max(group.slowest_seconds_per_byte, share / fabric.bytes_per_s[l]);

@@ -50,6 +50,22 @@ void by_hand() {
               2.0 * 63e9 / 300e9 + 18e-6, 1e-12);
 }
 
+// Eight devices with a link of 10 bytes/s to each other.
+void full_mesh() {
+  FabricRecord fabric = flat(70.0, 0.0);
+  fabric.size[0] = 8;
+  fabric.full_mesh[0] = 1;
+  CHECK(collective(fabric, CollectiveOp::kAllReduce, 800.0, 8, 1).time_s == 20.0);
+  CHECK(collective(fabric, CollectiveOp::kAllReduce, 800.0, 2, 1).time_s == 80.0);
+  CHECK(collective(fabric, CollectiveOp::kAllToAll, 800.0, 4, 2).time_s == 20.0);
+  CHECK(message(fabric, 800.0, 2, 5).time_s == 80.0);
+  fabric.size[0] = 0;
+  CHECK(check_fabric(fabric) == Status::kBadFabric);
+  FabricRecord grid = torus(4, 4, 4);
+  grid.full_mesh[1] = 1;
+  CHECK(check_fabric(grid) == Status::kBadFabric);
+}
+
 void every_outcome_has_a_sentence() {
   for (int i = 0; i < kStatusCount; ++i) {
     CHECK(std::string_view(sentence(static_cast<Status>(i))) != "unknown status");
@@ -162,6 +178,7 @@ void batches_do_not_depend_on_threads() {
 
 int main() {
   by_hand();
+  full_mesh();
   every_outcome_has_a_sentence();
   bad_input_gets_a_status();
   sweep();

@@ -1,0 +1,195 @@
+"""Options and output of a token budget: days, device-hours, energy, dollars and goodput."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from phaze_fast.cli.output import fields
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Accelerator
+from phaze_fast.placement import Goodput, TrainingRun, goodput, training_run
+from phaze_fast.units import format_time, parse_quantity
+
+__all__ = ["Budget", "BudgetAnswer"]
+
+_TOKENS = re.compile(r"\s*(\d+(?:[._]\d+)*(?:[eE]\+?\d+)?)\s*([kKMBGT]?)\s*")
+_SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+
+
+def _token_count(text: str) -> float:
+    """Read a number of tokens: 300B, 15.6T, 3e11.
+
+    Examples
+    --------
+    >>> _token_count("15.6T")
+    15600000000000.0
+    """
+    match = _TOKENS.fullmatch(text)
+    try:
+        count = float(match.group(1)) * _SCALES[match.group(2)] if match else 0.0
+    except ValueError:
+        count = 0.0
+    if not 1.0 <= count < 1e24:
+        raise InvalidInputError(
+            f"--tokens: {text!r} is not accepted; expected a number of tokens, such as 300B or 15T"
+        )
+    return count
+
+
+def _seconds(text: str, option: str) -> float:
+    try:
+        seconds = parse_quantity(text, "s")
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{option}: {error}") from None
+    if not 0.0 <= seconds < float("inf"):
+        raise InvalidInputError(f"{option}: {text!r} is not accepted; expected 0 seconds or more")
+    return seconds
+
+
+def _duration(seconds: float) -> str:
+    """Seconds for people, as minutes or hours where there are many.
+
+    Examples
+    --------
+    >>> _duration(12.0), _duration(600.0), _duration(9000.0)
+    ('12 s', '10 min', '2.5 h')
+    """
+    for scale, unit in ((3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return format_time(seconds)
+
+
+@dataclass(frozen=True)
+class BudgetAnswer:
+    """What a budget takes by one plan."""
+
+    run: TrainingRun
+    goodput: Goodput
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as plain data."""
+        return {**self.run.to_dict(), "goodput_parts": self.goodput.to_dict()}
+
+    def table(self) -> RenderableType:
+        """Lay it out for people."""
+        run, parts = self.run, self.goodput
+        rows = [
+            ("steps", f"{run.steps:,} of {format_time(run.step_s)}"),
+            ("days", f"{run.days:,.1f}"),
+            ("device-hours", f"{run.device_hours:,.0f}"),
+        ]
+        if parts.failures_per_day > 0:
+            every = _duration(parts.interval_s)
+            said = f"{run.goodput:.1%}, {parts.failures_per_day:,.2f} failures a day"
+            lost = f"{parts.checkpoint:.1%} writing checkpoints, {parts.lost:.1%} lost"
+            rows.append(("goodput", f"{said}; a checkpoint every {every}: {lost}"))
+        elif run.goodput < 1.0:
+            rows.append(("goodput", f"{run.goodput:.1%}: checkpoints, no failures"))
+        how = "at rated power" if run.energy_from == "power" else "by the energy table"
+        rows.append(("energy", f"{run.energy_kwh / 1e3:,.1f} MWh, {how}"))
+        if run.usd > 0:
+            shares = f"{run.device_usd:,.0f} devices, {run.electricity_usd:,.0f} electricity"
+            rows.append(("dollars", f"{run.usd:,.0f} ({shares})"))
+        return fields(f"For {run.tokens:,.0f} tokens", rows)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Options of a token budget; without `--tokens` there is none."""
+
+    tokens: Annotated[str | None, typer.Option(help="Tokens to train on, such as 300B or 15T.")] = (
+        None
+    )
+    price_per_device_hour: Annotated[float, typer.Option(help="Dollars.")] = 0.0
+    price_per_kwh: Annotated[float, typer.Option(help="Dollars of electricity.")] = 0.0
+    pue: Annotated[float, typer.Option(help="Energy of the building over the devices'.")] = 1.0
+    failures_per_device_day: Annotated[
+        float, typer.Option(help="Failures of one device a day that stop the run.")
+    ] = 0.0
+    checkpoint_time: Annotated[
+        str, typer.Option(help="For how long writing a checkpoint stops training.")
+    ] = "0 s"
+    checkpoint_every: Annotated[
+        str | None, typer.Option(help="Work between checkpoints; by default the best.")
+    ] = None
+    restart_time: Annotated[str, typer.Option(help="From a failure until training goes on.")] = (
+        "0 s"
+    )
+
+    def check(self, devices: int) -> None:
+        """Refuse bad options before any work is done."""
+        if self.tokens is None:
+            given = [
+                name
+                for name in ("price_per_device_hour", "price_per_kwh", "failures_per_device_day")
+                if getattr(self, name)
+            ]
+            if given:
+                option = f"--{given[0].replace('_', '-')}"
+                raise InvalidInputError(f"{option}: means nothing without --tokens")
+            return
+        self.answer(tokens_per_step=1, step_s=1.0, devices=devices, chip=None, step_j=0.0)
+
+    def answer(
+        self,
+        tokens_per_step: int,
+        step_s: float,
+        devices: int,
+        chip: Accelerator | None,
+        step_j: float,
+    ) -> BudgetAnswer | None:
+        """Tell what the budget takes by steps of so many tokens and seconds; None without one."""
+        if self.tokens is None:
+            return None
+        every = self.checkpoint_every
+        try:
+            parts = goodput(
+                devices,
+                self.failures_per_device_day,
+                _seconds(self.checkpoint_time, "--checkpoint-time"),
+                _seconds(self.restart_time, "--restart-time"),
+                None if every is None else _seconds(every, "--checkpoint-every"),
+            )
+            if parts.fraction <= 0.0:
+                raise InvalidInputError(
+                    f"failures_per_device_day: {self.failures_per_device_day!r} is not accepted; "
+                    f"at {parts.failures_per_day:,.0f} failures a day nothing is ever finished"
+                )
+            run = training_run(
+                tokens=_token_count(self.tokens),
+                tokens_per_step=tokens_per_step,
+                step_s=step_s,
+                devices=devices,
+                goodput=parts.fraction,
+                power_w=None if chip is None else chip.power_w,
+                step_j=step_j,
+                overhead=self.pue,
+                usd_per_device_hour=self.price_per_device_hour,
+                usd_per_kwh=self.price_per_kwh,
+            )
+        except InvalidInputError as error:
+            raise InvalidInputError(_as_typed(str(error))) from None
+        return BudgetAnswer(run, parts)
+
+
+_OPTIONS = {
+    "failures_per_device_day": "--failures-per-device-day",
+    "usd_per_device_hour": "--price-per-device-hour",
+    "usd_per_kwh": "--price-per-kwh",
+    "overhead": "--pue",
+    "interval_s": "--checkpoint-every",
+    "checkpoint_s": "--checkpoint-time",
+    "restart_s": "--restart-time",
+}
+
+
+def _as_typed(message: str) -> str:
+    """Name the option that was typed in place of the field inside."""
+    field, colon, rest = message.partition(":")
+    return f"{_OPTIONS.get(field, field)}{colon}{rest}"

@@ -1,0 +1,84 @@
+"""What `plan` and `predict` are both told: the hardware and the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Cluster, presets
+
+__all__ = ["Hardware", "ModelName", "Step", "several"]
+
+ModelName = Annotated[str, typer.Argument(help="A model preset, or a .yaml or .json file.")]
+
+
+def several(text: str | None, name: str) -> tuple[int, ...] | None:
+    """Read whole numbers, separated by commas.
+
+    Examples
+    --------
+    >>> several("1,2,4", "tp")
+    (1, 2, 4)
+    """
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidInputError(
+            f"{name}: {text!r} is not accepted; expected whole numbers separated by commas"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The cluster."""
+
+    chip: Annotated[str, typer.Option(help="A chip preset, or a file.")]
+    devices: Annotated[int, typer.Option(help="Devices of the cluster.")]
+    fabric: Annotated[
+        str | None,
+        typer.Option(help="A fabric preset, or a file; by default the chip's usual one."),
+    ] = None
+
+    def cluster(self) -> Cluster:
+        """Look chip and fabric up; the fabric is the chip's usual one where none is given."""
+        chip = presets.chip(self.chip)
+        fabric = self.fabric or chip.usual_fabric
+        if not fabric:
+            raise InvalidInputError(
+                f"fabric: missing, and {chip.name} has no usual one; accepted: "
+                f"{', '.join(presets.fabric_names())}, or a file"
+            )
+        return Cluster.from_dict({"devices": self.devices, "fabric": fabric, "chip": self.chip})
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step, as far as both commands mean the same by it."""
+
+    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None
+    sequence_parallel: Annotated[
+        bool | None,
+        typer.Option(help="Share the rows of norms among tensor-parallel devices (default yes)."),
+    ] = None
+    reserve: Annotated[
+        str | None,
+        typer.Option(help="Memory of each device that is not for the model (default 1.5 GiB)."),
+    ] = None
+    optimizer: Annotated[str | None, typer.Option(help="Whose state is kept (default adam).")] = (
+        None
+    )
+
+    def given(self) -> dict[str, Any]:
+        """Give what was said, by the names of the records' fields."""
+        named = {
+            "seq": self.seq,
+            "sequence_parallel": self.sequence_parallel,
+            "reserved_bytes": self.reserve,
+            "optimizer": self.optimizer,
+        }
+        return {name: value for name, value in named.items() if value is not None}

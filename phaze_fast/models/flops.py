@@ -1,0 +1,193 @@
+"""Floating-point operations that training a model asks for, by the formulas of the field.
+
+A multiply-accumulate counts as two operations, the backward pass as two forward passes, and only
+matrix products count: 6 operations for each token and each weight it is multiplied by, and
+12 L H Q T for each token's attention over T others (Chowdhery et al., PaLM, 2022, appendix B;
+Narayanan et al., Megatron-LM, 2021, appendix). docs/throughput.md derives both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.models.transformer import TransformerModel
+
+__all__ = ["ModelFlops", "model_flops", "multiplied_parameters", "narayanan_flops"]
+
+_PER_WEIGHT = 6.0  # two operations, forward once and backward twice
+_PASSES = 3.0  # forward, and backward twice as much
+
+
+@dataclass(frozen=True)
+class ModelFlops:
+    """Operations of some sequences, forward and backward, nothing recomputed.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> flops = model_flops(models.load("llama3-405b"), seq=8192)
+    >>> round(flops.per_token / 1e12, 3), round(flops.per_token_causal / 1e12, 3)
+    (2.625, 2.524)
+    """
+
+    tokens: int
+    """Tokens of these sequences; of an encoder-decoder, those of one side."""
+    weights: float
+    """Products with weights: 6 operations per token and weight."""
+    attention: float
+    """Products of queries with keys and of scores with values, every token with every other."""
+    attention_causal: float
+    """The same where a mask leaves out half of them, as fused kernels compute it."""
+    forward_blocks: float
+    """One forward pass of the blocks alone, attention in full: what full recomputation adds."""
+    forward_blocks_causal: float
+    """The same with the mask."""
+
+    @property
+    def total(self) -> float:
+        """Products with weights and attention in full: the operations that MFU is counted in."""
+        return self.weights + self.attention
+
+    @property
+    def total_causal(self) -> float:
+        """Products with weights and masked attention."""
+        return self.weights + self.attention_causal
+
+    @property
+    def per_token(self) -> float:
+        """`total` of one token."""
+        return self.total / self.tokens
+
+    @property
+    def per_token_causal(self) -> float:
+        """`total_causal` of one token."""
+        return self.total_causal / self.tokens
+
+    def to_dict(self) -> dict[str, float]:
+        """Give it as plain data, totals included."""
+        return {**asdict(self), "total": self.total, "total_causal": self.total_causal}
+
+
+def _attention_weights(model: TransformerModel) -> int:
+    return model.hidden * (2 * model.query_width + 2 * model.kv_width)
+
+
+def _ffn_weights(model: TransformerModel, width: int) -> int:
+    return (3 if model.gated else 2) * model.hidden * width
+
+
+def _block_weights(model: TransformerModel) -> int:
+    """Weights of all blocks that one token is multiplied by."""
+    blocks = model.layers + model.encoder_layers
+    cross = model.layers if model.encoder_layers else 0
+    total = (blocks + cross) * _attention_weights(model)
+    total += (blocks - model.moe_layers) * _ffn_weights(model, model.ffn)
+    if model.moe is not None:
+        visited = model.moe.top_k + model.moe.shared_experts
+        router = model.hidden * model.moe.experts
+        total += model.moe_layers * (router + visited * _ffn_weights(model, model.moe.expert_ffn))
+    return total
+
+
+def _end_weights(model: TransformerModel) -> int:
+    """Weights of patches and logits that every token is multiplied by."""
+    total = 0
+    if model.patches is not None:
+        total += model.patches.size**2 * model.patches.channels * model.hidden
+    if model.head in ("lm", "mlm"):  # the same product whether the weights are tied or not
+        total += model.vocab * model.hidden
+    if model.head == "mlm":
+        total += model.hidden * model.hidden
+    return total
+
+
+def multiplied_parameters(model: TransformerModel) -> int:
+    """Count the weights that one token is multiplied by: the N of 6N.
+
+    Of a mixture of experts those the token visits, its router included. The head counts whether or
+    not its weights are tied to the embedding; looking up an embedding multiplies nothing, and
+    neither do biases and norms. A classifier sees one token per sequence and is left out.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> model = models.load("mixtral-8x7b")
+    >>> round(multiplied_parameters(model) / 1e9, 2), round(model.active_parameters() / 1e9, 2)
+    (12.75, 12.88)
+    """
+    return _block_weights(model) + _end_weights(model)
+
+
+def _attention(model: TransformerModel, seq: int) -> tuple[float, float]:
+    """Operations of one sequence's attention in one forward pass: in full, and masked."""
+    one = 4.0 * model.query_width * float(seq) * float(seq)  # one layer, every pair of tokens
+    own, cross = model.layers * one, 0.0
+    if model.encoder_layers:
+        cross = (model.encoder_layers + model.layers) * one
+    return own + cross, (0.5 if model.causal else 1.0) * own + cross
+
+
+def model_flops(model: TransformerModel, seq: int | None = None, sequences: int = 1) -> ModelFlops:
+    """Count the operations of some sequences, forward and backward.
+
+    Parameters
+    ----------
+    model
+        What is trained.
+    seq
+        Tokens of a sequence, by default the model's; of an encoder-decoder, of either side.
+    sequences
+        How many, such as those of one step.
+
+    Raises
+    ------
+    InvalidInputError
+        Where `seq` or `sequences` is no whole number of at least 1.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> gpt = models.load("gpt3-175b")
+    >>> step = model_flops(gpt, seq=2048, sequences=1536)
+    >>> round(step.attention / step.weights, 4), step.attention_causal / step.attention
+    (0.0277, 0.5)
+    """
+    length = model.seq if seq is None else seq
+    for name, value in (("seq", length), ("sequences", sequences)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InvalidInputError(f"{name}: {value!r} is not accepted; expected 1 or more")
+    blocks, count = float(_block_weights(model)), float(sequences)
+    full, masked = _attention(model, length)
+    weights = _PER_WEIGHT * length * (blocks + _end_weights(model))
+    if model.head == "classifier":  # one token of each sequence
+        weights += _PER_WEIGHT * model.hidden * model.classes
+    forward = 2.0 * length * blocks
+    return ModelFlops(
+        tokens=length * sequences,
+        weights=count * weights,
+        attention=count * _PASSES * full,
+        attention_causal=count * _PASSES * masked,
+        forward_blocks=count * (forward + full),
+        forward_blocks_causal=count * (forward + masked),
+    )
+
+
+def narayanan_flops(
+    layers: int, hidden: int, vocab: int, seq: int, sequences: int, recompute: bool = True
+) -> float:
+    """Operations of a GPT of 12 l h^2 weights by Narayanan et al. 2021, equation 3.
+
+    96 B s l h^2 (1 + s / 6h + V / 16 l h) where every block is computed again in the backward pass,
+    72 B s l h^2 (1 + s / 6h + V / 12 l h) where none is. Attention counts in full.
+
+    Examples
+    --------
+    >>> f"{narayanan_flops(96, 12288, 51200, 2048, 1):.3e}"
+    '2.937e+15'
+    """
+    b, s, h = float(sequences), float(seq), float(hidden)
+    blocks = b * s * layers * h * h
+    if recompute:
+        return 96.0 * blocks * (1.0 + s / (6.0 * h) + vocab / (16.0 * layers * h))
+    return 72.0 * blocks * (1.0 + s / (6.0 * h) + vocab / (12.0 * layers * h))

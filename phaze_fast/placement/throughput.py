@@ -1,0 +1,211 @@
+"""What a step's seconds mean: utilisation, operations and tokens per device.
+
+Definitions and sources are in docs/throughput.md. All functions are pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.models import ModelFlops, TransformerModel, model_flops
+
+__all__ = [
+    "Throughput",
+    "hfu",
+    "mfu",
+    "mfu_causal",
+    "step_throughput",
+    "tflops_per_device",
+    "tokens_per_s_per_device",
+]
+
+
+def _positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0.0 < value < float("inf"):
+            raise InvalidInputError(
+                f"{name}: {value!r} is not accepted; expected a number greater than 0"
+            )
+
+
+def mfu(flops: ModelFlops, time_s: float, devices: int, peak_flops: float) -> float:
+    """Model FLOPs utilisation: operations the model asks for over what the devices could do.
+
+    Attention counts in full, whether or not a mask leaves out half of it (PaLM, appendix B).
+
+    Parameters
+    ----------
+    flops
+        Operations of one step, from `model_flops`.
+    time_s
+        Seconds of that step.
+    devices
+        All that are paid for, idle ones included.
+    peak_flops
+        FLOP/s of one device in the format its products run in.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a number is not greater than 0.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> step = models.model_flops(models.load("gpt3-175b"), seq=2048, sequences=1536)
+    >>> round(mfu(step, time_s=24.0, devices=1024, peak_flops=312e12), 3)
+    0.442
+    """
+    _positive(time_s=time_s, devices=devices, peak_flops=peak_flops)
+    return flops.total / (time_s * devices * peak_flops)
+
+
+def mfu_causal(flops: ModelFlops, time_s: float, devices: int, peak_flops: float) -> float:
+    """Model FLOPs utilisation with masked attention counted as it is computed, by half.
+
+    See `mfu` for the parameters. Never more than `mfu`; equal for models without a mask.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> step = models.model_flops(models.load("gpt3-175b"), seq=2048, sequences=1536)
+    >>> round(mfu_causal(step, time_s=24.0, devices=1024, peak_flops=312e12), 3)
+    0.436
+    """
+    _positive(time_s=time_s, devices=devices, peak_flops=peak_flops)
+    return flops.total_causal / (time_s * devices * peak_flops)
+
+
+def hfu(hardware_flops: float, time_s: float, devices: int, peak_flops: float) -> float:
+    """Hardware FLOPs utilisation: operations that are executed over what the devices could do.
+
+    Parameters
+    ----------
+    hardware_flops
+        Operations of one step that are executed: those of the model, and those that are computed
+        again. With full recomputation, the model's `total` (or `total_causal`) and one more
+        `forward_blocks` (or `forward_blocks_causal`).
+    time_s, devices, peak_flops
+        As for `mfu`.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> step = models.model_flops(models.load("gpt3-175b"), seq=2048, sequences=1536)
+    >>> again = step.total + step.forward_blocks
+    >>> round(hfu(again, time_s=24.0, devices=1024, peak_flops=312e12), 3)
+    0.588
+    """
+    _positive(time_s=time_s, devices=devices, peak_flops=peak_flops)
+    if not 0.0 <= hardware_flops < float("inf"):
+        raise InvalidInputError(
+            f"hardware_flops: {hardware_flops!r} is not accepted; expected a number of at least 0"
+        )
+    return hardware_flops / (time_s * devices * peak_flops)
+
+
+def tflops_per_device(flops: float, time_s: float, devices: int) -> float:
+    """Teraflops per second and device: 10^12 operations of a step over its seconds and devices.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> step = models.model_flops(models.load("gpt3-175b"), seq=2048, sequences=1536)
+    >>> round(tflops_per_device(step.total, time_s=24.0, devices=1024), 1)
+    137.8
+    """
+    _positive(time_s=time_s, devices=devices)
+    return flops / (time_s * devices) / 1e12
+
+
+def tokens_per_s_per_device(tokens: float, time_s: float, devices: int) -> float:
+    """Tokens of a step over its seconds and devices.
+
+    Examples
+    --------
+    >>> tokens_per_s_per_device(tokens=1536 * 2048, time_s=24.0, devices=1024)
+    128.0
+    """
+    _positive(time_s=time_s, devices=devices)
+    return tokens / (time_s * devices)
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What one step gives, in the units that runs are published in."""
+
+    tokens_per_s: float
+    """Of all devices together."""
+    tokens_per_s_per_device: float
+    tflops_per_device: float
+    """By the common formula, attention in full."""
+    tflops_per_device_causal: float
+    """With masked attention counted by half."""
+    mfu: float
+    """Model FLOPs utilisation by the common formula."""
+    mfu_causal: float
+    """The same with masked attention counted by half."""
+    hfu: float
+    """Hardware FLOPs utilisation: what is executed, recomputation included, masked attention by
+    half."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give it as plain data."""
+        return asdict(self)
+
+
+def step_throughput(
+    model: TransformerModel,
+    sequences: int,
+    time_s: float,
+    devices: int,
+    peak_flops: float,
+    seq: int | None = None,
+    recomputed_flops: float = 0.0,
+) -> Throughput:
+    """Put a step's seconds into the units that runs are published in.
+
+    Parameters
+    ----------
+    model
+        What is trained.
+    sequences
+        Of one step, over all replicas.
+    time_s
+        Seconds of the step.
+    devices
+        All that are paid for, idle ones included.
+    peak_flops
+        FLOP/s of one device.
+    seq
+        Tokens of a sequence, by default the model's.
+    recomputed_flops
+        Operations of the step that are computed again, masked attention as it is computed; only
+        `hfu` counts them.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a number is not greater than 0.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> llama = models.load("llama3-405b")
+    >>> found = step_throughput(llama, 2048, 6.7, 16384, 989.4e12, seq=8192)
+    >>> round(found.mfu, 3), round(found.tflops_per_device), round(found.tokens_per_s_per_device, 1)
+    (0.406, 401, 152.8)
+    """
+    flops = model_flops(model, seq, sequences)
+    executed = flops.total_causal + recomputed_flops
+    return Throughput(
+        tokens_per_s=flops.tokens / time_s,
+        tokens_per_s_per_device=tokens_per_s_per_device(flops.tokens, time_s, devices),
+        tflops_per_device=tflops_per_device(flops.total, time_s, devices),
+        tflops_per_device_causal=tflops_per_device(flops.total_causal, time_s, devices),
+        mfu=mfu(flops, time_s, devices, peak_flops),
+        mfu_causal=mfu_causal(flops, time_s, devices, peak_flops),
+        hfu=hfu(executed, time_s, devices, peak_flops),
+    )

@@ -1,0 +1,253 @@
+"""Chips and fabrics that practitioners train on: every figure is the one its source gives."""
+
+import numpy as np
+import pytest
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import (
+    Accelerator,
+    ArchitectureSpace,
+    Cluster,
+    SpaceSpec,
+    Tier,
+    TieredFabric,
+    TorusFabric,
+    Tuning,
+    fabric_record,
+    presets,
+)
+
+# Dense TFLOP/s in bf16, GiB, TB/s, W: as cited in each file.
+FIGURES = {
+    "v100-32": (125.0, 32, 0.9, 300),
+    "h20": (148.0, 96, 4.0, 400),
+    "h100-96": (989.4, 96, 2.4, 500),
+    "b200": (2250.0, 180, 8.0, 1000),
+    "b300": (2250.0, 270, 7.7, 1100),
+    "gb200": (2500.0, 186, 8.0, 1200),
+    "gb300": (2500.0, 279, 8.0, 1400),
+    "mi300x": (1307.4, 192, 5.3, 750),
+    "gaudi2": (432.0, 96, 2.46, 600),
+    "tpuv5e": (197.0, 16, 0.819, None),
+    "tpuv5p": (459.0, 95, 2.765, None),
+    "tpuv6e": (918.0, 32, 1.638, None),
+    "ironwood": (2307.0, 192, 7.38, None),
+}
+
+
+@pytest.mark.parametrize(("name", "figures"), FIGURES.items())
+def test_a_chip_has_the_cited_figures(name, figures):
+    tflops, gib, tb_per_s, watts = figures
+    chip = presets.chip(name)
+    assert chip.peak_flops() / 1e12 == pytest.approx(tflops, rel=0.003)
+    assert chip.hbm.capacity_bytes == gib * 2**30
+    assert chip.hbm.bandwidth_bytes_per_s == pytest.approx(tb_per_s * 1e12, rel=1e-12)
+    assert chip.power_w == watts
+    assert any("http" in source for source in chip.sources) or name == "b200"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("gb200", "fp8", 5000),
+        ("gb200", "fp4", 10_000),
+        ("gb300", "fp4", 15_000),
+        ("b200", "fp4", 9000),
+        ("b300", "fp8", 4500),
+        ("mi300x", "fp8", 2614.9),
+        ("mi300x", "tf32", 653.7),
+        ("h20", "fp8", 296),
+        ("tpuv5p", "fp8", 459),
+        ("tpuv6e", "fp8", 918),
+        ("ironwood", "fp8", 4614),
+    ],
+)
+def test_other_formats_have_the_cited_rates(name, dtype, tflops):
+    assert presets.chip(name).peak_flops(dtype) / 1e12 == pytest.approx(tflops, rel=0.003)
+
+
+def test_vector_rates_and_cache_are_the_cited_ones():
+    mi300x = presets.chip("mi300x")
+    assert 2 * mi300x.vector_core.ops_per_cycle * mi300x.clock_hz / 1e12 == pytest.approx(
+        163.4, rel=0.001
+    )
+    assert mi300x.buffer_bandwidth_bytes_per_s == pytest.approx(17.2e12, rel=0.001)
+    v5e = presets.chip("tpuv5e")
+    assert v5e.buffer_bandwidth_bytes_per_s == pytest.approx(
+        22 * v5e.hbm.bandwidth_bytes_per_s, rel=0.03
+    )
+
+
+# ---- what a chip's times rest on ----
+
+
+def test_every_chip_says_what_its_times_rest_on():
+    for name in presets.chip_names():
+        calibration = presets.chip(name).calibration
+        assert calibration.chip == name
+        assert calibration.fitted == (name == "h200")
+        assert bool(calibration.note) != calibration.fitted
+        assert (calibration.state == "not fitted") == (
+            not presets.chip(name).tuning.fitted and not calibration.carried_from
+        )
+        if calibration.carried_from:
+            assert calibration.carried_from in presets.chip_names()
+
+
+def test_constants_that_are_carried_over_are_those_of_the_chip_they_come_from():
+    """A preset that names h200 uses its constants, but for clock, tiles and power limit."""
+    own = {"clock_factor", "blocks", "sustained_flops", "carried_from"}
+    own |= {"fitted", "fitted_range", "sources"}
+    for name in presets.chip_names():
+        chip = presets.chip(name)
+        source = chip.calibration.carried_from
+        if source and not chip.tuning.fitted:
+            theirs = presets.chip(source)
+            assert chip.launch_latency_s == theirs.launch_latency_s
+            for field in set(Tuning.model_fields) - own - {"dispatch_s"}:
+                assert getattr(chip.tuning, field) == getattr(theirs.tuning, field), (name, field)
+
+
+def test_a_chip_of_ones_own_is_not_fitted_and_a_design_never_is():
+    text = presets.chip("h200").to_dict()
+    mine = Accelerator.from_dict({**text, "name": "mine", "tuning": {}})
+    assert mine.calibration.state == "not fitted"
+    assert "mine" in mine.calibration.note
+    spec = {"name": "s", "axes": {"tensor_core.count": [100]}}
+    for base, state, source in (
+        ("h200", "carried over", "h200"),
+        ("a100-80", "carried over", "a100-80"),
+        ("b200", "carried over", "h200"),
+        ("tpuv4", "not fitted", ""),
+    ):
+        chip = ArchitectureSpace(SpaceSpec.from_dict({**spec, "base": base}))[0]
+        assert chip.calibration.state == state
+        assert chip.calibration.carried_from == source
+        assert chip.calibration.to_dict()["fitted"] is False
+        assert chip.tuning.efficiency == presets.chip(base).tuning.efficiency
+
+
+# ---- fabrics ----
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "gigabytes_per_s"),
+    [
+        ("dgx-2", (16, None), (150, 100 / 8 / 2)),
+        ("dgx-b200", (8, None), (900, 400 / 8)),
+        ("dgx-b300", (8, None), (900, 800 / 8)),
+        ("nvl72-gb200", (72, None), (900, 400 / 8)),
+        ("nvl72-gb300", (72, None), (900, 800 / 8)),
+        ("superpod-h100", (8, 32, None), (450, 400 / 8, 400 / 8)),
+        ("llama3-roce", (8, 384, 8), (450, 400 / 8, 400 / 8 / 7)),
+        ("mi300x-platform", (8, None), (7 * 64, 400 / 8)),
+        ("gaudi2-hls", (8, None), (21 * 100 / 8, 3 * 100 / 8)),
+        ("tpuv5e-multislice", (256, None), (100, 6400 / 256 / 8)),
+        ("tpuv6e-multislice", (256, None), (200, 100 / 8)),
+    ],
+)
+def test_tiers_have_the_cited_sizes_and_rates(name, sizes, gigabytes_per_s):
+    fabric = presets.fabric(name)
+    assert tuple(tier.size for tier in fabric.tiers) == sizes
+    rates = [tier.share_bytes_per_s / 1e9 for tier in fabric.tiers]
+    assert rates == pytest.approx(list(gigabytes_per_s), rel=1e-12)
+    record = fabric_record(fabric)[0]
+    assert record["bytes_per_s"][: len(sizes)] / 1e9 == pytest.approx(rates, rel=1e-12)
+
+
+def test_nvl72_and_the_clusters_hold_what_is_published():
+    nvl72 = presets.fabric("nvl72-gb200")
+    assert 2 * 72 * nvl72.tiers[0].bandwidth_bytes_per_s == pytest.approx(130e12, rel=0.004)
+    assert presets.fabric("llama3-roce").capacity == 24_576
+    assert presets.fabric("llama3-roce").tiers[1].size * 8 == 3072
+
+
+@pytest.mark.parametrize(
+    ("name", "chips", "gigabytes_per_s"),
+    [
+        ("tpuv5e-pod", 256, 400),
+        ("tpuv6e-pod", 256, 800),
+        ("tpuv5p-pod", 8960, 1200),
+        ("ironwood-pod", 9216, 1200),
+    ],
+)
+def test_tori_have_the_cited_chips_and_bandwidth(name, chips, gigabytes_per_s):
+    pod = presets.fabric(name)
+    assert pod.capacity == chips
+    ports = 2 * len(pod.dims)
+    both_ways = 2 * ports * pod.link_bandwidth_bytes_per_s
+    assert both_ways / 1e9 == pytest.approx(gigabytes_per_s)
+
+
+def test_a_slice_wraps_only_where_its_pod_does():
+    def wraps(name, devices):
+        fabric = Cluster(devices=devices, fabric=name).fabric
+        return fabric.dims, fabric_record(fabric)["wrap"][0, : len(fabric.dims)].tolist()
+
+    assert wraps("tpuv5e-pod", 256) == ((16, 16), [1, 1])
+    assert wraps("tpuv5e-pod", 128) == ((16, 8), [1, 0])
+    assert wraps("tpuv6e-pod", 32) == ((8, 4), [0, 0])
+    assert wraps("tpuv5p-pod", 512) == ((8, 8, 8), [1, 1, 1])
+    assert wraps("tpuv5p-pod", 32) == ((4, 4, 2), [1, 1, 0])
+    assert wraps("tpuv4-pod", 8) == ((2, 2, 2), [1, 1, 1])  # as it always was
+    mixed = TorusFabric(name="t", dims=(6, 4), link_bandwidth_bytes_per_s=1.0, wrap_multiple=4)
+    assert fabric_record(mixed)["wrap"][0].tolist() == [0, 1, 0, 0]
+
+
+def test_oversubscription_is_a_share_of_the_port():
+    def fabric(factor):
+        return TieredFabric(
+            name="f",
+            tiers=(
+                Tier(name="node", size=8, bandwidth_bytes_per_s=100.0),
+                Tier(name="top", bandwidth_bytes_per_s=10.0, oversubscription=factor),
+            ),
+        )
+
+    assert fabric_record(fabric(1.0))["bytes_per_s"][0, :2].tolist() == [100.0, 10.0]
+    assert fabric_record(fabric(4.0))["bytes_per_s"][0, :2].tolist() == [100.0, 2.5]
+    assert "(1:4)" in str(fabric(4.0))
+    assert "(1:" not in str(fabric(1.0))
+    for bad in (0.5, 0, -1, float("inf"), float("nan")):
+        with pytest.raises(InvalidInputError, match="oversubscription"):
+            Tier(name="t", bandwidth_bytes_per_s=1.0, oversubscription=bad)
+
+
+def test_a_full_mesh_needs_a_size():
+    mesh = {"name": "m", "links": "full-mesh", "bandwidth_bytes_per_s": 1.0}
+    for size in (None, 1):
+        with pytest.raises(InvalidInputError, match="a full mesh needs 2 or more"):
+            TieredFabric(name="f", tiers=({**mesh, "size": size},))
+    record = fabric_record(presets.fabric("mi300x-platform"))
+    assert record["full_mesh"][0].tolist() == [1, 0, 0, 0]
+    assert not np.any(fabric_record(presets.fabric("tpuv5e-pod"))["full_mesh"])
+
+
+# ---- every chip that published runs name ----
+
+# As tables of training runs write them: Megatron-LM, Megatron-Bridge, torchtitan, MosaicML, MaxText.
+NAMED = {
+    "A100": "a100-80",
+    "a100_40gb": "a100-40",
+    "A100-40GB (DGX A100)": "a100-40",
+    "a100_80gb": "a100-80",
+    "A100-80GB-SXM": "a100-80",
+    "h100_80gb": "h100",
+    "H100": "h100",
+    "H100-96GB HBM2e 500W": "h100-96",
+    "H200": "h200",
+    "B200": "b200",
+    "B200-SXM": "b200",
+    "B300": "b300",
+    "GB200": "gb200",
+    "GB300": "gb300",
+    "V100-32GB (DGX-2)": "v100-32",
+    "TPU v5p": "tpuv5p",
+    "TPU v6e": "tpuv6e",
+    "TPU v7 (Ironwood)": "ironwood",
+    "Gaudi2": "gaudi2",
+}
+
+
+def test_every_chip_that_published_runs_name_is_here():
+    assert set(NAMED.values()) <= set(presets.chip_names())
