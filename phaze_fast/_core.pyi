@@ -186,6 +186,25 @@ def place_pipeline(
     best_only: bool,
     threads: int,
 ) -> list[tuple[int, list[_Plan]]]: ...
+
+MAX_NEST_LAYERS: int
+MAX_NEST_LEVELS: int
+MAX_NEST_DEVICES: int
+MAX_NEST_REPLICATED: int
+
+def place_nest(
+    networks: tuple[_Array, ...],
+    layers: tuple[_Array, ...],
+    edges: tuple[_Array, ...],
+    stage_devices: _Array,
+    width_ptr: _Array,
+    memory_bytes: _Array,
+    states: _Array,
+    microbatches: _Array,
+    recompute: _Array,
+    all_replicas: bool,
+    threads: int,
+) -> list[tuple[int, int, float, float, int, _Array, float, int, int, float]]: ...
 def interleaved_step(
     forward_s: _Array, backward_s: _Array, stages: int, microbatches: int
 ) -> float: ...

@@ -2,10 +2,13 @@
 
 from phaze_fast.placement.describe import PlacedStage
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
+from phaze_fast.placement.nest import PRICED_REPLICAS, solve_nest
+from phaze_fast.placement.nest_problem import TIME_UNITS, NestProblem, is_nest, nest_from_dict
 from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.planning import Plans, infeasible, plan
 from phaze_fast.placement.plans import PARTS, Plan, Stage
 from phaze_fast.placement.prediction import Predictions, predict, predict_batch
+from phaze_fast.placement.problem_files import ProblemRecord, read_records
 from phaze_fast.placement.problems import (
     SCHEDULES,
     PipelineProblem,
@@ -20,6 +23,14 @@ from phaze_fast.placement.table import LayerTable
 from phaze_fast.placement.training import Training
 
 __all__ = [
+    "solve_nest",
+    "read_records",
+    "nest_from_dict",
+    "is_nest",
+    "ProblemRecord",
+    "NestProblem",
+    "TIME_UNITS",
+    "PRICED_REPLICAS",
     "PARTS",
     "SCHEDULES",
     "LayerTable",
