@@ -11,7 +11,7 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = ["LARGEST", "flag", "key_of", "known", "number", "ordered", "shown", "whole", "widths"]
+__all__ = ["LARGEST", "flag", "key_of", "known", "named", "number", "ordered", "shown", "whole", "widths"]
 
 LARGEST = 1e100
 """No size, time or rate is larger, so that no sum or product of them overflows."""
@@ -114,6 +114,14 @@ def key_of(record: dict[str, Any], key: str, where: str, among: Collection[int] 
             f"{where}{key}: {shown(value)} is not accepted; expected an id from -2^29 to 2^29"
         )
     return value
+
+
+def named(data: Any, name: str) -> tuple[str, Any]:
+    """Give a problem's name and the problem itself, which may lie under ``input``."""
+    if not isinstance(data, dict) or not isinstance(data.get("input"), dict):
+        return name, data
+    given = data.get("name", name)
+    return given if isinstance(given, str) else shown(given), data["input"]
 
 
 def widths(record: dict[str, Any]) -> list[int]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.placement.fields import flag, key_of, known, number, ordered, shown, whole, widths
+from phaze_fast.placement.fields import flag, key_of, known, named, number, ordered, shown, whole, widths
 
 __all__ = ["TIME_UNITS", "NestProblem", "NestWidth", "is_nest", "nest_from_dict"]
 
@@ -94,8 +94,7 @@ class NestProblem:
 
 def is_nest(data: Any) -> bool:
     """Say whether an object is in NEST's form rather than in PHAZE's: it has a tiered network."""
-    if isinstance(data, dict) and isinstance(data.get("input"), dict):
-        data = data["input"]
+    _, data = named(data, "")
     return isinstance(data, dict) and any(field in data for field in _NETWORK)
 
 
@@ -237,8 +236,7 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
         raise InvalidInputError(
             f"time_unit: {shown(time_unit)} is not accepted; {nearest(str(time_unit), TIME_UNITS)}"
         )
-    if isinstance(data, dict) and isinstance(data.get("input"), dict):
-        name, data = str(data.get("name", name)), data["input"]
+    name, data = named(data, name)
     record = known(data, (*_REQUIRED, *_OPTIONAL, *_UNUSED), "")
     for key in _REQUIRED:
         if key not in record:

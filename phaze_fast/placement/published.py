@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.placement.fields import flag, key_of, known, number, ordered, shown, whole, widths
+from phaze_fast.placement.fields import flag, key_of, known, named, number, ordered, shown, whole, widths
 from phaze_fast.placement.problem_files import read_records
 from phaze_fast.placement.problems import Placement, PublishedProblem, place_batch
 from phaze_fast.placement.table import LayerTable
@@ -126,8 +126,7 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
     >>> len(found.tables[1])
     2
     """
-    if isinstance(data, dict) and isinstance(data.get("input"), dict):
-        name, data = str(data.get("name", name)), data["input"]
+    name, data = named(data, name)
     record = known(data, (*_REQUIRED, *_IGNORED), "")
     for key in _REQUIRED:
         if key not in record:

@@ -137,39 +137,51 @@ def partitions(ids):
             yield [ids[a:b] for a, b in zip(ends, ends[1:], strict=False)]
 
 
-def time_of(data, width, stages, replicas, all_replicas=False):
-    """Time of one plan; None where it needs too many devices or too much memory."""
-    layers = Layers(data, width)
+def fits(layers, stages, limit):
+    """Whether every stage fits a device."""
     count = len(stages)
-    if count * layers.per_stage > data["maxDevices"] // replicas:
-        return None
-    if any(
-        layers.memory(stages[count - s], s) > data["maxMemoryPerDevice"]
-        for s in range(1, count + 1)
-    ):
-        return None
-    apart = count * layers.per_stage
-    looked_at = range(replicas) if all_replicas else [0]
-    load = max(
-        layers.load(stages, s, r * apart) for r in looked_at for s in range(1, count + 1)
-    )
+    return all(layers.memory(stages[count - s], s) <= limit for s in range(1, count + 1))
+
+
+def largest_load(layers, stages, base):
+    """Of the stages of the replica that starts at device `base`."""
+    return max(layers.load(stages, s, base) for s in range(1, len(stages) + 1))
+
+
+def batch_time(data, layers, stages, replicas, load):
+    """Time of one batch, given the load of the slowest stage."""
+    apart = len(stages) * layers.per_stage
     weights = layers.total(stages[0], "parameterSize")
-    rounds = math.ceil(int(data["mbsInBatch"]) / replicas) + count - 1
+    rounds = math.ceil(int(data["mbsInBatch"]) / replicas) + len(stages) - 1
     return load * rounds + layers.network.sync(replicas, weights, apart)
 
 
+def time_of(data, width, stages, replicas, all_replicas=False):
+    """Time of one plan; None where it needs too many devices or too much memory."""
+    layers = Layers(data, width)
+    apart = len(stages) * layers.per_stage
+    if apart > data["maxDevices"] // replicas or replicas > int(data["mbsInBatch"]):
+        return None
+    if not fits(layers, stages, data["maxMemoryPerDevice"]):
+        return None
+    looked_at = range(replicas) if all_replicas else [0]
+    load = max(largest_load(layers, stages, r * apart) for r in looked_at)
+    return batch_time(data, layers, stages, replicas, load)
+
+
 def best(data, all_replicas=False):
-    """Least time of all plans, and the plans that take it: (p, t, d, stages). None: nothing fits."""
-    least, winners = math.inf, []
+    """Least time of all plans, infinite where nothing fits."""
+    least = math.inf
     for width in data["nodes"]:
         layers = Layers(data, width)
         for stages in partitions(layers.ids):
-            for d in range(1, min(data["maxDevices"], int(data["mbsInBatch"])) + 1):
-                time = time_of(data, width, stages, d, all_replicas)
-                if time is None:
-                    break  # more replicas leave fewer devices
-                if time < least * (1 - 1e-12):
-                    least, winners = time, []
-                if time <= least * (1 + 1e-12):
-                    winners.append((len(stages), int(width), d, stages))
-    return (least, winners) if winners else None
+            apart = len(stages) * layers.per_stage
+            most = min(data["maxDevices"] // apart, int(data["mbsInBatch"]))
+            if most < 1 or not fits(layers, stages, data["maxMemoryPerDevice"]):
+                continue
+            load = 0.0
+            for d in range(1, most + 1):
+                if d == 1 or all_replicas:
+                    load = max(load, largest_load(layers, stages, (d - 1) * apart))
+                least = min(least, batch_time(data, layers, stages, d, load))
+    return least

@@ -88,17 +88,21 @@ class SuffixRows {
   }
 
  private:
+  // Stages that begin at layer i, in front of what is there, as first_stages() says.
   template <typename Done>
   void visit(NestTierPairs pairs, int i, const Done& done, double limit_s) const {
+    if (stages() == 0) {
+      last_stage(pairs, i, done, limit_s);
+      return;
+    }
+    const int lowest = std::countr_zero(pairs);
+    const double* forward = tables_.forward(lowest / 8, i);
+    const double* backward = tables_.backward(lowest % 8, i);
     if (std::has_single_bit(pairs)) {
-      const int bit = std::countr_zero(pairs);
-      const double* forward = tables_.forward(bit / 8, i);
-      const double* backward = tables_.backward(bit % 8, i);
       scan(i, forward, done, limit_s, [&](std::size_t k) { return forward[k] + backward[k]; });
       return;
     }
-    const int low = std::countr_zero(pairs);
-    scan(i, tables_.forward(low / 8, i), done, limit_s, [&](std::size_t k) {
+    scan(i, forward, done, limit_s, [&](std::size_t k) {
       double load = 0.0;
       for (NestTierPairs left = pairs; left != 0; left &= left - 1) {
         const int bit = std::countr_zero(left);
@@ -108,24 +112,26 @@ class SuffixRows {
     });
   }
 
+  template <typename Done>
+  void last_stage(NestTierPairs pairs, int i, const Done& done, double limit_s) const {
+    const std::size_t k = at(tables_.layers() - i - 1);
+    if (tables_.held(i)[k] > rules_.memory_bytes) return;
+    double load = 0.0;
+    for (NestTierPairs left = pairs; left != 0; left &= left - 1) {
+      const int in = std::countr_zero(left) / 8;
+      load = std::max(load, tables_.forward(in, i)[k] + tables_.last_backward(i));
+    }
+    if (load < limit_s) done(tables_.layers(), load);
+  }
+
   // `rising` never falls with j and is never above the load.
   template <typename Done, typename Load>
-  void scan(int i, const double* rising, const Done& done, double limit_s,
+  void scan(int i, const double* rising, const Done& done, double limit,
             const Load& load_of) const {
-    const int n = tables_.layers();
     const int after = stages();
     const double* held = tables_.held(i);
     const double* stash = tables_.stash(i);
-    if (after == 0) {
-      const std::size_t k = at(n - i - 1);
-      if (held[k] <= rules_.memory_bytes) {
-        const double load = rising[k] + tables_.last_backward(i);
-        if (load < limit_s) done(n, load);
-      }
-      return;
-    }
-    double limit = limit_s;
-    for (int j = i + 1; j <= n - after; ++j) {
+    for (int j = i + 1; j <= tables_.layers() - after; ++j) {
       const std::size_t k = at(j - i - 1);
       if (held[k] > rules_.memory_bytes || rising[k] >= limit) return;
       if (loads_[at(j)] >= limit) continue;
@@ -158,28 +164,41 @@ class NestSearch {
         best_(best) {}
 
   void run() {
-    std::vector<double> fewest_rounds(at(most_stages_) + 1, kInfinite);  // of so many or more
-    for (int p = most_stages_; p > 0; --p) {
-      const std::int64_t each = (rules_.microbatches + most_replicas(p) - 1) / most_replicas(p);
-      const auto rounds = static_cast<double>(each + p - 1);
-      fewest_rounds[at(p)] = p < most_stages_ ? std::min(rounds, fewest_rounds[at(p) + 1]) : rounds;
-    }
     if (rules_.all_replicas) {
       run_all_replicas();
       return;
     }
+    std::vector<double> fewest_rounds(at(most_stages_) + 1, kInfinite);  // of so many or more
+    for (int p = most_stages_; p > 0; --p) {
+      const double rounds = rounds_of(p, most_replicas(p));
+      fewest_rounds[at(p)] = p < most_stages_ ? std::min(rounds, fewest_rounds[at(p) + 1]) : rounds;
+    }
     int out = 0;
     for (int s = 1; s <= most_stages_; ++s) {
-      const double limit_s = below_s_ / fewest_rounds[at(s)] * kSlack;
-      finish(nest_pair(0, out), {1, most_replicas(s)});
+      take(completed(nest_pair(0, out), {1, most_replicas(s)}, below_s_));
       if (s == most_stages_) break;
-      const int in = nest_tier(network_, (s - 1) * stage_devices_, s * stage_devices_);
-      rows_.add_stage(nest_pair(in, out), limit_s);
+      const int in = tier_after(s);
+      rows_.add_stage(nest_pair(in, out), below_s_ / fewest_rounds[at(s) + 1] * kSlack);
       out = in;
     }
   }
 
  private:
+  // A first stage in front of the rows; `end` is -1 where there is none.
+  struct Completed {
+    double time_s;
+    double load_s;
+    std::int64_t replicas;
+    int end;
+  };
+
+  // Plans with so many stages and one of these counts of replicas take no less than `bound_s`.
+  struct Candidate {
+    double bound_s;
+    int stages;
+    NestEpoch among;
+  };
+
   [[nodiscard]] std::int64_t looked_at() const noexcept {
     return rules_.all_replicas ? devices_ / stage_devices_ : most_stages_;
   }
@@ -188,54 +207,89 @@ class NestSearch {
     return std::min(devices_ / (stages * stage_devices_), rules_.microbatches);
   }
 
-  // Puts the first stage in front of the rows, with any of the replica counts.
-  void finish(NestTierPairs pairs, NestEpoch among) {
+  [[nodiscard]] double rounds_of(int stages, std::int64_t replicas) const noexcept {
+    return static_cast<double>((rules_.microbatches + replicas - 1) / replicas + stages - 1);
+  }
+
+  // Between the stage with s - 1 after it and the one before it.
+  [[nodiscard]] int tier_after(int s) const noexcept {
+    return nest_tier(network_, (s - 1) * stage_devices_, s * stage_devices_);
+  }
+
+  // The best first stage and count of replicas that take less than `below_s`.
+  [[nodiscard]] Completed completed(NestTierPairs pairs, NestEpoch among, double below_s) const {
     const int stages = rows_.stages() + 1;
     const std::int64_t apart = stages * stage_devices_;
     const std::vector<NestReplicas> counts =
         nest_replica_counts(network_, stages, apart, rules_.microbatches, among);
-    double fewest = kInfinite;
-    for (const NestReplicas& count : counts) fewest = std::min(fewest, count.rounds);
-    int end = -1;
-    rows_.first_stages(pairs, below_s_ / fewest * kSlack, [&](int j, double load) {
+    const double fewest = rounds_of(stages, among.most);
+    Completed best{below_s, 0.0, 0, -1};
+    rows_.first_stages(pairs, below_s / fewest * kSlack, [&](int j, double load) {
       for (const NestReplicas& count : counts) {
-        const double time = load * count.rounds + count.latency_s +
-                            count.s_per_byte * tables_.weights(j);
-        if (time >= below_s_) continue;
-        below_s_ = time;
-        best_->load_s = load;
-        best_->replicas = count.replicas;
-        best_->time_s = load * count.rounds +
-                        nest_sync(network_, count.replicas, tables_.weights(j), apart);
-        end = j;
+        const double time =
+            load * count.rounds + count.latency_s + count.s_per_byte * tables_.weights(j);
+        if (time < best.time_s) best = {time, load, count.replicas, j};
       }
-      return below_s_ / fewest * kSlack;
+      return best.time_s / fewest * kSlack;
     });
-    if (end >= 0) best_->begins = rows_.begins(end);
+    return best;
   }
 
-  // Plans of one count of stages, by runs of replica counts that bring the same tiers.
+  void take(const Completed& found) {
+    if (found.end < 0) return;
+    below_s_ = found.time_s;
+    best_->begins = rows_.begins(found.end);
+    best_->load_s = found.load_s;
+    best_->replicas = found.replicas;
+    const auto stages = static_cast<int>(best_->begins.size());
+    best_->time_s = found.load_s * rounds_of(stages, found.replicas) +
+                    nest_sync(network_, found.replicas, tables_.weights(found.end),
+                              stages * stage_devices_);
+  }
+
+  // Runs of replica counts that bring the same tiers, each bounded by what the first replica alone
+  // would take; then those that can be best, in the order of their bounds.
   void run_all_replicas() {
+    std::vector<Candidate> candidates;
+    int out = 0;
     for (int p = 1; p <= most_stages_; ++p) {
-      NestTiers tiers(network_, stage_devices_, p);
-      tiers.add_replica();
-      std::int64_t fewest = 1;
-      for (std::int64_t d = 2; d <= most_replicas(p) + 1; ++d) {
-        const std::vector<NestTierPairs> pairs = tiers.pairs();
-        if (d <= most_replicas(p) && !tiers.add_replica()) continue;
-        solve(pairs, {fewest, d - 1});
-        fewest = d;
-      }
+      add_candidates(p, nest_pair(0, out), &candidates);
+      if (p == most_stages_) break;
+      const int in = tier_after(p);
+      rows_.add_stage(nest_pair(in, out), kInfinite);
+      out = in;
+    }
+    std::stable_sort(
+        candidates.begin(), candidates.end(),
+        [](const Candidate& a, const Candidate& b) { return a.bound_s < b.bound_s; });
+    for (const Candidate& candidate : candidates) {
+      if (candidate.bound_s >= below_s_ * kSlack) break;
+      solve(candidate);
     }
   }
 
-  void solve(const std::vector<NestTierPairs>& pairs, NestEpoch among) {
-    const auto p = static_cast<std::int64_t>(pairs.size());
-    const std::int64_t each = (rules_.microbatches + among.most - 1) / among.most;
-    const double limit_s = below_s_ / static_cast<double>(each + p - 1) * kSlack;
+  void add_candidates(int stages, NestTierPairs first_pair, std::vector<Candidate>* candidates) {
+    NestTiers tiers(network_, stage_devices_, stages);
+    tiers.add_replica();
+    std::int64_t fewest = 1;
+    for (std::int64_t d = 2; d <= most_replicas(stages) + 1; ++d) {
+      if (d <= most_replicas(stages) && !tiers.add_replica()) continue;
+      const NestEpoch among{fewest, d - 1};
+      const Completed bound = completed(first_pair, among, kInfinite);
+      if (bound.end >= 0) candidates->push_back({bound.time_s, stages, among});
+      fewest = d;
+    }
+  }
+
+  void solve(const Candidate& candidate) {
+    NestTiers tiers(network_, stage_devices_, candidate.stages);
+    for (std::int64_t d = 1; d <= candidate.among.fewest; ++d) tiers.add_replica();
+    const double rounds = rounds_of(candidate.stages, candidate.among.most);
     rows_.restart();
-    for (std::size_t s = 0; s + 1 < pairs.size(); ++s) rows_.add_stage(pairs[s], limit_s);
-    finish(pairs.back(), among);
+    for (int s = 0; s + 1 < candidate.stages; ++s) {
+      rows_.add_stage(tiers.pairs()[at(s)], below_s_ / rounds * kSlack);
+    }
+    take(completed(tiers.pairs().back(), candidate.among, below_s_));
   }
 
   const NestNetwork& network_;
