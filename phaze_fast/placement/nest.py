@@ -116,6 +116,7 @@ def _answer(problem: NestProblem, found: Any) -> dict[str, Any]:
     priced = NestStages(problem, width, list(pairwise(cuts)))
     sync_s = time_s - load_s * rounds
     all_load_s = priced.largest_load(replicas)
+    all_time_s = None if all_load_s is None else max(all_load_s, load_s) * rounds + sync_s
     return {
         "name": problem.name,
         "status": "optimal",
@@ -132,7 +133,7 @@ def _answer(problem: NestProblem, found: Any) -> dict[str, Any]:
             "compute": load_s * rounds,
             "gradient_sync": sync_s,
         },
-        "allReplicasTimePerBatch": all_load_s * rounds + sync_s,
+        "allReplicasTimePerBatch": all_time_s,
     }
 
 
@@ -156,7 +157,8 @@ def solve_nest(
     list of dict
         One each: ``status`` (optimal or infeasible, with a ``reason``), ``finalTimePerBatch``,
         ``p`` stages, ``t`` tensor width, ``d`` replicas, ``stages`` first to last, ``solve_s``;
-        ``allReplicasTimePerBatch`` is the time of that plan with every replica priced.
+        ``allReplicasTimePerBatch`` is the time of that plan with every replica priced (None
+        where replicas are too many to look at one by one).
 
     Raises
     ------

@@ -11,6 +11,8 @@ from phaze_fast.placement.nest_problem import NestProblem, NestWidth
 
 __all__ = ["NestStages"]
 
+_MOST_STAGES = 2**20
+
 
 class NestStages:
     """Stages of a pipeline, each layers ``begin`` up to ``end``, first to last.
@@ -77,10 +79,15 @@ class NestStages:
         begins = np.arange(replicas * count, dtype=np.int64) * self._devices
         return self._tiers(begins).reshape(replicas, count)[:, : count - 1]
 
-    def largest_load(self, replicas: int) -> float:
-        """Of all stages of all replicas."""
-        tiers = self._boundaries(replicas)
+    def largest_load(self, replicas: int) -> float | None:
+        """Of all stages of all replicas; None where those are too many to look at."""
         count = len(self._ranges)
+        inside = math.prod(self._problem.level_sizes[:-1])
+        alike = inside // math.gcd(inside, count * self._devices)  # tiers repeat after so many
+        replicas = min(replicas, alike)
+        if replicas * count > _MOST_STAGES:
+            return None
+        tiers = self._boundaries(replicas)
         largest = 0.0
         for stage in range(count):
             after = count - 1 - stage

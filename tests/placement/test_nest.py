@@ -50,9 +50,9 @@ def test_published_problems_have_their_optimum(record):
     assert plan["solve_s"] <= 0.05  # the target of 0.01 is held by bench/subjects_placement.py
 
 
-@pytest.mark.parametrize("chunk", range(15))
+@pytest.mark.parametrize("chunk", range(30))
 def test_random_problems_against_full_enumeration(chunk):
-    feasible = 0
+    feasible = piped = 0
     for seed in range(100 * chunk, 100 * chunk + 100):
         data = nest_problem(seed)
         plan = solved(data)
@@ -61,10 +61,12 @@ def test_random_problems_against_full_enumeration(chunk):
             assert plan["status"] == "infeasible", seed
             continue
         feasible += 1
+        piped += plan["p"] > 1
         assert plan["status"] == "optimal", seed
         assert plan["finalTimePerBatch"] == pytest.approx(expected, rel=1e-11), seed
         assert repriced(data, plan) == pytest.approx(expected, rel=1e-11), seed
     assert feasible >= 50
+    assert piped >= 20
 
 
 @pytest.mark.parametrize("chunk", range(4))
@@ -85,7 +87,7 @@ def test_all_replicas_against_full_enumeration(chunk):
         every = repriced(data, first, True)
         assert first["allReplicasTimePerBatch"] == pytest.approx(every, rel=1e-11)
         differ += first["finalTimePerBatch"] < expected * (1 - 1e-9)
-    assert differ >= 5
+    assert differ >= 2
 
 
 @pytest.mark.parametrize("record", golden()[::6], ids=lambda r: r["name"])
@@ -211,9 +213,9 @@ def test_latencies_in_milliseconds_are_converted():
 
 @pytest.mark.parametrize("seed", range(40))
 def test_the_reason_says_what_would_fit(seed):
-    data = {**nest_problem(seed), "maxMemoryPerDevice": 5}
+    data = {**nest_problem(seed), "maxMemoryPerDevice": 1}
     plan = solved(data)
-    if plan["status"] == "optimal":
+    if plan["status"] == "optimal":  # layers of no size
         return
     assert plan["finalTimePerBatch"] is plan["p"] is plan["t"] is plan["d"] is None
     assert plan["stages"] == []
