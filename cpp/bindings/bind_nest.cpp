@@ -115,8 +115,7 @@ Answer answer(const NestNetwork& network, const Widths& widths, std::size_t begi
     found.need = need;
     found.need_width = static_cast<std::int32_t>(w - begin);
   }
-  found.seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  found.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return found;
 }
 

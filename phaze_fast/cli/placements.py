@@ -19,8 +19,10 @@ from phaze_fast.placement import (
     TIME_UNITS,
     ProblemRecord,
     is_nest,
+    nest,
     nest_from_dict,
     problem_from_dict,
+    published,
     read_records,
     solve_nest,
     solve_published,
@@ -43,29 +45,8 @@ class _Form:
     degrees: tuple[str, str]
     """Fields of an answer with the tensor width and the replicas."""
     fullest: Callable[[Answer], float]
-    empty: Answer
-    """Fields of an answer without a plan, beside name, status and reason."""
-
-
-_PHAZE_EMPTY = {
-    "feasible": False,
-    "stages": [],
-    "dataParallelDegree": None,
-    "tensorParallelDegree": None,
-    "finalTimePerBatch": None,
-    "bound": None,
-    "solve_s": 0.0,
-    "memory": None,
-}
-_NEST_EMPTY = {
-    "finalTimePerBatch": None,
-    "bound": None,
-    "p": None,
-    "t": None,
-    "d": None,
-    "stages": [],
-    "solve_s": 0.0,
-}
+    unplanned: Callable[[str, str, str], Answer]
+    """The answer without a plan, from name, status and reason."""
 
 
 def _phaze(threads: int) -> _Form:
@@ -75,7 +56,7 @@ def _phaze(threads: int) -> _Form:
         solve=lambda problems: solve_published(problems, threads),
         degrees=("tensorParallelDegree", "dataParallelDegree"),
         fullest=lambda answer: max(answer["memory"]["stage_bytes"]),
-        empty=_PHAZE_EMPTY,
+        unplanned=published.unplanned,
     )
 
 
@@ -86,7 +67,7 @@ def _nest(threads: int, time_unit: str, replicas: str) -> _Form:
         solve=lambda problems: solve_nest(problems, threads, replicas),
         degrees=("t", "d"),
         fullest=lambda answer: max(stage["memoryBytes"] for stage in answer["stages"]),
-        empty=_NEST_EMPTY,
+        unplanned=nest.unplanned,
     )
 
 
@@ -105,7 +86,9 @@ def _choose(
         ("--replicas", replicas, PRICED_REPLICAS),
     ):
         if value is not None and value not in accepted:
-            raise InvalidInputError(f"{option}: {value!r} is not accepted; {nearest(value, accepted)}")
+            raise InvalidInputError(
+                f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
+            )
     if objective is None:
         readable = [record.data for record in records if not record.error]
         objective = "nest" if readable and is_nest(readable[0]) else "phaze"
@@ -147,8 +130,7 @@ def _answers(form: _Form, records: list[ProblemRecord]) -> tuple[list[Answer], l
         else:
             answers[k] = answer
     for k, reason in errors.items():
-        name = {"name": records[k].name, "status": "invalid", "reason": reason}
-        answers[k] = {**name, **form.empty}
+        answers[k] = form.unplanned(records[k].name, "invalid", reason)
     refused = [f"{records[k].where}: {errors[k]}" for k in sorted(errors)]
     return [answers[k] for k in range(len(records))], refused
 

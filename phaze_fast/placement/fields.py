@@ -1,6 +1,6 @@
-"""Fields of a placement problem as JSON has them, checked one by one, so that what is wrong is named.
+"""Fields of a placement problem as JSON has them, checked one by one.
 
-A message is one short line, whatever the value.
+What is wrong is named: a message is one short line, whatever the value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = ["LARGEST", "flag", "key_of", "known", "named", "number", "ordered", "shown", "whole", "widths"]
+__all__ = [
+    "LARGEST",
+    "flag",
+    "key_of",
+    "known",
+    "named",
+    "number",
+    "ordered",
+    "shown",
+    "whole",
+    "widths",
+]
 
 LARGEST = 1e100
 """No size, time or rate is larger, so that no sum or product of them overflows."""
@@ -134,7 +145,7 @@ def widths(record: dict[str, Any]) -> list[int]:
         )
     for width in nodes:
         digits = isinstance(width, str) and width.isascii() and width.isdigit()
-        if not digits or len(width) > 9 or str(int(width)) != width or not 1 <= int(width):
+        if not digits or len(width) > 9 or str(int(width)) != width or not int(width) >= 1:
             raise InvalidInputError(
                 f"nodes: width {shown(width)} is not accepted; expected a whole number from 1 to "
                 "999999999 without leading zeros"

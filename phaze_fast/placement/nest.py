@@ -16,7 +16,7 @@ from phaze_fast.placement.nest_stages import NestStages
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["PRICED_REPLICAS", "solve_nest"]
+__all__ = ["PRICED_REPLICAS", "solve_nest", "unplanned"]
 
 PRICED_REPLICAS = ("first", "all")
 """Of which replicas messages between stages count: NEST looks at the first alone."""
@@ -94,7 +94,20 @@ def _last_layer(problem: NestProblem, width: NestWidth) -> float:
     return float(problem.states * width.weight_bytes[-1] + width.kept_bytes[-1])
 
 
-_NO_PLAN = {"finalTimePerBatch": None, "bound": None, "p": None, "t": None, "d": None, "stages": []}
+def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict[str, Any]:
+    """Give the answer to a problem that has no plan, and why."""
+    return {
+        "name": name,
+        "status": status,
+        "reason": reason,
+        "finalTimePerBatch": None,
+        "bound": None,
+        "p": None,
+        "t": None,
+        "d": None,
+        "stages": [],
+        "solve_s": solve_s,
+    }
 
 
 def _answer(problem: NestProblem, found: Any) -> dict[str, Any]:
@@ -102,13 +115,8 @@ def _answer(problem: NestProblem, found: Any) -> dict[str, Any]:
     if status:
         raise InvalidInputError(f"{problem.name}: {_core.STATUS_SENTENCES[status]}")
     if at < 0:
-        return {
-            "name": problem.name,
-            "status": "infeasible",
-            "reason": _reason(problem, need, need_stages, need_at),
-            **_NO_PLAN,
-            "solve_s": solve_s,
-        }
+        reason = _reason(problem, need, need_stages, need_at)
+        return unplanned(problem.name, "infeasible", reason, solve_s)
     width = problem.widths[at]
     cuts = [*begins.tolist(), len(width.ids)]
     count = len(begins)

@@ -16,7 +16,17 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.placement.fields import flag, key_of, known, named, number, ordered, shown, whole, widths
+from phaze_fast.placement.fields import (
+    flag,
+    key_of,
+    known,
+    named,
+    number,
+    ordered,
+    shown,
+    whole,
+    widths,
+)
 
 __all__ = ["TIME_UNITS", "NestProblem", "NestWidth", "is_nest", "nest_from_dict"]
 
@@ -248,7 +258,8 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
     algorithm = record["optimizerAlgorithm"]
     if not isinstance(algorithm, str) or algorithm not in _STATES:
         raise InvalidInputError(
-            f"optimizerAlgorithm: {shown(algorithm)} is not accepted; accepted: {', '.join(_STATES)}"
+            f"optimizerAlgorithm: {shown(algorithm)} is not accepted; "
+            f"{nearest(str(algorithm)[:60], _STATES)}"
         )
     _check_unused(record)
     return NestProblem(

@@ -16,14 +16,24 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.placement.fields import flag, key_of, known, named, number, ordered, shown, whole, widths
+from phaze_fast.placement.fields import (
+    flag,
+    key_of,
+    known,
+    named,
+    number,
+    ordered,
+    shown,
+    whole,
+    widths,
+)
 from phaze_fast.placement.problem_files import read_records
 from phaze_fast.placement.problems import Placement, PublishedProblem, place_batch
 from phaze_fast.placement.table import LayerTable
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["answer", "problem_from_dict", "read_problems", "solve_published"]
+__all__ = ["answer", "problem_from_dict", "read_problems", "solve_published", "unplanned"]
 
 _COUNTS = ("maxDevices", "mbsInBatch")
 _REQUIRED = (
@@ -230,22 +240,27 @@ def _what_would(problem: PublishedProblem, least: float) -> str:
     return f"It would fit with {' or '.join(fitting)}."
 
 
+def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict[str, Any]:
+    """Give the answer to a problem that has no plan, and why."""
+    return {
+        "name": name,
+        "feasible": False,
+        "status": status,
+        "reason": reason,
+        "stages": [],
+        "dataParallelDegree": None,
+        "tensorParallelDegree": None,
+        "finalTimePerBatch": None,
+        "bound": None,
+        "solve_s": solve_s,
+        "memory": None,
+    }
+
+
 def answer(problem: PublishedProblem, found: Placement) -> dict[str, Any]:
     """Give an answer in the public program's output fields, and ours beside them."""
     if found.status != "optimal" or found.table is None:
-        return {
-            "name": problem.name,
-            "feasible": False,
-            "status": "infeasible",
-            "reason": _why_not(problem),
-            "stages": [],
-            "dataParallelDegree": None,
-            "tensorParallelDegree": None,
-            "finalTimePerBatch": None,
-            "bound": None,
-            "solve_s": found.solve_s,
-            "memory": None,
-        }
+        return unplanned(problem.name, "infeasible", _why_not(problem), found.solve_s)
     table = found.table
     stages = found.details
     rounds = -(-problem.microbatches // found.replicas) + len(found.stages) - 1

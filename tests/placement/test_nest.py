@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from nest_cases import nest_problem
+from reference import nest as reference
+
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.placement import nest_from_dict, solve_nest
-from reference import nest as reference
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "nest_instances.jsonl"
 seeds = st.integers(min_value=0, max_value=10**9)
@@ -263,3 +263,43 @@ def test_many_layers_and_devices_are_solved_in_bounded_time():
     assert plan["solve_s"] < 5
     with pytest.raises(InvalidInputError, match="expected at most 65536"):
         solved(data, replicas="all")
+
+
+@pytest.mark.checkout
+def test_the_table_in_the_documentation_holds():
+    page = Path(__file__).parents[2] / "docs" / "nest.md"
+    records = {record["name"]: record for record in golden()}
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in page.read_text("utf-8").splitlines()
+        if line.startswith(("| h100-", "| tpu-"))
+    ]
+    assert sorted(row[0] for row in rows) == sorted(records)
+    shown = {"rel": 1e-5}
+
+    def degrees(plan):
+        return f"{plan['p']}, {plan['t']}, {plan['d']}"
+
+    for name, time, best, every, best_all, own, consistent, plan_s, all_s in rows:
+        data = records[name]["input"]
+        plan = solved(data)
+        assert float(time) == pytest.approx(plan["finalTimePerBatch"], **shown)
+        assert best == degrees(plan)
+        assert float(every) == pytest.approx(plan["allReplicasTimePerBatch"], **shown)
+        checks = [(best_all, data)]
+        if own != "-":
+            seconds = copy.deepcopy(data)
+            unit = 1.0 if name.startswith("h100-llama3") else 1e-3
+            for node in (node for nodes in seconds["nodes"].values() for node in nodes):
+                node["optimalLatencyFw"] *= unit
+                node["optimalLatencyBw"] *= unit
+            assert float(own) == pytest.approx(repriced(seconds, plan), **shown)
+            in_seconds = solved(seconds)
+            assert float(consistent) == pytest.approx(in_seconds["finalTimePerBatch"], **shown)
+            assert plan_s == degrees(in_seconds)
+            checks.append((all_s, seconds))
+        for cell, given_data in checks:
+            with_all = solved(given_data, replicas="all")
+            number, _, rest = cell.partition(" ")
+            assert float(number) == pytest.approx(with_all["finalTimePerBatch"], **shown)
+            assert rest == f"({degrees(with_all)})"

@@ -234,7 +234,11 @@ def test_files_come_back_in_the_form_they_came(tmp_path, capsys):
     assert main(["place", str(one), "-o", str(out)]) == 1
     assert json.loads(out.read_text())["status"] == "infeasible"
     capsys.readouterr()
-    for text, words in (("{", "not JSON"), ("[]", "expected an object, not a list"), ("{}", "missing")):
+    for text, words in (
+        ("{", "not JSON"),
+        ("[]", "expected an object, not a list"),
+        ("{}", "missing"),
+    ):
         one.write_text(text)
         assert main(["place", str(one)]) == 2
         assert words in capsys.readouterr().err

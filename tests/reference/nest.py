@@ -6,7 +6,7 @@ with the engine.
 """
 
 import math
-from itertools import combinations
+from itertools import combinations, pairwise
 
 
 def in_order(nodes, edges):
@@ -15,9 +15,7 @@ def in_order(nodes, edges):
     ordered = []
     while left:
         ready = [
-            i
-            for i in left
-            if not any(e["destId"] == i and e["sourceId"] in left for e in edges)
+            i for i in left if not any(e["destId"] == i and e["sourceId"] in left for e in edges)
         ]
         assert len(ready) == 1, "consecutive layers are joined, so only one can be next"
         ordered += ready
@@ -134,7 +132,7 @@ def partitions(ids):
     for count in range(len(ids)):
         for cuts in combinations(range(1, len(ids)), count):
             ends = (0, *cuts, len(ids))
-            yield [ids[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+            yield [ids[a:b] for a, b in pairwise(ends)]
 
 
 def fits(layers, stages, limit):

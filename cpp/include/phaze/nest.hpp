@@ -18,7 +18,8 @@ namespace phaze {
 inline constexpr int kMaxNestLevels = 8;
 inline constexpr int kMaxNestLayers = 2048;
 inline constexpr std::int64_t kMaxNestDevices = std::int64_t{1} << 29;
-inline constexpr std::int64_t kMaxNestReplicated = 65'536;  // devices, where all replicas are priced
+inline constexpr std::int64_t kMaxNestReplicated =
+    65'536;  // devices, where all replicas are priced
 
 // Devices in a tree, innermost level first: `size` groups of the level below form one of this.
 struct NestNetwork {

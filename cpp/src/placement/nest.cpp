@@ -26,8 +26,8 @@ std::uint32_t tiers_between(const NestNetwork& network, std::int64_t stage_devic
                             std::int64_t stages) {
   std::uint32_t tiers = 1;
   for (std::int64_t s = 1; s < stages; ++s) {
-    tiers |= 1U << static_cast<unsigned>(
-                 nest_tier(network, (s - 1) * stage_devices, s * stage_devices));
+    tiers |=
+        1U << static_cast<unsigned>(nest_tier(network, (s - 1) * stage_devices, s * stage_devices));
   }
   return tiers;
 }
@@ -55,14 +55,17 @@ class SuffixRows {
     std::fill(next_.begin(), next_.end(), kInfinite);
     for (int i = n - s; i > 0; --i) {
       double best = limit_s;
-      visit(pairs, i, [&](int j, double load) {
-        if (load < best) {
-          best = load;
-          ends[at(i)] = j;
-          next_[at(i)] = load;
-        }
-        return best;
-      }, limit_s);
+      visit(
+          pairs, i,
+          [&](int j, double load) {
+            if (load < best) {
+              best = load;
+              ends[at(i)] = j;
+              next_[at(i)] = load;
+            }
+            return best;
+          },
+          limit_s);
     }
     loads_.swap(next_);
     ends_.push_back(std::move(ends));
@@ -242,9 +245,9 @@ class NestSearch {
     best_->load_s = found.load_s;
     best_->replicas = found.replicas;
     const auto stages = static_cast<int>(best_->begins.size());
-    best_->time_s = found.load_s * rounds_of(stages, found.replicas) +
-                    nest_sync(network_, found.replicas, tables_.weights(found.end),
-                              stages * stage_devices_);
+    best_->time_s =
+        found.load_s * rounds_of(stages, found.replicas) +
+        nest_sync(network_, found.replicas, tables_.weights(found.end), stages * stage_devices_);
   }
 
   // Runs of replica counts that bring the same tiers, each bounded by what the first replica alone
@@ -259,9 +262,8 @@ class NestSearch {
       rows_.add_stage(nest_pair(in, out), kInfinite);
       out = in;
     }
-    std::stable_sort(
-        candidates.begin(), candidates.end(),
-        [](const Candidate& a, const Candidate& b) { return a.bound_s < b.bound_s; });
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const Candidate& a, const Candidate& b) { return a.bound_s < b.bound_s; });
     for (const Candidate& candidate : candidates) {
       if (candidate.bound_s >= below_s_ * kSlack) break;
       solve(candidate);
@@ -324,8 +326,7 @@ Status least_nest_memory(const NestNetwork& network, const NestLayers& layers,
   }
   const NestTables tables(network, layers, rules, 0);
   const int n = tables.layers();
-  const std::int64_t most =
-      std::min<std::int64_t>(n, device_count(network) / layers.stage_devices);
+  const std::int64_t most = std::min<std::int64_t>(n, device_count(network) / layers.stage_devices);
   std::vector<double> least(at(n) + 1, kInfinite);  // of layers i to the end
   least.back() = 0.0;
   for (int s = 1; s <= most; ++s) {
@@ -333,8 +334,8 @@ Status least_nest_memory(const NestNetwork& network, const NestLayers& layers,
       double best = kInfinite;
       for (int j = s == 1 ? n : i + 1; j <= n - s + 1; ++j) {
         const std::size_t k = at(j - i - 1);
-        best = std::min(best, std::max(least[at(j)], tables.held(i)[k] +
-                                                         (s - 1) * tables.stash(i)[k]));
+        best = std::min(best,
+                        std::max(least[at(j)], tables.held(i)[k] + (s - 1) * tables.stash(i)[k]));
         if (tables.held(i)[k] >= best) break;
       }
       least[at(i)] = best;

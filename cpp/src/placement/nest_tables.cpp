@@ -13,8 +13,8 @@ std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 class Message {
  public:
   Message(const NestNetwork& network, int tier)
-      : bytes_per_s_(*std::min_element(network.bytes_per_s.begin(),
-                                       network.bytes_per_s.begin() + tier + 1)),
+      : bytes_per_s_(
+            *std::min_element(network.bytes_per_s.begin(), network.bytes_per_s.begin() + tier + 1)),
         latency_s_(network.latency_s[at(tier)]),
         hops_(tier == 0 ? 1.0 : 2.0) {}
 
@@ -120,8 +120,8 @@ double nest_sync(const NestNetwork& network, std::int64_t replicas, double bytes
   return below;
 }
 
-NestTables::NestTables(const NestNetwork& network, const NestLayers& layers,
-                       const NestRules& rules, std::uint32_t tiers)
+NestTables::NestTables(const NestNetwork& network, const NestLayers& layers, const NestRules& rules,
+                       std::uint32_t tiers)
     : count_(static_cast<int>(layers.forward_s.size())),
       edges_from_(at(count_)),
       edges_to_(at(count_)),

@@ -1,7 +1,5 @@
 // NEST's problem against every partition and replica count, on small problems drawn at random, and
 // what is refused.
-#include "phaze/nest.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -10,6 +8,7 @@
 
 #include "check.hpp"
 #include "numbers.hpp"
+#include "phaze/nest.hpp"
 
 namespace {
 
@@ -78,7 +77,8 @@ double load_of(const Drawn& d, std::int32_t begin, std::int32_t end, int after, 
   for (std::int32_t v = begin; v < end; ++v) {
     const auto at = static_cast<std::size_t>(v);
     for (std::size_t e = 0; e < d.to.size(); ++e) {
-      if (d.to[e] == v && d.from[e] < begin) forward = std::max(forward, message(d, d.bytes[e], in));
+      if (d.to[e] == v && d.from[e] < begin)
+        forward = std::max(forward, message(d, d.bytes[e], in));
     }
     forward += d.forward[at];
     sum += d.backward[at];
@@ -86,7 +86,8 @@ double load_of(const Drawn& d, std::int32_t begin, std::int32_t end, int after, 
   double backward = d.rules.recompute && after > 0 ? sum : 0.0;
   for (std::int32_t v = end - 1; v >= begin; --v) {
     for (std::size_t e = 0; e < d.to.size(); ++e) {
-      if (d.from[e] == v && d.to[e] >= end) backward = std::max(backward, message(d, d.bytes[e], out));
+      if (d.from[e] == v && d.to[e] >= end)
+        backward = std::max(backward, message(d, d.bytes[e], out));
     }
     backward += d.backward[static_cast<std::size_t>(v)];
   }
@@ -125,8 +126,7 @@ std::pair<double, double> priced(const Drawn& d, const std::vector<std::int32_t>
   double weights = 0.0;
   for (std::int32_t v = 0; v < begins[1]; ++v) weights += d.weights[static_cast<std::size_t>(v)];
   const std::int64_t rounds = (d.rules.microbatches + replicas - 1) / replicas + stages - 1;
-  return {load * static_cast<double>(rounds) +
-              nest_sync(d.network(), replicas, weights, apart),
+  return {load * static_cast<double>(rounds) + nest_sync(d.network(), replicas, weights, apart),
           bytes};
 }
 
