@@ -78,8 +78,8 @@ def _reason(problem: NestProblem, bytes_needed: float, stages: int, at: int) -> 
         )
     over = bytes_needed - problem.memory_bytes
     text = (
-        f"at best, with width {problem.widths[at].width} and {stages} stages, the fullest device "
-        f"needs {format_bytes(bytes_needed)}, {format_bytes(over)} ({math.ceil(over)} bytes) over "
+        f"at best, with width {problem.widths[at].width} and {stages} stage{'s' * (stages > 1)}, the fullest "
+        f"device needs {format_bytes(bytes_needed)}, {format_bytes(over)} ({math.ceil(over)} bytes) over "
         f"maxMemoryPerDevice; it would fit with maxMemoryPerDevice {math.ceil(bytes_needed)}"
     )
     if all(_last_layer(problem, width) > problem.memory_bytes for width in problem.widths):
@@ -188,8 +188,8 @@ def solve_nest(
     ...     }
     ... )
     >>> plan = solve_nest([problem])[0]
-    >>> plan["p"], plan["d"], plan["finalTimePerBatch"]
-    (2, 2, 36.5)
+    >>> plan["p"], plan["d"], round(plan["finalTimePerBatch"], 6)
+    (2, 1, 27.9)
     """
     if replicas not in PRICED_REPLICAS:
         raise InvalidInputError(
