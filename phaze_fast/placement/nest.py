@@ -77,10 +77,12 @@ def _reason(problem: NestProblem, bytes_needed: float, stages: int, at: int) -> 
             f"and maxDevices is {problem.devices}"
         )
     over = bytes_needed - problem.memory_bytes
+    plural = "s" if stages > 1 else ""
     text = (
-        f"at best, with width {problem.widths[at].width} and {stages} stage{'s' * (stages > 1)}, the fullest "
-        f"device needs {format_bytes(bytes_needed)}, {format_bytes(over)} ({math.ceil(over)} bytes) over "
-        f"maxMemoryPerDevice; it would fit with maxMemoryPerDevice {math.ceil(bytes_needed)}"
+        f"at best, with width {problem.widths[at].width} and {stages} stage{plural}, the fullest "
+        f"device needs {format_bytes(bytes_needed)}, {format_bytes(over)} ({math.ceil(over)} "
+        "bytes) over maxMemoryPerDevice; it would fit with maxMemoryPerDevice "
+        f"{math.ceil(bytes_needed)}"
     )
     if all(_last_layer(problem, width) > problem.memory_bytes for width in problem.widths):
         text += (
