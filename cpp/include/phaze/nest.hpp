@@ -4,7 +4,8 @@
 //
 // Times are in one unit throughout. Nothing here prints or exits; memory may run out
 // (std::bad_alloc), nothing else is thrown. The same problem has the same answer, bit for bit: ties
-// go to fewer stages, then to fewer replicas, then to the shorter first stage.
+// go to fewer stages, then to the shorter first stage, then to fewer replicas; where all replicas
+// are priced, to the candidate with the lower bound.
 #pragma once
 
 #include <cstdint>
