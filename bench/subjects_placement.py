@@ -15,6 +15,7 @@ from registry import Subject, register
 from phaze_fast import Cluster, models
 from phaze_fast.placement import (
     LayerTable,
+    NestProblem,
     PipelineProblem,
     Placement,
     Plan,
@@ -22,12 +23,14 @@ from phaze_fast.placement import (
     Predictions,
     PublishedProblem,
     Training,
+    nest_from_dict,
     place,
     place_batch,
     plan,
     predict,
     predict_batch,
     problem_from_dict,
+    solve_nest,
 )
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "dp_golden.jsonl"
@@ -300,5 +303,40 @@ register(
         check=_check_all,
         target=">= 100,000/s",
         smoke=lambda: _many(1),
+    )
+)
+
+NEST_GOLDEN = GOLDEN.with_name("nest_instances.jsonl")
+
+
+def _nest_records() -> list[dict[str, Any]]:
+    with NEST_GOLDEN.open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _nest_problems() -> list[NestProblem]:
+    return [nest_from_dict(record) for record in _nest_records()]
+
+
+def _check_nest(problems: list[NestProblem], answers: list[dict[str, Any]]) -> None:
+    optimum = {record["name"]: record["optimum"] for record in _nest_records()}
+    assert len(answers) == len(problems) == len(optimum)
+    for answer in answers:
+        expected = optimum[answer["name"]]
+        assert np.isclose(answer["finalTimePerBatch"], expected["finalTimePerBatch"], rtol=1e-9)
+        assert all(answer[key] == expected[key] for key in "ptd")
+    slowest = max(answers, key=lambda answer: answer["solve_s"])
+    sys.stderr.write(f"\nslowest: {slowest['name']}, {1e3 * slowest['solve_s']:.3f} ms\n")
+
+
+register(
+    Subject(
+        name="nest-published-25",
+        stage="placement",
+        items=25,
+        build=_nest_problems,
+        run=lambda problems: solve_nest(problems, threads=1),
+        check=_check_nest,
+        target="<= 10 ms each",
     )
 )

@@ -209,6 +209,25 @@ def pipeline_peak(
 def pipeline_in_flight(schedule: int, stages: int, chunks: int, microbatches: int) -> _Array: ...
 def pipeline_chain(schedule: int, stages: int, chunks: int) -> _Array: ...
 def check_pipeline(schedule: int, stages: int, chunks: int, microbatches: int) -> int: ...
+
+MAX_NEST_LAYERS: int
+MAX_NEST_LEVELS: int
+MAX_NEST_DEVICES: int
+MAX_NEST_REPLICATED: int
+
+def place_nest(
+    networks: tuple[_Array, ...],
+    layers: tuple[_Array, ...],
+    edges: tuple[_Array, ...],
+    stage_devices: _Array,
+    width_ptr: _Array,
+    memory_bytes: _Array,
+    states: _Array,
+    microbatches: _Array,
+    recompute: _Array,
+    all_replicas: bool,
+    threads: int,
+) -> list[tuple[int, int, float, float, int, _Array, float, int, int, float]]: ...
 def mesh_collectives(
     op: _Array,
     algorithm: _Array,

@@ -18,7 +18,18 @@ import yaml
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = ["digest", "parse_text", "read_document", "to_yaml", "write_whole"]
+__all__ = [
+    "digest",
+    "parse_json",
+    "parse_text",
+    "read_document",
+    "read_text",
+    "to_yaml",
+    "write_whole",
+]
+
+_MOST_BYTES = 2**28
+_LONGEST_KEY = 60
 
 
 class _Loader(yaml.SafeLoader):
@@ -62,9 +73,57 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"key {key!r} is given twice")
+            raise ValueError(f"key {key[:_LONGEST_KEY]!r} is given twice")
         found[key] = value
     return found
+
+
+class _LongInteger(float):
+    """An integer of more digits than Python reads: infinite, and shown by its length."""
+
+    def __new__(cls, text: str) -> _LongInteger:
+        made = super().__new__(cls, "-inf" if text.startswith("-") else "inf")
+        made.digits = len(text.lstrip("-"))
+        return made
+
+    digits: int
+
+    def __repr__(self) -> str:
+        return f"an integer of {self.digits} digits"
+
+
+def _integer(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:  # longer than the interpreter's limit
+        return _LongInteger(text)
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON; a key that is given twice is a fault.
+
+    Integers of any length are read, so that the field that holds one can be named; the constants
+    NaN and Infinity are read too, for the same reason.
+
+    Raises
+    ------
+    InvalidInputError
+        With the column and what is wrong there; the caller knows the file and the line.
+
+    Examples
+    --------
+    >>> parse_json('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_no_repeats, parse_int=_integer)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        raise InvalidInputError(f"not JSON: {error.msg} at {line}column {error.colno}") from None
+    except RecursionError:
+        raise InvalidInputError("nested too deeply") from None
+    except ValueError as error:
+        raise InvalidInputError(str(error)) from None
 
 
 def parse_text(text: str, source: str, json_only: bool = False) -> Any:
@@ -87,6 +146,32 @@ def parse_text(text: str, source: str, json_only: bool = False) -> Any:
         raise InvalidInputError(f"{source}: {reason}") from None
 
 
+def read_text(path: str | Path) -> str:
+    """Read a text file of at most 256 MiB.
+
+    Raises
+    ------
+    InvalidInputError
+        Where the file is missing, unreadable, too long or not UTF-8.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise InvalidInputError(f"{path}: too long; expected at most 256 MiB")
+        return data.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except FileNotFoundError:
+        raise InvalidInputError(f"{path}: no such file") from None
+    except UnicodeDecodeError:
+        raise InvalidInputError(f"{path}: not a text file in UTF-8") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, InvalidInputError):
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidInputError(f"{path}: cannot be read: {reason}") from None
+
+
 def read_document(path: str | Path) -> Any:
     """Read a YAML or JSON file into plain data.
 
@@ -96,15 +181,7 @@ def read_document(path: str | Path) -> Any:
         Where the file is missing, unreadable, not UTF-8 or malformed.
     """
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise InvalidInputError(f"{path}: no such file") from None
-    except UnicodeDecodeError:
-        raise InvalidInputError(f"{path}: not a text file in UTF-8") from None
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
-    return parse_text(text, str(path), json_only=path.suffix == ".json")
+    return parse_text(read_text(path), str(path), json_only=path.suffix == ".json")
 
 
 def to_yaml(data: object) -> str:

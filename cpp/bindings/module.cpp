@@ -13,6 +13,7 @@ void bind_collective(py::module_& module);
 void bind_layer_schedule(py::module_& module);
 void bind_mapping(py::module_& module);
 void bind_mesh(py::module_& module);
+void bind_nest(py::module_& module);
 void bind_op_cost(py::module_& module);
 void bind_op_graph(py::module_& module);
 void bind_pipeline(py::module_& module);
@@ -67,5 +68,6 @@ PYBIND11_MODULE(_core, module) {
   bind_layer_schedule(module);
   bind_pipeline(module);
   bind_placement(module);
+  bind_nest(module);
   bind_plan(module);
 }

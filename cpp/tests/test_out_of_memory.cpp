@@ -14,6 +14,7 @@
 #include "phaze/chip_grid.hpp"
 #include "phaze/collective.hpp"
 #include "phaze/layer_batch.hpp"
+#include "phaze/nest.hpp"
 #include "phaze/op_cost.hpp"
 #include "phaze/parallel.hpp"
 #include "phaze/placement.hpp"
@@ -168,6 +169,27 @@ void placements_survive() {
   }
 }
 
+void nests_survive() {
+  const std::vector<std::int64_t> size{2, 2, 4};
+  const std::vector<double> rates{8.0, 1.0, 2.0};
+  const std::vector<double> latencies{0.1, 0.2, 0.3};
+  const std::vector<double> values{3.0, 1.0, 2.0, 2.0, 5.0};
+  const std::vector<std::int32_t> from{0, 1, 2, 3, 0};
+  const std::vector<std::int32_t> to{1, 2, 3, 4, 4};
+  const NestNetwork network{size, rates, latencies};
+  const NestLayers layers{1, values, values, values, values, from, to, values};
+  for (const bool all : {false, true}) {
+    survives("placements on tiers", [&] {
+      const NestRules rules{20.0, 2.0, 8, true, all};
+      NestPlan plan;
+      NestNeed need{};
+      place_nest(network, layers, rules, 1e300, &plan);
+      least_nest_memory(network, layers, rules, &need);
+      return plan.time_s + need.bytes;
+    });
+  }
+}
+
 void costs_survive() {
   std::vector<ChipRecord> chips(600);
   std::vector<OperatorRecord> ops(3);
@@ -250,6 +272,7 @@ void grids_survive() {
 int main() {
   layers_survive();
   placements_survive();
+  nests_survive();
   costs_survive();
   mappings_survive();
   grids_survive();

@@ -4,104 +4,270 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import emit, note, table, write_text
-from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.placement import read_problems, solve_published
+from phaze_fast.cli.output import emit, note, table, target, write_text
+from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
+from phaze_fast.placement import (
+    PRICED_REPLICAS,
+    TIME_UNITS,
+    ProblemRecord,
+    is_nest,
+    nest,
+    nest_from_dict,
+    problem_from_dict,
+    published,
+    read_records,
+    solve_nest,
+    solve_published,
+)
+from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
 __all__ = ["add_commands"]
 
+Answer = dict[str, Any]
 
-def _row(found: dict[str, Any]) -> list[str]:
-    if found["status"] != "optimal":
-        return [found["name"], "infeasible", *("-" * 5), f"{1e3 * found['solve_s']:.2f}"]
+
+@dataclass(frozen=True)
+class _Form:
+    """How problems of one form are read, solved and shown."""
+
+    name: str
+    read: Callable[[Any, str], Any]
+    solve: Callable[[list[Any]], list[Answer]]
+    degrees: tuple[str, str]
+    """Fields of an answer with the tensor width and the replicas."""
+    fullest: Callable[[Answer], float]
+    unplanned: Callable[[str, str, str], Answer]
+    """The answer without a plan, from name, status and reason."""
+
+
+def _phaze(threads: int) -> _Form:
+    return _Form(
+        name="phaze",
+        read=problem_from_dict,
+        solve=lambda problems: solve_published(problems, threads),
+        degrees=("tensorParallelDegree", "dataParallelDegree"),
+        fullest=lambda answer: max(answer["memory"]["stage_bytes"]),
+        unplanned=published.unplanned,
+    )
+
+
+def _nest(threads: int, time_unit: str, replicas: str) -> _Form:
+    return _Form(
+        name="nest",
+        read=lambda data, name: nest_from_dict(data, name, time_unit),
+        solve=lambda problems: solve_nest(problems, threads, replicas),
+        degrees=("t", "d"),
+        fullest=lambda answer: max(stage["memoryBytes"] for stage in answer["stages"]),
+        unplanned=nest.unplanned,
+    )
+
+
+def _choose(
+    records: list[ProblemRecord],
+    objective: str | None,
+    threads: int | None,
+    time_unit: str | None,
+    replicas: str | None,
+) -> _Form:
+    """Find the form of a file: the one asked for, or that of its first readable problem."""
+    workers = thread_count(threads)
+    for option, value, accepted in (
+        ("--objective", objective, ("phaze", "nest")),
+        ("--time-unit", time_unit, tuple(TIME_UNITS)),
+        ("--replicas", replicas, PRICED_REPLICAS),
+    ):
+        if value is not None and value not in accepted:
+            raise InvalidInputError(
+                f"{option}: {value!r} is not accepted; {nearest(value, accepted)}"
+            )
+    if objective is None:
+        readable = [record.data for record in records if not record.error]
+        objective = "nest" if readable and is_nest(readable[0]) else "phaze"
+    if objective == "nest":
+        return _nest(workers, time_unit or "s", replicas or "first")
+    for option, value in (("--time-unit", time_unit), ("--replicas", replicas)):
+        if value is not None:
+            raise InvalidInputError(
+                f"{option}: {value!r} is not accepted with the objective phaze; it is for nest"
+            )
+    return _phaze(workers)
+
+
+def _solved(form: _Form, problems: list[Any]) -> list[Answer | InvalidInputError]:
+    """Solve all; where one of them is refused, one by one, so that the others are not lost."""
+    try:
+        return list(form.solve(problems))
+    except InvalidInputError as error:
+        if len(problems) == 1:
+            return [error]
+    return [_solved(form, [problem])[0] for problem in problems]
+
+
+def _answers(form: _Form, records: list[ProblemRecord]) -> tuple[list[Answer], list[str]]:
+    """Answer every record in its turn; beside that, what was refused and why."""
+    problems, places, errors = [], [], {}
+    for k, record in enumerate(records):
+        try:
+            if record.error:
+                raise InvalidInputError(record.error)
+            problems.append(form.read(record.data, record.name))
+            places.append(k)
+        except InvalidInputError as error:
+            errors[k] = str(error)
+    answers: dict[int, Answer] = {}
+    for k, answer in zip(places, _solved(form, problems), strict=True):
+        if isinstance(answer, InvalidInputError):
+            errors[k] = str(answer)
+        else:
+            answers[k] = answer
+    for k, reason in errors.items():
+        answers[k] = form.unplanned(records[k].name, "invalid", reason)
+    refused = [f"{records[k].where}: {errors[k]}" for k in sorted(errors)]
+    return [answers[k] for k in range(len(records))], refused
+
+
+def _row(form: _Form, answer: Answer) -> list[str]:
+    milliseconds = f"{1e3 * answer['solve_s']:.2f}"
+    if answer["status"] != "optimal":
+        return [answer["name"], answer["status"], *("-" * 5), milliseconds]
     return [
-        found["name"],
-        found["status"],
-        f"{found['finalTimePerBatch']:.8g}",
-        str(len(found["stages"])),
-        str(found["tensorParallelDegree"]),
-        str(found["dataParallelDegree"]),
-        format_bytes(max(found["memory"]["stage_bytes"])),
-        f"{1e3 * found['solve_s']:.2f}",
+        answer["name"],
+        answer["status"],
+        f"{answer['finalTimePerBatch']:.8g}",
+        str(len(answer["stages"])),
+        *(str(answer[field]) for field in form.degrees),
+        format_bytes(form.fullest(answer)),
+        milliseconds,
     ]
 
 
-def _stage_rows(found: dict[str, Any]) -> list[list[str]]:
+def _named(nodes: list[Any]) -> str:
+    return f"{nodes[0]} to {nodes[-1]}" if len(nodes) > 1 else str(nodes[0])
+
+
+def _phaze_stages(answer: Answer) -> RenderableType:
     rows = []
-    terms = found["memory"]["stage_terms"]
-    for k, (stage, bytes_by_term) in enumerate(zip(found["stages"], terms, strict=True)):
+    terms = answer["memory"]["stage_terms"]
+    for k, (stage, bytes_by_term) in enumerate(zip(answer["stages"], terms, strict=True)):
         nodes, total = stage["nodes"], sum(bytes_by_term.values())
         rows.append(
             [
                 str(k),
-                f"{nodes[0]} to {nodes[-1]}" if len(nodes) > 1 else str(nodes[0]),
+                _named(nodes),
                 str(len(nodes)),
                 str(stage["devicesForStage"]),
                 *(format_bytes(bytes_by_term[t]) for t in ("weights", "activations", "stash")),
-                format_bytes(found["memory"]["limit_bytes"] - total),
+                format_bytes(answer["memory"]["limit_bytes"] - total),
             ]
         )
-    return rows
+    columns = ["stage>", "layers", "count>", "devices>", "weights>", "activations>", "stash>"]
+    return table("", [*columns, "free>"], rows)
+
+
+def _nest_stages(answer: Answer) -> RenderableType:
+    rows = []
+    for k, stage in enumerate(answer["stages"]):
+        first, count = stage["firstDevice"], stage["devicesForStage"]
+        tiers = ["-" if stage[end] is None else str(stage[end]) for end in ("tierIn", "tierOut")]
+        rows.append(
+            [
+                str(k),
+                _named(stage["nodes"]),
+                str(len(stage["nodes"])),
+                f"{first} to {first + count - 1}" if count > 1 else str(first),
+                *tiers,
+                f"{stage['load']:.6g}",
+                format_bytes(stage["memoryBytes"]),
+            ]
+        )
+    columns = ["stage>", "layers", "count>", "devices", "tier in>", "tier out>", "load>", "memory>"]
+    return table("", columns, rows)
+
+
+def _human(form: _Form, answers: list[Answer], many: bool) -> list[RenderableType]:
+    headings = ["problem", "status", "time>", "stages>", "t>", "d>", "fullest>", "ms>"]
+    parts: list[RenderableType] = [table("", headings, [_row(form, each) for each in answers])]
+    if len(answers) == 1 and answers[0]["status"] == "optimal":
+        stages = _nest_stages if form.name == "nest" else _phaze_stages
+        parts.append(stages(answers[0]))
+    if many:
+        parts += [
+            f"{each['name']}: {each['reason']}"
+            for each in answers
+            if each["status"] == "infeasible"
+        ]
+    return parts
 
 
 def place_file(
     file: Annotated[
         Path,
-        typer.Argument(help="A problem in the public PHAZE program's form, or .jsonl with many."),
+        typer.Argument(
+            help="A problem in the form of the public PHAZE or NEST program, or .jsonl with many."
+        ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Where answers go, in the same form."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="Where answers go, in the same form.",
+            callback=target,
+        ),
     ] = None,
-    objective: Annotated[str, typer.Option(help="phaze: the published objective.")] = "phaze",
+    objective: Annotated[
+        str | None,
+        typer.Option(help="phaze or nest; by default told from the first problem."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="At most so many threads; by default all cores.")
+    ] = None,
+    time_unit: Annotated[
+        str | None,
+        typer.Option(help="nest: what latencies of layers are in (s, ms, us); times come in s."),
+    ] = None,
+    replicas: Annotated[
+        str | None,
+        typer.Option(help="nest: price messages in the first replica, as NEST does, or in all."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the answers as JSON instead of a table.")
     ] = False,
 ) -> None:
     """Place layers on devices: stages, widths and replicas, proven optimal."""
-    if objective != "phaze":
-        raise InvalidInputError(
-            f"objective: {objective!r} is not accepted; this input form has only phaze "
-            "(for the others: phaze-fast plan)"
-        )
-    lines = file.suffix == ".jsonl"
-    problems = list(read_problems(file))
-    found = solve_published(problems, threads)
-    if lines:
-        text = "".join(json.dumps(each, allow_nan=False) + "\n" for each in found)
-    else:
-        text = json.dumps(found[0], indent=2, allow_nan=False) + "\n"
+    many = file.suffix == ".jsonl"
+    records = list(read_records(file))
+    form = _choose(records, objective, threads, time_unit, replicas)
+    answers, refused = _answers(form, records)
+    if refused and not many:
+        raise InvalidInputError(refused[0])
+    document = answers if many else answers[0]
     if output is not None:
+        if many:
+            text = "".join(json.dumps(each, allow_nan=False) + "\n" for each in answers)
+        else:
+            text = json.dumps(document, indent=2, allow_nan=False) + "\n"
         write_text(output, text)
         note(f"wrote {output}")
     if as_json:
-        document = found if lines else found[0]
         sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-
-    def human() -> list[RenderableType]:
-        headings = ["problem", "status", "time>", "stages>", "t>", "d>", "fullest>", "ms>"]
-        parts: list[RenderableType] = [table("", headings, [_row(each) for each in found])]
-        if len(found) == 1 and found[0]["status"] == "optimal":
-            columns = ["stage>", "layers", "count>", "devices>", "weights>", "activations>"]
-            parts.append(table("", [*columns, "stash>", "free>"], _stage_rows(found[0])))
-        if lines:
-            parts += [f"{each['name']}: {each['reason']}" for each in found if "reason" in each]
-        return parts
-
-    if output is None and not as_json:
-        emit(lambda: found, human, False, None)
-    if not lines and found[0]["status"] != "optimal":
-        raise InfeasibleError(found[0]["reason"])
+    elif output is None:
+        emit(lambda: answers, lambda: _human(form, answers, many), False, None)
+    if refused:
+        more = f" ({len(refused)} of {len(records)} lines are refused)" if len(refused) > 1 else ""
+        raise InvalidInputError(refused[0] + more)
+    if not many and answers[0]["status"] != "optimal":
+        raise InfeasibleError(answers[0]["reason"])
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -2,10 +2,13 @@
 
 from phaze_fast.placement.describe import PlacedStage
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
+from phaze_fast.placement.nest import PRICED_REPLICAS, solve_nest
+from phaze_fast.placement.nest_problem import TIME_UNITS, NestProblem, is_nest, nest_from_dict
 from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.planning import Plans, infeasible, plan
 from phaze_fast.placement.plans import PARTS, Plan, Stage
 from phaze_fast.placement.prediction import Predictions, predict, predict_batch
+from phaze_fast.placement.problem_files import ProblemRecord, read_records
 from phaze_fast.placement.problems import (
     SCHEDULES,
     PipelineProblem,
@@ -37,9 +40,12 @@ from phaze_fast.placement.training import Training
 
 __all__ = [
     "PARTS",
+    "PRICED_REPLICAS",
     "SCHEDULES",
     "Goodput",
+    "TIME_UNITS",
     "LayerTable",
+    "NestProblem",
     "PipelineProblem",
     "Placed",
     "PlacedStage",
@@ -49,6 +55,7 @@ __all__ = [
     "PlanSpec",
     "Plans",
     "Predictions",
+    "ProblemRecord",
     "PublishedProblem",
     "Stage",
     "Throughput",
@@ -60,6 +67,8 @@ __all__ = [
     "mfu",
     "mfu_causal",
     "optimal_interval_s",
+    "is_nest",
+    "nest_from_dict",
     "place",
     "place_batch",
     "place_front",
@@ -68,6 +77,8 @@ __all__ = [
     "predict_batch",
     "problem_from_dict",
     "read_problems",
+    "read_records",
+    "solve_nest",
     "solve_published",
     "step_throughput",
     "tflops_per_device",

@@ -7,8 +7,6 @@ what is wrong is named.
 
 from __future__ import annotations
 
-import heapq
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,12 +16,24 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.placement.fields import (
+    flag,
+    key_of,
+    known,
+    named,
+    number,
+    ordered,
+    shown,
+    whole,
+    widths,
+)
+from phaze_fast.placement.problem_files import read_records
 from phaze_fast.placement.problems import Placement, PublishedProblem, place_batch
 from phaze_fast.placement.table import LayerTable
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["answer", "problem_from_dict", "read_problems", "solve_published"]
+__all__ = ["answer", "problem_from_dict", "read_problems", "solve_published", "unplanned"]
 
 _COUNTS = ("maxDevices", "mbsInBatch")
 _REQUIRED = (
@@ -41,98 +51,42 @@ _EDGE = ("sourceId", "destId", "communicationCost")
 _STATE = {"SGD": 2.0, "Adam": 3.0}  # weights, gradients and moments, as multiples of the weights
 
 
-def _number(record: dict[str, Any], key: str, where: str, whole: bool = False) -> float:
-    if key not in record:
-        raise InvalidInputError(f"{where}{key}: missing; expected a number")
-    value = record[key]
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value < 0 or (whole and value != int(value)):
-        kind = "a whole number" if whole else "a finite number"
-        raise InvalidInputError(
-            f"{where}{key}: {value!r} is not accepted; expected {kind}, zero or more"
-        )
-    return float(value)
-
-
-def _known(record: Any, accepted: tuple[str, ...], where: str) -> dict[str, Any]:
-    if not isinstance(record, dict):
-        raise InvalidInputError(
-            f"{where}: {type(record).__name__} is not accepted; expected an object"
-        )
-    for key in record:
-        if key not in accepted:
-            raise InvalidInputError(
-                f"{where}{'.' * bool(where)}{key}: unknown; {nearest(key, accepted)}"
-            )
-    return record
-
-
-def _ordered(ids: list[int], edges: list[tuple[int, int, float]], where: str) -> list[int]:
-    """Order ids so that edges go forward; smaller ids first where there is a choice."""
-    waiting = dict.fromkeys(ids, 0)
-    after: dict[int, list[int]] = {i: [] for i in ids}
-    for a, b, _ in edges:
-        waiting[b] += 1
-        after[a].append(b)
-    ready = [i for i, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    order = []
-    while ready:
-        i = heapq.heappop(ready)
-        order.append(i)
-        for b in after[i]:
-            waiting[b] -= 1
-            if waiting[b] == 0:
-                heapq.heappush(ready, b)
-    if len(order) != len(ids):
-        left = sorted(set(ids) - set(order))
-        raise InvalidInputError(f"{where}: a cycle through {left[:5]} is not accepted")
-    return order
-
-
 def _nodes(records: Any, where: str) -> dict[int, dict[str, Any]]:
     if not isinstance(records, list) or not records:
-        raise InvalidInputError(f"{where}: expected a list of at least one node")
+        raise InvalidInputError(
+            f"{where}: {shown(records)} is not accepted; expected a list of at least one node"
+        )
     nodes: dict[int, dict[str, Any]] = {}
     for k, record in enumerate(records):
         at = f"{where}[{k}]"
-        node = _known(record, (*_NODE, "isTensorParallelized"), at)
-        key = node.get("id")
-        if not isinstance(key, int) or isinstance(key, bool):
-            raise InvalidInputError(f"{at}.id: {key!r} is not accepted; expected a whole number")
+        node = known(record, (*_NODE, "isTensorParallelized"), at)
+        key = key_of(node, "id", f"{at}.", None)
         if key in nodes:
             raise InvalidInputError(f"{at}.id: {key} is there twice; expected every id once")
-        wide = node.get("isTensorParallelized", False)
-        if not isinstance(wide, bool):
-            raise InvalidInputError(
-                f"{at}.isTensorParallelized: {wide!r} is not accepted; expected true or false"
-            )
-        values = {name: _number(node, name, f"{at}.") for name in _NODE[1:]}
+        wide = flag({"isTensorParallelized": False, **node}, "isTensorParallelized", f"{at}.")
+        values = {name: number(node, name, f"{at}.") for name in _NODE[1:]}
         nodes[key] = {**values, "wide": wide}
     return nodes
 
 
 def _edges(records: Any, ids: dict[int, Any], where: str) -> list[tuple[int, int, float]]:
     if not isinstance(records, list):
-        raise InvalidInputError(f"{where}: expected a list of edges")
+        raise InvalidInputError(f"{where}: {shown(records)} is not accepted; expected a list")
     edges = []
     for k, record in enumerate(records):
         at = f"{where}[{k}]"
-        edge = _known(record, _EDGE, at)
-        for end in ("sourceId", "destId"):
-            if edge.get(end) not in ids or isinstance(edge.get(end), bool):
-                raise InvalidInputError(f"{at}.{end}: {edge.get(end)!r} is no id of a node")
-        if edge["sourceId"] == edge["destId"]:
-            raise InvalidInputError(f"{at}: an edge from {edge['sourceId']} to itself")
-        cost = _number(edge, "communicationCost", f"{at}.")
-        edges.append((edge["sourceId"], edge["destId"], cost))
+        edge = known(record, _EDGE, at)
+        source, target = (key_of(edge, end, f"{at}.", ids) for end in ("sourceId", "destId"))
+        if source == target:
+            raise InvalidInputError(f"{at}: an edge from {source} to itself")
+        edges.append((source, target, number(edge, "communicationCost", f"{at}.")))
     return edges
 
 
 def _table(nodes: Any, edges: Any, width: str, bandwidth: float, state: float) -> LayerTable:
     found = _nodes(nodes, f"nodes.{width}")
     listed = _edges(edges, found, f"edges.{width}")
-    order = _ordered(list(found), listed, f"edges.{width}")
+    order = ordered(found, listed, f"edges.{width}")
     place_of = {key: i for i, key in enumerate(order)}
     column = {name: np.array([found[key][name] for key in order]) for name in _NODE[1:]}
     sizes = np.array([cost for _, _, cost in listed])
@@ -182,76 +136,45 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
     >>> len(found.tables[1])
     2
     """
-    if isinstance(data, dict) and isinstance(data.get("input"), dict):
-        name, data = str(data.get("name", name)), data["input"]
-    record = _known(data, (*_REQUIRED, *_IGNORED), "")
+    name, data = named(data, name)
+    record = known(data, (*_REQUIRED, *_IGNORED), "")
     for key in _REQUIRED:
         if key not in record:
             raise InvalidInputError(f"{key}: missing; expected it beside {', '.join(_REQUIRED)}")
-    for key in _COUNTS:
-        if not 1 <= _number(record, key, "", whole=True) <= 2**29:
-            raise InvalidInputError(
-                f"{key}: {record[key]!r} is not accepted; expected from 1 to 2^29"
-            )
-    bandwidth = _number(record, "bandwidth", "")
-    if bandwidth == 0:
-        raise InvalidInputError("bandwidth: 0 is not accepted; expected bytes per unit of time")
-    again, algorithm = record["activationRecomputation"], record["optimizerAlgorithm"]
-    if not isinstance(again, bool):
+    devices, microbatches = (whole(record, key, "", least=1) for key in _COUNTS)
+    bandwidth = number(record, "bandwidth", "", least=1e-100)
+    algorithm = record["optimizerAlgorithm"]
+    if not isinstance(algorithm, str) or algorithm not in _STATE:
         raise InvalidInputError(
-            f"activationRecomputation: {again!r} is not accepted; expected true or false"
-        )
-    if algorithm not in _STATE:
-        raise InvalidInputError(
-            f"optimizerAlgorithm: {algorithm!r} is not accepted; {nearest(str(algorithm), _STATE)}"
+            f"optimizerAlgorithm: {shown(algorithm)} is not accepted; "
+            f"{nearest(str(algorithm)[:60], _STATE)}"
         )
     nodes, edges = record["nodes"], record["edges"]
-    if not isinstance(nodes, dict) or not nodes:
-        raise InvalidInputError("nodes: expected an object with a list of nodes for each width")
-    if not isinstance(edges, dict) or set(edges) != set(nodes):
-        raise InvalidInputError(f"edges: expected lists for the widths of nodes, {list(nodes)}")
-    tables = {}
-    for width in nodes:
-        if not (width.isascii() and width.isdigit() and int(width) >= 1):
-            raise InvalidInputError(f"nodes.{width}: expected a width, a whole number from 1 up")
-        tables[int(width)] = _table(nodes[width], edges[width], width, bandwidth, _STATE[algorithm])
+    tables = {
+        width: _table(
+            nodes[str(width)], edges[str(width)], str(width), bandwidth, _STATE[algorithm]
+        )
+        for width in widths(record)
+    }
     return PublishedProblem(
         tables=tables,
-        devices=int(record["maxDevices"]),
-        memory_bytes=_number(record, "maxMemoryPerDevice", ""),
-        microbatches=int(record["mbsInBatch"]),
-        recompute=again,
+        devices=devices,
+        memory_bytes=number(record, "maxMemoryPerDevice", ""),
+        microbatches=microbatches,
+        recompute=flag(record, "activationRecomputation", ""),
         name=name,
     )
 
 
 def read_problems(path: Path | str) -> Iterator[PublishedProblem]:
     """Read a problem from a .json file, or many from a .jsonl file, one a line."""
-    file = Path(path)
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise InvalidInputError(f"{file}: cannot be read: {reason}") from None
-    lines = text.splitlines() if file.suffix == ".jsonl" else [text]
-    if not any(line.strip() for line in lines):
-        raise InvalidInputError(f"{file}: it is empty; expected at least one problem")
-    for number, line in enumerate(lines, 1):
-        if file.suffix == ".jsonl" and not line.strip():
-            continue
-        where = f"{file}:{number}" if file.suffix == ".jsonl" else str(file)
+    for record in read_records(path):
         try:
-            data = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InvalidInputError(
-                f"{where}: not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
-            ) from None
-        except RecursionError:
-            raise InvalidInputError(f"{where}: nested too deeply") from None
-        try:
-            yield problem_from_dict(data, f"{file.stem}:{number}" if len(lines) > 1 else file.stem)
+            if record.error:
+                raise InvalidInputError(record.error)
+            yield problem_from_dict(record.data, record.name)
         except InvalidInputError as error:
-            raise InvalidInputError(f"{where}: {error}") from None
+            raise InvalidInputError(f"{record.where}: {error}") from None
 
 
 def _leanest(problem: PublishedProblem) -> tuple[PublishedProblem, Placement] | None:
@@ -317,22 +240,27 @@ def _what_would(problem: PublishedProblem, least: float) -> str:
     return f"It would fit with {' or '.join(fitting)}."
 
 
+def unplanned(name: str, status: str, reason: str, solve_s: float = 0.0) -> dict[str, Any]:
+    """Give the answer to a problem that has no plan, and why."""
+    return {
+        "name": name,
+        "feasible": False,
+        "status": status,
+        "reason": reason,
+        "stages": [],
+        "dataParallelDegree": None,
+        "tensorParallelDegree": None,
+        "finalTimePerBatch": None,
+        "bound": None,
+        "solve_s": solve_s,
+        "memory": None,
+    }
+
+
 def answer(problem: PublishedProblem, found: Placement) -> dict[str, Any]:
     """Give an answer in the public program's output fields, and ours beside them."""
     if found.status != "optimal" or found.table is None:
-        return {
-            "name": problem.name,
-            "feasible": False,
-            "status": "infeasible",
-            "reason": _why_not(problem),
-            "stages": [],
-            "dataParallelDegree": None,
-            "tensorParallelDegree": None,
-            "finalTimePerBatch": None,
-            "bound": None,
-            "solve_s": found.solve_s,
-            "memory": None,
-        }
+        return unplanned(problem.name, "infeasible", _why_not(problem), found.solve_s)
     table = found.table
     stages = found.details
     rounds = -(-problem.microbatches // found.replicas) + len(found.stages) - 1
