@@ -130,7 +130,7 @@ def evaluation_of(
     """Describe what a compiled mapping holds; outputs are chosen exactly unless given."""
     score = mapping.score(outputs)[0]
     stages, chosen = mapping.stages(outputs)
-    encoding = Encoding.from_arrays(problem, layout, mapping.genes(), chosen)
+    encoding = Encoding.from_arrays(problem, layout, mapping.op_mappings(), chosen)
     blocks = problem.blocks(layout.stages)
     return Evaluation(
         encoding=encoding,

@@ -143,7 +143,7 @@ class _Search:
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
-        tried = _Tried(layout, bound, _LAST, mapping.genes(), mapping)
+        tried = _Tried(layout, bound, _LAST, mapping.op_mappings(), mapping)
         if bound < best < float("inf") and self.problem.stream is not None:
             tried.bound_s = bound = self.tighten(tried, best, relaxation)
         if bound >= best:

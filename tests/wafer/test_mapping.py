@@ -232,7 +232,7 @@ def arguments(case):
 
 
 def packed(op_mappings):
-    found = np.zeros(len(op_mappings), dtype=_core.GENE_DTYPE)
+    found = np.zeros(len(op_mappings), dtype=_core.OP_MAPPING_DTYPE)
     for row, op_mapping in zip(found, op_mappings, strict=True):
         masks = [
             sum(1 << k for k, g in enumerate(op_mapping.roles) if g == r) for r in oracle.ROLES
@@ -332,7 +332,7 @@ def walk(rng, changes, **sizes):
         if step % 20 == 0:
             for found, expected in zip(mapping.stages(), fresh.stages(), strict=True):
                 assert found.tobytes() == expected.tobytes()
-            assert mapping.genes().tobytes() == now.tobytes()
+            assert mapping.op_mappings().tobytes() == now.tobytes()
 
 
 def test_changes_and_fresh_starts_give_the_same_bits():
@@ -437,8 +437,8 @@ def test_op_mappings_and_outputs_that_are_not_accepted_are_refused():
     case = small()
     case.ops[0].roles, case.ops[0].outputs = "BN", (STASH, RECOMPUTE)
     mapping, good = compiled(case), packed([OperatorMapping(("B",)), OperatorMapping(("K",))])
-    for name in ("score", "stages", "genes"):
-        with pytest.raises(InvalidInputError, match="genes: none yet"):
+    for name in ("score", "stages", "op_mappings"):
+        with pytest.raises(InvalidInputError, match="op_mappings: none yet"):
             getattr(mapping, name)()
     for bad in (
         OperatorMapping(("M",)),
@@ -447,10 +447,10 @@ def test_op_mappings_and_outputs_that_are_not_accepted_are_refused():
         OperatorMapping(("B",), 9),
         OperatorMapping(("B",), 0, 4),
     ):
-        with pytest.raises(InvalidInputError, match="genes: operator 0 breaks"):
+        with pytest.raises(InvalidInputError, match="op_mappings: operator 0 breaks"):
             mapping.assign(packed([bad, OperatorMapping(("K",))]))
     for bad in (good[:1], good.tolist(), good["slots"], np.repeat(good, 2)):
-        with pytest.raises(InvalidInputError, match="genes: "):
+        with pytest.raises(InvalidInputError, match="op_mappings: "):
             mapping.assign(bad)
     mapping.assign(good)
     for op in (-1, 2):
@@ -459,7 +459,7 @@ def test_op_mappings_and_outputs_that_are_not_accepted_are_refused():
         with pytest.raises(InvalidInputError, match="op: "):
             mapping.choices(op)
     overlapping = with_field(good[:1], "slots", [1, 0, 1, 0, 0])
-    with pytest.raises(InvalidInputError, match="genes: operator 0 breaks"):
+    with pytest.raises(InvalidInputError, match="op_mappings: operator 0 breaks"):
         mapping.change(0, overlapping)
     for bad in ([0], [0, 1], [OFFLOAD, 0], [3, 0]):
         with pytest.raises(InvalidInputError, match="outputs: "):
@@ -467,4 +467,4 @@ def test_op_mappings_and_outputs_that_are_not_accepted_are_refused():
     with pytest.raises(InvalidInputError, match="outputs: "):
         mapping.score(np.zeros(2))
     assert mapping.score(np.array([RECOMPUTE, 0], np.uint8)).shape == (1,)
-    assert mapping.genes().tobytes() == good.tobytes()
+    assert mapping.op_mappings().tobytes() == good.tobytes()

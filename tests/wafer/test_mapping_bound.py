@@ -381,7 +381,7 @@ def test_searches_repeat_themselves_and_never_get_worse():
             assert evaluations == again[2] > 0
             assert objective(case, score[0]) <= objective(case, start)
             # The mapping is left at what was found, and the score is its own.
-            assert mapping.genes().tobytes() == found.tobytes()
+            assert mapping.op_mappings().tobytes() == found.tobytes()
             fresh = compiled(case)
             fresh.assign(found)
             assert mapping.score().tobytes() == score.tobytes() == fresh.score().tobytes()
@@ -410,7 +410,7 @@ def test_a_round_of_descent_leaves_no_better_single_change():
         for i in range(len(op_mappings)):
             for choice in mapping.choices(i):
                 for mode in range(5):
-                    op_mapping = np.array([choice], dtype=_core.GENE_DTYPE)
+                    op_mapping = np.array([choice], dtype=_core.OP_MAPPING_DTYPE)
                     op_mapping["mode"], op_mapping["algorithm"] = mode, found[i]["algorithm"]
                     if mapping.legal(i, op_mapping):
                         mapping.change(i, op_mapping)

@@ -43,7 +43,7 @@ def test_a_mapping_that_anneals_refuses_a_second_thread():
     calls = {
         "assign": lambda: mapping.assign(packed(op_mappings)),
         "change": lambda: mapping.change(0, packed(op_mappings[:1])),
-        "genes": mapping.genes,
+        "op_mappings": mapping.op_mappings,
         "score": mapping.score,
         "stages": mapping.stages,
         "anneal": lambda: mapping.anneal(4, 1, 0.1),

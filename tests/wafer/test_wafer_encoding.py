@@ -201,7 +201,7 @@ def test_legality_is_the_kernels():
     mapping, _ = compiled(BERT, layout)
     slots = 4
     agreed = {True: 0, False: 0}
-    base = mapping.genes().copy()
+    base = mapping.op_mappings().copy()
     for _ in range(600):
         op_mappings = base.copy()
         i = rng.randrange(len(op_mappings))

@@ -309,7 +309,7 @@ def test_a_budget_leaves_wafers_and_layouts_out_but_no_bound(dojo):
     # Starts come first: a batch of layouts on few dies is all that is looked at.
     every = list(layouts(dojo.wafer, dojo.work.blocks, dojo.training.global_batch))
     few = sorted(every, key=lambda each: (each.dies * each.stages, each))[:16]
-    starts = [(each, dojo.mapping(each).genes()) for each in few]
+    starts = [(each, dojo.mapping(each).op_mappings()) for each in few]
     short = search_mapping(dojo, Effort(1, 200, 1, 1e-6), starts=starts)
     assert short.unseen >= len(every) - len(few)
     assert short.best.rank > full.best.rank
