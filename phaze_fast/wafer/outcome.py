@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
 from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.problem import Problem
@@ -50,7 +54,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class MappingResult:
+class MappingResult(Table):
     """The fastest mapping found on one wafer."""
 
     problem: Problem
@@ -81,6 +85,41 @@ class MappingResult:
         """Bound and gap as plain data; none where nothing fits."""
         fits = self.best.fits
         return {"bound": self.bound_s if fits else None, "gap": self.gap if fits else None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: the document that ``phaze-fast wafer --json`` prints."""
+        return {
+            "model": self.problem.model.name,
+            "wafer": self.problem.wafer.name,
+            "ours": self.best.to_dict(),
+            **self.proof(),
+            "evaluations": self.evaluations,
+            "evaluations_per_s": self.evaluations_per_s,
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "layouts": {"all": self.layouts, "pruned": self.pruned, "unseen": self.unseen},
+        }
+
+    def to_columns(self) -> dict[str, Any]:
+        """Give the best mapping and those of the other promising layouts as a table."""
+        return joined_columns([found.to_row() for found in (self.best, *self.runners_up)])
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all but the problem as plain data that `from_record` reads."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "problem"}
+        kept["bound_s"] = self.bound_s if math.isfinite(self.bound_s) else None
+        kept["best"] = self.best.to_dict()
+        kept["runners_up"] = [found.to_dict() for found in self.runners_up]
+        return kept
+
+    @classmethod
+    def from_record(cls, problem: Problem, data: Mapping[str, Any]) -> MappingResult:
+        """Read what `to_record` gives of the same problem."""
+        kept = dict(data)
+        kept["bound_s"] = float("inf") if kept["bound_s"] is None else kept["bound_s"]
+        kept["best"] = Evaluation.from_dict(kept["best"])
+        kept["runners_up"] = tuple(Evaluation.from_dict(each) for each in kept["runners_up"])
+        return cls(problem=problem, **kept)
 
     def __str__(self) -> str:
         return f"{self.best}; bound {format_time(self.bound_s)}, gap {self.gap:.1%}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from phaze_fast import _core, models
 from phaze_fast.cost import estimate_costs
+from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
@@ -170,6 +171,21 @@ class Problem:
         if not volume and not self.volume:
             made._tables, made._least = self._tables, self._least
         return made
+
+    def _inputs(self) -> tuple[Any, ...]:
+        rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
+        return (self.model, self.wafer, self.training, *rules, self._given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Problem, self._inputs()  # what is compiled or priced stays where it is
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content, the same on every machine; empty where operators were given."""
+        if self._given is not None:
+            return ""
+        model, wafer, training, *rules, _ = self._inputs()
+        return digest([model.digest(), wafer.digest(), asdict(training), *rules])
 
     @property
     def modes(self) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from phaze_fast.wafer.outcome import Effort, MappingResult, whole_number
 from phaze_fast.wafer.plans import axis_assignments, megatron_op_mappings, zero3_op_mappings
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["Progress", "search_below", "search_mapping"]
+__all__ = ["Progress", "no_layout", "search_below", "search_mapping"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, float], None]
@@ -365,11 +365,16 @@ def search_mapping(
         problem, effort or Effort(), seed, threads, starts, progress, wanted=wanted
     ).run()
     if found is None:
-        raise InvalidInputError(
-            f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
-            f"{problem.model.name} can be split"
-        )
+        raise InvalidInputError(no_layout(problem))
     return found
+
+
+def no_layout(problem: Problem) -> str:
+    """Say that no layout of a wafer suits a model."""
+    return (
+        f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
+        f"{problem.model.name} can be split"
+    )
 
 
 def search_below(
@@ -380,6 +385,7 @@ def search_below(
     threads: int | None = None,
     starts: Sequence[tuple[Layout, Array]] = (),
     progress: Progress | None = None,
+    wanted: Sequence[Layout] | None = None,
 ) -> tuple[MappingResult | None, float]:
     """Look for a mapping that takes less than a given time.
 
@@ -388,5 +394,5 @@ def search_below(
     tuple
         The result, None where bounds rule every layout out; and the bound itself.
     """
-    search = _Search(problem, effort, seed, threads, starts, progress, below_s)
+    search = _Search(problem, effort, seed, threads, starts, progress, below_s, wanted)
     return search.run(), search.bound_s
