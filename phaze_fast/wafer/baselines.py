@@ -72,15 +72,14 @@ class Baseline:
             "default": {**self.default.to_dict(), "is_tuned": self.default_is_tuned},
             "tuned": self.tuned.to_dict(),
             "tiled": self.tiled.to_dict(),
-            "evaluations": self.evaluations,
         }
 
     @classmethod
-    def from_dict(cls, name: str, data: Mapping[str, Any]) -> Baseline:
+    def from_dict(cls, name: str, data: Mapping[str, Any], evaluations: int) -> Baseline:
         """Read what `to_dict` gives."""
         plans = {way: Evaluation.from_dict(data[way]) for way in ("default", "tuned", "tiled")}
         stands_in = data["default"]["is_tuned"]
-        return cls(name, **plans, evaluations=data["evaluations"], default_is_tuned=stands_in)
+        return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 
 
 Candidate = tuple[Array, Array | None]

@@ -22,10 +22,10 @@ from phaze_fast.wafer.baselines import (
 )
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts
-from phaze_fast.wafer.outcome import Effort, MappingResult
+from phaze_fast.wafer.outcome import Effort, MappingResult, no_layout
 from phaze_fast.wafer.plans import megatron_op_mappings
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.search import Progress, no_layout
+from phaze_fast.wafer.search import Progress
 from phaze_fast.wafer.searches import result_in, search_task
 from phaze_fast.wafer.session import Data, Means, Session, Task
 
@@ -112,7 +112,8 @@ def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
     """Tune one system's plans."""
     del means
     name = given["name"]
-    return baselines(problem, [name])[name].to_dict()
+    found = baselines(problem, [name])[name]
+    return {"plans": found.to_dict(), "evaluations": found.evaluations}
 
 
 def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
@@ -314,7 +315,10 @@ def comparison_in(
     say = report or _quiet
     say("baselines")
     tuned = session.run([Task(baseline_data, problem, {"name": name}) for name in names])
-    others = {name: Baseline.from_dict(name, data) for name, data in zip(names, tuned, strict=True)}
+    others = {
+        name: Baseline.from_dict(name, data["plans"], data["evaluations"])
+        for name, data in zip(names, tuned, strict=True)
+    }
     starts = [
         found
         for each in others.values()

@@ -159,23 +159,25 @@ def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
 
 
 def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
-    """List every rectangle, count of stages and micro-batch worth a look.
+    """List every layout that is legal: rectangle, count of stages and micro-batch.
 
-    A count of stages is left out where fewer stages have as few blocks each at the most, unless it
-    is the largest: there memory counts.
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> tile = presets.wafer("dojo-tile-like")
+    >>> sorted({layout.microbatch for layout in layouts(tile, 24, 375)})
+    [1, 3, 5, 15, 25, 75, 125, 375]
     """
     columns, rows = wafer.grid
     x, y = wafer.link_bytes_per_s
     columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
-    batches = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
-    powers = [b for b in batches if b & (b - 1) == 0 or b == global_batch]
+    microbatches = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
     for height in range(1, rows + 1):
         for width in range(1, columns + 1):
             if len(slots_of(width, height)) > _core.MAX_SLOTS:
                 continue
             most = min(len(tiles(wafer, width, height)), blocks, _core.MAX_MAP_STAGES)
             most = most if x > 0 and y > 0 else min(most, 1)
-            counts = {-(-blocks // -(-blocks // p)) for p in range(1, most + 1)}
-            for stages in sorted({*counts, most} - {0}):
-                for microbatch in powers:
+            for stages in range(1, most + 1):
+                for microbatch in microbatches:
                     yield Layout(width, height, stages, microbatch)

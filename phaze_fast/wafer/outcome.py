@@ -13,7 +13,7 @@ from phaze_fast.units import format_time
 from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["Effort", "MappingResult", "whole_number"]
+__all__ = ["Effort", "MappingResult", "bound_space_of", "no_layout", "whole_number"]
 
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:
@@ -23,6 +23,34 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
             f"{name}: {value!r} is not accepted; expected a whole number from {least} to {most}"
         )
     return value
+
+
+def bound_space_of(problem: Problem, layouts: str = "") -> str:
+    """Say in words which mappings a bound of a problem holds for.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import WaferTraining
+    >>> bound_space_of(Problem("bertlarge", "dram-wafer", WaferTraining(64))).split(";")[0]
+    'equal rectangles of dies as stages, any number of them, blocks shared out evenly'
+    """
+    batch = problem.training.global_batch
+    known = (
+        "equal rectangles of dies as stages, any number of them, blocks shared out evenly; "
+        f"micro-batches that divide {batch}"
+    )
+    limits = [] if problem.recompute else ["nothing computed again"]
+    limits += ["dies given out in rank order"] if problem.linear else []
+    said = [layouts or known, "every legal operator mapping", *limits]
+    return "; ".join(said)
+
+
+def no_layout(problem: Problem) -> str:
+    """Say that no layout of a wafer suits a model."""
+    return (
+        f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
+        f"{problem.model.name} can be split"
+    )
 
 
 @dataclass(frozen=True)
@@ -61,7 +89,7 @@ class MappingResult(Table):
     best: Evaluation
     """Where nothing fits, the one that comes closest; see `Evaluation.fits`."""
     bound_s: float
-    """No mapping takes less, over all layouts."""
+    """No mapping of `bound_space` takes less."""
     evaluations: int
     seconds: float
     kernel_s: float
@@ -73,6 +101,8 @@ class MappingResult(Table):
     unseen: int
     """Layouts left out because the budget ran out."""
     seed: int
+    bound_space: str = ""
+    """Which mappings the bound holds for, in words."""
     runners_up: tuple[Evaluation, ...] = field(repr=False, default=())
     """Best mapping of each of the other promising layouts."""
 
@@ -81,10 +111,14 @@ class MappingResult(Table):
         """Time that a faster mapping could still save, relative to the best; 1 where none fits."""
         return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
 
-    def proof(self) -> dict[str, float | None]:
-        """Bound and gap as plain data; none where nothing fits."""
+    def proof(self) -> dict[str, Any]:
+        """Bound and gap as plain data, none where nothing fits; and what the bound holds over."""
         fits = self.best.fits
-        return {"bound": self.bound_s if fits else None, "gap": self.gap if fits else None}
+        return {
+            "bound": self.bound_s if fits else None,
+            "gap": self.gap if fits else None,
+            "bound_space": self.bound_space,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data: the document that ``phaze-fast wafer --json`` prints."""
@@ -122,7 +156,8 @@ class MappingResult(Table):
         return cls(problem=problem, **kept)
 
     def __str__(self) -> str:
-        return f"{self.best}; bound {format_time(self.bound_s)}, gap {self.gap:.1%}"
+        sure = f"bound {format_time(self.bound_s)}, gap {self.gap:.1%}"
+        return f"{self.best}; {sure}, over {self.bound_space}"
 
     @property
     def evaluations_per_s(self) -> float:

@@ -24,11 +24,17 @@ from phaze_fast.threads import thread_count
 from phaze_fast.wafer.bounds import Roofline, quick_bound, roofline, tight_bound, work_bound
 from phaze_fast.wafer.evaluate import evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts, slots_of
-from phaze_fast.wafer.outcome import Effort, MappingResult, whole_number
+from phaze_fast.wafer.outcome import (
+    Effort,
+    MappingResult,
+    bound_space_of,
+    no_layout,
+    whole_number,
+)
 from phaze_fast.wafer.plans import axis_assignments, megatron_op_mappings, zero3_op_mappings
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["Progress", "no_layout", "search_below", "search_mapping"]
+__all__ = ["Progress", "search_below", "search_mapping"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, float], None]
@@ -305,6 +311,9 @@ class _Search:
             pruned=self.pruned,
             unseen=self.unseen,
             seed=self.seed,
+            bound_space=bound_space_of(
+                self.problem, "" if self.wanted is None else f"{self.count:,} given layouts"
+            ),
             runners_up=tuple(ranked[1:]),
         )
 
@@ -367,14 +376,6 @@ def search_mapping(
     if found is None:
         raise InvalidInputError(no_layout(problem))
     return found
-
-
-def no_layout(problem: Problem) -> str:
-    """Say that no layout of a wafer suits a model."""
-    return (
-        f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
-        f"{problem.model.name} can be split"
-    )
 
 
 def search_below(

@@ -13,9 +13,9 @@ from phaze_fast.wafer.baselines import is_linear
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.layout import Layout, layouts
-from phaze_fast.wafer.outcome import Effort, MappingResult
+from phaze_fast.wafer.outcome import Effort, MappingResult, no_layout
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.search import Progress, no_layout, search_below
+from phaze_fast.wafer.search import Progress, search_below
 from phaze_fast.wafer.session import Data, Means, Session, Task
 
 __all__ = ["mappings_in", "result_in", "search_data", "search_mappings", "search_task"]

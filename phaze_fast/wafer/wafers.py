@@ -48,7 +48,7 @@ class WaferResult(Table):
     base: MappingResult | None
     """The space's own wafer, if it is feasible."""
     bound_s: float
-    """No mapping on any wafer of the space takes less."""
+    """No mapping of `bound_space` takes less."""
     wafers: int
     """That meet all rules."""
     rejected: dict[str, int]
@@ -66,6 +66,13 @@ class WaferResult(Table):
     """Every wafer that no other contains: its status, bound and best mapping, the fastest first."""
 
     @property
+    def bound_space(self) -> str:
+        """Which wafers and mappings the bound holds for, in words."""
+        count = self.wafers - self.contained
+        wafers = f"all {count:,} wafers that meet the rules and lie inside no other"
+        return f"{wafers}; {self.best.bound_space}"
+
+    @property
     def gap(self) -> float:
         """By how much the best could still be beaten, relative to it."""
         found = self.best.best
@@ -81,6 +88,7 @@ class WaferResult(Table):
             "base": None if self.base is None else self.base.best.to_dict(),
             "bound": self.bound_s if best.best.fits else None,
             "gap": self.gap if best.best.fits else None,
+            "bound_space": self.bound_space,
             "wafers": {
                 "feasible": self.wafers,
                 "rejected": self.rejected,

@@ -51,7 +51,11 @@ def test_compare_keeps_its_contract(run, small):
 
 def test_without_compare_there_are_no_baselines(run, small):
     found = document(run("bertlarge", "--wafer", small, *QUICK, "--json"))
-    assert found.keys() >= {"ours", "bound", "evaluations", "evaluations_per_s"}
+    assert found.keys() >= {"ours", "bound", "bound_space", "evaluations", "evaluations_per_s"}
+    assert "micro-batches that divide 64" in found["bound_space"]
+    _, out, _ = run("bertlarge", "--wafer", small, *QUICK)
+    assert "bound holds over" in out
+    assert "micro-batches that divide 64" in out
     assert "baselines" not in found
     assert (found["model"], found["wafer"]) == ("bertlarge", "dram-wafer")
 
@@ -262,6 +266,7 @@ def test_a_space_is_searched(run, folder):
     kinds = ("contained", "bounded", "searched", "unseen")
     assert sum(counts[kind] for kind in kinds) == counts["feasible"]
     assert found["base"]["time_s"] >= found["ours"]["time_s"]
+    assert "wafers that meet the rules and lie inside no other" in found["bound_space"]
     code, out, _ = run("bertlarge", "--wafer", folder / "space.json", *EFFORT)
     assert code == 0
     assert "bound over all" in out
