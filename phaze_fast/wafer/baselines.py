@@ -20,7 +20,8 @@ from phaze_fast.wafer.accpar import accpar, hypar
 from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
-from phaze_fast.wafer.layout import Layout, layouts, tiles
+from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.packing import is_bent, tiles
 from phaze_fast.wafer.plans import (
     RECOMPUTE,
     AxisAssignment,
@@ -172,6 +173,8 @@ def megatron_shapes(
 
 def is_linear(problem: Problem, layout: Layout) -> bool:
     """Whether a stage is a run of ranks: part of a row, or whole rows."""
+    if is_bent(problem.wafer, layout.width, layout.height, layout.stages):
+        return False
     return layout.height == 1 or layout.width == problem.wafer.grid[0]
 
 

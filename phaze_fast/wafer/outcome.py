@@ -31,13 +31,13 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
     Examples
     --------
     >>> from phaze_fast.wafer import WaferTraining
-    >>> bound_space_of(Problem("bertlarge", "dram-wafer", WaferTraining(64))).split(";")[0]
-    'equal rectangles of dies as stages, any number of them, blocks shared out evenly'
+    >>> bound_space_of(Problem("bertlarge", "dram-wafer", WaferTraining(64))).split(",")[0]
+    'equal rectangles of dies as stages'
     """
     batch = problem.training.global_batch
     known = (
-        "equal rectangles of dies as stages, any number of them, blocks shared out evenly; "
-        f"micro-batches that divide {batch}"
+        "equal rectangles of dies as stages, in bands, or equal lines along one walk; any number "
+        f"of them; blocks shared out evenly; micro-batches that divide {batch}"
     )
     limits = [] if problem.recompute else ["nothing computed again"]
     limits += ["dies given out in rank order"] if problem.linear else []

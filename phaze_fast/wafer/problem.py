@@ -19,7 +19,7 @@ from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import loose
-from phaze_fast.wafer.layout import Layout, boundaries, slots_of
+from phaze_fast.wafer.layout import Layout, boundaries, links_of, slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
 from phaze_fast.wafer.training import WaferTraining
 
@@ -316,7 +316,7 @@ class Problem:
 
     def _rules(self, layout: Layout) -> Array:
         spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
-        x, y = wafer.link_bytes_per_s
+        links = links_of(wafer, layout)
         idle = wafer.dies / (layout.dies * layout.stages)  # dies in use share what is off the wafer
         hbm = self.chip.hbm
         memory = self.chip.buffer_bandwidth_bytes_per_s
@@ -324,9 +324,9 @@ class Problem:
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
         found = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
         found[0] = (
-            x or 1.0,  # a layout that needs links which are not there is not offered
-            y or 1.0,
-            wafer.hop_latency_s,
+            links.x_bytes_per_s or 1.0,  # a layout that needs links not there is not offered
+            links.y_bytes_per_s or 1.0,
+            links.hop_s,
             self.capacity_bytes,
             stream.capacity_bytes * idle if stream else 0.0,
             stream.bandwidth_bytes_per_s * idle if stream else 0.0,

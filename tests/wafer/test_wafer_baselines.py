@@ -19,7 +19,8 @@ from phaze_fast.wafer.accpar import (
     types_of,
 )
 from phaze_fast.wafer.baselines import BASELINES, baselines, is_linear
-from phaze_fast.wafer.layout import layouts, tiles
+from phaze_fast.wafer.layout import layouts
+from phaze_fast.wafer.packing import room, stage_dies
 from phaze_fast.wafer.plans import axis_assignments, linear_axis_assignment, zero3
 
 _FOUND = {}
@@ -164,7 +165,7 @@ def test_a_pipeline_is_no_deeper_than_there_is_room():
         for found in plans(case).values():
             for way in (found.default, found.tuned, found.tiled):
                 layout = way.encoding.layout
-                assert layout.stages <= len(tiles(problem.wafer, layout.width, layout.height))
+                assert layout.stages <= room(problem.wafer, layout.width, layout.height)
 
 
 # ---- AccPar's and HyPar's choice ----
@@ -233,18 +234,19 @@ def test_accpar_cuts_no_rows(layout):
 
 
 def ranks_of(layout, wafer):
-    """Rank of each die of the first rectangle, row by row of the wafer."""
-    x, y = tiles(wafer, layout.width, layout.height)[0]
-    columns = wafer.grid[0]
-    return [(y + j) * columns + x + i for j in range(layout.height) for i in range(layout.width)]
+    """Ranks of the dies of each stage, row by row of the wafer."""
+    stages = stage_dies(wafer, layout.width, layout.height, layout.stages)
+    return [[y * wafer.grid[0] + x for x, y in dies] for dies in stages]
 
 
 def test_linear_stages_are_runs_of_ranks():
     problem = problem_of(DOJO)
     seen = set()
     for layout in layouts(DOJO, problem.work.blocks, 64):
-        ranks = ranks_of(layout, DOJO)
-        straight = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+        straight = all(
+            ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+            for ranks in ranks_of(layout, DOJO)
+        )
         assert is_linear(problem, layout) == straight
         seen.add(straight)
     assert seen == {True, False}

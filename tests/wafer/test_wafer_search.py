@@ -15,10 +15,11 @@ from phaze_fast.hardware import presets
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
 from phaze_fast.wafer.bounds import quick_bound, roofline, tight_bound
-from phaze_fast.wafer.layout import layouts, tiles
+from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.mapping_rules import layout_faults
 from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
 from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer.packing import tiles
 from phaze_fast.wafer.search import search_below, search_mapping
 from phaze_fast.wafer.wafers import contained, search_wafers
 
@@ -104,7 +105,7 @@ def replace_capacity(problem: Problem, room: float) -> Problem:
 def every_layout(problem: Problem) -> list[Layout]:
     """Whatever the rules accept, found by trying: every rectangle, count and micro-batch."""
     columns, rows = problem.wafer.grid
-    sides = [range(1, columns + 1), range(1, rows + 1), range(1, problem.work.blocks + 1)]
+    sides = [range(1, rows * columns + 1), range(1, rows + 1), range(1, problem.work.blocks + 1)]
     tried = itertools.product(*sides, range(1, problem.training.global_batch + 1))
     return [layout for layout in starmap(Layout, tried) if not layout_faults(problem, layout)]
 
