@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from test_mapping import compiled, packed, random_case, random_op_mappings, small
+from mapping_cases import compiled, packed, random_case, random_op_mappings, small
 
 from phaze_fast.errors import InUseError, PhazeError
 from phaze_fast.wafer.layout import slots_of

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mapping_cases import CLOSE, compiled, small
 from reference import mapping_oracle as oracle
 from reference.mapping_oracle import RECOMPUTE, OperatorMapping
-from test_mapping import CLOSE, compiled, small
 
 from phaze_fast import _core
 from phaze_fast.hardware import presets
