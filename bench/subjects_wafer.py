@@ -21,7 +21,7 @@ def _mapping() -> Any:
     problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"), WaferTraining(512))
     mapping = problem.mapping(Layout(8, 5, 1, 64))
     mapping.anneal(1, 2_000, 0.03)  # memory is short: outputs are chosen in every evaluation
-    return mapping, mapping.genes()
+    return mapping, mapping.op_mappings()
 
 
 def _anneal(given: Any) -> Any:
@@ -32,7 +32,7 @@ def _anneal(given: Any) -> Any:
 
 def _fresh_agrees(given: Any, found: Any) -> None:
     op_mappings, score, evaluations = found
-    assert given[0].genes().tobytes() == op_mappings.tobytes()
+    assert given[0].op_mappings().tobytes() == op_mappings.tobytes()
     assert evaluations == STEPS + 1
     fresh = _mapping()[0]
     fresh.assign(op_mappings)

@@ -9,8 +9,8 @@
 namespace phaze::bindings {
 namespace {
 
-// A mapping's genes change, also while the GIL is released; its problem and its choices never do,
-// and they are all that a relaxation reads of it.
+// A mapping's operator mappings change, also while the GIL is released; its problem and its choices
+// never do, and they are all that a relaxation reads of it.
 using PyMapping = Guarded<Mapping>;
 using PyRelaxation = Guarded<Relaxation>;
 
@@ -52,32 +52,33 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
   return std::make_unique<PyMapping>("Mapping", p);
 }
 
-const MapGene& checked(const Mapping& mapping, int op, const MapGene& gene) {
+const OpMapping& checked(const Mapping& mapping, int op, const OpMapping& op_mapping) {
   if (op < 0 || op >= mapping.ops()) {
     throw InvalidInput("op: " + std::to_string(op) + " is not accepted; expected 0 to " +
                        std::to_string(mapping.ops() - 1));
   }
-  if (!mapping.legal(op, gene)) {
-    throw InvalidInput("genes: operator " + std::to_string(op) + " breaks a rule of the encoding");
+  if (!mapping.legal(op, op_mapping)) {
+    throw InvalidInput("op_mappings: operator " + std::to_string(op) +
+                       " breaks a rule of the encoding");
   }
-  return gene;
+  return op_mapping;
 }
 
-void need_genes(const Mapping& mapping) {
-  if (!mapping.assigned()) throw InvalidInput("genes: none yet; expected assign() first");
+void need_op_mappings(const Mapping& mapping) {
+  if (!mapping.assigned()) throw InvalidInput("op_mappings: none yet; expected assign() first");
 }
 
-void assign(PyMapping& object, const py::object& genes) {
+void assign(PyMapping& object, const py::object& op_mappings) {
   const Mapping& mapping = object.fixed();
-  const auto given = view<MapGene>(genes, "genes", mapping.ops());
+  const auto given = view<OpMapping>(op_mappings, "op_mappings", mapping.ops());
   for (int i = 0; i < mapping.ops(); ++i) checked(mapping, i, given[static_cast<std::size_t>(i)]);
   PyMapping::Turn(object)->assign(given);
 }
 
-void change(PyMapping& object, int op, const py::object& gene) {
-  const MapGene wanted = view<MapGene>(gene, "gene", 1)[0];
+void change(PyMapping& object, int op, const py::object& op_mapping) {
+  const OpMapping wanted = view<OpMapping>(op_mapping, "op_mapping", 1)[0];
   const PyMapping::Turn mapping(object);
-  need_genes(*mapping);
+  need_op_mappings(*mapping);
   mapping->change(op, checked(*mapping, op, wanted));
 }
 
@@ -100,7 +101,7 @@ std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::objec
 MapScore scored(PyMapping& object, const py::object& outputs, std::vector<MapStage>* stages) {
   const auto given = outputs_of(object.fixed(), outputs);
   const PyMapping::Turn mapping(object);
-  need_genes(*mapping);
+  need_op_mappings(*mapping);
   return mapping->score(given, stages);
 }
 
@@ -128,37 +129,37 @@ py::tuple stages(PyMapping& object, const py::object& outputs) {
   return py::make_tuple(freeze(std::move(values)), freeze(std::move(chosen)));
 }
 
-py::array_t<MapGene> genes_of(PyMapping& object) {
-  std::vector<MapGene> genes;
+py::array_t<OpMapping> op_mappings_of(PyMapping& object) {
+  std::vector<OpMapping> op_mappings;
   {
     const PyMapping::Turn mapping(object);
-    need_genes(*mapping);
-    for (int i = 0; i < mapping->ops(); ++i) genes.push_back(mapping->gene(i));
+    need_op_mappings(*mapping);
+    for (int i = 0; i < mapping->ops(); ++i) op_mappings.push_back(mapping->op_mapping(i));
   }
-  return array_of(genes);
+  return array_of(op_mappings);
 }
 
-py::array_t<MapGene> choices(const PyMapping& object, int op) {
+py::array_t<OpMapping> choices(const PyMapping& object, int op) {
   if (op < 0 || op >= object.fixed().ops()) throw InvalidInput("op: out of range");
   return array_of(object.fixed().choices(op));
 }
 
-bool legal(const PyMapping& object, int op, const py::object& gene) {
+bool legal(const PyMapping& object, int op, const py::object& op_mapping) {
   if (op < 0 || op >= object.fixed().ops()) throw InvalidInput("op: out of range");
-  return object.fixed().legal(op, view<MapGene>(gene, "gene", 1)[0]);
+  return object.fixed().legal(op, view<OpMapping>(op_mapping, "op_mapping", 1)[0]);
 }
 
-// Searches from the mapping's genes, without the GIL.
+// Searches from the mapping's operator mappings, without the GIL.
 template <typename Search>
 py::tuple searched(PyMapping& object, const Search& search) {
   MapFound found;
   {
     const PyMapping::Turn mapping(object);
-    need_genes(*mapping);
+    need_op_mappings(*mapping);
     const py::gil_scoped_release release;
     found = search(*mapping);
   }
-  return py::make_tuple(array_of(found.genes), array_of(found.score), found.evaluations);
+  return py::make_tuple(array_of(found.op_mappings), array_of(found.score), found.evaluations);
 }
 
 py::tuple annealed(PyMapping& object, std::uint64_t seed, std::int64_t steps, double start) {
@@ -182,7 +183,8 @@ std::unique_ptr<PyRelaxation> relaxed(const PyMapping& object) {
   const Mapping& mapping = object.fixed();
   for (int op = 0; op < mapping.ops(); ++op) {
     if (mapping.choices(op).empty()) {
-      throw InvalidInput("problem: operator " + std::to_string(op) + " has no legal gene");
+      throw InvalidInput("problem: operator " + std::to_string(op) +
+                         " has no legal operator mapping");
     }
   }
   const py::gil_scoped_release release;
@@ -202,14 +204,14 @@ py::tuple bound(PyRelaxation& object, double theta, double price, double phi, do
     const py::gil_scoped_release release;
     found = relaxation->bound(theta, phi, price, enough);
   }
-  return py::make_tuple(found.time_s, array_of(found.genes));
+  return py::make_tuple(found.time_s, array_of(found.op_mappings));
 }
 
 }  // namespace
 
 void bind_mapping(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(MeshRun, axis, size, stride);
-  PYBIND11_NUMPY_DTYPE(MapGene, slots, mode, algorithm);
+  PYBIND11_NUMPY_DTYPE(OpMapping, slots, mode, algorithm);
   PYBIND11_NUMPY_DTYPE(MapOpRecord, part, roles, outputs, product, kept, reserved, limit,
                        stat_bytes, gather_bytes);
   PYBIND11_NUMPY_DTYPE(MapEdgeRecord, from, to, kind, again, bytes);
@@ -220,7 +222,7 @@ void bind_mapping(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,
                        slowest_stage_s, compute_s, blocking_s, hidden_s, tail_s);
   module.attr("MESH_RUN_DTYPE") = py::dtype::of<MeshRun>();
-  module.attr("GENE_DTYPE") = py::dtype::of<MapGene>();
+  module.attr("OP_MAPPING_DTYPE") = py::dtype::of<OpMapping>();
   module.attr("MAP_OP_DTYPE") = py::dtype::of<MapOpRecord>();
   module.attr("MAP_EDGE_DTYPE") = py::dtype::of<MapEdgeRecord>();
   module.attr("MAP_RULES_DTYPE") = py::dtype::of<MapRulesRecord>();
@@ -233,11 +235,11 @@ void bind_mapping(py::module_& module) {
       .def(py::init(&make), py::arg("slots"), py::arg("ops"), py::arg("edges"), py::arg("rules"),
            py::arg("divisors"), py::arg("column"), py::arg("tables"), py::arg("blocks"),
            py::arg("boundary_s"), py::arg("chain"))
-      .def("assign", &assign, py::arg("genes"))
-      .def("change", &change, py::arg("op"), py::arg("gene"))
-      .def("genes", &genes_of)
+      .def("assign", &assign, py::arg("op_mappings"))
+      .def("change", &change, py::arg("op"), py::arg("op_mapping"))
+      .def("op_mappings", &op_mappings_of)
       .def("choices", &choices, py::arg("op"))
-      .def("legal", &legal, py::arg("op"), py::arg("gene"))
+      .def("legal", &legal, py::arg("op"), py::arg("op_mapping"))
       .def("score", &score, py::arg("outputs") = py::none())
       .def("stages", &stages, py::arg("outputs") = py::none())
       .def("anneal", &annealed, py::arg("seed"), py::arg("steps"), py::arg("start"))

@@ -206,15 +206,15 @@ std::uint64_t mapping_bits() {
     made.rules.capacity_bytes = 500.0 + 1000.0 * numbers.below(20);
     CHECK(check_problem(made.problem()) == Status::kOk);
     Mapping mapping(made.problem());
-    std::vector<MapGene> genes;
-    for (int op = 0; op < mapping.ops(); ++op) genes.push_back(mapping.choices(op)[0]);
-    mapping.assign(genes);
+    std::vector<OpMapping> op_mappings;
+    for (int op = 0; op < mapping.ops(); ++op) op_mappings.push_back(mapping.choices(op)[0]);
+    mapping.assign(op_mappings);
     const MapFound found = anneal(mapping, {static_cast<std::uint64_t>(round), 2000, 0.1});
     hash.add(found.score.time_s);
     hash.add(found.score.memory_bytes);
     hash.add(found.score.over_bytes);
-    for (const MapGene& gene : found.genes)
-      hash.add(gene.slots[0] * 64 + gene.slots[2] + gene.mode);
+    for (const OpMapping& op_mapping : found.op_mappings)
+      hash.add(op_mapping.slots[0] * 64 + op_mapping.slots[2] + op_mapping.mode);
     hash.add(chain_bound(mapping, 0.5, 0.25, 1e-3).time_s);
   }
   return hash.value();

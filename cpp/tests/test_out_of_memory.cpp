@@ -226,18 +226,18 @@ void mappings_survive() {
   const test::Owned made = test::chain_of(4, {{0, 2, 1}, {1, 3, 1}}, 31);
   survives("new mapping", [&] {
     Mapping mapping(made.problem());
-    std::vector<MapGene> genes;
-    for (int op = 0; op < mapping.ops(); ++op) genes.push_back(mapping.choices(op)[0]);
-    mapping.assign(genes);
+    std::vector<OpMapping> op_mappings;
+    for (int op = 0; op < mapping.ops(); ++op) op_mappings.push_back(mapping.choices(op)[0]);
+    mapping.assign(op_mappings);
     return descend(mapping, 1).score.time_s + chain_bound(mapping, 0.5, 0.25, 1e-3).time_s;
   });
   // One that lives through it: a call that ran out of memory leaves it whole.
   Mapping mapping(made.problem());
   Relaxation relaxation(mapping);
-  std::vector<MapGene> genes;
-  for (int op = 0; op < mapping.ops(); ++op) genes.push_back(mapping.choices(op)[0]);
+  std::vector<OpMapping> op_mappings;
+  for (int op = 0; op < mapping.ops(); ++op) op_mappings.push_back(mapping.choices(op)[0]);
   survives("mapping", [&] {
-    mapping.assign(genes);
+    mapping.assign(op_mappings);
     return anneal(mapping, {3, 200, 0.1}).score.time_s + mapping.score().time_s +
            relaxation.bound(0.5, 0.25, 1e-3).time_s + relaxation.bound(0.25, 0.5, 0.0).time_s;
   });
@@ -247,7 +247,7 @@ void mappings_survive() {
   for (std::int64_t nth = 0; more; ++nth) {
     Mapping fresh(made.problem());
     Relaxation of_fresh(fresh);
-    more = runs_out(Refuse::kOne, nth, [&] { fresh.assign(genes); });
+    more = runs_out(Refuse::kOne, nth, [&] { fresh.assign(op_mappings); });
     if (fresh.assigned()) CHECK(fresh.score().time_s > 0.0);
     more |= runs_out(Refuse::kOne, nth, [&] { of_fresh.bound(0.25, 0.5, 1e-3); });
     CHECK(of_fresh.bound(0.25, 0.5, 1e-3).time_s == bound_s);

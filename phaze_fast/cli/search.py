@@ -275,7 +275,7 @@ def search_chips(
     step = _training(dict(locals()))
     cluster = Cluster.from_dict({"devices": devices, "fabric": fabric})
     chips, cores = _space(space, hbm), thread_count(threads)
-    with shown_progress(quiet) as progress, _told_where(resume):
+    with shown_progress(quiet) as progress, told_where(resume):
         found = search(
             loaded,
             chips,
@@ -305,7 +305,7 @@ def search_chips(
 
 
 @contextlib.contextmanager
-def _told_where(resume: Path | None) -> Iterator[None]:
+def told_where(resume: Path | None) -> Iterator[None]:
     """Say, when a search is interrupted, where it goes on."""
     try:
         yield

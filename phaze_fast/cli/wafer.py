@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -15,21 +16,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from phaze_fast import models as model_presets
-from phaze_fast.cli.output import AsJson, ToFile, emit, note
+from phaze_fast.cli.output import AsJson, ToFile, emit, note, target, write_text
+from phaze_fast.cli.search import default_cache, told_where
 from phaze_fast.cli.wafer_tables import comparison_table, picture, proof, space_rows, summary
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import Wafer, WaferSpace, presets
+from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
 from phaze_fast.wafer import Encoding, Evaluation, Problem, WaferTraining, evaluate
-from phaze_fast.wafer.comparison import (
-    Comparison,
-    compare_mappings,
-)
+from phaze_fast.wafer.comparison import Comparison, comparison_in
 from phaze_fast.wafer.outcome import Effort, MappingResult
-from phaze_fast.wafer.search import search_mapping
+from phaze_fast.wafer.searches import mappings_in
+from phaze_fast.wafer.session import Session
 from phaze_fast.wafer.traffic import describe
-from phaze_fast.wafer.wafers import WaferResult, search_wafers
+from phaze_fast.wafer.wafers import WaferResult, wafers_in
 
 __all__ = ["add_commands"]
 
@@ -81,45 +82,45 @@ def _shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., N
 
 
 def _one_wafer(
-    problem: Problem, effort: Effort, seed: int, threads: int | None, compare: bool, quiet: bool
+    session: Session, problem: Problem, effort: Effort, seed: int, compare: bool, quiet: bool
 ) -> Comparison | MappingResult:
     with _shown(quiet) as (say, show):
         name = f"{problem.model.name} on {problem.wafer.name}"
         say(name)
         if compare:
-            return compare_mappings(
+            return comparison_in(
+                session,
                 problem,
                 effort,
                 seed,
-                threads,
                 progress=show,
                 report=lambda part: say(f"{name}: {part}"),
             )
-        return search_mapping(problem, effort, seed, threads, progress=show)
+        return mappings_in(session, [problem], effort, seed, show)[0]
 
 
 def _space(
+    session: Session,
     model: Any,
     space: WaferSpace,
     training: WaferTraining,
     effort: Effort,
     seed: int,
-    threads: int | None,
     compare: bool,
     quiet: bool,
 ) -> tuple[WaferResult, Comparison | None]:
     with _shown(quiet) as (say, show):
         say(f"{model.name} on {space.name}")
-        found = search_wafers(model, space, training, effort, seed, threads, show)
+        found = wafers_in(session, model, space, training, effort, seed, show)
     if not compare:
         return found, None
     with _shown(quiet) as (say, show):
         name = f"{model.name} on {found.best.problem.wafer.name}"
-        case = compare_mappings(
+        case = comparison_in(
+            session,
             found.best.problem,
             effort,
             seed,
-            threads,
             known=[found.best.best],
             progress=show,
             report=lambda part: say(f"{name}: {part}"),
@@ -127,20 +128,6 @@ def _space(
     if found.base is not None:
         case.ablations["no_architecture"] = found.base.best
     return found, case
-
-
-def _searched_data(found: MappingResult) -> dict[str, Any]:
-    return {
-        "model": found.problem.model.name,
-        "wafer": found.problem.wafer.name,
-        "ours": found.best.to_dict(),
-        **found.proof(),
-        "evaluations": found.evaluations,
-        "evaluations_per_s": found.evaluations_per_s,
-        "seconds": found.seconds,
-        "seed": found.seed,
-        "layouts": {"all": found.layouts, "pruned": found.pruned, "unseen": found.unseen},
-    }
 
 
 class _Case:
@@ -156,16 +143,91 @@ class _Case:
         return self.result.best
 
     def data(self) -> dict[str, Any]:
-        answer = self.comparison.to_dict() if self.comparison else _searched_data(self.result)
+        answer = (self.comparison or self.result).to_dict()
         if self.space is None:
             return answer
         whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
         return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
 
+    def rows(self) -> dict[str, Any]:
+        """Columns of the wafers, the plans compared, or the best mappings."""
+        columns = (self.space or self.comparison or self.result).to_columns()
+        count = len(next(iter(columns.values())))
+        return {"model": [self.result.problem.model.name] * count, **columns}
+
     def human(self, with_op_mappings: bool) -> list[RenderableType]:
         pairs = proof(self.result) + (space_rows(self.space) if self.space is not None else [])
         parts = [summary(self.result.problem, self.best, pairs)]
         return [*parts, *picture(self.result.problem, self.best)] if with_op_mappings else parts
+
+
+class _Cases(Table):
+    """Every model on every wafer or space that was asked for, as far as answered."""
+
+    def __init__(self, cases: list[_Case], session: Session) -> None:
+        self.cases, self.recalled = cases, session.recalled
+
+    def data(self) -> dict[str, Any]:
+        every = [case.data() for case in self.cases]
+        return every[0] if len(every) == 1 else {"cases": every}
+
+    def to_columns(self) -> dict[str, Any]:
+        rows = []
+        for case in self.cases:
+            columns = case.rows()
+            rows += [
+                dict(zip(columns, values, strict=True))
+                for values in zip(*columns.values(), strict=True)
+            ]
+        return joined_columns(rows)
+
+    def human(self, show: bool) -> list[RenderableType]:
+        parts: list[RenderableType] = []
+        for case in self.cases:
+            parts += case.human(len(self.cases) == 1)
+            if show:
+                parts.append(Text(describe(case.result.problem, case.best.encoding)))
+        compared = [
+            (case.comparison, case.space is not None)
+            for case in self.cases
+            if case.comparison is not None
+        ]
+        if compared:
+            parts.append(comparison_table(compared))
+        if self.recalled:
+            parts.append(Text(f"Results kept from earlier runs: {self.recalled:,}"))
+        return parts
+
+
+def _answered(
+    session: Session,
+    asked: list[tuple[Any, Wafer | WaferSpace]],
+    training: WaferTraining,
+    effort: Effort,
+    seed: int,
+    compare: bool,
+    quiet: bool,
+    to_file: Path | None,
+) -> Iterator[_Case]:
+    """Answer each case; what is finished is in the file before the next one starts."""
+    cases: list[_Case] = []
+    plain = [Problem(m, w, training) for m, w in asked if isinstance(w, Wafer)]
+    if not session.alone and not compare:  # all at once, so that no worker waits
+        with _shown(quiet) as (say, show):
+            say(f"{len(plain)} mappings")
+            mappings_in(session, plain, effort, seed, show)
+    for model, where in asked:
+        if isinstance(where, WaferSpace):
+            found, case = _space(session, model, where, training, effort, seed, compare, quiet)
+            cases.append(_Case(case or found.best, found))
+        else:
+            problem = Problem(model, where, training)
+            answer = _one_wafer(session, problem, effort, seed, compare, quiet)
+            cases.append(_Case(answer, None))
+        yield cases[-1]
+        if to_file is not None and str(to_file) != "-" and len(cases) < len(asked):
+            text = json.dumps({"cases": [case.data() for case in cases]}, indent=2)
+            write_text(to_file, text + "\n")
 
 
 def wafer(
@@ -196,6 +258,22 @@ def wafer(
     threads: Annotated[
         int | None, typer.Option(help="At most so many threads; by default all cores.")
     ] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="threads, processes, dask://host:port, ray or mpi.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Directory to go on from, and to keep what is found in.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="Directory of earlier results; by default the user's.")
+    ] = None,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Search in any case.")] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write a page (HTML).", callback=target)
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(help="Write the tables of all cases.", callback=target)
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
     to_file: ToFile = None,
@@ -212,43 +290,38 @@ def wafer(
             )
         _score(Problem(loaded[0], _single(wafers[0]), training), encoding, show, as_json, to_file)
         return
-    cases = []
-    for where in wafers:
-        for each in loaded:
-            if isinstance(where, WaferSpace):
-                given = (each, where, training, effort, seed, threads, compare, quiet)
-                found, case = _space(*given)
-                cases.append(_Case(case or found.best, found))
-            else:
-                problem = Problem(each, where, training)
-                answer = _one_wafer(problem, effort, seed, threads, compare, quiet)
-                cases.append(_Case(answer, None))
+    asked = [(each, where) for where in wafers for each in loaded]
+    kept = None if no_cache else cache or default_cache()
+    with told_where(resume), Session(executor, threads, resume, kept) as session:
+        options = (training, effort, seed, compare, quiet, to_file)
+        cases = _Cases(list(_answered(session, asked, *options)), session)
+        for message in session.notes:
+            note(message)
+    _deliver(cases, report, parquet, show, as_json, to_file)
 
-    def human() -> list[RenderableType]:
-        parts: list[RenderableType] = []
-        for case in cases:
-            parts += case.human(len(cases) == 1)
-            if show:
-                parts.append(Text(describe(case.result.problem, case.best.encoding)))
-        compared = [
-            (case.comparison, case.space is not None)
-            for case in cases
-            if case.comparison is not None
-        ]
-        return [*parts, comparison_table(compared)] if compared else parts
 
-    many = [case.data for case in cases]
-    emit(
-        (many[0] if len(many) == 1 else lambda: {"cases": [data() for data in many]}),
-        human,
-        as_json,
-        to_file,
-    )
-    late = sum(case.result.unseen for case in cases)
+def _deliver(
+    cases: _Cases,
+    report: Path | None,
+    parquet: Path | None,
+    show: bool,
+    as_json: bool,
+    to_file: Path | None,
+) -> None:
+    emit(cases.data, lambda: cases.human(show), as_json, to_file)
+    if report is not None:
+        from phaze_fast.report.page import write_report
+
+        write_report(cases.data(), report)
+        note(f"wrote {report}")
+    if parquet is not None:
+        cases.to_parquet(parquet)
+        note(f"wrote {parquet}")
+    late = sum(case.result.unseen for case in cases.cases)
     if late:
         note(f"the budget ran out: {late:,} layouts were not looked at")
-    if not any(case.best.fits for case in cases):
-        raise InfeasibleError(cases[0].best.reason)
+    if not any(case.best.fits for case in cases.cases):
+        raise InfeasibleError(cases.cases[0].best.reason)
 
 
 def _single(where: Wafer | WaferSpace) -> Wafer:

@@ -70,11 +70,19 @@ def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -
     return fields(f"{problem.model.name} on {wafer.name}", [*first, *pairs])
 
 
+def _over(name: str, space: str) -> list[tuple[str, str]]:
+    """Say what a bound holds over, one condition a line."""
+    return [
+        (name if k == 0 else "", part) for k, part in enumerate(filter(None, space.split("; ")))
+    ]
+
+
 def proof(found: MappingResult) -> list[tuple[str, str]]:
     """Say how good a mapping is proven to be, and what was looked at."""
     bound = f"no mapping takes less than {format_time(found.bound_s)}; gap {found.gap:.1%}"
     return [
         ("bound", bound if found.best.fits else "-"),
+        *_over("bound holds over", found.bound_space if found.best.fits else ""),
         (
             "layouts",
             f"{found.layouts:,}, of which {found.pruned:,} left out by a bound"
@@ -157,6 +165,7 @@ def space_rows(found: WaferResult) -> list[tuple[str, str]]:
     ]
     if found.best.best.fits:
         rows.append(("bound over all", f"{format_time(found.bound_s)}; gap {found.gap:.1%}"))
+        rows += _over("which holds over", found.bound_space)
     if found.base is not None and found.base.best.fits:
         rows.append(("the space's own wafer", format_time(found.base.best.time_s)))
     return rows

@@ -33,6 +33,7 @@ from phaze_fast.report.evidence import (
 )
 from phaze_fast.report.figures import history_figure, memory_figure, pareto_figure
 from phaze_fast.report.markup import Html, escape, join, script_json, tag
+from phaze_fast.report.wafers import is_wafer, wafer_names, wafer_sections
 
 __all__ = ["report_page", "write_report"]
 
@@ -46,6 +47,8 @@ def _check(document: object) -> Data:
         raise InvalidInputError(
             f"document: a {type(document).__name__} is not accepted; expected a search's document"
         )
+    if is_wafer(document):
+        return document
     status = document.get("status")
     if status not in _STATUSES:
         raise InvalidInputError(
@@ -97,6 +100,8 @@ class _Figures:
 
 def _sections(document: Data, figures: _Figures) -> list[tuple[str, str, Html]]:
     """Build every section: its anchor, its heading, its body; empty ones are left out."""
+    if is_wafer(document):
+        return wafer_sections(document)
     best = document.get("best") or {}
     memory = {
         name: figures.add(f"memory-{k}", memory_figure(plan), "memory of every stage by term")
@@ -170,7 +175,7 @@ def report_page(document: Data) -> str:
     links = [tag("a", title, href=f"#{anchor}") for anchor, title, _ in sections[1:]]
     return Template(_asset("page.html")).substitute(
         policy=" ".join([key, *known]),
-        title=escape(names_of(document)),
+        title=escape(wafer_names(document) if is_wafer(document) else names_of(document)),
         watcher=watcher,
         style=_asset("page.css"),
         links=join(links),

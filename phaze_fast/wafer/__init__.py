@@ -22,6 +22,7 @@ from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.plans import megatron, zero3
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.search import search_mapping
+from phaze_fast.wafer.searches import search_mappings
 from phaze_fast.wafer.traffic import Transfer, describe, transfers
 from phaze_fast.wafer.training import WaferTraining
 from phaze_fast.wafer.wafers import WaferResult, search_wafers
@@ -56,6 +57,7 @@ __all__ = [
     "megatron",
     "mesh_collective",
     "search_mapping",
+    "search_mappings",
     "search_wafers",
     "transfers",
     "zero3",

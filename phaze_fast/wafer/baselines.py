@@ -8,7 +8,7 @@ laid out as best they can be (`tiled`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from phaze_fast.wafer.accpar import accpar, hypar
 from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
-from phaze_fast.wafer.layout import Layout, layouts, tiles
+from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.packing import is_bent, tiles
 from phaze_fast.wafer.plans import (
     RECOMPUTE,
     AxisAssignment,
@@ -73,6 +74,13 @@ class Baseline:
             "tuned": self.tuned.to_dict(),
             "tiled": self.tiled.to_dict(),
         }
+
+    @classmethod
+    def from_dict(cls, name: str, data: Mapping[str, Any], evaluations: int) -> Baseline:
+        """Read what `to_dict` gives."""
+        plans = {way: Evaluation.from_dict(data[way]) for way in ("default", "tuned", "tiled")}
+        stands_in = data["default"]["is_tuned"]
+        return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 
 
 Candidate = tuple[Array, Array | None]
@@ -165,6 +173,8 @@ def megatron_shapes(
 
 def is_linear(problem: Problem, layout: Layout) -> bool:
     """Whether a stage is a run of ranks: part of a row, or whole rows."""
+    if is_bent(problem.wafer, layout.width, layout.height, layout.stages):
+        return False
     return layout.height == 1 or layout.width == problem.wafer.grid[0]
 
 

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Table, joined_columns
 from phaze_fast.wafer.baselines import (
     BASELINES,
     Baseline,
     Candidate,
     baselines,
     best_candidate,
-    is_linear,
     megatron_shapes,
 )
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts
-from phaze_fast.wafer.outcome import Effort, MappingResult
+from phaze_fast.wafer.outcome import Effort, MappingResult, no_layout
 from phaze_fast.wafer.plans import megatron_op_mappings
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.search import Progress, search_mapping
+from phaze_fast.wafer.search import Progress
+from phaze_fast.wafer.searches import result_in, search_task
+from phaze_fast.wafer.session import Data, Means, Session, Task
 
-__all__ = ["ABLATIONS", "PUBLISHED", "PUBLISHED_MEMORY", "Comparison", "compare_mappings"]
+__all__ = [
+    "ABLATIONS",
+    "PUBLISHED",
+    "PUBLISHED_MEMORY",
+    "Comparison",
+    "compare_mappings",
+    "comparison_in",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -49,7 +60,7 @@ _LESS = 3  # an ablation has its start from our best, and less to search
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Table):
     """Ours, the others, and what each idea is worth."""
 
     ours: MappingResult
@@ -69,33 +80,45 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        ours = self.ours
         return {
-            "model": ours.problem.model.name,
-            "wafer": ours.problem.wafer.name,
-            "ours": ours.best.to_dict(),
+            **self.ours.to_dict(),
             "baselines": {name: each.to_dict() for name, each in self.baselines.items()},
             "ablations": {name: each.to_dict() for name, each in self.ablations.items()},
             "lean": {
                 name: {"time_s": e.time_s, "memory_bytes_per_die": e.memory_bytes}
                 for name, e in self.memory_at_equal_speed.items()
             },
-            **ours.proof(),
-            "evaluations": ours.evaluations,
-            "evaluations_per_s": ours.evaluations_per_s,
-            "seconds": ours.seconds,
-            "seed": ours.seed,
-            "layouts": {"all": ours.layouts, "pruned": ours.pruned, "unseen": ours.unseen},
             "published": {"speedup": PUBLISHED, "memory": list(PUBLISHED_MEMORY)},
         }
+
+    def to_columns(self) -> dict[str, Any]:
+        """Give ours, every plan of the others and every ablation as a table."""
+        plans = [("ours", "", self.ours.best)]
+        for name, each in self.baselines.items():
+            ways = (("default", each.default), ("tuned", each.tuned), ("tiled", each.tiled))
+            plans += [(name, way, found) for way, found in ways]
+        plans += [("ours", name, found) for name, found in self.ablations.items()]
+        return joined_columns([{"plan": n, "variant": v, **e.to_row()} for n, v, e in plans])
 
 
 def _start(problem: Problem, found: Evaluation) -> tuple[Layout, Array]:
     return found.encoding.layout, found.encoding.arrays(problem)[0]
 
 
-def _megatron_partitions(problem: Problem) -> Evaluation:
+# ---- tasks ----
+
+
+def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
+    """Tune one system's plans."""
+    del means
+    name = given["name"]
+    found = baselines(problem, [name])[name]
+    return {"plans": found.to_dict(), "evaluations": found.evaluations}
+
+
+def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
     """Megatron-LM's splits in any tiling, weights and outputs as ours."""
+    del given, means
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear=False):
@@ -109,20 +132,18 @@ def _megatron_partitions(problem: Problem) -> Evaluation:
         raise InvalidInputError(
             f"wafer: no Megatron-LM plan of {problem.model.name} suits {problem.wafer.name}"
         )
-    return found
+    return found.to_dict()
 
 
-def _volume_objective(
-    problem: Problem, ours: MappingResult, effort: Effort, seed: int
-) -> Evaluation:
+def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
     """Fewest bytes in each of our promising layouts; of those the fewest, scored by time."""
+    del means
     counting = problem.variant(volume=True)
     best: tuple[float, Evaluation] | None = None
-    for found in (ours.best, *ours.runners_up):
-        layout, op_mappings = _start(problem, found)
+    for layout, op_mappings in _given_starts(problem, given):
         mapping = counting.mapping(layout)
         mapping.assign(op_mappings)
-        mapping.anneal(seed, effort.steps, 0.05)
+        mapping.anneal(given["seed"], given["steps"], 0.05)
         op_mappings, score, _ = mapping.descend(2)
         timed = problem.mapping(layout)
         timed.assign(op_mappings)
@@ -131,26 +152,23 @@ def _volume_objective(
         if best is None or (scored.fits, -volume) > (best[1].fits, -best[0]):
             best = (volume, scored)
     assert best is not None
-    return best[1]
+    return best[1].to_dict()
 
 
-def _memory_at_equal_speed(
-    problem: Problem, ours: MappingResult, other: Evaluation, effort: Effort, seed: int
-) -> Evaluation:
+def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> Data:
     """Halve the room for memory until our mapping takes longer than another's plan."""
-    found = min(
-        (other, ours.best), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99
-    )
-    starts = [_start(problem, each) for each in (other, ours.best, *ours.runners_up[:2])]
+    del means
+    other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
+    found = min((other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99)
     low, high = 0.0, min(found.memory_bytes, other.memory_bytes)
     for _ in range(_HALVINGS):
         room = 0.5 * (low + high)
         tight = problem.variant(capacity_bytes=room)
         fitting = []
-        for layout, op_mappings in starts:
+        for layout, op_mappings in _given_starts(problem, given):
             mapping = tight.mapping(layout)
             mapping.assign(op_mappings)
-            mapping.anneal(seed, effort.steps // 2, 0.03)
+            mapping.anneal(given["seed"], given["steps"] // 2, 0.03)
             mapping.descend(1)
             tried = evaluation_of(tight, layout, mapping)
             if tried.fits and tried.time_s <= other.time_s:
@@ -160,40 +178,74 @@ def _memory_at_equal_speed(
             high = min(room, found.memory_bytes)
         else:
             low = room
+    return found.to_dict()
+
+
+def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
+    return [_start(problem, Evaluation.from_dict(data)) for data in given["known"]]
+
+
+def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
+    """Say what the last two kinds of tasks are given."""
+    return {
+        "known": [found.to_dict() for found in known],
+        "seed": seed,
+        "steps": effort.steps,
+    }
+
+
+def _ablation_tasks(
+    problem: Problem, ours: MappingResult, effort: Effort, seed: int
+) -> dict[str, Task]:
+    less = replace(effort, seeds=max(1, effort.seeds // 2), promising=_LESS)
+    known = (ours.best, *ours.runners_up)
+    straight = problem.variant(linear=True)
+    improved = _improve(known, effort, seed)
+    return {
+        "no_recompute": search_task(problem.variant(recompute=False), less, seed, known),
+        "megatron_partitions": Task(megatron_partitions_data, problem, {}),
+        "volume_objective": Task(volume_objective_data, problem, improved),
+        "no_placement": search_task(straight, less, seed, wanted="linear"),
+    }
+
+
+def _searched(session: Session, task: Task, progress: Progress | None = None) -> MappingResult:
+    """Run one search and read its result."""
+    found, _ = result_in(task.problem, session.run([task], progress)[0])
+    if found is None:
+        raise InvalidInputError(no_layout(task.problem))
     return found
 
 
+def _evaluation(task: Task, data: Data) -> Evaluation:
+    """Read the best mapping of a search, or the one evaluation that a task gives."""
+    if "bound_s" not in data:
+        return Evaluation.from_dict(data)
+    found, _ = result_in(task.problem, data)
+    if found is None:
+        raise InvalidInputError(no_layout(task.problem))
+    return found.best
+
+
 def _ablations(
+    session: Session,
     problem: Problem,
     ours: MappingResult,
     effort: Effort,
     seed: int,
-    threads: int | None,
-    report: Callable[[str], None],
-) -> Iterator[tuple[str, Evaluation]]:
-    less = Effort(
-        seeds=max(1, effort.seeds // 2),
-        steps=effort.steps,
-        promising=_LESS,
-        budget_s=effort.budget_s,
-    )
-    starts = [_start(problem, found) for found in (ours.best, *ours.runners_up)]
-    report("no_recompute")
-    kept = search_mapping(problem.variant(recompute=False), less, seed, threads, starts)
-    yield "no_recompute", kept.best
-    report("megatron_partitions")
-    yield "megatron_partitions", _megatron_partitions(problem)
-    report("volume_objective")
-    yield "volume_objective", _volume_objective(problem, ours, effort, seed)
-    report("no_placement")
-    straight = problem.variant(linear=True)
-    rows = [
-        layout
-        for layout in layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
-        if is_linear(problem, layout)
-    ]
-    yield "no_placement", search_mapping(straight, less, seed, threads, wanted=rows).best
-    yield "no_architecture", ours.best
+    say: Callable[[str], None],
+) -> dict[str, Evaluation]:
+    tasks = _ablation_tasks(problem, ours, effort, seed)
+    say("ablations")
+    results = session.run(list(tasks.values()))
+    found = {
+        name: _evaluation(task, data)
+        for (name, task), data in zip(tasks.items(), results, strict=True)
+    }
+    return {**found, "no_architecture": ours.best}
+
+
+# ---- the comparison ----
 
 
 def compare_mappings(
@@ -206,6 +258,9 @@ def compare_mappings(
     known: Sequence[Evaluation] = (),
     progress: Progress | None = None,
     report: Callable[[str], None] | None = None,
+    executor: Executor | str | None = None,
+    resume: Path | str | None = None,
+    cache: Path | str | None = None,
 ) -> Comparison:
     """Search a mapping and score other systems' plans and our own ablations as baselines.
 
@@ -223,6 +278,8 @@ def compare_mappings(
         Mappings of ours to start from.
     report
         Called with the name of each part before it starts.
+    executor, resume, cache
+        As for `search_wafers`; the parts of a comparison are tasks of their own.
 
     Examples
     --------
@@ -233,41 +290,65 @@ def compare_mappings(
     >>> found = compare_mappings(problem, quick, names=["megatron"], ablations=False)
     >>> found.ours.best.time_s <= found.baselines["megatron"].best.time_s
     True
+    >>> found.to_columns()["variant"]
+    ['', 'default', 'tuned', 'tiled']
     """
+    with Session(executor, threads, resume, cache) as session:
+        return comparison_in(
+            session, problem, effort, seed, names, ablations, known, progress, report
+        )
+
+
+def comparison_in(
+    session: Session,
+    problem: Problem,
+    effort: Effort | None = None,
+    seed: int = 0,
+    names: Sequence[str] = BASELINES,
+    ablations: bool = True,
+    known: Sequence[Evaluation] = (),
+    progress: Progress | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Compare in an open session; see `compare_mappings`."""
     effort = effort or Effort()
     say = report or _quiet
-    others = baselines(problem, names, say)
+    say("baselines")
+    tuned = session.run([Task(baseline_data, problem, {"name": name}) for name in names])
+    others = {
+        name: Baseline.from_dict(name, data["plans"], data["evaluations"])
+        for name, data in zip(names, tuned, strict=True)
+    }
     starts = [
-        _start(problem, found)
+        found
         for each in others.values()
         for found in (each.tuned, each.tiled)
         if found.encoding.layout.microbatch <= problem.training.global_batch
     ]
-    starts += [_start(problem, found) for found in known]
     say("ours")
-    ours = search_mapping(problem, effort, seed, threads, starts, progress)
-    taken = dict(_ablations(problem, ours, effort, seed, threads, say)) if ablations else {}
+    ours = _searched(session, search_task(problem, effort, seed, [*starts, *known]), progress)
+    taken = _ablations(session, problem, ours, effort, seed, say) if ablations else {}
     # An ablation searches a part of our space: what it finds there counts for us as well.
     fitting = [found for found in taken.values() if found.fits]
     better = min(fitting, key=lambda found: found.time_s, default=ours.best)
     if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
-        again = search_mapping(
-            problem,
-            effort,
-            seed + 1,
-            threads,
-            [_start(problem, better)],
-            wanted=[better.encoding.layout],
-        )
+        layout = better.encoding.layout
+        again = _searched(session, search_task(problem, effort, seed + 1, [better], wanted=layout))
         ours = _merged(ours, again)
         taken["no_architecture"] = ours.best
     say("memory at equal speed")
-    equal_speed = {
-        name: _memory_at_equal_speed(problem, ours, each.best, effort, seed)
-        for name, each in others.items()
-        if each.best.fits and ours.best.fits
-    }
-    return Comparison(ours, others, taken, equal_speed)
+    rivals = {n: each.best for n, each in others.items() if each.best.fits and ours.best.fits}
+    mine = (ours.best, *ours.runners_up[:2])
+    tasks = [
+        Task(
+            memory_at_equal_speed_data,
+            problem,
+            _improve((other, *mine), effort, seed),
+        )
+        for other in rivals.values()
+    ]
+    least = [Evaluation.from_dict(data) for data in session.run(tasks)]
+    return Comparison(ours, others, taken, dict(zip(rivals, least, strict=True)))
 
 
 def _quiet(name: str) -> None:

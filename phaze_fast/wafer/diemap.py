@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from phaze_fast.hardware import Wafer
-from phaze_fast.wafer.layout import Layout, tiles
+from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.packing import stage_dies
 
 __all__ = ["die_map", "stage_grid"]
 
@@ -21,10 +22,9 @@ def stage_grid(wafer: Wafer, layout: Layout) -> list[list[int]]:
     """
     columns, rows = wafer.grid
     grid = [[-1 if wafer.alive(x, y) else -2 for x in range(columns)] for y in range(rows)]
-    for stage, (left, top) in enumerate(tiles(wafer, layout.width, layout.height)[: layout.stages]):
-        for y in range(top, top + layout.height):
-            for x in range(left, left + layout.width):
-                grid[y][x] = stage
+    for stage, dies in enumerate(stage_dies(wafer, layout.width, layout.height, layout.stages)):
+        for x, y in dies:
+            grid[y][x] = stage
     return grid
 
 

@@ -83,7 +83,7 @@ class Encoding:
     def arrays(self, problem: Problem) -> tuple[Array, Array]:
         """Return mappings (operators,) and outputs (stages x operators,) for the kernel."""
         slots = slots_of(self.layout.width, self.layout.height)
-        op_mappings = np.zeros(len(self.operator_mappings), dtype=_core.GENE_DTYPE)
+        op_mappings = np.zeros(len(self.operator_mappings), dtype=_core.OP_MAPPING_DTYPE)
         outputs = np.zeros((self.layout.stages, len(self.operator_mappings)), dtype=np.uint8)
         for i, op_mapping in enumerate(self.operator_mappings):
             at = 0

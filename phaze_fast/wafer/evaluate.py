@@ -5,12 +5,14 @@ What does not fit is a result with a reason, not an error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.tables import flat_row
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.layout import Layout
@@ -103,6 +105,8 @@ class Evaluation:
             "stream_bytes_per_die": self.stream_bytes,
             "stream_over_bytes": self.stream_over_bytes,
             "reason": self.reason,
+            "tier": self.tier,
+            "capacity_bytes": self.capacity_bytes,
             "block": {
                 "compute_s": self.compute_s,
                 "blocking_s": self.blocking_s,
@@ -123,6 +127,35 @@ class Evaluation:
             "encoding": self.encoding.to_list(),
         }
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Evaluation:
+        """Read what `to_dict` gives."""
+        return cls(
+            encoding=Encoding.from_list(data["encoding"]),
+            time_s=data["time_without_limit_s"],
+            memory_bytes=data["memory_bytes_per_die"],
+            over_bytes=data["over_bytes"],
+            stream_bytes=data["stream_bytes_per_die"],
+            stream_over_bytes=data["stream_over_bytes"],
+            **data["block"],
+            tail_s=data["tail_s"],
+            stages=tuple(StageUse(**stage) for stage in data["stages"]),
+            tier=data["tier"],
+            capacity_bytes=data["capacity_bytes"],
+        )
+
+    def to_row(self) -> dict[str, Any]:
+        """Return one row of a table: seconds, bytes and the layout."""
+        layout = self.encoding.layout
+        data = {**self.to_dict(), "layout": {}}
+        sizes = {"width": layout.width, "height": layout.height}
+        return {
+            **flat_row(data),
+            **sizes,
+            "stages": layout.stages,
+            "microbatch": layout.microbatch,
+        }
+
 
 def evaluation_of(
     problem: Problem, layout: Layout, mapping: _core.Mapping, outputs: Array | None = None
@@ -130,7 +163,7 @@ def evaluation_of(
     """Describe what a compiled mapping holds; outputs are chosen exactly unless given."""
     score = mapping.score(outputs)[0]
     stages, chosen = mapping.stages(outputs)
-    encoding = Encoding.from_arrays(problem, layout, mapping.genes(), chosen)
+    encoding = Encoding.from_arrays(problem, layout, mapping.op_mappings(), chosen)
     blocks = problem.blocks(layout.stages)
     return Evaluation(
         encoding=encoding,

@@ -1,4 +1,4 @@
-"""Ways to cut a wafer into rectangles of dies, one for each pipeline stage."""
+"""Ways to cut a wafer into rectangles or lines of dies, one for each pipeline stage."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import Wafer
 from phaze_fast.wafer.mesh import Links, Run, link_loads
+from phaze_fast.wafer.packing import is_bent, longest_line, room, stage_dies
 
-__all__ = ["Layout", "boundaries", "layouts", "links_of", "slots_of", "tiles"]
+__all__ = ["Layout", "boundaries", "layouts", "links_of", "slots_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -73,44 +74,13 @@ def slots_of(width: int, height: int) -> tuple[Run, ...]:
     return tuple(found)
 
 
-def links_of(wafer: Wafer) -> Links:
-    """Links between neighbouring dies."""
+def links_of(wafer: Wafer, layout: Layout) -> Links:
+    """Links between neighbouring dies of a stage; those of a line that bends are of both kinds."""
     x, y = wafer.link_bytes_per_s
-    return Links(x, y, wafer.hop_latency_s)
-
-
-@lru_cache(maxsize=4096)
-def _tiles(
-    columns: int, rows: int, dead: tuple[tuple[int, int], ...], width: int, height: int
-) -> tuple[tuple[int, int], ...]:
-    best: tuple[tuple[int, int], ...] = ()
-    for dy in range(rows % height + 1 if height <= rows else 0):
-        for dx in range(columns % width + 1 if width <= columns else 0):
-            found: list[tuple[int, int]] = []
-            for j in range((rows - dy) // height):
-                line = [(dx + i * width, dy + j * height) for i in range((columns - dx) // width)]
-                found += line if j % 2 == 0 else line[::-1]
-            alive = tuple(
-                (x, y)
-                for x, y in found
-                if not any(x <= a < x + width and y <= b < y + height for a, b in dead)
-            )
-            if len(alive) > len(best):
-                best = alive
-    return best
-
-
-def tiles(wafer: Wafer, width: int, height: int) -> tuple[tuple[int, int], ...]:
-    """First dies of as many rectangles as fit between the dead dies, in a snake.
-
-    Examples
-    --------
-    >>> from phaze_fast.hardware import presets
-    >>> tiles(presets.wafer("dojo-tile-like"), 2, 2)
-    ((0, 0), (2, 0), (2, 2), (0, 2))
-    """
-    columns, rows = wafer.grid
-    return _tiles(columns, rows, tuple(sorted(wafer.dead)), width, height)
+    if not is_bent(wafer, layout.width, layout.height, layout.stages):
+        return Links(x, y, wafer.hop_latency_s)
+    slower = min(x, y)
+    return Links(slower, slower, wafer.hop_latency_s * longest_line(wafer).hops)
 
 
 @lru_cache(maxsize=65536)
@@ -118,19 +88,18 @@ def _boundaries(
     grid: tuple[int, int],
     dead: tuple[tuple[int, int], ...],
     links: Links,
-    shape: tuple[int, int],
-    stages: int,
+    placed: tuple[tuple[tuple[int, int], ...], ...],
 ) -> tuple[tuple[float, float], ...]:
     columns, rows = grid
-    width, height = shape
-    origins = _tiles(columns, rows, dead, width, height)[:stages]
-    share = 1.0 / (width * height)
-    offsets = [y * columns + x for y in range(height) for x in range(width)]
+    stages = len(placed)
     flows = []
-    for (x, y), (u, v) in pairwise(origins):
-        here, there = y * columns + x, v * columns + u
-        flows.append([(here + o, there + o, share) for o in offsets])
-        flows.append([(there + o, here + o, share) for o in offsets])
+    for here, there in pairwise(placed):
+        ends = [
+            (v * columns + u, t * columns + s) for (u, v), (s, t) in zip(here, there, strict=True)
+        ]
+        share = 1.0 / len(ends)
+        flows.append([(a, b, share) for a, b in ends])
+        flows.append([(b, a, share) for a, b in ends])
     if not flows:
         return ((0.0, 0.0),) * stages
     rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
@@ -149,33 +118,33 @@ def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
 
     All stages send at once; what counts is the most loaded link on the way, and its hops.
     """
-    return _boundaries(
-        wafer.grid,
-        tuple(sorted(wafer.dead)),
-        links_of(wafer),
-        (layout.width, layout.height),
-        layout.stages,
-    )
+    x, y = wafer.link_bytes_per_s
+    placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
+    dead = tuple(sorted(wafer.dead))
+    return _boundaries(wafer.grid, dead, Links(x, y, wafer.hop_latency_s), placed)
 
 
 def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
-    """List every rectangle, count of stages and micro-batch worth a look.
+    """List every layout that is legal: rectangle, count of stages and micro-batch.
 
-    A count of stages is left out where fewer stages have as few blocks each at the most, unless it
-    is the largest: there memory counts.
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> tile = presets.wafer("dojo-tile-like")
+    >>> sorted({layout.microbatch for layout in layouts(tile, 24, 375)})
+    [1, 3, 5, 15, 25, 75, 125, 375]
     """
     columns, rows = wafer.grid
     x, y = wafer.link_bytes_per_s
     columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
-    batches = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
-    powers = [b for b in batches if b & (b - 1) == 0 or b == global_batch]
+    microbatches = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
     for height in range(1, rows + 1):
-        for width in range(1, columns + 1):
+        longest = columns if height > 1 or not (x > 0 and y > 0) else max(columns, wafer.dies)
+        for width in range(1, longest + 1):
             if len(slots_of(width, height)) > _core.MAX_SLOTS:
                 continue
-            most = min(len(tiles(wafer, width, height)), blocks, _core.MAX_MAP_STAGES)
+            most = min(room(wafer, width, height), blocks, _core.MAX_MAP_STAGES)
             most = most if x > 0 and y > 0 else min(most, 1)
-            counts = {-(-blocks // -(-blocks // p)) for p in range(1, most + 1)}
-            for stages in sorted({*counts, most} - {0}):
-                for microbatch in powers:
+            for stages in range(1, most + 1):
+                for microbatch in microbatches:
                     yield Layout(width, height, stages, microbatch)

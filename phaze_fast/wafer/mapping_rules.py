@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from phaze_fast import _core
 from phaze_fast.errors import nearest
-from phaze_fast.wafer.layout import Layout, slots_of, tiles
+from phaze_fast.wafer.layout import Layout, slots_of
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.operator_mapping import OperatorMapping
 from phaze_fast.wafer.operators import ROLES, MeshOperator
+from phaze_fast.wafer.packing import room
 from phaze_fast.wafer.problem import OUTPUTS, Problem
 
 __all__ = ["RULES", "MappingRule", "RuleCase", "layout_faults"]
@@ -129,8 +130,8 @@ RULES = (
 
 def layout_faults(problem: Problem, layout: Layout) -> list[str]:
     """Say what is wrong with a layout, one line each; none where it is legal."""
-    room = len(tiles(problem.wafer, layout.width, layout.height))
-    most = min(room, problem.work.blocks)
+    places = room(problem.wafer, layout.width, layout.height)
+    most = min(places, problem.work.blocks)
     found = []
     if not most:
         found.append(

@@ -19,7 +19,7 @@ from phaze_fast.opgraph.strategy import Strategy
 __all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Workload", "passes", "workload"]
 
 ROLES = ("batch", "rows", "columns", "inner", "copies")
-"""What a slot of the mesh can do for an operator, in the order of `_core.GENE_DTYPE`."""
+"""What a slot of the mesh can do for an operator, in the order of `_core.OP_MAPPING_DTYPE`."""
 
 PARTS = ("before", "block", "behind")
 """Where an operator stands: before the blocks, in each of them, or behind them."""

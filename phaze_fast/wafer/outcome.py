@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
 from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["Effort", "MappingResult", "whole_number"]
+__all__ = ["Effort", "MappingResult", "bound_space_of", "no_layout", "whole_number"]
 
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:
@@ -19,6 +23,34 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
             f"{name}: {value!r} is not accepted; expected a whole number from {least} to {most}"
         )
     return value
+
+
+def bound_space_of(problem: Problem, layouts: str = "") -> str:
+    """Say in words which mappings a bound of a problem holds for.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import WaferTraining
+    >>> bound_space_of(Problem("bertlarge", "dram-wafer", WaferTraining(64))).split(",")[0]
+    'equal rectangles of dies as stages'
+    """
+    batch = problem.training.global_batch
+    known = (
+        "equal rectangles of dies as stages, in bands, or equal lines along one walk; any number "
+        f"of them; blocks shared out evenly; micro-batches that divide {batch}"
+    )
+    limits = [] if problem.recompute else ["nothing computed again"]
+    limits += ["dies given out in rank order"] if problem.linear else []
+    said = [layouts or known, "every legal operator mapping", *limits]
+    return "; ".join(said)
+
+
+def no_layout(problem: Problem) -> str:
+    """Say that no layout of a wafer suits a model."""
+    return (
+        f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
+        f"{problem.model.name} can be split"
+    )
 
 
 @dataclass(frozen=True)
@@ -50,14 +82,14 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class MappingResult:
+class MappingResult(Table):
     """The fastest mapping found on one wafer."""
 
     problem: Problem
     best: Evaluation
     """Where nothing fits, the one that comes closest; see `Evaluation.fits`."""
     bound_s: float
-    """No mapping takes less, over all layouts."""
+    """No mapping of `bound_space` takes less."""
     evaluations: int
     seconds: float
     kernel_s: float
@@ -69,6 +101,8 @@ class MappingResult:
     unseen: int
     """Layouts left out because the budget ran out."""
     seed: int
+    bound_space: str = ""
+    """Which mappings the bound holds for, in words."""
     runners_up: tuple[Evaluation, ...] = field(repr=False, default=())
     """Best mapping of each of the other promising layouts."""
 
@@ -77,13 +111,53 @@ class MappingResult:
         """Time that a faster mapping could still save, relative to the best; 1 where none fits."""
         return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
 
-    def proof(self) -> dict[str, float | None]:
-        """Bound and gap as plain data; none where nothing fits."""
+    def proof(self) -> dict[str, Any]:
+        """Bound and gap as plain data, none where nothing fits; and what the bound holds over."""
         fits = self.best.fits
-        return {"bound": self.bound_s if fits else None, "gap": self.gap if fits else None}
+        return {
+            "bound": self.bound_s if fits else None,
+            "gap": self.gap if fits else None,
+            "bound_space": self.bound_space,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: the document that ``phaze-fast wafer --json`` prints."""
+        return {
+            "model": self.problem.model.name,
+            "wafer": self.problem.wafer.name,
+            "ours": self.best.to_dict(),
+            **self.proof(),
+            "evaluations": self.evaluations,
+            "evaluations_per_s": self.evaluations_per_s,
+            "seconds": self.seconds,
+            "seed": self.seed,
+            "layouts": {"all": self.layouts, "pruned": self.pruned, "unseen": self.unseen},
+        }
+
+    def to_columns(self) -> dict[str, Any]:
+        """Give the best mapping and those of the other promising layouts as a table."""
+        return joined_columns([found.to_row() for found in (self.best, *self.runners_up)])
+
+    def to_record(self) -> dict[str, Any]:
+        """Return all but the problem as plain data that `from_record` reads."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "problem"}
+        kept["bound_s"] = self.bound_s if math.isfinite(self.bound_s) else None
+        kept["best"] = self.best.to_dict()
+        kept["runners_up"] = [found.to_dict() for found in self.runners_up]
+        return kept
+
+    @classmethod
+    def from_record(cls, problem: Problem, data: Mapping[str, Any]) -> MappingResult:
+        """Read what `to_record` gives of the same problem."""
+        kept = dict(data)
+        kept["bound_s"] = float("inf") if kept["bound_s"] is None else kept["bound_s"]
+        kept["best"] = Evaluation.from_dict(kept["best"])
+        kept["runners_up"] = tuple(Evaluation.from_dict(each) for each in kept["runners_up"])
+        return cls(problem=problem, **kept)
 
     def __str__(self) -> str:
-        return f"{self.best}; bound {format_time(self.bound_s)}, gap {self.gap:.1%}"
+        sure = f"bound {format_time(self.bound_s)}, gap {self.gap:.1%}"
+        return f"{self.best}; {sure}, over {self.bound_space}"
 
     @property
     def evaluations_per_s(self) -> float:

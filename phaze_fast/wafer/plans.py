@@ -147,7 +147,7 @@ def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
         raise InvalidInputError(
             f"weights: {weights!r} is not accepted; {nearest(weights, WEIGHTS)}"
         )
-    op_mappings = np.zeros(len(roles), dtype=_core.GENE_DTYPE)
+    op_mappings = np.zeros(len(roles), dtype=_core.OP_MAPPING_DTYPE)
     for i, given in enumerate(roles):
         for role, mask in given.items():
             op_mappings[i]["slots"][ROLES.index(role)] = mask

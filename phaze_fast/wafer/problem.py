@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
@@ -12,13 +12,14 @@ import numpy as np
 
 from phaze_fast import _core, models
 from phaze_fast.cost import estimate_costs
+from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import loose
-from phaze_fast.wafer.layout import Layout, boundaries, slots_of
+from phaze_fast.wafer.layout import Layout, boundaries, links_of, slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
 from phaze_fast.wafer.training import WaferTraining
 
@@ -171,6 +172,21 @@ class Problem:
             made._tables, made._least = self._tables, self._least
         return made
 
+    def _inputs(self) -> tuple[Any, ...]:
+        rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
+        return (self.model, self.wafer, self.training, *rules, self._given)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Problem, self._inputs()  # what is compiled or priced stays where it is
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content, the same on every machine; empty where operators were given."""
+        if self._given is not None:
+            return ""
+        model, wafer, training, *rules, _ = self._inputs()
+        return digest([model.digest(), wafer.digest(), asdict(training), *rules])
+
     @property
     def modes(self) -> tuple[str, ...]:
         """Ways to keep weights that the wafer accepts."""
@@ -300,7 +316,7 @@ class Problem:
 
     def _rules(self, layout: Layout) -> Array:
         spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
-        x, y = wafer.link_bytes_per_s
+        links = links_of(wafer, layout)
         idle = wafer.dies / (layout.dies * layout.stages)  # dies in use share what is off the wafer
         hbm = self.chip.hbm
         memory = self.chip.buffer_bandwidth_bytes_per_s
@@ -308,9 +324,9 @@ class Problem:
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
         found = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
         found[0] = (
-            x or 1.0,  # a layout that needs links which are not there is not offered
-            y or 1.0,
-            wafer.hop_latency_s,
+            links.x_bytes_per_s or 1.0,  # a layout that needs links not there is not offered
+            links.y_bytes_per_s or 1.0,
+            links.hop_s,
             self.capacity_bytes,
             stream.capacity_bytes * idle if stream else 0.0,
             stream.bandwidth_bytes_per_s * idle if stream else 0.0,

@@ -24,7 +24,13 @@ from phaze_fast.threads import thread_count
 from phaze_fast.wafer.bounds import Roofline, quick_bound, roofline, tight_bound, work_bound
 from phaze_fast.wafer.evaluate import evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts, slots_of
-from phaze_fast.wafer.outcome import Effort, MappingResult, whole_number
+from phaze_fast.wafer.outcome import (
+    Effort,
+    MappingResult,
+    bound_space_of,
+    no_layout,
+    whole_number,
+)
 from phaze_fast.wafer.plans import axis_assignments, megatron_op_mappings, zero3_op_mappings
 from phaze_fast.wafer.problem import Problem
 
@@ -143,7 +149,7 @@ class _Search:
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
-        tried = _Tried(layout, bound, _LAST, mapping.genes(), mapping)
+        tried = _Tried(layout, bound, _LAST, mapping.op_mappings(), mapping)
         if bound < best < float("inf") and self.problem.stream is not None:
             tried.bound_s = bound = self.tighten(tried, best, relaxation)
         if bound >= best:
@@ -305,6 +311,9 @@ class _Search:
             pruned=self.pruned,
             unseen=self.unseen,
             seed=self.seed,
+            bound_space=bound_space_of(
+                self.problem, "" if self.wanted is None else f"{self.count:,} given layouts"
+            ),
             runners_up=tuple(ranked[1:]),
         )
 
@@ -365,10 +374,7 @@ def search_mapping(
         problem, effort or Effort(), seed, threads, starts, progress, wanted=wanted
     ).run()
     if found is None:
-        raise InvalidInputError(
-            f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
-            f"{problem.model.name} can be split"
-        )
+        raise InvalidInputError(no_layout(problem))
     return found
 
 
@@ -380,6 +386,7 @@ def search_below(
     threads: int | None = None,
     starts: Sequence[tuple[Layout, Array]] = (),
     progress: Progress | None = None,
+    wanted: Sequence[Layout] | None = None,
 ) -> tuple[MappingResult | None, float]:
     """Look for a mapping that takes less than a given time.
 
@@ -388,5 +395,5 @@ def search_below(
     tuple
         The result, None where bounds rule every layout out; and the bound itself.
     """
-    search = _Search(problem, effort, seed, threads, starts, progress, below_s)
+    search = _Search(problem, effort, seed, threads, starts, progress, below_s, wanted)
     return search.run(), search.bound_s

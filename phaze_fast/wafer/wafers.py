@@ -3,45 +3,52 @@
 A wafer that another contains - the same die, no fewer of them along either axis, no slower links,
 no less memory - is left out: every mapping of the smaller one runs on the larger, but for where the
 turns of a pipeline lie, whose sends are a small part of a step. The others are looked at in the
-order of a quick bound, briefly, and only below the best time so far; the best few are then searched
-at length.
+order of a quick bound, briefly, in waves of a fixed size and only below the best time so far; the
+best few are then searched at length. Wafers of a wave are tasks of one session, so that the answer
+is the same for every executor, and a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import TransformerModel
-from phaze_fast.threads import thread_count
+from phaze_fast.tables import Table, joined_columns
 from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.search import search_below
+from phaze_fast.wafer.searches import result_in, search_task
+from phaze_fast.wafer.session import Session
 from phaze_fast.wafer.training import WaferTraining
 
-__all__ = ["WaferResult", "contained", "search_wafers"]
+__all__ = ["WaferResult", "contained", "search_wafers", "wafers_in"]
+
+Progress = Callable[[int, int, float], None]
 
 _BRIEF = 2  # promising layouts of a first look at a wafer
 _BRIEF_STEPS = 5_000
+_WAVE = 4  # wafers between two looks at the best so far
 _LONG = 3  # wafers that are searched at length
 _NEVER = float("inf")
 
 
 @dataclass(frozen=True)
-class WaferResult:
+class WaferResult(Table):
     """The fastest wafer of a space, its mapping, and how the others fell out."""
 
     best: MappingResult
     base: MappingResult | None
     """The space's own wafer, if it is feasible."""
     bound_s: float
-    """No mapping on any wafer of the space takes less."""
+    """No mapping of `bound_space` takes less."""
     wafers: int
     """That meet all rules."""
     rejected: dict[str, int]
@@ -55,6 +62,15 @@ class WaferResult:
     """Left out because the budget ran out."""
     evaluations: int
     seconds: float
+    rows: tuple[dict[str, Any], ...] = ()
+    """Every wafer that no other contains: its status, bound and best mapping, the fastest first."""
+
+    @property
+    def bound_space(self) -> str:
+        """Which wafers and mappings the bound holds for, in words."""
+        count = self.wafers - self.contained
+        wafers = f"all {count:,} wafers that meet the rules and lie inside no other"
+        return f"{wafers}; {self.best.bound_space}"
 
     @property
     def gap(self) -> float:
@@ -72,6 +88,7 @@ class WaferResult:
             "base": None if self.base is None else self.base.best.to_dict(),
             "bound": self.bound_s if best.best.fits else None,
             "gap": self.gap if best.best.fits else None,
+            "bound_space": self.bound_space,
             "wafers": {
                 "feasible": self.wafers,
                 "rejected": self.rejected,
@@ -80,10 +97,15 @@ class WaferResult:
                 "searched": self.searched,
                 "unseen": self.unseen,
             },
+            "table": list(self.rows),
             "evaluations": self.evaluations,
             "evaluations_per_s": best.evaluations_per_s,
             "seconds": self.seconds,
         }
+
+    def to_columns(self) -> dict[str, Any]:
+        """Give the wafers as a table: dies, links, bound, and the best mapping of each searched."""
+        return joined_columns(self.rows)
 
 
 def _die(wafer: Wafer) -> str:
@@ -145,7 +167,10 @@ def search_wafers(
     effort: Effort | None = None,
     seed: int = 0,
     threads: int | None = None,
-    progress: Callable[[int, int, float], None] | None = None,
+    progress: Progress | None = None,
+    executor: Executor | str | None = None,
+    resume: Path | str | None = None,
+    cache: Path | str | None = None,
 ) -> WaferResult:
     """Search wafers and mappings together.
 
@@ -163,6 +188,14 @@ def search_wafers(
         As for `search_mapping`.
     progress
         Called with wafers done, wafers in all, and the best time so far.
+    executor
+        Where wafers are searched: an executor, or one of the names of
+        `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads. The
+        answer does not depend on it.
+    resume
+        Directory of a journal: what is finished is kept there, and the same call goes on from it.
+    cache
+        Folder in which results are kept, by their content and that of all code that prices them.
 
     Raises
     ------
@@ -180,7 +213,23 @@ def search_wafers(
     >>> found = search_wafers(models.load("bertlarge"), space, WaferTraining(16), quick)
     >>> found.best.problem.wafer.grid, found.contained
     ((3, 2), 1)
+    >>> found.to_columns()["status"]
+    ['searched']
     """
+    with Session(executor, threads, resume, cache) as session:
+        return wafers_in(session, model, space, training, effort, seed, progress)
+
+
+def wafers_in(
+    session: Session,
+    model: TransformerModel,
+    space: WaferSpace,
+    training: WaferTraining | None = None,
+    effort: Effort | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> WaferResult:
+    """Search wafers and mappings together in an open session; see `search_wafers`."""
     began = time.perf_counter()
     training, effort = training or WaferTraining(), effort or Effort()
     wafers, rejected = space.wafers()
@@ -192,13 +241,8 @@ def search_wafers(
     inside = contained(wafers)
     base = space.base_index
     kept = [i for i in range(len(wafers)) if not inside[i] or i == base]
-    tour = _Tour(
-        {i: Problem(model, wafers[i], training) for i in kept},
-        effort,
-        seed,
-        thread_count(threads),
-        progress,
-    )
+    problems = {i: Problem(model, wafers[i], training) for i in kept}
+    tour = _Tour(session, problems, effort, seed, progress)
     tour.briefly(base)
     tour.at_length(base)
     chosen = tour.best
@@ -214,6 +258,7 @@ def search_wafers(
         unseen=tour.unseen,
         evaluations=tour.evaluations,
         seconds=time.perf_counter() - began,
+        rows=tuple(tour.rows()),
     )
 
 
@@ -222,14 +267,14 @@ class _Tour:
 
     def __init__(
         self,
+        session: Session,
         problems: dict[int, Problem],
         effort: Effort,
         seed: int,
-        threads: int,
-        progress: Callable[[int, int, float], None] | None,
+        progress: Progress | None,
     ) -> None:
-        self.problems, self.effort, self.progress = problems, effort, progress
-        self.seed, self.threads = seed, threads
+        self.session, self.problems, self.effort = session, problems, effort
+        self.seed, self.progress = seed, progress
         self.began = time.perf_counter()
         self.bounds = {i: _roofline(problem) for i, problem in problems.items()}
         self.found: dict[int, MappingResult] = {}
@@ -262,51 +307,82 @@ class _Tour:
         budget = self.effort.budget_s
         return budget is not None and time.perf_counter() - self.began > budget
 
-    def search(self, i: int, effort: Effort, below_s: float) -> None:
-        """Search one wafer below a time; bounds may leave nothing of it."""
+    def search(self, limits: dict[int, float], effort: Effort) -> None:
+        """Search wafers, each below a time; bounds may leave nothing of some."""
         if effort.budget_s is not None:
             left = self.began + effort.budget_s - time.perf_counter()
             effort = replace(effort, budget_s=max(left, 1e-3))
-        starts = []
-        if i in self.found:
-            known = self.found[i].best.encoding
-            starts.append((known.layout, known.arrays(self.problems[i])[0]))
-        found, bound = search_below(
-            self.problems[i], below_s, effort, self.seed, self.threads, starts=starts
-        )
-        self.bounds[i] = max(self.bounds[i], bound)
-        if found is None:
-            return
-        self.evaluations += found.evaluations
-        if i not in self.found or found.best.rank < self.found[i].best.rank:
-            self.found[i] = found
+        tasks = [
+            search_task(
+                self.problems[i],
+                effort,
+                self.seed,
+                [self.found[i].best] if i in self.found else [],
+                below_s,
+            )
+            for i, below_s in limits.items()
+        ]
+        for i, data in zip(limits, self.session.run(tasks), strict=True):
+            found, bound = result_in(self.problems[i], data)
+            self.bounds[i] = max(self.bounds[i], bound)
+            if found is None:
+                continue
+            self.evaluations += found.evaluations
+            if i not in self.found or found.best.rank < self.found[i].best.rank:
+                self.found[i] = found
 
     def briefly(self, base: int | None) -> None:
-        """Look at every wafer, the space's own first, then the most promising."""
+        """Look at every wafer, the space's own first, then the most promising, in waves."""
         brief = replace(
             self.effort, seeds=1, steps=min(self.effort.steps, _BRIEF_STEPS), promising=_BRIEF
         )
         order = sorted(self.problems, key=lambda i: (i != base, self.bounds[i], i))
-        for done, i in enumerate(order):
-            limit = self.limit_s
+        starts = [0, *range(1, len(order), _WAVE)]  # the first alone: it limits the others
+        for at, end in zip(starts, [*starts[1:], len(order)], strict=True):
+            wave, limit = order[at:end], self.limit_s
             if self.found and self.late:
-                self.late_ones.add(i)
-            elif self.bounds[i] < limit or not self.found:
-                self.search(i, brief, limit)
+                self.late_ones.update(wave)
+            else:
+                wanted = [i for i in wave if self.bounds[i] < limit or not self.found]
+                self.search(dict.fromkeys(wanted, limit), brief)
             if self.progress is not None:
-                self.progress(done + 1, len(order), self.limit_s)
+                self.progress(end, len(order), self.limit_s)
         if not self.best.best.fits:  # then the wafer with most memory says how much is missing
             largest = max(self.problems, key=lambda i: (_room(self.problems[i].wafer), -i))
             if largest not in self.found:
-                self.search(largest, brief, _NEVER)
+                self.search({largest: _NEVER}, brief)
 
     def at_length(self, base: int | None) -> None:
         """Search the best few and the space's own wafer with all effort."""
+        if self.late:
+            return
         ranked = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
+        limits = {}
         for i in dict.fromkeys([*ranked[:_LONG], *(i for i in ranked if i == base)]):
-            if not self.late:
-                best = self.found[i].best
-                self.search(i, self.effort, best.time_s * (1.0 + 1e-9) if best.fits else _NEVER)
+            best = self.found[i].best
+            limits[i] = best.time_s * (1.0 + 1e-9) if best.fits else _NEVER
+        self.search(limits, self.effort)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Describe every wafer: the searched ones by their rank, then the others by their bound."""
+        searched = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
+        others = sorted(set(self.problems) - set(searched), key=lambda i: (self.bounds[i], i))
+        rows = []
+        for i in (*searched, *others):
+            wafer, bound_s = self.problems[i].wafer, self.bounds[i]
+            columns, lines = wafer.grid
+            status = "unseen" if i in self.late_ones else "bounded"
+            row = {
+                "wafer": wafer.name,
+                "columns": columns,
+                "rows": lines,
+                "dies": wafer.dies,
+                "status": "searched" if i in self.found else status,
+                "bound_s": bound_s if bound_s < float("inf") else None,
+            }
+            mapping = self.found[i].best.to_row() if i in self.found else {}
+            rows.append({**row, **{f"mapping.{name}": mapping[name] for name in mapping}})
+        return rows
 
 
 def _room(wafer: Wafer) -> float:

@@ -5,7 +5,7 @@ import threading
 import time
 
 import pytest
-from test_mapping import compiled, packed, random_case, random_op_mappings, small
+from mapping_cases import compiled, packed, random_case, random_op_mappings, small
 
 from phaze_fast.errors import InUseError, PhazeError
 from phaze_fast.wafer.layout import slots_of
@@ -43,7 +43,7 @@ def test_a_mapping_that_anneals_refuses_a_second_thread():
     calls = {
         "assign": lambda: mapping.assign(packed(op_mappings)),
         "change": lambda: mapping.change(0, packed(op_mappings[:1])),
-        "genes": mapping.genes,
+        "op_mappings": mapping.op_mappings,
         "score": mapping.score,
         "stages": mapping.stages,
         "anneal": lambda: mapping.anneal(4, 1, 0.1),

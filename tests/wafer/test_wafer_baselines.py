@@ -1,15 +1,14 @@
-"""Other systems' plans on a wafer: their rules, AccPar's choice by brute force, the comparison."""
+"""Other systems' plans on a wafer: their rules, AccPar's choice by brute force."""
 
 import itertools
 import random
 from itertools import pairwise
 
 import pytest
+from wafer_baseline_cases import CASES, DOJO, DRAM, in_rank_order, problem_of, rank
 
-from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
+from phaze_fast.wafer import Layout, evaluate, megatron
 from phaze_fast.wafer.accpar import (
     TYPES,
     LayerSize,
@@ -20,35 +19,10 @@ from phaze_fast.wafer.accpar import (
     types_of,
 )
 from phaze_fast.wafer.baselines import BASELINES, baselines, is_linear
-from phaze_fast.wafer.comparison import ABLATIONS, compare_mappings
-from phaze_fast.wafer.layout import layouts, tiles
-from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer.layout import layouts
+from phaze_fast.wafer.packing import room, stage_dies
 from phaze_fast.wafer.plans import axis_assignments, linear_axis_assignment, zero3
 
-DRAM = presets.wafer("dram-wafer")
-DOJO = presets.wafer("dojo-tile-like")
-QUICK = Effort(seeds=1, steps=500, promising=1, budget_s=2.0)
-
-
-def problem_of(wafer, name="bertlarge", batch=64):
-    return Problem(models.load(name), wafer, WaferTraining(batch))
-
-
-def rank(found):
-    """What fits comes first, then what is faster."""
-    return (found.over_bytes + found.stream_over_bytes, found.time_s)
-
-
-CASES = {
-    "small": (problem_of(DRAM.replace(columns=4, rows=2)), "bertlarge"),
-    "odd": (problem_of(DRAM.replace(columns=3, rows=2)), "bertlarge"),
-    "tight": (problem_of(DOJO, batch=16), "bertlarge"),
-    "wide": (problem_of(DRAM.replace(columns=8, rows=1)), "bertlarge"),
-    "heads": (problem_of(DRAM.replace(columns=3, rows=3), "gpt2"), "gpt2"),
-    "dead": (problem_of(DRAM.replace(columns=4, rows=3, dead=((1, 1),))), "bertlarge"),
-    "batch": (problem_of(DOJO, batch=7), "bertlarge"),
-    "one": (problem_of(DRAM.replace(columns=1, rows=1)), "bertlarge"),
-}
 _FOUND = {}
 
 
@@ -191,7 +165,7 @@ def test_a_pipeline_is_no_deeper_than_there_is_room():
         for found in plans(case).values():
             for way in (found.default, found.tuned, found.tiled):
                 layout = way.encoding.layout
-                assert layout.stages <= len(tiles(problem.wafer, layout.width, layout.height))
+                assert layout.stages <= room(problem.wafer, layout.width, layout.height)
 
 
 # ---- AccPar's and HyPar's choice ----
@@ -260,18 +234,19 @@ def test_accpar_cuts_no_rows(layout):
 
 
 def ranks_of(layout, wafer):
-    """Rank of each die of the first rectangle, row by row of the wafer."""
-    x, y = tiles(wafer, layout.width, layout.height)[0]
-    columns = wafer.grid[0]
-    return [(y + j) * columns + x + i for j in range(layout.height) for i in range(layout.width)]
+    """Ranks of the dies of each stage, row by row of the wafer."""
+    stages = stage_dies(wafer, layout.width, layout.height, layout.stages)
+    return [[y * wafer.grid[0] + x for x, y in dies] for dies in stages]
 
 
 def test_linear_stages_are_runs_of_ranks():
     problem = problem_of(DOJO)
     seen = set()
     for layout in layouts(DOJO, problem.work.blocks, 64):
-        ranks = ranks_of(layout, DOJO)
-        straight = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+        straight = all(
+            ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+            for ranks in ranks_of(layout, DOJO)
+        )
         assert is_linear(problem, layout) == straight
         seen.add(straight)
     assert seen == {True, False}
@@ -316,15 +291,6 @@ def test_a_width_that_no_innermost_slots_make_is_refused():
         linear_axis_assignment(Layout(4, 2, 1, 8), 16)
 
 
-_ORDER = {"columns": 0, "inner": 0, "rows": 1, "copies": 1, "batch": 2}
-
-
-def in_rank_order(op_mapping):
-    """Tensor splits innermost, then rows and copies, then the batch."""
-    order = [_ORDER[role] for role, _ in (*op_mapping.x, *op_mapping.y)]
-    return order == sorted(order)
-
-
 def test_linear_mappings_have_their_roles_in_rank_order():
     straight = problem_of(DRAM).variant(linear=True)
     mapping = straight.mapping(Layout(8, 2, 1, 16))
@@ -364,89 +330,3 @@ def test_modes_of_recomputation_save_more_and_more():
         megatron(problem, Layout(4, 2, 1, 16), 4, recompute="ful")
     with pytest.raises(InvalidInputError, match="weights: 'zero4' is not accepted"):
         megatron(problem, Layout(4, 2, 1, 16), 4, weights="zero4")
-
-
-# ---- the comparison ----
-
-
-@pytest.fixture(
-    scope="module", params=["odd", "dead", pytest.param("tight", marks=pytest.mark.slow)]
-)
-def compared(request):
-    return compare_mappings(CASES[request.param][0], QUICK)
-
-
-def test_ours_is_no_worse_than_any_other(compared):
-    ours = compared.ours.best
-    name, best = compared.best_baseline
-    assert ours.fits
-    assert ours.time_s <= best.time_s
-    assert best.time_s == min(b.best.time_s for b in compared.baselines.values() if b.best.fits)
-    assert compared.baselines[name].best.time_s == best.time_s
-    for found in compared.baselines.values():
-        for way in (found.default, found.tuned, found.tiled):
-            assert not way.fits or ours.time_s <= way.time_s
-
-
-def test_ours_is_no_worse_than_any_ablation(compared):
-    assert set(compared.ablations) == set(ABLATIONS)
-    assert len(ABLATIONS) == 5
-    for found in compared.ablations.values():
-        assert not found.fits or compared.ours.best.time_s <= found.time_s
-    assert compared.ours.bound_s <= compared.ours.best.time_s
-
-
-def test_ablations_take_away_what_they_say(compared):
-    problem = compared.ours.problem
-    kept = compared.ablations["no_recompute"].encoding
-    assert all(
-        set(op_mapping.output) <= {"stash", "offload"} for op_mapping in kept.operator_mappings
-    )
-    straight = compared.ablations["no_placement"].encoding
-    assert is_linear(problem, straight.layout)
-    assert all(in_rank_order(op_mapping) for op_mapping in straight.operator_mappings)
-    megatrons = compared.ablations["megatron_partitions"]
-    assert rank(megatrons) <= rank(compared.baselines["megatron"].tiled)
-    for found in compared.ablations.values():
-        assert found.encoding.faults(problem) == []
-        assert evaluate(problem, found.encoding).time_s == found.time_s
-
-
-def test_memory_at_equal_speed_is_less(compared):
-    for name, found in compared.memory_at_equal_speed.items():
-        best = compared.baselines[name].best
-        assert found.memory_bytes <= best.memory_bytes
-        assert found.time_s <= best.time_s
-        again = evaluate(compared.ours.problem, found.encoding)
-        assert again.memory_bytes == found.memory_bytes
-        assert again.time_s == found.time_s
-    fitting = {name for name, each in compared.baselines.items() if each.best.fits}
-    assert set(compared.memory_at_equal_speed) == fitting
-
-
-def test_names_and_ablations_can_be_chosen():
-    problem = CASES["one"][0]
-    said = []
-    found = compare_mappings(problem, QUICK, names=["zero3"], ablations=False, report=said.append)
-    assert set(found.baselines) == {"zero3"}
-    assert found.ablations == {}
-    assert said == ["zero3", "ours", "memory at equal speed"]
-
-
-def test_nothing_fits_and_all_say_so():
-    problem = problem_of(DRAM.replace(columns=2, rows=1), "gpt3-13b")
-    found = compare_mappings(problem, QUICK)
-    assert found.best_baseline is None
-    assert not found.ours.best.fits
-    assert found.memory_at_equal_speed == {}
-    for each in found.baselines.values():
-        assert each.best.reason.startswith("OOM: ")
-        assert rank(found.ours.best)[0] <= rank(each.best)[0]
-
-
-def test_a_short_budget_leaves_ours_no_worse():
-    """Plans of others are looked at first: they cannot be what the budget leaves out."""
-    problem = CASES["small"][0]
-    hurry = Effort(seeds=1, steps=10, promising=1, budget_s=1e-6)
-    found = compare_mappings(problem, hurry, names=["megatron", "zero3"], ablations=False)
-    assert found.ours.best.time_s <= found.best_baseline[1].time_s

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mapping_cases import CLOSE, compiled, small
 from reference import mapping_oracle as oracle
 from reference.mapping_oracle import RECOMPUTE, OperatorMapping
-from test_mapping import CLOSE, compiled, small
 
 from phaze_fast import _core
 from phaze_fast.hardware import presets
@@ -117,7 +117,7 @@ def mapped(name, layout, role_of, mode="replicated", microbatches=1):
     training = WaferTraining(layout.microbatch * microbatches)
     problem = Problem(load(name), WAFER, training, volume=True)
     mapping = problem.mapping(layout)
-    op_mappings = np.zeros(len(problem.work.operators), dtype=_core.GENE_DTYPE)
+    op_mappings = np.zeros(len(problem.work.operators), dtype=_core.OP_MAPPING_DTYPE)
     for row, op in zip(op_mappings, problem.work.operators, strict=True):
         everywhere = (1 << len(_slots(layout))) - 1
         row["slots"] = [everywhere if role == role_of(op) else 0 for role in ROLES]

@@ -68,7 +68,7 @@ def sums(problem, encoding):
     """Seconds of a block's collectives: those it waits for, and those beside the work."""
     part = {op.name: op.part for op in problem.work.operators}
     run = {op_mapping.operator: op_mapping.collective for op_mapping in encoding.operator_mappings}
-    links = links_of(problem.wafer)
+    links = links_of(problem.wafer, encoding.layout)
     blocking, hidden = 0.0, 0.0
     for each in transfers(problem, encoding):
         inside = part[each.operator] == "block" and part.get(each.target, "block") == "block"

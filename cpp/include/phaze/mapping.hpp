@@ -52,7 +52,7 @@ enum class Output : std::uint8_t { kStash = 0, kRecompute = 1, kOffload = 2 };
 inline constexpr int kOutputCount = 3;
 
 // Which slots each role has (bit k = slot k; every slot has one role), and how weights are kept.
-struct MapGene {
+struct OpMapping {
   std::array<std::uint16_t, kRoleCount> slots;
   std::uint8_t mode;
   std::uint8_t algorithm;  // a MeshAlgorithm, of all its collectives
@@ -158,24 +158,26 @@ class Mapping {
   int stages() const noexcept { return static_cast<int>(blocks_.size()); }
   const MapRulesRecord& rules() const noexcept { return rules_; }
   const MapOpRecord& op(int i) const noexcept { return ops_[static_cast<std::size_t>(i)]; }
-  const MapGene& gene(int i) const noexcept { return genes_[static_cast<std::size_t>(i)]; }
+  const OpMapping& op_mapping(int i) const noexcept {
+    return op_mappings_[static_cast<std::size_t>(i)];
+  }
 
-  bool assigned() const noexcept { return genes_.size() == ops_.size(); }
-  bool legal(int op, const MapGene& gene) const noexcept;
+  bool assigned() const noexcept { return op_mappings_.size() == ops_.size(); }
+  bool legal(int op, const OpMapping& op_mapping) const noexcept;
 
   // Whether it has weights, so that its mode makes a difference.
   bool weighted(int op) const noexcept;
 
   // Every legal way to deal the slots of one operator, in a fixed order.
-  const std::vector<MapGene>& choices(int op) const noexcept {
+  const std::vector<OpMapping>& choices(int op) const noexcept {
     return choices_[static_cast<std::size_t>(op)];
   }
 
-  // All operators at once, every term computed; each gene must be legal.
-  void assign(std::span<const MapGene> genes);
+  // All operators at once, every term computed; each operator mapping must be legal.
+  void assign(std::span<const OpMapping> op_mappings);
 
   // One operator, and only the terms that it touches.
-  void change(int op, const MapGene& gene);
+  void change(int op, const OpMapping& op_mapping);
 
   // Outputs are chosen exactly, stage by stage, unless given (stages x ops).
   MapScore score(std::span<const std::uint8_t> outputs = {},
@@ -194,9 +196,9 @@ class Mapping {
   struct Fan {
     double forward_s, backward_s, again_s;
   };
-  Node node(int op, const MapGene& gene) const noexcept;
+  Node node(int op, const OpMapping& op_mapping) const noexcept;
   // A tensor from one operator to the next and its gradient back, seconds.
-  double conversion_s(const MapGene& from, int from_op, const MapGene& to, int to_op,
+  double conversion_s(const OpMapping& from, int from_op, const OpMapping& to, int to_op,
                       double bytes) const noexcept;
   std::span<const std::int32_t> chain() const noexcept { return chain_; }
   std::span<const MapEdgeRecord> edges() const noexcept { return edges_; }
@@ -216,10 +218,10 @@ class Mapping {
   };
   struct Item;  // of the choice of outputs
   struct Block;
-  State made(int op, const MapGene& gene) const noexcept;
-  State wanted(int op, const MapGene& gene) const noexcept;
-  State gradient_made(int op, const MapGene& gene) const noexcept;
-  State gradient_wanted(const MapGene& gene) const noexcept;
+  State made(int op, const OpMapping& op_mapping) const noexcept;
+  State wanted(int op, const OpMapping& op_mapping) const noexcept;
+  State gradient_made(int op, const OpMapping& op_mapping) const noexcept;
+  State gradient_wanted(const OpMapping& op_mapping) const noexcept;
   State at_boundary() const noexcept;
   double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
   double exchange_s(std::uint16_t slots, double bytes) const noexcept;
@@ -227,7 +229,7 @@ class Mapping {
                    double* again_s) const noexcept;
   double reentry_s(const MapEdgeRecord& edge) const noexcept;
   double size(std::uint16_t slots) const noexcept { return sizes_[slots]; }
-  std::int32_t column_of(const MapGene& gene) const noexcept;
+  std::int32_t column_of(const OpMapping& op_mapping) const noexcept;
   Fan fan(const FanShape& shape) const noexcept;
   void enumerate(int op);
   Block block_of() const;
@@ -256,14 +258,14 @@ class Mapping {
   std::vector<FanShape> fans_;
   std::vector<std::vector<std::int32_t>> fans_of_;  // that an operator begins or ends
   std::vector<std::vector<std::int32_t>> forced_;   // unkept operators run again with each one
-  std::vector<std::vector<MapGene>> choices_;
+  std::vector<std::vector<OpMapping>> choices_;
 
-  std::vector<MapGene> genes_;
+  std::vector<OpMapping> op_mappings_;
   std::vector<Node> nodes_;
   std::vector<Fan> fan_terms_;
 };
 
-// ---- search over the genes of one problem ----
+// ---- search over the operator mappings of one problem ----
 
 struct MapSearchRules {
   std::uint64_t seed;
@@ -271,24 +273,26 @@ struct MapSearchRules {
   double start;        // accepted loss at the beginning, relative
 };
 struct MapFound {
-  std::vector<MapGene> genes;
+  std::vector<OpMapping> op_mappings;
   MapScore score;
   std::int64_t evaluations;
 };
 
 // What a search minimises: the step's time where it fits, else how much is missing, and more than
 // any time.
-double energy(const Mapping& mapping, const MapScore& score) noexcept;
+double objective(const Mapping& mapping, const MapScore& score) noexcept;
 
-// Threshold accepting from the mapping's present genes, which it leaves at the best it found. The
-// same answer on every machine: integers choose, and no transcendental function is called.
+// Threshold accepting from the mapping's present operator mappings, which it leaves at the best it
+// found. The same answer on every machine: integers choose, and no transcendental function is
+// called.
 MapFound anneal(Mapping& mapping, const MapSearchRules& rules);
 
 // Best single changes, one operator after another, until none helps.
 MapFound descend(Mapping& mapping, int rounds);
 
-// How many ways there are to choose genes and modes (modes only where there are weights), and the
-// best of all of them, tried one by one: for small problems, where others can be held against it.
+// How many ways there are to choose operator mappings and modes (modes only where there are
+// weights), and the best of all of them, tried one by one: for small problems, where others can be
+// held against it.
 double ways(const Mapping& mapping) noexcept;
 MapFound exhaust(Mapping& mapping);
 

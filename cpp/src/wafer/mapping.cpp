@@ -18,12 +18,12 @@ bool Mapping::weighted(int op) const noexcept {
 
 // ---- states of a tensor along the slots ----
 
-Mapping::State Mapping::made(int, const MapGene& g) const noexcept {
+Mapping::State Mapping::made(int, const OpMapping& g) const noexcept {
   return {g.slots[kRole(Role::kBatch)], g.slots[kRole(Role::kRows)], g.slots[kRole(Role::kColumns)],
           g.slots[kRole(Role::kInner)], g.slots[kRole(Role::kCopy)]};
 }
 
-Mapping::State Mapping::wanted(int op, const MapGene& g) const noexcept {
+Mapping::State Mapping::wanted(int op, const OpMapping& g) const noexcept {
   const std::uint16_t inner = g.slots[kRole(Role::kInner)];
   const std::uint16_t columns = g.slots[kRole(Role::kColumns)];
   const std::uint16_t copy = g.slots[kRole(Role::kCopy)];
@@ -33,7 +33,7 @@ Mapping::State Mapping::wanted(int op, const MapGene& g) const noexcept {
   return {g.slots[0], g.slots[1], columns, 0, static_cast<std::uint16_t>(inner | copy)};
 }
 
-Mapping::State Mapping::gradient_made(int op, const MapGene& g) const noexcept {
+Mapping::State Mapping::gradient_made(int op, const OpMapping& g) const noexcept {
   const std::uint16_t inner = g.slots[kRole(Role::kInner)];
   const std::uint16_t columns = g.slots[kRole(Role::kColumns)];
   const std::uint16_t copy = g.slots[kRole(Role::kCopy)];
@@ -41,12 +41,14 @@ Mapping::State Mapping::gradient_made(int op, const MapGene& g) const noexcept {
   return {g.slots[0], g.slots[1], columns, 0, static_cast<std::uint16_t>(inner | copy)};
 }
 
-Mapping::State Mapping::gradient_wanted(const MapGene& g) const noexcept {
+Mapping::State Mapping::gradient_wanted(const OpMapping& g) const noexcept {
   return {g.slots[0], g.slots[1], g.slots[kRole(Role::kColumns)], 0,
           static_cast<std::uint16_t>(g.slots[kRole(Role::kInner)] | g.slots[kRole(Role::kCopy)])};
 }
 
-Mapping::State Mapping::at_boundary() const noexcept { return gradient_wanted(genes_[kAt(last_)]); }
+Mapping::State Mapping::at_boundary() const noexcept {
+  return gradient_wanted(op_mappings_[kAt(last_)]);
+}
 
 // ---- collectives over sets of slots ----
 
@@ -97,7 +99,7 @@ double Mapping::convert_s(int op, const State& from, const State& to, double byt
   return seconds;
 }
 
-double Mapping::conversion_s(const MapGene& from, int from_op, const MapGene& to, int to_op,
+double Mapping::conversion_s(const OpMapping& from, int from_op, const OpMapping& to, int to_op,
                              double bytes) const noexcept {
   return convert_s(from_op, made(from_op, from), wanted(to_op, to), bytes, from.algorithm,
                    nullptr) +
@@ -107,16 +109,16 @@ double Mapping::conversion_s(const MapGene& from, int from_op, const MapGene& to
 
 // ---- terms ----
 
-std::int32_t Mapping::column_of(const MapGene& gene) const noexcept {
+std::int32_t Mapping::column_of(const OpMapping& op_mapping) const noexcept {
   std::size_t at = 0;
   for (std::size_t r = 0; r < 4; ++r) {
-    const auto factor = static_cast<std::size_t>(size(gene.slots[r]));
+    const auto factor = static_cast<std::size_t>(size(op_mapping.slots[r]));
     at = at * divisors_ + kAt(position_[factor]);
   }
   return column_[at];
 }
 
-Mapping::Node Mapping::node(int op, const MapGene& g) const noexcept {
+Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
   const MapOpRecord& record = ops_[kAt(op)];
   const std::size_t cell = kAt(op) * columns_ + kAt(column_of(g));
   const std::uint16_t batch = g.slots[0], rows = g.slots[1];
@@ -185,7 +187,7 @@ Mapping::Node Mapping::node(int op, const MapGene& g) const noexcept {
 }
 
 Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
-  const MapGene& from = genes_[kAt(shape.from)];
+  const OpMapping& from = op_mappings_[kAt(shape.from)];
   Fan found{};
   if (shape.kind == static_cast<int>(EdgeKind::kEntry)) {
     const State between = at_boundary();
@@ -201,19 +203,19 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
   };
   for (std::size_t i = 0; i < shape.to.size(); ++i) {
     const std::int32_t to = shape.to[i];
-    const MapGene& gene = genes_[kAt(to)];
-    const State in = wanted(to, gene), back = gradient_made(to, gene);
+    const OpMapping& op_mapping = op_mappings_[kAt(to)];
+    const State in = wanted(to, op_mapping), back = gradient_made(to, op_mapping);
     bool again_in = false, again_back = false;  // an earlier consumer pays for it
     for (std::size_t j = 0; j < i; ++j) {
-      const MapGene& other = genes_[kAt(shape.to[j])];
+      const OpMapping& other = op_mappings_[kAt(shape.to[j])];
       again_in = again_in || same(wanted(shape.to[j], other), in);
       again_back = again_back || same(gradient_made(shape.to[j], other), back);
     }
     if (!again_in) {
       bool again = false;  // some consumer that shares this conversion needs it once more
       for (std::size_t j = i; j < shape.to.size(); ++j) {
-        again =
-            again || (shape.again[j] && same(wanted(shape.to[j], genes_[kAt(shape.to[j])]), in));
+        again = again ||
+                (shape.again[j] && same(wanted(shape.to[j], op_mappings_[kAt(shape.to[j])]), in));
       }
       found.forward_s += convert_s(shape.from, made(shape.from, from), in, shape.bytes,
                                    from.algorithm, again ? &found.again_s : nullptr);
@@ -226,17 +228,18 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
   return found;
 }
 
-void Mapping::assign(std::span<const MapGene> genes) {
+void Mapping::assign(std::span<const OpMapping> op_mappings) {
   nodes_.resize(ops_.size());
   fan_terms_.resize(fans_.size());
-  genes_.assign(genes.begin(), genes.end());  // last: assigned() stays false if memory runs out
-  for (int i = 0; i < ops(); ++i) nodes_[kAt(i)] = node(i, genes_[kAt(i)]);
+  // Last: assigned() stays false if memory runs out.
+  op_mappings_.assign(op_mappings.begin(), op_mappings.end());
+  for (int i = 0; i < ops(); ++i) nodes_[kAt(i)] = node(i, op_mappings_[kAt(i)]);
   for (std::size_t f = 0; f < fans_.size(); ++f) fan_terms_[f] = fan(fans_[f]);
 }
 
-void Mapping::change(int op, const MapGene& gene) {
-  genes_[kAt(op)] = gene;
-  nodes_[kAt(op)] = node(op, gene);
+void Mapping::change(int op, const OpMapping& op_mapping) {
+  op_mappings_[kAt(op)] = op_mapping;
+  nodes_[kAt(op)] = node(op, op_mapping);
   for (const std::int32_t f : fans_of_[kAt(op)]) fan_terms_[kAt(f)] = fan(fans_[kAt(f)]);
 }
 

@@ -65,13 +65,13 @@ struct Mapping::Block {
 // convert that tensor once more anyway.
 double Mapping::reentry_s(const MapEdgeRecord& edge) const noexcept {
   if (edge.again != 0 || ops_[kAt(edge.from)].kept == 0) return 0.0;
-  const State in = wanted(edge.to, genes_[kAt(edge.to)]);
+  const State in = wanted(edge.to, op_mappings_[kAt(edge.to)]);
   for (const MapEdgeRecord& other : edges_) {
     if (other.from != edge.from || other.kind != edge.kind || other.again == 0) continue;
-    const State its = wanted(other.to, genes_[kAt(other.to)]);
+    const State its = wanted(other.to, op_mappings_[kAt(other.to)]);
     if (its.batch == in.batch && its.rows == in.rows && its.features == in.features) return 0.0;
   }
-  const MapGene& from = genes_[kAt(edge.from)];
+  const OpMapping& from = op_mappings_[kAt(edge.from)];
   double again = 0.0;
   convert_s(edge.from, made(edge.from, from), in, edge.bytes, from.algorithm, &again);
   return again;
@@ -294,7 +294,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
   const double share =
       rules_.boundary_bytes /
       size(static_cast<std::uint16_t>(between.batch | between.rows | between.features));
-  const double regather = gather_s(between.whole, share, genes_[kAt(last_)].algorithm);
+  const double regather = gather_s(between.whole, share, op_mappings_[kAt(last_)].algorithm);
   const double copies = size(between.whole);
 
   MapScore total{};

@@ -27,13 +27,13 @@ class Numbers {  // splitmix64: integers only, so alike everywhere
 constexpr double kShortage = 4.0;  // what lacking all of a die's memory costs, in times of the step
 constexpr double kNeverSoLong = 1e18;  // seconds: what does not fit is worse than what does
 
-std::vector<MapGene> genes_of(const Mapping& mapping) {
-  std::vector<MapGene> genes;
-  for (int i = 0; i < mapping.ops(); ++i) genes.push_back(mapping.gene(i));
-  return genes;
+std::vector<OpMapping> op_mappings_of(const Mapping& mapping) {
+  std::vector<OpMapping> op_mappings;
+  for (int i = 0; i < mapping.ops(); ++i) op_mappings.push_back(mapping.op_mapping(i));
+  return op_mappings;
 }
 
-bool same_slots(const MapGene& a, const MapGene& b) noexcept { return a.slots == b.slots; }
+bool same_slots(const OpMapping& a, const OpMapping& b) noexcept { return a.slots == b.slots; }
 
 // Proposes changes of one to a few operators; each is legal, and each is made through change().
 class Mover {
@@ -78,48 +78,48 @@ class Mover {
  private:
   static int size(const std::vector<std::uint8_t>& v) { return static_cast<int>(v.size()); }
 
-  void set(int op, const MapGene& gene) {
-    const MapGene& now = mapping_.gene(op);
-    if (same_slots(now, gene) && now.mode == gene.mode) return;
+  void set(int op, const OpMapping& op_mapping) {
+    const OpMapping& now = mapping_.op_mapping(op);
+    if (same_slots(now, op_mapping) && now.mode == op_mapping.mode) return;
     undo_.emplace_back(op, now);
-    mapping_.change(op, gene);
+    mapping_.change(op, op_mapping);
   }
 
   void deal(int op) {
-    const std::vector<MapGene>& choices = mapping_.choices(op);
-    MapGene gene = choices[kAt(numbers_.below(static_cast<int>(choices.size())))];
-    gene.mode = mapping_.gene(op).mode;
-    gene.algorithm = mapping_.gene(op).algorithm;
-    set(op, gene);
+    const std::vector<OpMapping>& choices = mapping_.choices(op);
+    OpMapping op_mapping = choices[kAt(numbers_.below(static_cast<int>(choices.size())))];
+    op_mapping.mode = mapping_.op_mapping(op).mode;
+    op_mapping.algorithm = mapping_.op_mapping(op).algorithm;
+    set(op, op_mapping);
   }
 
   void keep(int op, std::uint8_t mode) {
-    MapGene gene = mapping_.gene(op);
-    gene.mode = mode;
-    set(op, gene);
+    OpMapping op_mapping = mapping_.op_mapping(op);
+    op_mapping.mode = mode;
+    set(op, op_mapping);
   }
 
   // Makes one end of an edge take the tensor as the other end leaves it.
   bool align(const MapEdgeRecord& edge, bool forward) {
     const int of = forward ? edge.to : edge.from;
-    const MapGene& other = mapping_.gene(forward ? edge.from : edge.to);
+    const OpMapping& other = mapping_.op_mapping(forward ? edge.from : edge.to);
     const bool mine = mapping_.op(of).product != 0;
     const bool theirs = mapping_.op(forward ? edge.from : edge.to).product != 0;
-    MapGene gene = mapping_.gene(of);
-    gene.slots = {other.slots[0], other.slots[1], 0, 0, 0};
+    OpMapping op_mapping = mapping_.op_mapping(of);
+    op_mapping.slots = {other.slots[0], other.slots[1], 0, 0, 0};
     if (forward) {  // features as made, the rest whole
       const std::uint16_t features = other.slots[2];
       const auto rest = static_cast<std::uint16_t>(other.slots[3] | other.slots[4]);
-      gene.slots[mine ? 3 : 2] = features;
-      gene.slots[mine ? 2 : 4] = rest;
+      op_mapping.slots[mine ? 3 : 2] = features;
+      op_mapping.slots[mine ? 2 : 4] = rest;
     } else {
       const std::uint16_t features = other.slots[theirs ? 3 : 2];
       const auto rest = static_cast<std::uint16_t>(other.slots[theirs ? 2 : 3] | other.slots[4]);
-      gene.slots[2] = features;
-      gene.slots[mine ? 3 : 4] = rest;
+      op_mapping.slots[2] = features;
+      op_mapping.slots[mine ? 3 : 4] = rest;
     }
-    if (!mapping_.legal(of, gene)) return false;
-    set(of, gene);
+    if (!mapping_.legal(of, op_mapping)) return false;
+    set(of, op_mapping);
     return true;
   }
 
@@ -150,13 +150,13 @@ class Mover {
     const int a = numbers_.below(mapping_.slots()), b = numbers_.below(mapping_.slots());
     if (a == b) return;
     for (int i = 0; i < mapping_.ops(); ++i) {
-      MapGene gene = mapping_.gene(i);
-      for (std::uint16_t& mask : gene.slots) {
+      OpMapping op_mapping = mapping_.op_mapping(i);
+      for (std::uint16_t& mask : op_mapping.slots) {
         const unsigned had_a = mask >> a & 1U, had_b = mask >> b & 1U;
         const unsigned rest = mask & ~(1U << a) & ~(1U << b);
         mask = static_cast<std::uint16_t>(rest | had_a << b | had_b << a);
       }
-      if (mapping_.legal(i, gene)) set(i, gene);
+      if (mapping_.legal(i, op_mapping)) set(i, op_mapping);
     }
   }
 
@@ -164,12 +164,12 @@ class Mover {
   Numbers numbers_;
   std::vector<std::uint8_t> modes_;
   std::vector<MapEdgeRecord> edges_;
-  std::vector<std::pair<int, MapGene>> undo_;
+  std::vector<std::pair<int, OpMapping>> undo_;
 };
 
 }  // namespace
 
-double energy(const Mapping& mapping, const MapScore& score) noexcept {
+double objective(const Mapping& mapping, const MapScore& score) noexcept {
   const double over = score.over_bytes + score.stream_over_bytes;
   if (!(over > 0.0)) return score.time_s;
   return kNeverSoLong * (1.0 + over / mapping.rules().capacity_bytes);
@@ -178,7 +178,7 @@ double energy(const Mapping& mapping, const MapScore& score) noexcept {
 namespace {
 
 // What an annealing walks by: it may pass through mappings that do not quite fit.
-double soft_energy(const Mapping& mapping, const MapScore& score) noexcept {
+double soft_objective(const Mapping& mapping, const MapScore& score) noexcept {
   const double over = score.over_bytes + score.stream_over_bytes;
   return score.time_s * (1.0 + kShortage * over / mapping.rules().capacity_bytes);
 }
@@ -187,8 +187,8 @@ double soft_energy(const Mapping& mapping, const MapScore& score) noexcept {
 
 MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
   MapScore score = mapping.score();
-  double now = soft_energy(mapping, score), best = energy(mapping, score);
-  MapFound found{genes_of(mapping), score, 1};
+  double now = soft_objective(mapping, score), best = objective(mapping, score);
+  MapFound found{op_mappings_of(mapping), score, 1};
   Mover mover(mapping, rules.seed);
   for (std::int64_t step = 0; step < rules.steps; ++step) {
     const double left = 1.0 - static_cast<double>(step) / static_cast<double>(rules.steps);
@@ -196,49 +196,49 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
     mover.propose();
     score = mapping.score();
     ++found.evaluations;
-    const double next = soft_energy(mapping, score);
+    const double next = soft_objective(mapping, score);
     if (!(next <= now * (1.0 + accepted))) {
       mover.undo();
       continue;
     }
     now = next;
-    const double value = energy(mapping, score);
+    const double value = objective(mapping, score);
     if (value < best) {
       best = value;
-      found.genes = genes_of(mapping);
+      found.op_mappings = op_mappings_of(mapping);
       found.score = score;
     }
   }
-  mapping.assign(found.genes);
+  mapping.assign(found.op_mappings);
   return found;
 }
 
 MapFound descend(Mapping& mapping, int rounds) {
   MapScore score = mapping.score();
-  double best = energy(mapping, score);
+  double best = objective(mapping, score);
   MapFound found{{}, score, 1};
   for (int round = 0; round < rounds; ++round) {
     bool better = false;
     for (int op = 0; op < mapping.ops(); ++op) {
-      MapGene kept = mapping.gene(op);
+      OpMapping kept = mapping.op_mapping(op);
       for (int w = 0; w < kWeightModeCount; ++w) {
         if ((mapping.rules().modes >> w & 1) == 0) continue;
         if (w != kept.mode &&
             !(mapping.node(op, kept).state_bytes + mapping.node(op, kept).stream_bytes > 0.0)) {
           continue;
         }
-        for (const MapGene& choice : mapping.choices(op)) {
-          MapGene gene = choice;
-          gene.mode = static_cast<std::uint8_t>(w);
-          gene.algorithm = kept.algorithm;
-          mapping.change(op, gene);
+        for (const OpMapping& choice : mapping.choices(op)) {
+          OpMapping op_mapping = choice;
+          op_mapping.mode = static_cast<std::uint8_t>(w);
+          op_mapping.algorithm = kept.algorithm;
+          mapping.change(op, op_mapping);
           const MapScore tried = mapping.score();
           ++found.evaluations;
-          const double value = energy(mapping, tried);
+          const double value = objective(mapping, tried);
           if (value < best) {
             best = value;
             score = tried;
-            kept = gene;
+            kept = op_mapping;
             better = true;
           }
         }
@@ -247,7 +247,7 @@ MapFound descend(Mapping& mapping, int rounds) {
     }
     if (!better) break;
   }
-  found.genes = genes_of(mapping);
+  found.op_mappings = op_mappings_of(mapping);
   found.score = score;
   return found;
 }
@@ -264,22 +264,22 @@ double ways(const Mapping& mapping) noexcept {
 }
 
 MapFound exhaust(Mapping& mapping) {
-  std::vector<std::vector<MapGene>> options(kAt(mapping.ops()));
+  std::vector<std::vector<OpMapping>> options(kAt(mapping.ops()));
   for (int op = 0; op < mapping.ops(); ++op) {
     const bool any = mapping.weighted(op);
-    for (const MapGene& choice : mapping.choices(op)) {
+    for (const OpMapping& choice : mapping.choices(op)) {
       for (std::uint8_t w = 0; w < kWeightModeCount; ++w) {
         if ((mapping.rules().modes >> w & 1) == 0) continue;
-        MapGene gene = choice;
-        gene.mode = any ? w : choice.mode;
-        options[kAt(op)].push_back(gene);
+        OpMapping op_mapping = choice;
+        op_mapping.mode = any ? w : choice.mode;
+        options[kAt(op)].push_back(op_mapping);
         if (!any) break;
       }
     }
     mapping.change(op, options[kAt(op)][0]);
   }
-  MapFound found{genes_of(mapping), mapping.score(), 1};
-  double best = energy(mapping, found.score);
+  MapFound found{op_mappings_of(mapping), mapping.score(), 1};
+  double best = objective(mapping, found.score);
   std::vector<std::size_t> at(options.size(), 0);
   for (;;) {
     std::size_t op = 0;
@@ -292,13 +292,13 @@ MapFound exhaust(Mapping& mapping) {
     mapping.change(static_cast<int>(op), options[op][at[op]]);
     const MapScore score = mapping.score();
     ++found.evaluations;
-    const double value = energy(mapping, score);
+    const double value = objective(mapping, score);
     if (!(value < best)) continue;
     best = value;
     found.score = score;
-    found.genes = genes_of(mapping);
+    found.op_mappings = op_mappings_of(mapping);
   }
-  mapping.assign(found.genes);
+  mapping.assign(found.op_mappings);
   return found;
 }
 

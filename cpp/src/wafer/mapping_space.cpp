@@ -1,4 +1,4 @@
-// What a mapping may choose from: the tables of a problem, and the genes that are legal.
+// What a mapping may choose from: the tables of a problem, and its legal operator mappings.
 #include <algorithm>
 #include <bit>
 
@@ -97,12 +97,12 @@ Mapping::Mapping(const MapProblem& p)
   for (int i = 0; i < ops(); ++i) enumerate(i);
 }
 
-bool Mapping::legal(int op, const MapGene& gene) const noexcept {
+bool Mapping::legal(int op, const OpMapping& op_mapping) const noexcept {
   const MapOpRecord& record = ops_[kAt(op)];
   const unsigned all = (1U << slots_.size()) - 1U;
   unsigned seen = 0;
   for (int r = 0; r < kRoleCount; ++r) {
-    const unsigned mask = gene.slots[kAt(r)];
+    const unsigned mask = op_mapping.slots[kAt(r)];
     if ((mask & seen) != 0 || (mask & ~all) != 0) return false;
     seen |= mask;
     if (mask == 0) continue;
@@ -111,14 +111,15 @@ bool Mapping::legal(int op, const MapGene& gene) const noexcept {
       return false;
     }
   }
-  if (seen != all || gene.mode >= kWeightModeCount || gene.algorithm >= kMeshAlgorithmCount) {
+  if (seen != all || op_mapping.mode >= kWeightModeCount ||
+      op_mapping.algorithm >= kMeshAlgorithmCount) {
     return false;
   }
-  if ((rules_.modes >> gene.mode & 1) == 0) return false;
+  if ((rules_.modes >> op_mapping.mode & 1) == 0) return false;
   int changes[2] = {0, 0};
   for (std::size_t k = 1; k < slots_.size(); ++k) {
     if (slots_[k].axis != slots_[k - 1].axis) continue;
-    for (const std::uint16_t mask : gene.slots) {
+    for (const std::uint16_t mask : op_mapping.slots) {
       if ((mask >> (k - 1) & 1) != 0 && (mask >> k & 1) == 0) ++changes[slots_[k].axis];
     }
   }
@@ -128,7 +129,7 @@ bool Mapping::legal(int op, const MapGene& gene) const noexcept {
   int rank = 0;
   for (std::size_t k = 0; k < slots_.size(); ++k) {
     for (std::size_t r = 0; r < kRoleCount; ++r) {
-      if ((gene.slots[r] >> k & 1) == 0) continue;
+      if ((op_mapping.slots[r] >> k & 1) == 0) continue;
       if (kRank[r] < rank) return false;
       rank = kRank[r];
     }
@@ -162,11 +163,11 @@ void Mapping::enumerate(int op) {
   const auto along_x = patterns(0), along_y = patterns(1);
   for (const auto& x : along_x) {
     for (const auto& y : along_y) {
-      MapGene gene{{}, static_cast<std::uint8_t>(std::countr_zero(kAt(rules_.modes))), 0};
+      OpMapping op_mapping{{}, static_cast<std::uint8_t>(std::countr_zero(kAt(rules_.modes))), 0};
       for (std::size_t r = 0; r < kRoleCount; ++r) {
-        gene.slots[r] = static_cast<std::uint16_t>(x[r] | y[r]);
+        op_mapping.slots[r] = static_cast<std::uint16_t>(x[r] | y[r]);
       }
-      if (legal(op, gene)) choices_[kAt(op)].push_back(gene);
+      if (legal(op, op_mapping)) choices_[kAt(op)].push_back(op_mapping);
     }
   }
 }

@@ -55,11 +55,11 @@ Relaxation::Relaxation(const Mapping& mapping)
       if (!mapping.weighted(op)) break;
     }
     double least_kept = kInfinite, least_live = kInfinite;
-    for (MapGene gene : mapping.choices(op)) {
+    for (OpMapping op_mapping : mapping.choices(op)) {
       Mapping::Node n{};
       for (const std::uint8_t w : modes_[kAt(op)]) {
-        gene.mode = w;
-        n = mapping.node(op, gene);
+        op_mapping.mode = w;
+        n = mapping.node(op, op_mapping);
         kept_[kAt(op)].push_back({n.hidden_f_s + n.hidden_b_s, n.stream_s, n.state_bytes});
         least_kept = std::min(least_kept, n.state_bytes + flight * n.stash_bytes);
         least_live = std::min(least_live, n.live_bytes);
@@ -182,8 +182,8 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, doubl
   return reached[0];
 }
 
-// Least cost of the chain in the relaxation, its genes in last_; or a lower bound of it, as soon as
-// that settles the question.
+// Least cost of the chain in the relaxation, its operator mappings in last_; or a lower bound of
+// it, as soon as that settles whether the chain is cheap enough.
 double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const Settled& settled) {
   double alone = 0.0;
   for (const std::int32_t op : mapping_.chain()) alone += prices[kAt(op)].least;
@@ -206,12 +206,12 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const
 
 // A block whose operators each cost what they cost at best, without conversions.
 Relaxation::Block Relaxation::apart(const Weights& weights, std::vector<Prices>& prices) const {
-  Block found{0.0, 0.0, std::vector<MapGene>(kAt(mapping_.ops()))};
+  Block found{0.0, 0.0, std::vector<OpMapping>(kAt(mapping_.ops()))};
   for (int op = 0; op < mapping_.ops(); ++op) {
     prices.push_back(priced(op, weights));
     const Prices& own = prices.back();
-    found.genes[kAt(op)] = mapping_.choices(op)[kAt(own.cheapest)];
-    found.genes[kAt(op)].mode = own.mode[kAt(own.cheapest)];
+    found.op_mappings[kAt(op)] = mapping_.choices(op)[kAt(own.cheapest)];
+    found.op_mappings[kAt(op)].mode = own.mode[kAt(own.cheapest)];
     (mapping_.op(op).part == 1 ? found.block_s : found.ends_s) += own.least;
   }
   return found;
@@ -232,8 +232,8 @@ Relaxation::Block Relaxation::together(const Weights& weights, Block block,
   block.block_s = cheapest(prices, weights.phi, whole) + others_s;
   for (std::size_t at = 0; at < chain.size(); ++at) {
     const int op = chain[at];
-    block.genes[kAt(op)] = mapping_.choices(op)[kAt(last_[at])];
-    block.genes[kAt(op)].mode = prices[kAt(op)].mode[kAt(last_[at])];
+    block.op_mappings[kAt(op)] = mapping_.choices(op)[kAt(last_[at])];
+    block.op_mappings[kAt(op)].mode = prices[kAt(op)].mode[kAt(last_[at])];
   }
   return block;
 }
@@ -265,19 +265,19 @@ MapBound Relaxation::bound(double theta, double phi, double price, double enough
       return step_s(least, least, 0.0) >= enough;
     };
     if (!settled(block.block_s)) block = together(without, block, prices, settled);
-    if (settled(block.block_s)) return {step_s(block, block, 0.0), std::move(block.genes)};
+    if (settled(block.block_s)) return {step_s(block, block, 0.0), std::move(block.op_mappings)};
     free_ = std::move(block);
     theta_ = theta;
     phi_ = phi;
   }
-  if (!(price > 0.0)) return {step_s(free_, free_, 0.0), free_.genes};
+  if (!(price > 0.0)) return {step_s(free_, free_, 0.0), free_.op_mappings};
   std::vector<Prices> prices;
   Block block = apart(with, prices);
   const auto settled = [&](double block_s) {
     return step_s(free_, {block_s, 0.0, {}}, price) >= enough;
   };
   if (!settled(block.block_s)) block = together(with, block, prices, settled);
-  return {step_s(free_, block, price), std::move(block.genes)};
+  return {step_s(free_, block, price), std::move(block.op_mappings)};
 }
 
 MapBound chain_bound(const Mapping& mapping, double theta, double phi, double price) {

@@ -60,20 +60,20 @@ void largest_sizes() {
   const Owned made = chain_of(kMaxMapOps, slots, kBatchOrColumns);
   CHECK(check_problem(made.problem()) == Status::kOk);
   Mapping mapping(made.problem());
-  std::vector<MapGene> genes;
+  std::vector<OpMapping> op_mappings;
   for (int i = 0; i < mapping.ops(); ++i) {
-    const std::vector<MapGene>& choices = mapping.choices(i);
+    const std::vector<OpMapping>& choices = mapping.choices(i);
     CHECK(!choices.empty());
-    genes.push_back(choices[static_cast<std::size_t>(i * 7) % choices.size()]);
+    op_mappings.push_back(choices[static_cast<std::size_t>(i * 7) % choices.size()]);
   }
-  mapping.assign(genes);
+  mapping.assign(op_mappings);
   const MapScore before = mapping.score();
   CHECK(before.time_s > 0.0 && std::isfinite(before.time_s));
   mapping.change(kMaxMapOps - 1, mapping.choices(kMaxMapOps - 1).back());
-  mapping.change(kMaxMapOps - 1, genes.back());
+  mapping.change(kMaxMapOps - 1, op_mappings.back());
   CHECK(same_bits(mapping.score(), before));
   const MapFound found = anneal(mapping, {7, 200, 0.1});
-  CHECK(energy(mapping, found.score) <= energy(mapping, before));
+  CHECK(objective(mapping, found.score) <= objective(mapping, before));
   CHECK(chain_bound(mapping, 0.5, 0.0, 0.0).time_s <= found.score.time_s);
 }
 
@@ -101,9 +101,9 @@ void many_outputs_of_one_price() {
   made.boundary = {0.0};
   made.rules.capacity_bytes = 2.0 * kOps + 1.5;
   Mapping mapping(made.problem());
-  std::vector<MapGene> genes;
-  for (int i = 0; i < kOps; ++i) genes.push_back(mapping.choices(i)[0]);
-  mapping.assign(genes);
+  std::vector<OpMapping> op_mappings;
+  for (int i = 0; i < kOps; ++i) op_mappings.push_back(mapping.choices(i)[0]);
+  mapping.assign(op_mappings);
   const MapScore score = mapping.score();
   CHECK(score.over_bytes == 0.0);
   // 4 * 24 kept, three of four saved per output: 16 of them leave 1 * 24 + 3 * 8 and what is live.

@@ -1,0 +1,173 @@
+"""Sections of the page about mappings on wafers: the answer, its parts, wafers, other plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from phaze_fast.report.markup import Html, details, join, table, tag, tiles
+from phaze_fast.report.words import TIMES, count, is_number, percent, ratio, seconds, size
+
+__all__ = ["is_wafer", "wafer_names", "wafer_sections"]
+
+Data = dict[str, Any]
+Section = tuple[str, str, Html]
+
+_SHOWN = 40
+"""Wafers of a table that stand unfolded."""
+
+
+def is_wafer(document: Data) -> bool:
+    """Whether a document is one of ``phaze-fast wafer``."""
+    return isinstance(document.get("ours"), dict) or isinstance(document.get("cases"), list)
+
+
+def _cases(document: Data) -> list[Data]:
+    return list(document.get("cases") or [document])
+
+
+def _wafer(case: Data) -> str:
+    wafer = case.get("wafer")
+    return str(wafer.get("name") if isinstance(wafer, dict) else wafer)
+
+
+def _name(case: Data) -> str:
+    return f"{case.get('model')} on {_wafer(case)}"
+
+
+def wafer_names(document: Data) -> str:
+    """Name the models and wafers of a document.
+
+    Examples
+    --------
+    >>> wafer_names({"model": "bertlarge", "wafer": "dram-wafer", "ours": {}})
+    'bertlarge on dram-wafer'
+    """
+    names = list(dict.fromkeys(_name(case) for case in _cases(document)))
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def _answer(case: Data) -> Html:
+    ours = case.get("ours") or {}
+    layout = ours.get("layout") or {}
+    sides = layout.get("rectangle") or []
+    fits = ours.get("status") == "ok"
+    verdict, mood = ("Best found", "good") if fits else ("Nothing fits", "bad")
+    shape = f"{layout.get('stages')} of {f' {TIMES} '.join(map(str, sides))} dies" if sides else ""
+    numbers = [
+        ("Step", seconds(ours.get("time_s"))),
+        ("Lower bound", seconds(case.get("bound"))),
+        ("Gap", percent(case.get("gap"))),
+        ("Memory of a die", size(ours.get("memory_bytes_per_die"))),
+        ("Stages", shape),
+        ("Micro-batch", count(layout.get("microbatch"))),
+        ("Evaluations", count(case.get("evaluations"))),
+        ("Search took", seconds(case.get("seconds"))),
+    ]
+    space = case.get("bound_space")
+    said = [tag("p", f"The bound holds over: {space}.")] if space else []
+    reason = [tag("p", str(ours.get("reason")))] if ours.get("reason") else []
+    return join(
+        [
+            tag("p", tag("span", verdict, class_=f"badge {mood}"), class_="verdict"),
+            *reason,
+            tiles(numbers),
+            *said,
+            tag("p", "Times are those of the cost model, not measurements.", class_="soft small"),
+        ]
+    )
+
+
+def _parts(case: Data) -> Html:
+    ours = case.get("ours") or {}
+    block = ours.get("block") or {}
+    named = [
+        ("Work of one block", block.get("compute_s")),
+        ("Collectives it waits for", block.get("blocking_s")),
+        ("Collectives beside its work", block.get("hidden_s")),
+        ("After the last micro-batch", ours.get("tail_s")),
+    ]
+    rows = [
+        [
+            str(k),
+            count(stage.get("blocks")),
+            seconds(stage.get("load_s")),
+            size(stage.get("memory_bytes")),
+            size(stage.get("state_bytes")),
+            size(stage.get("activation_bytes")),
+        ]
+        for k, stage in enumerate(ours.get("stages") or [])
+    ]
+    columns = ["Stage", "Blocks>", "Micro-batch>", "Memory>", "State>", "Activations>"]
+    stages = table("Stages, per die", columns, rows) if rows else Html("")
+    return join([tiles([(name, seconds(value)) for name, value in named]), stages])
+
+
+def _wafer_rows(rows: list[Data]) -> list[list[str]]:
+    return [
+        [
+            str(row.get("wafer")),
+            f"{row.get('columns')} {TIMES} {row.get('rows')}",
+            str(row.get("status")),
+            seconds(row.get("mapping.time_s")),
+            seconds(row.get("bound_s")),
+            size(row.get("mapping.memory_bytes_per_die")),
+            seconds(row.get("mapping.block.compute_s")),
+            seconds(row.get("mapping.block.blocking_s")),
+        ]
+        for row in rows
+    ]
+
+
+def _wafers(case: Data) -> Html:
+    rows = case.get("table") or []
+    if not rows:
+        return Html("")
+    columns = ["Wafer", "Dies", "Status", "Step>", "Bound>", "Memory>", "Block work>", "Waits>"]
+    first = table("Wafers of the space, fastest first", columns, _wafer_rows(rows[:_SHOWN]))
+    if len(rows) <= _SHOWN:
+        return first
+    rest = table("The other wafers", columns, _wafer_rows(rows[_SHOWN:]))
+    return join([first, details(f"{count(len(rows) - _SHOWN)} more", rest)])
+
+
+def _others(case: Data) -> Html:
+    ours = (case.get("ours") or {}).get("time_s")
+    plans = [
+        (f"{name}, {way}", plan)
+        for name, ways in (case.get("baselines") or {}).items()
+        for way, plan in ways.items()
+        if isinstance(plan, dict)
+    ]
+    ablations = (case.get("ablations") or {}).items()
+    plans += [(f"ours, {name.replace('_', ' ')}", plan) for name, plan in ablations]
+    if not plans:
+        return Html("")
+    rows = []
+    for name, plan in plans:
+        time_s = plan.get("time_s")
+        rows.append(
+            [
+                name,
+                seconds(time_s),
+                ratio(time_s / ours) if is_number(time_s) and is_number(ours) else "",
+                size(plan.get("memory_bytes_per_die")),
+                str(plan.get("reason") or ""),
+            ]
+        )
+    columns = ["Plan", "Step>", "Of ours>", "Memory of a die>", "Remark"]
+    return table("Other systems' plans and ablations", columns, rows)
+
+
+def wafer_sections(document: Data) -> list[Section]:
+    """Build the sections of every case: anchor, heading, body; empty ones are left out."""
+    cases = _cases(document)
+    sections: list[Section] = []
+    for k, case in enumerate(cases):
+        where = f": {_name(case)}" if len(cases) > 1 else ""
+        sections += [
+            (f"answer-{k}", f"The best mapping{where}", _answer(case)),
+            (f"parts-{k}", f"Parts of a step{where}", _parts(case)),
+            (f"wafers-{k}", f"Wafers{where}", _wafers(case)),
+            (f"others-{k}", f"Against other plans{where}", _others(case)),
+        ]
+    return [section for section in sections if section[2]]

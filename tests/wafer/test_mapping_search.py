@@ -1,0 +1,107 @@
+"""Searches of mappings repeat themselves, never get worse and survive odd problems."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mapping_cases import compiled, fits, objective, packed, small, tight_case
+from reference.mapping_oracle import OperatorMapping
+
+from phaze_fast import _core
+
+# ---- searches ----
+
+
+def test_searches_repeat_themselves_and_never_get_worse():
+    rng = random.Random(4)
+    improved = 0
+    for at in range(40):
+        case, op_mappings = tight_case(rng)
+        for search in (lambda m, at=at: m.anneal(at, 300, 0.3), lambda m: m.descend(2)):
+            mapping = compiled(case, op_mappings)
+            start = mapping.score()[0].copy()
+            found, score, evaluations = search(mapping)
+            again = search(compiled(case, op_mappings))
+            assert found.tobytes() == again[0].tobytes()
+            assert score.tobytes() == again[1].tobytes()
+            assert evaluations == again[2] > 0
+            assert objective(case, score[0]) <= objective(case, start)
+            # The mapping is left at what was found, and the score is its own.
+            assert mapping.op_mappings().tobytes() == found.tobytes()
+            fresh = compiled(case)
+            fresh.assign(found)
+            assert mapping.score().tobytes() == score.tobytes() == fresh.score().tobytes()
+            improved += score["time_s"][0] < start["time_s"]
+    assert improved > 40
+
+
+def test_seeds_differ_and_no_steps_change_nothing():
+    case, op_mappings = tight_case(random.Random(5), sides=(4, 4), most=(0, 6, 0))
+    runs = [compiled(case, op_mappings).anneal(seed, 60, 0.5)[0].tobytes() for seed in range(8)]
+    assert len(set(runs)) > 1
+    for steps in (0, -3):
+        found, score, evaluations = compiled(case, op_mappings).anneal(1, steps, 0.5)
+        assert found.tobytes() == packed(op_mappings).tobytes()
+        assert evaluations == 1
+        assert score.tobytes() == compiled(case, op_mappings).score().tobytes()
+
+
+def test_a_round_of_descent_leaves_no_better_single_change():
+    rng = random.Random(6)
+    for _ in range(10):
+        case, op_mappings = tight_case(rng, sides=(2, 2), most=(1, 3, 1))
+        mapping = compiled(case, op_mappings)
+        found, score, _ = mapping.descend(100)
+        best = objective(case, score[0])
+        for i in range(len(op_mappings)):
+            for choice in mapping.choices(i):
+                for mode in range(5):
+                    op_mapping = np.array([choice], dtype=_core.OP_MAPPING_DTYPE)
+                    op_mapping["mode"], op_mapping["algorithm"] = mode, found[i]["algorithm"]
+                    if mapping.legal(i, op_mapping):
+                        mapping.change(i, op_mapping)
+                        assert objective(case, mapping.score()[0]) >= best
+            mapping.change(i, found[i : i + 1].copy())
+
+
+def test_a_search_does_not_trade_a_mapping_that_fits_for_one_that_does_not():
+    """Replicated weights are a hundred times faster here, and too large."""
+    case = small(2, slots=((0, 2, 1), (0, 2, 2)), modes=0b1001, microbatches=100)
+    case.rules |= {"x_bytes_per_s": 0.01, "gradient_bytes": 2.0, "state_bytes": 12.0}
+    for op in case.ops:
+        op.roles = "B"
+    for name in ("stash", "live"):
+        case.tables[name] = dict.fromkeys(case.tables[name], 0.0)
+    for i, cut in case.tables["parameters"]:
+        case.tables["parameters"][i, cut] = float(i == 0)
+    start = [OperatorMapping(("B", "B"), 3)] * 2
+    case.rules["capacity_bytes"] = 14.0  # 12 bytes split, 16 bytes replicated
+    assert fits(compiled(case, start).score()[0])
+    assert fits(compiled(case, start).anneal(1, 300, 0.1)[1][0])
+    assert fits(compiled(case, start).descend(3)[1][0])
+
+
+CRASHES = {
+    "bound without legal operator mappings": "c.ops[0].roles = 'K'; c.ops[0].limit = (1,) * 4; compiled(c).relaxation().bound(1, 0)",
+    "bound without modes": "c.rules['modes'] = 0; compiled(c).relaxation().bound(1.0, 0.0)",
+    "anneal without edges": "c.edges = []; c.chain = (1,); "
+    "compiled(c, [OperatorMapping(('B',)), OperatorMapping(('B',))]).anneal(1, 500, 0.1)",
+}
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_searches_survive_problems_with_nothing_to_search(name):
+    here = Path(__file__).parent
+    code = (
+        f"import sys; sys.path[:0] = {[str(here), str(here.parent)]!r}\n"
+        "from mapping_cases import OperatorMapping, compiled, small\n"
+        "from phaze_fast.errors import InvalidInputError\n"
+        f"c = small()\ntry:\n    {CRASHES[name]}\nexcept InvalidInputError: pass\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()[-500:]

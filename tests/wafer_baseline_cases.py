@@ -1,0 +1,40 @@
+"""Problems on small wafers that tests of other systems' plans and of the comparison share."""
+
+from phaze_fast import models
+from phaze_fast.hardware import presets
+from phaze_fast.wafer import Problem, WaferTraining
+from phaze_fast.wafer.outcome import Effort
+
+DRAM = presets.wafer("dram-wafer")
+DOJO = presets.wafer("dojo-tile-like")
+QUICK = Effort(seeds=1, steps=500, promising=1, budget_s=2.0)
+
+
+def problem_of(wafer, name="bertlarge", batch=64):
+    return Problem(models.load(name), wafer, WaferTraining(batch))
+
+
+def rank(found):
+    """What fits comes first, then what is faster."""
+    return (found.over_bytes + found.stream_over_bytes, found.time_s)
+
+
+CASES = {
+    "small": (problem_of(DRAM.replace(columns=4, rows=2)), "bertlarge"),
+    "odd": (problem_of(DRAM.replace(columns=3, rows=2)), "bertlarge"),
+    "tight": (problem_of(DOJO, batch=16), "bertlarge"),
+    "wide": (problem_of(DRAM.replace(columns=8, rows=1)), "bertlarge"),
+    "heads": (problem_of(DRAM.replace(columns=3, rows=3), "gpt2"), "gpt2"),
+    "dead": (problem_of(DRAM.replace(columns=4, rows=3, dead=((1, 1),))), "bertlarge"),
+    "batch": (problem_of(DOJO, batch=7), "bertlarge"),
+    "one": (problem_of(DRAM.replace(columns=1, rows=1)), "bertlarge"),
+}
+
+
+_ORDER = {"columns": 0, "inner": 0, "rows": 1, "copies": 1, "batch": 2}
+
+
+def in_rank_order(op_mapping):
+    """Tensor splits innermost, then rows and copies, then the batch."""
+    order = [_ORDER[role] for role, _ in (*op_mapping.x, *op_mapping.y)]
+    return order == sorted(order)
