@@ -1,6 +1,7 @@
 """Bytes of a device by term, for layers and grids of plans."""
 
 from phaze_fast.memory.footprint import (
+    FOLDED,
     FRAGMENTATION,
     SCHEDULES,
     STAGE_DTYPE,
@@ -8,6 +9,8 @@ from phaze_fast.memory.footprint import (
     TERMS_DTYPE,
     Footprint,
     Pipeline,
+    ScheduleName,
+    check_chunks,
     footprint,
     footprint_batch,
     layouts_fit,
@@ -17,6 +20,7 @@ from phaze_fast.memory.footprint import (
 from phaze_fast.memory.optimizer import OPTIMIZERS, Optimizer, optimizer
 
 __all__ = [
+    "FOLDED",
     "FRAGMENTATION",
     "OPTIMIZERS",
     "SCHEDULES",
@@ -26,6 +30,8 @@ __all__ = [
     "Footprint",
     "Optimizer",
     "Pipeline",
+    "ScheduleName",
+    "check_chunks",
     "footprint",
     "footprint_batch",
     "layouts_fit",

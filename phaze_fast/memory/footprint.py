@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import BeforeValidator, model_validator
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
@@ -19,6 +19,7 @@ from phaze_fast.records import Count, Record
 from phaze_fast.units import format_bytes
 
 __all__ = [
+    "FOLDED",
     "FRAGMENTATION",
     "SCHEDULES",
     "STAGE_DTYPE",
@@ -26,6 +27,8 @@ __all__ = [
     "TERMS_DTYPE",
     "Footprint",
     "Pipeline",
+    "ScheduleName",
+    "check_chunks",
     "footprint",
     "footprint_batch",
     "layouts_fit",
@@ -35,7 +38,30 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+SCHEDULES = (
+    "1f1b",
+    "gpipe",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "dualpipe",
+    "dualpipe-v",
+)
+"""Orders of forward and backward passes; the position is the code that the kernels use."""
+FOLDED = ("zb-v", "dualpipe-v")
+"""Schedules with two chunks a stage, the model folded into a V."""
+
+
+def _schedule_name(value: Any) -> Any:
+    """Take the name that ZB-H1 had before there were others."""
+    return "zb-h1" if value == "zero-bubble" else value
+
+
+ScheduleName = Annotated[
+    Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"],
+    BeforeValidator(_schedule_name),
+]
 TERMS = (
     "weights",
     "gradients",
@@ -75,6 +101,27 @@ STAGE_DTYPE = np.dtype(
 TERMS_DTYPE = np.dtype([(term, "f8") for term in (*TERMS, "total")])
 
 
+def check_chunks(schedule: str, virtual: int) -> None:
+    """Check the number of chunks per stage that a schedule is given.
+
+    Raises
+    ------
+    ValueError
+        Where the schedule has another one.
+    """
+    if schedule in FOLDED:
+        good, takes = virtual == 2, "2"
+    else:
+        good, takes = (virtual > 1) == (schedule == "interleaved"), "1"
+    if schedule == "interleaved":
+        takes = "2 or more"
+    if not good:
+        raise ValueError(
+            f"virtual: {virtual} is not accepted with {schedule}; {schedule} takes {takes} chunks "
+            "a stage"
+        )
+
+
 class Pipeline(Record):
     """How a model's layers and micro-batches pass through devices."""
 
@@ -83,10 +130,11 @@ class Pipeline(Record):
     """Pipeline stages."""
     microbatches: Count = 1
     """Micro-batches a replica works through in one step."""
-    schedule: Literal["1f1b", "gpipe", "interleaved", "zero-bubble"] = "1f1b"
+    schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes."""
     virtual: Count = 1
-    """Chunks of layers per stage; more than one only where interleaved."""
+    """Chunks of layers per stage: 2 or more where interleaved, 2 where folded (zb-v, dualpipe-v),
+    else 1."""
     data_parallel: Count = 1
     """Replicas."""
     zero: Literal[0, 1, 2, 3] = 0
@@ -94,11 +142,7 @@ class Pipeline(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.virtual > 1) != (self.schedule == "interleaved"):
-            raise ValueError(
-                f"virtual: {self.virtual} is not accepted with {self.schedule}; "
-                "interleaved takes 2 or more, the others 1"
-            )
+        check_chunks(self.schedule, self.virtual)
         return self
 
 

@@ -22,8 +22,14 @@ def _in_flight(schedule: int, stages: int, stage: int, microbatches: int, virtua
     if schedule == 2:  # interleaved: counted in chunks of 1/virtual of the stage
         chunks = 2 * (stages - stage - 1) + (virtual - 1) * stages + 1
         return min(chunks, microbatches * virtual) / virtual
-    if schedule == 3:  # zero-bubble: kept until the weight gradient, which waits
+    if schedule == 3 or schedule == 5:  # ZB-H1, ZB-V: kept until the weight gradient, which waits
         return float(min(microbatches, stages))
+    if schedule == 4:  # ZB-H2
+        return float(min(microbatches, 2 * stages - 1))
+    if schedule == 6:  # DualPipe
+        return (stages + 1) / 2.0
+    if schedule == 7:  # DualPipeV
+        return (2 * stages + 1) / 2.0
     return float(min(microbatches, stages - stage))  # 1F1B
 
 
@@ -137,7 +143,7 @@ def _packed(
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _even_fits(
+def _dealt_may_fit(
     layout: Any,
     room: float,
     order: np.ndarray[Any, Any],
@@ -148,36 +154,28 @@ def _even_fits(
     variants: int,
     lost: float,
 ) -> bool:
-    """Whether every stage of an interleaved layout fits in some variant."""
+    """Whether a stage without ends would fit with the fewest blocks it can be dealt."""
     stages, chunks = layout["stages"], layout["virtual_stages"]
-    ends = 0
-    while ends < len(order) and sizes[order[ends]]["end"] != 0:
-        ends += 1
-    blocks = 0
+    blocks, state, gather = 0, np.inf, np.inf
     for k in order:
-        blocks += sizes[k]["end"] == 0
-    each = blocks // (stages * chunks)
-    for stage in range(stages):
-        waiting = _in_flight(2, stages, stage, layout["microbatches"], chunks)
-        fits = False
-        for v in range(variants):
-            state, stash, live, once, gather = 0.0, 0.0, 0.0, 0.0, 0.0
-            for c in range(chunks):
-                number = c * stages + stage
-                begin = 0 if number == 0 else ends + number * each
-                end = len(order) if number == stages * chunks - 1 else ends + (number + 1) * each
-                for i in range(begin, end):
-                    k = order[i]
-                    state += resident[k]
-                    stash += sizes[k]["stash_bytes"][v]
-                    live = max(live, sizes[k]["live_bytes"][v])
-                    once += sizes[k]["once_bytes"]
-                    gather = max(gather, gathers[k])
-            moving = waiting * stash + live + min(waiting, 1.0) * once + buffers + gather
-            fits = fits or state + lost * moving <= room
-        if not fits:
-            return False
-    return True
+        if sizes[k]["end"] == 0:
+            blocks += 1
+            state, gather = min(state, resident[k]), min(gather, gathers[k])
+    least = chunks * (blocks // (stages * chunks)) - (2 if stages <= 2 else 0)
+    if least <= 0:
+        return True
+    stage = 1 if stages > 2 else 0
+    waiting = _in_flight(layout["schedule"], stages, stage, layout["microbatches"], chunks)
+    for v in range(variants):
+        stash, live = np.inf, np.inf
+        for k in order:
+            if sizes[k]["end"] == 0:
+                stash = min(stash, sizes[k]["stash_bytes"][v])
+                live = min(live, sizes[k]["live_bytes"][v])
+        moving = waiting * least * stash + live + buffers + gather
+        if least * state + lost * moving <= room:
+            return True
+    return False
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -225,6 +223,8 @@ def layouts_fit(
 ) -> None:
     """Mark the layouts of which some partition fits, one column per room.
 
+    Of schedules whose layers are dealt to chunks, those are marked of which a deal may fit.
+
     Stages are packed from the last to the first, each as long as it fits in some variant. Memory
     of a 1F1B stage depends on how many follow it, not on how many there are, so that layouts which
     differ in stages alone and stand next to each other share where their stages begin. Layers that
@@ -270,11 +270,12 @@ def layouts_fit(
                 own[-1] = kinds if stages > 1 else order[-1]
                 packed, reach[0] = 0, len(order)
             fits[r, c] = False
-            if layout["schedule"] == 2:
-                fits[r, c] = _even_fits(
+            packs = layout["schedule"] == 0 or (layout["schedule"] == 3 and m >= stages)
+            if stages > 1 and not packs:
+                fits[r, c] = _dealt_may_fit(
                     layout, room, own, mine, resident, gathers, buffers, variants, lost
                 )
-            elif stages <= len(order) and not (layout["schedule"] == 3 and m < stages):
+            elif stages <= len(order):
                 while packed < stages:
                     waiting = _in_flight(layout["schedule"], stages, stages - packed - 1, m, 1)
                     reach[packed + 1] = _packed(

@@ -117,6 +117,7 @@ class PlanEvaluator:
                 devices=devices,
                 inner=first.inner,
                 blocks=first.blocks,
+                layers=len(first.graph.order),
                 expert_parallel=strategy.expert_parallel,
                 microbatch=strategy.microbatch,
                 context_parallel=strategy.context_parallel,

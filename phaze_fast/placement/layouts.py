@@ -12,7 +12,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
-from phaze_fast.memory import SCHEDULES
+from phaze_fast.memory import FOLDED, SCHEDULES
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Strategy, reasons
 from phaze_fast.placement.training import RANK_ORDERS, Training
@@ -22,8 +22,6 @@ __all__ = ["Shape", "layouts_of", "node_devices", "nothing_to_try", "strategies"
 Array = np.ndarray[Any, Any]
 
 _MOST_STAGES = 256
-_INTERLEAVED = SCHEDULES.index("interleaved")
-_ZERO_BUBBLE = SCHEDULES.index("zero-bubble")
 
 
 @dataclass(frozen=True)
@@ -34,6 +32,8 @@ class Shape:
     inner: int
     """Devices that hold one stage of one replica."""
     blocks: int
+    layers: int
+    """Blocks, embedding and head."""
     expert_parallel: int
     microbatch: int
     context_parallel: int
@@ -120,30 +120,25 @@ def _grid(shape: Shape, training: Training) -> tuple[Array, Array, Array]:
     return d, p, training.global_batch // (shape.microbatch * d)
 
 
-def _uneven(shape: Shape, v: int) -> str:
-    return (
-        f"schedule: interleaved with {v} chunks a stage needs {shape.blocks} blocks to be a "
-        f"multiple of stages x {v}, and micro-batches of stages"
-    )
-
-
 def _schedules(
     shape: Shape, training: Training, p: Array, m: Array, rejected: Counter[str]
 ) -> Iterator[tuple[int, int, Array]]:
     """Schedules and chunks a stage, and which pairs each is possible for."""
     piped = p > 1
     for schedule in sorted({SCHEDULES.index(name) for name in training.schedule}):
-        if schedule == _INTERLEAVED:
-            for v in sorted(training.virtual):
-                even = (shape.blocks % (p * v) == 0) & (m % p == 0)
-                rejected[_uneven(shape, v)] += int((piped & ~even).sum())
-                yield schedule, v, piped & even
-        elif schedule == _ZERO_BUBBLE:
-            why = "schedule: zero-bubble needs as many micro-batches as stages, or more"
-            rejected[why] += int((piped & (p > m)).sum())
-            yield schedule, 1, piped & (p <= m)
-        else:
-            yield schedule, 1, piped
+        name = SCHEDULES[schedule]
+        several = sorted(training.virtual) if name == "interleaved" else [1 + (name in FOLDED)]
+        for v in several:
+            enough = p * v <= shape.layers
+            chunks = f" with {v} chunks a stage" if v > 1 else ""
+            why = f"schedule: {name}{chunks} has more chunks than the model's {shape.layers} layers"
+            rejected[why] += int((piped & ~enough).sum())
+            if name == "dualpipe-v":
+                full = m >= 2 * p
+                why = f"schedule: {name} needs twice as many micro-batches as stages, or more"
+                rejected[why] += int((piped & enough & ~full).sum())
+                enough = enough & full
+            yield schedule, v, piped & enough
 
 
 def _orders(
@@ -165,7 +160,7 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
     """
     d, p, m = _grid(shape, training)
     # One stage has no pipeline: every schedule and rank order is the same for it.
-    alone = 0 if "1f1b" in training.schedule or "zero-bubble" not in training.schedule else 3
+    alone = 3 if training.schedule == ("zb-h1",) else 0
     first = 0 if training.rank_order == "auto" else RANK_ORDERS.index(training.rank_order)
     choices = [(first, alone, 1, p == 1)]
     counted: Counter[str] = Counter()

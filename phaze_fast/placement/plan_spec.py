@@ -9,7 +9,9 @@ from pydantic import model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks
 from phaze_fast.opgraph import Strategy
+from phaze_fast.placement.pipelines import refusal
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in
 from phaze_fast.records import Bytes, Count, Record
@@ -43,10 +45,11 @@ class PlanSpec(Record):
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     microbatch: Count = 1
     """Sequences a device works on at once."""
-    schedule: Literal["1f1b", "interleaved", "zero-bubble"] = "1f1b"
-    """Order of forward and backward passes."""
+    schedule: ScheduleName = "1f1b"
+    """Order of forward and backward passes: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
+    dualpipe-v."""
     virtual: Count = 1
-    """Chunks per stage; more than one only where interleaved."""
+    """Chunks per stage: 2 or more where interleaved, 2 where folded (zb-v, dualpipe-v), else 1."""
     recompute: str | tuple[str, ...] = "auto"
     """What is computed again in the backward pass, for all stages or for each: ``none``,
     ``selective``, ``full``, sets of operators joined by ``+``, any of them with ``:N`` for the first
@@ -97,23 +100,15 @@ class PlanSpec(Record):
                 f"global_batch: {self.global_batch} is not a multiple of dp x microbatch = "
                 f"{self.dp} x {self.microbatch} = {self.dp * self.microbatch}"
             )
-        if (self.virtual > 1) != (self.schedule == "interleaved"):
-            raise ValueError(
-                f"virtual: {self.virtual} is not accepted with {self.schedule}; interleaved takes "
-                "2 or more, the others 1"
-            )
+        check_chunks(self.schedule, self.virtual)
         if self.dp % self.ep:
             raise ValueError(f"ep: {self.ep} does not divide dp = {self.dp}")
         rounds = self.global_batch // (self.dp * self.microbatch)
-        if self.schedule == "interleaved" and rounds % self.pp:
+        if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.virtual)):
             raise ValueError(
-                f"schedule: interleaved needs the micro-batches of a replica, {self.global_batch} "
-                f"/ ({self.dp} x {self.microbatch}) = {rounds}, to be a multiple of pp = {self.pp}"
-            )
-        if self.schedule == "zero-bubble" and rounds < self.pp:
-            raise ValueError(
-                f"schedule: zero-bubble needs at least pp = {self.pp} micro-batches a replica; "
-                f"there are {self.global_batch} / ({self.dp} x {self.microbatch}) = {rounds}"
+                f"schedule: {self.schedule} with pp = {self.pp}, virtual = {self.virtual} and "
+                f"{self.global_batch} / ({self.dp} x {self.microbatch}) = {rounds} micro-batches "
+                f"is not accepted; {why}"
             )
         chunks = self.pp * self.virtual
         if self.stages is not None and len(self.stages) != chunks:
@@ -168,25 +163,22 @@ class PlanSpec(Record):
                 given[name] = data[name]
         if "stages" in data:
             given["recompute"] = tuple(stage["recompute"] for stage in data["stages"])
-            given["stages"] = _chunk_sizes(data["stages"], int(data["virtual"]))
+            code = SCHEDULES.index(str(data["schedule"]))
+            given["stages"] = _chunk_sizes(data["stages"], code, int(data["virtual"]))
         else:
             given["recompute"] = data["recompute"] if data["recompute"] != "mixed" else "auto"
         return cls(**given)
 
 
-def _chunk_sizes(stages: Sequence[Mapping[str, Any]], virtual: int) -> tuple[int, ...]:
-    """Layers of each chunk, in the order of the model: runs of positions that follow each other."""
-    starts: dict[int, int] = {}
-    for stage in stages:
-        layers = [int(i) for i in stage["layers"]]
-        for n, i in enumerate(layers):
-            if n == 0 or i != layers[n - 1] + 1:
-                first = i
-                starts[first] = 0
-            starts[first] += 1
-    sizes = tuple(starts[at] for at in sorted(starts))
-    if len(sizes) != len(stages) * virtual:
+def _chunk_sizes(
+    stages: Sequence[Mapping[str, Any]], schedule: int, virtual: int
+) -> tuple[int, ...]:
+    """Layers of each chunk, in the order of the model."""
+    places = _core.pipeline_chain(schedule, len(stages), virtual).tolist()
+    chunks = [int(n) for stage in stages for n in stage["chunks"]]
+    if len(chunks) != len(places):
         raise InvalidInputError(
-            f"stages: layers form {len(sizes)} runs; expected {len(stages)} stages x {virtual}"
+            f"stages: {len(chunks)} chunks are not accepted; expected {len(stages)} stages x "
+            f"{virtual}"
         )
-    return sizes
+    return tuple(chunks[places.index(place)] for place in range(len(places)))

@@ -33,6 +33,8 @@ class Stage:
 
     layers: tuple[int, ...]
     """Positions in the model's layers."""
+    chunks: tuple[int, ...]
+    """How many of them each of its chunks holds."""
     kinds: Mapping[str, int]
     """How many layers of each kind."""
     recompute: str
@@ -51,6 +53,7 @@ class Stage:
         """Give it as plain data."""
         return {
             "layers": list(self.layers),
+            "chunks": list(self.chunks),
             "kinds": dict(self.kinds),
             "recompute": self.recompute,
             "load_s": self.load_s,
@@ -63,6 +66,7 @@ class Stage:
         """Read what `to_dict` gave."""
         return cls(
             layers=tuple(int(i) for i in data["layers"]),
+            chunks=tuple(int(n) for n in data["chunks"]),
             kinds=FrozenDict({str(k): int(v) for k, v in data["kinds"].items()}),
             recompute=str(data["recompute"]),
             load_s=float(data["load_s"]),
@@ -93,7 +97,7 @@ class Plan:
     schedule: str
     """Order of forward and backward passes."""
     virtual: int
-    """Chunks per stage; 1 unless interleaved."""
+    """Chunks per stage; 1 unless interleaved or folded."""
     rank_order: str
     """Which lie next to each other after tensor and context groups: replicas or stages."""
     sequence_parallel: bool

@@ -13,7 +13,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import SCHEDULES as MEMORY_SCHEDULES
+from phaze_fast.memory import FOLDED, SCHEDULES
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.opgraph import Strategy, reasons
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
@@ -31,9 +31,6 @@ __all__ = ["Predictions", "predict", "predict_batch"]
 
 Array = np.ndarray[Any, Any]
 
-SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
-
-
 def _checked_model(model: TransformerModel | str) -> TransformerModel:
     found = load(model) if isinstance(model, str) else model
     if not isinstance(found, TransformerModel):
@@ -45,7 +42,7 @@ def _checked_model(model: TransformerModel | str) -> TransformerModel:
 
 def _layout(spec: PlanSpec) -> Array:
     row: Array = np.zeros(1, dtype=_core.LAYOUT_DTYPE)
-    row["schedule"] = MEMORY_SCHEDULES.index(spec.schedule)
+    row["schedule"] = SCHEDULES.index(spec.schedule)
     row["stages"], row["virtual_stages"], row["zero"] = spec.pp, spec.virtual, spec.zero
     row["rank_order"] = RANK_ORDERS.index(spec.rank_order)
     row["data_parallel"] = spec.dp
@@ -191,8 +188,10 @@ class Predictions(Table):
         return found
 
 
-_CODES = {name: code for code, name in enumerate(MEMORY_SCHEDULES) if name in SCHEDULES}
-_BAD_DEVICES, _BAD_BATCH, _BAD_EXPERTS, _BAD_STRATEGY = 3, 4, 9, 10
+_CODES = {name: code for code, name in enumerate(SCHEDULES) if name != "dualpipe"}
+_CODES["zero-bubble"] = _CODES["zb-h1"]
+_FOLDED = [SCHEDULES.index(name) for name in FOLDED]
+_BAD_DEVICES, _BAD_BATCH, _BAD_SCHEDULE, _BAD_EXPERTS, _BAD_STRATEGY = 3, 4, 6, 8, 9
 
 
 def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
@@ -272,7 +271,7 @@ def predict_batch(
     recompute
         What all stages recompute, as in `PlanSpec`, or an array of such words.
     schedule
-        ``1f1b``, ``interleaved`` or ``zero-bubble``, or an array of these.
+        Names as in `PlanSpec`, or an array of these.
     rank_order
         ``replicas-inside`` or ``stages-inside``, or an array of these.
     threads
@@ -329,7 +328,10 @@ def _statuses(rows: Mapping[str, Array], devices: int, batch: int) -> Array:
     """Why plans cannot be, as far as the model does not matter; 0 where they can."""
     t, p, d, b, cp, ep = (rows[name] for name in ("t", "p", "d", "b", "cp", "ep"))
     status = np.zeros(len(t), dtype=np.int32)
-    status[(rows["zero"] > 3) | ((rows["v"] > 1) != (rows["schedule"] == 2))] = _BAD_STRATEGY
+    status[rows["zero"] > 3] = _BAD_STRATEGY
+    several = np.isin(rows["schedule"], [2, *_FOLDED])
+    folded = np.isin(rows["schedule"], _FOLDED)
+    status[((rows["v"] > 1) != several) | (folded & (rows["v"] != 2))] = _BAD_SCHEDULE
     status[d % ep != 0] = _BAD_EXPERTS
     # Products of large numbers would wrap around; as floats they only lose digits.
     shared = np.where(d.astype(np.float64) * b <= batch, d * b, batch + 1)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
+from phaze_fast import _core
 from phaze_fast.memory import SCHEDULES, TERMS
 from phaze_fast.opgraph import LayerGraph, OpGraph
 from phaze_fast.placement.plans import PARTS, Plan, Stage
@@ -52,19 +54,18 @@ def _recomputed_flops(sizes: StrategySizes, mode: str) -> dict[str, float]:
     }
 
 
-def _stage_flops(sizes: StrategySizes, layout: Any, stage: Stage) -> float:
+def _stage_flops(sizes: StrategySizes, stage: Stage) -> float:
     """FLOPs that a stage computes again, for a micro-batch on a device."""
     code = recompute_code(stage.recompute, sizes.variant_of)
-    found, of_chunk, last = 0.0, 0, -2
-    for i in stage.layers:
-        layer = sizes.graph.layers[sizes.graph.order[i]]
-        of_chunk = of_chunk if i == last + 1 else 0
-        last = i
-        if layer.kind in ("embedding", "head"):
-            continue
-        of_chunk += 1
-        mode = block_mode(code, of_chunk, sizes.variants)
-        found += _recomputed_flops(sizes, mode)[layer.kind]
+    found, positions = 0.0, iter(stage.layers)
+    for count in stage.chunks:
+        number = 0
+        for i in islice(positions, count):
+            kind = sizes.graph.layers[sizes.graph.order[i]].kind
+            if kind not in ("embedding", "head"):
+                number += 1
+                mode = block_mode(code, number, sizes.variants)
+                found += _recomputed_flops(sizes, mode)[kind]
     return found
 
 
@@ -78,11 +79,12 @@ def read_stages(
     """Put the stages of a plan into words and numbers, first to last."""
     count, graph = int(layout["stages"]), sizes.graph
     loads, memory = estimates["load_s"].tolist(), estimates["memory"].tolist()
+    each = int(layout["virtual_stages"])
+    places = _core.pipeline_chain(int(layout["schedule"]), count, each).tolist()
     stages = []
     for k in range(count):
-        layers: list[int] = []
-        for c in range(k, len(cuts) - 1, count):
-            layers.extend(range(cuts[c], cuts[c + 1]))
+        runs = [range(cuts[c], cuts[c + 1]) for c in places[k * each : (k + 1) * each]]
+        layers = [i for run in runs for i in run]
         kinds: dict[str, int] = {}
         for i in layers:
             name = graph.layers[graph.order[i]].kind
@@ -90,6 +92,7 @@ def read_stages(
         stages.append(
             Stage(
                 layers=tuple(layers),
+                chunks=tuple(len(run) for run in runs),
                 kinds=FrozenDict(kinds),
                 recompute=recompute_text(variants[k], sizes.variants),
                 load_s=loads[k],
@@ -131,7 +134,7 @@ def read_plan(
     estimate, stages = what
     strategy, model = sizes.strategy, sizes.graph.model
     rounds, replicas = int(layout["microbatches"]), int(layout["data_parallel"])
-    again = sum(_stage_flops(sizes, layout, stage) for stage in stages)
+    again = sum(_stage_flops(sizes, stage) for stage in stages)
     time_s = float(estimate["time_s"])
     peak = peak_flops * time_s
     samples = replicas * rounds * strategy.microbatch / time_s if time_s > 0 else float("inf")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from phaze_fast import _core
-from phaze_fast.memory import OPTIMIZERS
+from phaze_fast.memory import OPTIMIZERS, ScheduleName
 from phaze_fast.opgraph import check_recompute
 from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.records import Bytes, Count, Record
@@ -70,11 +70,12 @@ class Training(Record):
     """Whether a stage may recompute its first blocks in one way and the others in another, no more
     of them than it must."""
     schedule: Annotated[
-        tuple[Literal["1f1b", "interleaved", "zero-bubble"], ...],
+        tuple[ScheduleName, ...],
         BeforeValidator(_several),
         Field(min_length=1),
     ] = ("1f1b", "interleaved")
-    """Orders of forward and backward passes to try."""
+    """Orders of forward and backward passes to try: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
+    dualpipe-v."""
     virtual: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     optimizer: str = "adam"
