@@ -219,6 +219,7 @@ struct PlacedPlan {
   double memory_bytes;
   std::int32_t layout;
   Partition partition;
+  bool proven = true;  // whether no other partition of the layout's space is faster
 };
 
 class PlanSpaceImpl;

@@ -108,6 +108,9 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
   LayoutBound b{};
   if (schedule_of(l) == PipelineSchedule::kInterleaved) {
     b.works = 1.0;
+    // The first chunk of all may hold a block less, where the embedding counts as one.
+    const double chunk = std::floor(blocks / (p * l.virtual_stages));
+    b.fill = std::max(0.0, 0.5 * (p - 1.0) * chunk - (p - 1.0) / p);
   } else if (schedule_of(l) == PipelineSchedule::kOneForwardOneBackward) {
     const bool many = m >= p + 1.0;
     b.loads = many ? m - p - 1.0 : 0.0;
@@ -280,7 +283,8 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   };
   double load = work / p;
   const double after = b.tail_s + step_s + row.exchange_s;
-  const double quick = (passes(load, b.works, m) + after) * kSure;
+  const double filled = m * work / p + b.fill * t.block_s;
+  const double quick = (std::max(filled, passes(load, b.works, m)) + after) * kSure;
   if (quick > enough_s) return quick;
   // A folded pipeline has both ends on its first stage.
   if (row.layout.schedule <= static_cast<std::int32_t>(PipelineSchedule::kZeroBubbleH2)) {
@@ -300,7 +304,7 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   // The optimiser's time is that of the first stage, which need not be the one meant here.
   const double exposed = t.work_s - t.backward_s + less + b.sync_s +
                          (row.layout.stages == 1 ? step_s : 0.0) + row.exchange_s;
-  return std::max(passes(load, b.works, m) + after, exposed) * kSure;
+  return std::max({filled + after, passes(load, b.works, m) + after, exposed}) * kSure;
 }
 
 }  // namespace phaze

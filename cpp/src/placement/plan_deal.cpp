@@ -184,7 +184,8 @@ double PlanSolver::least_dealt(const Partition& partition, const Way& way) const
       const std::size_t chunk = at(chain_of(stage, c));
       const int i = partition.cuts[chunk];
       const int j = partition.cuts[chunk + 1];
-      const double own = sums_.forward_s(i, j) + sums_.backward_s(way(stage), i, j);
+      const double own = sums_.forward_s(i, j) + sums_.backward_s(way(stage), i, j) +
+                         enters_s(stage, c, i, j) + leaves_s(stage, c, i, j);
       if (c == 0) first = own;
       load += own;
     }
@@ -201,12 +202,14 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
   if (check_deal() != PlanStatus::kOk) return best;
   const int count = stages_ * row_->layout.virtual_stages;
   Partition partition;
+  bool all = true;
+  dealt_.clear();
   const auto offer = [&](bool count_first, int base) {
     if (!cut(count_first, base, &partition)) return;
     const double limit = (std::min(below_s, best.time_s) - row_->exchange_s) * (1.0 + 1e-12);
     const StageRecompute nothing{};
     if (least_dealt(partition, [&](int) { return nothing; }) > limit) return;
-    if (!choose_recompute(room_bytes, false, &partition)) return;
+    if (!choose_dealt(room_bytes, &partition)) return;
     const auto chosen = [&](int k) { return StageRecompute::of(partition.variants[at(k)]); };
     if (least_dealt(partition, chosen) > limit) return;
     const Played played = play(partition);
@@ -242,7 +245,9 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
       extra_[at(c)] = upto(c + 1) - upto(c) - base;
     }
     offer(first, base);
+    all = false;
   }
+  best.proven = all;
   if (best.time_s == kInfinite) return best;
   for (int stage = 0; stage < stages_; ++stage) {
     const StageRecompute way = StageRecompute::of(best.partition.variants[at(stage)]);

@@ -90,36 +90,76 @@ double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecom
   return resident + (1.0 + space_->training.fragmentation) * moving_bytes(moving, in_flight);
 }
 
+std::int32_t PlanSolver::recompute_chunks(const Partition& partition, int stage,
+                                          double room_bytes) const {
+  const int chunks = row_->layout.virtual_stages;
+  int most = 0;
+  for (int c = 0; c < chunks; ++c) {
+    const std::size_t chunk = at(chain_of(stage, c));
+    most = std::max(most, sums_.blocks(partition.cuts[chunk], partition.cuts[chunk + 1]));
+  }
+  return fastest_that_fits(
+      sums_.variants(), sums_.first_is_fastest(), space_->some_blocks, most, room_bytes * kFits,
+      [&](StageRecompute r) { return stage_bytes(partition, stage, r); },
+      [&](StageRecompute r) {
+        double sum = 0.0;
+        for (int c = 0; c < chunks; ++c) {
+          const std::size_t chunk = at(chain_of(stage, c));
+          sum += sums_.backward_s(r, partition.cuts[chunk], partition.cuts[chunk + 1]);
+        }
+        return sum;
+      });
+}
+
 bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partition) const {
+  partition->variants.assign(at(stages_), 0);
+  for (int stage = 0; stage < stages_; ++stage) {
+    std::int32_t code = recompute_chunks(*partition, stage, room_bytes);
+    if (code < 0) {
+      if (!any) return false;
+      const auto bytes = [&](int v) { return stage_bytes(*partition, stage, {v, v, 0}); };
+      code = 0;  // none fits: the leanest
+      for (int v = 1; v < sums_.variants(); ++v) {
+        if (bytes(v) < bytes(code)) code = v;
+      }
+    }
+    partition->variants[at(stage)] = code;
+  }
+  return true;
+}
+
+// Stages of a deal are alike where their chunks have as many layers each and the same ends.
+bool PlanSolver::choose_dealt(double room_bytes, Partition* partition) {
+  if (!space_->alike) return choose_recompute(room_bytes, false, partition);
   partition->variants.assign(at(stages_), 0);
   const int chunks = row_->layout.virtual_stages;
   for (int stage = 0; stage < stages_; ++stage) {
-    const auto sum_of = [&](const auto& of_chunk) {
-      double sum = 0.0;
-      for (int c = 0; c < chunks; ++c) {
-        const std::size_t chunk = at(chain_of(stage, c));
-        sum += of_chunk(partition->cuts[chunk], partition->cuts[chunk + 1]);
-      }
-      return sum;
-    };
-    int most = 0;
-    sum_of([&](int i, int j) {
-      most = std::max(most, sums_.blocks(i, j));
-      return 0.0;
-    });
-    const auto bytes = [&](StageRecompute r) { return stage_bytes(*partition, stage, r); };
-    std::int32_t code = fastest_that_fits(
-        sums_.variants(), sums_.first_is_fastest(), space_->some_blocks, most, room_bytes * kFits,
-        bytes, [&](StageRecompute r) {
-          return sum_of([&](int i, int j) { return sums_.backward_s(r, i, j); });
-        });
-    if (code < 0) {
-      if (!any) return false;
-      code = 0;  // none fits: the leanest
-      for (int v = 1; v < sums_.variants(); ++v) {
-        if (bytes({v, v, 0}) < bytes({code, code, 0})) code = v;
-      }
+    std::int64_t key = stage;
+    int longer = 0;
+    int least = space_->layers;
+    bool first = false;
+    bool last = false;
+    for (int c = 0; c < chunks; ++c) {
+      const std::size_t chunk = at(chain_of(stage, c));
+      const int i = partition->cuts[chunk];
+      const int j = partition->cuts[chunk + 1];
+      const int own = sums_.blocks(i, j);
+      longer += own;
+      least = std::min(least, own);
+      first = first || i < space_->first_block;
+      last = last || j == space_->layers;
     }
+    key = ((key * 4096 + longer) * 4096 + least) * 4 + first * 2 + last;
+    const auto known = std::find_if(dealt_.begin(), dealt_.end(),
+                                    [&](const auto& entry) { return entry.first == key; });
+    std::int32_t code = 0;
+    if (known == dealt_.end()) {
+      code = recompute_chunks(*partition, stage, room_bytes);
+      dealt_.emplace_back(key, code);
+    } else {
+      code = known->second;
+    }
+    if (code < 0) return false;
     partition->variants[at(stage)] = code;
   }
   return true;

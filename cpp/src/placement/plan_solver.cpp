@@ -47,8 +47,9 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   if (best.time_s < below_s) set_limits(best.time_s - row_->exchange_s);
   if (least_load_s <= load_limit_s_) search(&best);
   if (best.time_s < kInfinite && stages_ > 1) {
-    const Played played = play(best.partition);
-    best.time_s = played.step_s + played.tail_s + row_->exchange_s;
+    const double clock_s = best.time_s;
+    best.time_s = played_s(best.partition);
+    if (best.time_s > clock_s * (1.0 + 1e-12)) walk_all(&best);
   }
   if (best.time_s == kInfinite || !(best.time_s <= below_s)) {
     best.time_s = kInfinite;
@@ -274,6 +275,55 @@ void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
       if ((whole.clock.time_s() + before_s) * (1.0 - 1e-12) < limit_s_) keep(mine, whole);
     }
   }
+}
+
+// The clock is a lower bound of the schedule played, and nearly always equal to it. Where it is not,
+// every partition that it does not rule out is played, up to a number of stages looked at.
+void PlanSolver::walk_all(PlacedPlan* best) {
+  constexpr std::int64_t kMostStages = 512;
+  set_limits(best->time_s - row_->exchange_s);
+  if (!find_windows()) return;
+  walked_ = best->partition;
+  steps_left_ = kMostStages;
+  walk(stages_ - 1, space_->layers, PipelineClock{}, best);
+  best->proven = steps_left_ > 0;
+}
+
+void PlanSolver::walk(int stage, int j, const PipelineClock& rest, PlacedPlan* best) {
+  double sends_s = 0.0;
+  for (int k = 1; k < stage; ++k) sends_s += 2.0 * frame_->message_s[at(k)];
+  const int low = stage == 0 ? 0 : std::max(stage, static_cast<int>(earliest_[at(stage)]));
+  const int high = stage == 0 ? 0 : std::min(j - 1, static_cast<int>(latest_[at(stage)]));
+  for (int i = high; i >= low && steps_left_ > 0; --i) {
+    if (space_->may_cut[at(i)] == 0) continue;
+    --steps_left_;
+    if (sums_.work_s(i, j) > load_limit_s_) return;
+    const std::int32_t code = recompute(i, j, stage);
+    if (code < 0) continue;
+    const StagePass pass = sums_.pass(StageRecompute::of(code), i, j, stage);
+    if (pass.forward_s + pass.backward_s > load_limit_s_) continue;
+    const PipelineClock clock =
+        joined(rest, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
+    const double before_s =
+        zero_bubble_ ? sums_.forward_s(0, i) : sums_.work_s(0, i) + sends_s;
+    if ((clock.time_s() + before_s) * (1.0 - 1e-12) >= limit_s_) continue;
+    walked_.cuts[at(stage)] = i;
+    walked_.variants[at(stage)] = code;
+    if (stage > 0) {
+      walk(stage - 1, i, clock, best);
+      continue;
+    }
+    const double time_s = played_s(walked_);
+    if (!(time_s < best->time_s)) continue;
+    best->time_s = time_s;
+    best->partition = walked_;
+    set_limits(time_s - row_->exchange_s);
+  }
+}
+
+double PlanSolver::played_s(const Partition& partition) {
+  const Played played = play(partition);
+  return played.step_s + played.tail_s + row_->exchange_s;
 }
 
 void PlanSolver::keep(std::size_t mine, const Tail& tail) {

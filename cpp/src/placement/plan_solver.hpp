@@ -2,6 +2,7 @@
 // reused so that memory is taken once.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "phaze/pipeline_schedule.hpp"
@@ -66,6 +67,8 @@ class PlanSolver {
 
   // What makes the stage i..j fastest and fits, or -1; with that its load.
   std::int32_t recompute(int i, int j, int stage);
+  std::int32_t recompute_chunks(const Partition& partition, int stage, double room_bytes) const;
+  bool choose_dealt(double room_bytes, Partition* partition);
   std::int32_t fastest(int i, int j, int stage, double* load_s);
   bool pack(double load_s, PlacedPlan* plan, double* next_s);
   double quick_plan(double load_s, PlacedPlan* best);
@@ -75,6 +78,9 @@ class PlanSolver {
   void extend(int i, int s, double before_s, std::size_t mine);
   void keep(std::size_t mine, const Tail& tail);
   void finish(std::size_t from, PlacedPlan* best) const;
+  void walk_all(PlacedPlan* best);
+  void walk(int stage, int j, const PipelineClock& rest, PlacedPlan* best);
+  double played_s(const Partition& partition);
   double timed(const Partition& partition, double* max_load_s) const;
   void set_limits(double limit_s);
   PlanStatus check_deal() const;
@@ -101,8 +107,11 @@ class PlanSolver {
   double limit_s_ = 0.0;       // a plan must take less
   double load_limit_s_ = 0.0;  // so must every stage
   double nothing_s_ = 0.0;     // sums in another order differ by this
+  Partition walked_;
+  std::int64_t steps_left_ = 0;
   std::uint32_t epoch_ = 0;  // of what is known of stages
   std::vector<Known> known_;
+  std::vector<std::pair<std::int64_t, std::int32_t>> dealt_;  // by how a stage is dealt
   PlanSums sums_;
   std::vector<Tail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;

@@ -40,6 +40,7 @@ struct StageRooms {
 struct LayoutBound {
   double loads;  // of the longest load
   double works;  // of the work of a micro-batch
+  double fill;   // blocks that the first chunks hold, halved: what stages wait for on average
   double early;  // stages that as many others follow as there are micro-batches; 0: not counted
   double sends_s;
   double tail_s;
