@@ -150,6 +150,7 @@ def schedule_layers(
     max_seconds: float,
     threads: int,
     canonical: bool = ...,
+    enough_s: _Array | None = ...,
 ) -> tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array]: ...
 def canonical_layers(layers: _Layers, overlap: bool) -> list[bytes]: ...
 def replay_layers(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -87,6 +87,17 @@ class Costs:
                 picked = values.take(columns[mine], axis=1)
                 found[:, mine] = picked.take(table.chip_of[rows], axis=0)
         return found
+
+    def at(self, chips: Array) -> Costs:
+        """Those of some chips, by position."""
+        tables = [table._replace(chip_of=table.chip_of[chips]) for table in self._tables]
+        return replace(
+            self,
+            chips=len(chips),
+            cores=self.cores[chips],
+            _tables=tuple(tables),
+            _static_w=self._static_w[chips],
+        )
 
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Seconds on all cores, shape (chips, operators); collectives over the fabric."""

@@ -127,8 +127,8 @@ class BestFirstSearch:
 
     # ---- answers ----
 
-    def _place(self, i: int, s: int, groups: Array) -> None:
-        """Place candidates of model `i` that are scheduled, and note what is found."""
+    def _below_of(self, i: int, s: int, groups: Array) -> Array:
+        """Seconds worth looking at for candidates of model `i`, shape (groups, capacities)."""
         table = self.tables[i]
         energy = table.energy[s, groups] if table.energy.size else np.zeros(len(groups))
         below = self._below(groups, energy)
@@ -136,7 +136,15 @@ class BestFirstSearch:
             least = [x.least[:, groups].min(axis=0, initial=np.inf) for x in self.tables]
             columns = [self.scores.limits(i, least, below[:, c]) for c in range(below.shape[1])]
             below = np.where(self.has[groups], np.stack(columns, axis=1), -np.inf)
-        for answer in table.place(s, groups, below):
+        return below
+
+    def _schedule(self, i: int, s: int, groups: Array) -> None:
+        """Schedule candidates of model `i`, as far as they are worth it."""
+        self.tables[i].schedule(s, groups, self._below_of(i, s, groups).max(axis=1))
+
+    def _place(self, i: int, s: int, groups: Array) -> None:
+        """Place candidates of model `i` that are scheduled, and note what is found."""
+        for answer in self.tables[i].place(s, groups, self._below_of(i, s, groups)):
             self._take(i, answer)
         self.placed += len(groups)
 
@@ -196,29 +204,39 @@ class BestFirstSearch:
 
     def _advance(self, candidates: Array, everything: bool = False) -> None:
         """Take candidates one step further; those to be placed come last and are few."""
-        steps: dict[tuple[int, int, int], list[int]] = {}
-        led: set[tuple[int, int]] = set()
-        placed = 0
-        for i, s, group in candidates.T.tolist():
-            level = int(self.tables[i].level[s, group])
-            if self.every and level > 1:
-                # Where each chip counts for itself, its first plan leaves little of the rest.
-                if (i, group) in led:
-                    continue
-                led.add((i, group))
-            if level == SCHEDULED and not self.every:
-                if placed >= _PLACED_AT_ONCE and not everything:
-                    continue
-                placed += 1
-            steps.setdefault((level, i, s), []).append(group)
-        for (level, i, s), groups in sorted(steps.items()):
-            at = np.array(groups)
-            if level + 1 < SCHEDULED:
-                self.tables[i].bound(s, at, level + 1)
-            elif level + 1 == SCHEDULED:
-                self.tables[i].schedule(s, at)
+        level = np.zeros(candidates.shape[1], dtype=np.int64)
+        for i, table in enumerate(self.tables):
+            own = candidates[0] == i
+            level[own] = table.level[candidates[1, own], candidates[2, own]]
+        if self.every:
+            keep = self._leading(candidates, level)
+        else:
+            ready = level == SCHEDULED
+            keep = ~ready | (np.cumsum(ready) <= (len(ready) if everything else _PLACED_AT_ONCE))
+        steps = np.stack([level, *candidates[:2]])[:, keep]
+        groups = candidates[2, keep]
+        for step in np.unique(steps, axis=1).T:
+            at = groups[(steps == step[:, None]).all(axis=0)]
+            reached, i, s = step.tolist()
+            if reached + 1 < SCHEDULED:
+                self.tables[i].bound(s, at, reached + 1)
+            elif reached + 1 == SCHEDULED:
+                self._schedule(i, s, at)
+                if self.every:
+                    self._place(i, s, at[self.tables[i].level[s, at] == SCHEDULED])
             else:
                 self._place(i, s, at)
+
+    def _leading(self, candidates: Array, level: Array) -> Array:
+        """Which candidates go on where each chip counts for itself: its first plan leaves few.
+
+        Until it has one, the first candidate of a chip goes on alone.
+        """
+        i, _, group = candidates
+        first = np.zeros(len(level), dtype=bool)
+        first[np.unique(i * len(self.groups) + group, return_index=True)[1]] = True
+        has_plan = np.isfinite(self.scores.times[i, group].min(axis=1))
+        return (level == 1) | first | has_plan
 
     def _seed(self) -> None:
         """Find something to beat: the most promising candidates of each model go all the way."""
