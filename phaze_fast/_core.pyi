@@ -119,6 +119,15 @@ def op_bounds(
     one_core: bool,
     threads: int,
 ) -> _Array: ...
+def path_bounds(
+    ops: _Array,
+    chips: _Array,
+    tuning_of: _Array,
+    tunings: _Array,
+    precision: tuple[float, float, float, float],
+    graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array],
+    threads: int,
+) -> _Array: ...
 def op_costs(
     ops: _Array,
     chips: _Array,

@@ -25,7 +25,7 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
 
-__all__ = ["Costs", "estimate_costs"]
+__all__ = ["Costs", "distinct_operators", "estimate_costs"]
 
 Array = np.ndarray[Any, Any]
 
@@ -151,7 +151,7 @@ def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tupl
     return tuple(found)
 
 
-def _distinct(ops: Array) -> tuple[Array, Array]:
+def distinct_operators(ops: Array) -> tuple[Array, Array]:
     """Operators that differ in what a chip sees, and which of them each one is."""
     if not len(ops):
         return ops, np.zeros(0, dtype=np.intp)
@@ -251,7 +251,7 @@ def _tabled(
     ops: Array, which: Array, asked: Machines, unseen: tuple[str, ...], threads: int, rough: bool
 ) -> _Table:
     """Price some operators, each distinct one once, on the chips that are distinct to them."""
-    shapes, column = _distinct(ops[which])
+    shapes, column = distinct_operators(ops[which])
     chips, chip_of = _distinct_chips(asked, unseen)
     sized = in_format(shapes, asked.precision)
     values = _bounded(sized, chips, threads) if rough else _priced(sized, chips, chip_of, threads)

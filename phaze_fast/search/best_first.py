@@ -28,10 +28,11 @@ __all__ = ["BestFirstSearch"]
 
 Array = np.ndarray[Any, Any]
 
-_WAVE = 4096
+_WAVE, _LARGE_WAVE = 4096, 2**15
 _PLACED_AT_ONCE = 256
 _SEEDS = (512, 128, 32, 4)
 """How many candidates go to each step in the first wave, which finds something to beat."""
+_SEED_ROUNDS = 4
 _FRONT_ROUNDS = 8
 _MORE_NODES = 2_000_000
 
@@ -171,7 +172,8 @@ class BestFirstSearch:
     def _open(self) -> tuple[Array, Array, float]:
         """Candidates worth looking at as (model, strategy, group), their bounds, and the least."""
         alive = self._alive
-        least = [t.least[:, alive].min(axis=0, initial=np.inf) for t in self.tables]
+        every = slice(None) if len(alive) == len(self.groups) else alive
+        least = [t.least[:, every].min(axis=0, initial=np.inf) for t in self.tables]
         score = self.scores.combined(least)
         limit = np.full(len(alive), self.best.limit)
         if self.every or self.objectives:
@@ -184,13 +186,17 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-        found, keys = [], []
+        found, keys = [np.zeros((3, 0), dtype=np.int32)], [np.zeros(0)]
         for i, table in enumerate(self.tables):
             top = self.scores.limits(i, least, limit)
-            own = table.least[:, alive]
-            s, d = np.nonzero((table.level[:, alive] < PLACED) & (own <= top) & np.isfinite(own))
-            found.append(np.stack([np.full(len(s), i), s, alive[d]]))
-            keys.append(own[s, d] if len(self.tables) == 1 else score[d])
+            for s in range(len(table.least)):  # one after another, so that memory stays small
+                own = table.least[s, alive]
+                open_ = (table.level[s, alive] < PLACED) & (own <= top) & np.isfinite(own)
+                at = np.flatnonzero(open_)
+                listed = np.empty((3, len(at)), dtype=np.int32)
+                listed[0], listed[1], listed[2] = i, s, alive[at]
+                found.append(listed)
+                keys.append(own[at] if len(self.tables) == 1 else score[at])
         least_of_all = float(score.min(initial=np.inf))
         return np.concatenate(found, axis=1), np.concatenate(keys), least_of_all
 
@@ -232,24 +238,39 @@ class BestFirstSearch:
 
         Until it has one, the first candidate of a chip goes on alone.
         """
-        i, _, group = candidates
+        i, _, group = candidates.astype(np.int64)
         first = np.zeros(len(level), dtype=bool)
         first[np.unique(i * len(self.groups) + group, return_index=True)[1]] = True
         has_plan = np.isfinite(self.scores.times[i, group].min(axis=1))
         return (level == 1) | first | has_plan
 
     def _seed(self) -> None:
-        """Find something to beat: the most promising candidates of each model go all the way."""
-        for i, table in enumerate(self.tables):
-            for level, count in enumerate(_SEEDS, start=1):
-                waiting = np.flatnonzero(table.level.reshape(-1) == level)
-                key = table.least.reshape(-1)[waiting]
-                at = waiting[self._first(key, count)]
-                at = at[np.isfinite(table.least.reshape(-1)[at])]
-                s, group = np.divmod(at, len(self.groups))
-                for one in range(0, len(at), 1 if level == SCHEDULED else len(at) or 1):
-                    some = slice(one, one + 1) if level == SCHEDULED else slice(None)
-                    self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
+        """Find something to beat: the most promising candidates of each model go all the way.
+
+        Again until as many chip groups are placed as are asked for: without a limit every
+        candidate of a large space would be listed.
+        """
+        for _ in range(_SEED_ROUNDS):
+            for i, table in enumerate(self.tables):
+                for level, count in enumerate(_SEEDS, start=1):
+                    self._seed_level(i, table, level, max(count, self.best.top * (5 - level)))
+            if self.every or np.isfinite(self.best.limit):
+                return
+
+    def _seed_level(self, i: int, table: CandidateTable, level: int, count: int) -> None:
+        best = [np.zeros((2, 0), dtype=np.int64)]
+        for s, least in enumerate(table.least):  # one after another, so that memory stays small
+            waiting = np.flatnonzero(table.level[s] == level)
+            waiting = waiting[self._first(least[waiting], count)]
+            best.append(np.stack([np.full(len(waiting), s), waiting]))
+        at = np.concatenate(best, axis=1)
+        key = table.least[at[0], at[1]]
+        first = self._first(key, count)
+        s, group = at[:, first[np.isfinite(key[first])]]
+        step = 1 if level == SCHEDULED else len(s) or 1
+        for one in range(0, len(s), step):
+            some = slice(one, one + step)
+            self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
 
     def _seed_front(self) -> None:
         """Place what is on the front of the bounds: near it is the front itself.
@@ -311,7 +332,7 @@ class BestFirstSearch:
             spent = time.monotonic() - self._began
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
-            wave = len(key) if self.every else _WAVE * len(self.tables)
+            wave = len(key) if self.every else max(_WAVE * len(self.tables), min(len(key) // 8, _LARGE_WAVE))
             self._advance(waiting[:, self._first(key, wave)])
 
     def _prove(self) -> None:

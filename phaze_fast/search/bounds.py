@@ -19,15 +19,26 @@ from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.placement.times import MAX_NODES, KindTimes, hbm_share
 from phaze_fast.schedule import schedule_layers
 
-__all__ = ["STEPS", "PricedChips", "bound_times", "bound_work_s", "rule_out", "schedule_times"]
+__all__ = [
+    "STEPS",
+    "PricedChips",
+    "bound_times",
+    "expert_stride",
+    "rule_out",
+    "schedule_times",
+]
 
 Array = np.ndarray[Any, Any]
 
 STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 """What is known of a candidate, from little to all."""
 
-_CHIPS_AT_ONCE = 2**15
 _UNITS_OF_TYPE = ((0, 2), (1, 2))  # of tensor cores and of vector cores: alone, or with the other
+
+
+def expert_stride(sizes: StrategySizes) -> int | None:
+    """Ranks between neighbours of an expert group, where there is one."""
+    return sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +58,8 @@ class PricedChips:
         like: Accelerator,
         cluster: Cluster,
         threads: int = 1,
-        bounds_only: bool = False,
     ) -> PricedChips:
-        """Price the operators, or bound them by their rooflines.
+        """Price the operators.
 
         Parameters
         ----------
@@ -63,8 +73,6 @@ class PricedChips:
             What collectives run over.
         threads
             At most this many; the answer does not depend on it.
-        bounds_only
-            Rooflines in place of times.
         """
         costs = estimate_costs(
             sizes.graph,
@@ -72,8 +80,7 @@ class PricedChips:
             cluster,
             threads=threads,
             like=like,
-            bounds_only=bounds_only,
-            expert_stride=sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None,
+            expert_stride=expert_stride(sizes),
         )
         return cls(sizes, costs, records["hbm_bytes_per_s"] * hbm_share(like))
 
@@ -111,22 +118,6 @@ def _least_makespan(graph: OpGraph, costs: Costs, at: int) -> Array:
         work = np.minimum(all_s[:, mine], one_s[:, mine] / cores).sum(axis=1)
         np.maximum(longest, work, out=longest)
     return longest
-
-
-def bound_work_s(
-    sizes: StrategySizes, records: Array, like: Accelerator, cluster: Cluster, threads: int = 1
-) -> Array:
-    """Bound the work of one micro-batch on chips by longest paths of rooflines, seconds.
-
-    A roofline holds on one core as well as on all. Chips go in pieces, so that memory stays small.
-    """
-    work = np.zeros(len(records))
-    for begin in range(0, len(records), _CHIPS_AT_ONCE):
-        some = slice(begin, begin + _CHIPS_AT_ONCE)
-        costs = PricedChips.of(sizes, records[some], like, cluster, threads, True).costs
-        for g, graph in enumerate(costs.graphs):
-            work[some] += sizes.graph.layers[g // 2].count * _longest_path(graph, costs.time_s(g))
-    return work
 
 
 def bound_times(chips: PricedChips, step: str, threads: int = 1) -> KindTimes:

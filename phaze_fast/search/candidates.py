@@ -130,8 +130,9 @@ class CandidateTable:
 
     def bound(self, s: int, groups: Array, level: int) -> None:
         """Take candidates to a step before `scheduled`."""
-        records = self.groups.records[groups]
         if level == 1:
+            whole = len(groups) == len(self.groups)
+            records = self.groups.records if whole else self.groups.records[groups]
             work = np.concatenate(self._each("work_s", s, [records]))
             rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
             self._raise(s, groups, self.evaluator.work_bounds(s, work, rooms), level)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.cost.paths import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, Cluster
@@ -22,7 +23,7 @@ from phaze_fast.placement.times import MAX_NODES, KindTimes
 from phaze_fast.search.bounds import (
     PricedChips,
     bound_times,
-    bound_work_s,
+    expert_stride,
     rule_out,
     schedule_times,
 )
@@ -63,7 +64,9 @@ class SearchProblem:
 
     def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
         """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
-        return bound_work_s(self.evaluator.sizes[s], records, self.like, self.cluster, threads)
+        sizes = self.evaluator.sizes[s]
+        stride = expert_stride(sizes)
+        return roofline_work_s(sizes.graph, records, self.cluster, self.like, threads, stride)
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, if that is not done."""
