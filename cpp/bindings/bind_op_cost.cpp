@@ -68,8 +68,8 @@ void check_graphs(const PathBatch& paths, std::size_t ops) {
            pointers.back() == static_cast<std::int64_t>(length) &&
            std::is_sorted(pointers.begin(), pointers.end());
   };
-  bool good = rising(paths.node_ptr, paths.op.size()) &&
-              rising(paths.before_ptr, paths.before.size());
+  bool good =
+      rising(paths.node_ptr, paths.op.size()) && rising(paths.before_ptr, paths.before.size());
   for (std::size_t i = 0; good && i < paths.op.size(); ++i) {
     good = paths.op[i] >= 0 && static_cast<std::size_t>(paths.op[i]) < ops;
     for (std::int64_t e = paths.before_ptr[i]; good && e < paths.before_ptr[i + 1]; ++e) {

@@ -120,7 +120,7 @@ def _distinct(rows: Array) -> tuple[Array, Array]:
 
 
 def _largest(enough_s: Array | None, graph: int, which: Array, count: int) -> Array | None:
-    """What is enough for each distinct layer: the most that is asked of any equal one."""
+    """Give what is enough for each distinct layer: the most that is asked of any equal one."""
     if enough_s is None:
         return None
     largest = np.full(count, -np.inf)

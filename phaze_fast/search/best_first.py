@@ -242,7 +242,8 @@ class BestFirstSearch:
         first = np.zeros(len(level), dtype=bool)
         first[np.unique(i * len(self.groups) + group, return_index=True)[1]] = True
         has_plan = np.isfinite(self.scores.times[i, group].min(axis=1))
-        return (level == 1) | first | has_plan
+        going: Array = (level == 1) | first | has_plan
+        return going
 
     def _seed(self) -> None:
         """Find something to beat: the most promising candidates of each model go all the way.
@@ -332,7 +333,8 @@ class BestFirstSearch:
             spent = time.monotonic() - self._began
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
-            wave = len(key) if self.every else max(_WAVE * len(self.tables), min(len(key) // 8, _LARGE_WAVE))
+            large = min(len(key) // 8, _LARGE_WAVE)
+            wave = len(key) if self.every else max(_WAVE * len(self.tables), large)
             self._advance(waiting[:, self._first(key, wave)])
 
     def _prove(self) -> None:

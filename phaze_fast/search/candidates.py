@@ -153,9 +153,10 @@ class CandidateTable:
             at = np.searchsorted(known, groups)
         return priced.at(at)
 
-    def schedule(self, s: int, groups: Array, limits_s: Array) -> None:
+    def schedule(self, s: int, groups: Array, limits_s: Array | None = None) -> None:
         """Schedule candidates, but for those that are found to take longer than their limit."""
         rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
+        limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s
         bounded = np.isfinite(limits_s)
         if bounded.any():
             some = groups[bounded]

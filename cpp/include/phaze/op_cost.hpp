@@ -88,11 +88,11 @@ void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
 // before[before_ptr[i + 1]], all of them below i and of the same graph.
 struct PathBatch {
   std::span<const std::int64_t> node_ptr;
-  std::span<const std::int32_t> op;     // per node: which operator it is
-  std::span<const double> extra_s;      // per node: what it takes on any chip beside its bound
+  std::span<const std::int32_t> op;  // per node: which operator it is
+  std::span<const double> extra_s;   // per node: what it takes on any chip beside its bound
   std::span<const std::int64_t> before_ptr;
   std::span<const std::int32_t> before;
-  std::span<const double> count;        // per graph: how often it runs
+  std::span<const double> count;  // per graph: how often it runs
 };
 
 // out[c]: the longest path of every graph, each operator at its lower bound, summed over graphs as

@@ -124,8 +124,8 @@ class LayerFacts {
   const LayerProblem& problem_;
   OpBits all_;
   OpBits leaves_ = 0;
-  OpBits twins_[kMaxLayerOps];  // only after prepare_search
-  OpBits urgent_[kMaxLayerOps];  // the same
+  OpBits twins_[kMaxLayerOps];          // only after prepare_search
+  OpBits urgent_[kMaxLayerOps];         // the same
   std::int32_t in_turn_[kMaxLayerOps];  // the same
   OpBits after_[kMaxLayerOps];
   OpBits later_[kMaxLayerOps];  // operators that wait for one, however far
@@ -139,8 +139,8 @@ class LayerFacts {
   double rest_s_[kMaxLayerOps];    // longest path from an operator's end to the layer's
   std::int32_t useful_count_[kMaxLayerOps];
   std::int32_t useful_[kMaxLayerOps][kMaxModes];
-  std::int32_t rank_[kMaxLayerOps];      // of an operator: longest rest first
-  double ranked_rest_s_[kMaxLayerOps];   // by rank
+  std::int32_t rank_[kMaxLayerOps];     // of an operator: longest rest first
+  double ranked_rest_s_[kMaxLayerOps];  // by rank
   int most_useful_ = 0;
   int mixes_ = 0;
   mutable std::int32_t leader_ = 0;      // the mix that settles most states of a search

@@ -11,9 +11,9 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-// Each operator in turn gets the rate at which its way beside others counts as much as alone, as far
-// as those that have one and may run beside it leave room. Of any operators that run at once the
-// last to get its rate had that much room, so that together they never exceed one.
+// Each operator in turn gets the rate at which its way beside others counts as much as alone, as
+// far as those that have one and may run beside it leave room. Of any operators that run at once
+// the last to get its rate had that much room, so that together they never exceed one.
 void LayerFacts::add_even_mix(const std::int32_t* order) noexcept {
   double rate[kMaxLayerOps];
   OpBits rated = 0;

@@ -92,9 +92,7 @@ class Search {
     std::int32_t turn;    // of its operator
   };
 
-  bool too_late(double bound_s) const noexcept {
-    return bound_s >= below_s_ * (1.0 - kSame);
-  }
+  bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
 
   // Moves on to the next finish; notes what could have started and did not.
   void wait(State* s) const noexcept {
