@@ -153,8 +153,12 @@ def rule_out(
     room_s = root.makespan_s - root.bound_s
     at_root_s = steps_s(chips.times(root.bound_s))
     most_s = steps_s(chips.times(root.makespan_s))
-    rise_s = np.where(most_s > np.maximum(limits_s, at_root_s), most_s - at_root_s, np.inf)
-    way = np.clip((limits_s - at_root_s) / rise_s * _FURTHER, 0.0, 1.0)
+    # Nothing has to be proven of what is above its limit or fits nowhere, nor can it of what stays
+    # below with the list schedules.
+    within = (at_root_s <= limits_s) & (limits_s < most_s) & np.isfinite(most_s)
+    way = np.zeros(len(chips))
+    rise_s = most_s[within] - at_root_s[within]
+    way[within] = np.minimum((limits_s[within] - at_root_s[within]) / rise_s * _FURTHER, 1.0)
     enough_s = root.bound_s + way * room_s
     made = schedule_layers(chips.costs, max_nodes=MAX_NODES, threads=threads, enough_s=enough_s)
     return chips.times(np.maximum(root.bound_s, made.bound_s), made.proven)
