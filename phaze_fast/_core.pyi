@@ -120,6 +120,15 @@ def op_bounds(
     one_core: bool,
     threads: int,
 ) -> _Array: ...
+def path_bounds(
+    ops: _Array,
+    chips: _Array,
+    tuning_of: _Array,
+    tunings: _Array,
+    precision: tuple[float, float, float, float],
+    graphs: tuple[_Array, _Array, _Array, _Array, _Array, _Array],
+    threads: int,
+) -> _Array: ...
 def op_costs(
     ops: _Array,
     chips: _Array,
@@ -151,6 +160,7 @@ def schedule_layers(
     max_seconds: float,
     threads: int,
     canonical: bool = ...,
+    enough_s: _Array | None = ...,
 ) -> tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array]: ...
 def canonical_layers(layers: _Layers, overlap: bool) -> list[bytes]: ...
 def replay_layers(

@@ -99,8 +99,12 @@ struct Results {
 };
 
 py::tuple schedule(const py::tuple& layers, bool overlap, std::int64_t max_nodes,
-                   double max_seconds, int threads, bool canonical) {
-  const LayerBatch batch = batch_of(layers, overlap);
+                   double max_seconds, int threads, bool canonical, const py::object& enough_s) {
+  LayerBatch batch = batch_of(layers, overlap);
+  if (!enough_s.is_none()) {
+    const auto count = static_cast<py::ssize_t>(batch.op_ptr.size()) - 1;
+    batch.enough_s = view<double>(enough_s, "enough_s", count);
+  }
   if (max_nodes < 0) throw InvalidInput("max_nodes: a negative number is not accepted");
   if (!(max_seconds >= 0.0)) {
     throw InvalidInput("max_seconds: expected a number of seconds, zero or more");
@@ -156,7 +160,7 @@ void bind_layer_schedule(py::module_& module) {
   module.attr("PROVED_BY") = py::make_tuple("nothing", "list-schedule", "branch-and-bound");
   module.def("schedule_layers", &schedule, py::arg("layers"), py::arg("overlap"),
              py::arg("max_nodes"), py::arg("max_seconds"), py::arg("threads"),
-             py::arg("canonical") = false);
+             py::arg("canonical") = false, py::arg("enough_s") = py::none());
   module.def("canonical_layers", &canonical, py::arg("layers"), py::arg("overlap"));
   module.def("replay_layers", &replay_all, py::arg("layers"), py::arg("overlap"), py::arg("start"),
              py::arg("mode"));

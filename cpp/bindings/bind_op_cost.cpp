@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <iterator>
 
@@ -56,6 +57,52 @@ py::array_t<double> seconds(const py::object& ops, const py::object& chips,
   {
     const py::gil_scoped_release release;
     Kernel(listed, batch, cores_of(one_core), filled, workers);
+  }
+  return freeze(std::move(out));
+}
+
+// Positions within [0, limit); pointers that start at 0, never decrease and end at `length`.
+void check_graphs(const PathBatch& paths, std::size_t ops) {
+  const auto rising = [](std::span<const std::int64_t> pointers, std::size_t length) {
+    return !pointers.empty() && pointers.front() == 0 &&
+           pointers.back() == static_cast<std::int64_t>(length) &&
+           std::is_sorted(pointers.begin(), pointers.end());
+  };
+  bool good =
+      rising(paths.node_ptr, paths.op.size()) && rising(paths.before_ptr, paths.before.size());
+  for (std::size_t i = 0; good && i < paths.op.size(); ++i) {
+    good = paths.op[i] >= 0 && static_cast<std::size_t>(paths.op[i]) < ops;
+    for (std::int64_t e = paths.before_ptr[i]; good && e < paths.before_ptr[i + 1]; ++e) {
+      const std::int32_t before = paths.before[static_cast<std::size_t>(e)];
+      good = before >= 0 && static_cast<std::size_t>(before) < i;
+    }
+  }
+  if (!good) throw InvalidInput("graphs: positions must exist, and nodes wait for earlier ones");
+}
+
+py::array_t<double> path_bounds(const py::object& ops, const py::object& chips,
+                                const py::object& tuning_of, const py::object& tunings,
+                                const PrecisionTuple& precision, const py::tuple& graphs,
+                                int threads) {
+  const auto listed = view<OperatorRecord>(ops, "ops");
+  const ChipBatch batch = batch_of(chips, tuning_of, tunings, precision);
+  if (graphs.size() != 6) throw InvalidInput("graphs: expected six arrays");
+  PathBatch paths{};
+  paths.node_ptr = view<std::int64_t>(graphs[0], "node_ptr");
+  paths.op = view<std::int32_t>(graphs[1], "op");
+  const auto nodes = static_cast<py::ssize_t>(paths.op.size());
+  paths.extra_s = view<double>(graphs[2], "extra_s", nodes);
+  paths.before_ptr = view<std::int64_t>(graphs[3], "before_ptr", nodes + 1);
+  paths.before = view<std::int32_t>(graphs[4], "before");
+  paths.count =
+      view<double>(graphs[5], "count", static_cast<py::ssize_t>(paths.node_ptr.size()) - 1);
+  check_graphs(paths, listed.size());
+  const int workers = checked_threads(threads);
+  py::array_t<double> out(static_cast<py::ssize_t>(batch.chips.size()));
+  const auto filled = writable(out);
+  {
+    const py::gil_scoped_release release;
+    path_bound_batch(listed, batch, paths, filled, workers);
   }
   return freeze(std::move(out));
 }
@@ -126,6 +173,8 @@ void bind_op_cost(py::module_& module) {
   };
   define("op_times", &seconds<op_time_batch>);
   define("op_bounds", &seconds<op_bound_batch>);
+  module.def("path_bounds", &path_bounds, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
+             py::arg("tunings"), py::arg("precision"), py::arg("graphs"), py::arg("threads"));
   module.def("op_costs", &costs, py::arg("ops"), py::arg("chips"), py::arg("tuning_of"),
              py::arg("tunings"), py::arg("precision"), py::arg("one_core"), py::arg("energy_table"),
              py::arg("static_w"), py::arg("threads"));

@@ -57,7 +57,7 @@ class _Cache:
             self.hits = self.misses = self.size = 0
 
 
-answers = _Cache(256 * 2**20)
+answers = _Cache(64 * 2**20)
 
 
 def cost_cache_info() -> CacheInfo:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
 
-__all__ = ["Costs", "estimate_costs"]
+__all__ = ["Costs", "distinct_operators", "estimate_costs"]
 
 Array = np.ndarray[Any, Any]
 
@@ -88,6 +88,17 @@ class Costs:
                 found[:, mine] = picked.take(table.chip_of[rows], axis=0)
         return found
 
+    def at(self, chips: Array) -> Costs:
+        """Those of some chips, by position."""
+        tables = [table._replace(chip_of=table.chip_of[chips]) for table in self._tables]
+        return replace(
+            self,
+            chips=len(chips),
+            cores=self.cores[chips],
+            _tables=tuple(tables),
+            _static_w=self._static_w[chips],
+        )
+
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Seconds on all cores, shape (chips, operators); collectives over the fabric."""
         found: Array = self._look_up("time_s", graph, chip) + self._network_s[graph]
@@ -140,7 +151,7 @@ def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tupl
     return tuple(found)
 
 
-def _distinct(ops: Array) -> tuple[Array, Array]:
+def distinct_operators(ops: Array) -> tuple[Array, Array]:
     """Operators that differ in what a chip sees, and which of them each one is."""
     if not len(ops):
         return ops, np.zeros(0, dtype=np.intp)
@@ -240,7 +251,7 @@ def _tabled(
     ops: Array, which: Array, asked: Machines, unseen: tuple[str, ...], threads: int, rough: bool
 ) -> _Table:
     """Price some operators, each distinct one once, on the chips that are distinct to them."""
-    shapes, column = _distinct(ops[which])
+    shapes, column = distinct_operators(ops[which])
     chips, chip_of = _distinct_chips(asked, unseen)
     sized = in_format(shapes, asked.precision)
     values = _bounded(sized, chips, threads) if rough else _priced(sized, chips, chip_of, threads)

@@ -111,6 +111,23 @@ def _batch(layer: OpGraph, one: Array, every: Array, cores: Array) -> Packed:
     )
 
 
+def _distinct(rows: Array) -> tuple[Array, Array]:
+    """First of the rows of each content, and which of those each row is."""
+    whole = np.ascontiguousarray(rows)
+    content = whole.view(np.dtype((np.void, whole.dtype.itemsize * whole.shape[1]))).reshape(-1)
+    _, first, which = np.unique(content, return_index=True, return_inverse=True)
+    return first, which.reshape(-1)
+
+
+def _largest(enough_s: Array | None, graph: int, which: Array, count: int) -> Array | None:
+    """Give what is enough for each distinct layer: the most that is asked of any equal one."""
+    if enough_s is None:
+        return None
+    largest = np.full(count, -np.inf)
+    np.maximum.at(largest, which, enough_s[graph])
+    return largest
+
+
 def _raise_if_any(layer: OpGraph, status: Array) -> None:
     if status.any():
         said = _core.STATUS_SENTENCES[int(status[np.flatnonzero(status)[0]])]
@@ -118,12 +135,14 @@ def _raise_if_any(layer: OpGraph, status: Array) -> None:
 
 
 def _solve(
-    problem: tuple[OpGraph, Array, Array, Array], limits: tuple[bool, int, float, int]
+    problem: tuple[OpGraph, Array, Array, Array],
+    limits: tuple[bool, int, float, int],
+    enough_s: Array | None = None,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Makespan, bound, proof and nodes of each chip; starts and modes of its operators."""
     layer, chips = problem[0], len(problem[3])
     makespan, bound, proved, nodes, status, start, mode = _core.schedule_layers(
-        _batch(*problem), *limits
+        _batch(*problem), *limits, enough_s=enough_s
     )
     _raise_if_any(layer, status)
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
@@ -183,6 +202,7 @@ def schedule_layers(
     time_limit_s: float = float("inf"),
     threads: int | None = None,
     cache: ScheduleCache | None = None,
+    enough_s: Array | None = None,
 ) -> LayerTimes:
     """Schedule every graph of `costs` on every chip, in one call per graph; the GIL is released.
 
@@ -205,6 +225,9 @@ def schedule_layers(
         depend on it.
     cache
         Where proven schedules are looked up and kept; by default nowhere.
+    enough_s
+        Bounds that are enough, shape (graphs, chips): a search ends without the optimum once it is
+        proven that no schedule is shorter. Not with a cache.
 
     Examples
     --------
@@ -228,12 +251,13 @@ def schedule_layers(
             modes.append(np.zeros((costs.chips, 0), dtype=np.int32))
             latencies.append((one, every))
             continue
-        key = np.ascontiguousarray(np.concatenate([one, every, costs.cores], axis=1))
-        _, first, inverse = np.unique(key, axis=0, return_index=True, return_inverse=True)
-        which = inverse.reshape(-1)
+        first, which = _distinct(np.concatenate([one, every, costs.cores], axis=1))
         limits = (rule == "overlap", max_nodes, time_limit_s, thread_count(threads))
         problem = (layer, one[first], every[first], np.ascontiguousarray(costs.cores[first]))
-        found = _solve(problem, limits) if cache is None else _looked_up(problem, limits, cache)
+        if cache is not None and enough_s is None:
+            found = _looked_up(problem, limits, cache)
+        else:
+            found = _solve(problem, limits, _largest(enough_s, i, which, len(first)))
         for name, values in zip(rows, found[:4], strict=True):
             rows[name].append(values[which])
         starts.append(found[4][which])

@@ -28,10 +28,11 @@ __all__ = ["BestFirstSearch"]
 
 Array = np.ndarray[Any, Any]
 
-_WAVE = 4096
+_WAVE, _LARGE_WAVE = 4096, 2**15
 _PLACED_AT_ONCE = 256
 _SEEDS = (512, 128, 32, 4)
 """How many candidates go to each step in the first wave, which finds something to beat."""
+_SEED_ROUNDS = 4
 _FRONT_ROUNDS = 8
 _MORE_NODES = 2_000_000
 
@@ -127,8 +128,8 @@ class BestFirstSearch:
 
     # ---- answers ----
 
-    def _place(self, i: int, s: int, groups: Array) -> None:
-        """Place candidates of model `i` that are scheduled, and note what is found."""
+    def _below_of(self, i: int, s: int, groups: Array) -> Array:
+        """Seconds worth looking at for candidates of model `i`, shape (groups, capacities)."""
         table = self.tables[i]
         energy = table.energy[s, groups] if table.energy.size else np.zeros(len(groups))
         below = self._below(groups, energy)
@@ -136,7 +137,15 @@ class BestFirstSearch:
             least = [x.least[:, groups].min(axis=0, initial=np.inf) for x in self.tables]
             columns = [self.scores.limits(i, least, below[:, c]) for c in range(below.shape[1])]
             below = np.where(self.has[groups], np.stack(columns, axis=1), -np.inf)
-        for answer in table.place(s, groups, below):
+        return below
+
+    def _schedule(self, i: int, s: int, groups: Array) -> None:
+        """Schedule candidates of model `i`, as far as they are worth it."""
+        self.tables[i].schedule(s, groups, self._below_of(i, s, groups).max(axis=1))
+
+    def _place(self, i: int, s: int, groups: Array) -> None:
+        """Place candidates of model `i` that are scheduled, and note what is found."""
+        for answer in self.tables[i].place(s, groups, self._below_of(i, s, groups)):
             self._take(i, answer)
         self.placed += len(groups)
 
@@ -163,7 +172,8 @@ class BestFirstSearch:
     def _open(self) -> tuple[Array, Array, float]:
         """Candidates worth looking at as (model, strategy, group), their bounds, and the least."""
         alive = self._alive
-        least = [t.least[:, alive].min(axis=0, initial=np.inf) for t in self.tables]
+        every = slice(None) if len(alive) == len(self.groups) else alive
+        least = [t.least[:, every].min(axis=0, initial=np.inf) for t in self.tables]
         score = self.scores.combined(least)
         limit = np.full(len(alive), self.best.limit)
         if self.every or self.objectives:
@@ -176,13 +186,17 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-        found, keys = [], []
+        found, keys = [np.zeros((3, 0), dtype=np.int32)], [np.zeros(0)]
         for i, table in enumerate(self.tables):
             top = self.scores.limits(i, least, limit)
-            own = table.least[:, alive]
-            s, d = np.nonzero((table.level[:, alive] < PLACED) & (own <= top) & np.isfinite(own))
-            found.append(np.stack([np.full(len(s), i), s, alive[d]]))
-            keys.append(own[s, d] if len(self.tables) == 1 else score[d])
+            for s in range(len(table.least)):  # one after another, so that memory stays small
+                own = table.least[s, alive]
+                open_ = (table.level[s, alive] < PLACED) & (own <= top) & np.isfinite(own)
+                at = np.flatnonzero(open_)
+                listed = np.empty((3, len(at)), dtype=np.int32)
+                listed[0], listed[1], listed[2] = i, s, alive[at]
+                found.append(listed)
+                keys.append(own[at] if len(self.tables) == 1 else score[at])
         least_of_all = float(score.min(initial=np.inf))
         return np.concatenate(found, axis=1), np.concatenate(keys), least_of_all
 
@@ -196,42 +210,68 @@ class BestFirstSearch:
 
     def _advance(self, candidates: Array, everything: bool = False) -> None:
         """Take candidates one step further; those to be placed come last and are few."""
-        steps: dict[tuple[int, int, int], list[int]] = {}
-        led: set[tuple[int, int]] = set()
-        placed = 0
-        for i, s, group in candidates.T.tolist():
-            level = int(self.tables[i].level[s, group])
-            if self.every and level > 1:
-                # Where each chip counts for itself, its first plan leaves little of the rest.
-                if (i, group) in led:
-                    continue
-                led.add((i, group))
-            if level == SCHEDULED and not self.every:
-                if placed >= _PLACED_AT_ONCE and not everything:
-                    continue
-                placed += 1
-            steps.setdefault((level, i, s), []).append(group)
-        for (level, i, s), groups in sorted(steps.items()):
-            at = np.array(groups)
-            if level + 1 < SCHEDULED:
-                self.tables[i].bound(s, at, level + 1)
-            elif level + 1 == SCHEDULED:
-                self.tables[i].schedule(s, at)
+        level = np.zeros(candidates.shape[1], dtype=np.int64)
+        for i, table in enumerate(self.tables):
+            own = candidates[0] == i
+            level[own] = table.level[candidates[1, own], candidates[2, own]]
+        if self.every:
+            keep = self._leading(candidates, level)
+        else:
+            ready = level == SCHEDULED
+            keep = ~ready | (np.cumsum(ready) <= (len(ready) if everything else _PLACED_AT_ONCE))
+        steps = np.stack([level, *candidates[:2]])[:, keep]
+        groups = candidates[2, keep]
+        for step in np.unique(steps, axis=1).T:
+            at = groups[(steps == step[:, None]).all(axis=0)]
+            reached, i, s = step.tolist()
+            if reached + 1 < SCHEDULED:
+                self.tables[i].bound(s, at, reached + 1)
+            elif reached + 1 == SCHEDULED:
+                self._schedule(i, s, at)
+                if self.every:
+                    self._place(i, s, at[self.tables[i].level[s, at] == SCHEDULED])
             else:
                 self._place(i, s, at)
 
+    def _leading(self, candidates: Array, level: Array) -> Array:
+        """Which candidates go on where each chip counts for itself: its first plan leaves few.
+
+        Until it has one, the first candidate of a chip goes on alone.
+        """
+        i, _, group = candidates.astype(np.int64)
+        first = np.zeros(len(level), dtype=bool)
+        first[np.unique(i * len(self.groups) + group, return_index=True)[1]] = True
+        has_plan = np.isfinite(self.scores.times[i, group].min(axis=1))
+        going: Array = (level == 1) | first | has_plan
+        return going
+
     def _seed(self) -> None:
-        """Find something to beat: the most promising candidates of each model go all the way."""
-        for i, table in enumerate(self.tables):
-            for level, count in enumerate(_SEEDS, start=1):
-                waiting = np.flatnonzero(table.level.reshape(-1) == level)
-                key = table.least.reshape(-1)[waiting]
-                at = waiting[self._first(key, count)]
-                at = at[np.isfinite(table.least.reshape(-1)[at])]
-                s, group = np.divmod(at, len(self.groups))
-                for one in range(0, len(at), 1 if level == SCHEDULED else len(at) or 1):
-                    some = slice(one, one + 1) if level == SCHEDULED else slice(None)
-                    self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
+        """Find something to beat: the most promising candidates of each model go all the way.
+
+        Again until as many chip groups are placed as are asked for: without a limit every
+        candidate of a large space would be listed.
+        """
+        for _ in range(_SEED_ROUNDS):
+            for i, table in enumerate(self.tables):
+                for level, count in enumerate(_SEEDS, start=1):
+                    self._seed_level(i, table, level, max(count, self.best.top * (5 - level)))
+            if self.every or np.isfinite(self.best.limit):
+                return
+
+    def _seed_level(self, i: int, table: CandidateTable, level: int, count: int) -> None:
+        best = [np.zeros((2, 0), dtype=np.int64)]
+        for s, least in enumerate(table.least):  # one after another, so that memory stays small
+            waiting = np.flatnonzero(table.level[s] == level)
+            waiting = waiting[self._first(least[waiting], count)]
+            best.append(np.stack([np.full(len(waiting), s), waiting]))
+        at = np.concatenate(best, axis=1)
+        key = table.least[at[0], at[1]]
+        first = self._first(key, count)
+        s, group = at[:, first[np.isfinite(key[first])]]
+        step = 1 if level == SCHEDULED else len(s) or 1
+        for one in range(0, len(s), step):
+            some = slice(one, one + step)
+            self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
 
     def _seed_front(self) -> None:
         """Place what is on the front of the bounds: near it is the front itself.
@@ -293,7 +333,8 @@ class BestFirstSearch:
             spent = time.monotonic() - self._began
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
-            wave = len(key) if self.every else _WAVE * len(self.tables)
+            large = min(len(key) // 8, _LARGE_WAVE)
+            wave = len(key) if self.every else max(_WAVE * len(self.tables), large)
             self._advance(waiting[:, self._first(key, wave)])
 
     def _prove(self) -> None:

@@ -6,6 +6,8 @@ onto the chip, the root of the layer's search tree, and the schedule itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,15 +19,82 @@ from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.placement.times import MAX_NODES, KindTimes, hbm_share
 from phaze_fast.schedule import schedule_layers
 
-__all__ = ["STEPS", "bound_times", "bound_work_s", "schedule_times"]
+__all__ = [
+    "STEPS",
+    "PricedChips",
+    "bound_times",
+    "expert_stride",
+    "rule_out",
+    "schedule_times",
+]
 
 Array = np.ndarray[Any, Any]
 
 STEPS = ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
 """What is known of a candidate, from little to all."""
 
-_CHIPS_AT_ONCE = 2**15
 _UNITS_OF_TYPE = ((0, 2), (1, 2))  # of tensor cores and of vector cores: alone, or with the other
+
+
+def expert_stride(sizes: StrategySizes) -> int | None:
+    """Ranks between neighbours of an expert group, where there is one."""
+    return sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None
+
+
+@dataclass(frozen=True, eq=False)
+class PricedChips:
+    """The operators of a strategy's layers, priced on chips."""
+
+    sizes: StrategySizes
+    costs: Costs
+    hbm_bytes_per_s: Array
+    """That the optimiser's state streams at on each chip."""
+
+    @classmethod
+    def of(
+        cls,
+        sizes: StrategySizes,
+        records: Array,
+        like: Accelerator,
+        cluster: Cluster,
+        threads: int = 1,
+    ) -> PricedChips:
+        """Price the operators.
+
+        Parameters
+        ----------
+        sizes
+            The layers.
+        records
+            The chips.
+        like
+            Whose tuning and formats they share.
+        cluster
+            What collectives run over.
+        threads
+            At most this many; the answer does not depend on it.
+        """
+        costs = estimate_costs(
+            sizes.graph,
+            records,
+            cluster,
+            threads=threads,
+            like=like,
+            expert_stride=expert_stride(sizes),
+        )
+        return cls(sizes, costs, records["hbm_bytes_per_s"] * hbm_share(like))
+
+    def __len__(self) -> int:
+        return self.costs.chips
+
+    def at(self, chips: Array) -> PricedChips:
+        """Those of some chips, by position."""
+        return PricedChips(self.sizes, self.costs.at(chips), self.hbm_bytes_per_s[chips])
+
+    def times(self, makespan_s: Array, proven: Array | None = None) -> KindTimes:
+        """Seconds and joules of every kind of layer from makespans, shape (graphs, chips)."""
+        sure = np.ones(makespan_s.shape, dtype=bool) if proven is None else proven
+        return KindTimes.of(self.sizes, self.costs, makespan_s, sure, self.hbm_bytes_per_s)
 
 
 def _longest_path(graph: OpGraph, seconds: Array) -> Array:
@@ -51,85 +120,57 @@ def _least_makespan(graph: OpGraph, costs: Costs, at: int) -> Array:
     return longest
 
 
-def _costs(
-    sizes: StrategySizes, records: Array, like: Accelerator, cluster: Cluster, threads: int,
-    rough: bool = False,
-) -> Costs:  # fmt: skip
-    stride = sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None
-    return estimate_costs(
-        sizes.graph,
-        records,
-        cluster,
-        threads=threads,
-        like=like,
-        bounds_only=rough,
-        expert_stride=stride,
-    )
+def bound_times(chips: PricedChips, step: str, threads: int = 1) -> KindTimes:
+    """Bound the layers of a strategy from below: ``mapped`` or ``schedule_bound``."""
+    if step == "schedule_bound":
+        root = schedule_layers(chips.costs, max_nodes=1, threads=threads)
+        return chips.times(root.bound_s, root.proven)
+    graphs = enumerate(chips.costs.graphs)
+    return chips.times(np.array([_least_makespan(graph, chips.costs, g) for g, graph in graphs]))
 
 
-def bound_work_s(
-    sizes: StrategySizes, records: Array, like: Accelerator, cluster: Cluster, threads: int = 1
-) -> Array:
-    """Bound the work of one micro-batch on chips by longest paths of rooflines, seconds.
-
-    A roofline holds on one core as well as on all. Chips go in pieces, so that memory stays small.
-    """
-    work = np.zeros(len(records))
-    for begin in range(0, len(records), _CHIPS_AT_ONCE):
-        some = slice(begin, begin + _CHIPS_AT_ONCE)
-        costs = _costs(sizes, records[some], like, cluster, threads, rough=True)
-        for g, graph in enumerate(costs.graphs):
-            work[some] += sizes.graph.layers[g // 2].count * _longest_path(graph, costs.time_s(g))
-    return work
-
-
-def bound_times(
-    sizes: StrategySizes,
-    records: Array,
-    like: Accelerator,
-    cluster: Cluster,
-    step: str,
-    threads: int = 1,
+def rule_out(
+    chips: PricedChips, limits_s: Array, steps_s: Callable[[KindTimes], Array], threads: int = 1
 ) -> KindTimes:
-    """Bound the layers of a strategy on chips from below, one row per chip.
+    """Bound the layers from below, as far as it takes to rule out that a step is within a limit.
+
+    A search tree in which only schedules below a given length are looked for is much smaller than
+    that of the optimum. Lengths are the same way from each layer's root bound to its list schedule,
+    as far as the bound of the step needs to rise above its limit.
 
     Parameters
     ----------
-    sizes
-        The layers.
-    records
-        The chips.
-    like
-        Whose tuning and formats they share.
-    cluster
-        What collectives run over.
-    step
-        ``mapped`` or ``schedule_bound``.
+    chips
+        Priced.
+    limits_s
+        Seconds of a step for each chip.
+    steps_s
+        Lower bounds of a step from those of the layers.
     threads
         At most this many; the answer does not depend on it.
     """
-    costs = _costs(sizes, records, like, cluster, threads)
-    rate = records["hbm_bytes_per_s"] * hbm_share(like)
-    if step == "schedule_bound":
-        times = schedule_layers(costs, max_nodes=1, threads=threads)
-        return KindTimes.of(sizes, costs, times.bound_s, times.proven, rate)
-    least = np.array([_least_makespan(graph, costs, g) for g, graph in enumerate(costs.graphs)])
-    return KindTimes.of(sizes, costs, least, np.ones(least.shape, dtype=bool), rate)
+    root = schedule_layers(chips.costs, max_nodes=1, threads=threads)
+    room_s = root.makespan_s - root.bound_s
+    at_root_s = steps_s(chips.times(root.bound_s))
+    most_s = steps_s(chips.times(root.makespan_s))
+    # Nothing has to be proven of what is above its limit or fits nowhere, nor can it of what stays
+    # below with the list schedules.
+    within = (at_root_s <= limits_s) & (limits_s < most_s) & np.isfinite(most_s)
+    way = np.zeros(len(chips))
+    rise_s = most_s[within] - at_root_s[within]
+    way[within] = np.minimum((limits_s[within] - at_root_s[within]) / rise_s * _FURTHER, 1.0)
+    enough_s = root.bound_s + way * room_s
+    made = schedule_layers(chips.costs, max_nodes=MAX_NODES, threads=threads, enough_s=enough_s)
+    return chips.times(np.maximum(root.bound_s, made.bound_s), made.proven)
+
+
+_FURTHER = 1.03
 
 
 def schedule_times(
-    sizes: StrategySizes,
-    records: Array,
-    like: Accelerator,
-    cluster: Cluster,
-    threads: int = 1,
-    nodes: int = MAX_NODES,
+    chips: PricedChips, threads: int = 1, nodes: int = MAX_NODES
 ) -> tuple[KindTimes, KindTimes]:
     """Schedule the layers of a strategy on chips: their times, and what is proven of them."""
-    costs = _costs(sizes, records, like, cluster, threads)
-    rate = records["hbm_bytes_per_s"] * hbm_share(like)
-    made = schedule_layers(costs, max_nodes=nodes, threads=threads)
-    times = KindTimes.of(sizes, costs, made.makespan_s, made.proven, rate)
-    if times.proven.all():
-        return times, times
-    return times, KindTimes.of(sizes, costs, made.bound_s, made.proven, rate)
+    made = schedule_layers(chips.costs, max_nodes=nodes, threads=threads)
+    times = chips.times(made.makespan_s, made.proven)
+    return times, times if times.proven.all() else chips.times(made.bound_s, made.proven)

@@ -12,7 +12,7 @@ from phaze_fast.placement import Placed
 from phaze_fast.placement.times import KindTimes
 from phaze_fast.runs.chunks import Lost, run_chunks
 from phaze_fast.runs.executors import Workers
-from phaze_fast.search.bounds import STEPS
+from phaze_fast.search.bounds import STEPS, PricedChips
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.plan_cache import PlanCache
 from phaze_fast.search.problem import SearchProblem
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, Any]
 
 PLACED = len(STEPS)
 SCHEDULED = STEPS.index("scheduled") + 1
-_TASK = {"work_s": 4096, "bound": 2048, "schedule": 128, "place": 64}
+_TASK = {"work_s": 4096, "bound": 2048, "rule_out": 256, "schedule": 128, "place": 64}
 """Chips of one task where tasks go to other processes."""
 
 
@@ -92,6 +92,8 @@ class CandidateTable:
         self.unproven: set[tuple[int, int]] = set()
         self.last = groups.chip.shape[1] - 1 - np.argmax(groups.chip[:, ::-1] >= 0, axis=1)
         """Largest capacity of each group."""
+        self._priced: dict[int, tuple[Array, PricedChips]] = {}
+        """Of each strategy, the groups that were priced last."""
         self._timed: dict[tuple[int, int], tuple[KindTimes, KindTimes, int]] = {}
 
     def _each(self, name: str, s: int, arrays: Sequence[Any], *rest: Any) -> list[Any]:
@@ -128,18 +130,44 @@ class CandidateTable:
 
     def bound(self, s: int, groups: Array, level: int) -> None:
         """Take candidates to a step before `scheduled`."""
-        records = self.groups.records[groups]
         if level == 1:
+            whole = len(groups) == len(self.groups)
+            records = self.groups.records if whole else self.groups.records[groups]
             work = np.concatenate(self._each("work_s", s, [records]))
             rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
             self._raise(s, groups, self.evaluator.work_bounds(s, work, rooms), level)
             return
-        parts = self._each("bound", s, [records], STEPS[level - 1])
+        parts = self._each("bound", s, [self._chips(s, groups)], STEPS[level - 1])
         self._raise_by(s, groups, KindTimes.joined(parts), level)
 
-    def schedule(self, s: int, groups: Array) -> None:
-        """Schedule candidates."""
-        parts = self._each("schedule", s, [self.groups.records[groups]])
+    def _chips(self, s: int, groups: Array) -> Array | PricedChips:
+        """Chips that a step is asked about: priced once here, as records for other processes."""
+        if self._workers is not None:
+            return self.groups.records[groups]
+        known, priced = self._priced.get(s, (groups[:0], None))
+        at = np.minimum(np.searchsorted(known, groups), max(len(known) - 1, 0))
+        if priced is None or not (known[at] == groups).all():
+            known = np.sort(groups)
+            priced = self.problem.price(s, self.groups.records[known], self._threads)
+            self._priced[s] = (known, priced)
+            at = np.searchsorted(known, groups)
+        return priced.at(at)
+
+    def schedule(self, s: int, groups: Array, limits_s: Array | None = None) -> None:
+        """Schedule candidates, but for those that are found to take longer than their limit."""
+        rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
+        limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s
+        bounded = np.isfinite(limits_s)
+        if bounded.any():
+            some = groups[bounded]
+            parts = self._each(
+                "rule_out", s, [self._chips(s, some), rooms[bounded], limits_s[bounded]]
+            )
+            self._raise_by(s, some, KindTimes.joined(parts), SCHEDULED - 1)
+            groups = groups[self.least[s, groups] <= limits_s]
+        if not len(groups):
+            return
+        parts = self._each("schedule", s, [self._chips(s, groups)])
         times = KindTimes.joined([times for times, _ in parts])
         least = KindTimes.joined([least for _, least in parts])
         self._raise_by(s, groups, least, SCHEDULED)
@@ -199,6 +227,8 @@ class CandidateTable:
         Answer
             The best plan of each group and capacity where it takes at most that.
         """
+        if not len(groups):
+            return
         times, least = self._taken(s, groups)
         keys = [self._cache.key(self._name, s, key) for key in times.same_times()]
         self._ask(s, times, least, below, keys)

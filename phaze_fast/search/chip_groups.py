@@ -19,6 +19,22 @@ __all__ = ["ChipGroups"]
 Array = np.ndarray[Any, Any]
 
 
+def _contents(chips: Array) -> Array:
+    """One number per chip, equal where all but the HBM capacity is.
+
+    Column by column, each chip gets the number of what it has in all columns so far.
+    """
+    number = np.zeros(len(chips), dtype=np.int64)
+    for name in chips.dtype.names or ():
+        if name == "hbm_bytes":
+            continue
+        values, which = np.unique(chips[name], return_inverse=True)
+        if len(values) > 1:
+            pairs = number * len(values) + which.reshape(-1)
+            number = np.unique(pairs, return_inverse=True)[1].reshape(-1)
+    return number
+
+
 @dataclass(frozen=True, eq=False)
 class ChipGroups:
     """Groups in the order in which chips first name them."""
@@ -71,10 +87,7 @@ class ChipGroups:
     def of_records(cls, chips: Array, area_mm2: Array, like: Accelerator) -> ChipGroups:
         """Group chips; of equal ones the first stands for all."""
         capacities, which = np.unique(chips["hbm_bytes"], return_inverse=True)
-        key = chips.copy()
-        key["hbm_bytes"] = 1
-        content = key.view(np.dtype((np.void, key.dtype.itemsize)))
-        _, first, group = np.unique(content, return_index=True, return_inverse=True)
+        _, first, group = np.unique(_contents(chips), return_index=True, return_inverse=True)
         order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
@@ -83,4 +96,5 @@ class ChipGroups:
         backwards = np.arange(len(chips))[::-1]
         of_chip = np.stack([group, which.reshape(-1)], axis=1)
         chip[of_chip[backwards, 0], of_chip[backwards, 1]] = backwards
-        return cls(chips[first], area_mm2[first], capacities, chip, of_chip, like)
+        records = chips if len(first) == len(chips) else chips[first]
+        return cls(records, area_mm2[first], capacities, chip, of_chip, like)

@@ -13,18 +13,27 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.cost.paths import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Placed, PlanEvaluator, Training
 from phaze_fast.placement.times import MAX_NODES, KindTimes
-from phaze_fast.search.bounds import bound_times, bound_work_s, schedule_times
+from phaze_fast.search.bounds import (
+    PricedChips,
+    bound_times,
+    expert_stride,
+    rule_out,
+    schedule_times,
+)
 from phaze_fast.search.chip_groups import ChipGroups
 
 __all__ = ["SearchProblem", "problems_of"]
 
 Array = np.ndarray[Any, Any]
+Chips = Array | PricedChips
+"""Records of chips, or chips with their operators priced."""
 
 
 @dataclass(frozen=True)
@@ -55,19 +64,36 @@ class SearchProblem:
 
     def work_s(self, s: int, records: Array, threads: int = 1) -> Array:
         """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
-        return bound_work_s(self.evaluator.sizes[s], records, self.like, self.cluster, threads)
-
-    def bound(self, s: int, records: Array, step: str, threads: int = 1) -> KindTimes:
-        """Bound the layers of strategy `s` on chips."""
         sizes = self.evaluator.sizes[s]
-        return bound_times(sizes, records, self.like, self.cluster, step, threads)
+        stride = expert_stride(sizes)
+        return roofline_work_s(sizes.graph, records, self.cluster, self.like, threads, stride)
+
+    def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
+        """Price the operators of strategy `s` on chips, if that is not done."""
+        if isinstance(chips, PricedChips):
+            return chips
+        return PricedChips.of(self.evaluator.sizes[s], chips, self.like, self.cluster, threads)
+
+    def bound(self, s: int, chips: Chips, step: str, threads: int = 1) -> KindTimes:
+        """Bound the layers of strategy `s` on chips."""
+        return bound_times(self.price(s, chips, threads), step, threads)
+
+    def rule_out(
+        self, s: int, chips: Chips, rooms: Array, limits_s: Array, threads: int = 1
+    ) -> KindTimes:
+        """Bound the layers of strategy `s` so far that steps are above limits, where they are."""
+        return rule_out(
+            self.price(s, chips, threads),
+            limits_s,
+            lambda least: self.evaluator.bounds(s, least, rooms, threads),
+            threads,
+        )
 
     def schedule(
-        self, s: int, records: Array, threads: int = 1, nodes: int = MAX_NODES
+        self, s: int, chips: Chips, threads: int = 1, nodes: int = MAX_NODES
     ) -> tuple[KindTimes, KindTimes]:
         """Schedule the layers of strategy `s` on chips: times, and what is proven of them."""
-        sizes = self.evaluator.sizes[s]
-        return schedule_times(sizes, records, self.like, self.cluster, threads, nodes)
+        return schedule_times(self.price(s, chips, threads), threads, nodes)
 
     def place(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1

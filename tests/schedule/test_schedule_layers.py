@@ -22,6 +22,21 @@ from phaze_fast.schedule import (
 from phaze_fast.schedule.solve import pack
 
 
+def test_a_bound_that_is_enough_ends_a_search_and_stays_a_bound():
+    chips = ArchitectureSpace.tpuv4_area().chips[::400]
+    graph = layer_graph(models.load("llama2-7b"), Strategy(tensor_parallel=4))
+    costs = estimate_costs(graph, chips, presets.fabric("tpuv4-pod"))
+    best = schedule_layers(costs)
+    for share in (0.9, 0.999, 1.0, 1.01):
+        enough = best.makespan_s * share
+        cut = schedule_layers(costs, enough_s=enough)
+        assert (cut.bound_s <= best.makespan_s * (1 + 1e-11)).all()
+        assert (cut.makespan_s >= best.makespan_s * (1 - 1e-11)).all()
+        assert (cut.bound_s >= np.minimum(enough, best.bound_s) * (1 - 1e-11)).all()
+        if share < 1.0:
+            assert cut.nodes.sum() < best.nodes.sum()
+
+
 def test_layers_of_a_model_on_chips():
     space = ArchitectureSpace.tpuv4_area().chips
     chips = space[:: len(space) // 40]

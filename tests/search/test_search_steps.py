@@ -119,6 +119,47 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
             assert (bounds[-1] <= exact).all()
 
 
+def test_what_is_ruled_out_takes_longer_than_its_limit():
+    ruled_out = 0
+    for seed, case in small_cases(40, 12):
+        problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
+        evaluator = problem.evaluator
+        rooms = np.full(len(records), len(problem.capacities) - 1)
+        for s in range(len(evaluator)):
+            made, _ = problem.schedule(s, records)  # not all proven: then above the optimum
+            exact_s = evaluator.bounds(s, made, rooms)
+            for share in (0.97, 0.9999, 1.0001, 1.1):
+                limits = exact_s * share
+                least = evaluator.bounds(s, problem.rule_out(s, records, rooms, limits), rooms)
+                assert (least <= exact_s * (1 + 1e-9)).all(), (seed, s, share)
+                ruled_out += int((np.isfinite(limits) & (least > limits)).sum())
+    assert ruled_out > 50
+
+
+def test_work_of_rooflines_is_that_of_a_plain_loop():
+    seed, case = next(iter(small_cases(3, 1)))
+    problem, records = case.problem, _space().chips[[0, 9000, 28000]]
+    for s, sizes in enumerate(problem.evaluator.sizes):
+        expected = np.zeros(len(records))
+        costs = pf.estimate_costs(
+            sizes.graph,
+            records,
+            problem.cluster,
+            like=problem.like,
+            bounds_only=True,
+            expert_stride=sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None,
+        )
+        for g, graph in enumerate(costs.graphs):
+            seconds = costs.time_s(g)
+            for chip in range(len(records)):
+                finish = [0.0] * len(graph)
+                for i in range(len(graph)):
+                    before = [finish[a] for a, b in graph.edges() if b == i]
+                    finish[i] = max(before, default=0.0) + seconds[chip, i]
+                expected[chip] += sizes.graph.layers[g // 2].count * max(finish, default=0.0)
+        assert np.array_equal(problem.work_s(s, records), expected), (seed, s)
+
+
 def test_one_thread_and_two_bound_and_place_alike():
     _, case = next(small_cases(80, 1))
     problem, evaluator = case.problem, case.problem.evaluator

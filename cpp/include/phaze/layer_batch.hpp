@@ -30,6 +30,7 @@ struct LayerBatch {
   std::span<const std::int32_t> edge_to;
   std::span<const std::int32_t> cores;  // kResources per layer
   ScheduleRule rule;
+  std::span<const double> enough_s = {};  // per layer, as in SearchLimits; empty: infinite
 };
 
 // One row per layer, but `start_s` and `mode`, which have one per operator.

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "phaze/status.hpp"
 
@@ -54,6 +55,8 @@ struct SearchLimits {
   double seconds;              // at most this long; infinite = no limit
   bool (*interrupted)(void*);  // asked now and then; may be null
   void* context;
+  // A proof that no schedule is shorter than this is enough; infinite = only that of the optimum.
+  double enough_s = std::numeric_limits<double>::infinity();
 };
 
 // Checks counts, latencies and order; a problem that passes can be solved.

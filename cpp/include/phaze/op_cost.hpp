@@ -83,4 +83,22 @@ void op_time_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, 
 void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch, Cores cores,
                     std::span<double> out, int threads);
 
+// Graphs whose nodes are operators, in topological order. Nodes of graph g are node_ptr[g] up to
+// node_ptr[g + 1]; nodes that node i waits for are before[before_ptr[i]] up to
+// before[before_ptr[i + 1]], all of them below i and of the same graph.
+struct PathBatch {
+  std::span<const std::int64_t> node_ptr;
+  std::span<const std::int32_t> op;  // per node: which operator it is
+  std::span<const double> extra_s;   // per node: what it takes on any chip beside its bound
+  std::span<const std::int64_t> before_ptr;
+  std::span<const std::int32_t> before;
+  std::span<const double> count;  // per graph: how often it runs
+};
+
+// out[c]: the longest path of every graph, each operator at its lower bound, summed over graphs as
+// often as they run; NaN for a bad chip or operator. The caller checks that sizes and positions
+// agree. Memory does not grow with the chips.
+void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
+                      const PathBatch& paths, std::span<double> out, int threads);
+
 }  // namespace phaze

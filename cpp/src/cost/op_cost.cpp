@@ -270,4 +270,42 @@ void op_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
       [&](std::size_t c, std::size_t o, Status) { out[c * ops.size() + o] = kNan; });
 }
 
+void path_bound_batch(std::span<const OperatorRecord> ops, const ChipBatch& batch,
+                      const PathBatch& paths, std::span<double> out, int threads) {
+  const std::vector<Status> state = checked(ops);
+  const std::size_t nodes = paths.op.size();
+  constexpr std::size_t kChips = 256;
+  parallel_for(batch.chips.size(), threads, kChips, [&](std::size_t begin, std::size_t end) {
+    std::vector<double> bound_s(ops.size(), kNan);
+    std::vector<double> finish_s(nodes);
+    for (std::size_t c = begin; c < end; ++c) {
+      out[c] = kNan;
+      if (check_chip(batch, c) != Status::kOk) continue;
+      const auto t = static_cast<std::size_t>(batch.tuning_of[c]);
+      const Machine machine(batch.chips[c], batch.tunings[t], batch.precision, false);
+      const double vector = vector_per_core(batch.chips[c], Cores::kAll);
+      for (std::size_t o = 0; o < ops.size(); ++o) {
+        if (state[o] == Status::kOk) bound_s[o] = bound_on(ops[o], machine, vector);
+      }
+      double sum = 0.0;
+      for (std::size_t g = 0; g + 1 < paths.node_ptr.size(); ++g) {
+        double longest = 0.0;
+        for (auto i = static_cast<std::size_t>(paths.node_ptr[g]);
+             i < static_cast<std::size_t>(paths.node_ptr[g + 1]); ++i) {
+          double ready = 0.0;
+          for (auto e = static_cast<std::size_t>(paths.before_ptr[i]);
+               e < static_cast<std::size_t>(paths.before_ptr[i + 1]); ++e) {
+            ready = std::max(ready, finish_s[static_cast<std::size_t>(paths.before[e])]);
+          }
+          finish_s[i] = ready + (bound_s[static_cast<std::size_t>(paths.op[i])] + paths.extra_s[i]);
+          // A bound that is not a number stays one.
+          if (!(finish_s[i] <= longest)) longest = finish_s[i];
+        }
+        sum += paths.count[g] * longest;
+      }
+      out[c] = sum;
+    }
+  });
+}
+
 }  // namespace phaze

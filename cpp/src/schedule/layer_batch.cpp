@@ -1,6 +1,7 @@
 #include "phaze/layer_batch.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -83,23 +84,43 @@ void refuse(const LayerBatch& batch, std::size_t b, const LayerAnswers& out) noe
   }
 }
 
+struct Scratch {
+  LayerProblem* problem;
+  CanonicalLayer* form;
+};
+
+void solve(const LayerBatch& batch, std::size_t b, SearchLimits limits, Terms terms,
+           const Scratch& scratch, const LayerAnswers& out) {
+  const Status status = load(batch, b, scratch.problem);
+  out.status[b] = static_cast<std::int32_t>(status);
+  if (status != Status::kOk) {
+    refuse(batch, b, out);
+    return;
+  }
+  canonical_layer(*scratch.problem, scratch.form);
+  if (!batch.enough_s.empty()) limits.enough_s = batch.enough_s[b] / scratch.form->scale;
+  const LayerSolution found = solve_layer(scratch.form->problem, limits);
+  const bool own = terms == Terms::kGiven;
+  write(batch, b, own ? replay(*scratch.problem, *scratch.form, found) : found, out);
+}
+
 }  // namespace
 
 void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
                   const LayerAnswers& out, int threads) {
-  parallel_for(out.status.size(), threads, 16, [&](std::size_t begin, std::size_t end) {
+  // Some layers take a thousand times as long as others: each thread takes the next few.
+  constexpr std::size_t kFew = 4;
+  const std::size_t count = out.status.size();
+  const std::size_t most = (count + kFew - 1) / kFew;
+  const std::size_t workers = std::min(most, static_cast<std::size_t>(std::max(threads, 1)));
+  std::atomic<std::size_t> next = 0;
+  parallel_for(workers, static_cast<int>(workers), 1, [&](std::size_t, std::size_t) {
     const auto problem = std::make_unique<LayerProblem>();
     const auto form = std::make_unique<CanonicalLayer>();
-    for (std::size_t b = begin; b < end; ++b) {
-      const Status status = load(batch, b, problem.get());
-      out.status[b] = static_cast<std::int32_t>(status);
-      if (status != Status::kOk) {
-        refuse(batch, b, out);
-        continue;
+    for (std::size_t first = next.fetch_add(kFew); first < count; first = next.fetch_add(kFew)) {
+      for (std::size_t b = first; b < std::min(count, first + kFew); ++b) {
+        solve(batch, b, limits, terms, {problem.get(), form.get()}, out);
       }
-      canonical_layer(*problem, form.get());
-      const LayerSolution found = solve_layer(form->problem, limits);
-      write(batch, b, terms == Terms::kCanonical ? found : replay(*problem, *form, found), out);
     }
   });
 }

@@ -51,6 +51,20 @@ LayerFacts::LayerFacts(const LayerProblem& problem) noexcept : problem_(problem)
   }
   find_alone();
   add_mixes();
+  rank_by_rest();
+}
+
+void LayerFacts::rank_by_rest() noexcept {
+  std::int32_t ranked[kMaxLayerOps];
+  for (int i = 0; i < size(); ++i) {
+    int at = i;
+    for (; at > 0 && rest_s_[ranked[at - 1]] < rest_s_[i]; --at) ranked[at] = ranked[at - 1];
+    ranked[at] = i;
+  }
+  for (int i = 0; i < size(); ++i) {
+    rank_[ranked[i]] = i;
+    ranked_rest_s_[i] = rest_s_[ranked[i]];
+  }
 }
 
 void LayerFacts::find_alone() noexcept {
@@ -253,61 +267,75 @@ double LayerFacts::bound(const Moment& m, OpBits barred, double enough_s) const 
     finish_s[op] = std::min(ready + beside_s_[op], std::max(ready, last_s) + alone);
     most = std::max(most, finish_s[op] + rest_s_[op]);
   });
-  if (spine_mix_ >= 0 && most < enough_s) most = std::max(most, spine_bound(m, barred));
-  for (int mix = 0; mix < mixes_ && most < enough_s; ++mix) {
-    most = std::max(most, preemptive_bound(mix, m, barred, ready_s));
+  if (most >= enough_s) return most;
+  if (spine_mix_ >= 0) most = std::max(most, spine_bound(m, barred));
+  if (most >= enough_s) return most;
+  std::int32_t in_time[kMaxLayerOps];  // what has not started, by when it may
+  int count = 0;
+  for_ops(all_ & ~m.started, [&](int op) {
+    int at = count++;
+    for (; at > 0 && ready_s[in_time[at - 1]] > ready_s[op]; --at) in_time[at] = in_time[at - 1];
+    in_time[at] = op;
+  });
+  const std::span<const std::int32_t> waiting{in_time, static_cast<std::size_t>(count)};
+  if (m.started == 0) {
+    for (int mix = 0; mix < mixes_ && most < enough_s; ++mix) {
+      most = std::max(most, preemptive_bound(mix, m, barred, waiting, ready_s));
+    }
+    return most;
   }
+  // In a search one mix does nearly all there is to do. Beside it the others are tried in turn; the
+  // latest to settle a state takes its place.
+  most = std::max(most, preemptive_bound(leader_, m, barred, waiting, ready_s));
+  if (most >= enough_s || mixes_ < 2) return most;
+  challenger_ = (challenger_ + 1) % mixes_;
+  if (challenger_ == leader_) challenger_ = (challenger_ + 1) % mixes_;
+  most = std::max(most, preemptive_bound(challenger_, m, barred, waiting, ready_s));
+  if (most >= enough_s) std::swap(leader_, challenger_);
   return most;
 }
 
 // Jackson's preemptive schedule of one machine that works through every operator's share of the
 // chip: always on the one with the longest rest among those that are ready.
 double LayerFacts::preemptive_bound(int mix, const Moment& m, OpBits barred,
+                                    std::span<const std::int32_t> in_time,
                                     const double* ready_s) const noexcept {
-  struct Job {
-    double head;
-    double left;
-    double rest;
-  };
-  Job jobs[kMaxLayerOps];
-  int count = 0;
+  double left_s[kMaxLayerOps];  // by rank: longest rest first
+  OpBits open = 0;              // ranks that are ready and have something left
   for (int i = 0; i < m.running_count; ++i) {
     const Running& r = m.running[i];
     const double left = rate_[mix][r.mode] * (r.finish_s - m.now_s);
-    if (left > 0.0) jobs[count++] = {m.now_s, left, rest_s_[r.op]};
+    if (left <= 0.0) continue;
+    left_s[rank_[r.op]] = left;
+    open |= op_bit(rank_[r.op]);
   }
-  for_ops(all_ & ~m.started, [&](int op) {
-    const bool beside = (barred & op_bit(op)) != 0;
-    const double share = beside ? beside_share_s_[mix][op] : share_s_[mix][op];
-    if (share <= 0.0) return;
-    const Job job{ready_s[op], share, rest_s_[op]};
-    int at = count++;
-    for (; at > 0 && jobs[at - 1].head > job.head; --at) jobs[at] = jobs[at - 1];
-    jobs[at] = job;
-  });
   double most = m.now_s;
   double clock = m.now_s;
-  int next = 0;
-  Job open[kMaxLayerOps];
-  int open_count = 0;
-  while (next < count || open_count > 0) {
-    if (open_count == 0) clock = std::max(clock, jobs[next].head);
-    while (next < count && jobs[next].head <= clock) open[open_count++] = jobs[next++];
-    int longest = 0;
-    for (int i = 1; i < open_count; ++i) {
-      if (open[i].rest > open[longest].rest) longest = i;
+  const auto work_until = [&](double until) {
+    while (open != 0) {
+      const int first = std::countr_zero(open);
+      if (clock + left_s[first] > until) {
+        left_s[first] -= until - clock;
+        clock = until;
+        return;
+      }
+      clock += left_s[first];
+      most = std::max(most, clock + ranked_rest_s_[first]);
+      open &= open - 1;
     }
-    Job& job = open[longest];
-    const double until = next < count ? jobs[next].head : kInfinite;
-    if (clock + job.left <= until) {
-      clock += job.left;
-      most = std::max(most, clock + job.rest);
-      open[longest] = open[--open_count];
-    } else {
-      job.left -= until - clock;
-      clock = until;
+  };
+  for (const std::int32_t op : in_time) {
+    const bool beside = (barred & op_bit(op)) != 0;
+    const double share = beside ? beside_share_s_[mix][op] : share_s_[mix][op];
+    if (share <= 0.0) continue;
+    if (ready_s[op] > clock) {
+      work_until(ready_s[op]);
+      clock = std::max(clock, ready_s[op]);
     }
+    left_s[rank_[op]] = share;
+    open |= op_bit(rank_[op]);
   }
+  work_until(kInfinite);
   return most;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <span>
 
 #include "phaze/layer_schedule.hpp"
 
@@ -12,7 +13,7 @@ namespace phaze {
 
 inline constexpr double kSame = 1e-12;               // relative; closer than this is equal
 inline constexpr double kRoundedDown = 1.0 - 1e-13;  // keeps a bound below what it rounds up to
-inline constexpr int kMixes = 9;                     // ways to weigh what a mode holds
+inline constexpr int kMixes = 11;                    // ways to weigh what a mode holds
 
 constexpr OpBits op_bit(int op) noexcept { return OpBits{1} << op; }
 
@@ -70,6 +71,11 @@ class LayerFacts {
   // Operators that can run in the same ways and for which the same wait: once two of them may
   // start, either can take the other's place.
   OpBits twins(int op) const noexcept { return twins_[op]; }
+  // Operators that can run in the same ways and for which the same wait and more: once both may
+  // start, such a one can take the other's place.
+  OpBits urgent(int op) const noexcept { return urgent_[op]; }
+  // The order in which operators start that start at one moment: urgent ones before others.
+  int in_turn(int turn) const noexcept { return in_turn_[turn]; }
   // Operators that nothing waits for. Run alone, such a one can as well be the last of all.
   OpBits leaves() const noexcept { return leaves_; }
   double alone_s(int op) const noexcept { return alone_s_[op]; }
@@ -104,15 +110,23 @@ class LayerFacts {
   double least_waste(int from, int to, double length_s, double wires_s) const noexcept;
   double most_gained(OpBits open, const double* left_s, double room_s) const noexcept;
   double spine_bound(const Moment& moment, OpBits barred) const noexcept;
+  void add_even_mixes() noexcept;
+  void add_even_mix(const std::int32_t* order) noexcept;
+  double most_beside(int op, OpBits rated, const double* rate) const noexcept;
+  double most_in_rows(OpBits set, int count, const double* rate) const noexcept;
   void find_shares(int mix) noexcept;
   int width(OpBits set) const noexcept;
   double preemptive_bound(int mix, const Moment& moment, OpBits barred,
+                          std::span<const std::int32_t> in_time,
                           const double* ready_s) const noexcept;
+  void rank_by_rest() noexcept;
 
   const LayerProblem& problem_;
   OpBits all_;
   OpBits leaves_ = 0;
-  OpBits twins_[kMaxLayerOps];  // only after prepare_search
+  OpBits twins_[kMaxLayerOps];          // only after prepare_search
+  OpBits urgent_[kMaxLayerOps];         // the same
+  std::int32_t in_turn_[kMaxLayerOps];  // the same
   OpBits after_[kMaxLayerOps];
   OpBits later_[kMaxLayerOps];  // operators that wait for one, however far
   OpBits apart_[kMaxLayerOps];  // operators that may run beside one
@@ -125,8 +139,12 @@ class LayerFacts {
   double rest_s_[kMaxLayerOps];    // longest path from an operator's end to the layer's
   std::int32_t useful_count_[kMaxLayerOps];
   std::int32_t useful_[kMaxLayerOps][kMaxModes];
+  std::int32_t rank_[kMaxLayerOps];     // of an operator: longest rest first
+  double ranked_rest_s_[kMaxLayerOps];  // by rank
   int most_useful_ = 0;
   int mixes_ = 0;
+  mutable std::int32_t leader_ = 0;      // the mix that settles most states of a search
+  mutable std::int32_t challenger_ = 0;  // the one that was tried last beside it
   int spine_mix_ = -1;
   int spine_size_ = 0;
   std::int32_t spine_[kMaxLayerOps];  // the longest path

@@ -19,6 +19,7 @@ void LayerFacts::prepare_search() noexcept {
   find_waste();
   find_gains();
   find_twins();
+  add_even_mixes();
 }
 
 void LayerFacts::find_twins() noexcept {
@@ -26,7 +27,7 @@ void LayerFacts::find_twins() noexcept {
     const int first_a = problem_.first_mode[a];
     const int first_b = problem_.first_mode[b];
     const int count = problem_.first_mode[a + 1] - first_a;
-    if (after_[a] != after_[b] || count != problem_.first_mode[b + 1] - first_b) return false;
+    if (count != problem_.first_mode[b + 1] - first_b) return false;
     for (int m = 0; m < count; ++m) {
       const LayerMode& x = problem_.modes[first_a + m];
       const LayerMode& y = problem_.modes[first_b + m];
@@ -35,11 +36,26 @@ void LayerFacts::find_twins() noexcept {
     return true;
   };
   std::fill(twins_, twins_ + size(), OpBits{0});
+  std::fill(urgent_, urgent_ + size(), OpBits{0});
+  for (int i = 0; i < size(); ++i) {
+    int at = i;
+    const int own = std::popcount(after_[i]);
+    for (; at > 0 && std::popcount(after_[in_turn_[at - 1]]) < own; --at) {
+      in_turn_[at] = in_turn_[at - 1];
+    }
+    in_turn_[at] = i;
+  }
   for (int i = 0; i < size(); ++i) {
     for (int j = 0; j < i; ++j) {
       if (!same(i, j)) continue;
-      twins_[i] |= op_bit(j);
-      twins_[j] |= op_bit(i);
+      if (after_[i] == after_[j]) {
+        twins_[i] |= op_bit(j);
+        twins_[j] |= op_bit(i);
+      } else if ((after_[i] & ~after_[j]) == 0) {
+        urgent_[i] |= op_bit(j);
+      } else if ((after_[j] & ~after_[i]) == 0) {
+        urgent_[j] |= op_bit(i);
+      }
     }
   }
 }

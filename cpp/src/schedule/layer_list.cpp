@@ -68,15 +68,19 @@ struct Choices {
 // in the gaps that these leave.
 class Hiding {
  public:
-  Hiding(const LayerFacts& facts, const Choices& choices) noexcept
-      : facts_(facts), choices_(choices), inner_(facts.all() & ~facts.leaves()) {
+  // Looks no further once the schedule is as long as `enough_s`.
+  Hiding(const LayerFacts& facts, const Choices& choices, double enough_s) noexcept
+      : facts_(facts),
+        choices_(choices),
+        enough_s_(enough_s),
+        inner_(facts.all() & ~facts.leaves()) {
     made_.nodes = 0;
     made_.proved_by = ProvedBy::kNothing;
   }
 
   const LayerSolution& run() noexcept {
     Moment moment = facts_.beginning();
-    while (moment.done != facts_.all()) {
+    while (moment.done != facts_.all() && moment.now_s < enough_s_) {
       start_inner(&moment, true);
       if (moment.started != facts_.all()) hide(&moment);
       if (moment.running_count == 0) {  // only leaves are left, and none gains beside another
@@ -107,33 +111,36 @@ class Hiding {
     return until >= 0 && (m.started & op_bit(until)) == 0;
   }
 
-  // Starts what fits of the operators that others wait for, longest tail first.
-  void start_inner(Moment* moment, bool alone) noexcept {
+  // Starts what fits of the operators that others wait for, longest tail first; beside others only
+  // where it is not for good.
+  void start_inner(Moment* moment, bool for_good) noexcept {
     for (;;) {
       int best = -1;
       int waiting = -1;
       for_ops(inner_ & ~moment->started, [&](int op) {
         if (!facts_.may_start(*moment, op)) return;
         const int u = choices_.useful[op];
-        if (!alone && facts_.alone(op, u)) return;
+        if (!for_good && facts_.alone(op, u)) return;
         if (!facts_.fits(*moment, facts_.useful(op, u))) return;
         int& rank = held(*moment, op) ? waiting : best;
         if (rank < 0 || facts_.tail_s(op) > facts_.tail_s(rank)) rank = op;
       });
-      if (best < 0 && waiting >= 0 && alone && moment->running_count == 0) best = waiting;
+      if (best < 0 && waiting >= 0 && for_good && moment->running_count == 0) best = waiting;
       if (best < 0) return;
-      start(moment, best, choices_.useful[best]);
+      if (for_good) {
+        start(moment, best, choices_.useful[best]);
+      } else {
+        facts_.start(moment, best, facts_.useful(best, choices_.useful[best]));
+      }
     }
   }
 
   // When the next operator would run alone, were there no leaves.
   double gap_end(Moment moment) noexcept {
-    const LayerSolution kept = made_;
     while (moment.running_count > 0) {
       facts_.advance(&moment);
       start_inner(&moment, false);
     }
-    made_ = kept;
     return moment.now_s;
   }
 
@@ -174,6 +181,7 @@ class Hiding {
 
   const LayerFacts& facts_;
   const Choices& choices_;
+  double enough_s_;
   OpBits inner_;
   LayerSolution made_;
 };
@@ -244,7 +252,8 @@ class Improvement {
   }
 
   bool keep_if_shorter(const Choices& changed) noexcept {
-    const LayerSolution made = Hiding(facts_, changed).run();
+    Hiding hiding(facts_, changed, reached_s_);
+    const LayerSolution& made = hiding.run();
     if (made.makespan_s < best_->makespan_s) {
       best_->makespan_s = made.makespan_s;
       std::copy(made.start_s, made.start_s + facts_.size(), best_->start_s);

@@ -16,11 +16,11 @@ constexpr std::int64_t kBetweenChecks = 256;    // nodes between looks at the cl
 constexpr std::int64_t kBeforeImproving = 256;  // nodes of an easy layer
 constexpr std::size_t kMaxRemembered = 1u << 20;
 
-// A moment at which something may start. Operators start in order of their number, so that no set
-// is started in two orders.
+// A moment at which something may start. Operators start in turn, so that no set is started in two
+// orders.
 struct State {
   Moment moment;
-  std::int32_t first;  // operators below this may not start at this moment any more
+  std::int32_t first;  // turns before this are over at this moment
   // Operators that could have run alone at an earlier moment at which nothing ran, and did not.
   // Moving such an operator to that moment changes nothing else but the order, so running it alone
   // later need not be tried.
@@ -62,9 +62,13 @@ struct KeyHash {
 class Search {
  public:
   Search(const LayerFacts& facts, const SearchLimits& limits, LayerSolution& best)
-      : facts_(facts), limits_(limits), best_(best), begun_(std::chrono::steady_clock::now()) {}
+      : facts_(facts),
+        limits_(limits),
+        best_(best),
+        below_s_(std::min(best.makespan_s, limits.enough_s)),
+        begun_(std::chrono::steady_clock::now()) {}
 
-  // True where the whole tree was seen, so that the best is proven.
+  // True where the whole tree was seen: nothing is shorter than the best, or than what is enough.
   bool run() {
     State root;
     root.moment = facts_.beginning();
@@ -73,8 +77,9 @@ class Search {
     std::fill(root.passed, root.passed + kMaxModes, OpBits{0});
     explore(root, 0);
     best_.nodes = nodes_;
-    if (stopped_)
-      best_.bound_s = std::max(best_.bound_s, std::min(open_s_ * kRoundedDown, best_.makespan_s));
+    const double seen_s = stopped_ ? open_s_ * kRoundedDown : best_.makespan_s;
+    const double enough_s = limits_.enough_s * (1.0 - 2.0 * kSame);
+    best_.bound_s = std::max(best_.bound_s, std::min({seen_s, enough_s, best_.makespan_s}));
     return !stopped_;
   }
 
@@ -84,11 +89,10 @@ class Search {
     double tail_s;
     std::int32_t op;      // or kWait, or kEnd
     std::int32_t useful;  // which of its useful modes
+    std::int32_t turn;    // of its operator
   };
 
-  bool too_late(double bound_s) const noexcept {
-    return bound_s >= best_.makespan_s * (1.0 - kSame);
-  }
+  bool too_late(double bound_s) const noexcept { return bound_s >= below_s_ * (1.0 - kSame); }
 
   // Moves on to the next finish; notes what could have started and did not.
   void wait(State* s) const noexcept {
@@ -120,7 +124,7 @@ class Search {
     } else {
       bar(next, child.op, facts_.alone(child.op, child.useful));
       facts_.start(&next->moment, child.op, facts_.useful(child.op, child.useful));
-      next->first = child.op + 1;
+      next->first = child.turn + 1;
     }
   }
 
@@ -168,7 +172,10 @@ class Search {
 
   bool out_of_budget() {
     if (stopped_) return true;
-    if (++nodes_ == kBeforeImproving) improve_schedule(facts_, &best_);
+    if (++nodes_ == kBeforeImproving) {
+      improve_schedule(facts_, &best_);
+      below_s_ = std::min(below_s_, best_.makespan_s);
+    }
     if (nodes_ > limits_.nodes) stopped_ = true;
     if (nodes_ % kBetweenChecks == 0) {
       const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - begun_;
@@ -200,6 +207,7 @@ class Search {
   void finish(double end) noexcept {
     if (end >= best_.makespan_s) return;
     best_.makespan_s = end;
+    below_s_ = std::min(below_s_, end);
     std::copy(start_s_, start_s_ + facts_.size(), best_.start_s);
     std::copy(mode_, mode_ + facts_.size(), best_.mode);
   }
@@ -210,33 +218,36 @@ class Search {
     std::vector<Child>& children = levels_[depth];
     children.clear();
     State next;
-    const auto consider = [&](int op, int useful) {
-      Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful};
+    const auto consider = [&](int op, int useful, int turn) {
+      Child child{0.0, op < 0 ? -1.0 : facts_.tail_s(op), op, useful, turn};
       follow(s, child, &next);
-      child.bound_s = facts_.bound(next.moment, next.barred, best_.makespan_s * (1.0 - kSame));
+      child.bound_s = facts_.bound(next.moment, next.barred, below_s_ * (1.0 - kSame));
       if (!too_late(child.bound_s)) children.push_back(child);
     };
     OpBits ready = 0;
     for_ops(facts_.all() & ~s.moment.started, [&](int op) {
       if (facts_.may_start(s.moment, op)) ready |= op_bit(op);
     });
-    for (int op = s.first; op < facts_.size(); ++op) {
+    for (int turn = s.first; turn < facts_.size(); ++turn) {
+      const int op = facts_.in_turn(turn);
       if ((ready & op_bit(op)) == 0) continue;
       const OpBits twins = facts_.twins(op) & ready;
       if ((twins & (op_bit(op) - 1)) != 0) continue;  // the first of them stands for all
       const OpBits own = op_bit(op) | twins;
       for (int u = 0; u < facts_.useful_count(op); ++u) {
         if ((s.passed[u] & own) != 0 || !facts_.fits(s.moment, facts_.useful(op, u))) continue;
-        if (((s.barred | facts_.leaves()) & own) != 0 && facts_.alone(op, u)) continue;
-        consider(op, u);
+        const bool alone = facts_.alone(op, u);
+        if (alone && ((s.barred | facts_.leaves()) & own) != 0) continue;
+        if (!alone && (facts_.urgent(op) & ready) != 0) continue;
+        consider(op, u, turn);
       }
     }
-    if (s.moment.running_count > 0) consider(kWait, -1);
+    if (s.moment.running_count > 0) consider(kWait, -1, 0);
     const OpBits left = facts_.all() & ~s.moment.started;
     if (s.moment.running_count == 0 && (left & ~facts_.leaves()) == 0) {
       double end = s.moment.now_s;
       for_ops(left, [&](int op) { end += facts_.alone_s(op); });
-      if (!too_late(end)) children.push_back({end, 0.0, kEnd, -1});
+      if (!too_late(end)) children.push_back({end, 0.0, kEnd, -1, 0});
     }
     std::stable_sort(children.begin(), children.end(), [](const Child& a, const Child& b) {
       return a.bound_s != b.bound_s ? a.bound_s < b.bound_s : a.tail_s > b.tail_s;
@@ -279,6 +290,7 @@ class Search {
   const LayerFacts& facts_;
   const SearchLimits& limits_;
   LayerSolution& best_;
+  double below_s_;  // what is worth looking for is shorter
   double start_s_[kMaxLayerOps];
   std::int32_t mode_[kMaxLayerOps];
   std::vector<std::vector<Child>> levels_;
@@ -304,8 +316,9 @@ LayerSolution solve_layer(const LayerProblem& problem, const SearchLimits& limit
   best.bound_s = bound_s * kRoundedDown;
   if (met()) {
     best.proved_by = ProvedBy::kListSchedule;
-  } else if (limits.nodes > 0 && Search(facts, limits, best).run()) {
-    best.proved_by = ProvedBy::kBranchAndBound;
+  } else if (limits.nodes > 0 && best.bound_s < limits.enough_s) {
+    const bool exhausted = Search(facts, limits, best).run();
+    if (exhausted && best.makespan_s <= limits.enough_s) best.proved_by = ProvedBy::kBranchAndBound;
   }
   if (best.proved_by != ProvedBy::kNothing) best.bound_s = best.makespan_s;
   return best;
