@@ -127,21 +127,22 @@ def _chunks_at_random(rng, layers, chunks):
 def random_spec(rng, model, widths, even=False):
     """A plan of these widths; with blocks dealt out evenly and one mode where `even`."""
     blocks, p = model.layers + model.encoder_layers, widths["pp"]
-    virtual = [v for v in (2, 3) if blocks % (p * v) == 0]
-    schedule = rng.choice(["1f1b", "zero-bubble", *(["interleaved"] if virtual else [])])
+    virtual = [v for v in (2, 3) if p * v <= blocks + 2]
+    schedule = rng.choice(["1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2"])
     rounds = rng.choice([1, 2, 3, 4, 7, 12])
     found = dict(widths)
-    if schedule == "interleaved":
-        rounds = p * rng.choice([1, 1, 2, 3])
-        found["virtual"] = rng.choice(virtual)
-    elif schedule == "zero-bubble":
-        rounds = max(rounds, p)
-    recompute = rng.choice([*MODES, "auto"])
+    if p > 1 and virtual and rng.random() < 0.5:
+        schedule = rng.choice(["interleaved", "interleaved", "zb-v", "dualpipe-v"])
+        found["virtual"] = rng.choice(virtual) if schedule == "interleaved" else 2
+        if schedule == "dualpipe-v":
+            rounds = max(rounds, 2 * p)
+    recompute = rng.choice([*MODES, "auto", "norms:2/gated-product"])
     if not even:
-        if schedule != "interleaved":
-            found["stages"] = _chunks_at_random(rng, blocks + 2, p)
+        if rng.random() < 0.7:
+            chunks = p * found.get("virtual", 1)
+            found["stages"] = _chunks_at_random(rng, blocks + 2, chunks)
         if rng.random() < 0.5:
-            recompute = tuple(rng.choice(MODES) for _ in range(p))
+            recompute = tuple(rng.choice([*MODES, "full:1", "full:2/norms"]) for _ in range(p))
     return PlanSpec(
         **found,
         schedule=schedule,

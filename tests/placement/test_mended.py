@@ -108,8 +108,9 @@ def test_fewer_microbatches_than_stages_are_played_as_they_are(schedule):
     assert best.schedule == name
     assert best.time_s > 4 * max(loads)
     assert best.time_s < 4 * sum(loads)
-    plain = found("gpt2-small", cluster(8), schedule="1f1b", **step).best
-    assert best.time_s <= plain.time_s * (1 + 1e-9)
+    if schedule != "interleaved":
+        plain = found("gpt2-small", cluster(8), schedule="1f1b", **step).best
+        assert best.time_s < plain.time_s
 
 
 def test_few_microbatches_are_refused_for_the_schedule_that_needs_more():

@@ -1,5 +1,6 @@
 """Laws of plans: what fits fits, more never worsens, and every figure can be told from the parts."""
 
+import re
 from itertools import product
 
 import pytest
@@ -60,6 +61,9 @@ def test_plans_keep_to_their_limits_and_add_up(model):
         assert faster.memory_bytes > smaller.memory_bytes
 
 
+MODES = ("none", "selective", "full", "norms+activations+gated-product")
+
+
 @pytest.mark.parametrize(
     ("schedule", "models"),
     [
@@ -67,11 +71,13 @@ def test_plans_keep_to_their_limits_and_add_up(model):
         # `footprint` deals whole stages, not chunks, so that blocks must be alike.
         ("interleaved", ("gpt2-small", "llama2-7b", "mixtral-8x7b")),
         ("zero-bubble", ("gpt2-small", "llama2-7b", "t5-base", "mixtral-8x7b")),
+        ("zb-h2", ("llama2-7b", "t5-base")),
+        ("gpipe", ("llama2-7b", "t5-base")),
     ],
 )
 def test_plans_and_the_memory_model_agree_term_by_term(schedule, models):
     virtual = 2 if schedule == "interleaved" else 1
-    for model, zero, recompute in product(models, range(4), ("none", "selective", "full")):
+    for model, zero, recompute in product(models, range(4), MODES):
         strategy = Strategy(tensor_parallel=2, sequence_parallel=True)
         graph = pf.layer_graph(pf.models.load(model), strategy)
         common = {"schedule": schedule, "virtual": virtual, "zero": zero}
@@ -82,19 +88,33 @@ def test_plans_and_the_memory_model_agree_term_by_term(schedule, models):
             assert dict(stage.memory) == pytest.approx(terms, rel=1e-12)
 
 
+def variants_of(sizes, stage):
+    """The variant of each layer of a stage of one chunk; the ends have but one."""
+    more, _, rest = stage.recompute.partition("/")
+    more, _, count = more.partition(":")
+    left = int(count) if count else len(stage.layers)
+    found = []
+    for i in stage.layers:
+        block = sizes.graph.layers[sizes.graph.order[i]].kind not in ("embedding", "head")
+        found.append(sizes.variant_of[more if left > 0 else rest or "none"])
+        left -= block
+    return found
+
+
 def test_a_plan_takes_as_long_as_its_schedule_simulated():
     plans = found("llama2-7b", 16, schedule="1f1b", pipeline=(4,), tensor_parallel=(1, 2))
     evaluator = PlanEvaluator(plans.model, plans.cluster, plans.training, [80 * 2**30])
     times, order = evaluator.times(plans.cluster), evaluator.sizes[0].graph.order
     widths = [(x.strategy.tensor_parallel, x.strategy.microbatch) for x in evaluator.sizes]
-    off = []
+    off, mixed = [], 0
     for each in plans.plans:
+        mixed += any(":" in stage.recompute for stage in each.stages)
         s = widths.index((each.tp, each.microbatch))
         forward, backward, before_s = [], [], 0.0
         for stage in each.stages:
             kinds = [order[i] for i in stage.layers]
-            v = evaluator.sizes[s].variant_of[stage.recompute]
-            own = times.forward_s[s, kinds].sum(), times.backward_s[s, v, kinds].sum()
+            again = variants_of(evaluator.sizes[s], stage)
+            own = times.forward_s[s, kinds].sum(), times.backward_s[s, again, kinds].sum()
             after_s = stage.load_s - sum(own) - before_s  # what is not received before is after
             forward.append(own[0] + before_s)
             backward.append(own[1] + after_s)
@@ -104,9 +124,8 @@ def test_a_plan_takes_as_long_as_its_schedule_simulated():
         step_s = each.time_s - each.parts_s["data_comm"] - each.parts_s["optimizer"]
         off.append(step_s / simulated - 1)
     assert len(off) >= 5
-    assert max(off) <= 1e-9
-    assert sum(map(abs, off)) / len(off) <= 0.01
-    assert min(off) >= -0.05
+    assert mixed >= 1
+    assert max(map(abs, off)) <= 1e-9
 
 
 @settings(max_examples=6)
@@ -138,6 +157,25 @@ def test_early_stages_recompute_where_late_ones_need_not():
         "llama2-7b", 8, memory_gib=40, microbatch=4, tensor_parallel=1, pipeline=8,
         data_parallel=1, schedule="1f1b", zero=0, global_batch=128,
     )  # fmt: skip
+    best = plans.best
+    assert best.recompute == "mixed"
+    assert best.stages[0].recompute != "none"
+    assert best.stages[-1].recompute == "none"
+    # Stages 1 to 6 have four blocks each: what a stage adds to its load it recomputes.
+    middle = best.stages[1:7]
+    assert {len(stage.layers) for stage in middle} == {4}
+    loads = [stage.load_s for stage in middle]
+    assert loads == sorted(loads, reverse=True)
+    assert loads[0] > loads[-1]
+    assert middle[-1].recompute == "none"
+
+
+def test_whole_stages_recompute_early_where_blocks_may_not_differ():
+    plans = found(
+        "llama2-7b", 8, memory_gib=40, microbatch=4, tensor_parallel=1, pipeline=8,
+        data_parallel=1, schedule="1f1b", zero=0, global_batch=128,
+        recompute=("none", "selective", "full"), recompute_some=False,
+    )  # fmt: skip
     kinds = [stage.recompute for stage in plans.best.stages]
     assert plans.best.recompute == "mixed"
     assert kinds == sorted(kinds)  # full before none
@@ -150,6 +188,10 @@ def test_nothing_fits_with_a_reason():
     assert "too much; most of it is optimizer" in words
     assert "It would fit with" in words
     assert any(why.startswith("memory: tensor_parallel") for why in plans.rejected)
+    # What is said to be the nearest that fits does fit, and half of it does not.
+    devices = int(re.search(r"It would fit with (\d+) devices", words).group(1))
+    assert len(found("gpt3-175b", devices)) > 0
+    assert len(found("gpt3-175b", devices // 2)) == 0
     odd = found("gpt2-small", 8, global_batch=7, microbatch=2)
     assert "does not divide the batch of 7" in str(infeasible(odd))
 

@@ -11,7 +11,7 @@ from plan_cases import RECOMPUTE, SCHEDULES, random_fabric, random_model, with_m
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import TERMS
+from phaze_fast.memory import FOLDED, TERMS
 from phaze_fast.placement import (
     PARTS,
     Plan,
@@ -35,7 +35,8 @@ def batch_of(model, cluster, training, specs, **more):
 
 
 def random_spec(rng):
-    schedule = rng.choice(SCHEDULES)
+    schedule = rng.choice([*SCHEDULES, "gpipe", "zb-h1", "zb-h2", *FOLDED])
+    virtual = {"interleaved": rng.choice([2, 3]), "zb-v": 2, "dualpipe-v": rng.choice([1, 2, 2])}
     return {
         "tp": rng.choice([1, 1, 2, 3]),
         "pp": rng.choice([1, 2, 3, 4]),
@@ -45,8 +46,10 @@ def random_spec(rng):
         "zero": rng.randint(0, 3),
         "microbatch": rng.choice([1, 2, 3]),
         "schedule": schedule,
-        "virtual": rng.choice([2, 3]) if schedule == "interleaved" else 1,
-        "recompute": rng.choice(["auto", *RECOMPUTE]),
+        "virtual": virtual.get(schedule, 1),
+        "recompute": rng.choice(
+            ["auto", "norms+activations", "full:1", "full:2/norms", *RECOMPUTE]
+        ),
         "rank_order": rng.choice(["replicas-inside", "stages-inside"]),
     }
 
@@ -117,15 +120,22 @@ STATUSES = [
     (3, {"dp": 8}),
     (4, {"dp": 16, "microbatch": 8}),
     (5, {"pp": 16}),
-    (6, {"pp": 4, "dp": 4, "schedule": "interleaved", "virtual": 2}),
-    (7, {"pp": 4, "dp": 4, "schedule": "interleaved", "virtual": 3, "microbatch": 8}),
-    (8, {"pp": 8, "dp": 2, "schedule": "zero-bubble", "microbatch": 8}),
-    (9, {"dp": 16, "ep": 3}),
-    (10, {"tp": 16}),
-    (10, {"dp": 16, "zero": 4}),
-    (10, {"dp": 16, "ep": 2}),
-    (10, {"dp": 8, "pp": 2, "virtual": 2}),
-    (10, {"dp": 8, "pp": 2, "schedule": "interleaved"}),
+    (5, {"pp": 8, "dp": 2, "schedule": "interleaved", "virtual": 2}),
+    (5, {"pp": 8, "dp": 2, "schedule": "zb-v", "virtual": 2}),
+    # Chunks need not divide the blocks, nor stages the micro-batches; these may be fewer.
+    (0, {"pp": 4, "dp": 4, "schedule": "interleaved", "virtual": 2}),
+    (0, {"pp": 4, "dp": 4, "schedule": "interleaved", "virtual": 3, "microbatch": 8}),
+    (0, {"pp": 8, "dp": 2, "schedule": "zero-bubble", "microbatch": 8}),
+    (6, {"dp": 8, "pp": 2, "virtual": 2}),
+    (6, {"dp": 8, "pp": 2, "schedule": "interleaved"}),
+    (6, {"dp": 8, "pp": 2, "schedule": "zb-v"}),
+    (6, {"dp": 8, "pp": 2, "schedule": "dualpipe-v", "virtual": 3}),
+    (7, {"pp": 4, "dp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 4}),
+    (0, {"pp": 4, "dp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 2}),
+    (8, {"dp": 16, "ep": 3}),
+    (9, {"tp": 16}),
+    (9, {"dp": 16, "zero": 4}),
+    (9, {"dp": 16, "ep": 2}),
 ]
 
 
@@ -152,7 +162,7 @@ def test_rows_that_are_over_memory_or_cut_a_tie_say_so():
     assert many.time_s[0] > 0
     step = Training(global_batch=64, uncut=(7,))
     many = predict_batch("gpt2-small", ON, step, pipeline=[2, 4], data_parallel=[8, 4])
-    assert many.status.tolist() == [11, 11]  # both cut after six blocks
+    assert many.status.tolist() == [10, 10]  # both cut after six blocks
     assert predict_batch("gpt2-small", ON, step, pipeline=1, data_parallel=16).status[0] == 0
 
 
@@ -190,7 +200,7 @@ def test_arguments_that_are_wrong_as_a_whole_raise():
         ({"tp": 2, "pp": 2, "dp": 2}, r"2 x 2 x 2 x 1 = 8 .* expected the cluster's 16 devices"),
         ({"dp": 32}, r"1 x 1 x 32 x 1 = 32 .* 16 devices"),
         ({"tp": 4, "dp": 4, "microbatch": 3}, r"global_batch: 64 .* 4 x 3 = 12"),
-        ({"dp": 16, "schedule": "best"}, r"schedule: 'best' .* 1f1b, interleaved, zero-bubble"),
+        ({"dp": 16, "schedule": "best"}, r"schedule: 'best' .* 1f1b, gpipe, interleaved, zb-h1"),
         ({"dp": 16, "schedul": "1f1b"}, r"unknown key 'schedul'; did you mean 'schedule'"),
         ({"dp": 8, "pp": 2, "stages": (3, 4)}, r"stages: 3 \+ 4 = 7 layers; expected the 14"),
         ({"dp": 8, "pp": 2, "stages": (3, 4, 7)}, r"stages: 3 entries .* 2 x 1 = 2"),
@@ -201,17 +211,20 @@ def test_arguments_that_are_wrong_as_a_whole_raise():
         ({"dp": 8, "pp": 2, "virtual": 2}, r"virtual: 2 is not accepted with 1f1b"),
         ({"dp": 16, "ep": 3}, r"ep: 3 does not divide dp = 16"),
         ({"tp": 16}, r"16 does not divide 12 heads"),
-        ({"pp": 16}, r"16 x 1 with 12 blocks .* more stages than blocks"),
+        ({"pp": 16}, r"16 x 1 with 12 blocks .* more stages x chunks than layers"),
         ({"dp": 16, "optimizer": "lion"}, r"optimizer: 'lion'"),
         ({"dp": 16, "seq": 4096}, r"seq: 4096 is more than the 1024"),
         (
-            {"dp": 4, "pp": 4, "schedule": "interleaved", "virtual": 3, "microbatch": 8},
-            r"64 / \(4 x 8\) = 2, to be a multiple of pp = 4",
+            {"dp": 2, "pp": 8, "schedule": "interleaved", "virtual": 3},
+            r"8 x 3 with 12 blocks .* more stages x chunks than layers",
         ),
         (
-            {"dp": 2, "pp": 8, "schedule": "zero-bubble", "microbatch": 8},
-            r"at least pp = 8 .* 64 / \(2 x 8\) = 4",
+            {"dp": 4, "pp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 4},
+            r"pp = 4.* 64 / \(4 x 4\) = 4 micro-batches .* twice as many micro-batches as stages",
         ),
+        ({"dp": 8, "pp": 2, "schedule": "zb-v"}, r"virtual: 1 is not accepted with zb-v"),
+        ({"dp": 16, "recompute": "full:0"}, r"recompute: '0' in 'full:0'"),
+        ({"dp": 8, "pp": 2, "recompute": ("auto", "none")}, r"recompute.*'auto'"),
     ],
 )
 def test_errors_name_the_field_and_the_arithmetic(spec, said):

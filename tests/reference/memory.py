@@ -1,30 +1,48 @@
 """Bytes of one stage, term by term, in plain Python: the oracle of the memory kernel."""
 
+from functools import cache
+
+from reference import pipeline_events as events
+
+
+def order_of(schedule, stages, stage, microbatches, virtual):
+    """The passes of one device, as docs/pipelines.md has them."""
+    p, v, m, d = stages, virtual, microbatches, stage
+    if schedule == "zb-h1":
+        return events.zero_bubble(min(m, p - d), d, m)
+    if schedule == "zb-h2":
+        return events.zero_bubble(min(m, 2 * (p - d) - 1), 2 * d, m)
+    if schedule == "dualpipe":
+        return events.dual(p // 2, min(d, p - 1 - d), m // 2, d >= p // 2)
+    if schedule == "dualpipe-v":
+        return events.dual(p, d, m, False)
+    make = {"gpipe": events.gpipe, "1f1b": events.one_f_one_b, "zb-v": events.zb_v}
+    return make.get(schedule, events.interleaved)(p, v, m, d)
+
+
+@cache
+def held(schedule, stages, stage, microbatches, virtual):
+    """Micro-batches a device holds at most, by walking along its order; chunks are alike."""
+    now = most = 0
+    for parts in order_of(schedule, stages, stage, microbatches, virtual):
+        now += sum(kind == "F" for kind, _, _ in parts)
+        most = max(most, now)
+        now -= sum(kind in "BW" for kind, _, _ in parts)
+    return most / virtual
+
 
 def in_flight(schedule, stages, stage, microbatches, virtual):
-    """Micro-batches a stage holds, by playing the schedule's warm-up forward."""
-    if schedule == "gpipe":
-        return microbatches
+    """Micro-batches a stage is taken to hold: by its order, struck-out passes counted as run.
+
+    Orders of interleaved chunks are written for whole groups of micro-batches, that of ZB-V for
+    2p - 1 at least.
+    """
+    written = microbatches
     if schedule == "interleaved":
-        # Megatron-LM runs this many chunks forward before the first backward, and one more.
-        warm_up = (stages - stage - 1) * 2 + (virtual - 1) * stages
-        held = 0
-        for _ in range(min(warm_up, microbatches * virtual)):
-            held += 1
-        if held < microbatches * virtual:
-            held += 1
-        return held / virtual
-    # The weight gradient of ZB-H1 waits for as long as the first stage's first backward pass does.
-    full = stages if schedule == "zero-bubble" else stages - stage
-    held = worst = 0
-    done = 0
-    for issued in range(1, microbatches + 1):  # one forward each; a backward once the pipe is full
-        held += 1
-        worst = max(worst, held)
-        if issued >= full:
-            held -= 1
-            done += 1
-    return worst
+        written = -(-microbatches // stages) * stages
+    if schedule == "zb-v":
+        written = max(microbatches, 2 * stages - 1)
+    return min(held(schedule, stages, stage, written, virtual), microbatches)
 
 
 def stage_terms(row, schedules, fragmentation):

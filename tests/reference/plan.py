@@ -3,9 +3,14 @@
 Every stage is a list of positions; `reference.plan_layers` has the layers and the ranks.
 """
 
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise, permutations, product
 
-from reference.plan_layers import MODES, Layers, Network
+from reference.pipeline_events import makespan, simulate
+from reference.plan_layers import Layers, Network
+
+from phaze_fast.placement.recompute import RECOMPUTE
+
+FOLDED = ("zb-v", "dualpipe-v")
 
 BUCKET_BYTES = 100e6
 FRAGMENTATION = 0.03
@@ -14,22 +19,60 @@ FRAGMENTATION = 0.03
 
 
 def even_chunks(layers, chunks):
-    """Blocks dealt out evenly, the ends with the first and the last chunk."""
+    """Blocks dealt out evenly, the ends with the first and the last chunk.
+
+    Where there are fewer blocks than chunks the ends count as layers.
+    """
     total = len(layers.order)
-    blocks = [i for i in range(total) if layers.is_block(i)]
-    starts = [blocks[c * len(blocks) // chunks] for c in range(chunks)]
+    dealt = [i for i in range(total) if layers.is_block(i)]
+    if len(dealt) < chunks:
+        dealt = list(range(total))
+    starts = [dealt[c * len(dealt) // chunks] for c in range(chunks)]
     starts[0] = 0
     return [list(range(a, b)) for a, b in zip(starts, [*starts[1:], total], strict=True)]
 
 
 def chunks_of(layers, spec):
-    """Positions of each chunk, in the order of the model; chunk c is on stage c mod stages."""
+    """Positions of each chunk, in the order of the model."""
     if spec.stages is None:
         return even_chunks(layers, spec.pp * spec.virtual)
     found, at = [], 0
     for size in spec.stages:
         found.append(list(range(at, at + size)))
         at += size
+    return found
+
+
+def stage_of(spec, c):
+    """Stage that holds chunk c of the model."""
+    p = spec.pp
+    if spec.schedule in FOLDED and c >= p:
+        return 2 * p - 1 - c
+    return c % p
+
+
+def chunks_on(spec, k):
+    """Chunks of the model that stage k holds, in their order."""
+    return [c for c in range(spec.pp * spec.virtual) if stage_of(spec, c) == k]
+
+
+def mode_of(text, number):
+    """What the block with a number, from 1, of a chunk recomputes by a stage's text."""
+    first, _, rest = text.partition("/")
+    more, _, count = first.partition(":")
+    if not count or number <= int(count):
+        return more
+    return rest or "none"
+
+
+def modes_of(layers, chunks, text):
+    """What each layer of a stage recomputes, by position."""
+    found = {}
+    for chunk in chunks:
+        number = 0
+        for i in chunk:
+            number += layers.is_block(i)
+            found[i] = mode_of(text, number) if layers.is_block(i) else "none"
     return found
 
 
@@ -52,14 +95,21 @@ def message_bytes(model, spec):
 def in_flight(spec, stage):
     m = spec.global_batch // (spec.dp * spec.microbatch)
     p, v = spec.pp, spec.virtual
-    if spec.schedule == "interleaved":
-        return min(2 * (p - stage - 1) + (v - 1) * p + 1, m * v) / v
-    return min(m, p) if spec.schedule == "zero-bubble" else min(m, p - stage)
+    return {
+        "1f1b": min(m, p - stage),
+        "gpipe": m,
+        "interleaved": min(2 * (p - stage - 1) + (v - 1) * p + 1, m * v) / v,
+        "zb-h1": min(m, p),
+        "zb-h2": min(m, 2 * p - 1),
+        "zb-v": min(m, p),
+        "dualpipe-v": (2 * p + 1) / 2,
+    }[spec.schedule]
 
 
-def stage_memory(model, layers, spec, positions, stage, mode):
+def stage_memory(model, layers, spec, chunks, stage, text):
     """Bytes of a device of a stage, by term."""
     opt, zero = layers.optimizer, spec.zero
+    modes, positions = modes_of(layers, chunks, text), [i for chunk in chunks for i in chunk]
     held = sum(layers.parameters(i)[0] for i in positions)
     share = sum(layers.share(i) for i in positions)
     stash = live = logits = largest = 0.0
@@ -71,7 +121,7 @@ def stage_memory(model, layers, spec, positions, stage, mode):
         elif kind == "embedding":
             stash += forward.stashed_bytes()
         else:
-            kept = forward.stashed_bytes(mode)
+            kept = forward.stashed_bytes(modes[i])
             stash += kept
             live = max(live, forward.stashed_bytes() - kept)
             largest = max(largest, layers.parameters(i)[0] * opt.weight_bytes)
@@ -94,88 +144,41 @@ def stage_memory(model, layers, spec, positions, stage, mode):
     return {**terms, "fragmentation": FRAGMENTATION * moving}
 
 
+def recompute_texts(blocks, modes):
+    """Everything a stage may recompute whose longest chunk has so many blocks."""
+    yield from modes
+    for more, rest in permutations(modes, 2):
+        yield from (f"{more}:{count}/{rest}" for count in range(1, blocks))
+
+
+def stage_backward(layers, chunks, text):
+    modes = modes_of(layers, chunks, text)
+    return sum(layers.backward(i, mode) for i, mode in modes.items())
+
+
 def chosen_modes(model, cluster, layers, spec, stages):
-    """What each stage recomputes; auto: the first mode that fits, or that which needs least."""
+    """What each stage recomputes; auto: the fastest that fits, or the mode that needs least."""
     if isinstance(spec.recompute, tuple):
         return list(spec.recompute)
     if spec.recompute != "auto":
         return [spec.recompute] * spec.pp
     room = max(0.0, cluster.chip.hbm.capacity_bytes - spec.reserved_bytes)
     found = []
-    for k, positions in enumerate(stages):
-        needed = {
-            mode: sum(stage_memory(model, layers, spec, positions, k, mode).values())
-            for mode in MODES
-        }
-        fitting = [mode for mode in MODES if needed[mode] <= room * (1 + 1e-12)]
-        found.append(fitting[0] if fitting else min(MODES, key=needed.__getitem__))
+    for k, chunks in enumerate(stages):
+
+        def needed(text, chunks=chunks, k=k):
+            return sum(stage_memory(model, layers, spec, chunks, k, text).values())
+
+        longest = max(sum(map(layers.is_block, chunk)) for chunk in chunks)
+        fitting = [
+            t for t in recompute_texts(longest, RECOMPUTE) if needed(t) <= room * (1 + 1e-12)
+        ]
+        found.append(
+            min(fitting, key=lambda t, chunks=chunks: stage_backward(layers, chunks, t))
+            if fitting
+            else min(RECOMPUTE, key=needed)
+        )
     return found
-
-
-# ---- schedules ----
-
-
-def time_1f1b(f, b, m):
-    total = trip = 0.0
-    for r in range(len(f)):
-        stage = len(f) - 1 - r
-        if r >= m:
-            wait = max(0.0, trip - (m - 1) * f[stage])
-        else:
-            wait = max(0.0, trip - r * f[stage]) + max(0.0, trip - r * b[stage])
-        both = f[stage] + b[stage]
-        total = max(total + both, m * both + wait)
-        trip += both
-    return total
-
-
-def time_zero_bubble(f, b, w, m):
-    total = ends = trip = 0.0
-    for stage in reversed(range(len(f))):
-        r = len(f) - 1 - stage
-        wait = max(0.0, trip - r * f[stage]) + max(0.0, trip - r * b[stage])
-        work = m * (f[stage] + b[stage]) + wait
-        total = max(total + f[stage], work)
-        ends = max(ends + f[stage] + b[stage] - w[stage], work - (stage + 1) * w[stage])
-        trip += f[stage] + b[stage] - w[stage]
-    return max(total, ends + w[0])
-
-
-def megatron_order(p, v, m, stage):
-    """Passes of one stage in order: (is forward, chunk of the model, micro-batch)."""
-    ahead, back = [], []
-    for first in range(0, m, p):
-        for c in range(v):
-            ahead += [(True, c * p + stage, k) for k in range(first, first + p)]
-        for c in reversed(range(v)):
-            back += [(False, c * p + stage, k) for k in range(first, first + p)]
-    warm = min(m * v, 2 * (p - stage - 1) + (v - 1) * p)
-    order, ahead = ahead[:warm], ahead[warm:]
-    while back:
-        if ahead:
-            order.append(ahead.pop(0))
-        order.append(back.pop(0))
-    return order
-
-
-def time_interleaved(f, b, p, m):
-    """Makespan where chunk c of the model is on stage c mod p; seconds by chunk."""
-    chunks = len(f)
-
-    def awaited(forward, c, k):
-        found = [] if forward else [(True, c, k)]
-        before = c - 1 if forward else c + 1
-        return [*found, (forward, before, k)] if 0 <= before < chunks else found
-
-    left = [megatron_order(p, chunks // p, m, stage) for stage in range(p)]
-    clock, ended = [0.0] * p, {}
-    while any(left):
-        for stage, order in enumerate(left):
-            while order and all(other in ended for other in awaited(*order[0])):
-                now = order.pop(0)
-                begin = max([clock[stage], *(ended[other] for other in awaited(*now))])
-                clock[stage] = ended[now] = begin + (f if now[0] else b)[now[1]]
-    return max(clock)
 
 
 # ---- a step ----
@@ -183,18 +186,34 @@ def time_interleaved(f, b, p, m):
 
 def passes(model, layers, spec, chunks, modes):
     """Forward, backward and deferrable seconds of each chunk, messages received included."""
-    network, p = layers.network, spec.pp
+    network, last = layers.network, len(chunks) - 1
     payload, edges = message_bytes(model, spec), layers.graph.edges
     f, b, w = [], [], []
     for c, chunk in enumerate(chunks):
-        before = network.message(payload, (c - 1) % p, c % p)
-        after = network.message(payload, c % p, (c + 1) % p)
-        received = messages_in(edges, chunk) * before
-        returned = messages_back(edges, chunk) * after
+        here = stage_of(spec, c)
+        received = returned = 0.0
+        if c > 0 and stage_of(spec, c - 1) != here:
+            received = messages_in(edges, chunk) * network.message(
+                payload, stage_of(spec, c - 1), here
+            )
+        if c < last and stage_of(spec, c + 1) != here:
+            returned = messages_back(edges, chunk) * network.message(
+                payload, here, stage_of(spec, c + 1)
+            )
         f.append(received + sum(layers.forward(i) for i in chunk))
-        b.append(returned + sum(layers.backward(i, modes[c % p]) for i in chunk))
-        w.append(sum(layers.weight_grad(i) for i in chunk))
+        b.append(returned + stage_backward(layers, [chunk], modes[here]))
+        w.append(min(b[-1], sum(layers.weight_grad(i) for i in chunk)))
     return f, b, w
+
+
+def played(spec, f, b, w):
+    """The pipeline's seconds, event by event; `f`, `b` and `w` are by chunk of the model."""
+    p, m = spec.pp, spec.global_batch // (spec.dp * spec.microbatch)
+    if p == 1:
+        return m * (sum(f) + sum(b))
+    held = [chunks_on(spec, k) for k in range(p)]
+    by_stage = [[[seconds[c] for c in own] for own in held] for seconds in (f, b, w)]
+    return makespan(simulate(spec.schedule, *by_stage, m))
 
 
 def longest_tail(layers, spec, stages):
@@ -228,20 +247,14 @@ def evaluate(model, cluster, spec):
     """Seconds and bytes of a plan: time_s, memory_bytes, and of each stage the same and more."""
     layers = Layers(model, cluster, spec, Network(cluster, spec))
     chunks, p = chunks_of(layers, spec), spec.pp
-    stages = [[i for chunk in chunks[k::p] for i in chunk] for k in range(p)]
+    stages = [[chunks[c] for c in chunks_on(spec, k)] for k in range(p)]
+    positions = [[i for chunk in own for i in chunk] for own in stages]
     modes = chosen_modes(model, cluster, layers, spec, stages)
     f, b, w = passes(model, layers, spec, chunks, modes)
-    m = spec.global_batch // (spec.dp * spec.microbatch)
-    if spec.schedule == "interleaved":
-        pipeline = time_interleaved(f, b, p, m)
-    elif spec.schedule == "zero-bubble":
-        pipeline = time_zero_bubble(f, b, w, m)
-    else:
-        pipeline = time_1f1b(f, b, m)
-    tail, tied = longest_tail(layers, spec, stages), exchange(layers, spec)
+    pipeline = played(spec, f, b, w)
+    tail, tied = longest_tail(layers, spec, positions), exchange(layers, spec)
     memory = [
-        stage_memory(model, layers, spec, positions, k, modes[k])
-        for k, positions in enumerate(stages)
+        stage_memory(model, layers, spec, own, k, modes[k]) for k, own in enumerate(stages)
     ]
     return {
         "time_s": pipeline + tail + tied,
@@ -251,12 +264,13 @@ def evaluate(model, cluster, spec):
         "exchange_s": tied,
         "stages": [
             {
-                "layers": positions,
+                "layers": positions[k],
                 "recompute": modes[k],
-                "load_s": sum(f[k::p]) + sum(b[k::p]),
+                "load_s": sum(f[c] + b[c] for c in chunks_on(spec, k)),
                 "memory": memory[k],
+                "chunks": own,
             }
-            for k, positions in enumerate(stages)
+            for k, own in enumerate(stages)
         ],
     }
 
@@ -264,28 +278,49 @@ def evaluate(model, cluster, spec):
 # ---- the best of all ----
 
 
-def least_memory(model, cluster, spec, modes=MODES):
+def deals(layers, spec):
+    """Chunks that differ by a layer at most, the ends counted as layers or not."""
+    total, count = len(layers.order), spec.pp * spec.virtual
+    blocks = [i for i in range(total) if layers.is_block(i)]
+    for first, last in product((False, True), repeat=2):
+        begin = 0 if first else blocks[0]
+        end = total if last else blocks[-1] + 1
+        each, extras = divmod(end - begin, count)
+        if each == 0:
+            continue
+        for longer in combinations(range(count), extras):
+            ends = list(accumulate(each + (c in longer) for c in range(count)))
+            cuts = [0, *(begin + e for e in ends[:-1]), total]
+            yield [list(range(a, b)) for a, b in pairwise(cuts)]
+
+
+def partitions(layers, spec):
+    """Every partition that a plan of this schedule may have."""
+    m = spec.global_batch // (spec.dp * spec.microbatch)
+    free = spec.pp == 1 or spec.schedule == "1f1b" or (spec.schedule == "zb-h1" and m >= spec.pp)
+    if not free:
+        yield from deals(layers, spec)
+        return
+    count = len(layers.order)
+    for cuts in combinations(range(1, count), spec.pp - 1):
+        yield [list(range(a, b)) for a, b in pairwise([0, *cuts, count])]
+
+
+def least_memory(model, cluster, spec, modes=RECOMPUTE):
     """Bytes of the fullest device in the best of all partitions, each stage in its best mode."""
     layers = Layers(model, cluster, spec, Network(cluster, spec))
-    count = len(layers.order)
     known = {}
 
-    def needed(positions, k):
-        key = (positions, k)
+    def needed(chunks, k):
+        key = (str(chunks), k)
         if key not in known:
             known[key] = min(
-                sum(stage_memory(model, layers, spec, positions, k, mode).values())
-                for mode in modes
+                sum(stage_memory(model, layers, spec, chunks, k, mode).values()) for mode in modes
             )
         return known[key]
 
-    if spec.schedule == "interleaved":  # dealt out evenly, nothing to choose
-        chunks = chunks_of(layers, spec)
-        stages = [tuple(i for c in chunks[k :: spec.pp] for i in c) for k in range(spec.pp)]
-        return max(needed(positions, k) for k, positions in enumerate(stages))
     best = float("inf")
-    for cuts in combinations(range(1, count), spec.pp - 1):
-        ends = [0, *cuts, count]
-        stages = [tuple(range(a, b)) for a, b in pairwise(ends)]
-        best = min(best, max(needed(positions, k) for k, positions in enumerate(stages)))
+    for chunks in partitions(layers, spec):
+        stages = [[chunks[c] for c in chunks_on(spec, k)] for k in range(spec.pp)]
+        best = min(best, max(needed(own, k) for k, own in enumerate(stages)))
     return best

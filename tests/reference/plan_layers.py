@@ -10,10 +10,11 @@ from phaze_fast.cost import estimate_costs
 from phaze_fast.hardware import FlatFabric, TieredFabric, TorusFabric
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.opgraph import Strategy, layer_graph
+from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.schedule import schedule_layers
 from reference.rank_groups import price_message, price_ranks
 
-MODES = ("none", "selective", "full")
+MODES = RECOMPUTE
 ENDS = ("embedding", "head")
 
 # ---- where ranks are ----
@@ -112,18 +113,16 @@ def layer_times(model, strategy, chip, fabric, expert_stride):
     for k, layer in enumerate(graph.layers):
         forward, backward = float(makespans[2 * k]), float(makespans[2 * k + 1])
         ahead, back = costs.time_s(2 * k)[0], costs.time_s(2 * k + 1)[0]
-        chosen = layer.forward.recomputed("selective")
-        again = {
-            "none": 0.0,
-            "selective": sum(
+        again = {"none": 0.0, "full": forward}
+        for mode in (*MODES[1:-1], "norms", "activations", "gated-product"):
+            chosen = layer.forward.recomputed(mode)
+            again[mode] = sum(
                 float(s)
                 for s, name in zip(ahead, layer.forward.names, strict=True)
                 if name in chosen
-            ),
-            "full": forward,
-        }
+            )
         if layer.kind in ENDS:
-            again = dict.fromkeys(MODES, 0.0)
+            again = dict.fromkeys(again, 0.0)
         total = sum(float(s) for s in back)
         weights = sum(
             float(s)
