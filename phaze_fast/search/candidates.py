@@ -164,7 +164,9 @@ class CandidateTable:
                 "rule_out", s, [self._chips(s, some), rooms[bounded], limits_s[bounded]]
             )
             self._raise_by(s, some, KindTimes.joined(parts), SCHEDULED - 1)
-            groups = groups[self.least[s, groups] <= limits_s]
+            over = self.least[s, groups] > limits_s  # limits only fall, so this is done with
+            self.level[s, groups[over]] = PLACED
+            groups = groups[~over]
         if not len(groups):
             return
         parts = self._each("schedule", s, [self._chips(s, groups)])

@@ -1,7 +1,15 @@
 """Answers of version 0.1.0, kept as they were, against today's.
 
-Where nothing was mended since, chips, plans and seconds are the same. Where something was (`mended`
-says what), steps take longer than version 0.1.0 said, never less.
+Asked for what version 0.1.0 tried: whole stages that recompute nothing, scores or all. Where nothing
+was mended since, chips, plans and seconds are the same. Where something was (`mended` says what),
+steps take longer than version 0.1.0 said, never less, with three exceptions:
+
+- Version 0.1.0 interleaved only where chunks divide the blocks and stages the micro-batches, in one
+  deal, and ran ZB-H1 only with as many micro-batches as stages. There are more plans today
+  (`was_possible` tells them apart), so that the best may be faster, never slower.
+- ZB-H1 is played today. On uneven stages the formula was off by up to `ZB_OFF`.
+- Layers that version 0.1.0 had not scheduled optimally, those of encoder-decoders over several
+  devices, take up to `SOONER` less.
 """
 
 from __future__ import annotations
@@ -22,6 +30,9 @@ from phaze_fast.models import TransformerModel
 
 FILE = Path(__file__).parents[1] / "golden" / "v0_1_0_answers.json"
 SAME = 1e-9
+ZB_OFF = 0.013
+SOONER = 0.004
+MODES = ("none", "selective", "full")
 LARGE = ["bertlarge", "megatronbert", "opt", "gpt2", "megatrongpt2-54", "megatrongpt2-72", "llama2"]
 TIED_AND_PIPED = "megatrongpt3"
 
@@ -42,6 +53,29 @@ def space(name: str) -> pf.ArchitectureSpace:
         "full-area": pf.ArchitectureSpace.full_area,
     }
     return whole[name]()
+
+
+def asked(training: dict[str, Any]) -> pf.Training:
+    """What version 0.1.0 was asked for, in today's words."""
+    given = dict(training)
+    if given.get("recompute", "auto") == "auto":
+        given["recompute"] = MODES
+    return pf.Training(**given, recompute_some=False)
+
+
+def was_possible(model: TransformerModel, plan: pf.Plan) -> bool:
+    """Whether version 0.1.0 had this plan."""
+    if plan.pp == 1 or plan.schedule == "1f1b":
+        return True
+    if plan.schedule == "zb-h1":
+        return plan.microbatches >= plan.pp
+    blocks, chunks = model.layers + model.encoder_layers, plan.pp * plan.virtual
+    if blocks % chunks or plan.microbatches % plan.pp:
+        return False
+    held = [list(stage.chunks) for stage in plan.stages]
+    held[0][0] -= 1  # the embedding
+    held[-1][-1] -= 1  # the head
+    return {count for each in held for count in each} == {blocks // chunks}
 
 
 # ---- what was mended since ----
@@ -114,6 +148,16 @@ def mended(model: TransformerModel, cluster: pf.Cluster, plan: dict[str, Any]) -
     return found
 
 
+def slack_of(model: TransformerModel, plan: dict[str, Any]) -> float:
+    """By how much a plan may be faster today."""
+    slack = SAME
+    if plan["pp"] > 1 and plan["schedule"] == "zero-bubble":
+        slack += ZB_OFF
+    if model.encoder_layers and plan["tp"] > 1:
+        slack += SOONER
+    return slack
+
+
 def hidden(training: dict[str, Any]) -> bool:
     """Whether gradients may hide behind recomputation, which makes a step look shorter.
 
@@ -134,7 +178,15 @@ def shape_of(plan: dict[str, Any]) -> dict[str, Any]:
         names.append("zero")
     if plan["pp"] > 1:
         names.append("schedule")
-    return {name: plan[name] for name in names}
+    found = {name: plan[name] for name in names}
+    if found.get("schedule") == "zero-bubble":
+        found["schedule"] = "zb-h1"
+    return found
+
+
+def kind_of(plan: dict[str, Any]) -> tuple[Any, ...]:
+    """The fields of a plan that tell listed plans apart."""
+    return tuple(value for name, value in sorted(shape_of(plan).items()) if name != "recompute")
 
 
 def found_of(plan: pf.Plan) -> dict[str, Any]:
@@ -148,21 +200,38 @@ def predicted(
     names = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "schedule", "virtual")
     given = {name: plan[name] for name in (*names, "rank_order")}
     given["global_batch"], given["idle"] = training["global_batch"], True
-    given["recompute"] = "auto" if plan["recompute"] == "mixed" else plan["recompute"]
     if plan["virtual"] == 1:
         given["stages"] = tuple(plan["layers"])
+    given["recompute"] = plan["recompute"]
+    if plan["recompute"] == "mixed":
+        given["recompute"] = recomputed(model, cluster, given)
     return pf.predict(model, cluster, given)
 
 
-def hold(model: TransformerModel, cluster: pf.Cluster, training: Any, plan: Any) -> bool:
-    """Hold what is predicted of a recorded plan; whether it has to be the same."""
+def recomputed(
+    model: TransformerModel, cluster: pf.Cluster, given: dict[str, Any]
+) -> tuple[str, ...]:
+    """What the stages of a mixed plan recompute: each the least that fits."""
+    plans = [pf.predict(model, cluster, {**given, "recompute": mode}) for mode in MODES]
+    room = plans[0].limit_bytes * (1.0 + 1e-12)
+    return tuple(
+        next(m for m, p in zip(MODES, plans, strict=True) if p.stages[k].memory_bytes <= room)
+        for k in range(given["pp"])
+    )
+
+
+def hold(
+    model: TransformerModel, cluster: pf.Cluster, training: Any, plan: Any
+) -> tuple[bool, pf.Plan]:
+    """Hold what is predicted of a recorded plan; whether it is the same, and the prediction."""
     again = predicted(model, cluster, training, plan)
-    if mended(model, cluster, plan) or hidden(training):
-        assert again.time_s >= plan["time_s"] * (1.0 - SAME), plan
-        return False
-    assert again.time_s == pytest.approx(plan["time_s"], rel=SAME), plan
+    slack = slack_of(model, plan)
+    assert again.time_s >= plan["time_s"] * (1.0 - slack), plan
     assert again.memory_bytes == pytest.approx(plan["memory_bytes"], rel=SAME), plan
-    return True
+    if mended(model, cluster, plan) or hidden(training):
+        return False, again
+    assert again.time_s == pytest.approx(plan["time_s"], rel=slack), plan
+    return again.time_s == pytest.approx(plan["time_s"], rel=SAME), again
 
 
 # ---- two hundred small searches ----
@@ -182,34 +251,47 @@ def unmended(number: int) -> int:
     return sum(1 for _ in kept)
 
 
-def hold_small(number: int) -> None:
+def hold_small(number: int) -> int:
+    """Hold one search; how many of its designs are the same."""
     case, model, cluster = case_of(number)
     chips = space(case["space"])[np.array(case["chips"])]
-    found = pf.search(model, chips, cluster, pf.Training(**case["training"]), top=3)
-    assert len(found.top) == len(case["top"])
+    found = pf.search(model, chips, cluster, asked(case["training"]), top=3)
+    assert len(found.top) >= len(case["top"])
+    ours = [was_possible(model, new.plan) for new in found.top]
     if not case["top"]:
-        assert found.status == case["status"] == "infeasible"
-        return
-    same = unmended(number)
+        assert case["status"] == "infeasible"
+        assert not any(ours)
+        assert found.top or found.status == "infeasible"
+        return 0
+    same, today = unmended(number), []
     best = found.best
+    for k, old in enumerate(case["top"]):
+        whole = cluster.replace(chip=chips[old["index"]])
+        kept, again = hold(model, whole, case["training"], plan_of(old["plans"][model.name]))
+        today.append(again.time_s)
+        same = same if kept or k >= same else k
     if same and hidden(case["training"]) and best.time_s > case["top"][0]["time_s"] * (1.0 + SAME):
         whole = cluster.replace(chip=best.chip)
         assert pf.predict(model, whole, best.plan).time_s == best.time_s
         same = 0
+    same = min(same, sum(1 for _ in itertools.takewhile(bool, ours)))
     if same:
         assert found.status == case["status"]
-    for old, new in list(zip(case["top"], found.top, strict=True))[:same]:
+    for old, new in list(zip(case["top"], found.top, strict=False))[:same]:
         was = plan_of(old["plans"][model.name])
         assert new.index == old["index"]
         assert new.time_s == pytest.approx(old["time_s"], rel=SAME)
         assert new.energy_j == pytest.approx(old["energy_j"], rel=SAME)
         assert new.plan.memory_bytes == pytest.approx(was["memory_bytes"], rel=SAME)
         assert shape_of(found_of(new.plan)) == shape_of(was)
-    for old, new in zip(case["top"], found.top, strict=True):
-        assert new.time_s >= old["time_s"] * (1.0 - SAME)
-    for old in case["top"]:
-        whole = cluster.replace(chip=chips[old["index"]])
-        hold(model, whole, case["training"], plan_of(old["plans"][model.name]))
+    # No answer is slower than that of version 0.1.0 by today's clock, nor faster than it was said
+    # to be, unless by plans that there were not.
+    slack = max(slack_of(model, plan_of(old["plans"][model.name])) for old in case["top"])
+    for k, (old, new) in enumerate(zip(case["top"], found.top, strict=False)):
+        assert new.time_s <= sorted(today)[k] * (1.0 + SAME)
+        if all(ours[: k + 1]):
+            assert new.time_s >= old["time_s"] * (1.0 - slack)
+    return same
 
 
 def test_most_small_searches_are_compared_exactly() -> None:
@@ -220,10 +302,10 @@ def test_most_small_searches_are_compared_exactly() -> None:
     assert (len(cases), infeasible, exact, whole) == (200, 27, 122, 118)
 
 
-@pytest.mark.parametrize("first", range(0, 200, 40))
-def test_some_small_searches(first: int) -> None:
-    for number in range(first, first + 40, 5):
-        hold_small(number)
+@pytest.mark.parametrize(("first", "exact"), [(0, 12), (40, 12), (80, 6), (120, 12), (160, 5)])
+def test_some_small_searches(first: int, exact: int) -> None:
+    """Of eight searches with three designs each so many are the same, chip, plan and seconds."""
+    assert sum(hold_small(number) for number in range(first, first + 40, 5)) == exact
 
 
 @pytest.mark.slow
@@ -236,21 +318,35 @@ def test_every_small_search(first: int) -> None:
 # ---- plans ----
 
 
+EXACT = (4, 4, 7, 10, 0, 0, 4, 9, 5, 2, 8, 6, 9, 2, 3, 10, 4, 5, 5, 4)
+"""Plans of each case that are the same; of 128 that nothing mended changed, the other 27 are
+interleaved and dealt better."""
+
+
 @pytest.mark.parametrize("number", range(20))
 def test_plans(number: int) -> None:
     case = recorded()["plans"][number]
     model = pf.models.load(case["model"])
     cluster = pf.Cluster(devices=case["devices"], fabric=case["fabric"], chip=case["chip"])
-    found = pf.plan(model, cluster, pf.Training(**case["training"]))
-    listed = [found_of(plan) for plan in found.plans]
+    found = pf.plan(model, cluster, asked(case["training"]), top=60)
     plans = [plan_of(row) for row in case["plans"]]
-    assert found.best.time_s >= plans[0]["time_s"] * (1.0 - SAME)
-    for was in plans:
-        if hold(model, cluster, case["training"], was):
-            (now,) = [plan for plan in listed if shape_of(plan) == shape_of(was)]
-            assert now["time_s"] == pytest.approx(was["time_s"], rel=SAME)
-    if not mended(model, cluster, plans[0]):
-        assert shape_of(listed[0]) == shape_of(plans[0])
+    by_kind = {kind_of(found_of(plan)): plan for plan in found.plans}
+    held = [hold(model, cluster, case["training"], was) for was in plans]
+    assert found.best.time_s <= min(again.time_s for _, again in held) * (1.0 + SAME)
+    if was_possible(model, found.best):
+        slack = slack_of(model, plans[0])
+        assert found.best.time_s >= plans[0]["time_s"] * (1.0 - slack)
+        if held[0][0]:
+            assert shape_of(found_of(found.best)) == shape_of(plans[0])
+    exact = 0
+    for was, (same, again) in zip(plans, held, strict=True):
+        now = by_kind[kind_of(was)]
+        assert now.time_s <= again.time_s * (1.0 + SAME)
+        if same and was_possible(model, now):
+            assert now.time_s == pytest.approx(was["time_s"], rel=SAME)
+            assert shape_of(found_of(now)) == shape_of(was)
+            exact += 1
+    assert exact == EXACT[number]
 
 
 def test_most_plans_are_compared_exactly() -> None:
@@ -266,30 +362,37 @@ def test_most_plans_are_compared_exactly() -> None:
 # ---- the published searches ----
 
 
+STEP = asked({"global_batch": 4096, "tensor_parallel": (1, 2, 4, 8)})
+
+
 def hold_large(name: str, found: pf.SearchResult) -> None:
     case = recorded()["searches"][name]
     assert found.status == case["status"] == "optimal"
     cluster = found.problems[0].cluster
+    ours = True
     for old, new in zip(case["top"], found.top, strict=False):
-        for model_name, row in old["plans"].items():
-            model = pf.models.load(model_name)
-            if mended(model, cluster, plan_of(row)):
-                break
-            assert shape_of(found_of(new.plans[model_name])) == shape_of(plan_of(row))
-        else:
+        models = {known: pf.models.load(known) for known in old["plans"]}
+        rows = {known: plan_of(row) for known, row in old["plans"].items()}
+        ours &= all(was_possible(models[known], new.plans[known]) for known in rows)
+        if any(mended(models[known], cluster, row) for known, row in rows.items()):
+            assert new.time_s <= old["time_s"] * 1.01
+            assert not ours or new.time_s >= old["time_s"] * (1.0 - SAME)
+        elif ours:
             assert new.index == old["index"]
             assert new.time_s == pytest.approx(old["time_s"], rel=SAME)
-            continue
-        assert old["time_s"] * (1.0 - SAME) <= new.time_s <= old["time_s"] * 1.01
+            for known, row in rows.items():
+                assert shape_of(found_of(new.plans[known])) == shape_of(row)
+        else:
+            assert new.time_s <= old["time_s"] * (1.0 + SAME)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [*LARGE, TIED_AND_PIPED])
 @pytest.mark.parametrize("chips", ["published", "full-area"])
 def test_the_published_searches(chips: str, model: str) -> None:
-    hold_large(f"{chips}/{model}", pf.search(model, chips))
+    hold_large(f"{chips}/{model}", pf.search(model, chips, training=STEP))
 
 
 @pytest.mark.slow
 def test_one_chip_for_all_eight() -> None:
-    hold_large("published/all", pf.search([*LARGE, TIED_AND_PIPED], "published"))
+    hold_large("published/all", pf.search([*LARGE, TIED_AND_PIPED], "published", training=STEP))
