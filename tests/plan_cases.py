@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phaze_fast import _core
 from phaze_fast.hardware import (
     Cluster,
     FlatFabric,
@@ -14,10 +15,11 @@ from phaze_fast.hardware import (
     TieredFabric,
     TorusFabric,
 )
+from phaze_fast.memory import SCHEDULES as SCHEDULE_NAMES
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanEvaluator, PlanSpec, Training, predict
 
-SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
+SCHEDULES = ("1f1b", "interleaved", "zb-h1", "gpipe", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
 
 
@@ -105,7 +107,8 @@ def random_training(rng, model, devices, most_batch=24):
         zero=some(rng, [0, 1, 2, 3]),
         schedule=some(rng, list(SCHEDULES)),
         virtual=some(rng, [2, 3]),
-        recompute=rng.choice(["auto", "auto", "auto", "none", "full"]),
+        recompute=rng.choice([("none", "norms", "full"), ("none", "full"), ("none",), ("full",)]),
+        recompute_some=rng.random() < 0.6,
         optimizer=rng.choice(["adam", "adam", "sgd"]),
         rank_order=rng.choice(["auto", "auto", "auto", "replicas-inside", "stages-inside"]),
         sequence_parallel=rng.random() < 0.7,
@@ -144,15 +147,35 @@ class Exhaustive:
 
 
 def partitions(evaluator, layout):
-    """All cuts that a layout may have; even ones where chunks are interleaved."""
-    layers = len(evaluator.sizes[0].graph.order)
-    chunks = int(layout["stages"]) * int(layout["virtual_stages"])
-    if layout["virtual_stages"] > 1:
-        each = evaluator.sizes[0].blocks // chunks
-        yield (0, *(1 + each * c for c in range(1, chunks)), layers)
+    """All cuts that a layout may have: any, or deals of which chunks differ by a layer at most."""
+    layers, blocks = len(evaluator.sizes[0].graph.order), evaluator.sizes[0].blocks
+    stages = int(layout["stages"])
+    count = stages * int(layout["virtual_stages"])
+    name = SCHEDULE_NAMES[int(layout["schedule"])]
+    searched = name == "1f1b" or (name == "zb-h1" and layout["microbatches"] >= stages)
+    if stages == 1 or searched:
+        for inner in itertools.combinations(range(1, layers), count - 1):
+            yield (0, *inner, layers)
         return
-    for inner in itertools.combinations(range(1, layers), chunks - 1):
-        yield (0, *inner, layers)
+    dealt = set()
+    for first, last in itertools.product((0, 1), repeat=2):  # whether the ends count as layers
+        each, extras = divmod(blocks + first + last, count)
+        for longer in itertools.combinations(range(count), extras if each else 0):
+            sizes = [each + (c in longer) for c in range(count)]
+            inner = [1 - first + n for n in itertools.accumulate(sizes)][:-1]
+            if each:
+                dealt.add((0, *inner, layers))
+    yield from sorted(dealt)
+
+
+def stage_ways(evaluator, layout, blocks):
+    """Everything that a stage whose longest chunk has so many blocks may recompute."""
+    variants = range(len(evaluator.sizes[int(layout["strategy"])].variants))
+    yield from variants
+    if evaluator.training.recompute_some:
+        most = _core.MAX_VARIANTS
+        for rest, more in itertools.permutations(variants, 2):
+            yield from (rest + most * (more + most * count) for count in range(1, blocks))
 
 
 def allowed(training, cuts):
@@ -167,7 +190,6 @@ def spec_of(evaluator, layout, cuts, words):
     """A layout with its stages, as a user would give it."""
     training = evaluator.training
     s = evaluator.sizes[int(layout["strategy"])].strategy
-    codes = {0: "1f1b", 2: "interleaved", 3: "zero-bubble"}
     return PlanSpec(
         global_batch=training.global_batch,
         tp=s.tensor_parallel,
@@ -177,7 +199,7 @@ def spec_of(evaluator, layout, cuts, words):
         ep=s.expert_parallel,
         zero=int(layout["zero"]),
         microbatch=s.microbatch,
-        schedule=codes[int(layout["schedule"])],
+        schedule=SCHEDULE_NAMES[int(layout["schedule"])],
         virtual=int(layout["virtual_stages"]),
         recompute=words,
         stages=tuple(b - a for a, b in itertools.pairwise(cuts)),
@@ -213,13 +235,25 @@ def exhaustive(model, cluster, training):
     best = np.full(len(evaluator.layouts), np.inf)
     tried = 0
     for at in range(len(evaluator.layouts)):
-        for cuts, chosen in plans_of_layout(evaluator, at):
-            found, _ = evaluator.space.estimate(
-                times, at, np.array(cuts, np.int32), np.array(chosen, np.int32), room
-            )
-            tried += 1
-            if found["status"][0] == 0:
-                best[at] = min(best[at], found["time_s"][0])
+        layout = evaluator.layouts[at]
+        for cuts in filter(lambda cuts: allowed(training, cuts), partitions(evaluator, layout)):
+            borders = np.array(cuts, np.int32)
+            longest = max(b - a for a, b in itertools.pairwise(cuts))
+            # What one stage recomputes changes nothing of another: for each the fastest that fits.
+            loads, ways = [], list(stage_ways(evaluator, layout, longest))
+            for way in ways:
+                alike = np.full(int(layout["stages"]), way, np.int32)
+                _, stages = evaluator.space.estimate(times, at, borders, alike, room)
+                held = np.array([sum(terms) for terms in stages["memory"].tolist()])
+                loads.append(np.where(held <= room * (1 + 1e-12), stages["load_s"], np.inf))
+                tried += 1
+            table = np.array(loads)
+            if np.isinf(table.min(axis=0)).any():
+                continue
+            chosen = np.array(ways, np.int32)[table.argmin(axis=0)]
+            found, _ = evaluator.space.estimate(times, at, borders, chosen, room)
+            assert found["status"][0] == 0
+            best[at] = min(best[at], found["time_s"][0])
     return Exhaustive(evaluator, times, best, tried)
 
 
@@ -234,6 +268,5 @@ def kind_of_layout(evaluator, at):
     layout = evaluator.layouts[at]
     s = evaluator.sizes[int(layout["strategy"])].strategy
     widths = s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch
-    codes = {0: "1f1b", 2: "interleaved", 3: "zero-bubble"}
     rest = (int(layout[name]) for name in ("stages", "data_parallel", "zero"))
-    return (*widths, *rest, codes[int(layout["schedule"])], int(layout["virtual_stages"]))
+    return (*widths, *rest, SCHEDULE_NAMES[int(layout["schedule"])], int(layout["virtual_stages"]))

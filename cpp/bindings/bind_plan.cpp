@@ -331,7 +331,8 @@ void bind_plan(py::module_& module) {
   py::class_<PyPlanSpace>(module, "PlanSpace")
       .def(py::init<const py::object&, std::int64_t, const py::object&, std::int32_t,
                     const py::object&, const py::object&, const py::object&, const py::object&,
-                    const py::object&, const py::object&, const py::object&, const py::object&, bool>(),
+                    const py::object&, const py::object&, const py::object&, const py::object&,
+                    bool>(),
            py::arg("fabric"), py::arg("devices"), py::arg("training"), py::arg("kinds"),
            py::arg("order"), py::arg("edges"), py::arg("tied"), py::arg("strategies"),
            py::arg("sizes"), py::arg("layouts"), py::arg("rooms"), py::arg("fits"),

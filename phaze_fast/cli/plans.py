@@ -147,9 +147,18 @@ def plan_model(
     cp: Annotated[str, typer.Option(help="Context-parallel widths to try.")] = "1",
     ep: Annotated[str, typer.Option(help="Expert-parallel widths to try.")] = "1",
     zero: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1",
-    recompute: Annotated[str, typer.Option(help="auto, none, selective or full.")] = "auto",
+    recompute: Annotated[
+        str,
+        typer.Option(
+            help="auto, none, selective, full, or sets joined by +: norms, activations, "
+            "gated-product, up-projection, attention; of several each stage has what is fastest."
+        ),
+    ] = "auto",
     schedule: Annotated[
-        str, typer.Option(help="1f1b, interleaved, zero-bubble; several to try.")
+        str,
+        typer.Option(
+            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v; several to try."
+        ),
     ] = "1f1b,interleaved",
     virtual: Annotated[str, typer.Option(help="Chunks per stage where interleaved.")] = "2,4",
     rank_order: Annotated[
@@ -175,7 +184,7 @@ def plan_model(
             "context_parallel": several(cp, "cp"),
             "expert_parallel": several(ep, "ep"),
             "zero": several(zero, "zero"),
-            "recompute": recompute,
+            "recompute": tuple(recompute.split(",")),
             "schedule": tuple(schedule.split(",")),
             "virtual": several(virtual, "virtual"),
             "rank_order": rank_order,

@@ -75,6 +75,13 @@ def _given(plan: Path | None, options: dict[str, Any]) -> PlanSpec:
     return spec.replace(**said) if said else spec
 
 
+def _by_stage(recompute: str | None) -> str | tuple[str, ...] | None:
+    """Read what all stages recompute, or what each does."""
+    if recompute is None or "," not in recompute:
+        return recompute
+    return tuple(recompute.split(","))
+
+
 @with_groups
 def predict_plan(
     model: ModelName,
@@ -98,12 +105,19 @@ def predict_plan(
         int | None, typer.Option(help="Sequences of one step (default 512).")
     ] = None,
     schedule: Annotated[
-        str | None, typer.Option(help="1f1b, interleaved or zero-bubble (default 1f1b).")
+        str | None,
+        typer.Option(
+            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v or dualpipe-v (default 1f1b)."
+        ),
     ] = None,
     virtual: Annotated[int | None, typer.Option(help="Chunks per stage where interleaved.")] = None,
     recompute: Annotated[
         str | None,
-        typer.Option(help="auto (as little as fits), none, selective or full (default auto)."),
+        typer.Option(
+            help="auto (what fits and is fastest, the default), none, selective, full, or sets "
+            "joined by +: norms, activations, gated-product, up-projection, attention; "
+            "full:3/norms: the first 3 blocks of a chunk; one for each stage, divided by commas."
+        ),
     ] = None,
     stages: Annotated[
         str | None,
@@ -135,7 +149,7 @@ def predict_plan(
             "global_batch": global_batch,
             "schedule": schedule,
             "virtual": virtual,
-            "recompute": recompute,
+            "recompute": _by_stage(recompute),
             "stages": several(stages, "--stages"),
             "rank_order": rank_order,
         },

@@ -185,7 +185,7 @@ def _training(options: dict[str, Any]) -> Training:
             **{name: value for name, value in data.items() if value is not None},
             "global_batch": options["global_batch"],
             "seq": options["seq"],
-            "recompute": options["recompute"],
+            "recompute": tuple(options["recompute"].split(",")),
             "schedule": tuple(options["schedule"].split(",")),
             "optimizer": options["optimizer"],
         }
@@ -228,9 +228,18 @@ def search_chips(
     cp: Annotated[str, typer.Option(help="Context-parallel widths to try.")] = "1",
     ep: Annotated[str, typer.Option(help="Expert-parallel widths to try.")] = "1",
     zero: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1",
-    recompute: Annotated[str, typer.Option(help="auto, none, selective or full.")] = "auto",
+    recompute: Annotated[
+        str,
+        typer.Option(
+            help="auto, none, selective, full, or sets joined by +: norms, activations, "
+            "gated-product, up-projection, attention; of several each stage has what is fastest."
+        ),
+    ] = "auto",
     schedule: Annotated[
-        str, typer.Option(help="1f1b, interleaved, zero-bubble; several to try.")
+        str,
+        typer.Option(
+            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v; several to try."
+        ),
     ] = "1f1b,interleaved",
     seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam",

@@ -107,9 +107,16 @@ def show(
     microbatch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
     microbatches: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
     seq: Annotated[int | None, typer.Option(help="Sequence length.")] = None,
-    recompute: Annotated[str, typer.Option(help="none, selective or full.")] = "none",
+    recompute: Annotated[
+        str,
+        typer.Option(
+            help="none, selective, full, or sets joined by +: norms, activations, gated-product, "
+            "up-projection, attention."
+        ),
+    ] = "none",
     schedule: Annotated[
-        str, typer.Option(help="1f1b, gpipe, interleaved or zero-bubble.")
+        str,
+        typer.Option(help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v or dualpipe-v."),
     ] = "1f1b",
     virtual: Annotated[int, typer.Option(help="Chunks per stage, interleaved.")] = 1,
     optimizer: Annotated[str, typer.Option(help="adam, sgd, ...")] = "adam",

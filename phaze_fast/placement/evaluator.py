@@ -298,7 +298,12 @@ class PlanEvaluator:
         at = np.arange(len(self.layouts), dtype=np.int64)
         free = np.full(len(at), -1, dtype=np.int32)
         found = self.space.estimate_even(times, at, free, room_bytes, 1)
-        seconds = np.where(found["status"] == 0, found["time_s"], np.inf)
+        # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
+        chunks = self.layouts["stages"] * self.layouts["virtual_stages"]
+        uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)
+        uneven |= self.layouts["microbatches"] % self.layouts["stages"] != 0
+        uneven &= self.layouts["virtual_stages"] > 1
+        seconds = np.where((found["status"] == 0) & ~uneven, found["time_s"], np.inf)
         if not len(seconds) or not np.isfinite(seconds.min()):
             return []
         best = int(np.argmin(seconds))

@@ -52,8 +52,8 @@ class PlanSpec(Record):
     """Chunks per stage: 2 or more where interleaved, 2 where folded (zb-v, dualpipe-v), else 1."""
     recompute: str | tuple[str, ...] = "auto"
     """What is computed again in the backward pass, for all stages or for each: ``none``,
-    ``selective``, ``full``, sets of operators joined by ``+``, any of them with ``:N`` for the first
-    N blocks of each chunk (``full:3``, ``full:3/norms``); auto: the fastest that fits."""
+    ``selective``, ``full``, sets of operators joined by ``+``, any of them with ``:N`` for the
+    first N blocks of each chunk (``full:3``, ``full:3/norms``); auto: the fastest that fits."""
     stages: tuple[Count, ...] | None = None
     """Layers of each stage (of each chunk where interleaved), embedding and head counted; by
     default blocks are dealt out evenly."""

@@ -227,13 +227,16 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
 
 def _shortfall(evaluator: PlanEvaluator) -> str:
     """Say which stage of the leanest layout is over by how much, and with what."""
-    if not len(evaluator.layouts):
+    # Of layers that are dealt to chunks it is not known beforehand whether they fit.
+    searched = (evaluator.layouts["schedule"] == 0) | (evaluator.layouts["stages"] == 1)
+    layouts = evaluator.layouts[searched] if searched.any() else evaluator.layouts
+    if not len(layouts):
         return ""
     capacity = float(evaluator.rooms[0])
     reserved = float(evaluator.training.reserved_bytes)
 
     def fitting(room_bytes: float) -> PlanEvaluator:
-        given = (evaluator.sizes, evaluator.layouts)
+        given = (evaluator.sizes, layouts)
         return PlanEvaluator(
             evaluator.model, evaluator.cluster, evaluator.training, [room_bytes + reserved], given
         )
@@ -267,12 +270,16 @@ def _shortfall(evaluator: PlanEvaluator) -> str:
 
 def _nearest(model: TransformerModel, cluster: Cluster, training: Training) -> str:
     """Say what small change would fit: recompute more, share more, smaller pieces, more devices."""
+    if "1f1b" in training.schedule:  # of other schedules it is not known beforehand
+        training = training.model_copy(update={"schedule": ("1f1b",)})
     changes: list[tuple[str, Training, Cluster]] = [
         ("recompute: auto", training.model_copy(update={"recompute": ("auto",)}), cluster),
         ("microbatch: 1", training.model_copy(update={"microbatch": (1,)}), cluster),
         ("zero: 3", training.model_copy(update={"zero": (3,)}), cluster),
     ]
-    together = training.model_copy(update={"recompute": ("auto",), "microbatch": (1,), "zero": (3,)})
+    together = training.model_copy(
+        update={"recompute": ("auto",), "microbatch": (1,), "zero": (3,)}
+    )
     changes.append(("recompute auto, microbatch 1 and zero 3 together", together, cluster))
     for factor in (2, 4, 8, 16, 32, 64):
         try:

@@ -11,15 +11,16 @@ from typing import Any, ClassVar
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import FOLDED, SCHEDULES
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.placement.columns import coded, recompute_words, whole
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
 from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.plans import Plan
-from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in, recompute_code
+from phaze_fast.placement.recompute import RECOMPUTE, modes_in, recompute_code
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes
 from phaze_fast.placement.times import KindTimes, memory_of
 from phaze_fast.placement.training import RANK_ORDERS, Training
@@ -30,6 +31,7 @@ from phaze_fast.threads import thread_count
 __all__ = ["Predictions", "predict", "predict_batch"]
 
 Array = np.ndarray[Any, Any]
+
 
 def _checked_model(model: TransformerModel | str) -> TransformerModel:
     found = load(model) if isinstance(model, str) else model
@@ -194,50 +196,6 @@ _FOLDED = [SCHEDULES.index(name) for name in FOLDED]
 _BAD_DEVICES, _BAD_BATCH, _BAD_SCHEDULE, _BAD_EXPERTS, _BAD_STRATEGY = 3, 4, 6, 8, 9
 
 
-def _coded(name: str, values: Any, accepted: Mapping[str, int]) -> Array:
-    """Words as codes; an array of words of few kinds is looked at once for each kind."""
-    words = np.asarray(values)
-    if words.dtype.kind not in "UO":
-        raise InvalidTypeError(f"{name}: dtype {words.dtype} is not accepted; expected words")
-    kinds, which = np.unique(words.astype(str), return_inverse=True)
-    for word in kinds.tolist():
-        if word not in accepted:
-            raise InvalidInputError(f"{name}: {word!r} is not accepted; {nearest(word, accepted)}")
-    codes = np.array([accepted[word] for word in kinds.tolist()], dtype=np.int64)
-    found: Array = codes[which].reshape(words.shape)
-    return found
-
-
-def _recompute_words(recompute: Any) -> tuple[list[str], Array]:
-    """What plans recompute, each once, and which of it each plan has; -1 for what fits best.
-
-    The first word is ``auto`` where some plan has that, else empty.
-    """
-    given = np.asarray(recompute)
-    if given.dtype.kind not in "UO":
-        raise InvalidTypeError(f"recompute: dtype {given.dtype} is not accepted; expected words")
-    named = [w for w in np.unique(given.astype(str)).tolist() if w != "auto"]
-    for word in named:
-        check_stage_recompute(word)
-    codes = _coded("recompute", given, {"auto": -1, **{w: k for k, w in enumerate(named)}})
-    found = ["auto" if (codes == -1).any() else "", *named]
-    if len({*modes_in(named), *(RECOMPUTE if found[0] else ())}) > _core.MAX_VARIANTS:
-        raise InvalidInputError(
-            f"recompute: {', '.join(found)} are too many modes for one call; expected "
-            f"{_core.MAX_VARIANTS} or fewer, of which auto takes {len(RECOMPUTE)}"
-        )
-    return found, codes
-
-
-def _whole(name: str, values: Any, least: int) -> Array:
-    array = np.asarray(values)
-    if array.dtype.kind not in "iu":
-        raise InvalidTypeError(f"{name}: dtype {array.dtype} is not accepted; expected integers")
-    if array.size and int(array.min()) < least:
-        raise InvalidInputError(f"{name}: {array.min()} is not accepted; expected {least} or more")
-    return array.astype(np.int64)
-
-
 def predict_batch(
     model: TransformerModel | str,
     cluster: Cluster,
@@ -300,19 +258,19 @@ def predict_batch(
     """  # noqa: E501 (names of parameters that share a description)
     known = _checked_model(model)
     workers = thread_count(threads)
-    words, mode = _recompute_words(recompute)
+    words, mode = recompute_words(recompute)
     columns = {
-        "t": _whole("tensor_parallel", tensor_parallel, 1),
-        "p": _whole("pipeline", pipeline, 1),
-        "d": _whole("data_parallel", data_parallel, 1),
-        "b": _whole("microbatch", microbatch, 1),
-        "zero": _whole("zero", zero, 0),
-        "v": _whole("virtual", virtual, 1),
-        "cp": _whole("context_parallel", context_parallel, 1),
-        "ep": _whole("expert_parallel", expert_parallel, 1),
+        "t": whole("tensor_parallel", tensor_parallel, 1),
+        "p": whole("pipeline", pipeline, 1),
+        "d": whole("data_parallel", data_parallel, 1),
+        "b": whole("microbatch", microbatch, 1),
+        "zero": whole("zero", zero, 0),
+        "v": whole("virtual", virtual, 1),
+        "cp": whole("context_parallel", context_parallel, 1),
+        "ep": whole("expert_parallel", expert_parallel, 1),
         "mode": mode,
-        "schedule": _coded("schedule", schedule, _CODES),
-        "order": _coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
+        "schedule": coded("schedule", schedule, _CODES),
+        "order": coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
     }
     try:
         rows = dict(zip(columns, np.broadcast_arrays(*columns.values()), strict=True))

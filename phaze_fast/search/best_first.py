@@ -245,16 +245,17 @@ class BestFirstSearch:
         going: Array = (level == 1) | first | has_plan
         return going
 
-    def _seed(self) -> None:
+    def _seed(self, limited: bool) -> None:
         """Find something to beat: the most promising candidates of each model go all the way.
 
         Again until as many chip groups are placed as are asked for: without a limit every
-        candidate of a large space would be listed.
+        candidate of a large space would be listed. Once where the budget is limited.
         """
-        for _ in range(_SEED_ROUNDS):
+        for _ in range(1 if limited else _SEED_ROUNDS):
             for i, table in enumerate(self.tables):
                 for level, count in enumerate(_SEEDS, start=1):
-                    self._seed_level(i, table, level, max(count, self.best.top * (5 - level)))
+                    more = 0 if limited else self.best.top * (5 - level)
+                    self._seed_level(i, table, level, max(count, more))
             if self.every or np.isfinite(self.best.limit):
                 return
 
@@ -320,7 +321,7 @@ class BestFirstSearch:
             for s in range(len(table.evaluator)):
                 table.bound(s, everything, 1)
         self._note(sum(table.level.size for table in self.tables), 0.0)
-        self._seed()
+        self._seed(limited=budget != Budget())
         if self.objectives:
             self._seed_front()
         while True:

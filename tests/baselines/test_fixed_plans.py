@@ -103,6 +103,10 @@ def test_every_megatron_plan_is_even_and_none_is_faster_than_the_free_one(stages
     )
     uniform = _Uniform(model, cluster, step, modes)
     even, free = uniform.plans(True, (0, 1)), uniform.plans(False, (0, 1))
+    if schedule == "interleaved" and all(12 % (stages * chunks) for chunks in step.virtual):
+        assert not even  # chunks of unlike sizes are for free plans alone
+        assert (len(free) > 0) == (stages > 1)
+        return
     assert len(even) == len(free)
     if schedule == "1f1b":
         assert len(even) == 6  # three ways to recompute, two ZeRO stages

@@ -66,3 +66,16 @@ def test_every_chip_with_a_usual_fabric_has_plans(capsys):
         assert data["calibration"]["chip"] == name
     assert main(["plan", "gpt2-small", "--chip", "wse-3", "--devices", "8"]) == 2
     assert "fabric: missing, and wse-3 has no usual one" in capsys.readouterr().err
+
+
+def test_schedules_and_ways_to_recompute_are_lists(capsys):
+    words = ["plan", "gpt2-small", "--chip", "h100", "--devices", "8", "--tp", "1", "--dp", "1"]
+    words += ["--pp", "4", "--global-batch", "32", "--microbatch", "1", "--json"]
+    words += ["--schedule", "gpipe,zb-h1,zb-h2,zb-v,dualpipe-v"]
+    assert main([*words, "--recompute", "norms+activations,full"]) == 0
+    plans = json.loads(capsys.readouterr().out)["plans"]
+    assert {each["schedule"] for each in plans} == {"gpipe", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"}
+    texts = {stage["recompute"] for each in plans for stage in each["stages"]}
+    assert texts == {"norms+activations"}
+    assert main([*words, "--recompute", "norms+activation"]) == 2
+    assert "did you mean 'activations'" in capsys.readouterr().err

@@ -37,6 +37,15 @@ def test_a_plan_that_was_found_is_read_from_its_file(tmp_path):
     assert json.loads(again.stdout)["plan"] == best
 
 
+def test_what_each_stage_recomputes_is_given_in_words():
+    words = ["--recompute", "full:3/norms,none", "--schedule", "zb-h2"]
+    done = phaze("predict", *HERE, *WIDTHS, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["plan"]["schedule"] == "zb-h2"
+    assert [stage["recompute"] for stage in document["stages"]] == ["full:3/norms", "none"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -44,6 +53,8 @@ def test_a_plan_that_was_found_is_read_from_its_file(tmp_path):
         (["--tp", "4", "--dp", "4", "--global-batch", "66"], "dp x microbatch = 4 x 1 = 4"),
         ([*WIDTHS, "--schedule", "gpipes"], "schedule: 'gpipes'"),
         ([*WIDTHS, "--recompute", "ful"], "recompute: 'ful' is not accepted"),
+        ([*WIDTHS, "--recompute", "full:3/,none,none"], "recompute: 3 entries are not accepted"),
+        ([*WIDTHS, "--recompute", "full:0"], "recompute: '0' in 'full:0' is not accepted"),
         ([*WIDTHS, "--stages", "17,18"], "17 + 18 = 35 layers; expected the 34"),
         ([*WIDTHS, "--plan", "nowhere.json"], "nowhere.json"),
     ],

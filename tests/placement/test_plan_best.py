@@ -1,61 +1,50 @@
 """The plan that is found is the best of all: every partition, every mode of every stage, tried out."""
 
 import random
-from itertools import combinations, pairwise, product
 
 import pytest
 from oracle_cases import small_problem, spec_of
 from reference.plan import (
-    chunks_of,
+    chunks_on,
     exchange,
     least_memory,
     longest_tail,
+    partitions,
     passes,
+    played,
+    recompute_texts,
+    stage_backward,
     stage_memory,
-    time_1f1b,
-    time_interleaved,
-    time_zero_bubble,
 )
-from reference.plan_layers import MODES, Layers, Network
+from reference.plan_layers import Layers, Network
 
 from phaze_fast.placement import PlanEvaluator, plan
 
-
-def partitions(layers, spec):
-    if spec.schedule == "interleaved":  # dealt out evenly, nothing to choose
-        yield chunks_of(layers, spec)
-        return
-    count = len(layers.order)
-    for cuts in combinations(range(1, count), spec.pp - 1):
-        yield [list(range(a, b)) for a, b in pairwise([0, *cuts, count])]
+MODES = ("none", "norms+activations", "full")
 
 
 def least_time(model, cluster, spec, room):
     """Seconds of the best of all plans of a layout that fit."""
     layers, p = Layers(model, cluster, spec, Network(cluster, spec)), spec.pp
-    m = spec.global_batch // (spec.dp * spec.microbatch)
-    known = MODES if model.attention == "eager" else ("none", "full")  # selective is none then
     best = float("inf")
     for chunks in partitions(layers, spec):
-        stages = [[i for chunk in chunks[k::p] for i in chunk] for k in range(p)]
-        fitting = [
-            [
-                mode
-                for mode in known
-                if sum(stage_memory(model, layers, spec, at, k, mode).values()) <= room
+        stages = [[chunks[c] for c in chunks_on(spec, k)] for k in range(p)]
+        chosen = []
+        for k, own in enumerate(stages):
+            longest = max(sum(map(layers.is_block, chunk)) for chunk in own)
+            fitting = [
+                text
+                for text in recompute_texts(longest, MODES)
+                if sum(stage_memory(model, layers, spec, own, k, text).values()) <= room
             ]
-            for k, at in enumerate(stages)
-        ]
-        tail = longest_tail(layers, spec, stages)
-        for modes in product(*fitting):
-            f, b, w = passes(model, layers, spec, chunks, modes)
-            if spec.schedule == "interleaved":
-                pipeline = time_interleaved(f, b, p, m)
-            elif spec.schedule == "zero-bubble":
-                pipeline = time_zero_bubble(f, b, w, m)
-            else:
-                pipeline = time_1f1b(f, b, m)
-            best = min(best, pipeline + tail)
+            if not fitting:
+                break
+            # A slower stage never makes a schedule faster.
+            chosen.append(min(fitting, key=lambda t, own=own: stage_backward(layers, own, t)))
+        if len(chosen) == p:
+            f, b, w = passes(model, layers, spec, chunks, chosen)
+            tail = longest_tail(layers, spec, [[i for c in own for i in c] for own in stages])
+            best = min(best, played(spec, f, b, w) + tail)
     return best + exchange(layers, spec)
 
 
@@ -72,14 +61,14 @@ def alone(training, spec):
 def assert_best(seed):
     """Four layouts of a small model, with just enough memory, more, or plenty."""
     rng = random.Random(seed)
-    model, cluster, training = small_problem(seed)
+    model, cluster, training = small_problem(seed, MODES)
     model = model.replace(layers=min(model.layers, 2 if model.encoder_layers else 4))
     layouts = PlanEvaluator(model, cluster, training, [1e15])
     for row in rng.choices(range(len(layouts.layouts)), k=4):
         spec = spec_of(layouts, layouts.layouts[row])
         if spec.pp > 4:
             continue
-        needed = least_memory(model, cluster, spec)
+        needed = least_memory(model, cluster, spec, MODES)
         room = int(needed * rng.choice([1 + 1e-9, 1.1, 1.5, 3, 100])) + 1
         hbm = cluster.chip.hbm.replace(capacity_bytes=room)
         tight = cluster.replace(chip=cluster.chip.replace(hbm=hbm))

@@ -171,7 +171,7 @@ def test_every_stage_recomputes_what_makes_it_fastest():
             mixed += hold_fastest(model, cluster, plans.best, step.recompute)
             held += 1
     assert seed < 600
-    assert mixed > 100
+    assert mixed > 50
 
 
 def test_auto_tries_every_mode_and_every_mix():
@@ -254,7 +254,7 @@ def test_a_stage_that_recomputes_some_is_within_a_block_of_its_limit():
 
 @pytest.mark.parametrize("lacking", [1, 200, 822, 3000])
 def test_a_little_too_much_costs_a_little(lacking):
-    """Recomputing all of a stage for 822 MiB costs a fifth of the speed and leaves 20 GiB free."""
+    """All of the first stage recomputed costs a tenth of the speed and leaves 68 GiB of it free."""
     on = Cluster(devices=8, fabric="dgx-h100", chip="h100")
     given = {"global_batch": 64, "pp": 4, "dp": 2, "microbatch": 4, "zero": 1, "reserved_bytes": 0}
     plain = predict("llama2-7b", on, {**given, "recompute": "none"})
@@ -262,12 +262,11 @@ def test_a_little_too_much_costs_a_little(lacking):
     assert predict("llama2-7b", short, {**given, "recompute": "none"}).over_bytes > 0
     all_of_it = predict("llama2-7b", short, {**given, "recompute": ("full", *["none"] * 3)})
     found = predict("llama2-7b", short, given)
-    print(lacking, plain.time_s, all_of_it.time_s, found.time_s, all_of_it.limit_bytes/GIB, all_of_it.stages[0].memory_bytes/GIB, found.stages[0].memory_bytes/GIB, [s.recompute for s in found.stages])
     assert all_of_it.over_bytes == 0
-    assert all_of_it.time_s > 1.15 * plain.time_s
-    assert all_of_it.limit_bytes - all_of_it.stages[0].memory_bytes > 20 * GIB
+    assert all_of_it.time_s > 1.1 * plain.time_s
+    assert all_of_it.limit_bytes - all_of_it.stages[0].memory_bytes > 60 * GIB
     assert found.over_bytes == 0
-    assert found.time_s < (1.005 + lacking / 100_000) * plain.time_s
+    assert found.time_s < 1.001 * plain.time_s
     first = found.stages[0]
     assert first.recompute != "none"
-    assert found.limit_bytes - first.memory_bytes < 4 * GIB
+    assert found.limit_bytes - first.memory_bytes < 3 * GIB

@@ -5,10 +5,9 @@ Every stage is a list of positions; `reference.plan_layers` has the layers and t
 
 from itertools import accumulate, combinations, pairwise, permutations, product
 
+from phaze_fast.placement.recompute import RECOMPUTE
 from reference.pipeline_events import makespan, simulate
 from reference.plan_layers import Layers, Network
-
-from phaze_fast.placement.recompute import RECOMPUTE
 
 FOLDED = ("zb-v", "dualpipe-v")
 
@@ -253,9 +252,7 @@ def evaluate(model, cluster, spec):
     f, b, w = passes(model, layers, spec, chunks, modes)
     pipeline = played(spec, f, b, w)
     tail, tied = longest_tail(layers, spec, positions), exchange(layers, spec)
-    memory = [
-        stage_memory(model, layers, spec, own, k, modes[k]) for k, own in enumerate(stages)
-    ]
+    memory = [stage_memory(model, layers, spec, own, k, modes[k]) for k, own in enumerate(stages)]
     return {
         "time_s": pipeline + tail + tied,
         "memory_bytes": max(sum(terms.values()) for terms in memory),

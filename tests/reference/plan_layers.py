@@ -114,7 +114,7 @@ def layer_times(model, strategy, chip, fabric, expert_stride):
         forward, backward = float(makespans[2 * k]), float(makespans[2 * k + 1])
         ahead, back = costs.time_s(2 * k)[0], costs.time_s(2 * k + 1)[0]
         again = {"none": 0.0, "full": forward}
-        for mode in (*MODES[1:-1], "norms", "activations", "gated-product"):
+        for mode in (*MODES[1:-1], "norms", "activations", "gated-product", "norms+activations"):
             chosen = layer.forward.recomputed(mode)
             again[mode] = sum(
                 float(s)

@@ -291,17 +291,10 @@ def test_a_process_that_is_killed_leaves_what_it_kept(path):
 # ---- the fingerprint ----
 
 
-def test_the_fingerprint_is_the_same_in_other_processes_and_soon_made():
+def test_the_fingerprint_is_the_same_in_other_processes():
     code = "from phaze_fast.runs.fingerprint import pricing_fingerprint as f; print(f().hex())"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == fingerprint.pricing_fingerprint().hex()
-    took_s = []
-    for _ in range(5):
-        fingerprint.pricing_fingerprint.cache_clear()
-        begun_s = time.perf_counter()
-        fingerprint.pricing_fingerprint()
-        took_s.append(time.perf_counter() - begun_s)
-    assert min(took_s) < 0.03
 
 
 def test_the_fingerprint_covers_all_that_prices_an_answer():

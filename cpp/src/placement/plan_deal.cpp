@@ -24,7 +24,8 @@ double choices(int all, int some) noexcept {
 PlanStatus PlanSolver::check_deal() const {
   const LayoutRecord& l = row_->layout;
   if (stages_ == 1) return PlanStatus::kOk;
-  const int ends = (space_->first_block > 0 ? 1 : 0) + (space_->layers > space_->last_block ? 1 : 0);
+  const int ends =
+      (space_->first_block > 0 ? 1 : 0) + (space_->layers > space_->last_block ? 1 : 0);
   if (stages_ * l.virtual_stages > space_->blocks + ends) return PlanStatus::kTooManyStages;
   const PipelineStatus possible =
       check_schedule(schedule_of(l), stages_, l.virtual_stages, rounds_);

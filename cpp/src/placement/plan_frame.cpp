@@ -144,6 +144,7 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
       if ((problem.tied_from[t] < cut) != (problem.tied_to[t] < cut)) may_cut[at(cut)] = 0;
     }
   }
+  free_cuts = std::find(may_cut.begin(), may_cut.end(), 0) == may_cut.end();
   chain = true;
   for (std::size_t e = 0; e < problem.edge_from.size(); ++e) {
     chain = chain && problem.edge_to[e] == problem.edge_from[e] + 1;

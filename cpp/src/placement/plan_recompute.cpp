@@ -11,8 +11,9 @@ namespace {
 // The fastest way that fits, as `StageRecompute` writes it, or -1. `most` is the number of blocks
 // of the longest chunk; bytes fall and seconds rise with the blocks that are recomputed further.
 template <typename Bytes, typename Seconds>
-std::int32_t fastest_that_fits(int variants, bool first_is_fastest, bool some_blocks, int most,
-                               double room_bytes, const Bytes& bytes, const Seconds& seconds) {
+std::int32_t fastest_that_fits(int variants, bool first_is_fastest, bool some_blocks, bool alike,
+                               int most, double room_bytes, const Bytes& bytes,
+                               const Seconds& seconds) {
   bool fits[kMaxVariants];
   std::int32_t best = -1;
   double best_s = std::numeric_limits<double>::infinity();
@@ -42,6 +43,20 @@ std::int32_t fastest_that_fits(int variants, bool first_is_fastest, bool some_bl
       if (high < most) offer({rest, more, high});
     }
   }
+  if (alike) return best;
+  // Where blocks or chunks differ it matters which come first: the others may be the lean ones.
+  for (int rest = 0; rest < variants; ++rest) {
+    for (int more = 0; more < variants && fits[rest]; ++more) {
+      if (fits[more]) continue;
+      int low = 0;  // fits
+      int high = most;
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (bytes(StageRecompute{rest, more, middle}) <= room_bytes ? low : high) = middle;
+      }
+      if (low > 0) offer({rest, more, low});
+    }
+  }
   return best;
 }
 
@@ -59,8 +74,9 @@ std::int32_t PlanSolver::recompute(int i, int j, int stage) {
     known = &known_[key].code;
   }
   const std::int32_t code = fastest_that_fits(
-      sums_.variants(), sums_.first_is_fastest(), space_->some_blocks, sums_.blocks(i, j),
-      room_bytes_, [&](StageRecompute r) { return sums_.bytes(r, i, j, stage); },
+      sums_.variants(), sums_.first_is_fastest(), space_->some_blocks, space_->alike,
+      sums_.blocks(i, j), room_bytes_,
+      [&](StageRecompute r) { return sums_.bytes(r, i, j, stage); },
       [&](StageRecompute r) { return sums_.backward_s(r, i, j); });
   if (known != nullptr) *known = code;
   return code;
@@ -94,12 +110,16 @@ std::int32_t PlanSolver::recompute_chunks(const Partition& partition, int stage,
                                           double room_bytes) const {
   const int chunks = row_->layout.virtual_stages;
   int most = 0;
+  int least = space_->layers;
   for (int c = 0; c < chunks; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
-    most = std::max(most, sums_.blocks(partition.cuts[chunk], partition.cuts[chunk + 1]));
+    const int own = sums_.blocks(partition.cuts[chunk], partition.cuts[chunk + 1]);
+    most = std::max(most, own);
+    least = std::min(least, own);
   }
   return fastest_that_fits(
-      sums_.variants(), sums_.first_is_fastest(), space_->some_blocks, most, room_bytes * kFits,
+      sums_.variants(), sums_.first_is_fastest(), space_->some_blocks,
+      space_->alike && least == most, most, room_bytes * kFits,
       [&](StageRecompute r) { return stage_bytes(partition, stage, r); },
       [&](StageRecompute r) {
         double sum = 0.0;
@@ -130,26 +150,29 @@ bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partit
 
 // Stages of a deal are alike where their chunks have as many layers each and the same ends.
 bool PlanSolver::choose_dealt(double room_bytes, Partition* partition) {
-  if (!space_->alike) return choose_recompute(room_bytes, false, partition);
+  if (!space_->alike || row_->layout.virtual_stages > 24) {
+    return choose_recompute(room_bytes, false, partition);
+  }
   partition->variants.assign(at(stages_), 0);
   const int chunks = row_->layout.virtual_stages;
   for (int stage = 0; stage < stages_; ++stage) {
-    std::int64_t key = stage;
-    int longer = 0;
     int least = space_->layers;
-    bool first = false;
-    bool last = false;
+    std::int64_t ends = 0;
     for (int c = 0; c < chunks; ++c) {
       const std::size_t chunk = at(chain_of(stage, c));
       const int i = partition->cuts[chunk];
       const int j = partition->cuts[chunk + 1];
-      const int own = sums_.blocks(i, j);
-      longer += own;
-      least = std::min(least, own);
-      first = first || i < space_->first_block;
-      last = last || j == space_->layers;
+      least = std::min(least, sums_.blocks(i, j));
+      if (i < space_->first_block) ends += 1;
+      if (j == space_->layers) ends += 2;
     }
-    key = ((key * 4096 + longer) * 4096 + least) * 4 + first * 2 + last;
+    std::int64_t longer = 0;  // by chunk, how many blocks more than the shortest has
+    for (int c = 0; c < chunks; ++c) {
+      const std::size_t chunk = at(chain_of(stage, c));
+      const int own = sums_.blocks(partition->cuts[chunk], partition->cuts[chunk + 1]);
+      longer = longer * 3 + (own - least);
+    }
+    const std::int64_t key = ((longer * 4096 + least) * 4 + ends) * 4096 + stage;
     const auto known = std::find_if(dealt_.begin(), dealt_.end(),
                                     [&](const auto& entry) { return entry.first == key; });
     std::int32_t code = 0;

@@ -94,7 +94,8 @@ class RoomForBlocks {
       const double needed = buffers_ + live_[v] + even * (resident_ + stash_[v]);
       found = std::min(found, v == 0 ? needed : std::max(needed, filled(most_in_flight)));
       const double all = live_[v] + most * (resident_ + most_in_flight * stash_[v]);
-      if (v == 0 && alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_) break;
+      if (v == 0 && alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_)
+        break;
     }
     return found;
   }

@@ -34,9 +34,9 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   start(space, row, times);
   room_bytes_ = room_bytes * kFits;
   if (stages_ > space.layers) return best;
-  const bool searched =
-      stages_ == 1 || schedule_of(row_->layout) == PipelineSchedule::kOneForwardOneBackward ||
-      (zero_bubble_ && rounds_ >= stages_);
+  const bool searched = stages_ == 1 ||
+                        schedule_of(row_->layout) == PipelineSchedule::kOneForwardOneBackward ||
+                        (zero_bubble_ && rounds_ >= stages_);
   if (!searched) {
     best = best_dealt(room_bytes, below_s);
     best.layout = static_cast<std::int32_t>(row);
@@ -58,9 +58,8 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   }
   for (int k = 0; k < stages_; ++k) {
     const StageRecompute way = StageRecompute::of(best.partition.variants[at(k)]);
-    best.memory_bytes =
-        std::max(best.memory_bytes,
-                 sums_.bytes(way, best.partition.cuts[at(k)], best.partition.cuts[at(k) + 1], k));
+    best.memory_bytes = std::max(best.memory_bytes, sums_.bytes(way, best.partition.cuts[at(k)],
+                                                                best.partition.cuts[at(k) + 1], k));
   }
   return best;
 }
@@ -141,24 +140,28 @@ bool PlanSolver::pack(double load_s, PlacedPlan* plan, double* next_s) {
 // A plan to beat: that of the least load with which everything can be placed. Gives a load that
 // some stage of any plan below the limit has at least; infinite where there is none.
 double PlanSolver::quick_plan(double load_s, PlacedPlan* best) {
-  double low = std::max(load_s, sums_.total_work_s() / stages_);
+  const double known = std::max(load_s, sums_.total_work_s() / stages_);
+  // Packing as much as fits finds the least load only where a longer stage takes longer, and may
+  // end anywhere.
+  const bool sure = space_->chain && space_->free_cuts;
+  double low = known;
   double high = kInfinite;
   double load = low * kLoose;
   PlacedPlan plan{kInfinite, 0.0, best->layout, {}};
   for (int step = 0; step < 40 && low < high * (1.0 - 1e-12); ++step) {
-    if (low > load_limit_s_) return kInfinite;
+    if (low > load_limit_s_) return sure ? kInfinite : known;
     load = std::min(load, load_limit_s_);
     double next_s = 0.0;
     if (pack(load, &plan, &next_s)) {
       plan.time_s = timed(plan.partition, &high);
       if (plan.time_s < best->time_s) *best = plan;
     } else {
-      if (next_s > load_limit_s_) return kInfinite;
+      if (next_s > load_limit_s_) return sure ? kInfinite : known;
       low = std::max(low, next_s);
     }
     load = high == kInfinite ? std::max(low, load * 1.02) : 0.5 * (low + high);
   }
-  return low;
+  return sure ? low : known;
 }
 
 // How far the first k stages reach, and how far back the last: each as long as the limit on loads
@@ -171,6 +174,13 @@ bool PlanSolver::find_windows() {
   };
   latest_.assign(at(stages_) + 1, 0);
   earliest_.assign(at(stages_) + 1, end);
+  if (!space_->chain) {  // a longer stage may wait for fewer messages
+    for (int k = 0; k <= stages_; ++k) {
+      latest_[at(k)] = k == 0 ? 0 : end - (stages_ - k);
+      earliest_[at(k)] = k == stages_ ? end : k;
+    }
+    return true;
+  }
   for (int k = 0; k < stages_; ++k) {
     const int i = latest_[at(k)];
     const int last = end - (stages_ - 1 - k);
@@ -277,8 +287,8 @@ void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
   }
 }
 
-// The clock is a lower bound of the schedule played, and nearly always equal to it. Where it is not,
-// every partition that it does not rule out is played, up to a number of stages looked at.
+// The clock is a lower bound of the schedule played, and nearly always equal to it. Where it is
+// not, every partition that it does not rule out is played, up to a number of stages looked at.
 void PlanSolver::walk_all(PlacedPlan* best) {
   constexpr std::int64_t kMostStages = 512;
   set_limits(best->time_s - row_->exchange_s);
@@ -304,8 +314,7 @@ void PlanSolver::walk(int stage, int j, const PipelineClock& rest, PlacedPlan* b
     if (pass.forward_s + pass.backward_s > load_limit_s_) continue;
     const PipelineClock clock =
         joined(rest, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
-    const double before_s =
-        zero_bubble_ ? sums_.forward_s(0, i) : sums_.work_s(0, i) + sends_s;
+    const double before_s = zero_bubble_ ? sums_.forward_s(0, i) : sums_.work_s(0, i) + sends_s;
     if ((clock.time_s() + before_s) * (1.0 - 1e-12) >= limit_s_) continue;
     walked_.cuts[at(stage)] = i;
     walked_.variants[at(stage)] = code;

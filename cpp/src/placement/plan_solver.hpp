@@ -91,7 +91,8 @@ class PlanSolver {
   double least_dealt(const Partition& partition, const Way& way) const;
   double message_between(int from, int to) const noexcept;
   int stage_of(int place) const noexcept {
-    const bool folded = schedule_of(row_->layout) != PipelineSchedule::kInterleaved && place >= stages_;
+    const bool folded =
+        schedule_of(row_->layout) != PipelineSchedule::kInterleaved && place >= stages_;
     return folded ? 2 * stages_ - 1 - place : place % stages_;
   }
   PlacedPlan best_dealt(double room_bytes, double below_s);

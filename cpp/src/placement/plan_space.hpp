@@ -82,6 +82,7 @@ class PlanSpaceImpl {
   int first_block = 0;  // positions of the first block and after the last
   int last_block = 0;
   bool chain = true;
+  bool free_cuts = true;     // whether stages may begin anywhere
   bool alike = false;        // all blocks are of one kind
   bool some_blocks = false;  // whether a stage may recompute some of its blocks and not others
   FabricRecord fabric{};

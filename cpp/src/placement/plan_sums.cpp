@@ -15,7 +15,8 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
   lost_ = 1.0 + space.training.fragmentation;
   const std::size_t width = at(layers_) + 1;
   for (auto* sums : {&backward_, &stash_}) sums->resize(at(variants_) * width);
-  for (auto* sums : {&forward_, &resident_, &once_, &sync_, &step_, &weight_grad_, &plain_, &work_}) {
+  for (auto* sums :
+       {&forward_, &resident_, &once_, &sync_, &step_, &weight_grad_, &plain_, &work_}) {
     sums->resize(width);
     (*sums)[0] = 0.0;
   }
@@ -61,8 +62,8 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindT
   first_is_fastest_ = true;
   for (int k = 0; k < space.kinds; ++k) {
     for (int v = 1; v < variants_; ++v) {
-      first_is_fastest_ = first_is_fastest_ && times.backward_s[at(v) * at(space.kinds) + at(k)] >=
-                                                   times.backward_s[k];
+      first_is_fastest_ = first_is_fastest_ &&
+                          times.backward_s[at(v) * at(space.kinds) + at(k)] >= times.backward_s[k];
     }
   }
   add_kinds();

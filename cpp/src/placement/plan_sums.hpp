@@ -74,8 +74,8 @@ class PlanSums {
   int variants_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;
-  double lost_ = 1.0;                               // 1 + an allocator's losses
-  std::vector<double> backward_, stash_;            // [variant][position]
+  double lost_ = 1.0;                     // 1 + an allocator's losses
+  std::vector<double> backward_, stash_;  // [variant][position]
   std::vector<double> forward_, resident_, once_, sync_, step_, weight_grad_, plain_, work_;
   std::vector<double> in_flight_;         // by stage
   std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
