@@ -161,22 +161,25 @@ def hold_fastest(model, cluster, found, modes):
     return sum(":" in stage.recompute for stage in found.stages)
 
 
-def test_every_stage_recomputes_what_makes_it_fastest():
+@pytest.mark.parametrize(
+    "cases", [pytest.param(70, id="some"), pytest.param(300, id="many", marks=pytest.mark.slow)]
+)
+def test_every_stage_recomputes_what_makes_it_fastest(cases):
     held = mixed = seed = 0
-    while held < 300:
+    while held < cases:
         seed += 1
         model, cluster, step = random_case(random.Random(seed))
         plans = plan(model, cluster, step, threads=1)
         if plans.plans:
             mixed += hold_fastest(model, cluster, plans.best, step.recompute)
             held += 1
-    assert seed < 600
-    assert mixed > 50
+    assert seed < 2 * cases
+    assert mixed > cases // 8
 
 
 def test_auto_tries_every_mode_and_every_mix():
     held = mixed = seed = 0
-    while held < 12:
+    while held < 6:
         seed += 1
         model, cluster, step = random_case(random.Random(10_000 + seed))
         if model.layers + model.encoder_layers > 4:
@@ -188,7 +191,7 @@ def test_auto_tries_every_mode_and_every_mix():
             spec = PlanSpec.of(plans.best).replace(recompute="auto")
             assert predict(model, cluster, spec) == plans.best
             held += 1
-    assert mixed >= 3
+    assert mixed >= 2
 
 
 def test_whole_stages_are_alike_where_blocks_may_not_differ():
