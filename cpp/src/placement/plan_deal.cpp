@@ -23,10 +23,12 @@ double choices(int all, int some) noexcept {
 
 PlanStatus PlanSolver::check_deal() const {
   const LayoutRecord& l = row_->layout;
-  if (stages_ == 1) return PlanStatus::kOk;
   const int ends =
       (space_->first_block > 0 ? 1 : 0) + (space_->layers > space_->last_block ? 1 : 0);
-  if (stages_ * l.virtual_stages > space_->blocks + ends) return PlanStatus::kTooManyStages;
+  if (stages_ * l.virtual_stages > std::max(1, space_->blocks + ends)) {
+    return PlanStatus::kTooManyStages;
+  }
+  if (stages_ == 1) return PlanStatus::kOk;
   const PipelineStatus possible =
       check_schedule(schedule_of(l), stages_, l.virtual_stages, rounds_);
   if (possible == PipelineStatus::kFewMicrobatches) return PlanStatus::kFewRounds;

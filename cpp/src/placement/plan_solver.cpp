@@ -34,9 +34,9 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   start(space, row, times);
   room_bytes_ = room_bytes * kFits;
   if (stages_ > space.layers) return best;
-  const bool searched = stages_ == 1 ||
-                        schedule_of(row_->layout) == PipelineSchedule::kOneForwardOneBackward ||
-                        (zero_bubble_ && rounds_ >= stages_);
+  const bool searched = row_->layout.virtual_stages == 1 &&
+                        (stages_ == 1 || (zero_bubble_ && rounds_ >= stages_) ||
+                         schedule_of(row_->layout) == PipelineSchedule::kOneForwardOneBackward);
   if (!searched) {
     best = best_dealt(room_bytes, below_s);
     best.layout = static_cast<std::int32_t>(row);
