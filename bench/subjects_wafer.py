@@ -111,7 +111,7 @@ register(
         name="mesh-collective",
         stage="wafer",
         items=1,
-        build=lambda: links_of(presets.wafer("dram-wafer"))._replace(hop_s=0.0),
+        build=lambda: links_of(presets.wafer("dram-wafer"), Layout(8, 5, 1, 1))._replace(hop_s=0.0),
         run=_collectives,
         check=_by_hand,
     )

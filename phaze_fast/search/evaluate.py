@@ -15,6 +15,7 @@ from phaze_fast.hardware.presets import chip as preset_chip
 from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement import PlanEvaluator, Training
+from phaze_fast.placement.recompute import recompute_text
 from phaze_fast.runs.executors import Workers
 from phaze_fast.search.best_first import BestFirstSearch
 from phaze_fast.search.chip_groups import ChipGroups
@@ -101,14 +102,14 @@ def _blank(count: int) -> dict[str, Array]:
     for name in ("samples_per_s", "area_mm2"):
         columns[name] = np.zeros(count)
     for name in ("schedule", "recompute"):
-        columns[name] = np.full(count, "", dtype="<U12")
+        columns[name] = np.full(count, "", dtype="<U128")
     return columns
 
 
 def _fill(columns: dict[str, Array], at: int, evaluator: PlanEvaluator, answer: Any) -> None:
     sizes, placed = evaluator.sizes[answer.strategy], answer.placed
     strategy, layout = sizes.strategy, evaluator.layouts[placed.layout]
-    names = {sizes.variants[v] for v in placed.variants}
+    names = {recompute_text(code, sizes.variants) for code in placed.variants}
     stages, replicas = int(layout["stages"]), int(layout["data_parallel"])
     values = {
         "feasible": True,
