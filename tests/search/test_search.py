@@ -158,6 +158,7 @@ def test_a_batch_is_what_plan_says_of_each_chip():
         best = pf.plan(model(), POD.replace(chip=space[i]), STEP, top=1).best
         assert found.time_s[i] == best.time_s
         assert (found.tp[i], found.pp[i], found.dp[i]) == (best.tp, best.pp, best.dp)
+        assert found.recompute[i] == best.recompute
     again = pf.evaluate_batch(model(), [space[i] for i in range(12)], POD, STEP)
     assert again.time_s.tolist() == found.time_s.tolist()
     records = pf.evaluate_batch(model(), space.chips, POD, STEP)
