@@ -40,6 +40,7 @@ Array = np.ndarray[Any, Any]
 
 
 _APART = "tied, uncut: no partition that fits keeps these layers together"
+_NO_DEAL = "memory: no deal of the layers to the chunks of the schedule fits"
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ class PlanEvaluator:
         """Give the fastest plans, distinct but for rank order, and the front; fastest first."""
         records, pool, _, empty = self.space.top_plans(times, room, top, threads)
         if empty:
-            self.rejected[_APART] = empty
+            self.rejected[_APART if self.training.tied or self.training.uncut else _NO_DEAL] = empty
         return _placed(records, pool)
 
     def best(

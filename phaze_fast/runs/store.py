@@ -22,7 +22,10 @@ from urllib.parse import quote
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.runs.fingerprint import pricing_fingerprint
 
-__all__ = ["ResultStore"]
+__all__ = ["STORE", "ResultStore"]
+
+STORE = "results.sqlite"
+"""Name of the file of results in a cache directory."""
 
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION = 0x70684661  # "phFa", in the header of every file of ours

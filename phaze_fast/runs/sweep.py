@@ -331,7 +331,8 @@ def sweep(
     progress
         Called with distinct points done and in all.
     evaluate
-        Takes a point, gives its row; at the top of a module where it runs in other processes.
+        Evaluates one point and returns its row; a function at the top of a module where it runs
+        in other processes.
     retry_errors
         Whether points that ended in an error before are evaluated again.
 

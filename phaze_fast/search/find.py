@@ -17,7 +17,7 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Training
 from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
-from phaze_fast.runs.store import ResultStore
+from phaze_fast.runs.store import STORE, ResultStore
 from phaze_fast.search.best_first import BestFirstSearch
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.goals import checked_objectives
@@ -25,10 +25,7 @@ from phaze_fast.search.plan_cache import PlanCache
 from phaze_fast.search.problem import SearchProblem, problems_of
 from phaze_fast.search.result import Budget, Outcome, Progress
 
-__all__ = ["STORE", "checked_weights", "find_chips", "search_digest"]
-
-STORE = "results.sqlite"
-"""File of a cache folder that outcomes are kept in."""
+__all__ = ["checked_weights", "find_chips", "search_digest"]
 
 
 def search_digest(

@@ -22,14 +22,12 @@ from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.runs.chunks import Lost, run_chunks
 from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
-from phaze_fast.runs.store import ResultStore
+from phaze_fast.runs.store import STORE, ResultStore
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["STORE", "Session", "Task"]
+__all__ = ["Session", "Task"]
 
-STORE = "results.sqlite"
-"""File of a cache folder that results are kept in, those of chip searches beside them."""
 
 Data = dict[str, Any]
 Progress = Callable[[int, int, float], None]

@@ -20,8 +20,9 @@ import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.runs import store
+from phaze_fast.runs.store import STORE
 from phaze_fast.search.chip_groups import ChipGroups
-from phaze_fast.search.find import STORE, find_chips
+from phaze_fast.search.find import find_chips
 from phaze_fast.search.goals import front_of
 from phaze_fast.search.problem import problems_of
 from phaze_fast.search.result import Budget
