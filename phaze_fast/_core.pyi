@@ -1,5 +1,6 @@
 """Compiled kernels of phaze_fast; call them through the packages, not directly."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -318,10 +319,22 @@ class PlanSpace:
     ) -> None: ...
     def __len__(self) -> int: ...
     def estimate_even(
-        self, times: object, layout: _Array, variant: _Array, room_bytes: float, threads: int
+        self,
+        times: object,
+        layout: _Array,
+        variant: _Array,
+        room_bytes: float,
+        free: Sequence[object],
+        threads: int,
     ) -> _Array: ...
     def estimate(
-        self, times: object, layout: int, cuts: _Array, variants: _Array, room_bytes: float
+        self,
+        times: object,
+        layout: int,
+        cuts: _Array,
+        variants: _Array,
+        room_bytes: float,
+        free: Sequence[object] = (),
     ) -> tuple[_Array, _Array]: ...
     def even_partition(
         self, times: object, layout: int, variant: int, room_bytes: float

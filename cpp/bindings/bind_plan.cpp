@@ -52,8 +52,13 @@ class PyPlanSpace {
   // What even partitions take: one row of estimates per layout.
   py::array_t<PlanEstimate> estimate_even(const py::object& times, const py::object& layout,
                                           const py::object& variant, double room_bytes,
-                                          int threads) const {
+                                          const py::object& free, int threads) const {
     const TimesView timed = by_strategy(times);
+    const std::vector<TimesView> freed = levels(free, space_.strategies());
+    std::vector<PlanSpace::TimesOf> free_of;
+    for (const TimesView& level : freed) {
+      free_of.push_back([&level](std::size_t s) { return level[s]; });
+    }
     const auto at = view<std::int64_t>(layout, "layout");
     const auto chosen = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(at.size()));
     for (std::size_t k = 0; k < at.size(); ++k) check(at[k]);
@@ -65,30 +70,37 @@ class PyPlanSpace {
       parallel_for(at.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
         space_.estimate_even(
             at.subspan(begin, end - begin), chosen.subspan(begin, end - begin),
-            [&](std::size_t s) { return timed[s]; }, room_bytes, out.subspan(begin, end - begin));
+            [&](std::size_t s) { return timed[s]; }, free_of, room_bytes,
+            out.subspan(begin, end - begin));
       });
     }
     return freeze(std::move(found));
   }
 
-  // One plan in full: its estimate and its stages. Without cuts, the even partition.
+  // One plan in full: its estimate and its stages. `times` have a row per strategy or, as
+  // `free`, the row of the plan's own.
   py::tuple estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
-                     const py::object& variants, double room_bytes) const {
-    const TimesView timed = by_strategy(times);
+                     const py::object& variants, double room_bytes,
+                     const py::object& free) const {
+    const TimesView timed(times, space_.kinds(), "times");
     check(layout);
     const auto row = static_cast<std::size_t>(layout);
-    const LayoutRecord& l = space_.layout(row);
     const auto borders = view<std::int32_t>(cuts, "cuts");
     const auto ways = view<std::int32_t>(variants, "variants");
-    const KindTimes own = timed[static_cast<std::size_t>(l.strategy)];
+    const bool one = timed.rows() == 1;
+    if (!one && timed.rows() != space_.strategies()) throw InvalidInput("times: expected one row");
+    const KindTimes own =
+        timed[one ? 0 : static_cast<std::size_t>(space_.layout(row).strategy)];
     Partition partition{{borders.begin(), borders.end()}, {ways.begin(), ways.end()}};
     const PlanStatus status = space_.check_partition(row, partition);
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
+    std::vector<KindTimes> freed;
+    for (const TimesView& level : levels(free, 1)) freed.push_back(level[0]);
     std::vector<StageEstimate> stages;
     py::array_t<PlanEstimate> found(1);
     {
       const py::gil_scoped_release release;
-      found.mutable_data()[0] = space_.estimate(row, partition, own, room_bytes, &stages);
+      found.mutable_data()[0] = space_.estimate(row, partition, own, freed, room_bytes, &stages);
     }
     py::array_t<StageEstimate> each(static_cast<py::ssize_t>(stages.size()));
     std::copy(stages.begin(), stages.end(), each.mutable_data());
@@ -208,7 +220,8 @@ class PyPlanSpace {
         throw InvalidInput("placed: not a partition of this layout");
       }
       found.mutable_data()[k] =
-          space_.estimate(layout, partition, timed[static_cast<std::size_t>(rows[k])], 0.0, nullptr)
+          space_.estimate(layout, partition, timed[static_cast<std::size_t>(rows[k])], {}, 0.0,
+                          nullptr)
               .energy_j;
     }
     return freeze(std::move(found));
@@ -276,6 +289,18 @@ class PyPlanSpace {
     }
     return timed;
   }
+  // Times with some of what layers wait for left out, by level; none where parts are not wanted.
+  std::vector<TimesView> levels(const py::object& free, std::size_t rows) const {
+    std::vector<TimesView> found;
+    for (const auto& level : free) {
+      found.emplace_back(py::reinterpret_borrow<py::object>(level), space_.kinds(), "free");
+      if (found.back().rows() != rows) throw InvalidInput("free: not as many rows as expected");
+    }
+    if (!found.empty() && found.size() != kFreeLevels) {
+      throw InvalidInput("free: expected times of " + std::to_string(kFreeLevels) + " levels");
+    }
+    return found;
+  }
   void check(std::int64_t layout) const {
     if (layout < 0 || layout >= static_cast<std::int64_t>(space_.layouts())) {
       throw InvalidInput("layout: " + std::to_string(layout) + " is not accepted; expected 0 to " +
@@ -308,8 +333,9 @@ void bind_plan(py::module_& module) {
                        data_parallel, microbatches);
   PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,
                        bucket_bytes, hbm_byte_j, network_byte_j);
-  PYBIND11_NUMPY_DTYPE(PlanParts, compute_s, recompute_s, pipeline_comm_s, imbalance_s, bubble_s,
-                       data_comm_s, optimizer_s);
+  PYBIND11_NUMPY_DTYPE(PlanParts, compute_s, tensor_comm_s, context_comm_s, expert_comm_s,
+                       pipeline_comm_s, data_comm_s, bubble_s, imbalance_s, recompute_s,
+                       optimizer_s, host_s);
   PYBIND11_NUMPY_DTYPE(MemoryTerms, weights, gradients, optimizer, activations, recompute, logits,
                        communication, fragmentation);
   PYBIND11_NUMPY_DTYPE(PlanEstimate, time_s, energy_j, parts, memory, memory_bytes, max_load_s,
@@ -339,9 +365,9 @@ void bind_plan(py::module_& module) {
            py::arg("some_blocks") = false)
       .def("__len__", &PyPlanSpace::layouts)
       .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
-           py::arg("variant"), py::arg("room_bytes"), py::arg("threads"))
+           py::arg("variant"), py::arg("room_bytes"), py::arg("free"), py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
-           py::arg("variants"), py::arg("room_bytes"))
+           py::arg("variants"), py::arg("room_bytes"), py::arg("free") = py::tuple())
       .def("even_partition", &PyPlanSpace::even_partition, py::arg("times"), py::arg("layout"),
            py::arg("variant"), py::arg("room_bytes"))
       .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),

@@ -22,7 +22,7 @@ from phaze_fast.cost.network import collectives_s, rank_groups
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import LayerGraph, OpGraph
+from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
 
 __all__ = ["Costs", "distinct_operators", "estimate_costs"]
@@ -98,6 +98,15 @@ class Costs:
             _tables=tuple(tables),
             _static_w=self._static_w[chips],
         )
+
+    def without(self, groups: Sequence[str]) -> Costs:
+        """Those with collectives of some groups of devices (`phaze_fast.opgraph.GROUPS`) free."""
+        codes = [GROUPS.index(name) for name in groups]
+        network = tuple(
+            np.where(np.isin(graph.ops["group"], codes), 0.0, seconds)
+            for graph, seconds in zip(self.graphs, self._network_s, strict=True)
+        )
+        return replace(self, _network_s=network)
 
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Seconds on all cores, shape (chips, operators); collectives over the fabric."""

@@ -18,7 +18,6 @@ from phaze_fast import _core
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import layouts_fit, optimizer
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph import Strategy
 from phaze_fast.placement.layouts import (
     Shape,
     layouts_of,
@@ -27,10 +26,10 @@ from phaze_fast.placement.layouts import (
     strategies,
 )
 from phaze_fast.placement.plans import Plan
-from phaze_fast.placement.reading import model_flops, read_plan, read_stages
+from phaze_fast.placement.reading import read_plan, read_stages
 from phaze_fast.placement.recompute import recompute_code
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes, training_record
-from phaze_fast.placement.times import KindTimes, times_on_chip
+from phaze_fast.placement.times import KindTimes, free_times_on_chip, times_on_chip
 from phaze_fast.placement.training import Training, recompute_modes
 from phaze_fast.schedule import ScheduleCache
 
@@ -267,6 +266,7 @@ class PlanEvaluator:
         recompute: Sequence[str],
         modes: Array,
         room_bytes: float,
+        free: Sequence[KindTimes] = (),
         threads: int = 1,
     ) -> Array:
         """Estimate the even partition of every layout, dtype ``_core.ESTIMATE_DTYPE``.
@@ -281,13 +281,15 @@ class PlanEvaluator:
             What each layout recomputes, a position in `recompute`; -1: the fastest that fits.
         room_bytes
             Of a device for the model.
+        free
+            Times by level of what is free, one row per strategy; without them there are no parts.
         threads
             At most this many; the answer does not depend on it.
         """
         table = np.array([[*(_coded(s, m) for m in recompute), -1] for s in self.sizes])
         variants = table[self.layouts["strategy"], modes].astype(np.int32)
         at = np.arange(len(self.layouts), dtype=np.int64)
-        found: Array = self.space.estimate_even(times, at, variants, room_bytes, threads)
+        found: Array = self.space.estimate_even(times, at, variants, room_bytes, free, threads)
         return found
 
     def best_even(self, times: KindTimes, room: int = 0) -> list[Placed]:
@@ -298,7 +300,7 @@ class PlanEvaluator:
         room_bytes = float(max(self.rooms[room], 0.0))
         at = np.arange(len(self.layouts), dtype=np.int64)
         free = np.full(len(at), -1, dtype=np.int32)
-        found = self.space.estimate_even(times, at, free, room_bytes, 1)
+        found = self.space.estimate_even(times, at, free, room_bytes, (), 1)
         # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
         chunks = self.layouts["stages"] * self.layouts["virtual_stages"]
         uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)
@@ -316,9 +318,14 @@ class PlanEvaluator:
     # ---- words and numbers ----
 
     def plan(
-        self, placed: Placed, times: KindTimes, row: int | None = None, room: int = 0,
+        self,
+        placed: Placed,
+        times: KindTimes,
+        row: int | None = None,
+        room: int = 0,
         peak_flops: float = 0.0,
-    ) -> Plan:  # fmt: skip
+        free: Sequence[KindTimes] | None = None,
+    ) -> Plan:
         """Give a plan in full.
 
         Parameters
@@ -332,49 +339,43 @@ class PlanEvaluator:
         room
             Which capacity it was placed in.
         peak_flops
-            FLOP/s of all devices, for MFU; by default those of the evaluator's own chip.
+            FLOP/s of one device, for MFU; by default of the evaluator's own chip.
+        free
+            Times by level of what is free, one row each (`free_times`); by default on the
+            evaluator's own chip.
         """
         layout = self.layouts[placed.layout]
         s = int(layout["strategy"])
-        if row is not None:
-            times = _one_of(times, row, len(self.sizes))
+        at = s if row is None else row
+        own = times.at(slice(at, at + 1))
+        if free is None and self.cluster.chip is not None:
+            free = free_times_on_chip([self.sizes[s]], self.cluster)
         cuts = np.array(placed.cuts, dtype=np.int32)
         variants = np.array(placed.variants, dtype=np.int32)
+        room_bytes = float(max(self.rooms[room], 0.0))
         estimate, stages = self.space.estimate(
-            times, placed.layout, cuts, variants, float(max(self.rooms[room], 0.0))
+            own, placed.layout, cuts, variants, room_bytes, free or ()
         )
         listed = read_stages(self.sizes[s], layout, placed.cuts, placed.variants, stages)
         return read_plan(
             self.sizes[s],
             layout,
             (estimate[0], listed),
-            proven=bool(times.proven[s]),
+            proven=bool(own.proven[0]),
             limit_bytes=float(self.rooms[room]),
             training=self.training,
-            flops=self._flops,
+            devices=self.cluster.devices,
             peak_flops=peak_flops or self._peak,
         )
 
     @cached_property
-    def _flops(self) -> float:
-        whole = strategy_sizes(self.model, Strategy(seq=self.training.seq), ("none",))
-        return model_flops(whole.graph) * self.training.global_batch
-
-    @cached_property
     def _peak(self) -> float:
         chip = self.cluster.chip
-        return 0.0 if chip is None else self.cluster.devices * chip.peak_flops("bf16")
+        return 0.0 if chip is None else chip.peak_flops("bf16")
 
 
 def _coded(sizes: StrategySizes, text: str) -> int:
     return recompute_code(text, sizes.variant_of)
-
-
-def _one_of(times: KindTimes, row: int, count: int) -> KindTimes:
-    """Repeat one row for every strategy: only the plan's own is looked at."""
-    own = times.at(slice(row, row + 1))
-    rows = np.zeros(count, dtype=np.int64)
-    return own.at(rows) if count > 1 else own
 
 
 def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Array]]:

@@ -15,16 +15,21 @@ __all__ = ["PARTS", "Plan", "Stage"]
 
 PARTS = (
     "compute",
-    "recompute",
+    "tensor_comm",
+    "context_comm",
+    "expert_comm",
     "pipeline_comm",
-    "imbalance",
-    "bubble",
     "data_comm",
+    "bubble",
+    "imbalance",
+    "recompute",
     "optimizer",
+    "host",
 )
-"""What the seconds of a step are spent on: operators; operators that run again; messages between
-stages; the slowest stage against the mean; filling and draining the pipeline; gradients and weights
-that nothing hides; the optimiser's step."""
+"""What the seconds of a step are spent on: operators; collectives of tensor-, context- and
+expert-parallel groups, messages between stages, gradients and weights, as far as nothing hides
+them; filling and draining the pipeline; the slowest stage against the mean; operators that run
+again; the optimiser's step; waiting for the host. docs/placement.md says how they are told apart."""
 
 
 @dataclass(frozen=True)
@@ -122,10 +127,16 @@ class Plan:
     """Joules of one step on the devices in use."""
     samples_per_s: float
     tokens_per_s: float
+    tokens_per_s_per_device: float
+    tflops_per_device: float
+    """Model FLOP/s of one device by the common formula, in 10^12; idle devices count."""
     mfu: float
-    """Model FLOP/s over the peak of all devices of the cluster; causal attention counts half."""
+    """Model FLOPs utilisation by the common formula: attention in full, over the peak of all
+    devices of the cluster."""
+    mfu_causal: float
+    """The same with masked attention counted by half."""
     hfu: float
-    """The same with recomputed operators counted again."""
+    """Hardware FLOPs utilisation: as `mfu`, with what is computed again counted again."""
     stages: tuple[Stage, ...]
     """First to last."""
 

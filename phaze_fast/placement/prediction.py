@@ -22,7 +22,7 @@ from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, modes_in, recompute_code
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes
-from phaze_fast.placement.times import KindTimes, memory_of
+from phaze_fast.placement.times import KindTimes, free_times_on_chip, memory_of
 from phaze_fast.placement.training import RANK_ORDERS, Training
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.tables import Table
@@ -350,6 +350,7 @@ def _predicted(
             words[1:],
             some["mode"],
             max(room, 0.0),
+            free_times_on_chip(sizes, cluster, threads=threads),
             threads,
         )
     return _read(estimates, room)

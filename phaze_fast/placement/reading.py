@@ -11,36 +11,26 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.memory import SCHEDULES, TERMS
-from phaze_fast.opgraph import LayerGraph, OpGraph
+from phaze_fast.opgraph import OpGraph
 from phaze_fast.placement.plans import PARTS, Plan, Stage
 from phaze_fast.placement.recompute import block_mode, recompute_code, recompute_text
 from phaze_fast.placement.sizes import StrategySizes
+from phaze_fast.placement.throughput import step_throughput
 from phaze_fast.placement.training import RANK_ORDERS, Training
 from phaze_fast.records import FrozenDict
 
-__all__ = ["model_flops", "read_plan", "read_stages"]
+__all__ = ["read_plan", "read_stages"]
 
 Array = np.ndarray[Any, Any]
 
 _TENSOR_UNITS = (0, 2)  # operators on tensor cores, alone or with vector cores
 
 
-def _flops(graph: OpGraph, names: frozenset[str] | None = None) -> float:
-    """FLOPs of a graph's matrix operators, or of some of them; causal attention counts half."""
+def _flops(graph: OpGraph, names: frozenset[str]) -> float:
+    """FLOPs of some matrix operators of a graph; attention counts in full."""
     counted = np.isin(graph.ops["unit"], _TENSOR_UNITS)
-    if names is not None:
-        counted &= np.array([name in names for name in graph.names], dtype=bool)
-    ops = graph.ops[counted]
-    return float((ops["flops"] * np.where(ops["causal"] != 0, 0.5, 1.0)).sum())
-
-
-def model_flops(graph: LayerGraph) -> float:
-    """FLOPs of one micro-batch on one device that the model asks for, nothing recomputed.
-
-    Matrix operators only, causal attention as it is computed, so that no plan exceeds the peak of
-    its chips.
-    """
-    return sum(x.count * (_flops(x.forward) + _flops(x.backward)) for x in graph.layers)
+    counted &= np.array([name in names for name in graph.names], dtype=bool)
+    return float(graph.ops["flops"][counted].sum())
 
 
 @lru_cache(maxsize=512)
@@ -109,7 +99,7 @@ def read_plan(
     proven: bool,
     limit_bytes: float,
     training: Training,
-    flops: float,
+    devices: int,
     peak_flops: float,
 ) -> Plan:
     """Put a plan into words and numbers.
@@ -126,18 +116,26 @@ def read_plan(
         Of a device for the model.
     training
         The step.
-    flops
-        Of one step, as the model asks for them.
+    devices
+        All of the cluster, idle ones included.
     peak_flops
-        FLOP/s of all devices.
+        FLOP/s of one device.
     """
     estimate, stages = what
     strategy, model = sizes.strategy, sizes.graph.model
     rounds, replicas = int(layout["microbatches"]), int(layout["data_parallel"])
     again = sum(_stage_flops(sizes, stage) for stage in stages)
     time_s = float(estimate["time_s"])
-    peak = peak_flops * time_s
-    samples = replicas * rounds * strategy.microbatch / time_s if time_s > 0 else float("inf")
+    sequences = replicas * rounds * strategy.microbatch
+    speed = step_throughput(
+        model,
+        sequences,
+        time_s,
+        devices,
+        peak_flops,
+        training.seq,
+        recomputed_flops=again * sizes.inner * replicas * rounds,
+    )
     return Plan(
         tp=strategy.tensor_parallel,
         pp=int(layout["stages"]),
@@ -160,9 +158,12 @@ def read_plan(
         memory_bytes=float(estimate["memory_bytes"]),
         limit_bytes=limit_bytes,
         energy_j=float(estimate["energy_j"]),
-        samples_per_s=samples,
-        tokens_per_s=samples * (training.seq or model.seq),
-        mfu=flops / peak if peak > 0 else 0.0,
-        hfu=(flops + again * sizes.inner * replicas * rounds) / peak if peak > 0 else 0.0,
+        samples_per_s=sequences / time_s,
+        tokens_per_s=speed.tokens_per_s,
+        tokens_per_s_per_device=speed.tokens_per_s_per_device,
+        tflops_per_device=speed.tflops_per_device,
+        mfu=speed.mfu,
+        mfu_causal=speed.mfu_causal,
+        hfu=speed.hfu,
         stages=stages,
     )

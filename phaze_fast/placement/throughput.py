@@ -148,8 +148,7 @@ class Throughput:
     mfu_causal: float
     """The same with masked attention counted by half."""
     hfu: float
-    """Hardware FLOPs utilisation: what is executed, recomputation included, masked attention by
-    half."""
+    """Hardware FLOPs utilisation: as `mfu`, with what is computed again counted again."""
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as plain data."""
@@ -182,8 +181,7 @@ def step_throughput(
     seq
         Tokens of a sequence, by default the model's.
     recomputed_flops
-        Operations of the step that are computed again, masked attention as it is computed; only
-        `hfu` counts them.
+        Operations of the step that are computed again, attention in full; only `hfu` counts them.
 
     Raises
     ------
@@ -199,7 +197,7 @@ def step_throughput(
     (0.406, 401, 152.8)
     """
     flops = model_flops(model, seq, sequences)
-    executed = flops.total_causal + recomputed_flops
+    executed = flops.total + recomputed_flops
     return Throughput(
         tokens_per_s=flops.tokens / time_s,
         tokens_per_s_per_device=tokens_per_s_per_device(flops.tokens, time_s, devices),

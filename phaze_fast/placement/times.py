@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from threading import Lock
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, Hbm
-from phaze_fast.opgraph import Layer
+from phaze_fast.opgraph import GROUPS, Layer
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
 
-__all__ = ["MAX_NODES", "KindTimes", "hbm_share", "memory_of", "times_on_chip"]
+__all__ = [
+    "FREE_LEVELS",
+    "MAX_NODES",
+    "KindTimes",
+    "free_times",
+    "free_times_on_chip",
+    "hbm_share",
+    "memory_of",
+    "times_on_chip",
+]
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 MAX_NODES = 20_000
 """Of the search for one layer's schedule."""
+
+FREE_LEVELS = (("expert",), ("expert", "context"), ("expert", "context", "tensor"))
+"""Groups of devices whose collectives are free, level by level, where a step is taken apart."""
 
 
 def memory_of(chip: Accelerator | None) -> Hbm:
@@ -154,14 +167,14 @@ class KindTimes:
         )
 
 
-class _Kept:
-    """Times of strategies on clusters that were worked out before, for the latest few clusters."""
+class _Kept(Generic[T]):
+    """What was worked out of strategies on clusters before, for the latest few clusters."""
 
     def __init__(self, clusters: int) -> None:
         self._most, self._lock = clusters, Lock()
-        self._known: OrderedDict[Cluster, dict[StrategySizes, KindTimes]] = OrderedDict()
+        self._known: OrderedDict[Cluster, dict[StrategySizes, T]] = OrderedDict()
 
-    def on(self, cluster: Cluster) -> dict[StrategySizes, KindTimes]:
+    def on(self, cluster: Cluster) -> dict[StrategySizes, T]:
         """Those of one cluster; what is added is kept."""
         with self._lock:
             times = self._known.setdefault(cluster, {})
@@ -171,7 +184,77 @@ class _Kept:
             return times
 
 
-_kept = _Kept(32)
+_kept: _Kept[KindTimes] = _Kept(32)
+_kept_free: _Kept[tuple[KindTimes, ...]] = _Kept(32)
+
+
+def _priced(
+    sizes: Sequence[StrategySizes], cluster: Cluster, known: Mapping[StrategySizes, Any], threads: int
+) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
+    """Price the strategies that are not known, those whose expert groups lie alike in one call."""
+    chip = cluster.chip
+    hbm = memory_of(chip)
+    if chip is None:
+        return
+    rate = np.array([hbm.bandwidth_bytes_per_s * hbm_share(chip)])
+    by_stride: dict[int | None, list[StrategySizes]] = {}
+    for s in dict.fromkeys(sizes):
+        if s not in known:
+            stride = s.expert_stride if s.strategy.expert_parallel > 1 else None
+            by_stride.setdefault(stride, []).append(s)
+    for stride, some in by_stride.items():
+        graphs = [s.graph for s in some]
+        yield some, estimate_costs(graphs, chip, cluster, threads=threads, expert_stride=stride), rate
+
+
+def _scheduled(
+    sizes: Sequence[StrategySizes],
+    costs: Costs,
+    rate: Array,
+    cache: ScheduleCache | None,
+    threads: int,
+) -> list[KindTimes]:
+    """Schedule the layers of strategies whose operators are priced."""
+    made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
+    found, first = [], 0
+    for s in sizes:
+        found.append(KindTimes.of(s, costs, made.makespan_s, made.proven, rate, first))
+        first += 2 * len(s.graph.layers)
+    return found
+
+
+def free_times(
+    sizes: Sequence[StrategySizes],
+    costs: Costs,
+    rate: Array,
+    cache: ScheduleCache | None = None,
+    threads: int = 1,
+) -> list[tuple[KindTimes, ...]]:
+    """Times of strategies as if some of what layers wait for were free, level by level.
+
+    A level that changes nothing is the very record of the level before it.
+
+    Parameters
+    ----------
+    sizes
+        The strategies.
+    costs
+        Of their graphs, one after another.
+    rate
+        Bytes per second of the chips' memory.
+    cache
+        Where layer schedules are looked up and kept.
+    threads
+        At most this many; the answer does not depend on it.
+    """
+    groups = {int(g) for graph in costs.graphs for g in np.unique(graph.ops["group"])}
+    levels: list[list[KindTimes]] = []
+    for free in FREE_LEVELS:
+        if levels and GROUPS.index(free[-1]) not in groups:
+            levels.append(levels[-1])
+        else:
+            levels.append(_scheduled(sizes, costs.without(free), rate, cache, threads))
+    return [(*(level[k] for level in levels), levels[-1][k]) for k in range(len(sizes))]
 
 
 def times_on_chip(
@@ -184,22 +267,25 @@ def times_on_chip(
 
     What was worked out before in this process is looked up by content.
     """
-    chip = cluster.chip
-    if chip is None:
-        raise InvalidInputError("cluster.chip: missing; expected the chip that is placed on")
-    rate = memory_of(chip).bandwidth_bytes_per_s * hbm_share(chip)
     known = _kept.on(cluster)
-    missing = [s for s in dict.fromkeys(sizes) if s not in known]
-    by_stride: dict[int | None, list[StrategySizes]] = {}
-    for s in missing:
-        stride = s.expert_stride if s.strategy.expert_parallel > 1 else None
-        by_stride.setdefault(stride, []).append(s)
-    for stride, some in by_stride.items():
-        graphs = [s.graph for s in some]
-        costs = estimate_costs(graphs, chip, cluster, threads=threads, expert_stride=stride)
-        made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
-        first = 0
-        for s in some:
-            known[s] = KindTimes.of(s, costs, made.makespan_s, made.proven, np.array([rate]), first)
-            first += 2 * len(s.graph.layers)
+    for some, costs, rate in _priced(sizes, cluster, known, threads):
+        known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
     return KindTimes.joined([known[s] for s in sizes])
+
+
+def free_times_on_chip(
+    sizes: Sequence[StrategySizes],
+    cluster: Cluster,
+    cache: ScheduleCache | None = None,
+    threads: int = 1,
+) -> tuple[KindTimes, ...]:
+    """Times of strategies on a cluster's chip by level of what is free, one row each."""
+    known = _kept_free.on(cluster)
+    for some, costs, rate in _priced(sizes, cluster, known, threads):
+        known.update(zip(some, free_times(some, costs, rate, cache, threads), strict=True))
+    rows = [known[s] for s in sizes]
+    found: list[KindTimes] = []
+    for n in range(len(FREE_LEVELS) + 1):
+        same = n > 0 and all(row[n] is row[n - 1] for row in rows)
+        found.append(found[-1] if same else KindTimes.joined([row[n] for row in rows]))
+    return tuple(found)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from phaze_fast.placement.times import free_times
 from phaze_fast.search.bounds import STEPS
 from phaze_fast.search.candidates import PLACED, Answer
 from phaze_fast.search.result import Outcome, Winner
@@ -23,9 +24,11 @@ def _winner(
     record = search.groups.records[group]
     plans = []
     for answer, table in zip(answers, search.tables, strict=True):
-        peak = search.groups.peak_flops(record) * table.problem.cluster.devices
-        plan = table.evaluator.plan(answer.placed, answer.times, answer.row, c, peak)
-        plans.append(plan)
+        peak = search.groups.peak_flops(record)
+        strategy = int(table.evaluator.layouts["strategy"][answer.placed.layout])
+        chip = table.problem.price(strategy, np.array([record]))
+        free = free_times([chip.sizes], chip.costs, chip.hbm_bytes_per_s)[0]
+        plans.append(table.evaluator.plan(answer.placed, answer.times, answer.row, c, peak, free))
     return Winner(
         group=group,
         capacity=c,

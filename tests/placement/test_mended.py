@@ -229,4 +229,4 @@ def test_no_plan_is_faster_than_its_chips(seq):
     fixed = {"global_batch": 8, "microbatch": 1, "tensor_parallel": 1, "data_parallel": 8}
     plans = found("llama2-7b", on, seq=seq, **fixed)
     assert plans.plans
-    assert all(0 < plans.mfu(each) < 1 for each in plans.plans)
+    assert all(0 < each.mfu_causal < 1 for each in plans.plans)

@@ -217,7 +217,8 @@ def test_every_listed_plan_is_one_that_was_asked_for(block):
         for each in (*plans.plans, *plans.front):
             obeys(each, training)
             assert each.memory_bytes <= cluster.chip.hbm.capacity_bytes * (1 + 1e-9)
-            assert 0 < each.mfu <= each.hfu <= 1
+            assert 0 < each.mfu_causal <= each.mfu <= each.hfu
+            assert each.mfu_causal <= 1
             assert sum(each.parts_s.values()) == pytest.approx(each.time_s, rel=1e-9)
             assert predict(model, cluster, each) == each  # seconds and bytes, bit for bit
             listed += 1

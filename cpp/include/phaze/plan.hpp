@@ -162,16 +162,27 @@ constexpr const char* sentence(PlanStatus status) noexcept {
   return "unknown status";
 }
 
-// Seconds of a step by what they are spent on; they add up to the step.
+// Seconds of a step by what they are spent on; they add up to the step. What is exposed of one kind
+// of communication is what the step loses when that kind costs nothing: of data, messages between
+// stages, experts, context, tensors, each with those named before it already free, then the host.
+// What is left is divided into work, the slowest stage against the mean, fill and drain.
 struct PlanParts {
   double compute_s;
-  double recompute_s;
+  double tensor_comm_s;
+  double context_comm_s;
+  double expert_comm_s;
   double pipeline_comm_s;  // messages between stages
-  double imbalance_s;      // the slowest stage against the mean
+  double data_comm_s;      // gradients and weights
   double bubble_s;         // fill and drain
-  double data_comm_s;      // gradients and weights that nothing hides
+  double imbalance_s;      // the slowest stage against the mean
+  double recompute_s;
   double optimizer_s;
+  double host_s;  // where the host is slower than the device
 };
+
+// Times of the same layers as if some of what they wait for were free, each with those before it:
+// collectives of expert groups, of context groups, of tensor groups, and the host.
+inline constexpr std::size_t kFreeLevels = 4;
 
 // Bytes of one device by term.
 struct MemoryTerms {
@@ -259,15 +270,18 @@ class PlanSpace {
   // Whether cuts and variants are a partition for this layout.
   PlanStatus check_partition(std::size_t layout, const Partition& partition) const;
 
-  // The even partitions of many layouts, each in its variant; `times` by strategy. A layout that
-  // has none gets its status, and NaN.
+  // The even partitions of many layouts, each in its variant; `times` by strategy, and by level
+  // and strategy in `free` where parts are wanted. A layout that has none gets its status, and NaN.
+  using TimesOf = std::function<KindTimes(std::size_t)>;
   void estimate_even(std::span<const std::int64_t> layouts, std::span<const std::int32_t> variants,
-                     const std::function<KindTimes(std::size_t)>& times, double room_bytes,
+                     const TimesOf& times, std::span<const TimesOf> free, double room_bytes,
                      std::span<PlanEstimate> estimates) const;
 
-  // What a step takes by a plan. `stages`, where given, has one entry per stage.
+  // What a step takes by a plan. `stages`, where given, has one entry per stage; `free` are times
+  // of kFreeLevels levels, without which there are no parts.
   PlanEstimate estimate(std::size_t layout, const Partition& partition, const KindTimes& times,
-                        double room_bytes, std::vector<StageEstimate>* stages) const;
+                        std::span<const KindTimes> free, double room_bytes,
+                        std::vector<StageEstimate>* stages) const;
 
   // ---- the best plan ----
 

@@ -74,17 +74,22 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
 }
 
 void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
-                              std::span<const std::int32_t> variants,
-                              const std::function<KindTimes(std::size_t)>& times, double room_bytes,
+                              std::span<const std::int32_t> variants, const TimesOf& times,
+                              std::span<const TimesOf> free, double room_bytes,
                               std::span<PlanEstimate> estimates) const {
   PlanSolver solver;
   Partition partition;
+  std::vector<KindTimes> freed(free.size());
   for (std::size_t k = 0; k < layouts.size(); ++k) {
     const std::size_t row = at(layouts[k]);
     const KindTimes own = times(at(impl_->rows[row].layout.strategy));
     const PlanStatus status = solver.even(*impl_, row, own, variants[k], room_bytes, &partition);
     if (status == PlanStatus::kOk) {
-      estimates[k] = estimate_plan(*impl_, row, partition, own, room_bytes, nullptr, &solver);
+      for (std::size_t n = 0; n < free.size(); ++n) {
+        freed[n] = free[n](at(impl_->rows[row].layout.strategy));
+      }
+      estimates[k] =
+          estimate_plan(*impl_, row, partition, own, freed, room_bytes, nullptr, &solver);
       continue;
     }
     estimates[k] = {};
@@ -94,10 +99,10 @@ void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
 }
 
 PlanEstimate PlanSpace::estimate(std::size_t layout, const Partition& partition,
-                                 const KindTimes& times, double room_bytes,
-                                 std::vector<StageEstimate>* stages) const {
+                                 const KindTimes& times, std::span<const KindTimes> free,
+                                 double room_bytes, std::vector<StageEstimate>* stages) const {
   PlanSolver solver;
-  return estimate_plan(*impl_, layout, partition, times, room_bytes, stages, &solver);
+  return estimate_plan(*impl_, layout, partition, times, free, room_bytes, stages, &solver);
 }
 
 PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times, double room_bytes,

@@ -105,7 +105,7 @@ PlanSolver::Played PlanSolver::play(const Partition& partition) {
   forward_s_.resize(count);
   backward_s_.resize(count);
   weight_grad_s_.resize(count);
-  Played found{0.0, 0.0, 0};
+  Played found{0.0, 0.0};
   double before_s = 0.0;
   for (int stage = 0; stage < stages_; ++stage) {
     const StageRecompute way = StageRecompute::of(partition.variants[at(stage)]);
@@ -126,7 +126,6 @@ PlanSolver::Played PlanSolver::play(const Partition& partition) {
     }
     const double tail_s =
         tail_after(sync, own_s / chunks, frame_->bucket_s, step, before_s / chunks);
-    if (tail_s >= found.tail_s) found.longest_tail = stage;
     found.tail_s = std::max(found.tail_s, tail_s);
     before_s += own_s;
   }

@@ -13,11 +13,7 @@ std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
 // One stage of a plan, summed over its chunks.
 struct StageSum {
-  double load_s = 0.0;      // messages included
-  double messages_s = 0.0;  // of those, messages
-  double again_s = 0.0;     // of those, recomputation
-  double fetched_s = 0.0;   // of those, waiting for weights and gradients under ZeRO
-  double optimizer_s = 0.0;
+  double load_s = 0.0;  // messages included
   MemoryTerms memory{};
 };
 
@@ -26,6 +22,7 @@ class Estimator {
   Estimator(const Impl& space, std::size_t row, const Partition& partition, const KindTimes& times,
             PlanSolver* solver)
       : space_(space),
+        index_(row),
         row_(space.rows[row]),
         frame_(space.frames[at(row_.frame)]),
         partition_(partition),
@@ -33,20 +30,10 @@ class Estimator {
         solver_(*solver) {}
 
   PlanEstimate run(double room_bytes, std::vector<StageEstimate>* stages) {
-    const int count = row_.layout.stages;
-    std::vector<StageSum> sums(at(count));
     PlanEstimate found{};
-    double mean = 0.0;
-    double messages = 0.0;
-    double again = 0.0;
-    double fetched = 0.0;
-    for (int k = 0; k < count; ++k) {
-      sums[at(k)] = stage(k);
-      const StageSum& own = sums[at(k)];
-      mean += own.load_s / count;
-      messages += own.messages_s / count;
-      again += own.again_s / count;
-      fetched += own.fetched_s / count;
+    if (stages != nullptr) stages->clear();
+    for (int k = 0; k < row_.layout.stages; ++k) {
+      const StageSum own = stage(k);
       found.max_load_s = std::max(found.max_load_s, own.load_s);
       const double bytes = total(own.memory);
       if (bytes > found.memory_bytes) {
@@ -54,24 +41,42 @@ class Estimator {
         found.memory = own.memory;
         found.fullest = k;
       }
+      if (stages != nullptr) stages->push_back({own.load_s, own.memory});
     }
-    const auto [step_s, tail_s, optimizer_s] = clock();
-    const auto m = static_cast<double>(row_.layout.microbatches);
-    found.time_s = step_s + tail_s + row_.exchange_s;
-    found.parts = {m * (mean - messages - again - fetched),
-                   m * again,
-                   m * messages,
-                   m * (found.max_load_s - mean),
-                   step_s - m * found.max_load_s,
-                   m * fetched + tail_s - optimizer_s + row_.exchange_s,
-                   optimizer_s};
+    const PlanSolver::Played played = solver_.play(partition_);
+    found.time_s = played.step_s + played.tail_s + row_.exchange_s;
     found.energy_j = energy(found.time_s);
     found.status = static_cast<std::int32_t>(
         found.memory_bytes > room_bytes * kFits ? PlanStatus::kOverMemory : PlanStatus::kOk);
-    if (stages != nullptr) {
-      stages->clear();
-      for (const StageSum& own : sums) stages->push_back({own.load_s, own.memory});
+    return found;
+  }
+
+  // The step taken apart: what each kind of communication costs, and the host, is what the step
+  // loses when it is free as well.
+  PlanParts parts(double time_s, std::span<const KindTimes> free) {
+    PlanParts found{};
+    PlanSolver::Played played{};
+    double before_s = time_s;
+    const double* last = nullptr;
+    const auto exposed = [&](bool changes, const KindTimes& times, PlanSolver::Free now) {
+      if (!changes) return 0.0;
+      solver_.start(space_, index_, times, now);
+      played = solver_.play(partition_);
+      const double step_s = played.step_s + played.tail_s + (now.data ? 0.0 : row_.exchange_s);
+      const double lost_s = before_s - step_s;
+      before_s = step_s;
+      last = times.forward_s;
+      return lost_s;
+    };
+    const bool many = row_.layout.stages > 1;
+    found.data_comm_s = exposed(true, times_, {true, false});
+    found.pipeline_comm_s = exposed(many, times_, {true, true});
+    double* const parts[kFreeLevels] = {&found.expert_comm_s, &found.context_comm_s,
+                                        &found.tensor_comm_s, &found.host_s};
+    for (std::size_t n = 0; n < kFreeLevels; ++n) {
+      *parts[n] = exposed(free[n].forward_s != last, free[n], {true, true});
     }
+    divide(played, &found);
     return found;
   }
 
@@ -93,28 +98,23 @@ class Estimator {
     double gather = 0.0;
     StateBytes state{0.0, 0.0, 0.0};
     for_chunks(k, [&](int c, int i, int j) {
-      const double sent = solver_.enters_s(k, c, i, j) + solver_.leaves_s(k, c, i, j);
-      own.messages_s += sent;
-      own.load_s += sent + sums.forward_s(i, j) + sums.backward_s(way, i, j);
+      own.load_s += solver_.enters_s(k, c, i, j) + solver_.leaves_s(k, c, i, j) +
+                    sums.forward_s(i, j) + sums.backward_s(way, i, j);
       gather = std::max(gather, sums.gather_bytes(i, j));
       moving.stash += sums.stash_bytes(way, i, j);
       moving.live = std::max(moving.live, sums.live_bytes(way, i, j));
       moving.once += sums.once_bytes(i, j);
-      const int border = sums.border_of(way, i, j);
-      for (int layer = i; layer < j; ++layer) {
-        add_layer(layer, layer < border ? way.more : way.rest, &own, &state);
-      }
+      for (int layer = i; layer < j; ++layer) add_state(layer, &state);
     });
     moving.buffers = space_.buffer_bytes(row_) + gather;
     own.memory = terms(state, moving, k);
     return own;
   }
 
-  void add_layer(int position, int v, StageSum* own, StateBytes* state) const {
+  void add_state(int position, StateBytes* state) const {
     const LayoutRecord& l = row_.layout;
     const int kind = space_.kind_at(position, l.stages);
     const LayerKindRecord& size = space_.size_of(l.strategy, kind);
-    const std::size_t timed = at(space_.order[at(position)]);
     const double shared =
         shared_parameters(size.parameters, size.expert_parameters, frame_.shards,
                           static_cast<double>(space_.strategies[at(l.strategy)].expert_parallel));
@@ -122,16 +122,31 @@ class Estimator {
     state->weights += bytes.weights;
     state->gradients += bytes.gradients;
     state->optimizer += bytes.optimizer;
-    own->optimizer_s += frame_.step_bytes[at(kind)] / times_.hbm_bytes_per_s;
-    const double plain = times_.plain_s[timed];
-    const double chosen = times_.backward_s[at(v) * at(space_.kinds) + timed];
-    double fetch_s = 0.0;
-    double back_s = 0.0;
-    if (l.zero >= 3) fetch_s = frame_.fetch_s[at(kind)];
-    if (l.zero >= 2) back_s = frame_.fetch_s[at(kind)] + frame_.sync_s[at(kind)];
-    const double forward = times_.forward_s[timed];
-    own->fetched_s += std::max(0.0, fetch_s - forward) + std::max(0.0, back_s - chosen);
-    own->again_s += std::max(0.0, chosen - plain);
+  }
+
+  // A step in which nothing but the devices' own work takes time.
+  void divide(const PlanSolver::Played& played, PlanParts* parts) const {
+    const PlanSums& sums = solver_.sums();
+    const int count = row_.layout.stages;
+    const auto m = static_cast<double>(row_.layout.microbatches);
+    double mean = 0.0;
+    double again = 0.0;
+    double most = 0.0;
+    for (int k = 0; k < count; ++k) {
+      const StageRecompute way = StageRecompute::of(partition_.variants[at(k)]);
+      double load = 0.0;
+      for_chunks(k, [&](int, int i, int j) {
+        load += sums.forward_s(i, j) + sums.backward_s(way, i, j);
+        again += std::max(0.0, sums.backward_s(way, i, j) - sums.plain_s(i, j)) / count;
+      });
+      mean += load / count;
+      most = std::max(most, load);
+    }
+    parts->compute_s = m * (mean - again);
+    parts->recompute_s = m * again;
+    parts->imbalance_s = m * (most - mean);
+    parts->bubble_s = played.step_s - m * most;
+    parts->optimizer_s = played.tail_s;
   }
 
   MemoryTerms terms(const StateBytes& state, const MovingBytes& moving, int k) const {
@@ -142,28 +157,6 @@ class Estimator {
             state.optimizer, in_flight * moving.stash,
             moving.live,     std::min(in_flight, 1.0) * moving.once,
             moving.buffers,  space_.training.fragmentation * moving_bytes(moving, in_flight)};
-  }
-
-  struct Clock {
-    double step_s;
-    double tail_s;
-    double optimizer_s;  // of the stage whose tail is the longest
-  };
-
-  Clock clock() {
-    const PlanSolver::Played played = solver_.play(partition_);
-    return {played.step_s, played.tail_s,
-            std::min(played.tail_s, step_bytes_s(played.longest_tail))};
-  }
-
-  double step_bytes_s(int stage) const {
-    double bytes = 0.0;
-    for_chunks(stage, [&](int, int i, int j) {
-      for (int layer = i; layer < j; ++layer) {
-        bytes += frame_.step_bytes[at(space_.kind_at(layer, row_.layout.stages))];
-      }
-    });
-    return bytes / times_.hbm_bytes_per_s;
   }
 
   // Operators on the chip and what flows whatever runs, the optimiser's traffic to HBM, and the
@@ -205,6 +198,7 @@ class Estimator {
   }
 
   const Impl& space_;
+  std::size_t index_;
   const PlanRow& row_;
   const PlanFrame& frame_;
   const Partition& partition_;
@@ -215,10 +209,14 @@ class Estimator {
 }  // namespace
 
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,
-                           const KindTimes& times, double room_bytes,
-                           std::vector<StageEstimate>* stages, PlanSolver* solver) {
+                           const KindTimes& times, std::span<const KindTimes> free,
+                           double room_bytes, std::vector<StageEstimate>* stages,
+                           PlanSolver* solver) {
   if (!solver->started(space, row, times)) solver->start(space, row, times);
-  return Estimator(space, row, partition, times, solver).run(room_bytes, stages);
+  Estimator estimator(space, row, partition, times, solver);
+  PlanEstimate found = estimator.run(room_bytes, stages);
+  if (free.size() == kFreeLevels) found.parts = estimator.parts(found.time_s, free);
+  return found;
 }
 
 }  // namespace phaze

@@ -26,7 +26,6 @@ class PlanSolver {
   struct Played {
     double step_s;
     double tail_s;
-    int longest_tail;  // stage
   };
   Played play(const Partition& partition);
   // Seconds of the messages that a chunk of a stage waits for, forward and backward.
@@ -40,7 +39,15 @@ class PlanSolver {
 
   const PlanSums& sums() const noexcept { return sums_; }
   // Makes the sums of a layout on a chip; whether those of the last one started are still there.
-  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times);
+  // What is free costs no time: exchanges of gradients and weights, messages between stages.
+  struct Free {
+    bool data = false;
+    bool messages = false;
+  };
+  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) {
+    start(space, row, times, Free{});
+  }
+  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times, Free free);
   bool started(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) const noexcept {
     return space_ == &space && row_ == &space.rows[row] && times_ == times.forward_s;
   }
@@ -101,6 +108,8 @@ class PlanSolver {
   const PlanRow* row_ = nullptr;
   const PlanFrame* frame_ = nullptr;
   const double* times_ = nullptr;
+  PlanRow free_row_{};  // with what is free, where anything is
+  PlanFrame free_frame_;
   int stages_ = 0;
   std::int64_t rounds_ = 0;
   bool zero_bubble_ = false;
@@ -133,7 +142,8 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
 
 // What a step takes by a plan; `solver` is scratch.
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,
-                           const KindTimes& times, double room_bytes,
+                           const KindTimes& times, std::span<const KindTimes> free,
+                           double room_bytes,
                            std::vector<StageEstimate>* stages, PlanSolver* solver);
 
 }  // namespace phaze

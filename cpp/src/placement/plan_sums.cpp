@@ -4,10 +4,11 @@
 
 namespace phaze {
 
-void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const KindTimes& times) {
+void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
+                     const KindTimes& times) {
   space_ = &space;
   row_ = &row;
-  frame_ = &space.frames[at(row.frame)];
+  frame_ = &frame;
   layers_ = space.layers;
   const int strategy = row.layout.strategy;
   variants_ = space.strategies[at(strategy)].variants;

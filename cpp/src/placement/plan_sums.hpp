@@ -12,7 +12,8 @@ namespace phaze {
 
 class PlanSums {
  public:
-  void build(const PlanSpaceImpl& space, const PlanRow& row, const KindTimes& times);
+  void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
+             const KindTimes& times);
 
   double forward_s(int i, int j) const noexcept { return part(forward_, 0, i, j); }
   double backward_s(StageRecompute r, int i, int j) const noexcept {

@@ -112,7 +112,7 @@ double brute_force(const Case& c, std::size_t layout) {
       for (int choice = 0; choice < (1 << l.stages); ++choice) {
         p.variants.clear();
         for (int k = 0; k < l.stages; ++k) p.variants.push_back(choice >> k & 1);
-        const PlanEstimate e = c.space.estimate(layout, p, times, c.room, nullptr);
+        const PlanEstimate e = c.space.estimate(layout, p, times, {}, c.room, nullptr);
         if (e.status == 0) best = std::min(best, e.time_s);
       }
       return;
@@ -152,7 +152,7 @@ void one_case(unsigned seed) {
     CHECK(c.space.work_bound_s(0, 0.0, 0) <= plan.time_s);
     CHECK(c.space.check_partition(k, plan.partition) == PlanStatus::kOk);
     std::vector<StageEstimate> stages;
-    const PlanEstimate e = c.space.estimate(k, plan.partition, times, c.room, &stages);
+    const PlanEstimate e = c.space.estimate(k, plan.partition, times, {}, c.room, &stages);
     CHECK(std::abs(e.time_s - plan.time_s) <= 1e-12 * plan.time_s);
     const PlanParts& p = e.parts;
     const double parts = p.compute_s + p.recompute_s + p.pipeline_comm_s + p.imbalance_s +
