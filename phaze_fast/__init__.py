@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         plan,
         predict,
         predict_batch,
+        why_not,
     )
     from phaze_fast.report.result import SearchResult
     from phaze_fast.runs.schedules import ScheduleCache
@@ -194,6 +195,7 @@ _HOME = {
         "plan",
         "predict",
         "predict_batch",
+        "why_not",
     ),
     "phaze_fast.report.result": ("SearchResult",),
     "phaze_fast.schedule": ("LayerTimes", "schedule_layers"),
@@ -288,6 +290,7 @@ __all__ = [
     "units",
     "validate",
     "wafer",
+    "why_not",
 ]
 
 

@@ -16,7 +16,8 @@ from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.models import TransformerModel
-from phaze_fast.placement import Plan, Plans, Training, infeasible, plan
+from phaze_fast.placement import Plan, Plans, Training, WhyNot, infeasible, plan, read_asked
+from phaze_fast.placement import why_not as why_not_fastest
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["add_commands", "stage_rows"]
@@ -79,12 +80,15 @@ def _chip(found: Plans) -> Accelerator:
     return chip
 
 
-def _human(found: Plans, budget: BudgetAnswer | None) -> list[RenderableType]:
+def _human(
+    found: Plans, budget: BudgetAnswer | None, answer_why: WhyNot | None
+) -> list[RenderableType]:
     chip = _chip(found)
     title = f"{found.model.name} on {found.cluster.devices} x {chip.name}"
     rows = [_row(found, each) for each in found.plans]
     parts: list[RenderableType] = [
         table(title, _COLUMNS, rows, chip.calibration.note),
+        *([f"Why not {answer_why}\n"] if answer_why is not None else []),
         *([budget.table()] if budget is not None else []),
         fields(
             "Where the fastest step's time goes",
@@ -106,6 +110,7 @@ def _human(found: Plans, budget: BudgetAnswer | None) -> list[RenderableType]:
         more = len(left) - len(rows)
         caption = f"and {more} more reasons; --json lists all" if more > 0 else ""
         parts.append(table("Left out", ["why", "layouts>"], rows, caption))
+    parts.append(f"Optimal among: {found.space}.")
     return parts
 
 
@@ -144,8 +149,14 @@ def plan_model(
     tp: Annotated[str | None, typer.Option(help="Tensor-parallel widths to try.")] = None,
     pp: Annotated[str | None, typer.Option(help="Counts of stages to try.")] = None,
     dp: Annotated[str | None, typer.Option(help="Counts of replicas to try.")] = None,
-    cp: Annotated[str, typer.Option(help="Context-parallel widths to try.")] = "1",
-    ep: Annotated[str, typer.Option(help="Expert-parallel widths to try.")] = "1",
+    cp: Annotated[
+        str | None,
+        typer.Option(help="Context-parallel widths to try; by default 1, more on long sequences."),
+    ] = None,
+    ep: Annotated[
+        str | None,
+        typer.Option(help="Expert-parallel widths to try; by default 1, more with experts."),
+    ] = None,
     zero: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1",
     recompute: Annotated[
         str,
@@ -165,6 +176,13 @@ def plan_model(
         str, typer.Option(help="auto, replicas-inside or stages-inside.")
     ] = "auto",
     top: Annotated[int, typer.Option(help="Plans to list.")] = 10,
+    why_not: Annotated[
+        str | None,
+        typer.Option(
+            help="Fields of a plan you have in mind, such as tp=8,pp=4: what it would give, and "
+            "where it loses against the fastest."
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="At most so many threads; by default all cores.")
     ] = None,
@@ -173,6 +191,7 @@ def plan_model(
 ) -> None:
     """Find the best parallel plans of a model on given hardware."""
     budget.check(where.devices)
+    asked = None if why_not is None else read_asked(why_not)
     training = Training.from_dict(
         {
             **step.given(),
@@ -206,17 +225,20 @@ def plan_model(
         chip=_chip(found),
         step_j=best.energy_j,
     )
+    answer_why = None if asked is None else why_not_fastest(found, asked, threads)
     emit(
         lambda: {
             "status": "optimal",
+            "space": found.space,
             "calibration": _chip(found).calibration.to_dict(),
             **({} if budgeted is None else {"budget": budgeted.to_dict()}),
+            **({} if answer_why is None else {"why_not": answer_why.to_dict()}),
             "plans": [each.to_dict() for each in found.plans],
             "front": [each.to_dict() for each in found.front],
             "tried": found.tried,
             "rejected": found.rejected,
         },
-        lambda: _human(found, budgeted),
+        lambda: _human(found, budgeted, answer_why),
         as_json,
         to_file,
     )

@@ -1,5 +1,6 @@
 """Placement of layers on devices: stages, replicas and the best parallel plans."""
 
+from phaze_fast.placement.against_fastest import WhyNot, read_asked, why_not
 from phaze_fast.placement.describe import PlacedStage
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
 from phaze_fast.placement.nest import PRICED_REPLICAS, solve_nest
@@ -61,6 +62,7 @@ __all__ = [
     "Throughput",
     "Training",
     "TrainingRun",
+    "WhyNot",
     "goodput",
     "hfu",
     "infeasible",
@@ -76,6 +78,7 @@ __all__ = [
     "predict",
     "predict_batch",
     "problem_from_dict",
+    "read_asked",
     "read_problems",
     "read_records",
     "solve_nest",
@@ -84,4 +87,5 @@ __all__ = [
     "tflops_per_device",
     "tokens_per_s_per_device",
     "training_run",
+    "why_not",
 ]

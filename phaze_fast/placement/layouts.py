@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,14 @@ from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import FOLDED, SCHEDULES
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Strategy, reasons
-from phaze_fast.placement.training import RANK_ORDERS, Training
+from phaze_fast.placement.training import RANK_ORDERS, Training, recompute_modes
 
-__all__ = ["Shape", "layouts_of", "node_devices", "nothing_to_try", "strategies"]
+__all__ = ["Shape", "layouts_of", "node_devices", "nothing_to_try", "space_text", "strategies"]
 
 Array = np.ndarray[Any, Any]
 
 _MOST_STAGES = 256
+_TOKENS_OF_A_DEVICE = 8192  # fewer leave attention too little to do behind its exchange
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,29 @@ def _widths(model: TransformerModel, cluster: Cluster, training: Training) -> li
     return widths
 
 
+def _context_widths(model: TransformerModel, training: Training) -> list[int]:
+    if training.context_parallel is not None:
+        return sorted(training.context_parallel)
+    tokens = training.seq or model.seq
+    return [1] + [cp for cp in (2, 4, 8, 16, 32) if tokens >= cp * _TOKENS_OF_A_DEVICE]
+
+
+def _expert_widths(model: TransformerModel, cluster: Cluster, training: Training) -> list[int]:
+    if training.expert_parallel is not None:
+        return sorted(training.expert_parallel)
+    experts = model.moe.experts if model.moe is not None else 1
+    most = min(experts, cluster.devices, training.global_batch)
+    return [1] + [ep for ep in (2, 4, 8, 16, 32, 64) if ep <= most and experts % ep == 0]
+
+
 def strategies(
     model: TransformerModel, cluster: Cluster, training: Training, rejected: Counter[str]
 ) -> Iterator[Strategy]:
     """Give what the model, the cluster and the batch allow; count the rest by reason."""
     choices = itertools.product(
         _widths(model, cluster, training),
-        sorted(training.context_parallel),
-        sorted(training.expert_parallel),
+        _context_widths(model, training),
+        _expert_widths(model, cluster, training),
         sorted(training.microbatch),
     )
     for t, cp, ep, microbatch in choices:
@@ -183,6 +199,47 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
             parts.append(rows)
     rejected.update({why: count for why, count in counted.items() if count})
     return np.concatenate(parts)
+
+
+def space_text(model: TransformerModel, cluster: Cluster, training: Training) -> str:
+    """Say which plans are looked at: what a plan is the best of.
+
+    Examples
+    --------
+    >>> from phaze_fast import Cluster, models
+    >>> cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    >>> text = space_text(models.load("llama2-7b"), cluster, Training(global_batch=64, zero=1))
+    >>> text.split("; ")[:3]
+    ['tensor parallel 1, 2, 4, 8', 'context parallel 1', 'expert parallel 1']
+    """
+
+    def listed(values: Iterable[object]) -> str:
+        return ", ".join(map(str, values))
+
+    d, p = training.data_parallel, training.pipeline
+    chunks = f" with {listed(sorted(training.virtual))} chunks a stage"
+    names = [name + chunks * (name == "interleaved") for name in training.schedule]
+    some = ", for all blocks of a stage or the first of each chunk" * training.recompute_some
+    dealt = any(name not in ("1f1b", "zb-h1") for name in training.schedule)
+    texts = [
+        f"tensor parallel {listed(_widths(model, cluster, training))}",
+        f"context parallel {listed(_context_widths(model, training))}",
+        f"expert parallel {listed(_expert_widths(model, cluster, training))}",
+        f"micro-batch {listed(sorted(training.microbatch))}",
+        f"replicas {listed(sorted(d)) if d else 'that divide the batch'}",
+        f"stages {listed(sorted(p)) if p else f'up to {_MOST_STAGES}'}",
+        f"ZeRO {listed(sorted(training.zero))}",
+        f"schedules {listed(names)}",
+        f"recomputation by stage of {listed(recompute_modes(training))}{some}",
+        f"rank order {training.rank_order}",
+        "every partition into contiguous stages (1f1b, zb-h1)",
+    ]
+    if dealt:
+        texts.append(
+            "every deal of layers to chunks that differ by one layer at most (other schedules; two "
+            f"of them where there are more than {_core.MAX_DEALS})"
+        )
+    return "; ".join(texts)
 
 
 def nothing_to_try(shape: Shape, training: Training) -> str:

@@ -13,6 +13,7 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeErr
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
+from phaze_fast.placement.layouts import space_text
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.times import memory_of
 from phaze_fast.placement.training import Training
@@ -67,6 +68,11 @@ class Plans(Table):
         """Share of the cluster's peak that goes into the model."""
         return plan.mfu
 
+    @property
+    def space(self) -> str:
+        """The plans that were looked at, in words: what the fastest is the fastest of."""
+        return space_text(self.model, self.cluster, self.training)
+
     def to_columns(self) -> dict[str, Any]:
         """Give the plans as a table: widths, seconds by part, bytes by term."""
         return joined_columns([flat_row(plan.to_dict(stages=False)) for plan in self.plans])
@@ -76,6 +82,7 @@ class Plans(Table):
         return {
             "model": self.model.name,
             "devices": self.cluster.devices,
+            "space": self.space,
             "plans": [plan.to_dict(stages) for plan in self.plans],
             "front": [plan.to_dict(stages) for plan in self.front],
             "tried": self.tried,

@@ -50,10 +50,12 @@ class Training(Record):
     """Counts of stages to try; by default all."""
     data_parallel: Counts | None = None
     """Counts of replicas to try; by default all that divide the batch."""
-    context_parallel: Counts = (1,)
-    """Widths over the sequence to try."""
-    expert_parallel: Counts = (1,)
-    """Widths over the experts to try; a part of the replicas."""
+    context_parallel: Counts | None = None
+    """Widths over the sequence to try; by default 1, and for long sequences powers of two that
+    leave a device 8,192 tokens or more."""
+    expert_parallel: Counts | None = None
+    """Widths over the experts to try, a part of the replicas; by default 1, and for mixtures of
+    experts powers of two that divide them, up to 64."""
     sequence_parallel: bool = True
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     zero: Annotated[

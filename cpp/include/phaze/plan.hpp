@@ -25,6 +25,9 @@
 
 namespace phaze {
 
+// Deals of layers to chunks of one layout that are all tried; of more, two are.
+inline constexpr int kMaxDeals = 128;
+
 enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 
 // One kind of layer on one device under one strategy; bytes are of one micro-batch.

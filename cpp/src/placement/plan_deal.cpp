@@ -10,12 +10,11 @@ namespace phaze {
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-constexpr double kMostDeals = 128.0;  // of one layout that are all tried
 
 // Ways to choose `some` of `all`, as far as they are few.
 double choices(int all, int some) noexcept {
   double count = 1.0;
-  for (int k = 1; k <= some && count <= kMostDeals; ++k) count = count * (all - some + k) / k;
+  for (int k = 1; k <= some && count <= kMaxDeals; ++k) count = count * (all - some + k) / k;
   return count;
 }
 
@@ -234,7 +233,7 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
     spread(base, extras, first, last);
     offer(first, base);
     if (extras == 0) continue;
-    if (choices(count, extras) <= kMostDeals) {
+    if (choices(count, extras) <= kMaxDeals) {
       extra_.assign(at(count), 0);
       std::fill(extra_.begin(), extra_.begin() + extras, 1);
       do {
