@@ -3,6 +3,7 @@
 Every stage is a list of positions; `reference.plan_layers` has the layers and the ranks.
 """
 
+from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, permutations, product
 
 from phaze_fast.placement.recompute import RECOMPUTE
@@ -105,23 +106,52 @@ def in_flight(spec, stage):
     }[spec.schedule]
 
 
+@lru_cache(maxsize=256)
+def held_chunks(schedule, p, v, m):
+    """What each device holds of each chunk, moment by moment, read off the events of a step."""
+    ones = [[1.0] * v] * p
+    found = []
+    timeline = simulate(schedule, ones, ones, [[0.5] * v] * p, m)
+    for device in range(p):
+        now, moments = [0] * v, set()
+        for parts in (parts for d, parts, _, _ in timeline if d == device):
+            for kind, c, _ in parts:
+                now[c] += kind == "F"
+            moments.add(tuple(now))
+            for kind, c, _ in parts:
+                now[c] -= kind in "BW"
+        found.append(moments)
+    return found
+
+
+def activations(spec, stage, kept):
+    """Bytes of the activations that a stage holds at its worst moment; `kept` is by chunk."""
+    m = spec.global_batch // (spec.dp * spec.microbatch)
+    counted = in_flight(spec, stage) * sum(kept)
+    if spec.virtual == 1 or spec.pp == 1:
+        return counted
+    moments = held_chunks(spec.schedule, spec.pp, spec.virtual, m)[stage]
+    return max(counted, *(sum(n * b for n, b in zip(now, kept, strict=True)) for now in moments))
+
+
 def stage_memory(model, layers, spec, chunks, stage, text):
     """Bytes of a device of a stage, by term."""
     opt, zero = layers.optimizer, spec.zero
     modes, positions = modes_of(layers, chunks, text), [i for chunk in chunks for i in chunk]
     held = sum(layers.parameters(i)[0] for i in positions)
     share = sum(layers.share(i) for i in positions)
-    stash = live = logits = largest = 0.0
+    live = logits = largest = 0.0
+    stashes = dict.fromkeys(positions, 0.0)
     for i in positions:
         forward = layers.layer(i).forward
         kind = layers.layer(i).kind
         if kind == "head":
             logits += forward.stashed_bytes()
         elif kind == "embedding":
-            stash += forward.stashed_bytes()
+            stashes[i] = forward.stashed_bytes()
         else:
             kept = forward.stashed_bytes(modes[i])
-            stash += kept
+            stashes[i] = kept
             live = max(live, forward.stashed_bytes() - kept)
             largest = max(largest, layers.parameters(i)[0] * opt.weight_bytes)
     rows = spec.microbatch * (spec.seq or model.seq) / spec.cp
@@ -134,7 +164,9 @@ def stage_memory(model, layers, spec, chunks, stage, text):
         "weights": (share if zero >= 3 else held) * opt.weight_bytes,
         "gradients": (share if zero >= 2 else held) * opt.gradient_bytes,
         "optimizer": (share if zero >= 1 else held) * opt.state_bytes,
-        "activations": in_flight(spec, stage) * stash,
+        "activations": activations(
+            spec, stage, [sum(stashes[i] for i in chunk) for chunk in chunks]
+        ),
         "recompute": live,
         "logits": logits,
         "communication": buffers,

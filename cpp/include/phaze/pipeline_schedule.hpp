@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 namespace phaze {
 
@@ -131,6 +132,12 @@ class PipelinePlayer {
   double peak_bytes(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                     std::int64_t microbatches, std::int64_t device,
                     std::span<const double> chunk_bytes, double kept_for_weight_grad);
+
+  // Micro-batches of each chunk that a device holds, at the moments of which none holds more of
+  // every chunk than another: `chunks` numbers each. Activations are kept until the weight
+  // gradient. Empty where the schedule is not possible.
+  void held_chunks(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+                   std::int64_t microbatches, std::int64_t device, std::vector<double>* held);
 
  private:
   class Game;

@@ -150,4 +150,12 @@ double PipelinePlayer::peak_bytes(PipelineSchedule schedule, std::int64_t stages
   return game_->peak(device, chunk_bytes, kept_for_weight_grad);
 }
 
+void PipelinePlayer::held_chunks(PipelineSchedule schedule, std::int64_t stages,
+                                 std::int64_t chunks, std::int64_t microbatches,
+                                 std::int64_t device, std::vector<double>* held) {
+  held->clear();
+  if (device < 0 || device >= stages) return;
+  if (game_->prepare({schedule, stages, chunks, microbatches})) game_->held(device, held);
+}
+
 }  // namespace phaze

@@ -45,6 +45,7 @@ class PipelinePlayer::Game {
   double bound();
   void count_work();  // start_s and busy_s
   double peak(std::int64_t device, std::span<const double> bytes, double kept) const;
+  void held(std::int64_t device, std::vector<double>* moments) const;
 
   std::vector<double> start_s;  // by device
   std::vector<double> end_s;

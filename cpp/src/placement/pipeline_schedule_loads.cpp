@@ -197,4 +197,48 @@ double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> b
   return most;
 }
 
+void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moments) const {
+  moments->clear();
+  const std::size_t chunks = at(shape_.chunks);
+  std::vector<double> now(chunks, 0.0);
+  const auto no_more = [&](const double* a, const double* b) {
+    for (std::size_t c = 0; c < chunks; ++c) {
+      if (a[c] > b[c]) return false;
+    }
+    return true;
+  };
+  const auto note = [&] {
+    for (std::size_t k = 0; k < moments->size(); k += chunks) {
+      if (no_more(now.data(), &(*moments)[k])) return;
+    }
+    std::size_t kept = 0;
+    for (std::size_t k = 0; k < moments->size(); k += chunks) {
+      if (no_more(&(*moments)[k], now.data())) continue;
+      std::copy_n(moments->begin() + static_cast<std::ptrdiff_t>(k), chunks,
+                  moments->begin() + static_cast<std::ptrdiff_t>(kept));
+      kept += chunks;
+    }
+    moments->resize(kept);
+    moments->insert(moments->end(), now.begin(), now.end());
+  };
+  for (std::size_t s = 0; s < kSegments; ++s) {
+    const Segment& part = segment(at(device), s);
+    // Rounds repeat what is held, but for GPipe's, whose every round adds to it.
+    const bool adds = shape_.schedule == PipelineSchedule::kGpipe;
+    const std::int64_t rounds = adds ? part.repeats : std::min<std::int64_t>(part.repeats, 2);
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      for (std::size_t i = part.first; i < part.last; ++i) {
+        const Pass kind = tokens_[i].kind();
+        const std::size_t chunk = tokens_[i].slot() % chunks;
+        if (kind == Pass::kForward || kind == Pass::kPair) {
+          now[chunk] += 1.0;
+          note();
+        }
+        if (kind == Pass::kBackward || kind == Pass::kWeightGrad) now[chunk] -= 1.0;
+        if (kind == Pass::kPair) now[chunk ^ 1U] -= 1.0;
+      }
+    }
+  }
+}
+
 }  // namespace phaze

@@ -101,12 +101,12 @@ class Estimator {
       own.load_s += solver_.enters_s(k, c, i, j) + solver_.leaves_s(k, c, i, j) +
                     sums.forward_s(i, j) + sums.backward_s(way, i, j);
       gather = std::max(gather, sums.gather_bytes(i, j));
-      moving.stash += sums.stash_bytes(way, i, j);
       moving.live = std::max(moving.live, sums.live_bytes(way, i, j));
       moving.once += sums.once_bytes(i, j);
       for (int layer = i; layer < j; ++layer) add_state(layer, &state);
     });
     moving.buffers = space_.buffer_bytes(row_) + gather;
+    moving.stash = solver_.stash_bytes(partition_, k, way);
     own.memory = terms(state, moving, k);
     return own;
   }
@@ -150,9 +150,7 @@ class Estimator {
   }
 
   MemoryTerms terms(const StateBytes& state, const MovingBytes& moving, int k) const {
-    const LayoutRecord& l = row_.layout;
-    const double in_flight = microbatches_in_flight(static_cast<PipelineSchedule>(l.schedule),
-                                                    l.stages, k, l.microbatches, l.virtual_stages);
+    const double in_flight = solver_.sums().in_flight(k);
     return {state.weights,   state.gradients,
             state.optimizer, in_flight * moving.stash,
             moving.live,     std::min(in_flight, 1.0) * moving.once,

@@ -82,6 +82,32 @@ std::int32_t PlanSolver::recompute(int i, int j, int stage) {
   return code;
 }
 
+double PlanSolver::stash_bytes(const Partition& partition, int stage, StageRecompute way) const {
+  const auto chunks = static_cast<std::size_t>(row_->layout.virtual_stages);
+  double sum = 0.0;
+  double least = std::numeric_limits<double>::infinity();
+  double most = 0.0;
+  const auto own = [&](std::size_t c) {
+    const std::size_t chunk = at(chain_of(stage, static_cast<int>(c)));
+    return sums_.stash_bytes(way, partition.cuts[chunk], partition.cuts[chunk + 1]);
+  };
+  for (std::size_t c = 0; c < chunks; ++c) {
+    const double bytes = own(c);
+    sum += bytes;
+    least = std::min(least, bytes);
+    most = std::max(most, bytes);
+  }
+  if (chunks == 1 || least == most || stages_ == 1) return sum;
+  const std::vector<double>& held = held_[at(stage)];
+  double peak = 0.0;
+  for (std::size_t k = 0; k < held.size(); k += chunks) {
+    double now = 0.0;
+    for (std::size_t c = 0; c < chunks; ++c) now += held[k + c] * own(c);
+    peak = std::max(peak, now);
+  }
+  return std::max(sum, peak / sums_.in_flight(stage));
+}
+
 double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecompute way) const {
   const int chunks = row_->layout.virtual_stages;
   if (chunks == 1) {
@@ -96,14 +122,13 @@ double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecom
     const int j = partition.cuts[chunk + 1];
     resident += sums_.resident_bytes(i, j);
     gather = std::max(gather, sums_.gather_bytes(i, j));
-    moving.stash += sums_.stash_bytes(way, i, j);
     moving.once += sums_.once_bytes(i, j);
     moving.live = std::max(moving.live, sums_.live_bytes(way, i, j));
   }
   moving.buffers += gather;
-  const double in_flight =
-      microbatches_in_flight(schedule_of(row_->layout), stages_, stage, rounds_, chunks);
-  return resident + (1.0 + space_->training.fragmentation) * moving_bytes(moving, in_flight);
+  moving.stash = stash_bytes(partition, stage, way);
+  return resident +
+         (1.0 + space_->training.fragmentation) * moving_bytes(moving, sums_.in_flight(stage));
 }
 
 std::int32_t PlanSolver::recompute_chunks(const Partition& partition, int stage,

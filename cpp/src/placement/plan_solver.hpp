@@ -58,6 +58,9 @@ class PlanSolver {
 
   // Sums over the chunks of a stage.
   double stage_bytes(const Partition& partition, int stage, StageRecompute way) const;
+  // Activations of a stage at its worst moment, in micro-batches' worth of all its chunks: as many
+  // as are in flight; more where chunks differ and the moment holds more of the larger ones.
+  double stash_bytes(const Partition& partition, int stage, StageRecompute way) const;
 
  private:
   struct Tail {
@@ -129,6 +132,9 @@ class PlanSolver {
   std::vector<std::int32_t> extra_;  // by chunk: whether it has a layer more than others
   std::vector<double> forward_s_, backward_s_, weight_grad_s_;
   PipelinePlayer player_;
+  PipelineSchedule held_schedule_{};  // of what is held, and its stages, chunks, micro-batches
+  std::int64_t held_shape_[3] = {0, 0, 0};
+  std::vector<std::vector<double>> held_;  // by stage, see PipelinePlayer::held_chunks
 };
 
 // The best plan of a strategy's layouts, and the best over several strategies on one chip; see

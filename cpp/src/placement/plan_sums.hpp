@@ -39,6 +39,8 @@ class PlanSums {
     return std::max(live_of(r.more, i, border), live_of(r.rest, border, j));
   }
   double gather_bytes(int i, int j) const noexcept;
+  // Micro-batches whose activations a stage holds at its worst moment.
+  double in_flight(int stage) const noexcept { return in_flight_[at(stage)]; }
   double total_work_s() const noexcept { return work_.back(); }
   int layers() const noexcept { return layers_; }
   int variants() const noexcept { return variants_; }
