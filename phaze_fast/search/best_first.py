@@ -50,8 +50,6 @@ class BestFirstSearch:
         Of the models; by default equal.
     top
         How many of the best chip groups are asked for.
-    each
-        Whether the best plan of every chip is asked for.
     objectives
         Of the front that is asked for; none where empty.
     threads, workers
@@ -64,13 +62,15 @@ class BestFirstSearch:
         Called after every wave.
     """
 
+    every = False
+    """Whether the best plan of every chip is asked for."""
+
     def __init__(
         self,
         problems: Sequence[SearchProblem],
         groups: ChipGroups,
         weights: Sequence[float] = (),
         top: int = 1,
-        each: bool = False,
         objectives: tuple[str, ...] = (),
         threads: int = 1,
         workers: Workers | None = None,
@@ -79,7 +79,7 @@ class BestFirstSearch:
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.groups, self.problems = groups, list(problems)
-        self.front, self.objectives, self.every = Front.empty(objectives), objectives, each
+        self.front, self.objectives = Front.empty(objectives), objectives
         self.best = BestFew(top)
         self._progress, self._began = progress, time.monotonic()
         self.has: Array = groups.chip >= 0
@@ -214,11 +214,8 @@ class BestFirstSearch:
         for i, table in enumerate(self.tables):
             own = candidates[0] == i
             level[own] = table.level[candidates[1, own], candidates[2, own]]
-        if self.every:
-            keep = self._leading(candidates, level)
-        else:
-            ready = level == SCHEDULED
-            keep = ~ready | (np.cumsum(ready) <= (len(ready) if everything else _PLACED_AT_ONCE))
+        ready = level == SCHEDULED
+        keep = ~ready | (np.cumsum(ready) <= (len(ready) if everything else _PLACED_AT_ONCE))
         steps = np.stack([level, *candidates[:2]])[:, keep]
         groups = candidates[2, keep]
         for step in np.unique(steps, axis=1).T:
@@ -228,22 +225,8 @@ class BestFirstSearch:
                 self.tables[i].bound(s, at, reached + 1)
             elif reached + 1 == SCHEDULED:
                 self._schedule(i, s, at)
-                if self.every:
-                    self._place(i, s, at[self.tables[i].level[s, at] == SCHEDULED])
             else:
                 self._place(i, s, at)
-
-    def _leading(self, candidates: Array, level: Array) -> Array:
-        """Which candidates go on where each chip counts for itself: its first plan leaves few.
-
-        Until it has one, the first candidate of a chip goes on alone.
-        """
-        i, _, group = candidates.astype(np.int64)
-        first = np.zeros(len(level), dtype=bool)
-        first[np.unique(i * len(self.groups) + group, return_index=True)[1]] = True
-        has_plan = np.isfinite(self.scores.times[i, group].min(axis=1))
-        going: Array = (level == 1) | first | has_plan
-        return going
 
     def _seed(self, limited: bool) -> None:
         """Find something to beat: the most promising candidates of each model go all the way.
@@ -256,7 +239,7 @@ class BestFirstSearch:
                 for level, count in enumerate(_SEEDS, start=1):
                     more = 0 if limited else self.best.top * (5 - level)
                     self._seed_level(i, table, level, max(count, more))
-            if self.every or np.isfinite(self.best.limit):
+            if np.isfinite(self.best.limit):
                 return
 
     def _seed_level(self, i: int, table: CandidateTable, level: int, count: int) -> None:
@@ -335,7 +318,7 @@ class BestFirstSearch:
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
             large = min(len(key) // 8, _LARGE_WAVE)
-            wave = len(key) if self.every else max(_WAVE * len(self.tables), large)
+            wave = max(_WAVE * len(self.tables), large)
             self._advance(waiting[:, self._first(key, wave)])
 
     def _prove(self) -> None:
@@ -343,7 +326,7 @@ class BestFirstSearch:
 
         The schedules themselves stay as they are, those that `plan` has as well.
         """
-        if self.objectives or self.every:
+        if self.objectives:
             return
         least = self.scores.combined([t.least.min(axis=0, initial=np.inf) for t in self.tables])
         for i, table in enumerate(self.tables):

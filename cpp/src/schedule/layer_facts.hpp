@@ -165,7 +165,7 @@ class LayerFacts {
 
 // Improves a schedule where operators that nothing waits for can hide beside others, trying one
 // after another the ways to run those.
-void improve_schedule(const LayerFacts& facts, LayerSolution* best) noexcept;
+void improve_schedule(const LayerFacts& facts, LayerSolution* best);
 
 // The best of several list schedules; its bound is not filled in.
 LayerSolution best_list_schedule(const LayerFacts& facts) noexcept;
