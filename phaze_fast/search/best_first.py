@@ -186,19 +186,27 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-        found, keys = [np.zeros((3, 0), dtype=np.int32)], [np.zeros(0)]
-        for i, table in enumerate(self.tables):
-            top = self.scores.limits(i, least, limit)
-            for s in range(len(table.least)):  # one after another, so that memory stays small
-                own = table.least[s, alive]
-                open_ = (table.level[s, alive] < PLACED) & (own <= top) & np.isfinite(own)
-                at = np.flatnonzero(open_)
-                listed = np.empty((3, len(at)), dtype=np.int32)
-                listed[0], listed[1], listed[2] = i, s, alive[at]
-                found.append(listed)
-                keys.append(own[at] if len(self.tables) == 1 else score[at])
-        least_of_all = float(score.min(initial=np.inf))
-        return np.concatenate(found, axis=1), np.concatenate(keys), least_of_all
+        tops = [self.scores.limits(i, least, limit) for i in range(len(self.tables))]
+
+        def open_of(i: int, s: int) -> Array:
+            table = self.tables[i]
+            own = table.least[s, alive]
+            return np.flatnonzero(
+                (table.level[s, alive] < PLACED) & (own <= tops[i]) & np.isfinite(own)
+            )
+
+        # One strategy after another, counted before they are listed: memory stays small.
+        rows = [(i, s) for i, table in enumerate(self.tables) for s in range(len(table.least))]
+        count = sum(len(open_of(i, s)) for i, s in rows)
+        found, keys = np.empty((3, count), dtype=np.int32), np.empty(count)
+        end = 0
+        for i, s in rows:
+            at = open_of(i, s)
+            begin, end = end, end + len(at)
+            found[0, begin:end], found[1, begin:end], found[2, begin:end] = i, s, alive[at]
+            alone = len(self.tables) == 1
+            keys[begin:end] = self.tables[i].least[s, alive[at]] if alone else score[at]
+        return found, keys, float(score.min(initial=np.inf))
 
     @staticmethod
     def _first(key: Array, count: int) -> Array:
@@ -308,8 +316,9 @@ class BestFirstSearch:
         if self.objectives:
             self._seed_front()
         while True:
-            waiting, key, least = self._open()
-            self.left = waiting
+            self.left = np.zeros((3, 0), dtype=np.int64)  # what the last wave listed can go
+            self.left, key, least = self._open()
+            waiting = self.left
             self._note(waiting.shape[1], least if waiting.size else np.inf)
             if not waiting.size:
                 self._prove()
@@ -319,7 +328,9 @@ class BestFirstSearch:
                 return False
             large = min(len(key) // 8, _LARGE_WAVE)
             wave = max(_WAVE * len(self.tables), large)
-            self._advance(waiting[:, self._first(key, wave)])
+            wanted = waiting[:, self._first(key, wave)]
+            del waiting, key
+            self._advance(wanted)
 
     def _prove(self) -> None:
         """Bound with more patience what is not proven and might be better than what was found.

@@ -8,6 +8,7 @@ else: a candidate is left out only where its bound is above the chip's best plan
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,8 +39,8 @@ class PerChipSearch(BestFirstSearch):
     every = True
 
     def run(self, budget: Budget | None = None) -> bool:
-        """Search; there is no budget, and so it always goes to the end."""
-        count = len(self.groups)
+        """Search; whether it went to the end. The budget's seconds count, at the end of a block."""
+        count, most_s = len(self.groups), (budget or Budget()).time_s
         everything = np.arange(count)
         for table in self.tables:
             for s in range(len(table.evaluator)):
@@ -49,6 +50,9 @@ class PerChipSearch(BestFirstSearch):
         rest = np.setdiff1d(everything, first)
         blocks = [first, *(rest[k : k + _BLOCK] for k in range(0, len(rest), _BLOCK))]
         for groups in blocks:
+            if time.monotonic() - self._began > most_s:
+                self._note(count, 0.0)
+                return False
             self._settle(groups)
         self._alive = everything[:0]
         self._note(0, np.inf)
@@ -68,7 +72,7 @@ class PerChipSearch(BestFirstSearch):
         for table, least, excess in zip(self.tables, before, self._excess, strict=True):
             table.forget_prices()
             done = table.level[:, groups] == PLACED
-            for s in np.flatnonzero(done.any(axis=1)):
+            for s in np.flatnonzero(done.any(axis=1)).tolist():
                 excess[s] = np.quantile(table.least[s, groups[done[s]]] / least[s, done[s]], 0.1)
 
     def _bound_leaders(self, groups: Array) -> None:
@@ -82,7 +86,7 @@ class PerChipSearch(BestFirstSearch):
                 self.tables[i].bound(s, at, _SCHEDULE_BOUND)
 
     def _levels(self, candidates: Array) -> Array:
-        """Steps done of each candidate."""
+        """Give the steps done of each candidate."""
         levels = np.zeros(candidates.shape[1], dtype=np.int64)
         for k, table in enumerate(self.tables):
             own = candidates[0] == k
