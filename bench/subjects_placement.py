@@ -325,8 +325,11 @@ def _check_nest(problems: list[NestProblem], answers: list[dict[str, Any]]) -> N
         expected = optimum[answer["name"]]
         assert np.isclose(answer["finalTimePerBatch"], expected["finalTimePerBatch"], rtol=1e-9)
         assert all(answer[key] == expected[key] for key in "ptd")
-    slowest = max(answers, key=lambda answer: answer["solve_s"])
-    sys.stderr.write(f"\nslowest: {slowest['name']}, {1e3 * slowest['solve_s']:.3f} ms\n")
+    # The machine may be busy, so that each problem's best of twenty counts.
+    runs = [[again["solve_s"] for again in solve_nest(problems, threads=1)] for _ in range(20)]
+    solve_s, name = max(zip(map(min, zip(*runs, strict=True)), optimum, strict=True))
+    sys.stderr.write(f"\nslowest: {name}, {1e3 * solve_s:.3f} ms\n")
+    assert solve_s <= 0.01
 
 
 register(

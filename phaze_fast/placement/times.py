@@ -20,6 +20,7 @@ from phaze_fast.schedule import ScheduleCache, schedule_layers
 __all__ = [
     "FREE_LEVELS",
     "MAX_NODES",
+    "FixedParts",
     "KindTimes",
     "free_times",
     "free_times_on_chip",
@@ -60,18 +61,19 @@ def hbm_share(chip: Accelerator) -> float:
 
 def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
     """Sum of some columns, one after another, so that a row's sum depends on that row alone."""
-    total = np.zeros(len(columns))
-    for column, counts in zip(columns.T, wanted, strict=True):
-        if counts:
-            total += column
+    some = columns[:, np.array(wanted, dtype=bool)]
+    if not some.shape[1]:
+        return np.zeros(len(columns))
+    total: Array = np.add.accumulate(some, axis=1)[:, -1]
     return total
 
 
 def _again(layer: Layer, mode: str) -> list[bool]:
     """Which operators of a layer's forward pass run again in its backward pass."""
+    if layer.kind in ("embedding", "head"):
+        return [False] * len(layer.forward)
     named = layer.forward.recomputed(mode)
-    skipped = layer.kind in ("embedding", "head")
-    return [not skipped and name in named for name in layer.forward.names]
+    return [name in named for name in layer.forward.names]
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,38 +134,68 @@ class KindTimes:
         first: int = 0,
     ) -> KindTimes:
         """Read them off makespans of graphs x chips, from graph `first` on."""
+        own = slice(first, first + 2 * len(sizes.graph.layers))
+        parts = FixedParts.of(sizes, costs, hbm_bytes_per_s, first)
+        return parts.times(makespan_s[own], proven[own])
+
+
+@dataclass(frozen=True, eq=False)
+class FixedParts:
+    """What no schedule changes of `KindTimes`, for the same rows."""
+
+    again_s: Array
+    """Seconds computed again by each variant, shape (rows, variants, kinds); NaN: as many as the
+    forward pass takes."""
+    weight_grad_share: Array
+    """Share of the backward pass that is weight gradients."""
+    forward_j: Array
+    backward_j: Array
+    hbm_bytes_per_s: Array
+    static_w: Array
+
+    def at(self, rows: Any) -> FixedParts:
+        """Those of some rows."""
+        return FixedParts(*(getattr(self, f.name)[rows] for f in fields(self)))
+
+    @classmethod
+    def of(
+        cls, sizes: StrategySizes, costs: Costs, hbm_bytes_per_s: Array, first: int = 0
+    ) -> FixedParts:
+        """Read them off the costs of graphs, from graph `first` on."""
         layers = sizes.graph.layers
         shape = (costs.chips, len(layers))
         by_variant = (shape[0], len(sizes.variants), shape[1])
-        forward, plain, late, joules = (np.zeros(shape) for _ in range(4))
-        backward, backward_j = np.zeros(by_variant), np.zeros(by_variant)
+        share, joules = np.zeros(shape), np.zeros(shape)
+        again_s, backward_j = np.zeros(by_variant), np.zeros(by_variant)
         for k, layer in enumerate(layers):
             at = first + 2 * k
-            forward[:, k], plain[:, k] = makespan_s[at], makespan_s[at + 1]
             seconds, spent = costs.time_s(at), costs.dynamic_j(at)
             joules[:, k] = _summed(spent, [True] * len(layer.forward))
             own_j = _summed(costs.dynamic_j(at + 1), [True] * len(layer.backward))
             for v, mode in enumerate(sizes.variants):
                 again = _again(layer, mode)
-                extra = forward[:, k] if all(again) else _summed(seconds, again)
-                backward[:, v, k] = plain[:, k] + extra
+                again_s[:, v, k] = np.nan if all(again) else _summed(seconds, again)
                 backward_j[:, v, k] = own_j + _summed(spent, again)
             each = costs.time_s(at + 1)
-            own = _summed(each, [name.endswith("-w") for name in layer.backward.names])
+            late = _summed(each, [name.endswith("-w") for name in layer.backward.names])
             total = _summed(each, [True] * len(layer.backward))
-            share = np.divide(own, total, where=total > 0, out=np.zeros(len(own)))
-            late[:, k] = plain[:, k] * share
-        sure: Array = np.all(proven[first : first + 2 * len(layers)], axis=0)
-        return cls(
-            forward,
-            plain,
-            backward,
-            late,
-            joules,
-            backward_j,
-            hbm_bytes_per_s,
-            costs.static_w,
-            sure,
+            np.divide(late, total, where=total > 0, out=share[:, k])
+        return cls(again_s, share, joules, backward_j, hbm_bytes_per_s, costs.static_w)
+
+    def times(self, makespan_s: Array, proven: Array) -> KindTimes:
+        """Give the times with makespans, shape (graphs, rows); forward and backward alternate."""
+        forward, plain = (np.ascontiguousarray(makespan_s[way::2].T) for way in (0, 1))
+        again = np.where(np.isnan(self.again_s), forward[:, None, :], self.again_s)
+        return KindTimes(
+            forward_s=forward,
+            plain_s=plain,
+            backward_s=plain[:, None, :] + again,
+            weight_grad_s=plain * self.weight_grad_share,
+            forward_j=self.forward_j,
+            backward_j=self.backward_j,
+            hbm_bytes_per_s=self.hbm_bytes_per_s,
+            static_w=self.static_w,
+            proven=np.all(proven, axis=0),
         )
 
 

@@ -50,8 +50,6 @@ class BestFirstSearch:
         Of the models; by default equal.
     top
         How many of the best chip groups are asked for.
-    each
-        Whether the best plan of every chip is asked for.
     objectives
         Of the front that is asked for; none where empty.
     threads, workers
@@ -64,13 +62,15 @@ class BestFirstSearch:
         Called after every wave.
     """
 
+    every = False
+    """Whether the best plan of every chip is asked for."""
+
     def __init__(
         self,
         problems: Sequence[SearchProblem],
         groups: ChipGroups,
         weights: Sequence[float] = (),
         top: int = 1,
-        each: bool = False,
         objectives: tuple[str, ...] = (),
         threads: int = 1,
         workers: Workers | None = None,
@@ -79,7 +79,7 @@ class BestFirstSearch:
         progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.groups, self.problems = groups, list(problems)
-        self.front, self.objectives, self.every = Front.empty(objectives), objectives, each
+        self.front, self.objectives = Front.empty(objectives), objectives
         self.best = BestFew(top)
         self._progress, self._began = progress, time.monotonic()
         self.has: Array = groups.chip >= 0
@@ -186,19 +186,27 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-        found, keys = [np.zeros((3, 0), dtype=np.int32)], [np.zeros(0)]
-        for i, table in enumerate(self.tables):
-            top = self.scores.limits(i, least, limit)
-            for s in range(len(table.least)):  # one after another, so that memory stays small
-                own = table.least[s, alive]
-                open_ = (table.level[s, alive] < PLACED) & (own <= top) & np.isfinite(own)
-                at = np.flatnonzero(open_)
-                listed = np.empty((3, len(at)), dtype=np.int32)
-                listed[0], listed[1], listed[2] = i, s, alive[at]
-                found.append(listed)
-                keys.append(own[at] if len(self.tables) == 1 else score[at])
-        least_of_all = float(score.min(initial=np.inf))
-        return np.concatenate(found, axis=1), np.concatenate(keys), least_of_all
+        tops = [self.scores.limits(i, least, limit) for i in range(len(self.tables))]
+
+        def open_of(i: int, s: int) -> Array:
+            table = self.tables[i]
+            own = table.least[s, alive]
+            return np.flatnonzero(
+                (table.level[s, alive] < PLACED) & (own <= tops[i]) & np.isfinite(own)
+            )
+
+        # One strategy after another, counted before they are listed: memory stays small.
+        rows = [(i, s) for i, table in enumerate(self.tables) for s in range(len(table.least))]
+        count = sum(len(open_of(i, s)) for i, s in rows)
+        found, keys = np.empty((3, count), dtype=np.int32), np.empty(count)
+        end = 0
+        for i, s in rows:
+            at = open_of(i, s)
+            begin, end = end, end + len(at)
+            found[0, begin:end], found[1, begin:end], found[2, begin:end] = i, s, alive[at]
+            alone = len(self.tables) == 1
+            keys[begin:end] = self.tables[i].least[s, alive[at]] if alone else score[at]
+        return found, keys, float(score.min(initial=np.inf))
 
     @staticmethod
     def _first(key: Array, count: int) -> Array:
@@ -214,11 +222,8 @@ class BestFirstSearch:
         for i, table in enumerate(self.tables):
             own = candidates[0] == i
             level[own] = table.level[candidates[1, own], candidates[2, own]]
-        if self.every:
-            keep = self._leading(candidates, level)
-        else:
-            ready = level == SCHEDULED
-            keep = ~ready | (np.cumsum(ready) <= (len(ready) if everything else _PLACED_AT_ONCE))
+        ready = level == SCHEDULED
+        keep = ~ready | (np.cumsum(ready) <= (len(ready) if everything else _PLACED_AT_ONCE))
         steps = np.stack([level, *candidates[:2]])[:, keep]
         groups = candidates[2, keep]
         for step in np.unique(steps, axis=1).T:
@@ -228,22 +233,8 @@ class BestFirstSearch:
                 self.tables[i].bound(s, at, reached + 1)
             elif reached + 1 == SCHEDULED:
                 self._schedule(i, s, at)
-                if self.every:
-                    self._place(i, s, at[self.tables[i].level[s, at] == SCHEDULED])
             else:
                 self._place(i, s, at)
-
-    def _leading(self, candidates: Array, level: Array) -> Array:
-        """Which candidates go on where each chip counts for itself: its first plan leaves few.
-
-        Until it has one, the first candidate of a chip goes on alone.
-        """
-        i, _, group = candidates.astype(np.int64)
-        first = np.zeros(len(level), dtype=bool)
-        first[np.unique(i * len(self.groups) + group, return_index=True)[1]] = True
-        has_plan = np.isfinite(self.scores.times[i, group].min(axis=1))
-        going: Array = (level == 1) | first | has_plan
-        return going
 
     def _seed(self, limited: bool) -> None:
         """Find something to beat: the most promising candidates of each model go all the way.
@@ -256,7 +247,7 @@ class BestFirstSearch:
                 for level, count in enumerate(_SEEDS, start=1):
                     more = 0 if limited else self.best.top * (5 - level)
                     self._seed_level(i, table, level, max(count, more))
-            if self.every or np.isfinite(self.best.limit):
+            if np.isfinite(self.best.limit):
                 return
 
     def _seed_level(self, i: int, table: CandidateTable, level: int, count: int) -> None:
@@ -325,8 +316,9 @@ class BestFirstSearch:
         if self.objectives:
             self._seed_front()
         while True:
-            waiting, key, least = self._open()
-            self.left = waiting
+            self.left = np.zeros((3, 0), dtype=np.int64)  # what the last wave listed can go
+            self.left, key, least = self._open()
+            waiting = self.left
             self._note(waiting.shape[1], least if waiting.size else np.inf)
             if not waiting.size:
                 self._prove()
@@ -335,15 +327,17 @@ class BestFirstSearch:
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
             large = min(len(key) // 8, _LARGE_WAVE)
-            wave = len(key) if self.every else max(_WAVE * len(self.tables), large)
-            self._advance(waiting[:, self._first(key, wave)])
+            wave = max(_WAVE * len(self.tables), large)
+            wanted = waiting[:, self._first(key, wave)]
+            del waiting, key
+            self._advance(wanted)
 
     def _prove(self) -> None:
         """Bound with more patience what is not proven and might be better than what was found.
 
         The schedules themselves stay as they are, those that `plan` has as well.
         """
-        if self.objectives or self.every:
+        if self.objectives:
             return
         least = self.scores.combined([t.least.min(axis=0, initial=np.inf) for t in self.tables])
         for i, table in enumerate(self.tables):

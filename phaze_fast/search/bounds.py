@@ -16,7 +16,7 @@ from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.opgraph import OpGraph
 from phaze_fast.placement.sizes import StrategySizes
-from phaze_fast.placement.times import MAX_NODES, KindTimes, hbm_share
+from phaze_fast.placement.times import MAX_NODES, FixedParts, KindTimes, hbm_share
 from phaze_fast.schedule import schedule_layers
 
 __all__ = [
@@ -45,10 +45,9 @@ def expert_stride(sizes: StrategySizes) -> int | None:
 class PricedChips:
     """The operators of a strategy's layers, priced on chips."""
 
-    sizes: StrategySizes
     costs: Costs
-    hbm_bytes_per_s: Array
-    """That the optimiser's state streams at on each chip."""
+    parts: FixedParts
+    """What no schedule changes of the layers' times."""
 
     @classmethod
     def of(
@@ -82,19 +81,20 @@ class PricedChips:
             like=like,
             expert_stride=expert_stride(sizes),
         )
-        return cls(sizes, costs, records["hbm_bytes_per_s"] * hbm_share(like))
+        rate = records["hbm_bytes_per_s"] * hbm_share(like)
+        return cls(costs, FixedParts.of(sizes, costs, rate))
 
     def __len__(self) -> int:
         return self.costs.chips
 
     def at(self, chips: Array) -> PricedChips:
         """Those of some chips, by position."""
-        return PricedChips(self.sizes, self.costs.at(chips), self.hbm_bytes_per_s[chips])
+        return PricedChips(self.costs.at(chips), self.parts.at(chips))
 
     def times(self, makespan_s: Array, proven: Array | None = None) -> KindTimes:
         """Seconds and joules of every kind of layer from makespans, shape (graphs, chips)."""
         sure = np.ones(makespan_s.shape, dtype=bool) if proven is None else proven
-        return KindTimes.of(self.sizes, self.costs, makespan_s, sure, self.hbm_bytes_per_s)
+        return self.parts.times(makespan_s, sure)
 
 
 def _longest_path(graph: OpGraph, seconds: Array) -> Array:
@@ -160,8 +160,13 @@ def rule_out(
     rise_s = most_s[within] - at_root_s[within]
     way[within] = np.minimum((limits_s[within] - at_root_s[within]) / rise_s * _FURTHER, 1.0)
     enough_s = root.bound_s + way * room_s
-    made = schedule_layers(chips.costs, max_nodes=MAX_NODES, threads=threads, enough_s=enough_s)
-    return chips.times(np.maximum(root.bound_s, made.bound_s), made.proven)
+    bound_s = root.bound_s.copy()
+    at = np.flatnonzero(within)
+    if len(at):
+        some = chips.costs.at(at)
+        made = schedule_layers(some, max_nodes=MAX_NODES, threads=threads, enough_s=enough_s[:, at])
+        bound_s[:, at] = np.maximum(bound_s[:, at], made.bound_s)
+    return chips.times(bound_s)
 
 
 _FURTHER = 1.03

@@ -153,6 +153,10 @@ class CandidateTable:
             at = np.searchsorted(known, groups)
         return priced.at(at)
 
+    def forget_prices(self) -> None:
+        """Let go of priced chips, which nobody will ask about again."""
+        self._priced.clear()
+
     def schedule(self, s: int, groups: Array, limits_s: Array | None = None) -> None:
         """Schedule candidates, but for those that are found to take longer than their limit."""
         rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)

@@ -17,8 +17,8 @@ from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement import PlanEvaluator, Training
 from phaze_fast.placement.recompute import recompute_text
 from phaze_fast.runs.executors import Workers
-from phaze_fast.search.best_first import BestFirstSearch
 from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.per_chip import PerChipSearch
 from phaze_fast.search.problem import problems_of
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
@@ -196,9 +196,7 @@ def evaluate_batch(
         problems = problems_of([model], own, cluster, training)
         with Workers(executor, workers) as others:
             helpers = others if executor is not None else None
-            search = BestFirstSearch(
-                problems, own, top=len(own), each=True, threads=workers, workers=helpers
-            )
+            search = PerChipSearch(problems, own, top=len(own), threads=workers, workers=helpers)
             search.run()
         for k, (group, c) in enumerate(own.of_chip.tolist()):
             answer = search.answer(group, c)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.search.best_first import BestFirstSearch
 from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.per_chip import PerChipSearch
 from phaze_fast.search.problem import SearchProblem
 from phaze_fast.search.result import Winner
 
@@ -44,12 +44,11 @@ class ExactEvaluator:
         wanted = [int(g) for g in groups]
         new = np.array([d for d in dict.fromkeys(wanted) if d not in self._known], dtype=np.int64)
         if len(new):
-            search = BestFirstSearch(
+            search = PerChipSearch(
                 self.problems,
                 self.groups.take(new),
                 weights=self.weights,
                 top=len(new),
-                each=True,
                 threads=self.threads,
             )
             search.run()

@@ -27,7 +27,8 @@ def _winner(
         peak = search.groups.peak_flops(record)
         strategy = int(table.evaluator.layouts["strategy"][answer.placed.layout])
         chip = table.problem.price(strategy, np.array([record]))
-        free = free_times([chip.sizes], chip.costs, chip.hbm_bytes_per_s)[0]
+        sizes = table.evaluator.sizes[strategy]
+        free = free_times([sizes], chip.costs, chip.parts.hbm_bytes_per_s)[0]
         plans.append(table.evaluator.plan(answer.placed, answer.times, answer.row, c, peak, free))
     return Winner(
         group=group,

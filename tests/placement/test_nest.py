@@ -49,12 +49,6 @@ def test_published_problems_have_their_optimum(record):
     assert repriced(record["input"], plan) == pytest.approx(plan["finalTimePerBatch"], rel=1e-12)
 
 
-def test_published_problems_take_ten_milliseconds_at_most():
-    problems = [nest_from_dict(record) for record in golden()]
-    runs = [[plan["solve_s"] for plan in solve_nest(problems, threads=1)] for _ in range(20)]
-    assert max(map(min, zip(*runs, strict=True))) <= 0.01  # best of 20: the machine may be busy
-
-
 @pytest.mark.parametrize("chunk", range(30))
 def test_random_problems_against_full_enumeration(chunk):
     feasible = piped = 0

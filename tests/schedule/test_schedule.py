@@ -92,6 +92,7 @@ FOUND = [  # by search: each once had a wrong proof, or has one when a part of a
     ("exclusive", [6], {"num_tc": 3, "num_vc": 1}, "N-,0 T6,5 N5,- T3,-", "0-2"),
     ("exclusive", [1], {"num_tc": 1, "num_vc": 1}, "T1,0 T1,- V0,3 V1,-", "0-3"),
     ("overlap", [1], {"num_tc": 1, "num_vc": 1}, "V-,0 V-,0 T-,1 T-,0 N-,1", "0-3 1-3 3-4"),
+    ("exclusive", [9], {"num_tc": 3, "num_vc": 1}, "T9,-,3 T9,-,3 T9,-,3 T9,-,3", "1-3 2-3"),
 ]
 
 

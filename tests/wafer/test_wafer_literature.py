@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from mapping_cases import CLOSE, compiled, small
+from reference import mapping_layouts as layouts
 from reference import mapping_oracle as oracle
 from reference.mapping_oracle import RECOMPUTE, OperatorMapping
 
@@ -31,12 +32,12 @@ def play(before, after, sizes):
 
     V counts the positions a die starts from, for an all-gather those it ends with.
     """
-    have = oracle.holdings(before, sizes)
+    have = layouts.holdings(before, sizes)
     sliced = [k for k in range(len(sizes)) if before[k] == "-" and after[k] in "BMN"]
     for die, held in have.items():
-        have[die] = {p: terms for p, terms in held.items() if oracle.meets(p, die, after, sliced)}
+        have[die] = {p: terms for p, terms in held.items() if layouts.meets(p, die, after, sliced)}
     done = []
-    for kind, slots, _ in oracle.steps(before, after, sizes):
+    for kind, slots, _ in layouts.steps(before, after, sizes):
         new, most = {}, 0
         for die, held in have.items():
             group = [
@@ -47,7 +48,7 @@ def play(before, after, sizes):
                 for position, terms in have[other].items():
                     merged[position] = merged.get(position, set()) | terms
             keep = slots if kind in ("reduce-scatter", "all-to-all") else ()
-            new[die] = {p: t for p, t in merged.items() if oracle.meets(p, die, after, keep)}
+            new[die] = {p: t for p, t in merged.items() if layouts.meets(p, die, after, keep)}
             others = [o for o in group if o != die]
             if kind == "all-gather":
                 sent = len(held) * len(others)
@@ -56,7 +57,7 @@ def play(before, after, sizes):
             ):  # its part of the sum to each, the sum of its own part to each
                 sent = 2 * len(held) * len(others) / len(group)
             else:
-                sent = sum(oracle.meets(p, o, after, slots) for o in others for p in held)
+                sent = sum(layouts.meets(p, o, after, slots) for o in others for p in held)
             most = max(most, sent)
         vector = max(len(h) for h in (new if kind == "all-gather" else have).values())
         done.append((kind, slots, vector, most))
@@ -68,17 +69,17 @@ def converts(before, after, sizes):
     """Play a conversion: everyone ends with its part, and sends as much as the formulas say."""
     have, done = play(before, after, sizes)
     terms = {
-        t for held in oracle.holdings(before, sizes).values() for p in held.values() for t in p
+        t for held in layouts.holdings(before, sizes).values() for p in held.values() for t in p
     }
-    for die, wanted in oracle.holdings(after, sizes).items():
+    for die, wanted in layouts.holdings(after, sizes).items():
         assert have[die] == dict.fromkeys(wanted, terms), (before, after, die)
     positions = math.prod(sizes) ** 3
     case = SimpleNamespace(rules={"volume": True}, sizes=sizes)
     for (kind, slots, share), (_, _, vector, sent) in zip(
-        oracle.steps(before, after, sizes), done, strict=True
+        layouts.steps(before, after, sizes), done, strict=True
     ):
         assert vector == pytest.approx(share * positions, rel=CLOSE)
-        assert sent == pytest.approx(oracle.seconds(case, kind, slots, vector), rel=CLOSE)
+        assert sent == pytest.approx(layouts.seconds(case, kind, slots, vector), rel=CLOSE)
 
 
 def test_conversions_leave_every_die_with_its_part():
@@ -106,7 +107,7 @@ def test_conversions_leave_every_die_with_its_part():
     ],
 )
 def test_sets_of_digits_need_the_collective_of_the_table(before, after, kind):
-    assert {oracle.needed(before, after, size) for size in (2, 3, 5)} == {kind}
+    assert {layouts.needed(before, after, size) for size in (2, 3, 5)} == {kind}
 
 
 # ---- models on a rectangle, volumes only ----

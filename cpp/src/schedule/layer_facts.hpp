@@ -72,7 +72,7 @@ class LayerFacts {
   // start, either can take the other's place.
   OpBits twins(int op) const noexcept { return twins_[op]; }
   // Operators that can run in the same ways and for which the same wait and more: once both may
-  // start, such a one can take the other's place.
+  // start, such a one can take the other's place (docs/schedule.md has the proof).
   OpBits urgent(int op) const noexcept { return urgent_[op]; }
   // The order in which operators start that start at one moment: urgent ones before others.
   int in_turn(int turn) const noexcept { return in_turn_[turn]; }
@@ -165,7 +165,7 @@ class LayerFacts {
 
 // Improves a schedule where operators that nothing waits for can hide beside others, trying one
 // after another the ways to run those.
-void improve_schedule(const LayerFacts& facts, LayerSolution* best) noexcept;
+void improve_schedule(const LayerFacts& facts, LayerSolution* best);
 
 // The best of several list schedules; its bound is not filled in.
 LayerSolution best_list_schedule(const LayerFacts& facts) noexcept;

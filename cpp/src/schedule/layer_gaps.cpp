@@ -35,6 +35,22 @@ void LayerFacts::find_twins() noexcept {
     }
     return true;
   };
+  // Whether no way to run an operator ends sooner than one begun before it that leaves it room:
+  // only then is what takes another's place never later than it was.
+  const auto in_order = [&](int op) {
+    for (int u = 0; u < useful_count_[op]; ++u) {
+      for (int v = 0; v < u; ++v) {  // the faster of the two
+        const std::int32_t* slow = problem_.modes[useful_[op][u]].use;
+        const std::int32_t* fast = problem_.modes[useful_[op][v]].use;
+        bool apart = false;
+        for (int r = 0; r < kResources; ++r) {
+          apart = apart || slow[r] + fast[r] > problem_.capacity[r];
+        }
+        if (!apart) return false;
+      }
+    }
+    return true;
+  };
   std::fill(twins_, twins_ + size(), OpBits{0});
   std::fill(urgent_, urgent_ + size(), OpBits{0});
   for (int i = 0; i < size(); ++i) {
@@ -51,6 +67,8 @@ void LayerFacts::find_twins() noexcept {
       if (after_[i] == after_[j]) {
         twins_[i] |= op_bit(j);
         twins_[j] |= op_bit(i);
+      } else if (!in_order(i)) {
+        continue;
       } else if ((after_[i] & ~after_[j]) == 0) {
         urgent_[i] |= op_bit(j);
       } else if ((after_[j] & ~after_[i]) == 0) {

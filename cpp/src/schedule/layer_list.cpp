@@ -1,5 +1,8 @@
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <limits>
+#include <unordered_set>
 
 #include "schedule/layer_facts.hpp"
 
@@ -62,6 +65,17 @@ LayerSolution list_with(const LayerFacts& facts, ModeChoice choice) noexcept {
 struct Choices {
   std::int8_t useful[kMaxLayerOps];  // which of its useful modes
   std::int8_t hold[kMaxLayerOps];    // not before this operator has started; -1: at once
+  bool operator==(const Choices&) const = default;
+};
+
+struct ChoicesHash {
+  std::size_t operator()(const Choices& choices) const noexcept {
+    std::uint64_t words[sizeof(Choices) / sizeof(std::uint64_t)];
+    std::memcpy(words, &choices, sizeof(words));
+    std::uint64_t h = 0;
+    for (const std::uint64_t word : words) h = std::rotl(h ^ word, 29) * 0x9E3779B97F4A7C15ULL;
+    return static_cast<std::size_t>(h ^ (h >> 32));
+  }
 };
 
 // Puts operators beside each other where that pays: those that others wait for as chosen, the rest
@@ -80,7 +94,11 @@ class Hiding {
 
   const LayerSolution& run() noexcept {
     Moment moment = facts_.beginning();
-    while (moment.done != facts_.all() && moment.now_s < enough_s_) {
+    while (moment.done != facts_.all()) {
+      if (least_end(moment) >= enough_s_) {
+        made_.makespan_s = std::numeric_limits<double>::infinity();
+        return made_;
+      }
       start_inner(&moment, true);
       if (moment.started != facts_.all()) hide(&moment);
       if (moment.running_count == 0) {  // only leaves are left, and none gains beside another
@@ -94,6 +112,14 @@ class Hiding {
   }
 
  private:
+  // The operators that have not started, as chosen and one after another where one waits for the
+  // other, end no earlier; less what rounding could make of it.
+  double least_end(const Moment& m) const noexcept {
+    double longest_s = 0.0;
+    for_ops(facts_.all() & ~m.started,
+            [&](int op) { longest_s = std::max(longest_s, facts_.tail_s(op)); });
+    return (m.now_s + longest_s) * kRoundedDown;
+  }
   int narrow(int op) const noexcept { return facts_.useful_count(op) - 1; }
   double narrow_s(int op) const noexcept {
     return facts_.problem().modes[facts_.useful(op, narrow(op))].seconds;
@@ -198,7 +224,7 @@ class Improvement {
     std::fill(choices_.hold, choices_.hold + kMaxLayerOps, std::int8_t{-1});
   }
 
-  void run() noexcept {
+  void run() {
     const Choices plain = choices_;
     keep_if_shorter(plain);
     for_runs([&](int first, int last) {  // one gap, and all that can wait put off until then
@@ -231,7 +257,7 @@ class Improvement {
 
  private:
   template <typename F>
-  void for_runs(const F& f) const noexcept {
+  void for_runs(const F& f) const {
     constexpr int kLongest = 6;
     for (int first = 0; first < facts_.size(); ++first) {
       for (int last = first; last < std::min(facts_.size(), first + kLongest); ++last) {
@@ -251,7 +277,9 @@ class Improvement {
     for_ops(sources_, [&](int op) { choices->hold[op] = static_cast<std::int8_t>(until); });
   }
 
-  bool keep_if_shorter(const Choices& changed) noexcept {
+  // What was tried before was no shorter than the shortest is now.
+  bool keep_if_shorter(const Choices& changed) {
+    if (!tried_.insert(changed).second) return false;
     Hiding hiding(facts_, changed, reached_s_);
     const LayerSolution& made = hiding.run();
     if (made.makespan_s < best_->makespan_s) {
@@ -270,12 +298,13 @@ class Improvement {
   OpBits inner_;
   OpBits sources_ = 0;
   Choices choices_;
+  std::unordered_set<Choices, ChoicesHash> tried_;
   double reached_s_ = std::numeric_limits<double>::infinity();
 };
 
 }  // namespace
 
-void improve_schedule(const LayerFacts& facts, LayerSolution* best) noexcept {
+void improve_schedule(const LayerFacts& facts, LayerSolution* best) {
   Improvement(facts, best).run();
 }
 
