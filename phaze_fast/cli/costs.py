@@ -327,6 +327,7 @@ def _validation_data(found: Validation, calibration: Calibration) -> dict[str, A
         "chip": found.chip,
         "kind": found.kind,
         "columns": {name: vars(error) for name, error in found.columns.items()},
+        "unsupported": found.unsupported,
         "calibration": calibration.to_dict(),
     }
 
@@ -340,10 +341,11 @@ def _validation_parts(found: Validation) -> list[RenderableType]:
             f"{error.median_abs_err:.1%}",
             f"{error.max_abs_err:.1%}",
             f"{error.bias:+.1%}",
+            f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})",
         ]
         for name, error in found.columns.items()
     ]
-    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>"]
+    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>", "after one scale>"]
     title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
     worst = [
         [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]

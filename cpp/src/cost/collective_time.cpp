@@ -27,7 +27,7 @@ double single_ring(const FabricRecord& fabric, const Group& group, double p, dou
   if (group.regular && is_grid(fabric)) {
     return group.active == 1 ? level_pass(group.level[0], v) : kNever;
   }
-  return ring_pass(p, v, group.slowest_seconds_per_byte, group.step_latency_s);
+  return (p - 1.0) / p * v * group.slowest_seconds_per_byte + group.ring_latency_s;
 }
 
 double tier_by_tier(const Group& group, double v) noexcept {
@@ -48,7 +48,7 @@ double rail_ring(const Group& group, double p, double v) noexcept {
     limit = std::max(limit, group.level[l].seconds_per_byte * share);
     share *= group.level[l].inverse;
   }
-  return ring_pass(p, v, limit, group.step_latency_s);
+  return (p - 1.0) / p * v * limit + group.ring_latency_s;
 }
 
 // Both directions of one Hamiltonian cycle; one exists in every brick of even size that is at
@@ -353,19 +353,22 @@ bool may_move(const ProtocolRecord& protocol, double bytes, double ranks) noexce
 }
 
 // What `time` gives at the rates of each protocol in turn, with what begins it and copies.
+// Inside one unit copies take their time; where links further out are slower they hide behind them.
 template <typename Time>
-Choice fastest_protocol(const Call& call, const Time& time) noexcept {
+Choice fastest_protocol(const Call& call, const Group& plain, const Time& time) noexcept {
+  const bool one_level = plain.regular && plain.active == 1;
   const auto transfer = static_cast<int>(transfer_of(call.op));
   const double passes = call.op == CollectiveOp::kAllReduce ? 2.0 : 1.0;
   Choice best{kNever, Algorithm::kNone};
   for (int i = 0; i < call.fabric.protocols[transfer]; ++i) {
     const ProtocolRecord& protocol = call.fabric.protocol[transfer][i];
     if (!may_move(protocol, call.bytes, static_cast<double>(call.ranks))) continue;
-    const Group group = lay_out(call.fabric, call.shape, link_rates(call.fabric, protocol));
+    const Group group =
+        lay_out(call.fabric, call.shape, link_rates(call.fabric, protocol, !one_level));
     const Choice choice = time(group);
-    const double seconds = protocol.startup_s[group.outermost] +
-                           passes * call.bytes * protocol.copy_s_per_byte[group.innermost] +
-                           choice.time_s;
+    const double copy_s = one_level ? protocol.copy_s_per_byte[group.outermost] : 0.0;
+    const double seconds =
+        protocol.startup_s[group.outermost] + passes * call.bytes * copy_s + choice.time_s;
     if (seconds < best.time_s) best = {seconds, choice.algorithm};
   }
   return best;
@@ -419,7 +422,8 @@ Choice fastest_algorithm(const Call& call, const Group& group) noexcept {
   const bool direct = call.op == CollectiveOp::kPointToPoint;  // a message knows its protocols
   Choice best = call.fabric.protocols[static_cast<int>(transfer_of(call.op))] == 0 || direct
                     ? fastest_on(call, group)
-                    : fastest_protocol(call, [&](const Group& g) { return fastest_on(call, g); });
+                    : fastest_protocol(
+                          call, group, [&](const Group& g) { return fastest_on(call, g); });
   const double in_switch = in_switch_s(call, group);
   if (in_switch < best.time_s) best = {in_switch, Algorithm::kInSwitch};
   return best;
@@ -431,7 +435,7 @@ double time_with(const Call& call, const Group& group, Algorithm algorithm) noex
   if (call.fabric.protocols[static_cast<int>(transfer_of(call.op))] == 0 || direct) {
     return time_on(call, group, algorithm);
   }
-  return fastest_protocol(call, [&](const Group& g) {
+  return fastest_protocol(call, group, [&](const Group& g) {
            return Choice{time_on(call, g, algorithm), algorithm};
          }).time_s;
 }

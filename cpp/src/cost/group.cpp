@@ -178,6 +178,18 @@ void charge_irregular(const Layout& layout, const GroupShape& shape) noexcept {
   if (grid) group.step_latency_s = diameter_s;
 }
 
+// A library's ring enters and leaves each unit once, and only those hops are slow.
+double nested_ring_latency_s(const Group& group) noexcept {
+  double latency = 0.0;
+  double units = 1.0;
+  for (int l = group.active - 1; l >= 0; --l) {
+    const auto members = static_cast<double>(group.level[l].members);
+    latency += units * (members - 1.0) * group.level[l].step_latency_s;
+    units *= members;
+  }
+  return latency;
+}
+
 }  // namespace
 
 // check_fabric has made sure that the product fits.
@@ -231,10 +243,14 @@ LinkRates link_rates(const FabricRecord& fabric) noexcept {
   return rates;
 }
 
-LinkRates link_rates(const FabricRecord& fabric, const ProtocolRecord& protocol) noexcept {
+LinkRates link_rates(const FabricRecord& fabric, const ProtocolRecord& protocol,
+                     bool merged) noexcept {
   LinkRates rates{};
   for (int l = 0; l < fabric.levels; ++l) {
     rates.bytes_per_s[l] = fabric.bytes_per_s[l] * protocol.share[l];
+    if (merged) {
+      rates.bytes_per_s[l] = 1.0 / (1.0 / rates.bytes_per_s[l] + protocol.copy_s_per_byte[l]);
+    }
     rates.latency_s[l] = protocol.step_s[l];
   }
   return rates;
@@ -254,8 +270,10 @@ Group lay_out(const FabricRecord& fabric, const GroupShape& shape,
     return group;
   }
   const Layout layout{fabric, rates, group};
+  const auto steps = static_cast<double>(shape.ranks * shape.outer_ranks - 1);
   if (!lay_out_regular(layout, shape)) {
     charge_irregular(layout, shape);
+    group.ring_latency_s = steps * group.step_latency_s;
     return group;
   }
   group.slowest_seconds_per_byte = 0.0;
@@ -268,6 +286,8 @@ Group lay_out(const FabricRecord& fabric, const GroupShape& shape,
         std::min(group.fastest_seconds_per_byte, level.seconds_per_byte);
     group.step_latency_s = std::max(group.step_latency_s, level.step_latency_s);
   }
+  group.ring_latency_s = steps * group.step_latency_s;
+  if (fabric.protocols[0] > 0) group.ring_latency_s = nested_ring_latency_s(group);
   return group;
 }
 

@@ -16,7 +16,9 @@ struct LinkRates {
   double latency_s[kMaxLevels];
 };
 LinkRates link_rates(const FabricRecord& fabric) noexcept;
-LinkRates link_rates(const FabricRecord& fabric, const ProtocolRecord& protocol) noexcept;
+// Under a protocol; with copies as a part of what the links take where `merged`.
+LinkRates link_rates(const FabricRecord& fabric, const ProtocolRecord& protocol,
+                     bool merged) noexcept;
 
 // One level (tier or dimension) on which the group has more than one member.
 struct ActiveLevel {
@@ -42,6 +44,7 @@ struct Group {
   double slowest_seconds_per_byte = 0.0;
   double fastest_seconds_per_byte = 0.0;
   double step_latency_s = 0.0;
+  double ring_latency_s = 0.0;  // once round a ring through all members
   bool contiguous = true;  // grid: stride 1 in every active dimension
   int innermost = 0;       // levels of the fabric that the group reaches
   int outermost = 0;
