@@ -10,6 +10,11 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import RenderableType
 
+from phaze_fast.calibration.collective_tables import (
+    CollectiveValidation,
+    is_collective_table,
+    validate_collectives,
+)
 from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
 from phaze_fast.cost import (
     OperatorCost,
@@ -355,13 +360,45 @@ def _validation_parts(found: Validation) -> list[RenderableType]:
     return [table(title, headings, rows), table("worst rows", columns, worst)]
 
 
+def _collective_parts(found: CollectiveValidation) -> list[RenderableType]:
+    headings = ["rows of", "rows>", "mean>", "median>", "max>", "bias>"]
+    listed = {**found.columns, **found.groups}
+    rows = [
+        [
+            name,
+            str(error.rows),
+            f"{error.mean_abs_err:.1%}",
+            f"{error.median_abs_err:.1%}",
+            f"{error.max_abs_err:.1%}",
+            f"{error.bias:+.1%}",
+        ]
+        for name, error in listed.items()
+    ]
+    return [table("collectives against measured ones: relative errors", headings, rows)]
+
+
 def show_validation(
-    file: Annotated[Path, typer.Argument(help="CSV of measurements, recognised by its header.")],
-    chip: Annotated[str, typer.Option(help="Preset or .yaml/.json file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="CSV of measurements, recognised by its header, or nccl-tests output."),
+    ],
+    chip: Annotated[
+        str, typer.Option(help="Preset or .yaml/.json file; collectives need none.")
+    ] = "",
+    fabric: Annotated[
+        str, typer.Option(help="Of collectives: preset or file; by default that of each system.")
+    ] = "",
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
     """Predict every row of a file of measurements and say how far off the predictions are."""
+    if is_collective_table(file):
+        wired = presets.fabric(fabric) if fabric else None
+        measured = validate_collectives(file, wired)
+        emit(measured.to_dict, lambda: _collective_parts(measured), as_json, to_file)
+        return
+    if not chip:
+        raise InvalidInputError("--chip: is missing; expected the chip that the operators ran on")
     asked = presets.chip(chip)
     found = validate(file, asked)
     calibration = asked.calibration
