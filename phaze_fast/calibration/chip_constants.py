@@ -102,12 +102,28 @@ def _gathered(tables: Sequence[Measurements]) -> _Rows:
                 values
             )
             count += len(values)
-    joined = (np.concatenate(part) for part in (ops, owner, measured, beside))
-    return _Rows(*joined, np.array(kinds))
+    return _Rows(
+        np.concatenate(ops),
+        np.concatenate(owner),
+        np.concatenate(measured),
+        np.concatenate(beside),
+        np.array(kinds),
+    )
 
 
-def _slots(tables: Sequence[Measurements], rows: _Rows) -> list[_Slot]:
+def _format_slots(dtype: str, rate: float) -> list[_Slot]:
+    """Constants of products in a format that is not the chip's own."""
+    return [
+        _Slot(field, f"formats.{dtype}.{name}", rate * unit if unit > 1.0 else unit, least, most)
+        for field, name, unit, least, most in _PRODUCTS
+        if name in ("efficiency", "sustained_flops", "unit_overhead_s")
+    ]
+
+
+def _slots(tables: Sequence[Measurements], rows: _Rows, dtype: str, rate: float) -> list[_Slot]:
     """Constants that the files can say something about."""
+    if dtype not in ("bf16", "fp16"):
+        return _format_slots(dtype, rate)
     kinds = {table.kind for table in tables}
     wanted: list[tuple[str, str, float, float, float]] = []
     if kinds & {"gemm", "format", "grouped"}:
@@ -149,7 +165,7 @@ def _fitted_range(rows: _Rows) -> dict[str, list[int]] | None:
 def _described(
     chip: Accelerator, slots: Sequence[_Slot], values: Array, rows: _Rows, source: str
 ) -> dict[str, Any]:
-    """The chip's file with the fitted constants."""
+    """Give the chip's file with the fitted constants."""
     plain = chip.to_dict()
     tuning = plain.setdefault("tuning", {})
     for slot, value in zip(slots, values, strict=True):
@@ -162,19 +178,18 @@ def _described(
         for part in path:
             at = at.setdefault(part, {})
         at[last] = number
-    tuning["fitted"] = [slot.name for slot in slots]
+    own = [n for n in chip.tuning.fitted if slots[0].name.startswith("formats.")]
+    tuning["fitted"] = [*own, *(slot.name for slot in slots)]
     tuning["sources"] = [source]
     tuning.pop("carried_from", None)
     if chip.tuning.fitted or chip.tuning.carried_from:
         tuning["carried_from"] = chip.tuning.carried_from or chip.name
-    if (ends := _fitted_range(rows)) is not None:
+    if not own and (ends := _fitted_range(rows)) is not None:
         tuning["fitted_range"] = ends
     return plain
 
 
-def calibrate_chip(
-    files: Sequence[Path | str], chip: Accelerator, name: str = ""
-) -> Calibrated:
+def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "") -> Calibrated:
     """Fit what files of measured operators say about a chip; the rest stays as it is.
 
     Parameters
@@ -201,7 +216,7 @@ def calibrate_chip(
     base = asked.tunings.copy()
     if base["sustained_macs_per_s"][0] == 0.0:  # no limit so far: the peak is one
         base["sustained_macs_per_s"] = chip.peak_flops() / 2.0
-    slots = _slots(tables, rows)
+    slots = _slots(tables, rows, dtype, float(asked.precision[3]))
     if not slots:
         raise InvalidInputError("files: none says anything about a chip's constants")
 

@@ -1,8 +1,8 @@
 """Measured collectives: tables of one node's collectives, and what nccl-tests prints.
 
-A table has the columns system, op, num_gpus, bytes and latency_ms. Sizes are those of nccl-tests: the
-vector of an all-reduce, the whole of what a reduce-scatter or all-gather spreads, the send buffer of
-an all-to-all.
+A table has the columns system, op, num_gpus, bytes and latency_ms. Sizes are those of nccl-tests:
+the vector of an all-reduce, the whole of what a reduce-scatter or all-gather spreads, the send
+buffer of an all-to-all.
 """
 
 from __future__ import annotations
@@ -140,7 +140,9 @@ def _number(where: str, column: str, text: str, whole: bool = False) -> float:
     except (TypeError, ValueError):
         value = -1.0
     if not 0.0 < value < 1e18:
-        raise InvalidInputError(f"{where}: {column}: {text!r} is not accepted; expected a number > 0")
+        raise InvalidInputError(
+            f"{where}: {column}: {text!r} is not accepted; expected a number > 0"
+        )
     return value
 
 
@@ -177,7 +179,9 @@ def _nccl_tests(path: Path, text: str) -> CollectiveRows:
         )
     ranks = len(re.findall(r"^#\s+Rank\s+\d+", text, flags=re.M))
     if ranks < 2:
-        raise InvalidInputError(f"{path}: {ranks} lines '# Rank ...' were found; expected 2 or more")
+        raise InvalidInputError(
+            f"{path}: {ranks} lines '# Rank ...' were found; expected 2 or more"
+        )
     rows = CollectiveRows()
     for number, line in enumerate(text.splitlines(), start=1):
         cells = line.split()
@@ -209,9 +213,7 @@ def read_collectives(path: Path | str) -> CollectiveRows:
     return rows
 
 
-def validate_collectives(
-    path: Path | str, fabric: AnyFabric | None = None
-) -> CollectiveValidation:
+def validate_collectives(path: Path | str, fabric: AnyFabric | None = None) -> CollectiveValidation:
     r"""Predict measured collectives and say how far off the predictions are.
 
     Parameters

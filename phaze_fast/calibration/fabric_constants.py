@@ -45,7 +45,7 @@ def _joined(files: Sequence[Path | str]) -> CollectiveRows:
 
 
 def _constants(tuning: CollectiveTuning, rows: CollectiveRows) -> list[Constant]:
-    """What the rows can say something about, from the tuning's own values."""
+    """List what the rows can say something about, from the tuning's own values."""
     found: list[Constant] = []
 
     def add(name: str, kind: str, value: float) -> None:
@@ -84,7 +84,7 @@ def _many(two: float, ratio: float) -> float:
 
 
 def _with(tuning: CollectiveTuning, values: dict[str, float]) -> CollectiveTuning:
-    """The tuning with other constants."""
+    """Give the tuning with other constants."""
     changed: dict[str, Any] = {}
     for field in ("ring", "exchange"):
         protocols = []

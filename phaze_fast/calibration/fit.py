@@ -171,6 +171,18 @@ def fit_constants(
     )
 
 
+def _kept(
+    log_errors: LogErrors, constants: Sequence[Constant], keep: Array, weights: Array
+) -> Array:
+    """Constants fitted to some rows."""
+
+    def of_kept(values: Array) -> Array:
+        found: Array = log_errors(values)[keep]
+        return found
+
+    return fit_constants(of_kept, constants, weights[keep]).values
+
+
 def cross_validated_errors(
     log_errors: LogErrors,
     constants: Sequence[Constant],
@@ -187,8 +199,5 @@ def cross_validated_errors(
     unseen = np.empty(len(first))
     for out in range(folds):
         keep = fold != out
-        fit = fit_constants(
-            lambda values, keep=keep: log_errors(values)[keep], constants, weights[keep]
-        )
-        unseen[~keep] = log_errors(fit.values)[~keep]
+        unseen[~keep] = log_errors(_kept(log_errors, constants, keep, weights))[~keep]
     return unseen

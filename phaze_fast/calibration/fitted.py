@@ -101,8 +101,8 @@ def calibrated(
         for c, v in zip(constants, fit.values, strict=True)
     ]
     unseen = cross_validated_errors(log_errors, again)
-    notes = {name: "at the edge of its range" for name in fit.at_bound}
-    notes |= {name: "no row depends on it: left as it was" for name in fit.undetermined}
+    notes = dict.fromkeys(fit.at_bound, "at the edge of its range")
+    notes |= dict.fromkeys(fit.undetermined, "no row depends on it: left as it was")
     errors = _by_kind(kinds, {"before": before, "fitted": fit.errors, "unseen": unseen})
     return Calibrated(
         what=what,

@@ -10,22 +10,18 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.calibration.collective_tables import (
-    CollectiveValidation,
-    is_collective_table,
-    validate_collectives,
-)
+from phaze_fast.calibration.collective_tables import is_collective_table, validate_collectives
+from phaze_fast.cli.measured_tables import collective_parts, validation_data, validation_parts
 from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
 from phaze_fast.cost import (
     OperatorCost,
-    Validation,
     array_cycles,
     operator_costs,
     product_ops,
     validate,
 )
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Accelerator, Calibration, presets
+from phaze_fast.hardware import Accelerator, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops, format_time
 
@@ -324,58 +320,6 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
 
 # ---- validate ----
 
-_WORST = 8
-
-
-def _validation_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
-    return {
-        "chip": found.chip,
-        "kind": found.kind,
-        "columns": {name: vars(error) for name, error in found.columns.items()},
-        "unsupported": found.unsupported,
-        "calibration": calibration.to_dict(),
-    }
-
-
-def _validation_parts(found: Validation) -> list[RenderableType]:
-    rows = [
-        [
-            name,
-            str(error.rows),
-            f"{error.mean_abs_err:.1%}",
-            f"{error.median_abs_err:.1%}",
-            f"{error.max_abs_err:.1%}",
-            f"{error.bias:+.1%}",
-            f"{error.scaled_mean_abs_err:.1%} (x {error.scale:.3f})",
-        ]
-        for name, error in found.columns.items()
-    ]
-    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>", "after one scale>"]
-    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
-    worst = [
-        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]
-        for label, column, measured, predicted, error in found.worst(_WORST)
-    ]
-    columns = ["row", "column", "measured>", "predicted>", "error>"]
-    return [table(title, headings, rows), table("worst rows", columns, worst)]
-
-
-def _collective_parts(found: CollectiveValidation) -> list[RenderableType]:
-    headings = ["rows of", "rows>", "mean>", "median>", "max>", "bias>"]
-    listed = {**found.columns, **found.groups}
-    rows = [
-        [
-            name,
-            str(error.rows),
-            f"{error.mean_abs_err:.1%}",
-            f"{error.median_abs_err:.1%}",
-            f"{error.max_abs_err:.1%}",
-            f"{error.bias:+.1%}",
-        ]
-        for name, error in listed.items()
-    ]
-    return [table("collectives against measured ones: relative errors", headings, rows)]
-
 
 def show_validation(
     file: Annotated[
@@ -395,7 +339,7 @@ def show_validation(
     if is_collective_table(file):
         wired = presets.fabric(fabric) if fabric else None
         measured = validate_collectives(file, wired)
-        emit(measured.to_dict, lambda: _collective_parts(measured), as_json, to_file)
+        emit(measured.to_dict, lambda: collective_parts(measured), as_json, to_file)
         return
     if not chip:
         raise InvalidInputError("--chip: is missing; expected the chip that the operators ran on")
@@ -405,8 +349,8 @@ def show_validation(
     if calibration.note:
         note(calibration.note)
     emit(
-        lambda: _validation_data(found, calibration),
-        lambda: _validation_parts(found),
+        lambda: validation_data(found, calibration),
+        lambda: validation_parts(found),
         as_json,
         to_file,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from phaze_fast.cost.machines import machines
 from phaze_fast.cost.measurements import Measurements, read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
-from phaze_fast.hardware.tuning import AttentionKernel
 
 __all__ = ["ColumnError", "Validation", "column_error", "validate"]
 
@@ -112,7 +111,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
     """
     found = read_measurements(path)
     if found.kernel in chip.tuning.attention_kernels:
-        chip = chip.with_attention(cast(AttentionKernel, found.kernel))
+        chip = chip.with_attention(found.kernel)
     predicted = {
         column: np.array(found.known[column])
         if column in found.known

@@ -1,4 +1,4 @@
-"""How a communication library uses the links of a tier: the factors that the collective kernel reads.
+"""How a communication library uses the links of a tier: factors that the collective kernel reads.
 
 An ideal fabric needs none of this. For clusters of GPUs the constants are fitted to measured
 collectives, or follow from published figures; `sources` says which.
@@ -43,9 +43,9 @@ class Protocol(Record):
     """Share of the tier's bandwidth that two ranks reach."""
     many_rank_share: Share
     """Share that very many ranks reach; at most twice the other."""
-    operations: Annotated[
-        dict[Operation, tuple[Share, Share]], AfterValidator(FrozenDict)
-    ] = Field(default={}, validate_default=True)
+    operations: Annotated[dict[Operation, tuple[Share, Share]], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
     """Both shares of collectives that differ, by name."""
     most_bytes_per_rank: Bytes = 0
     """Not used where one rank's part of the vector is larger; 0 = no limit."""

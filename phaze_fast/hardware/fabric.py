@@ -73,7 +73,7 @@ class _FabricBase(Record):
         return [False] * len(self._levels())
 
     def _libraries(self) -> list[CollectiveTuning]:
-        """What a library makes of each level; empty where it reaches what the links can."""
+        """Give what a library makes of each level; nothing where it reaches what the links can."""
         return []
 
     def at_peak(self) -> Self:

@@ -1,7 +1,6 @@
 #include "cost/group.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -23,16 +22,11 @@ struct Layout {
   Group& group;
 };
 
-void note_level(Group& group, int l, bool first) noexcept {
-  if (first) group.innermost = l;
-  group.outermost = l;
-}
-
 void add_level(const Layout& layout, int l, std::int64_t members, std::int64_t stride) noexcept {
   const FabricRecord& fabric = layout.fabric;
   const LinkRates& rates = layout.rates;
   Group& group = layout.group;
-  note_level(group, l, group.active == 0);
+  group.outermost = l;
   const bool grid = fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid);
   const double share = grid ? static_cast<double>(stride) : unused_links(fabric, l, members);
   ActiveLevel& level = group.level[group.active++];
@@ -165,7 +159,7 @@ void charge_irregular(const Layout& layout, const GroupShape& shape) noexcept {
     const std::int64_t here = below > kUnbounded / size ? kUnbounded : below * size;
     const double share = grid ? 2.0 * sharing : unused_links(fabric, l, 2);
     if (grid || here > gap) {
-      note_level(group, l, !std::isfinite(group.fastest_seconds_per_byte));
+      group.outermost = l;
       group.slowest_seconds_per_byte =
           std::max(group.slowest_seconds_per_byte, share / rates.bytes_per_s[l]);
       group.fastest_seconds_per_byte =

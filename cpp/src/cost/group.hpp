@@ -46,8 +46,7 @@ struct Group {
   double step_latency_s = 0.0;
   double ring_latency_s = 0.0;  // once round a ring through all members
   bool contiguous = true;  // grid: stride 1 in every active dimension
-  int innermost = 0;       // levels of the fabric that the group reaches
-  int outermost = 0;
+  int outermost = 0;       // level of the fabric that the group reaches
 };
 
 // The same group with the smaller stride first, and as one run (outer_ranks 1, outer_stride 0)
