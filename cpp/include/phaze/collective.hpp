@@ -18,9 +18,9 @@
 //   point-to-point             V/B + a
 //
 // A library's protocols take the place of B and a, and add what begins a collective and copies its
-// bytes; the fastest that may be used counts. docs/collectives.md derives the tiered and grid forms. Every function is pure, O(levels^2) at
-// most, and may run from any thread; only a batch can throw, where memory runs out
-// (std::bad_alloc).
+// bytes; the fastest that may be used counts. docs/collectives.md derives the tiered and grid
+// forms. Every function is pure, O(levels^2) at most, and may run from any thread; only a batch can
+// throw, where memory runs out (std::bad_alloc).
 #pragma once
 
 #include <cstdint>

@@ -105,11 +105,11 @@ enum class Transfer : std::int32_t {
 inline constexpr int kTransfers = 4;
 
 // One way in which a library moves messages, per level of the fabric: what begins a collective that
-// reaches the level, one step at it, the share of its bandwidth that steps use, and seconds for each
-// byte of the vector beside what the links take (copies and sums in local memory). A share may
+// reaches the level, one step at it, the share of its bandwidth that steps use, and seconds for
+// each byte of the vector beside what the links take (copies and sums in local memory). A share may
 // exceed 1 where those seconds make up for it: no collective is faster than its bound.
 struct ProtocolRecord {
-  double most_bytes;         // of one rank's part of the vector; 0 = no limit
+  double most_bytes;  // of one rank's part of the vector; 0 = no limit
   double startup_s[kMaxLevels];
   double step_s[kMaxLevels];
   double share[kMaxLevels];

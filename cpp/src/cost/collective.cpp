@@ -104,8 +104,7 @@ bool good_library(const FabricRecord& fabric) noexcept {
       if (!good_protocol(fabric, fabric.protocol[t][i])) return false;
     }
     // One of them moves messages of any size.
-    if (fabric.protocols[t] > 0 &&
-        fabric.protocol[t][fabric.protocols[t] - 1].most_bytes != 0.0) {
+    if (fabric.protocols[t] > 0 && fabric.protocol[t][fabric.protocols[t] - 1].most_bytes != 0.0) {
       return false;
     }
   }

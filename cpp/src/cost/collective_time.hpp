@@ -38,6 +38,10 @@ Choice fastest_algorithm(const Call& call, const Group& group) noexcept;
 // fastest one that may be used counts.
 double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept;
 
+// The same two at the rates of `group`, whatever protocols there are; messages with theirs.
+Choice fastest_on(const Call& call, const Group& group) noexcept;
+double time_on(const Call& call, const Group& group, Algorithm algorithm) noexcept;
+
 // Which of a library's ways to move messages an operation takes.
 Transfer transfer_of(CollectiveOp op) noexcept;
 

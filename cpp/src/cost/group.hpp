@@ -45,8 +45,8 @@ struct Group {
   double fastest_seconds_per_byte = 0.0;
   double step_latency_s = 0.0;
   double ring_latency_s = 0.0;  // once round a ring through all members
-  bool contiguous = true;  // grid: stride 1 in every active dimension
-  int outermost = 0;       // level of the fabric that the group reaches
+  bool contiguous = true;       // grid: stride 1 in every active dimension
+  int outermost = 0;            // level of the fabric that the group reaches
 };
 
 // The same group with the smaller stride first, and as one run (outer_ranks 1, outer_stride 0)

@@ -83,8 +83,8 @@ void protocols() {
     large.share[0] = 2.0;
     large.copy_s_per_byte[0] = 0.0075;
   }
-  // 40 bytes over 4 ranks are 10 each: 1 + 6 / 4 + 2 * 0.75 * 40 / 12.5
-  CHECK_CLOSE(collective(fabric, CollectiveOp::kAllReduce, 40.0, 4, 1).time_s, 7.3, 1e-12);
+  // 8 bytes: 1 + 6 / 4 + 2 * 0.75 * 8 / 12.5
+  CHECK_CLOSE(collective(fabric, CollectiveOp::kAllReduce, 8.0, 4, 1).time_s, 3.46, 1e-12);
   // 800 bytes: 3 + 6 / 2 + 2 * (0.75 / 200 + 0.0075) * 800
   CHECK_CLOSE(collective(fabric, CollectiveOp::kAllReduce, 800.0, 4, 1).time_s, 24.0, 1e-12);
   CHECK_CLOSE(collective(fabric, CollectiveOp::kAllGather, 800.0, 4, 1).time_s, 13.5, 1e-12);
