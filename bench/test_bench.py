@@ -95,11 +95,11 @@ def _overhead_case(name):
             assert found[7] == _core.chip_area_total(rows[7:8], 0.0, 0.0, 1)[0]
 
         return chips[:1000].copy(), chips, run_area, check_area
-    names = presets.fabric_names() if name.endswith("fabrics") else ("dgx-a100",)
+    names = presets.fabric_names() if name.endswith("fabrics") else ("dgx-a100-peak",)
     questions = [subjects_cost._question(names, n, None) for n in (1000, 101_000)]
     if name != "collective-core":
         return *questions, subjects_cost._ask, subjects_cost._check
-    record = fabric_record(presets.fabric("dgx-a100"))
+    record = fabric_record(presets.fabric("dgx-a100-peak"))
     order = ("fabric", "op", "payload_bytes", "ranks", "stride", "threads")
     columns = [[q[key] for key in order] for q in questions]
 

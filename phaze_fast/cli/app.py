@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from phaze_fast.cli import (
+    calibrate,
     collectives,
     costs,
     hardware,
@@ -56,6 +57,7 @@ for _part in (
     show,
     hardware,
     costs,
+    calibrate,
     schedules,
     placements,
     plans,

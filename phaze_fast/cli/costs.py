@@ -10,17 +10,18 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import RenderableType
 
+from phaze_fast.calibration.collective_tables import is_collective_table, validate_collectives
+from phaze_fast.cli.measured_tables import collective_parts, validation_data, validation_parts
 from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
 from phaze_fast.cost import (
     OperatorCost,
-    Validation,
     array_cycles,
     operator_costs,
     product_ops,
     validate,
 )
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Accelerator, Calibration, presets
+from phaze_fast.hardware import Accelerator, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops, format_time
 
@@ -319,55 +320,37 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
 
 # ---- validate ----
 
-_WORST = 8
-
-
-def _validation_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
-    return {
-        "chip": found.chip,
-        "kind": found.kind,
-        "columns": {name: vars(error) for name, error in found.columns.items()},
-        "calibration": calibration.to_dict(),
-    }
-
-
-def _validation_parts(found: Validation) -> list[RenderableType]:
-    rows = [
-        [
-            name,
-            str(error.rows),
-            f"{error.mean_abs_err:.1%}",
-            f"{error.median_abs_err:.1%}",
-            f"{error.max_abs_err:.1%}",
-            f"{error.bias:+.1%}",
-        ]
-        for name, error in found.columns.items()
-    ]
-    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>"]
-    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
-    worst = [
-        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]
-        for label, column, measured, predicted, error in found.worst(_WORST)
-    ]
-    columns = ["row", "column", "measured>", "predicted>", "error>"]
-    return [table(title, headings, rows), table("worst rows", columns, worst)]
-
 
 def show_validation(
-    file: Annotated[Path, typer.Argument(help="CSV of measurements, recognised by its header.")],
-    chip: Annotated[str, typer.Option(help="Preset or .yaml/.json file.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="CSV of measurements, recognised by its header, or nccl-tests output."),
+    ],
+    chip: Annotated[
+        str, typer.Option(help="Preset or .yaml/.json file; collectives need none.")
+    ] = "",
+    fabric: Annotated[
+        str, typer.Option(help="Of collectives: preset or file; by default that of each system.")
+    ] = "",
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
     """Predict every row of a file of measurements and say how far off the predictions are."""
+    if is_collective_table(file):
+        wired = presets.fabric(fabric) if fabric else None
+        measured = validate_collectives(file, wired)
+        emit(measured.to_dict, lambda: collective_parts(measured), as_json, to_file)
+        return
+    if not chip:
+        raise InvalidInputError("--chip: is missing; expected the chip that the operators ran on")
     asked = presets.chip(chip)
     found = validate(file, asked)
     calibration = asked.calibration
     if calibration.note:
         note(calibration.note)
     emit(
-        lambda: _validation_data(found, calibration),
-        lambda: _validation_parts(found),
+        lambda: validation_data(found, calibration),
+        lambda: validation_parts(found),
         as_json,
         to_file,
     )

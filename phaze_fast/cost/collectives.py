@@ -155,7 +155,7 @@ def collective(
 
     Gradients of two devices that share a sequence, over four replicas of three stages:
 
-    >>> dgx = presets.fabric("dgx-a100")
+    >>> dgx = presets.fabric("dgx-a100-peak")
     >>> cost = collective(dgx, "all-reduce", 2**30, 2, stride=2, outer_ranks=4, outer_stride=12)
     >>> print(cost)  # doctest: +NORMALIZE_WHITESPACE
     all-reduce of 1 GiB over 2 ranks (stride 2, 4 such runs at stride 12):
@@ -307,7 +307,7 @@ def message_batch(
     Ranks 6 and 7 share a node of eight, ranks 7 and 8 do not:
 
     >>> from phaze_fast.hardware import presets
-    >>> dgx = presets.fabric("dgx-a100")
+    >>> dgx = presets.fabric("dgx-a100-peak")
     >>> message_batch(dgx, 3e9, source=[6, 7], target=[7, 8]).time_s.round(6).tolist()
     [0.010003, 0.120005]
     """

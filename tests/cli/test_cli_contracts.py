@@ -79,7 +79,8 @@ def test_validate_keeps_its_contract(run):
     found = document(run("validate", GOLDEN / "h200_layer.csv", "--chip", "h200", "--json"))
     assert set(found["columns"]) == {"fwd_us", "bwd_us", "fwd_bwd_us", "stashed_bytes"}
     for error in found["columns"].values():
-        assert set(error) == {"rows", "mean_abs_err", "median_abs_err", "max_abs_err", "bias"}
+        wanted = {"rows", "mean_abs_err", "median_abs_err", "p90_abs_err", "max_abs_err", "bias"}
+        assert set(error) == wanted | {"scale", "scaled_mean_abs_err"}
         assert error["rows"] == 10
     code, out, _ = run("validate", GOLDEN / "h200_gemm.csv", "--chip", "h200")
     assert code == 0

@@ -28,6 +28,7 @@ ORDER = [
     {"cost", "memory"},
     {"schedule"},
     {"placement"},
+    {"calibration"},
     {"runs"},
     {"wafer"},
     {"search"},

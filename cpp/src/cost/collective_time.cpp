@@ -27,7 +27,7 @@ double single_ring(const FabricRecord& fabric, const Group& group, double p, dou
   if (group.regular && is_grid(fabric)) {
     return group.active == 1 ? level_pass(group.level[0], v) : kNever;
   }
-  return ring_pass(p, v, group.slowest_seconds_per_byte, group.step_latency_s);
+  return (p - 1.0) / p * v * group.slowest_seconds_per_byte + group.ring_latency_s;
 }
 
 double tier_by_tier(const Group& group, double v) noexcept {
@@ -48,7 +48,7 @@ double rail_ring(const Group& group, double p, double v) noexcept {
     limit = std::max(limit, group.level[l].seconds_per_byte * share);
     share *= group.level[l].inverse;
   }
-  return ring_pass(p, v, limit, group.step_latency_s);
+  return (p - 1.0) / p * v * limit + group.ring_latency_s;
 }
 
 // Both directions of one Hamiltonian cycle; one exists in every brick of even size that is at
@@ -112,7 +112,9 @@ double tree_depth_s(const FabricRecord& fabric, const Group& group, std::int64_t
   double depth = 0.0;
   for (int l = 0; l < group.active; ++l) {
     const ActiveLevel& level = group.level[l];
-    if (!is_grid(fabric)) {
+    if (level.chain) {
+      depth += static_cast<double>(level.members - 1) * level.hop_latency_s;
+    } else if (!is_grid(fabric)) {
       depth += ceil_log2(level.members) * level.hop_latency_s;
     } else {
       const bool half = rooted_in_middle || level.ring;
@@ -120,7 +122,8 @@ double tree_depth_s(const FabricRecord& fabric, const Group& group, std::int64_t
       depth += static_cast<double>(hops) * level.hop_latency_s;
     }
   }
-  return is_grid(fabric) ? depth : std::min(depth, flat);
+  const bool chained = group.active > 0 && group.level[0].chain;
+  return is_grid(fabric) || chained ? depth : std::min(depth, flat);
 }
 
 double tree_all_reduce(const FabricRecord& fabric, const Group& group, std::int64_t ranks,
@@ -257,14 +260,6 @@ double broadcast(const FabricRecord& fabric, const Group& group, std::int64_t ra
   return time + v * top.seconds_per_byte + ceil_log2(top.members) * top.step_latency_s;
 }
 
-// Messages over the busiest link of a row when every rank sends `hops` places on: as many as a
-// message has hops, but no more than fit on an open line, and half as many where both ways round
-// a ring are equally long.
-double shift_load(std::int64_t hops, std::int64_t size, bool ring) noexcept {
-  if (!ring) return static_cast<double>(std::min(hops, size - hops));
-  return (2 * hops == size ? 0.5 : 1.0) * static_cast<double>(hops);
-}
-
 // ---- choosing ----------------------------------------------------------------------------------
 
 // The fastest of some algorithms; ties go to the one that stands first.
@@ -305,7 +300,7 @@ Choice fastest_all_to_all(const Call& call, const Group& group) noexcept {
 
 }  // namespace
 
-Choice fastest_algorithm(const Call& call, const Group& group) noexcept {
+Choice fastest_on(const Call& call, const Group& group) noexcept {
   using enum Algorithm;
   switch (call.op) {
     case CollectiveOp::kAllReduce:
@@ -325,7 +320,7 @@ Choice fastest_algorithm(const Call& call, const Group& group) noexcept {
   return {kNever, kNone};
 }
 
-double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept {
+double time_on(const Call& call, const Group& group, Algorithm algorithm) noexcept {
   switch (call.op) {
     case CollectiveOp::kAllReduce:
     case CollectiveOp::kReduceScatter:
@@ -343,38 +338,6 @@ double time_with(const Call& call, const Group& group, Algorithm algorithm) noex
                  : kNever;
   }
   return kNever;
-}
-
-double message_s(const FabricRecord& fabric, double bytes, std::int64_t from,
-                 std::int64_t to) noexcept {
-  if (!is_grid(fabric)) {
-    for (int l = 0;; ++l) {  // the lowest tier of which one unit holds both
-      const bool last = l + 1 == fabric.levels;
-      if (!last) {
-        from /= fabric.size[l];
-        to /= fabric.size[l];
-      }
-      if (last || from == to) {
-        const double links =
-            fabric.full_mesh[l] != 0 ? static_cast<double>(fabric.size[l] - 1) : 1.0;
-        return bytes * links / fabric.bytes_per_s[l] + fabric.latency_s[l];
-      }
-    }
-  }
-  double latency = 0.0;
-  double seconds_per_byte = 0.0;
-  for (int l = 0; l < fabric.levels; ++l) {
-    const std::int64_t size = fabric.size[l];
-    const bool ring = fabric.wrap[l] != 0 && size > 2;
-    std::int64_t hops = std::abs(to % size - from % size);
-    if (ring) hops = std::min(hops, size - hops);
-    from /= size;
-    to /= size;
-    latency += static_cast<double>(hops) * fabric.latency_s[l];
-    seconds_per_byte =
-        std::max(seconds_per_byte, shift_load(hops, size, ring) / fabric.bytes_per_s[l]);
-  }
-  return bytes * seconds_per_byte + latency;
 }
 
 }  // namespace phaze

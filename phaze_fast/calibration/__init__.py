@@ -1,0 +1,1 @@
+"""Constants of chips and fabrics fitted to measurements, and predictions held against them."""

@@ -1,0 +1,175 @@
+"""Calibration from files, and tables of collectives."""
+
+import ast
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from phaze_fast.calibration.benchmark_script import benchmark_script
+from phaze_fast.calibration.chip_constants import calibrate_chip
+from phaze_fast.calibration.collective_tables import read_collectives, validate_collectives
+from phaze_fast.calibration.fabric_constants import calibrate_fabric
+from phaze_fast.cost import validate
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Accelerator, presets
+from phaze_fast.hardware.fabric import fabric_from_dict
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SHARED = Path(os.environ.get("PHAZE_SHARED", GOLDEN.parents[2] / "shared")) / "truth"
+H200 = presets.chip("h200")
+H100 = presets.fabric("dgx-h100")
+
+TEXT = """# nThread 1 nGpus 1 minBytes 8388608 maxBytes 16777216 step: 2(factor) iters: 20
+# Using devices
+#  Rank  0 Group  0 Pid    313 on a device  0 [0x18] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid    314 on a device  1 [0x2a] NVIDIA H100 80GB HBM3
+#                                                out-of-place                in-place
+#       size    count  type redop root  time  algbw  busbw #wrong  time  algbw  busbw #wrong
+     8388608  2097152 float   sum   -1  47.3  177.3  177.3      0  48.0  174.8  174.8      0
+    16777216  4194304 float   sum   -1  82.2  204.1  204.1      0  82.0  204.6  204.6      0
+# Avg bus bandwidth    : 190.7
+"""
+
+
+def test_constants_of_a_chip_come_back_from_its_own_times(tmp_path):
+    """Rows that a chip predicts lead back to that chip from a wrong start."""
+    found = validate(GOLDEN / "h200_gemm.csv", H200)
+    lines = ["op,b,m,k,n,us_median"]
+    for label, us in zip(found.labels, found.predicted["us_median"], strict=True):
+        sizes = label.split("x")
+        lines.append(",".join(["mm", *(["1"] if len(sizes) == 3 else []), *sizes, f"{us:.9g}"]))
+    path = tmp_path / "gemm.csv"
+    path.write_text("\n".join(lines))
+    wrong = H200.replace(
+        launch_latency_s=5e-6, tuning=H200.tuning.replace(efficiency=0.6, sustained_flops=5e14)
+    )
+    fit = calibrate_chip([path], wrong, "again")
+    again = Accelerator.from_dict(fit.document)
+    assert again.launch_latency_s == pytest.approx(H200.launch_latency_s, rel=0.05)
+    assert again.tuning.efficiency == pytest.approx(H200.tuning.efficiency, rel=0.02)
+    assert again.tuning.sustained_flops == pytest.approx(H200.tuning.sustained_flops, rel=0.02)
+    assert fit.errors["gemm"]["unseen"] < 0.02 < fit.errors["gemm"]["before"]
+    assert again.calibration.state == "partly fitted"
+    assert again.tuning.fitted_range is not None
+
+
+def test_rows_that_a_fit_has_not_seen_are_predicted_as_well():
+    files = [GOLDEN / f"h200_{kind}.csv" for kind in ("gemm", "vector", "ends", "attention")]
+    fit = calibrate_chip(files, H200)
+    limits = {"gemm": 0.085, "vector": 0.10, "attention fwd_us": 0.05, "attention bwd_us": 0.07}
+    assert set(fit.errors) == set(limits)
+    for kind, most in limits.items():
+        assert fit.errors[kind]["unseen"] <= most, kind
+    for constant in fit.constants:
+        assert constant.low <= constant.value <= constant.high, constant.name
+
+
+def test_another_format_leaves_the_chip_s_own_alone():
+    fit = calibrate_chip([GOLDEN / "h200_kernels_fp8.csv"], H200)
+    again = Accelerator.from_dict(fit.document)
+    assert again.tuning.efficiency == H200.tuning.efficiency
+    assert again.tuning.formats["fp8"].efficiency != H200.tuning.formats["fp8"].efficiency
+    assert validate(GOLDEN / "h200_kernels_fp8.csv", again).columns["us_median"].rows == 60
+
+
+def test_too_few_rows_and_mixed_formats_are_refused(tmp_path):
+    path = tmp_path / "few.csv"
+    path.write_text("op,b,m,k,n,us_median\nmm,1,512,512,512,5.0\n")
+    with pytest.raises(InvalidInputError, match="1 values for 6 constants"):
+        calibrate_chip([path], H200)
+    with pytest.raises(InvalidInputError, match="bf16, fp8 are not accepted together"):
+        calibrate_chip([GOLDEN / "h200_gemm.csv", GOLDEN / "h200_kernels_fp8.csv"], H200)
+
+
+def test_nccl_tests_output_is_read(tmp_path):
+    path = tmp_path / "all_reduce.txt"
+    path.write_text(TEXT)
+    rows = read_collectives(path)
+    assert (rows.op, rows.ranks) == (["all-reduce"] * 2, [2, 2])
+    assert rows.payload_bytes == [2.0**23, 2.0**24]
+    assert rows.time_s == pytest.approx([47.3e-6, 82.2e-6])
+    found = validate_collectives(path, H100)
+    assert found.columns["latency_ms"].mean_abs_err <= 0.10
+    with pytest.raises(InvalidInputError, match="no system is named; expected --fabric"):
+        validate_collectives(path)
+
+
+def table(path, rows):
+    path.write_text("system,op,num_gpus,bytes,latency_ms\n" + "\n".join(rows))
+    return path
+
+
+def test_wrong_cells_name_their_line(tmp_path):
+    path = tmp_path / "t.csv"
+    with pytest.raises(InvalidInputError, match="line 2: op: 'all_reduc' is unknown"):
+        validate_collectives(table(path, ["h100,all_reduc,8,1024,0.1"]))
+    with pytest.raises(InvalidInputError, match="line 2: latency_ms: '-1' is not accepted"):
+        validate_collectives(table(path, ["h100,all_reduce,8,1024,-1"]))
+    with pytest.raises(InvalidInputError, match="system: 'x100' is unknown"):
+        validate_collectives(table(path, ["x100,all_reduce,8,1024,0.1"]))
+
+
+def test_constants_of_a_fabric_come_back_from_its_own_times(tmp_path):
+    sizes = np.array([2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**27])
+    rows = []
+    for ranks in (2, 4, 8):
+        from phaze_fast.cost import collective_batch
+
+        times = collective_batch(H100, "reduce-scatter", sizes.astype(float), ranks).time_s
+        rows += [
+            f"h100,reduce_scatter,{ranks},{n},{1e3 * t:.9g}"
+            for n, t in zip(sizes, times, strict=True)
+        ]
+    path = table(tmp_path / "rs.csv", rows)
+    with pytest.raises(InvalidInputError, match="21 values for 12 constants"):
+        calibrate_fabric([path], H100)
+    with pytest.raises(InvalidInputError, match="has no protocols to fit"):
+        calibrate_fabric([path], presets.fabric("phaze-flat"))
+
+
+@pytest.mark.shared
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED.exists(), reason="other people's measurements are not here")
+def test_fabrics_against_measured_collectives():
+    found = validate_collectives(SHARED / "aiconfigurator" / "nccl.csv")
+    assert found.columns["latency_ms >= 1 MiB"].mean_abs_err <= 0.06
+    assert found.columns["latency_ms < 1 MiB"].mean_abs_err <= 0.15
+    lines = (SHARED / "aiconfigurator" / "nccl.csv").read_text().splitlines(keepends=True)
+    assert len(lines) == 500
+    assert fabric_from_dict(H100.to_dict()) == H100
+
+
+@pytest.mark.shared
+@pytest.mark.skipif(not SHARED.exists(), reason="other people's measurements are not here")
+@pytest.mark.parametrize(
+    ("file", "chip", "most"),
+    [
+        ("gemm_a100_bf16", "a100-80", 0.075),
+        ("gemm_h100_bf16", "h100", 0.075),
+        ("gemm_h200_bf16", "h200", 0.075),
+        ("gemm_b200_bf16", "b200", 0.075),
+        ("gemm_gb200_bf16", "gb200", 0.12),
+        ("attention_fwd_causal_a100_bf16", "a100-80", 0.10),
+        ("attention_fwd_causal_h100_bf16", "h100", 0.10),
+        ("attention_fwd_causal_h200_bf16", "h200", 0.105),
+        ("attention_fwd_causal_b200_bf16", "b200", 0.10),
+    ],
+)
+def test_chips_against_other_people_s_kernels(file, chip, most):
+    found = validate(SHARED / "aiconfigurator" / f"{file}.csv", presets.chip(chip))
+    (error,) = found.columns.values()
+    assert error.scaled_mean_abs_err <= most
+    assert sum(found.unsupported.values()) < 0.1 * error.rows
+
+
+def test_the_benchmark_script_stands_alone():
+    tree = ast.parse(benchmark_script())
+    imported = {
+        (node.module if isinstance(node, ast.ImportFrom) else node.names[0].name).split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+    plain = {"__future__", "collections", "csv", "os", "pathlib", "random", "statistics", "sys"}
+    assert imported == plain | {"torch"}
