@@ -10,7 +10,9 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import RenderableType
 
+from phaze_fast.calibration import validate_runs, validate_steps
 from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
+from phaze_fast.cli.validation import kind_of_table, run_parts, step_parts
 from phaze_fast.cost import (
     OperatorCost,
     Validation,
@@ -355,11 +357,36 @@ def _validation_parts(found: Validation) -> list[RenderableType]:
 
 def show_validation(
     file: Annotated[Path, typer.Argument(help="CSV of measurements, recognised by its header.")],
-    chip: Annotated[str, typer.Option(help="Preset or .yaml/.json file.")],
+    chip: Annotated[
+        str | None,
+        typer.Option(help="Preset or .yaml/.json file; tables of training runs name their own."),
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="Of training runs: group by source, chip, software or model.")
+    ] = "source",
+    configs: Annotated[
+        Path | None,
+        typer.Option(help="Of HuggingFace steps: JSON of the models' configurations."),
+    ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
     """Predict every row of a file of measurements and say how far off the predictions are."""
+    kind = kind_of_table(file)
+    if kind == "runs":
+        runs = validate_runs(file, by)
+        for line in runs.refused:
+            note(f"{file}: {line}")
+        emit(runs.to_dict, lambda: run_parts(runs), as_json, to_file)
+        return
+    if kind == "steps":
+        steps = validate_steps(file, presets.chip(chip or "h200"), configs)
+        for line in steps.refused:
+            note(f"{file}: {line}")
+        emit(steps.to_dict, lambda: step_parts(steps), as_json, to_file)
+        return
+    if chip is None:
+        raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
     asked = presets.chip(chip)
     found = validate(file, asked)
     calibration = asked.calibration

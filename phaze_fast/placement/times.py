@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -12,10 +12,13 @@ import numpy as np
 
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Accelerator, Cluster, Hbm
+from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records
+from phaze_fast.memory import Optimizer
 from phaze_fast.opgraph import GROUPS, Layer
+from phaze_fast.placement.rates import host_bound_s, optimizer_bytes_per_s
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
+from phaze_fast.software import Software, chip_as_run
 
 __all__ = [
     "FREE_LEVELS",
@@ -23,7 +26,6 @@ __all__ = [
     "KindTimes",
     "free_times",
     "free_times_on_chip",
-    "hbm_share",
     "memory_of",
     "times_on_chip",
 ]
@@ -51,11 +53,6 @@ def memory_of(chip: Accelerator | None) -> Hbm:
     if chip.hbm is None or chip.hbm.capacity_bytes <= 0:
         raise InvalidInputError(f"cluster.chip: {chip.name} has no HBM to place layers in")
     return chip.hbm
-
-
-def hbm_share(chip: Accelerator) -> float:
-    """Share of its HBM bandwidth that what streams through it gets."""
-    return chip.tuning.hbm_share if chip.tuning is not None else 1.0
 
 
 def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
@@ -130,23 +127,30 @@ class KindTimes:
         proven: Array,
         hbm_bytes_per_s: Array,
         first: int = 0,
+        hosted: bool = True,
     ) -> KindTimes:
-        """Read them off makespans of graphs x chips, from graph `first` on."""
-        layers = sizes.graph.layers
+        """Read them off makespans of graphs x chips, from graph `first` on.
+
+        Where they are not `hosted`, no pass waits for the host.
+        """
+        layers, host = sizes.graph.layers, sizes.software if hosted else None
         shape = (costs.chips, len(layers))
         by_variant = (shape[0], len(sizes.variants), shape[1])
         forward, plain, late, joules = (np.zeros(shape) for _ in range(4))
         backward, backward_j = np.zeros(by_variant), np.zeros(by_variant)
         for k, layer in enumerate(layers):
             at = first + 2 * k
-            forward[:, k], plain[:, k] = makespan_s[at], makespan_s[at + 1]
+            first_ops, last_ops = len(layer.forward), len(layer.backward)
+            forward[:, k] = host_bound_s(makespan_s[at], first_ops, host)
+            plain[:, k] = host_bound_s(makespan_s[at + 1], last_ops, host)
             seconds, spent = costs.time_s(at), costs.dynamic_j(at)
             joules[:, k] = _summed(spent, [True] * len(layer.forward))
             own_j = _summed(costs.dynamic_j(at + 1), [True] * len(layer.backward))
             for v, mode in enumerate(sizes.variants):
                 again = _again(layer, mode)
-                extra = forward[:, k] if all(again) else _summed(seconds, again)
-                backward[:, v, k] = plain[:, k] + extra
+                extra = makespan_s[at] if all(again) else _summed(seconds, again)
+                passes_s, more = makespan_s[at + 1] + extra, sum(again)
+                backward[:, v, k] = host_bound_s(passes_s, last_ops + more, host, more)
                 backward_j[:, v, k] = own_j + _summed(spent, again)
             each = costs.time_s(at + 1)
             own = _summed(each, [name.endswith("-w") for name in layer.backward.names])
@@ -191,20 +195,31 @@ _kept_free: _Kept[tuple[KindTimes, ...]] = _Kept(32)
 def _priced(
     sizes: Sequence[StrategySizes], cluster: Cluster, known: Mapping[StrategySizes, Any], threads: int
 ) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
-    """Price the strategies that are not known, those whose expert groups lie alike in one call."""
+    """Price the strategies that are not known, those whose expert groups lie alike in one call.
+
+    The rate of the optimiser's state is left at 1: `_streaming` sets it.
+    """
     chip = cluster.chip
-    hbm = memory_of(chip)
+    memory_of(chip)
     if chip is None:
         return
-    rate = np.array([hbm.bandwidth_bytes_per_s * hbm_share(chip)])
-    by_stride: dict[int | None, list[StrategySizes]] = {}
+    alike: dict[tuple[int | None, Software], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
             stride = s.expert_stride if s.strategy.expert_parallel > 1 else None
-            by_stride.setdefault(stride, []).append(s)
-    for stride, some in by_stride.items():
-        graphs = [s.graph for s in some]
-        yield some, estimate_costs(graphs, chip, cluster, threads=threads, expert_stride=stride), rate
+            alike.setdefault((stride, s.software), []).append(s)
+    for (stride, software), some in alike.items():
+        graphs, run = [s.graph for s in some], chip_as_run(chip, software)
+        costs = estimate_costs(graphs, run, cluster, threads=threads, expert_stride=stride)
+        yield some, costs, np.ones(1)
+
+
+def _streaming(times: KindTimes, cluster: Cluster, optimizer: Optimizer) -> KindTimes:
+    """Set the rate at which an optimiser's state streams."""
+    if cluster.chip is None:
+        return times
+    rate = optimizer_bytes_per_s(chip_records([cluster.chip]), cluster.chip, optimizer)
+    return replace(times, hbm_bytes_per_s=np.repeat(rate, len(times.proven)))
 
 
 def _scheduled(
@@ -213,12 +228,13 @@ def _scheduled(
     rate: Array,
     cache: ScheduleCache | None,
     threads: int,
+    hosted: bool = True,
 ) -> list[KindTimes]:
     """Schedule the layers of strategies whose operators are priced."""
     made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
     found, first = [], 0
     for s in sizes:
-        found.append(KindTimes.of(s, costs, made.makespan_s, made.proven, rate, first))
+        found.append(KindTimes.of(s, costs, made.makespan_s, made.proven, rate, first, hosted))
         first += 2 * len(s.graph.layers)
     return found
 
@@ -254,12 +270,17 @@ def free_times(
             levels.append(levels[-1])
         else:
             levels.append(_scheduled(sizes, costs.without(free), rate, cache, threads))
-    return [(*(level[k] for level in levels), levels[-1][k]) for k in range(len(sizes))]
+    if any(s.software.host_s or s.software.recompute_host_s for s in sizes):
+        levels.append(_scheduled(sizes, costs.without(free), rate, cache, threads, hosted=False))
+    else:
+        levels.append(levels[-1])
+    return [tuple(level[k] for level in levels) for k in range(len(sizes))]
 
 
 def times_on_chip(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
+    optimizer: Optimizer,
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> KindTimes:
@@ -270,12 +291,13 @@ def times_on_chip(
     known = _kept.on(cluster)
     for some, costs, rate in _priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
-    return KindTimes.joined([known[s] for s in sizes])
+    return _streaming(KindTimes.joined([known[s] for s in sizes]), cluster, optimizer)
 
 
 def free_times_on_chip(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
+    optimizer: Optimizer,
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> tuple[KindTimes, ...]:
@@ -287,5 +309,9 @@ def free_times_on_chip(
     found: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        found.append(found[-1] if same else KindTimes.joined([row[n] for row in rows]))
+        if same:
+            found.append(found[-1])
+        else:
+            level = KindTimes.joined([row[n] for row in rows])
+            found.append(_streaming(level, cluster, optimizer))
     return tuple(found)
