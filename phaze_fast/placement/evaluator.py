@@ -33,6 +33,7 @@ from phaze_fast.placement.sizes import StrategySizes, strategy_sizes, training_r
 from phaze_fast.placement.times import KindTimes, free_times_on_chip, times_on_chip
 from phaze_fast.placement.training import Training, recompute_modes
 from phaze_fast.schedule import ScheduleCache
+from phaze_fast.software import fabric_as_run
 
 __all__ = ["Placed", "PlanEvaluator"]
 
@@ -186,8 +187,9 @@ class PlanEvaluator:
         """The kernel's view of all layouts."""
         graph = self.sizes[0].graph
         pairs = [*self.training.tied, *((at - 1, at) for at in self.training.uncut)]
+        wired = fabric_as_run(self.cluster.fabric, self.training.software)
         return _core.PlanSpace(
-            fabric=cluster_record(self.cluster.fabric, self.cluster.devices),
+            fabric=cluster_record(wired, self.cluster.devices),
             devices=self.cluster.devices,
             training=self._record,
             kinds=len(graph.layers),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from phaze_fast.hardware import Accelerator
+from phaze_fast.hardware import Accelerator, FlatFabric, MeshFabric, TieredFabric, TorusFabric
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel
 from phaze_fast.software.profile import Software
 
-__all__ = ["chip_as_run", "model_as_run"]
+__all__ = ["chip_as_run", "fabric_as_run", "model_as_run"]
 
 
 @lru_cache(maxsize=512)
@@ -104,3 +104,26 @@ def chip_as_run(chip: Accelerator, software: Software, dtype: Dtype = "bf16") ->
             backward_ops_per_score=own.backward_ops_per_score / speed,
         )
     return chip.replace(tuning=tuning.replace(**changed)) if changed else chip
+
+
+AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
+
+
+@lru_cache(maxsize=128)
+def fabric_as_run(fabric: AnyFabric, software: Software) -> AnyFabric:
+    """Give the fabric as gathers and reductions among replicas see it.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> from phaze_fast.software import load_software
+    >>> fabric = presets.fabric("dgx-a100")
+    >>> fabric_as_run(fabric, load_software("megatron-core")) == fabric
+    True
+    """
+    if software.network_share == 1.0 or not isinstance(fabric, TieredFabric):
+        return fabric
+    tiers = [tier.model_dump() for tier in fabric.tiers]
+    for tier in tiers[1:]:
+        tier["bandwidth_bytes_per_s"] *= software.network_share
+    return fabric.replace(tiers=tiers)

@@ -75,8 +75,8 @@ class Software(Record):
     """Whether gradients are synchronised while the backward pass goes on."""
     bucket_bytes: Bytes = 100_000_000
     """Gradients that are synchronised in one go; the last such bucket is not hidden."""
-    overlap_parameters: bool = True
-    """Whether the distributed optimiser's weights are gathered while the next step begins."""
+    network_share: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0
+    """Share of the bandwidth beyond a node that gathers and reductions among replicas reach."""
     scattered_messages: bool = False
     """Whether messages between stages are shared out over the tensor-parallel group, which gathers
     them again."""
