@@ -26,8 +26,8 @@ def main(folder: Path) -> None:
     table = ROOT / "phaze_fast/placement/data/intervals.yaml"
     note = (
         "# Measured over predicted seconds of a step: between these in four of five cases.\n"
-        "# Learnt from published runs by bench/accuracy.py; phaze_fast/placement/intervals.py says\n"
-        "# how a plan's group is found.\n"
+        "# Learnt from published runs by bench/accuracy.py; phaze_fast/placement/intervals.py\n"
+        "# says how a plan's group is found.\n"
     )
     table.write_text(note + to_yaml({"ratios": dict(learn_ratios(first))}), "utf-8")
     intervals._table.cache_clear()

@@ -50,7 +50,7 @@ No constant belongs to a row, a model or a source. The noise floor is high: the 
 
 def _percent(value: float | None, signed: bool = False) -> str:
     if value is None:
-        return "–"
+        return "-"
     return f"{100 * value:+.1f}%" if signed else f"{100 * value:.1f}%"
 
 
@@ -67,9 +67,9 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _source_row(group: RunGroup) -> list[str]:
     left_out = str(sum(group.unsupported.values()))
     if group.time is None:
-        return [group.name, "0", *["–"] * 5, left_out, "–", "–"]
+        return [group.name, "0", *["-"] * 5, left_out, "-", "-"]
     regret = group.regret
-    lost = "–" if regret is None else _percent(float(regret["mean"]))
+    lost = "-" if regret is None else _percent(float(regret["mean"]))
     return [group.name, *_cells(group.time), left_out, lost, _percent(group.coverage)]
 
 
@@ -168,9 +168,9 @@ def page(runs: Sequence[RunValidation], steps: Sequence[StepValidation]) -> str:
             headline(runs),
             "",
             "Errors are relative, without sign but for the bias (positive: predicted too long).",
-            "Pick-regret is what is lost by running the plan that is predicted to be fastest, where",
-            "rows share model, devices and batch. `phaze-fast validate RUNS.csv` prints the same",
-            "for any table with these columns.",
+            "Pick-regret is what is lost by running the plan that is predicted to be fastest,",
+            "where rows share model, devices and batch. `phaze-fast validate RUNS.csv` prints the",
+            "same for any table with these columns.",
             "",
             "## Seconds of a step, by source",
             "",

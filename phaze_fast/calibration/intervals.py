@@ -45,4 +45,3 @@ def learn_ratios(rows: Iterable[PredictedRun]) -> Mapping[str, list[float]]:
         for name, values in sorted(by_group.items())
         if len(values) >= LEAST_RUNS or name == "all"
     }
-

@@ -31,8 +31,26 @@ __all__ = [
 ]
 
 RUN_COLUMNS = frozenset(
-    "source model layers hidden heads ffn seq precision gpu n_gpus tp pp dp micro_batch "
-    "global_batch recompute framework iter_time_s".split()
+    [
+        "source",
+        "model",
+        "layers",
+        "hidden",
+        "heads",
+        "ffn",
+        "seq",
+        "precision",
+        "gpu",
+        "n_gpus",
+        "tp",
+        "pp",
+        "dp",
+        "micro_batch",
+        "global_batch",
+        "recompute",
+        "framework",
+        "iter_time_s",
+    ]
 )
 """Columns by which a table of training runs is recognised."""
 
@@ -197,7 +215,7 @@ def _cluster(row: _Cells) -> Cluster:
 
 
 def _zero(row: _Cells, unstated: int) -> int:
-    """What replicas share; `unstated` is what the software does where a row does not say."""
+    """Read what replicas share; `unstated` is what the software does where a row is silent."""
     said, sharded = row.text("zero_or_dist_opt"), row.text("fsdp")
     if said.startswith("SHARD_GRAD_OP"):
         return 2
@@ -209,7 +227,12 @@ def _zero(row: _Cells, unstated: int) -> int:
 
 
 def _plan(
-    row: _Cells, model: TransformerModel, cluster: Cluster, named: str, zero: int, software: Software
+    row: _Cells,
+    model: TransformerModel,
+    cluster: Cluster,
+    named: str,
+    zero: int,
+    software: Software,
 ) -> PlanSpec:
     widths = {c: row.whole(c, 1) for c in ("tp", "pp", "dp", "cp", "ep")}
     product = math.prod(widths[c] for c in ("tp", "pp", "dp", "cp"))

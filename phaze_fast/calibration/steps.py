@@ -25,8 +25,10 @@ from phaze_fast.software import load_software
 
 __all__ = ["StepValidation", "is_step_table", "validate_steps"]
 
-_HAND_WRITTEN = frozenset("model layers seq mbs accum recompute step_ms peak_bytes params".split())
-_HUGGINGFACE = frozenset("model seq mbs recompute mode step_ms peak_bytes".split())
+_HAND_WRITTEN = frozenset(
+    ["model", "layers", "seq", "mbs", "accum", "recompute", "step_ms", "peak_bytes", "params"]
+)
+_HUGGINGFACE = frozenset(["model", "seq", "mbs", "recompute", "mode", "step_ms", "peak_bytes"])
 _HEADS = {"bertlarge": 30522, "gpt2xl": 50257, "opt1.3b": 50272, "llama2-7b": 32000}
 """Vocabularies of the measured steps; no positions, an untied head."""
 _MODES = {"False": "none", "True": "full", "none": "none", "full": "full"}

@@ -24,7 +24,16 @@ __all__ = ["add_commands"]
 
 def _document(plan: Plan, calibration: Calibration, budget: BudgetAnswer | None) -> dict[str, Any]:
     data = plan.to_dict()
-    top = ("time_s", "interval_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes", "memory")
+    top = (
+        "time_s",
+        "interval_s",
+        "samples_per_s",
+        "tokens_per_s",
+        "mfu",
+        "hfu",
+        "memory_bytes",
+        "memory",
+    )
     return {
         **{name: data[name] for name in top},
         "over_bytes": data["over_bytes"],

@@ -27,7 +27,7 @@ def kind_of_table(file: Path) -> str:
 
 def _share(value: float | None, signed: bool = False) -> str:
     if value is None:
-        return "–"
+        return "-"
     return f"{value:+.1%}" if signed else f"{value:.1%}"
 
 
@@ -36,7 +36,7 @@ def _group_row(group: RunGroup) -> list[str]:
     regret = group.regret
     time = group.time
     if time is None:
-        return [group.name, "0", str(left_out), *["–"] * 8]
+        return [group.name, "0", str(left_out), *["-"] * 8]
     return [
         group.name,
         str(time.rows),
@@ -46,8 +46,8 @@ def _group_row(group: RunGroup) -> list[str]:
         _share(time.p90_abs_err),
         _share(time.max_abs_err),
         _share(time.bias, signed=True),
-        "–" if time.rank_correlation is None else f"{time.rank_correlation:.3f}",
-        "–" if regret is None else _share(float(regret["mean"])),
+        "-" if time.rank_correlation is None else f"{time.rank_correlation:.3f}",
+        "-" if regret is None else _share(float(regret["mean"])),
         _share(group.coverage),
     ]
 
@@ -75,8 +75,13 @@ def run_parts(found: RunValidation) -> list[RenderableType]:
     if reasons:
         parts.append(table("Rows that are not supported", [found.by, "why", "rows>"], reasons))
     worst = [
-        [str(r.run.line), r.run.label, f"{r.run.time_s:.4g} s", f"{r.plan.time_s:.4g} s"]
-        + [_share(r.error, signed=True)]
+        [
+            str(r.run.line),
+            r.run.label,
+            f"{r.run.time_s:.4g} s",
+            f"{r.plan.time_s:.4g} s",
+            _share(r.error, signed=True),
+        ]
         for r in found.worst(_WORST)
     ]
     columns = ["row>", "run", "measured>", "predicted>", "error>"]
@@ -99,4 +104,3 @@ def step_parts(found: StepValidation) -> list[RenderableType]:
     columns = ["row", "column", "measured>", "predicted>", "error>"]
     title = f"{found.chip} against measured {found.kind}: relative errors without sign"
     return [table(title, headings, rows), table("Worst rows", columns, worst)]
-

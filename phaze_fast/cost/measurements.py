@@ -22,7 +22,14 @@ from phaze_fast.hardware import Accelerator
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
 
-__all__ = ["ColumnError", "Measurements", "Validation", "measured_model", "read_measurements", "validate"]
+__all__ = [
+    "ColumnError",
+    "Measurements",
+    "Validation",
+    "measured_model",
+    "read_measurements",
+    "validate",
+]
 
 Array = np.ndarray[Any, Any]
 

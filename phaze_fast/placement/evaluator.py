@@ -131,9 +131,7 @@ class PlanEvaluator:
                 self.rejected[why] += 1
             for stride, own in _by_expert_stride(first, rows):
                 own["strategy"] = len(sizes)
-                sizes.append(
-                    strategy_sizes(self.model, strategy, modes, stride, training.software)
-                )
+                sizes.append(strategy_sizes(self.model, strategy, modes, stride, training.software))
                 parts.append(own)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
         return sizes, layouts

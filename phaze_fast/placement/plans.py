@@ -29,7 +29,8 @@ PARTS = (
 """What the seconds of a step are spent on: operators; collectives of tensor-, context- and
 expert-parallel groups, messages between stages, gradients and weights, as far as nothing hides
 them; filling and draining the pipeline; the slowest stage against the mean; operators that run
-again; the optimiser's step; waiting for the host. docs/placement.md says how they are told apart."""
+again; the optimiser's step; waiting for the host. docs/placement.md says how they are told
+apart."""
 
 
 @dataclass(frozen=True)

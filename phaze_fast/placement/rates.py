@@ -42,7 +42,9 @@ def optimizer_bytes_per_s(records: Array, like: Accelerator, optimizer: Optimize
     return found
 
 
-def host_bound_s(device_s: Array, operators: int, software: Software | None, again: int = 0) -> Array:
+def host_bound_s(
+    device_s: Array, operators: int, software: Software | None, again: int = 0
+) -> Array:
     """Seconds of a pass: the device's, or the host's where it cannot launch operators faster.
 
     Parameters

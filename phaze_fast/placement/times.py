@@ -193,7 +193,10 @@ _kept_free: _Kept[tuple[KindTimes, ...]] = _Kept(32)
 
 
 def _priced(
-    sizes: Sequence[StrategySizes], cluster: Cluster, known: Mapping[StrategySizes, Any], threads: int
+    sizes: Sequence[StrategySizes],
+    cluster: Cluster,
+    known: Mapping[StrategySizes, Any],
+    threads: int,
 ) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
     """Price the strategies that are not known, those whose expert groups lie alike in one call.
 
@@ -246,7 +249,7 @@ def free_times(
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> list[tuple[KindTimes, ...]]:
-    """Times of strategies as if some of what layers wait for were free, level by level.
+    """Give times of strategies as if some of what layers wait for were free, level by level.
 
     A level that changes nothing is the very record of the level before it.
 
@@ -301,7 +304,7 @@ def free_times_on_chip(
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> tuple[KindTimes, ...]:
-    """Times of strategies on a cluster's chip by level of what is free, one row each."""
+    """Give times of strategies on a cluster's chip by level of what is free, one row each."""
     known = _kept_free.on(cluster)
     for some, costs, rate in _priced(sizes, cluster, known, threads):
         known.update(zip(some, free_times(some, costs, rate, cache, threads), strict=True))

@@ -16,9 +16,9 @@ from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import Optimizer
 from phaze_fast.opgraph import OpGraph
+from phaze_fast.placement.rates import optimizer_bytes_per_s
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.placement.times import MAX_NODES, KindTimes
-from phaze_fast.placement.rates import optimizer_bytes_per_s
 from phaze_fast.schedule import schedule_layers
 from phaze_fast.software import chip_as_run
 

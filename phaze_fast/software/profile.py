@@ -65,7 +65,7 @@ class Software(Record):
     dropout: bool = False
     """Whether dropout is on unless it is turned off."""
     host_s: Seconds = 0.0
-    """Seconds of the host for one operator: a pass takes no less than all its operators together."""
+    """Seconds of the host for one operator; a pass takes no less than all of its operators."""
     recompute_host_s: Seconds = 0.0
     """Seconds of the host for each layer that is computed again, on top: saving and restoring the
     random state, entering the backward pass anew."""
