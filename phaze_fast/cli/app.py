@@ -18,6 +18,7 @@ from phaze_fast.cli import (
     schedules,
     search,
     show,
+    validation,
     wafer,
 )
 
@@ -56,6 +57,7 @@ for _part in (
     show,
     hardware,
     costs,
+    validation,
     schedules,
     placements,
     plans,

@@ -1,28 +1,23 @@
-"""The commands `estimate` and `validate`: times of operators, and how far off they are."""
+"""The command `estimate`: times of operators."""
 
 from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.calibration import validate_runs, validate_steps
-from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
-from phaze_fast.cli.validation import kind_of_table, run_parts, step_parts
+from phaze_fast.cli.output import AsJson, ToFile, emit, table
 from phaze_fast.cost import (
     OperatorCost,
-    Validation,
     array_cycles,
     operator_costs,
     product_ops,
-    validate,
 )
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Accelerator, Calibration, presets
+from phaze_fast.hardware import Accelerator, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops, format_time
 
@@ -319,88 +314,6 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
     return table(title, ["b x m x k x n", "dataflow", "cycles>", "utilization>"], laid_out)
 
 
-# ---- validate ----
-
-_WORST = 8
-
-
-def _validation_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
-    return {
-        "chip": found.chip,
-        "kind": found.kind,
-        "columns": {name: vars(error) for name, error in found.columns.items()},
-        "calibration": calibration.to_dict(),
-    }
-
-
-def _validation_parts(found: Validation) -> list[RenderableType]:
-    rows = [
-        [
-            name,
-            str(error.rows),
-            f"{error.mean_abs_err:.1%}",
-            f"{error.median_abs_err:.1%}",
-            f"{error.max_abs_err:.1%}",
-            f"{error.bias:+.1%}",
-        ]
-        for name, error in found.columns.items()
-    ]
-    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>"]
-    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
-    worst = [
-        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]
-        for label, column, measured, predicted, error in found.worst(_WORST)
-    ]
-    columns = ["row", "column", "measured>", "predicted>", "error>"]
-    return [table(title, headings, rows), table("worst rows", columns, worst)]
-
-
-def show_validation(
-    file: Annotated[Path, typer.Argument(help="CSV of measurements, recognised by its header.")],
-    chip: Annotated[
-        str | None,
-        typer.Option(help="Preset or .yaml/.json file; tables of training runs name their own."),
-    ] = None,
-    by: Annotated[
-        str, typer.Option(help="Of training runs: group by source, chip, software or model.")
-    ] = "source",
-    configs: Annotated[
-        Path | None,
-        typer.Option(help="Of HuggingFace steps: JSON of the models' configurations."),
-    ] = None,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
-) -> None:
-    """Predict every row of a file of measurements and say how far off the predictions are."""
-    kind = kind_of_table(file)
-    if kind == "runs":
-        runs = validate_runs(file, by)
-        for line in runs.refused:
-            note(f"{file}: {line}")
-        emit(runs.to_dict, lambda: run_parts(runs), as_json, to_file)
-        return
-    if kind == "steps":
-        steps = validate_steps(file, presets.chip(chip or "h200"), configs)
-        for line in steps.refused:
-            note(f"{file}: {line}")
-        emit(steps.to_dict, lambda: step_parts(steps), as_json, to_file)
-        return
-    if chip is None:
-        raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
-    asked = presets.chip(chip)
-    found = validate(file, asked)
-    calibration = asked.calibration
-    if calibration.note:
-        note(calibration.note)
-    emit(
-        lambda: _validation_data(found, calibration),
-        lambda: _validation_parts(found),
-        as_json,
-        to_file,
-    )
-
-
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("estimate")(show_estimate)
-    app.command("validate")(show_validation)

@@ -1,23 +1,34 @@
-"""What `validate` prints for training runs and measured steps."""
+"""The command `validate`: how far predictions are from measured operators, steps and runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich.console import RenderableType
 
-from phaze_fast.calibration import RunGroup, RunValidation, StepValidation
+from phaze_fast.calibration import (
+    RunGroup,
+    RunValidation,
+    StepValidation,
+    validate_runs,
+    validate_steps,
+)
 from phaze_fast.calibration.published import is_run_table
 from phaze_fast.calibration.steps import is_step_table
 from phaze_fast.calibration.validation import csv_rows
-from phaze_fast.cli.output import table
+from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
+from phaze_fast.cost import Validation, validate
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Calibration, presets
 
-__all__ = ["kind_of_table", "run_parts", "step_parts"]
+__all__ = ["add_commands"]
 
 _WORST = 8
 
 
-def kind_of_table(file: Path) -> str:
+def _kind_of_table(file: Path) -> str:
     """Tell ``runs`` and ``steps`` from other files of measurements by the header."""
     header, _ = csv_rows(file)
     if is_run_table(header):
@@ -52,7 +63,7 @@ def _group_row(group: RunGroup) -> list[str]:
     ]
 
 
-def run_parts(found: RunValidation) -> list[RenderableType]:
+def _run_parts(found: RunValidation) -> list[RenderableType]:
     """Lay out errors of published runs as tables."""
     headings = [found.by, "rows>", "left out>", "mean>", "median>", "p90>", "max>", "bias>"]
     headings += ["rank corr.>", "pick-regret>", "in interval>"]
@@ -88,7 +99,7 @@ def run_parts(found: RunValidation) -> list[RenderableType]:
     return [*parts, table("Worst rows", columns, worst)]
 
 
-def step_parts(found: StepValidation) -> list[RenderableType]:
+def _step_parts(found: StepValidation) -> list[RenderableType]:
     """Lay out errors of measured steps as tables."""
     rows = [
         [name, str(e.rows)]
@@ -104,3 +115,87 @@ def step_parts(found: StepValidation) -> list[RenderableType]:
     columns = ["row", "column", "measured>", "predicted>", "error>"]
     title = f"{found.chip} against measured {found.kind}: relative errors without sign"
     return [table(title, headings, rows), table("Worst rows", columns, worst)]
+
+
+# ---- the command ----
+
+
+def _validation_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
+    return {
+        "chip": found.chip,
+        "kind": found.kind,
+        "columns": {name: vars(error) for name, error in found.columns.items()},
+        "calibration": calibration.to_dict(),
+    }
+
+
+def _validation_parts(found: Validation) -> list[RenderableType]:
+    rows = [
+        [
+            name,
+            str(error.rows),
+            f"{error.mean_abs_err:.1%}",
+            f"{error.median_abs_err:.1%}",
+            f"{error.max_abs_err:.1%}",
+            f"{error.bias:+.1%}",
+        ]
+        for name, error in found.columns.items()
+    ]
+    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>"]
+    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
+    worst = [
+        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]
+        for label, column, measured, predicted, error in found.worst(_WORST)
+    ]
+    columns = ["row", "column", "measured>", "predicted>", "error>"]
+    return [table(title, headings, rows), table("worst rows", columns, worst)]
+
+
+def show_validation(
+    file: Annotated[Path, typer.Argument(help="CSV of measurements, recognised by its header.")],
+    chip: Annotated[
+        str | None,
+        typer.Option(help="Preset or .yaml/.json file; tables of training runs name their own."),
+    ] = None,
+    by: Annotated[
+        str, typer.Option(help="Of training runs: group by source, chip, software or model.")
+    ] = "source",
+    configs: Annotated[
+        Path | None,
+        typer.Option(help="Of HuggingFace steps: JSON of the models' configurations."),
+    ] = None,
+    as_json: AsJson = False,
+    to_file: ToFile = None,
+) -> None:
+    """Predict every row of a file of measurements and say how far off the predictions are."""
+    kind = _kind_of_table(file)
+    if kind == "runs":
+        runs = validate_runs(file, by)
+        for line in runs.refused:
+            note(f"{file}: {line}")
+        emit(runs.to_dict, lambda: _run_parts(runs), as_json, to_file)
+        return
+    if kind == "steps":
+        steps = validate_steps(file, presets.chip(chip or "h200"), configs)
+        for line in steps.refused:
+            note(f"{file}: {line}")
+        emit(steps.to_dict, lambda: _step_parts(steps), as_json, to_file)
+        return
+    if chip is None:
+        raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
+    asked = presets.chip(chip)
+    found = validate(file, asked)
+    calibration = asked.calibration
+    if calibration.note:
+        note(calibration.note)
+    emit(
+        lambda: _validation_data(found, calibration),
+        lambda: _validation_parts(found),
+        as_json,
+        to_file,
+    )
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command("validate")(show_validation)
