@@ -105,10 +105,12 @@ py::tuple names(int count) {
 }  // namespace
 
 void bind_collective(py::module_& module) {
+  PYBIND11_NUMPY_DTYPE(ProtocolRecord, most_bytes, startup_s, step_s, share, copy_s_per_byte);
   PYBIND11_NUMPY_DTYPE(FabricRecord, kind, levels, devices, size, bytes_per_s, latency_s, wrap,
-                       full_mesh);
+                       full_mesh, protocols, in_switch_startup_s, in_switch_share, protocol);
   module.attr("FABRIC_DTYPE") = py::dtype::of<FabricRecord>();
   module.attr("MAX_LEVELS") = kMaxLevels;
+  module.attr("MAX_PROTOCOLS") = kMaxProtocols;
   module.attr("COLLECTIVE_OPS") = names<CollectiveOp>(kCollectiveOpCount);
   module.attr("ALGORITHMS") = names<Algorithm>(kAlgorithmCount);
   module.def("collective_batch", &batch, py::arg("fabrics"), py::arg("fabric"), py::arg("op"),

@@ -1,4 +1,4 @@
-"""How far predictions are from measured runs, and intervals learnt from that."""
+"""Constants fitted to measurements, predictions held against them, intervals learnt from that."""
 
 from phaze_fast.calibration.published import PublishedRun, RowRefusedError, UnsupportedError
 from phaze_fast.calibration.statistics import ErrorSummary, pick_regret, summarise

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from phaze_fast.cli import (
+    calibrate,
     collectives,
     costs,
     hardware,
@@ -58,6 +59,7 @@ for _part in (
     hardware,
     costs,
     validation,
+    calibrate,
     schedules,
     placements,
     plans,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import RenderableType
@@ -15,13 +15,15 @@ from phaze_fast.calibration import (
     validate_runs,
     validate_steps,
 )
+from phaze_fast.calibration.collective_tables import is_collective_table, validate_collectives
 from phaze_fast.calibration.published import is_run_table
 from phaze_fast.calibration.steps import is_step_table
 from phaze_fast.calibration.validation import csv_rows
+from phaze_fast.cli.measured_tables import collective_parts, validation_data, validation_parts
 from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
-from phaze_fast.cost import Validation, validate
+from phaze_fast.cost import validate
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Calibration, presets
+from phaze_fast.hardware import presets
 
 __all__ = ["add_commands"]
 
@@ -120,43 +122,18 @@ def _step_parts(found: StepValidation) -> list[RenderableType]:
 # ---- the command ----
 
 
-def _validation_data(found: Validation, calibration: Calibration) -> dict[str, Any]:
-    return {
-        "chip": found.chip,
-        "kind": found.kind,
-        "columns": {name: vars(error) for name, error in found.columns.items()},
-        "calibration": calibration.to_dict(),
-    }
-
-
-def _validation_parts(found: Validation) -> list[RenderableType]:
-    rows = [
-        [
-            name,
-            str(error.rows),
-            f"{error.mean_abs_err:.1%}",
-            f"{error.median_abs_err:.1%}",
-            f"{error.max_abs_err:.1%}",
-            f"{error.bias:+.1%}",
-        ]
-        for name, error in found.columns.items()
-    ]
-    headings = ["column", "rows>", "mean>", "median>", "max>", "bias>"]
-    title = f"{found.chip} against measured {found.kind} rows: relative errors without sign"
-    worst = [
-        [label, column, f"{measured:,.4g}", f"{predicted:,.4g}", f"{error:+.1%}"]
-        for label, column, measured, predicted, error in found.worst(_WORST)
-    ]
-    columns = ["row", "column", "measured>", "predicted>", "error>"]
-    return [table(title, headings, rows), table("worst rows", columns, worst)]
-
-
 def show_validation(
-    file: Annotated[Path, typer.Argument(help="CSV of measurements, recognised by its header.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="CSV of measurements, recognised by its header, or nccl-tests output."),
+    ],
     chip: Annotated[
         str | None,
         typer.Option(help="Preset or .yaml/.json file; tables of training runs name their own."),
     ] = None,
+    fabric: Annotated[
+        str, typer.Option(help="Of collectives: preset or file; by default that of each system.")
+    ] = "",
     by: Annotated[
         str, typer.Option(help="Of training runs: group by source, chip, software or model.")
     ] = "source",
@@ -168,6 +145,11 @@ def show_validation(
     to_file: ToFile = None,
 ) -> None:
     """Predict every row of a file of measurements and say how far off the predictions are."""
+    if is_collective_table(file):
+        wired = presets.fabric(fabric) if fabric else None
+        measured = validate_collectives(file, wired)
+        emit(measured.to_dict, lambda: collective_parts(measured), as_json, to_file)
+        return
     kind = _kind_of_table(file)
     if kind == "runs":
         runs = validate_runs(file, by)
@@ -189,8 +171,8 @@ def show_validation(
     if calibration.note:
         note(calibration.note)
     emit(
-        lambda: _validation_data(found, calibration),
-        lambda: _validation_parts(found),
+        lambda: validation_data(found, calibration),
+        lambda: validation_parts(found),
         as_json,
         to_file,
     )

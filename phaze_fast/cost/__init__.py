@@ -9,9 +9,9 @@ from phaze_fast.cost.collectives import (
     message_batch,
 )
 from phaze_fast.cost.engine import Costs, estimate_costs
-from phaze_fast.cost.measurements import ColumnError, Validation, validate
 from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
 from phaze_fast.cost.single import OperatorCost, array_cycles, gemm, operator_costs
+from phaze_fast.cost.validation import ColumnError, Validation, validate
 
 __all__ = [
     "CacheInfo",

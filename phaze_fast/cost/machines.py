@@ -145,7 +145,7 @@ def machines(
         records = np.ascontiguousarray(chips)
         rate = 1.0 if like is None else _rate(like, dtype)
         own, launch_s = (Tuning(), 0.0) if like is None else (like.tuning, like.launch_latency_s)
-        tunings = tuning_record(own if tuning is None else tuning, launch_s)
+        tunings = tuning_record(own if tuning is None else tuning, launch_s, dtype, rate)
         tuning_of = np.zeros(len(records), dtype=np.int32)
     else:
         listed = _listed(chips)
@@ -161,7 +161,7 @@ def machines(
         rows: list[Array] = []
         tuning_of = np.zeros(len(listed), dtype=np.int32)
         for i, chip in enumerate(listed):
-            row = tuning_record(tuning or chip.tuning, chip.launch_latency_s)
+            row = tuning_record(tuning or chip.tuning, chip.launch_latency_s, dtype, rate)
             at = distinct.setdefault(row.tobytes(), len(rows))
             if at == len(rows):
                 rows.append(row)

@@ -1,4 +1,4 @@
-"""Measured operators from a CSV file, and how far off a chip's predictions are.
+"""Measured operators from a CSV file.
 
 The kind of file is recognised by its header. Lines that begin with ``#`` are notes.
 """
@@ -15,21 +15,14 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.cost.machines import machines
+from phaze_fast.cost.kernel_rows import KERNEL_KINDS
 from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Accelerator
+from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
 
-__all__ = [
-    "ColumnError",
-    "Measurements",
-    "Validation",
-    "measured_model",
-    "read_measurements",
-    "validate",
-]
+__all__ = ["Measurements", "measured_model", "read_measurements"]
 
 Array = np.ndarray[Any, Any]
 
@@ -48,6 +41,16 @@ class Measurements:
     ops: dict[str, list[Array]] = field(default_factory=dict)
     owner: dict[str, list[int]] = field(default_factory=dict)
     known: dict[str, list[float]] = field(default_factory=dict)
+    dtype: Dtype = "bf16"
+    """Number format of the products."""
+    kernel: str = ""
+    """Fused attention kernel that ran; empty = the chip's own."""
+    unit_s: float = 1e-6
+    """Seconds of one unit of the columns that are times."""
+    beside_s: list[float] = field(default_factory=list)
+    """What each row took beside its operators, where a source is known to."""
+    unsupported: dict[str, int] = field(default_factory=dict)
+    """Why rows were left out, and how many."""
 
     def add(self, column: str, value: float, ops: Array | None, known: float = math.nan) -> None:
         """Note one measured value of the row that was labelled last."""
@@ -61,41 +64,6 @@ class Measurements:
     def queries(self, column: str) -> tuple[Array, Array]:
         """Operators of a column and the row each belongs to."""
         return np.concatenate(self.ops[column]), np.array(self.owner[column], dtype=np.intp)
-
-
-@dataclass(frozen=True)
-class ColumnError:
-    """Relative errors of one column, as fractions."""
-
-    rows: int
-    mean_abs_err: float
-    median_abs_err: float
-    max_abs_err: float
-    bias: float
-    """Mean of the signed errors; positive where predictions are too high."""
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Predictions against a file of measurements."""
-
-    chip: str
-    kind: str
-    labels: tuple[str, ...]
-    measured: dict[str, Array]
-    predicted: dict[str, Array]
-    columns: dict[str, ColumnError]
-
-    def worst(self, count: int = 5) -> list[tuple[str, str, float, float, float]]:
-        """(row, column, measured, predicted, error) of the largest errors, largest first."""
-        found = [
-            (label, column, float(y), float(x), float(x / y - 1.0))
-            for column in self.columns
-            for label, y, x in zip(
-                self.labels, self.measured[column], self.predicted[column], strict=True
-            )
-        ]
-        return sorted(found, key=lambda row: -abs(row[4]))[:count]
 
 
 # ---- one row of each kind of file ----
@@ -266,6 +234,7 @@ _KINDS: dict[str, tuple[frozenset[str], Callable[[_Row, Measurements], None]]] =
         ),
         _layer_row,
     ),
+    **KERNEL_KINDS,
 }
 
 
@@ -313,79 +282,10 @@ def read_measurements(path: Path | str) -> Measurements:
             _KINDS[kind][1](_Row(path, number, cells), found)
     except csv.Error as error:
         raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
-    if len(found.labels) not in (0, len(lines) - 1):
+    left_out = sum(found.unsupported.values())
+    if len(found.labels) + left_out not in (0, len(lines) - 1):
         raise InvalidInputError(f"{path}: a quoted cell spans lines; expected one row a line")
     if not found.labels:
-        raise InvalidInputError(f"{path}: there are no rows below the header")
+        why = "; ".join(found.unsupported) or "there are no rows below the header"
+        raise InvalidInputError(f"{path}: {why}")
     return found
-
-
-def _column_error(measured: Array, predicted: Array) -> ColumnError:
-    errors = predicted / measured - 1.0
-    size = np.abs(errors)
-    return ColumnError(
-        rows=len(errors),
-        mean_abs_err=float(size.mean()),
-        median_abs_err=float(np.median(size)),
-        max_abs_err=float(size.max()),
-        bias=float(errors.mean()),
-    )
-
-
-def validate(path: Path | str, chip: Accelerator) -> Validation:
-    r"""Predict every row of a file of measurements on a chip and say how far off it is.
-
-    Parameters
-    ----------
-    path
-        CSV with the columns of matrix products (op, b, m, k, n, us_median), vector operators (op,
-        rows, cols, us_median), attention (b, heads, seq, head_dim, causal, fwd_us, bwd_us) or
-        transformer blocks (model, seq, mbs, attention, fwd_us, bwd_us, fwd_bwd_us, stashed_bytes).
-    chip
-        Whose times to predict, in microseconds as measured.
-
-    Raises
-    ------
-    InvalidInputError
-        Where the file is not accepted, or a row is too large for the model.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from phaze_fast.hardware import presets
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder) / "mine.csv"
-    ...     _ = file.write_text("op,b,m,k,n,us_median\nmm,1,2048,4096,4096,100.0\n")
-    ...     found = validate(file, presets.chip("h200"))
-    >>> found.columns["us_median"].rows
-    1
-    """
-    found = read_measurements(path)
-    asked = machines(chip)
-    predicted: dict[str, Array] = {}
-    for column in found.measured:
-        if column in found.known:
-            predicted[column] = np.array(found.known[column])
-            continue
-        ops, owner = found.queries(column)
-        times = _core.op_times(ops, *asked.arguments, False, 1)
-        dispatch = chip.tuning.dispatch_s
-        predicted[column] = 1e6 * (
-            np.bincount(owner, weights=times, minlength=len(found.labels)) + dispatch
-        )
-        if not np.isfinite(predicted[column]).all():
-            bad = int(np.flatnonzero(~np.isfinite(times))[0])
-            row = _core.op_costs(
-                ops[bad : bad + 1], *asked.arguments, False, asked.prices, asked.static_w, 1
-            )
-            said = _core.STATUS_SENTENCES[int(row["status"][0])]
-            raise InvalidInputError(f"{path}: {found.labels[int(owner[bad])]}: {said}")
-    measured = {column: np.array(values) for column, values in found.measured.items()}
-    return Validation(
-        chip=chip.name,
-        kind=found.kind,
-        labels=tuple(found.labels),
-        measured=measured,
-        predicted=predicted,
-        columns={c: _column_error(measured[c], predicted[c]) for c in measured},
-    )

@@ -17,7 +17,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware.calibration import Calibration, calibration_of
 from phaze_fast.hardware.preset_files import is_file, read_preset
-from phaze_fast.hardware.tuning import Tuning
+from phaze_fast.hardware.tuning import AttentionKernel, Tuning
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
@@ -190,6 +190,29 @@ class Accelerator(Record):
     def calibration(self) -> Calibration:
         """What its times rest on: measurements of it, of another chip, or its data sheet alone."""
         return calibration_of(self.name, self.tuning)
+
+    def with_attention(self, kernel: AttentionKernel) -> Self:
+        """Return the same chip with fused attention by another kernel.
+
+        Raises
+        ------
+        InvalidInputError
+            Where the chip's tuning does not know the kernel.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> chip = presets.chip("h200").with_attention("flash2")
+        >>> chip.tuning.attention.efficiency < presets.chip("h200").tuning.attention.efficiency
+        True
+        """
+        kernels = self.tuning.attention_kernels
+        if kernel not in kernels:
+            raise InvalidInputError(
+                f"attention: {kernel!r} is not accepted for {self.name}; accepted: "
+                f"{', '.join(kernels) or 'none, its tuning names no kernels'}"
+            )
+        return self.replace(tuning=self.tuning.replace(attention=kernels[kernel]))
 
     def to_row(self) -> dict[str, float]:
         """Return the fields the kernels use, by the names of ``_core.CHIP_DTYPE``."""

@@ -24,7 +24,8 @@ from pydantic import (
 from phaze_fast import _core
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.preset_files import is_file, read_preset
+from phaze_fast.hardware.collective_tuning import CollectiveTuning, fill_protocols
+from phaze_fast.hardware.preset_files import is_file, preset_names, read_preset
 from phaze_fast.records import Bandwidth, Count, Record, Seconds, explain
 from phaze_fast.units import format_bandwidth
 
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 _SWITCHED, _GRID = 0, 1  # phaze::FabricKind
+_PEAK = "-peak"  # behind a preset's name: without what a library makes of it
 
 
 class _FabricBase(Record):
@@ -70,6 +72,14 @@ class _FabricBase(Record):
         """Whether each level is a tier whose units are linked pair by pair."""
         return [False] * len(self._levels())
 
+    def _libraries(self) -> list[CollectiveTuning]:
+        """Give what a library makes of each level; nothing where it reaches what the links can."""
+        return []
+
+    def at_peak(self) -> Self:
+        """Return the same fabric where collectives reach the links' own rates and latencies."""
+        return self
+
     @cached_property
     def _record(self) -> np.ndarray[Any, Any]:
         row = np.zeros(1, dtype=_core.FABRIC_DTYPE)
@@ -82,6 +92,8 @@ class _FabricBase(Record):
             row["size"][0, level] = size
             row["bytes_per_s"][0, level] = rate
             row["latency_s"][0, level] = latency
+        for level, tuning in enumerate(self._libraries()):
+            fill_protocols(row, level, levels[level][1], tuning)
         row.setflags(write=False)
         return row
 
@@ -140,6 +152,8 @@ class Tier(Record):
     """How its units are wired: through a switch, or each to every other by a link of its own, as
     GPUs joined by xGMI are. In a full mesh of n a device reaches one other at 1/(n - 1) of its
     bandwidth, and a group of k uses k - 1 links."""
+    library: CollectiveTuning | None = None
+    """What a communication library reaches; absent = the bandwidth and latency above."""
 
     @property
     def share_bytes_per_s(self) -> float:
@@ -174,7 +188,29 @@ class TieredFabric(_FabricBase):
                 )
         if (self.capacity or 0) > 2**62:
             raise ValueError("tiers: sizes multiply to more devices than 2^62")
+        names = {None if tier.library is None else tier.library.names for tier in self.tiers}
+        if len(names) > 1:
+            raise ValueError(
+                "tiers: all or none have a library, with protocols of the same names in one order"
+            )
         return self
+
+    def _libraries(self) -> list[CollectiveTuning]:
+        return [tier.library for tier in self.tiers if tier.library is not None]
+
+    def at_peak(self) -> Self:
+        """Return the same fabric where collectives reach the links' own rates and latencies.
+
+        Examples
+        --------
+        >>> from phaze_fast.hardware import presets
+        >>> presets.fabric("dgx-h100").at_peak() == presets.fabric("dgx-h100-peak")
+        True
+        """
+        if not self._libraries():
+            return self
+        name = f"{self.name}{_PEAK}"
+        return self.replace(name=name, tiers=[t.replace(library=None) for t in self.tiers])
 
     @property
     def capacity(self) -> int | None:
@@ -344,6 +380,9 @@ def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | No
 
 @cache  # records are frozen, so one of each is enough
 def _preset(name: str) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
+    base = name.removesuffix(_PEAK)
+    if base != name and base in preset_names("fabrics"):
+        return _preset(base).at_peak()
     return fabric_from_dict(read_preset("fabrics", "fabric", name), name)
 
 

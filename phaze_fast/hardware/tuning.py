@@ -15,7 +15,18 @@ from phaze_fast import _core
 from phaze_fast.errors import nearest
 from phaze_fast.records import FrozenDict, Quantity, Record, Seconds, Side
 
-__all__ = ["AttentionTuning", "FittedRange", "FunctionCost", "Tuning", "tuning_record"]
+__all__ = [
+    "AttentionKernel",
+    "AttentionTuning",
+    "FittedRange",
+    "FormatTuning",
+    "FunctionCost",
+    "Tuning",
+    "tuning_record",
+]
+
+AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn"]
+"""Generations of fused attention kernels; attention that is not fused is a graph of products."""
 
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 """More than 0, at most 1."""
@@ -95,6 +106,18 @@ class AttentionTuning(Record):
     spread over more cores, but load keys and values more often."""
 
 
+class FormatTuning(Record):
+    """What differs where products multiply another number format; absent = as in bf16."""
+
+    what: ClassVar[str] = "format"
+    efficiency: Share | None = None
+    """Share of its peak that a core reaches inside a unit of work."""
+    sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
+    """FLOP/s in this format that the power limit allows for long."""
+    unit_overhead_s: Seconds | None = None
+    """Beginning and ending one unit of work on a core."""
+
+
 class FittedRange(Record):
     """Shapes that the constants were fitted on; outside, an estimate is an extrapolation."""
 
@@ -165,7 +188,15 @@ class Tuning(Record):
     resident_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Operands that fit this share of the buffer are still there when the next operator starts."""
     attention: AttentionTuning = AttentionTuning()
-    """Fused attention."""
+    """Fused attention, by today's kernel."""
+    attention_kernels: Annotated[
+        dict[AttentionKernel, AttentionTuning], AfterValidator(FrozenDict)
+    ] = Field(default={}, validate_default=True)
+    """Fused attention by other kernels, by name; `Accelerator.with_attention` chooses one."""
+    formats: Annotated[dict[str, FormatTuning], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """Products in other number formats, such as fp8."""
     functions: Annotated[dict[str, FunctionCost], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
@@ -204,7 +235,9 @@ class Tuning(Record):
         return functions
 
 
-def tuning_record(tuning: Tuning, launch_s: float = 0.0) -> np.ndarray[Any, Any]:
+def tuning_record(
+    tuning: Tuning, launch_s: float = 0.0, dtype: str = "bf16", rate: float = 1.0
+) -> np.ndarray[Any, Any]:
     """Lay a tuning out as the record the kernels take.
 
     Parameters
@@ -213,6 +246,8 @@ def tuning_record(tuning: Tuning, launch_s: float = 0.0) -> np.ndarray[Any, Any]
         How the chip is used.
     launch_s
         Its ``launch_latency_s``, seconds.
+    dtype, rate
+        The number format of products, and the chip's speed in it relative to bf16.
 
     Returns
     -------
@@ -244,6 +279,12 @@ def tuning_record(tuning: Tuning, launch_s: float = 0.0) -> np.ndarray[Any, Any]
         "resident_share",
     ):
         row[name] = getattr(tuning, name)
+    given = tuning.formats.get(dtype, FormatTuning())
+    for name in ("efficiency", "unit_overhead_s"):
+        if getattr(given, name) is not None:
+            row[name] = getattr(given, name)
+    if given.sustained_flops is not None:  # the kernel multiplies it by the format's rate
+        row["sustained_macs_per_s"] = given.sustained_flops / 2.0 / rate
     attention = tuning.attention
     row["attention_efficiency"] = attention.efficiency
     row["attention_unit_s"] = attention.unit_overhead_s

@@ -7,6 +7,7 @@ from typing import Any
 
 from phaze_fast.hardware import Accelerator, FlatFabric, MeshFabric, TieredFabric, TorusFabric
 from phaze_fast.hardware.chip import Dtype
+from phaze_fast.hardware.tuning import FormatTuning
 from phaze_fast.models import TransformerModel
 from phaze_fast.software.profile import Software
 
@@ -51,17 +52,26 @@ def model_as_run(
 def _step_share(chip: Accelerator, dtype: Dtype) -> float:
     """Share of a lone product's rate that the products of a running job keep.
 
-    A chip that is limited by power runs at a lower clock, which slows every product down alike.
+    A chip that is limited by power runs at a lower clock, which slows every product down alike. A
+    format without a rate of its own loses the share that bf16 loses.
     """
     tuning = chip.tuning
     if not tuning.step_flops:
         return 1.0
     named: Dtype = dtype if dtype in tuning.step_flops else "bf16"
-    rate = chip.tensor_core.rates[named]
-    alone = chip.peak_flops(named) * tuning.clock_factor * tuning.efficiency
-    if tuning.sustained_flops is not None:
-        alone = min(alone, tuning.sustained_flops * rate)
+    own = tuning.formats.get(named, FormatTuning())
+    alone = chip.peak_flops(named) * tuning.clock_factor * (own.efficiency or tuning.efficiency)
+    if own.sustained_flops is not None:
+        alone = min(alone, own.sustained_flops)
+    elif tuning.sustained_flops is not None:
+        alone = min(alone, tuning.sustained_flops * chip.tensor_core.rates[named])
     return min(1.0, tuning.step_flops[named] / alone)
+
+
+def _slowed(format_tuning: FormatTuning, share: float) -> FormatTuning:
+    """Scale the rates of a number format that has its own."""
+    rates = {name: getattr(format_tuning, name) for name in ("efficiency", "sustained_flops")}
+    return format_tuning.replace(**{n: v * share for n, v in rates.items() if v is not None})
 
 
 @lru_cache(maxsize=512)
@@ -92,11 +102,14 @@ def chip_as_run(chip: Accelerator, software: Software, dtype: Dtype = "bf16") ->
         changed["efficiency"] = tuning.efficiency * share
         if tuning.sustained_flops is not None:
             changed["sustained_flops"] = tuning.sustained_flops * share
+        changed["formats"] = {name: _slowed(own, share) for name, own in tuning.formats.items()}
     if software.functions and tuning.functions:
         changed["functions"] = {**tuning.functions, **software.functions}
+    own = tuning.attention_kernels.get(software.attention, tuning.attention)
+    if own != tuning.attention:
+        changed["attention"] = own
     speed = software.attention_speed.get(chip.name, 1.0)
     if speed != 1.0:
-        own = tuning.attention
         changed["attention"] = own.replace(
             efficiency=min(1.0, own.efficiency * speed),
             backward_efficiency=min(1.0, own.backward_efficiency * speed),

@@ -71,7 +71,7 @@ def test_tree_wins_small_messages_and_ring_large_ones():
 
 def test_point_to_point_by_hand():
     assert one(FLAT, "point-to-point", 800.0, 2).time_s == 8.5
-    tiers = presets.fabric("dgx-a100")
+    tiers = presets.fabric("dgx-a100-peak")
     assert one(tiers, "point-to-point", 3e9, 2, stride=1).time_s == pytest.approx(0.01 + 3e-6)
     assert one(tiers, "point-to-point", 3e9, 2, stride=8).time_s == pytest.approx(0.12 + 5e-6)
 

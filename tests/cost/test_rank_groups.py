@@ -16,7 +16,7 @@ from phaze_fast.hardware import Cluster, fabric_record, presets
 
 GROUP_OPS = [op for op in _core.COLLECTIVE_OPS if op != "point-to-point"]
 OPS = st.sampled_from(GROUP_OPS)
-KNOWN = ("dgx-a100", "dgx-h100", "tpuv4-pod", "wafer-mesh", "phaze-flat")
+KNOWN = ("dgx-a100-peak", "dgx-h100-peak", "tpuv4-pod", "wafer-mesh", "phaze-flat")
 PRESETS = st.sampled_from([presets.fabric(name) for name in KNOWN])
 FABRICS = st.one_of(fabrics, PRESETS)
 ROOM = 512  # ranks of an unbounded fabric that groups are drawn from
@@ -74,7 +74,7 @@ def time_s(fabric, op, payload, shape):
 
 # ---- by hand ----
 
-DGX = presets.fabric("dgx-a100")  # nodes of 8 at 300 GB/s, 25 GB/s between them
+DGX = presets.fabric("dgx-a100-peak")  # nodes of 8 at 300 GB/s, 25 GB/s between them
 
 
 def test_replicas_of_three_stages_by_hand():

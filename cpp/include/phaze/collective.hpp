@@ -17,7 +17,8 @@
 //   tree broadcast             V/B + ceil(log2 p) a
 //   point-to-point             V/B + a
 //
-// docs/collectives.md derives the tiered and grid forms. Every function is pure, O(levels^2) at
+// A library's protocols take the place of B and a, and add what begins a collective and copies its
+// bytes; the fastest that may be used counts. docs/collectives.md derives the tiered and grid forms. Every function is pure, O(levels^2) at
 // most, and may run from any thread; only a batch can throw, where memory runs out
 // (std::bad_alloc).
 #pragma once
@@ -52,8 +53,9 @@ enum class Algorithm : std::uint8_t {
   kSnakeRing = 7,         // grid: one Hamiltonian cycle through the brick, both directions
   kDimensionOrdered = 8,  // grid: one dimension after another, fastest first
   kMultiRing = 9,         // grid: the vector split over all dimensions, rotating among them
+  kInSwitch = 10,         // all-reduce that a switch adds up
 };
-inline constexpr int kAlgorithmCount = 10;
+inline constexpr int kAlgorithmCount = 11;
 
 // Names as users write and read them; static storage.
 constexpr const char* name(CollectiveOp op) noexcept {
@@ -96,6 +98,8 @@ constexpr const char* name(Algorithm algorithm) noexcept {
       return "dimension-ordered";
     case Algorithm::kMultiRing:
       return "multi-ring";
+    case Algorithm::kInSwitch:
+      return "in-switch";
   }
   return "unknown";
 }

@@ -92,6 +92,30 @@ enum class FabricKind : std::int32_t {
   kGrid = 1,      // neighbours linked along each dimension; wrapped dimensions close into rings
 };
 
+inline constexpr int kMaxProtocols = 4;  // ways in which a library moves messages
+
+// Collectives that a library moves in its own way each; broadcasts go as all-gathers do, messages
+// between two ranks as all-to-alls.
+enum class Transfer : std::int32_t {
+  kAllReduce = 0,
+  kReduceScatter = 1,
+  kAllGather = 2,
+  kExchange = 3,
+};
+inline constexpr int kTransfers = 4;
+
+// One way in which a library moves messages, per level of the fabric: what begins a collective that
+// reaches the level, one step at it, the share of its bandwidth that steps use, and seconds for each
+// byte of the vector beside what the links take (copies and sums in local memory). A share may
+// exceed 1 where those seconds make up for it: no collective is faster than its bound.
+struct ProtocolRecord {
+  double most_bytes;         // of one rank's part of the vector; 0 = no limit
+  double startup_s[kMaxLevels];
+  double step_s[kMaxLevels];
+  double share[kMaxLevels];
+  double copy_s_per_byte[kMaxLevels];
+};
+
 // How devices are wired. Level 0 is the innermost: rank r of a group sits at level-0 coordinate
 // r mod size[0], level-1 coordinate (r / size[0]) mod size[1], and so on.
 struct FabricRecord {
@@ -105,6 +129,12 @@ struct FabricRecord {
   // Switched only: 1 where the units of a tier are linked pair by pair. Each of the size - 1 links
   // of a device then has its share of bytes_per_s.
   std::int32_t full_mesh[kMaxLevels];
+  // Switched only: what a library reaches. No protocols: the links' own rates and latencies.
+  std::int32_t protocols[kTransfers];
+  // All-reduces of three or more members inside one unit that the switch adds up; share 0 = none.
+  double in_switch_startup_s[kMaxLevels];
+  double in_switch_share[kMaxLevels];
+  ProtocolRecord protocol[kTransfers][kMaxProtocols];
 };
 
 // What an operator occupies.

@@ -78,6 +78,44 @@ CollectiveResult checked_message(const FabricRecord& fabric, std::int64_t device
   return {time, Algorithm::kDirect, Status::kOk};
 }
 
+bool is_time(double seconds) noexcept { return seconds >= 0.0 && std::isfinite(seconds); }
+
+// A protocol may not beat the links: at its share and with its copies, no byte is faster than they.
+bool good_protocol(const FabricRecord& fabric, const ProtocolRecord& p) noexcept {
+  if (!is_time(p.most_bytes)) return false;
+  for (int l = 0; l < fabric.levels; ++l) {
+    const bool rates = p.share[l] > 0.0 && std::isfinite(p.share[l]);
+    if (!rates || !is_time(p.startup_s[l]) || !is_time(p.step_s[l]) ||
+        !is_time(p.copy_s_per_byte[l])) {
+      return false;
+    }
+    constexpr double kOne = 1.0 - 8.0 * std::numeric_limits<double>::epsilon();
+    if (1.0 / p.share[l] + p.copy_s_per_byte[l] * fabric.bytes_per_s[l] < kOne) return false;
+  }
+  return true;
+}
+
+bool good_library(const FabricRecord& fabric) noexcept {
+  for (int t = 0; t < kTransfers; ++t) {
+    if (fabric.protocols[t] < 0 || fabric.protocols[t] > kMaxProtocols) return false;
+    if (fabric.protocols[t] > 0 && is_grid(fabric)) return false;
+    if ((fabric.protocols[t] > 0) != (fabric.protocols[0] > 0)) return false;
+    for (int i = 0; i < fabric.protocols[t]; ++i) {
+      if (!good_protocol(fabric, fabric.protocol[t][i])) return false;
+    }
+    // One of them moves messages of any size.
+    if (fabric.protocols[t] > 0 &&
+        fabric.protocol[t][fabric.protocols[t] - 1].most_bytes != 0.0) {
+      return false;
+    }
+  }
+  for (int l = 0; l < fabric.levels; ++l) {
+    if (!(fabric.in_switch_share[l] >= 0.0 && fabric.in_switch_share[l] <= 1.0)) return false;
+    if (!is_time(fabric.in_switch_startup_s[l])) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Status check_fabric(const FabricRecord& fabric) noexcept {
@@ -106,7 +144,7 @@ Status check_fabric(const FabricRecord& fabric) noexcept {
       return Status::kBadFabric;
     }
   }
-  return Status::kOk;
+  return good_library(fabric) ? Status::kOk : Status::kBadFabric;
 }
 
 CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,

@@ -34,8 +34,12 @@ struct Choice {
 Choice fastest_algorithm(const Call& call, const Group& group) noexcept;
 
 // Seconds; kNever where the algorithm cannot run this call. Precondition: the call was checked and
-// `group` is lay_out(call.fabric, call.shape) with status kOk.
+// `group` is lay_out(call.fabric, call.shape) with status kOk. Under a library's protocols the
+// fastest one that may be used counts.
 double time_with(const Call& call, const Group& group, Algorithm algorithm) noexcept;
+
+// Which of a library's ways to move messages an operation takes.
+Transfer transfer_of(CollectiveOp op) noexcept;
 
 // Seconds of one message. Precondition: both ranks are on the fabric, and it was checked.
 double message_s(const FabricRecord& fabric, double bytes, std::int64_t from,

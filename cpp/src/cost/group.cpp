@@ -15,14 +15,25 @@ double unused_links(const FabricRecord& fabric, int l, std::int64_t members) noe
   return static_cast<double>(fabric.size[l] - 1) / static_cast<double>(members - 1);
 }
 
-void add_level(Group& group, const FabricRecord& fabric, int l, std::int64_t members,
-               std::int64_t stride) noexcept {
+// A group being laid out, and what it is laid out on.
+struct Layout {
+  const FabricRecord& fabric;
+  const LinkRates& rates;
+  Group& group;
+};
+
+void add_level(const Layout& layout, int l, std::int64_t members, std::int64_t stride) noexcept {
+  const FabricRecord& fabric = layout.fabric;
+  const LinkRates& rates = layout.rates;
+  Group& group = layout.group;
+  group.outermost = l;
   const bool grid = fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid);
   const double share = grid ? static_cast<double>(stride) : unused_links(fabric, l, members);
   ActiveLevel& level = group.level[group.active++];
   level.members = members;
-  level.seconds_per_byte = share / fabric.bytes_per_s[l];
-  level.hop_latency_s = (grid ? share : 1.0) * fabric.latency_s[l];
+  level.chain = l == 0 && fabric.protocols[0] > 0;
+  level.seconds_per_byte = share / rates.bytes_per_s[l];
+  level.hop_latency_s = (grid ? share : 1.0) * rates.latency_s[l];
   // A wrapped dimension of two devices has one cable, not two: it is a line.
   level.ring =
       grid && fabric.wrap[l] != 0 && fabric.size[l] > 2 && members * stride == fabric.size[l];
@@ -42,8 +53,9 @@ void add_level(Group& group, const FabricRecord& fabric, int l, std::int64_t mem
 // Walks the levels innermost first, taking as many members of a run as each holds. Returns false
 // where a unit would hold a different number of members than its neighbour, or where the run has
 // members on a level before `first_free`, which moves behind the last level it takes.
-bool take_members(Group& group, const FabricRecord& fabric, std::int64_t ranks, std::int64_t stride,
+bool take_members(const Layout& layout, std::int64_t ranks, std::int64_t stride,
                   int& first_free) noexcept {
+  const FabricRecord& fabric = layout.fabric;
   for (int l = 0; l < fabric.levels && ranks > 1; ++l) {
     const std::int64_t size = fabric.size[l] == 0 ? kUnbounded : fabric.size[l];
     if (stride >= size) {
@@ -54,13 +66,13 @@ bool take_members(Group& group, const FabricRecord& fabric, std::int64_t ranks, 
     if (l < first_free) return false;
     first_free = l + 1;
     if ((ranks - 1) * stride < size) {  // the rest fits here
-      add_level(group, fabric, l, ranks, stride);
+      add_level(layout, l, ranks, stride);
       return true;
     }
     const std::int64_t members = stride == 1 ? size : size / stride;
     const std::int64_t units = ranks / members;
     if (members * stride != size || units * members != ranks) return false;
-    add_level(group, fabric, l, members, stride);
+    add_level(layout, l, members, stride);
     ranks = units;
     stride = 1;
   }
@@ -91,7 +103,8 @@ std::int64_t held_by_unit(const GroupShape& shape, std::int64_t unit) noexcept {
 }
 
 // Two runs on switched tiers; false where some tier's units hold different numbers of members.
-bool count_members(Group& group, const FabricRecord& fabric, const GroupShape& shape) noexcept {
+bool count_members(const Layout& layout, const GroupShape& shape) noexcept {
+  const FabricRecord& fabric = layout.fabric;
   const std::int64_t reach = extent(shape);
   std::int64_t unit = 1;
   std::int64_t below = 1;  // members in each unit of the tier below
@@ -100,23 +113,23 @@ bool count_members(Group& group, const FabricRecord& fabric, const GroupShape& s
     unit = unit > kUnbounded / size ? kUnbounded : unit * size;
     const std::int64_t held = held_by_unit(shape, unit);
     if (held == 0) return false;
-    if (held > below) add_level(group, fabric, l, held / below, 1);
+    if (held > below) add_level(layout, l, held / below, 1);
     below = held;
   }
   return true;
 }
 
-bool lay_out_regular(Group& group, const FabricRecord& fabric, const GroupShape& shape) noexcept {
+bool lay_out_regular(const Layout& layout, const GroupShape& shape) noexcept {
   int first_free = 0;
   if (shape.outer_ranks == 1) {
-    return take_members(group, fabric, shape.ranks, shape.stride, first_free);
+    return take_members(layout, shape.ranks, shape.stride, first_free);
   }
-  if (fabric.kind != static_cast<std::int32_t>(FabricKind::kGrid)) {
-    return count_members(group, fabric, shape);
+  if (layout.fabric.kind != static_cast<std::int32_t>(FabricKind::kGrid)) {
+    return count_members(layout, shape);
   }
   // A brick: runs that meet in one dimension leave gaps there, or they would have been joined.
-  return take_members(group, fabric, shape.ranks, shape.stride, first_free) &&
-         take_members(group, fabric, shape.outer_ranks, shape.outer_stride, first_free);
+  return take_members(layout, shape.ranks, shape.stride, first_free) &&
+         take_members(layout, shape.outer_ranks, shape.outer_stride, first_free);
 }
 
 // An irregular group is charged as one ring in rank order over every level from the one its
@@ -124,7 +137,10 @@ bool lay_out_regular(Group& group, const FabricRecord& fabric, const GroupShape&
 // the row it came from, so links carry up to two of its edges, and all interleaved groups share
 // them: no more than the larger stride, since the gaps inside and between runs add up to less. In a
 // full mesh each edge of the ring is one link.
-void charge_irregular(Group& group, const FabricRecord& fabric, const GroupShape& shape) noexcept {
+void charge_irregular(const Layout& layout, const GroupShape& shape) noexcept {
+  const FabricRecord& fabric = layout.fabric;
+  const LinkRates& rates = layout.rates;
+  Group& group = layout.group;
   const bool grid = fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid);
   group.regular = false;
   group.active = 0;
@@ -143,16 +159,29 @@ void charge_irregular(Group& group, const FabricRecord& fabric, const GroupShape
     const std::int64_t here = below > kUnbounded / size ? kUnbounded : below * size;
     const double share = grid ? 2.0 * sharing : unused_links(fabric, l, 2);
     if (grid || here > gap) {
+      group.outermost = l;
       group.slowest_seconds_per_byte =
-          std::max(group.slowest_seconds_per_byte, share / fabric.bytes_per_s[l]);
+          std::max(group.slowest_seconds_per_byte, share / rates.bytes_per_s[l]);
       group.fastest_seconds_per_byte =
-          std::min(group.fastest_seconds_per_byte, 1.0 / fabric.bytes_per_s[l]);
-      group.step_latency_s = std::max(group.step_latency_s, fabric.latency_s[l]);
+          std::min(group.fastest_seconds_per_byte, 1.0 / rates.bytes_per_s[l]);
+      group.step_latency_s = std::max(group.step_latency_s, rates.latency_s[l]);
     }
-    if (grid) diameter_s += static_cast<double>(size - 1) * fabric.latency_s[l];
+    if (grid) diameter_s += static_cast<double>(size - 1) * rates.latency_s[l];
     below = here;
   }
   if (grid) group.step_latency_s = diameter_s;
+}
+
+// A library's ring enters and leaves each unit once, and only those hops are slow.
+double nested_ring_latency_s(const Group& group) noexcept {
+  double latency = 0.0;
+  double units = 1.0;
+  for (int l = group.active - 1; l >= 0; --l) {
+    const auto members = static_cast<double>(group.level[l].members);
+    latency += units * (members - 1.0) * group.level[l].step_latency_s;
+    units *= members;
+  }
+  return latency;
 }
 
 }  // namespace
@@ -199,7 +228,34 @@ Status normalise(GroupShape& shape) noexcept {
   return shape.outer_stride > inner - shape.stride ? Status::kOk : Status::kBadStride;
 }
 
+LinkRates link_rates(const FabricRecord& fabric) noexcept {
+  LinkRates rates{};
+  for (int l = 0; l < fabric.levels; ++l) {
+    rates.bytes_per_s[l] = fabric.bytes_per_s[l];
+    rates.latency_s[l] = fabric.latency_s[l];
+  }
+  return rates;
+}
+
+LinkRates link_rates(const FabricRecord& fabric, const ProtocolRecord& protocol,
+                     bool merged) noexcept {
+  LinkRates rates{};
+  for (int l = 0; l < fabric.levels; ++l) {
+    rates.bytes_per_s[l] = fabric.bytes_per_s[l] * protocol.share[l];
+    if (merged) {
+      rates.bytes_per_s[l] = 1.0 / (1.0 / rates.bytes_per_s[l] + protocol.copy_s_per_byte[l]);
+    }
+    rates.latency_s[l] = protocol.step_s[l];
+  }
+  return rates;
+}
+
 Group lay_out(const FabricRecord& fabric, const GroupShape& shape) noexcept {
+  return lay_out(fabric, shape, link_rates(fabric));
+}
+
+Group lay_out(const FabricRecord& fabric, const GroupShape& shape,
+              const LinkRates& rates) noexcept {
   Group group;
   std::int64_t inner = 0;  // normalise() has made sure that two runs do not overflow
   if (__builtin_mul_overflow(shape.ranks - 1, shape.stride, &inner) ||
@@ -207,8 +263,11 @@ Group lay_out(const FabricRecord& fabric, const GroupShape& shape) noexcept {
     group.status = Status::kGroupTooLarge;
     return group;
   }
-  if (!lay_out_regular(group, fabric, shape)) {
-    charge_irregular(group, fabric, shape);
+  const Layout layout{fabric, rates, group};
+  const auto steps = static_cast<double>(shape.ranks * shape.outer_ranks - 1);
+  if (!lay_out_regular(layout, shape)) {
+    charge_irregular(layout, shape);
+    group.ring_latency_s = steps * group.step_latency_s;
     return group;
   }
   group.slowest_seconds_per_byte = 0.0;
@@ -221,6 +280,8 @@ Group lay_out(const FabricRecord& fabric, const GroupShape& shape) noexcept {
         std::min(group.fastest_seconds_per_byte, level.seconds_per_byte);
     group.step_latency_s = std::max(group.step_latency_s, level.step_latency_s);
   }
+  group.ring_latency_s = steps * group.step_latency_s;
+  if (fabric.protocols[0] > 0) group.ring_latency_s = nested_ring_latency_s(group);
   return group;
 }
 

@@ -10,6 +10,16 @@
 
 namespace phaze {
 
+// Bandwidth and latency of each level as a collective meets them.
+struct LinkRates {
+  double bytes_per_s[kMaxLevels];
+  double latency_s[kMaxLevels];
+};
+LinkRates link_rates(const FabricRecord& fabric) noexcept;
+// Under a protocol; with copies as a part of what the links take where `merged`.
+LinkRates link_rates(const FabricRecord& fabric, const ProtocolRecord& protocol,
+                     bool merged) noexcept;
+
 // One level (tier or dimension) on which the group has more than one member.
 struct ActiveLevel {
   std::int64_t members;
@@ -18,6 +28,7 @@ struct ActiveLevel {
   double hop_latency_s;     // between neighbours: `stride` hops on a grid, one step on a switch
   double step_latency_s;    // of one step round the ring through the members
   bool ring;                // grid: the members close into a ring
+  bool chain;               // trees pass from member to member here
   // One way round that ring, a reduce-scatter or an all-gather of v bytes, takes
   // v * pass_seconds_per_byte + pass_latency_s.
   double pass_seconds_per_byte;
@@ -33,7 +44,9 @@ struct Group {
   double slowest_seconds_per_byte = 0.0;
   double fastest_seconds_per_byte = 0.0;
   double step_latency_s = 0.0;
+  double ring_latency_s = 0.0;  // once round a ring through all members
   bool contiguous = true;  // grid: stride 1 in every active dimension
+  int outermost = 0;       // level of the fabric that the group reaches
 };
 
 // The same group with the smaller stride first, and as one run (outer_ranks 1, outer_stride 0)
@@ -44,6 +57,7 @@ Status normalise(GroupShape& shape) noexcept;
 std::int64_t capacity(const FabricRecord& fabric) noexcept;
 
 // The group's layout. Precondition: check_fabric(fabric) == kOk, `shape` is normalised, ranks >= 2.
+Group lay_out(const FabricRecord& fabric, const GroupShape& shape, const LinkRates& rates) noexcept;
 Group lay_out(const FabricRecord& fabric, const GroupShape& shape) noexcept;
 
 }  // namespace phaze

@@ -46,9 +46,20 @@ bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyReco
          l.data_parallel % s.expert_parallel == 0;
 }
 
-// Whether each tier of switches is at least as slow as those inside it.
+// Whether each tier of switches is at least as slow for messages as those inside it.
 bool slower_outward(const FabricRecord& fabric) noexcept {
   if (fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid)) return false;
+  const auto exchange = static_cast<int>(Transfer::kExchange);
+  for (int i = 0; i < fabric.protocols[exchange]; ++i) {
+    const ProtocolRecord& p = fabric.protocol[exchange][i];
+    const auto begin_s = [&](int l) { return p.startup_s[l] + p.step_s[l]; };
+    const auto byte_s = [&](int l) {
+      return 1.0 / (fabric.bytes_per_s[l] * p.share[l]) + p.copy_s_per_byte[l];
+    };
+    for (int l = 1; l < fabric.levels; ++l) {
+      if (begin_s(l) < begin_s(l - 1) || byte_s(l) < byte_s(l - 1)) return false;
+    }
+  }
   for (int l = 1; l < fabric.levels; ++l) {
     if (fabric.bytes_per_s[l] > fabric.bytes_per_s[l - 1] ||
         fabric.latency_s[l] < fabric.latency_s[l - 1]) {

@@ -66,6 +66,40 @@ void full_mesh() {
   CHECK(check_fabric(grid) == Status::kBadFabric);
 }
 
+// Startup, steps and copies of a protocol, its limit of bytes, and a switch that adds up.
+void protocols() {
+  FabricRecord fabric = flat(100.0, 0.5);
+  fabric.size[0] = 8;
+  for (int t = 0; t < kTransfers; ++t) {
+    fabric.protocols[t] = 2;
+    ProtocolRecord& small = fabric.protocol[t][0];
+    small.most_bytes = 10.0;
+    small.startup_s[0] = 1.0;
+    small.step_s[0] = 0.25;
+    small.share[0] = 0.125;
+    ProtocolRecord& large = fabric.protocol[t][1];
+    large.startup_s[0] = 3.0;
+    large.step_s[0] = 0.5;
+    large.share[0] = 2.0;
+    large.copy_s_per_byte[0] = 0.0075;
+  }
+  // 40 bytes over 4 ranks are 10 each: 1 + 6 / 4 + 2 * 0.75 * 40 / 12.5
+  CHECK_CLOSE(collective(fabric, CollectiveOp::kAllReduce, 40.0, 4, 1).time_s, 7.3, 1e-12);
+  // 800 bytes: 3 + 6 / 2 + 2 * (0.75 / 200 + 0.0075) * 800
+  CHECK_CLOSE(collective(fabric, CollectiveOp::kAllReduce, 800.0, 4, 1).time_s, 24.0, 1e-12);
+  CHECK_CLOSE(collective(fabric, CollectiveOp::kAllGather, 800.0, 4, 1).time_s, 13.5, 1e-12);
+  CHECK_CLOSE(message(fabric, 800.0, 0, 1).time_s, 3.5 + 800.0 * 0.0125, 1e-12);
+  CHECK(collective_bound_s(fabric, CollectiveOp::kAllReduce, 800.0, 4, 1) <= 12.0);
+  fabric.in_switch_startup_s[0] = 2.0;
+  fabric.in_switch_share[0] = 0.75;
+  const auto added = collective(fabric, CollectiveOp::kAllReduce, 800.0, 4, 1);
+  CHECK(added.algorithm == Algorithm::kInSwitch);
+  CHECK_CLOSE(added.time_s, 18.0, 1e-12);
+  CHECK(collective(fabric, CollectiveOp::kAllReduce, 800.0, 2, 1).algorithm == Algorithm::kRing);
+  fabric.protocol[0][1].copy_s_per_byte[0] = 0.001;  // faster than the links
+  CHECK(check_fabric(fabric) == Status::kBadFabric);
+}
+
 void every_outcome_has_a_sentence() {
   for (int i = 0; i < kStatusCount; ++i) {
     CHECK(std::string_view(sentence(static_cast<Status>(i))) != "unknown status");
@@ -179,6 +213,7 @@ void batches_do_not_depend_on_threads() {
 int main() {
   by_hand();
   full_mesh();
+  protocols();
   every_outcome_has_a_sentence();
   bad_input_gets_a_status();
   sweep();
