@@ -214,7 +214,7 @@ def _priced(
     for (stride, software), some in alike.items():
         graphs, run = [s.graph for s in some], chip_as_run(chip, software)
         costs = estimate_costs(graphs, run, cluster, threads=threads, expert_stride=stride)
-        yield some, costs, np.ones(1)
+        yield some, costs.without(("tensor",), software.hidden_tensor), np.ones(1)
 
 
 def _streaming(times: KindTimes, cluster: Cluster, optimizer: Optimizer) -> KindTimes:

@@ -88,7 +88,8 @@ class PricedChips:
             like=chip_as_run(like, sizes.software),
             expert_stride=expert_stride(sizes),
         )
-        return cls(sizes, costs, optimizer_bytes_per_s(records, like, optimizer))
+        rate = optimizer_bytes_per_s(records, like, optimizer)
+        return cls(sizes, costs.without(("tensor",), sizes.software.hidden_tensor), rate)
 
     def __len__(self) -> int:
         return self.costs.chips
