@@ -11,6 +11,7 @@ from pathlib import Path
 
 from phaze_fast.calibration import validate_runs, validate_steps
 from phaze_fast.calibration.accuracy_page import page, scatter
+from phaze_fast.calibration.held_out import held_out, of_chip, of_software
 from phaze_fast.calibration.intervals import learn_ratios
 from phaze_fast.documents import to_yaml
 from phaze_fast.hardware import presets
@@ -18,6 +19,26 @@ from phaze_fast.placement import intervals
 
 ROOT = Path(__file__).parents[1]
 TABLES = ("published_training_runs.csv", "public_runs.csv")
+
+
+def fitted(runs):
+    """Fit each constant of whole runs with part after part left out."""
+
+    def some(software, chip, source=""):
+        named = [r for r in runs if r.software.startswith(software) and r.chip.startswith(chip)]
+        return [r for r in named if source in r.source]
+
+    old = [r for r in some("megatron-lm", "a100") if not r.source.startswith("vTrain")]
+    node = some("megatron-lm-2021", "a100", "single")[::3]
+    return [
+        held_out("A100, step_flops", old, [k * 1e12 for k in range(200, 256, 6)], of_chip),
+        held_out("B200, step_flops", some("megatron-core", "b200"),
+                 [k * 1e13 for k in range(80, 125, 5)], of_chip),
+        held_out("megatron-lm-2021, host_s (every third run)", node,
+                 [k * 1e-6 for k in range(48, 85, 4)], of_software("host_s")),
+        held_out("nemo, hidden_tensor", some("nemo", "h100"),
+                 [k / 20 for k in range(0, 21, 2)], of_software("hidden_tensor")),
+    ]  # fmt: skip
 
 
 def main(folder: Path) -> None:
@@ -34,7 +55,8 @@ def main(folder: Path) -> None:
     runs = [validate_runs(folder / name) for name in TABLES]
     chip = presets.chip("h200")
     steps = [validate_steps(folder / f"{name}.csv", chip) for name in ("h200_step", "h200_hf")]
-    (ROOT / "docs/accuracy.md").write_text(page(runs, steps), "utf-8")
+    constants = fitted([row.run for found in runs for row in found.all_rows.rows])
+    (ROOT / "docs/accuracy.md").write_text(page(runs, steps, constants), "utf-8")
     (ROOT / "docs/accuracy.svg").write_text(scatter(runs), "utf-8")
 
 
