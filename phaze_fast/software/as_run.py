@@ -105,7 +105,8 @@ def chip_as_run(chip: Accelerator, software: Software, dtype: Dtype = "bf16") ->
         changed["formats"] = {name: _slowed(own, share) for name, own in tuning.formats.items()}
     if software.functions and tuning.functions:
         changed["functions"] = {**tuning.functions, **software.functions}
-    own = tuning.attention_kernels.get(software.attention, tuning.attention)
+    kernels = {str(name): kernel for name, kernel in tuning.attention_kernels.items()}
+    own = kernels.get(software.attention, tuning.attention)
     if own != tuning.attention:
         changed["attention"] = own
     speed = software.attention_speed.get(chip.name, 1.0)

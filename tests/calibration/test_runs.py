@@ -73,7 +73,7 @@ def test_interleaved_rows_that_count_the_ends_as_layers():
     assert run.plan.stages == (2,) * 64
     assert run.plan.zero == 1
     assert run.plan.recompute == "auto"
-    assert run.software == "megatron-core"
+    assert run.software == "nemo"
 
 
 @pytest.mark.parametrize(
