@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phaze_fast import (
         baselines,
+        calibration,
         cost,
         errors,
         hardware,
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
         placement,
         runs,
         schedule,
+        software,
         units,
         wafer,
     )
+    from phaze_fast.calibration import validate_runs
     from phaze_fast.cost import (
         CacheInfo,
         CollectiveCost,
@@ -110,6 +113,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "phaze_fast": (
+        "calibration",
         "cost",
         "errors",
         "baselines",
@@ -120,9 +124,11 @@ _HOME = {
         "placement",
         "runs",
         "schedule",
+        "software",
         "units",
         "wafer",
     ),
+    "phaze_fast.calibration": ("validate_runs",),
     "phaze_fast.cost": (
         "CacheInfo",
         "CollectiveCost",
@@ -258,6 +264,7 @@ __all__ = [
     "array_cycles",
     "baselines",
     "build_op_graphs",
+    "calibration",
     "collective",
     "collective_batch",
     "compare",
@@ -286,9 +293,11 @@ __all__ = [
     "schedule_layers",
     "search",
     "search_wafers",
+    "software",
     "sweep",
     "units",
     "validate",
+    "validate_runs",
     "wafer",
     "why_not",
 ]

@@ -19,6 +19,7 @@ from phaze_fast.cli import (
     schedules,
     search,
     show,
+    validation,
     wafer,
 )
 
@@ -57,6 +58,7 @@ for _part in (
     show,
     hardware,
     costs,
+    validation,
     calibrate,
     schedules,
     placements,

@@ -1,24 +1,20 @@
-"""The commands `estimate` and `validate`: times of operators, and how far off they are."""
+"""The command `estimate`: times of operators."""
 
 from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.calibration.collective_tables import is_collective_table, validate_collectives
-from phaze_fast.cli.measured_tables import collective_parts, validation_data, validation_parts
-from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
+from phaze_fast.cli.output import AsJson, ToFile, emit, table
 from phaze_fast.cost import (
     OperatorCost,
     array_cycles,
     operator_costs,
     product_ops,
-    validate,
 )
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator, presets
@@ -318,45 +314,6 @@ def _compute_table(chip: Accelerator, rows: list[dict[str, Any]]) -> RenderableT
     return table(title, ["b x m x k x n", "dataflow", "cycles>", "utilization>"], laid_out)
 
 
-# ---- validate ----
-
-
-def show_validation(
-    file: Annotated[
-        Path,
-        typer.Argument(help="CSV of measurements, recognised by its header, or nccl-tests output."),
-    ],
-    chip: Annotated[
-        str, typer.Option(help="Preset or .yaml/.json file; collectives need none.")
-    ] = "",
-    fabric: Annotated[
-        str, typer.Option(help="Of collectives: preset or file; by default that of each system.")
-    ] = "",
-    as_json: AsJson = False,
-    to_file: ToFile = None,
-) -> None:
-    """Predict every row of a file of measurements and say how far off the predictions are."""
-    if is_collective_table(file):
-        wired = presets.fabric(fabric) if fabric else None
-        measured = validate_collectives(file, wired)
-        emit(measured.to_dict, lambda: collective_parts(measured), as_json, to_file)
-        return
-    if not chip:
-        raise InvalidInputError("--chip: is missing; expected the chip that the operators ran on")
-    asked = presets.chip(chip)
-    found = validate(file, asked)
-    calibration = asked.calibration
-    if calibration.note:
-        note(calibration.note)
-    emit(
-        lambda: validation_data(found, calibration),
-        lambda: validation_parts(found),
-        as_json,
-        to_file,
-    )
-
-
 def add_commands(app: typer.Typer) -> None:
     """Add the commands of this file."""
     app.command("estimate")(show_estimate)
-    app.command("validate")(show_validation)

@@ -337,7 +337,7 @@ def _guessed(data: object) -> str:
         return "cluster"
     if keys & {"kind", "tiers", "dims", "bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"}:
         return "fabric"
-    return "chip"
+    return "software" if keys & {"host_s", "attention"} else "chip"
 
 
 def show_schema(

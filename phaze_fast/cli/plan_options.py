@@ -9,9 +9,18 @@ import typer
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster, presets
+from phaze_fast.software import DEFAULT, software_names
 
-__all__ = ["Hardware", "ModelName", "Step", "several"]
+__all__ = ["Hardware", "ModelName", "SoftwareName", "Step", "several"]
 
+SoftwareName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help=f"Profile of the software that runs the step: {', '.join(software_names())}, or a "
+        f"file (default {DEFAULT}).",
+    ),
+]
 ModelName = Annotated[str, typer.Argument(help="A model preset, or a .yaml or .json file.")]
 
 
@@ -72,6 +81,7 @@ class Step:
     optimizer: Annotated[str | None, typer.Option(help="Whose state is kept (default adam).")] = (
         None
     )
+    software: SoftwareName = None
 
     def given(self) -> dict[str, Any]:
         """Give what was said, by the names of the records' fields."""
@@ -80,5 +90,6 @@ class Step:
             "sequence_parallel": self.sequence_parallel,
             "reserved_bytes": self.reserve,
             "optimizer": self.optimizer,
+            "software": self.software,
         }
         return {name: value for name, value in named.items() if value is not None}

@@ -24,7 +24,16 @@ __all__ = ["add_commands"]
 
 def _document(plan: Plan, calibration: Calibration, budget: BudgetAnswer | None) -> dict[str, Any]:
     data = plan.to_dict()
-    top = ("time_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes", "memory")
+    top = (
+        "time_s",
+        "interval_s",
+        "samples_per_s",
+        "tokens_per_s",
+        "mfu",
+        "hfu",
+        "memory_bytes",
+        "memory",
+    )
     return {
         **{name: data[name] for name in top},
         "over_bytes": data["over_bytes"],
@@ -44,8 +53,9 @@ def _human(
     fits = f"{format_bytes(plan.limit_bytes - plan.memory_bytes)} free"
     if plan.over_bytes:
         fits = f"{format_bytes(plan.over_bytes)} ({plan.over_bytes:,.0f} bytes) OVER"
+    between = " and ".join(format_time(seconds) for seconds in plan.interval_s)
     rows = [
-        ("step", format_time(plan.time_s)),
+        ("step", f"{format_time(plan.time_s)}, measured four times of five between {between}"),
         ("samples/s", f"{plan.samples_per_s:,.2f}"),
         ("tokens/s", f"{plan.tokens_per_s:,.0f}"),
         ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}"),

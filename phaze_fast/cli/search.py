@@ -16,7 +16,7 @@ from rich.console import RenderableType
 
 from phaze_fast import models as model_presets
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, target, write_text
-from phaze_fast.cli.plan_options import several
+from phaze_fast.cli.plan_options import SoftwareName, several
 from phaze_fast.cli.progress import shown_progress
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
@@ -24,6 +24,7 @@ from phaze_fast.pipeline import compare, search
 from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult
 from phaze_fast.search.designs import Design, fullest_text, share_text
+from phaze_fast.software import DEFAULT
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bandwidth, format_bytes, format_time
 
@@ -188,6 +189,7 @@ def _training(options: dict[str, Any]) -> Training:
             "recompute": tuple(options["recompute"].split(",")),
             "schedule": tuple(options["schedule"].split(",")),
             "optimizer": options["optimizer"],
+            "software": options["software"] or DEFAULT,
         }
     )
 
@@ -243,6 +245,7 @@ def search_chips(
     ] = "1f1b,interleaved",
     seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam",
+    software: SoftwareName = None,
     weights: Annotated[str | None, typer.Option(help="Of several models, with commas.")] = None,
     top: Annotated[int, typer.Option(help="Chips to find and prove.")] = 10,
     pareto: Annotated[str, typer.Option(help="A front to find: time,area,energy,hbm,cost.")] = "",

@@ -99,11 +99,14 @@ class Costs:
             _static_w=self._static_w[chips],
         )
 
-    def without(self, groups: Sequence[str]) -> Costs:
-        """Those with collectives of some groups of devices (`phaze_fast.opgraph.GROUPS`) free."""
+    def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
+        """Those with collectives of some groups of devices (`phaze_fast.opgraph.GROUPS`) free.
+
+        A `share` below 1 takes away only so much of their seconds.
+        """
         codes = [GROUPS.index(name) for name in groups]
         network = tuple(
-            np.where(np.isin(graph.ops["group"], codes), 0.0, seconds)
+            np.where(np.isin(graph.ops["group"], codes), (1.0 - share) * seconds, seconds)
             for graph, seconds in zip(self.graphs, self._network_s, strict=True)
         )
         return replace(self, _network_s=network)

@@ -22,7 +22,7 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
 
-__all__ = ["Measurements", "read_measurements"]
+__all__ = ["Measurements", "measured_model", "read_measurements"]
 
 Array = np.ndarray[Any, Any]
 
@@ -154,22 +154,33 @@ def _attention_row(row: _Row, into: Measurements) -> None:
         into.add(column, row.positive(column), ops)
 
 
-def _measured_block(row: _Row) -> Layer:
-    name = row.text("model")
+def measured_model(
+    name: str, seq: int, layers: int = 1, vocab: int = 1000, attention: str = "flash"
+) -> TransformerModel:
+    """Give the model that measured blocks and steps were made of, without positions.
+
+    Raises
+    ------
+    InvalidInputError
+        Where no such block was measured.
+
+    Examples
+    --------
+    >>> measured_model("llama2-7b", 4096).kv_heads
+    32
+    """
     if name not in _BLOCKS:
-        raise row.fault("model", f"a known block; {nearest(name, _BLOCKS)}")
-    if row.text("attention") not in ("flash", "eager"):
-        raise row.fault("attention", "flash or eager")
+        raise InvalidInputError(f"model: {name!r} is unknown; {nearest(name, _BLOCKS)}")
     hidden, heads, kv_heads, ffn, llama = _BLOCKS[name]
-    model = TransformerModel(
+    return TransformerModel(
         name=name,
-        layers=1,
+        layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
         ffn=ffn,
-        vocab=1000,
-        seq=row.whole("seq"),
+        vocab=vocab,
+        seq=seq,
         positions="none",
         causal=name != "bertlarge",
         norm="rmsnorm" if llama else "layernorm",
@@ -178,10 +189,20 @@ def _measured_block(row: _Row) -> Layer:
         qkv_bias=not llama,
         out_bias=not llama,
         ffn_bias=not llama,
-        attention="flash" if row.text("attention") == "flash" else "eager",
+        attention="flash" if attention == "flash" else "eager",
         fused_qkv=True,
         kv_expanded=kv_heads < heads,
+        tied_embeddings=False,
     )
+
+
+def _measured_block(row: _Row) -> Layer:
+    name = row.text("model")
+    if name not in _BLOCKS:
+        raise row.fault("model", f"a known block; {nearest(name, _BLOCKS)}")
+    if row.text("attention") not in ("flash", "eager"):
+        raise row.fault("attention", "flash or eager")
+    model = measured_model(name, row.whole("seq"), attention=row.text("attention"))
     layers = layer_graph(model, Strategy(microbatch=row.whole("mbs"))).layers
     return next(layer for layer in layers if layer.kind == "block")
 

@@ -31,6 +31,9 @@ AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn"]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 """More than 0, at most 1."""
 
+StepRate = Annotated[float, Field(strict=True, ge=1e6, le=1e24)]
+"""FLOP/s."""
+
 _VECTOR_FUNCTIONS = _core.FUNCTIONS[4:]
 
 # Lane operations per element where a chip says nothing else: additions, multiplications and
@@ -162,6 +165,12 @@ class Tuning(Record):
     """Adding the partial sums of a product whose inner dimension was split."""
     sustained_flops: Annotated[float, Field(strict=True, ge=1e6, le=1e24)] | None = None
     """bf16 FLOP/s that the power limit allows for long; absent = no limit."""
+    step_flops: Annotated[dict[str, StepRate], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """FLOP/s that products reach in a job that runs for hours, by number format: the chip is warmer
+    and draws more than while one operator is measured. Whole steps are priced with it, single
+    operators are not."""
     hbm_share: Share = 1.0
     """Share of HBM bandwidth that is reached."""
     hbm_write_share: Share = 1.0

@@ -122,6 +122,10 @@ def _bert(f: _Fields) -> dict[str, Any]:
     }
 
 
+_GELU_BY_STEPS = ("gelu_new", "gelu_fast")
+"""Activations that transformers writes as a row of elementwise operators."""
+
+
 def _gpt2(f: _Fields) -> dict[str, Any]:
     hidden = f.whole("n_embd")
     f.require("scale_attn_by_inverse_layer_idx", False, "scores scaled by depth")
@@ -138,6 +142,7 @@ def _gpt2(f: _Fields) -> dict[str, Any]:
         "seq": longest,
         "fused_qkv": True,
         "activation": f.activation("activation_function", "gelu_new"),
+        "gelu_new": f.data.get("activation_function", "gelu_new") in _GELU_BY_STEPS,
         "dropout": f.drops("resid_pdrop", "embd_pdrop", "attn_pdrop"),
         "tied_embeddings": bool(f.take("tie_word_embeddings", True)),
     }

@@ -125,6 +125,16 @@ class TransformerModel(Record):
     kv_expanded: bool = False
     """Whether keys and values are copied to every query head first, as PyTorch's attention does
     unless told that heads are grouped; matters for what is kept."""
+    gelu_new: bool = False
+    """Whether GELU is the tanh form that HuggingFace calls ``gelu_new``, whose own code is a row of
+    elementwise operators."""
+    gelu_by_steps: bool = False
+    """Whether GELU is computed operator by operator, which keeps what each of them made."""
+    loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
+    """How often a loss that is not one fused kernel moves its fp32 logits through memory, forward
+    and backward together; 0 = fused, on bf16 logits."""
+    logit_bytes: Annotated[int, Field(strict=True, ge=1, le=64)] = 4
+    """Bytes that each logit takes while the loss is computed, copies and gradients included."""
     moe: MixtureOfExperts | None = None
     """Mixture of experts; absent in dense models."""
     encoder_layers: Annotated[int, Field(strict=True, ge=0)] = 0

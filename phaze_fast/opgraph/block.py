@@ -20,6 +20,8 @@ __all__ = ["BlockKind", "block_builder"]
 
 BlockKind = Literal["block", "moe-block", "encoder-block", "decoder-block"]
 
+_GELU_STEPS = {"cube": 1, "scale": 1, "sum": 2, "widen": 1, "tanh": 1, "shift": 1, "halve": 1}
+"""Operators of the tanh form of GELU before its last product, and the arrays that each reads."""
 _FLOAT_BYTES = 4  # statistics are kept in fp32
 _RANDOM_STATE_BYTES = 1024  # seed and offset of a fused kernel, each in an allocation of its own
 
@@ -194,6 +196,8 @@ class _Block:
         bent = gate if self.model.gated else up
         if self.model.activation != "relu":
             self.builder.keep(f"{prefix}activation-input", size, bent)
+        if self.model.gelu_by_steps and self.model.activation == "gelu":
+            bent = self.gelu_steps(prefix, bent, rows, width)
         active = self.builder.vector(
             f"{prefix}activation",
             "activation",
@@ -211,6 +215,19 @@ class _Block:
         )
         self.builder.keep(f"{prefix}gated", size, gated)
         return gated
+
+    def gelu_steps(self, prefix: str, x: int, rows: int, width: int) -> int:
+        """Cube, scale, add, scale, tanh, add, halve: all but the last product of GELU.
+
+        What the gradients of cube, tanh and the two products need is kept.
+        """
+        size = ELEMENT_BYTES * rows * width
+        for step, reads in _GELU_STEPS.items():
+            x = self.builder.vector(f"{prefix}gelu-{step}", "multiply", (x,), rows, width, reads)
+            if step in ("tanh", "halve"):
+                self.builder.keep(f"{prefix}gelu-{step}", size, x)
+        self.builder.keep(f"{prefix}gelu-sum", size, x)
+        return x
 
     def experts(self, x: int) -> int:
         """Router, dispatch, experts, combine. Tokens are taken to spread evenly."""

@@ -95,8 +95,22 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     else:
         width, tokens = s.vocab, s.rows
     logits = builder.linear("logits", x, tokens, hidden, width, bias=model.head != "lm")
+    if model.loss_passes:  # each way half of them; a gradient moves three times as much as this
+        moved = _FLOAT_BYTES * tokens * width * model.loss_passes / 4.0
+        logits = builder.custom(
+            OperatorSpec(
+                "logits-passes",
+                "multiply",
+                "VC",
+                (logits,),
+                m=tokens,
+                n=width,
+                read_bytes=moved / 2.0,
+                write_bytes=moved / 2.0,
+            )
+        )
     loss = builder.vector("cross-entropy", "cross-entropy", (logits,), tokens, width)
-    builder.keep("logits", _FLOAT_BYTES * tokens * width, loss)
+    builder.keep("logits", model.logit_bytes * tokens * width, loss)
     if t > 1 and model.head != "classifier":
         sums = float(3 * _FLOAT_BYTES * tokens)  # maximum, target and sum of each row
         builder.network("loss-reduce", loss, ("all-reduce", sums, "tensor"), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from phaze_fast import _core
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import layouts_fit, optimizer
 from phaze_fast.models import TransformerModel
+from phaze_fast.placement.intervals import plan_interval_s
 from phaze_fast.placement.layouts import (
     Shape,
     layouts_of,
@@ -32,6 +33,7 @@ from phaze_fast.placement.sizes import StrategySizes, strategy_sizes, training_r
 from phaze_fast.placement.times import KindTimes, free_times_on_chip, times_on_chip
 from phaze_fast.placement.training import Training, recompute_modes
 from phaze_fast.schedule import ScheduleCache
+from phaze_fast.software import fabric_as_run
 
 __all__ = ["Placed", "PlanEvaluator"]
 
@@ -100,7 +102,8 @@ class PlanEvaluator:
         self.strategies_rejected = 0
         self.rooms = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         self.sizes, self.layouts = given if given is not None else self._enumerated()
-        self._record = training_record(optimizer(training.optimizer))
+        self.optimizer = optimizer(training.optimizer)
+        self._record = training_record(self.optimizer, training.software)
 
     # ---- what there is to try ----
 
@@ -112,7 +115,7 @@ class PlanEvaluator:
         allowed = list(strategies(self.model, self.cluster, training, self.rejected))
         self.strategies_rejected = sum(self.rejected.values())
         for strategy in allowed:
-            first = strategy_sizes(self.model, strategy, modes)
+            first = strategy_sizes(self.model, strategy, modes, 0, training.software)
             shape = Shape(
                 devices=devices,
                 inner=first.inner,
@@ -128,7 +131,7 @@ class PlanEvaluator:
                 self.rejected[why] += 1
             for stride, own in _by_expert_stride(first, rows):
                 own["strategy"] = len(sizes)
-                sizes.append(strategy_sizes(self.model, strategy, modes, stride))
+                sizes.append(strategy_sizes(self.model, strategy, modes, stride, training.software))
                 parts.append(own)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
         return sizes, layouts
@@ -182,8 +185,9 @@ class PlanEvaluator:
         """The kernel's view of all layouts."""
         graph = self.sizes[0].graph
         pairs = [*self.training.tied, *((at - 1, at) for at in self.training.uncut)]
+        wired = fabric_as_run(self.cluster.fabric, self.training.software)
         return _core.PlanSpace(
-            fabric=cluster_record(self.cluster.fabric, self.cluster.devices),
+            fabric=cluster_record(wired, self.cluster.devices),
             devices=self.cluster.devices,
             training=self._record,
             kinds=len(graph.layers),
@@ -204,7 +208,7 @@ class PlanEvaluator:
         self, cluster: Cluster, cache: ScheduleCache | None = None, threads: int = 1
     ) -> KindTimes:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
-        return times_on_chip(self.sizes, cluster, cache, threads)
+        return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
     def top(self, times: KindTimes, top: int, room: int = 0, threads: int = 1) -> list[Placed]:
         """Give the fastest plans, distinct but for rank order, and the front; fastest first."""
@@ -349,7 +353,7 @@ class PlanEvaluator:
         at = s if row is None else row
         own = times.at(slice(at, at + 1))
         if free is None and self.cluster.chip is not None:
-            free = free_times_on_chip([self.sizes[s]], self.cluster)
+            free = free_times_on_chip([self.sizes[s]], self.cluster, self.optimizer)
         cuts = np.array(placed.cuts, dtype=np.int32)
         variants = np.array(placed.variants, dtype=np.int32)
         room_bytes = float(max(self.rooms[room], 0.0))
@@ -357,7 +361,7 @@ class PlanEvaluator:
             own, placed.layout, cuts, variants, room_bytes, free or ()
         )
         listed = read_stages(self.sizes[s], layout, placed.cuts, placed.variants, stages)
-        return read_plan(
+        plan = read_plan(
             self.sizes[s],
             layout,
             (estimate[0], listed),
@@ -367,6 +371,7 @@ class PlanEvaluator:
             devices=self.cluster.devices,
             peak_flops=peak_flops or self._peak,
         )
+        return replace(plan, interval_s=plan_interval_s(plan, self.cluster))
 
     @cached_property
     def _peak(self) -> float:

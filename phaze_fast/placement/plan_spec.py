@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -15,6 +15,7 @@ from phaze_fast.placement.pipelines import refusal
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in
 from phaze_fast.records import Bytes, Count, Record
+from phaze_fast.software import DEFAULT, SoftwareOrName, load_software
 
 __all__ = ["PlanSpec"]
 
@@ -65,6 +66,8 @@ class PlanSpec(Record):
     """Tokens of a sequence; by default the model's."""
     optimizer: str = "adam"
     """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
+    """What runs the step: a profile, by name or as a file."""
     reserved_bytes: Bytes = 3 * 2**29
     """Of each device's memory that is not for the model."""
     idle: bool = False
@@ -158,7 +161,7 @@ class PlanSpec(Record):
         given = {name: data[name] for name in (*names, "rank_order")}
         given["idle"] = True
         given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
-        for name in ("seq", "optimizer", "reserved_bytes", "sequence_parallel"):
+        for name in ("seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
                 given[name] = data[name]
         if "stages" in data:

@@ -111,12 +111,17 @@ class Plan:
     """Tokens of a sequence."""
     optimizer: str
     """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    software: str
+    """Profile of what runs the step, by name."""
     reserved_bytes: float
     """Of each device's memory that is not for the model."""
     layers_proven: bool
     """Whether the times of all layers are of schedules proven optimal."""
     time_s: float
     """Seconds of one step."""
+    interval_s: tuple[float, float]
+    """Seconds between which a measured step lies in four of five cases, by the errors of runs of
+    this kind."""
     parts_s: Mapping[str, float]
     """Seconds by what they are spent on (`PARTS`); they add up to the step."""
     memory_bytes: float
@@ -182,6 +187,7 @@ class Plan:
             value = getattr(self, field.name)
             if field.name != "stages":
                 found[field.name] = dict(value) if isinstance(value, Mapping) else value
+        found["interval_s"] = list(self.interval_s)
         found["devices"], found["recompute"] = self.devices, self.recompute
         found["memory"], found["over_bytes"] = dict(self.memory), self.over_bytes
         found["bottleneck"] = self.bottleneck
@@ -200,6 +206,7 @@ class Plan:
         """
         try:
             values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
+            values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
             values["stages"] = tuple(Stage.from_dict(stage) for stage in data["stages"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -70,11 +70,13 @@ def _evaluator(model: TransformerModel, cluster: Cluster, spec: PlanSpec) -> Pla
         optimizer=spec.optimizer,
         sequence_parallel=spec.sequence_parallel,
         reserved_bytes=spec.reserved_bytes,
+        software=spec.software,
     )
     stride = strategy.tensor_parallel * strategy.context_parallel
     if spec.rank_order == "stages-inside":
         stride *= spec.pp
-    sizes = strategy_sizes(model, strategy, spec.modes, stride if spec.ep > 1 else 0)
+    apart = stride if spec.ep > 1 else 0
+    sizes = strategy_sizes(model, strategy, spec.modes, apart, spec.software)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], _layout(spec)))
 
@@ -328,7 +330,7 @@ def _predicted(
         if not reasons(model, strategy):
             number[k] = len(sizes)
             stride = t * cp * max(stages, 1) if ep > 1 else 0
-            sizes.append(strategy_sizes(model, strategy, modes, stride))
+            sizes.append(strategy_sizes(model, strategy, modes, stride, training.software))
     strategy_of = number[which.reshape(-1)]
     status[good[strategy_of < 0]] = _BAD_STRATEGY
     good, strategy_of = good[strategy_of >= 0], strategy_of[strategy_of >= 0]
@@ -350,7 +352,7 @@ def _predicted(
             words[1:],
             some["mode"],
             max(room, 0.0),
-            free_times_on_chip(sizes, cluster, threads=threads),
+            free_times_on_chip(sizes, cluster, evaluator.optimizer, threads=threads),
             threads,
         )
     return _read(estimates, room)

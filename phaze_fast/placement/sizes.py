@@ -15,21 +15,21 @@ from phaze_fast.memory import FRAGMENTATION, Optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
 from phaze_fast.records import FrozenDict
+from phaze_fast.software import DEFAULT, Software, load_software, model_as_run
 
-__all__ = ["BUCKET_BYTES", "StrategySizes", "strategy_sizes", "training_record"]
+__all__ = ["StrategySizes", "strategy_sizes", "training_record"]
 
 Array = np.ndarray[Any, Any]
 
-BUCKET_BYTES = 100e6
-"""Gradients that are synchronised in one go; the last such bucket is not hidden. An assumption of
-the order of the buckets that training libraries use."""
+_UNHIDDEN_BYTES = 1e15
+"""A bucket that holds all gradients: none are synchronised before the backward pass ends."""
 
 _ENDS = ("embedding", "head")
 _ALL_REDUCE = _core.COLLECTIVE_OPS.index("all-reduce")
 _POINT_TO_POINT = _core.COLLECTIVE_OPS.index("point-to-point")
 
 
-def training_record(optimizer: Optimizer) -> Array:
+def training_record(optimizer: Optimizer, software: Software) -> Array:
     """Bytes of a parameter and prices of energy, as the plan kernel reads them."""
     prices = energy_table()
     record: Array = np.zeros(1, dtype=_core.TRAINING_DTYPE)
@@ -37,7 +37,8 @@ def training_record(optimizer: Optimizer) -> Array:
     record["gradient_bytes"] = optimizer.gradient_bytes
     record["state_bytes"] = optimizer.state_bytes
     record["fragmentation"] = FRAGMENTATION
-    record["bucket_bytes"] = BUCKET_BYTES
+    hides = software.overlap_gradients
+    record["bucket_bytes"] = software.bucket_bytes if hides else _UNHIDDEN_BYTES
     record["hbm_byte_j"] = prices.hbm_byte_j
     record["network_byte_j"] = prices.network_byte_j
     return record
@@ -48,6 +49,8 @@ class StrategySizes:
     """The layers of a model under one strategy: bytes, parameters, messages."""
 
     graph: LayerGraph
+    software: Software
+    """What runs them."""
     variants: tuple[str, ...]
     """Ways to run a stage by what is recomputed, least first; each changes something."""
     variant_of: Mapping[str, int]
@@ -88,11 +91,12 @@ def _distinct_variants(
     return variants, {mode: variants.index(name) for mode, name in same.items()}
 
 
-def _message_bytes(model: TransformerModel, strategy: Strategy) -> float:
+def _message_bytes(model: TransformerModel, strategy: Strategy, scattered: bool) -> float:
     """Bytes between two stages for one micro-batch, one way, per device."""
     rows = strategy.microbatch * (strategy.seq or model.seq) // strategy.context_parallel
     whole = 2.0 * rows * model.hidden
-    return whole / strategy.tensor_parallel if strategy.sequence_parallel else whole
+    shared = strategy.sequence_parallel or scattered
+    return whole / strategy.tensor_parallel if shared else whole
 
 
 def _copied_parameters(model: TransformerModel, strategy: Strategy) -> float:
@@ -135,6 +139,7 @@ def strategy_sizes(
     strategy: Strategy,
     recompute: tuple[str, ...],
     expert_stride: int = 0,
+    software: Software | None = None,
 ) -> StrategySizes:
     """Work out what no chip changes of a model's layers under a strategy; kept for the next call.
 
@@ -146,14 +151,18 @@ def strategy_sizes(
         Ways to recompute that a stage may choose from, least first.
     expert_stride
         Ranks between neighbours of an expert-parallel group; 0 = the replicas are neighbours.
+    software
+        What runs them, by default the default profile.
     """
+    used = load_software(DEFAULT) if software is None else software
+    model = model_as_run(model, used, strategy.tensor_parallel)
     graph = layer_graph(model, strategy)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tensor_parallel, "context": s.context_parallel}
     widths["expert"] = s.expert_parallel
     ranks = {GROUPS.index(name): width for name, width in widths.items()}
-    message = _message_bytes(model, strategy)
+    message = _message_bytes(model, strategy, used.scattered_messages)
     record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
     record["tensor_parallel"], record["context_parallel"] = s.tensor_parallel, s.context_parallel
     record["expert_parallel"], record["microbatch"] = s.expert_parallel, s.microbatch
@@ -168,6 +177,7 @@ def strategy_sizes(
     record["variants"] = len(variants)
     return StrategySizes(
         graph=graph,
+        software=used,
         variants=variants,
         variant_of=FrozenDict(variant_of),
         expert_stride=expert_stride or s.tensor_parallel * s.context_parallel,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from threading import Lock
 from typing import Any, Generic, TypeVar
 
@@ -12,10 +12,13 @@ import numpy as np
 
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Accelerator, Cluster, Hbm
+from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records
+from phaze_fast.memory import Optimizer
 from phaze_fast.opgraph import GROUPS, Layer
+from phaze_fast.placement.rates import host_s, optimizer_bytes_per_s
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
+from phaze_fast.software import Software, chip_as_run
 
 __all__ = [
     "FREE_LEVELS",
@@ -24,7 +27,6 @@ __all__ = [
     "KindTimes",
     "free_times",
     "free_times_on_chip",
-    "hbm_share",
     "memory_of",
     "times_on_chip",
 ]
@@ -52,11 +54,6 @@ def memory_of(chip: Accelerator | None) -> Hbm:
     if chip.hbm is None or chip.hbm.capacity_bytes <= 0:
         raise InvalidInputError(f"cluster.chip: {chip.name} has no HBM to place layers in")
     return chip.hbm
-
-
-def hbm_share(chip: Accelerator) -> float:
-    """Share of its HBM bandwidth that what streams through it gets."""
-    return chip.tuning.hbm_share if chip.tuning is not None else 1.0
 
 
 def _summed(columns: Array, wanted: Sequence[bool]) -> Array:
@@ -132,10 +129,14 @@ class KindTimes:
         proven: Array,
         hbm_bytes_per_s: Array,
         first: int = 0,
+        hosted: bool = True,
     ) -> KindTimes:
-        """Read them off makespans of graphs x chips, from graph `first` on."""
+        """Read them off makespans of graphs x chips, from graph `first` on.
+
+        Where they are not `hosted`, no pass waits for the host.
+        """
         own = slice(first, first + 2 * len(sizes.graph.layers))
-        parts = FixedParts.of(sizes, costs, hbm_bytes_per_s, first)
+        parts = FixedParts.of(sizes, costs, hbm_bytes_per_s, first, hosted)
         return parts.times(makespan_s[own], proven[own])
 
 
@@ -150,6 +151,10 @@ class FixedParts:
     """Share of the backward pass that is weight gradients."""
     forward_j: Array
     backward_j: Array
+    host_s: Array
+    """That the host takes at least for forward and backward pass, shape (rows, 2, kinds)."""
+    host_again_s: Array
+    """The same for the backward pass of each variant, shape (rows, variants, kinds)."""
     hbm_bytes_per_s: Array
     static_w: Array
 
@@ -159,37 +164,49 @@ class FixedParts:
 
     @classmethod
     def of(
-        cls, sizes: StrategySizes, costs: Costs, hbm_bytes_per_s: Array, first: int = 0
+        cls,
+        sizes: StrategySizes,
+        costs: Costs,
+        hbm_bytes_per_s: Array,
+        first: int = 0,
+        hosted: bool = True,
     ) -> FixedParts:
         """Read them off the costs of graphs, from graph `first` on."""
-        layers = sizes.graph.layers
+        layers, software = sizes.graph.layers, sizes.software if hosted else None
         shape = (costs.chips, len(layers))
         by_variant = (shape[0], len(sizes.variants), shape[1])
         share, joules = np.zeros(shape), np.zeros(shape)
         again_s, backward_j = np.zeros(by_variant), np.zeros(by_variant)
+        host, host_again = np.zeros((shape[0], 2, shape[1])), np.zeros(by_variant)
         for k, layer in enumerate(layers):
             at = first + 2 * k
+            ops = (len(layer.forward), len(layer.backward))
+            host[:, :, k] = [host_s(count, software) for count in ops]
             seconds, spent = costs.time_s(at), costs.dynamic_j(at)
             joules[:, k] = _summed(spent, [True] * len(layer.forward))
             own_j = _summed(costs.dynamic_j(at + 1), [True] * len(layer.backward))
             for v, mode in enumerate(sizes.variants):
                 again = _again(layer, mode)
                 again_s[:, v, k] = np.nan if all(again) else _summed(seconds, again)
+                host_again[:, v, k] = host_s(ops[1] + sum(again), software, sum(again))
                 backward_j[:, v, k] = own_j + _summed(spent, again)
             each = costs.time_s(at + 1)
             late = _summed(each, [name.endswith("-w") for name in layer.backward.names])
             total = _summed(each, [True] * len(layer.backward))
             np.divide(late, total, where=total > 0, out=share[:, k])
-        return cls(again_s, share, joules, backward_j, hbm_bytes_per_s, costs.static_w)
+        rates = (hbm_bytes_per_s, costs.static_w)
+        return cls(again_s, share, joules, backward_j, host, host_again, *rates)
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
         """Give the times with makespans, shape (graphs, rows); forward and backward alternate."""
         forward, plain = (np.ascontiguousarray(makespan_s[way::2].T) for way in (0, 1))
         again = np.where(np.isnan(self.again_s), forward[:, None, :], self.again_s)
+        backward = plain[:, None, :] + again
+        plain = np.maximum(plain, self.host_s[:, 1])
         return KindTimes(
-            forward_s=forward,
+            forward_s=np.maximum(forward, self.host_s[:, 0]),
             plain_s=plain,
-            backward_s=plain[:, None, :] + again,
+            backward_s=np.maximum(backward, self.host_again_s),
             weight_grad_s=plain * self.weight_grad_share,
             forward_j=self.forward_j,
             backward_j=self.backward_j,
@@ -226,24 +243,31 @@ def _priced(
     known: Mapping[StrategySizes, Any],
     threads: int,
 ) -> Iterator[tuple[list[StrategySizes], Costs, Array]]:
-    """Price the strategies that are not known, those whose expert groups lie alike in one call."""
+    """Price the strategies that are not known, those whose expert groups lie alike in one call.
+
+    The rate of the optimiser's state is left at 1: `_streaming` sets it.
+    """
     chip = cluster.chip
-    hbm = memory_of(chip)
+    memory_of(chip)
     if chip is None:
         return
-    rate = np.array([hbm.bandwidth_bytes_per_s * hbm_share(chip)])
-    by_stride: dict[int | None, list[StrategySizes]] = {}
+    alike: dict[tuple[int | None, Software], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
             stride = s.expert_stride if s.strategy.expert_parallel > 1 else None
-            by_stride.setdefault(stride, []).append(s)
-    for stride, some in by_stride.items():
-        graphs = [s.graph for s in some]
-        yield (
-            some,
-            estimate_costs(graphs, chip, cluster, threads=threads, expert_stride=stride),
-            rate,
-        )
+            alike.setdefault((stride, s.software), []).append(s)
+    for (stride, software), some in alike.items():
+        graphs, run = [s.graph for s in some], chip_as_run(chip, software)
+        costs = estimate_costs(graphs, run, cluster, threads=threads, expert_stride=stride)
+        yield some, costs.without(("tensor",), software.hidden_tensor), np.ones(1)
+
+
+def _streaming(times: KindTimes, cluster: Cluster, optimizer: Optimizer) -> KindTimes:
+    """Set the rate at which an optimiser's state streams."""
+    if cluster.chip is None:
+        return times
+    rate = optimizer_bytes_per_s(chip_records([cluster.chip]), cluster.chip, optimizer)
+    return replace(times, hbm_bytes_per_s=np.repeat(rate, len(times.proven)))
 
 
 def _scheduled(
@@ -252,12 +276,13 @@ def _scheduled(
     rate: Array,
     cache: ScheduleCache | None,
     threads: int,
+    hosted: bool = True,
 ) -> list[KindTimes]:
     """Schedule the layers of strategies whose operators are priced."""
     made = schedule_layers(costs, max_nodes=MAX_NODES, threads=threads, cache=cache)
     found, first = [], 0
     for s in sizes:
-        found.append(KindTimes.of(s, costs, made.makespan_s, made.proven, rate, first))
+        found.append(KindTimes.of(s, costs, made.makespan_s, made.proven, rate, first, hosted))
         first += 2 * len(s.graph.layers)
     return found
 
@@ -293,12 +318,17 @@ def free_times(
             levels.append(levels[-1])
         else:
             levels.append(_scheduled(sizes, costs.without(free), rate, cache, threads))
-    return [(*(level[k] for level in levels), levels[-1][k]) for k in range(len(sizes))]
+    if any(s.software.host_s or s.software.recompute_host_s for s in sizes):
+        levels.append(_scheduled(sizes, costs.without(free), rate, cache, threads, hosted=False))
+    else:
+        levels.append(levels[-1])
+    return [tuple(level[k] for level in levels) for k in range(len(sizes))]
 
 
 def times_on_chip(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
+    optimizer: Optimizer,
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> KindTimes:
@@ -309,12 +339,13 @@ def times_on_chip(
     known = _kept.on(cluster)
     for some, costs, rate in _priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
-    return KindTimes.joined([known[s] for s in sizes])
+    return _streaming(KindTimes.joined([known[s] for s in sizes]), cluster, optimizer)
 
 
 def free_times_on_chip(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
+    optimizer: Optimizer,
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> tuple[KindTimes, ...]:
@@ -326,5 +357,9 @@ def free_times_on_chip(
     found: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        found.append(found[-1] if same else KindTimes.joined([row[n] for row in rows]))
+        if same:
+            found.append(found[-1])
+        else:
+            level = KindTimes.joined([row[n] for row in rows])
+            found.append(_streaming(level, cluster, optimizer))
     return tuple(found)

@@ -11,6 +11,7 @@ from phaze_fast.memory import OPTIMIZERS, ScheduleName
 from phaze_fast.opgraph import check_recompute
 from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.records import Bytes, Count, Record
+from phaze_fast.software import DEFAULT, SoftwareOrName, load_software
 
 __all__ = ["RANK_ORDERS", "Training", "recompute_modes"]
 
@@ -85,6 +86,8 @@ class Training(Record):
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
     """Which dimension lies closer together; auto: replicas, and stages too where those of a replica
     fit into a node, whichever is faster."""
+    software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
+    """What runs the step: a profile, by name or as a file."""
     reserved_bytes: Bytes = 3 * 2**29
     """Of each device's memory that is not for the model: driver, libraries, their buffers."""
     tied: tuple[tuple[int, int], ...] = ()

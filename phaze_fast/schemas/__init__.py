@@ -25,6 +25,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.models import TransformerModel
 from phaze_fast.records import Record
+from phaze_fast.software import Software
 
 __all__ = ["KINDS", "generate", "parse_as", "schema"]
 
@@ -37,6 +38,7 @@ _TYPES: dict[str, Any] = {
     "wafer-space": WaferSpace,
     "energy-table": EnergyTable,
     "model": TransformerModel,
+    "software": Software,
 }
 KINDS = tuple(_TYPES)
 """Kinds of file that can be read."""

@@ -14,10 +14,13 @@ import numpy as np
 
 from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.hardware import Accelerator, Cluster
+from phaze_fast.memory import Optimizer
 from phaze_fast.opgraph import OpGraph
+from phaze_fast.placement.rates import optimizer_bytes_per_s
 from phaze_fast.placement.sizes import StrategySizes
-from phaze_fast.placement.times import MAX_NODES, FixedParts, KindTimes, hbm_share
+from phaze_fast.placement.times import MAX_NODES, FixedParts, KindTimes
 from phaze_fast.schedule import schedule_layers
+from phaze_fast.software import chip_as_run
 
 __all__ = [
     "STEPS",
@@ -56,6 +59,7 @@ class PricedChips:
         records: Array,
         like: Accelerator,
         cluster: Cluster,
+        optimizer: Optimizer,
         threads: int = 1,
     ) -> PricedChips:
         """Price the operators.
@@ -70,6 +74,8 @@ class PricedChips:
             Whose tuning and formats they share.
         cluster
             What collectives run over.
+        optimizer
+            Whose state they stream.
         threads
             At most this many; the answer does not depend on it.
         """
@@ -78,10 +84,11 @@ class PricedChips:
             records,
             cluster,
             threads=threads,
-            like=like,
+            like=chip_as_run(like, sizes.software),
             expert_stride=expert_stride(sizes),
         )
-        rate = records["hbm_bytes_per_s"] * hbm_share(like)
+        costs = costs.without(("tensor",), sizes.software.hidden_tensor)
+        rate = optimizer_bytes_per_s(records, like, optimizer)
         return cls(costs, FixedParts.of(sizes, costs, rate))
 
     def __len__(self) -> int:

@@ -17,6 +17,7 @@ from phaze_fast.cost.paths import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, Cluster
+from phaze_fast.memory import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Placed, PlanEvaluator, Training
 from phaze_fast.placement.times import MAX_NODES, KindTimes
@@ -72,7 +73,9 @@ class SearchProblem:
         """Price the operators of strategy `s` on chips, if that is not done."""
         if isinstance(chips, PricedChips):
             return chips
-        return PricedChips.of(self.evaluator.sizes[s], chips, self.like, self.cluster, threads)
+        state = optimizer(self.training.optimizer)
+        sizes = self.evaluator.sizes[s]
+        return PricedChips.of(sizes, chips, self.like, self.cluster, state, threads)
 
     def bound(self, s: int, chips: Chips, step: str, threads: int = 1) -> KindTimes:
         """Bound the layers of strategy `s` on chips."""

@@ -23,6 +23,7 @@ ORDER = [
     {"units", "documents", "tables", "threads", "_core"},
     {"records"},
     {"models", "hardware"},
+    {"software"},
     {"schemas"},
     {"opgraph"},
     {"cost", "memory"},

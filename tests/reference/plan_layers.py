@@ -12,6 +12,7 @@ from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.schedule import schedule_layers
+from phaze_fast.software import chip_as_run
 from reference.rank_groups import price_message, price_ranks
 
 MODES = RECOMPUTE
@@ -156,7 +157,8 @@ class Layers:
         self.graph = graph_of(model, self.strategy)
         stride = network.expert_stride() if spec.ep > 1 else None
         fabric = cluster.fabric
-        self.kinds = layer_times(model, self.strategy, cluster.chip, fabric, stride)
+        chip = chip_as_run(cluster.chip, spec.software)
+        self.kinds = layer_times(model, self.strategy, chip, fabric, stride)
         self.optimizer = OPTIMIZERS[spec.optimizer]
         self.order = self.graph.order
         self.shards = spec.dp * spec.cp
@@ -165,6 +167,16 @@ class Layers:
         tuning = cluster.chip.tuning
         share = tuning.hbm_share if tuning is not None else 1.0
         self.hbm_rate = cluster.chip.hbm.bandwidth_bytes_per_s * share
+        kernel = tuning.functions.get("adamw")
+        if kernel is not None:  # the optimiser's arithmetic on all lanes, if that takes longer
+            vector = cluster.chip.vector_core
+            lanes = vector.count * vector.lanes * vector.alus_per_lane
+            a_parameter_s = kernel.ops_per_element / (
+                lanes * cluster.chip.clock_hz * tuning.clock_factor
+            )
+            each = 2 * self.optimizer.state_bytes + self.optimizer.gradient_bytes
+            moved = each + self.optimizer.weight_bytes
+            self.hbm_rate = moved / max(moved / self.hbm_rate, a_parameter_s)
 
     def layer(self, i):
         return self.graph.layers[self.order[i]]

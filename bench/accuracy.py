@@ -1,0 +1,64 @@
+"""Write the page and the intervals that rest on published runs.
+
+``python bench/accuracy.py FOLDER`` reads the tables of training runs and the measured steps in
+FOLDER (published_training_runs.csv, public_runs.csv, h200_step.csv, h200_hf.csv), learns the
+intervals of predictions (phaze_fast/placement/data/intervals.yaml) and writes docs/accuracy.md and
+docs/accuracy.svg.
+"""
+
+import sys
+from pathlib import Path
+
+from phaze_fast.calibration import validate_runs, validate_steps
+from phaze_fast.calibration.accuracy_page import page, scatter
+from phaze_fast.calibration.held_out import held_out, of_chip, of_software
+from phaze_fast.calibration.intervals import learn_ratios
+from phaze_fast.documents import to_yaml
+from phaze_fast.hardware import presets
+from phaze_fast.placement import intervals
+
+ROOT = Path(__file__).parents[1]
+TABLES = ("published_training_runs.csv", "public_runs.csv")
+
+
+def fitted(runs):
+    """Fit each constant of whole runs with part after part left out."""
+
+    def some(software, chip, source=""):
+        named = [r for r in runs if r.software.startswith(software) and r.chip.startswith(chip)]
+        return [r for r in named if source in r.source]
+
+    old = [r for r in some("megatron-lm", "a100") if not r.source.startswith("vTrain")]
+    node = some("megatron-lm-2021", "a100", "single")[::3]
+    return [
+        held_out("A100, step_flops", old, [k * 1e12 for k in range(200, 256, 6)], of_chip),
+        held_out("B200, step_flops", some("megatron-core", "b200"),
+                 [k * 1e13 for k in range(80, 125, 5)], of_chip),
+        held_out("megatron-lm-2021, host_s (every third run)", node,
+                 [k * 1e-6 for k in range(48, 85, 4)], of_software("host_s")),
+        held_out("nemo, hidden_tensor", some("nemo", "h100"),
+                 [k / 20 for k in range(0, 21, 2)], of_software("hidden_tensor")),
+    ]  # fmt: skip
+
+
+def main(folder: Path) -> None:
+    """Learn, validate again with what was learnt, and write."""
+    first = [row for name in TABLES for row in validate_runs(folder / name).all_rows.rows]
+    table = ROOT / "phaze_fast/placement/data/intervals.yaml"
+    note = (
+        "# Measured over predicted seconds of a step: between these in four of five cases.\n"
+        "# Learnt from published runs by bench/accuracy.py; phaze_fast/placement/intervals.py\n"
+        "# says how a plan's group is found.\n"
+    )
+    table.write_text(note + to_yaml({"ratios": dict(learn_ratios(first))}), "utf-8")
+    intervals._table.cache_clear()
+    runs = [validate_runs(folder / name) for name in TABLES]
+    chip = presets.chip("h200")
+    steps = [validate_steps(folder / f"{name}.csv", chip) for name in ("h200_step", "h200_hf")]
+    constants = fitted([row.run for found in runs for row in found.all_rows.rows])
+    (ROOT / "docs/accuracy.md").write_text(page(runs, steps, constants), "utf-8")
+    (ROOT / "docs/accuracy.svg").write_text(scatter(runs), "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

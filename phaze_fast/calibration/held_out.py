@@ -1,0 +1,102 @@
+"""Errors on runs that a constant was not fitted on: one constant at a time, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.calibration.published import PublishedRun
+from phaze_fast.hardware import Cluster
+from phaze_fast.placement import PlanSpec, predict
+
+__all__ = ["HeldOut", "held_out", "of_chip", "of_software"]
+
+Changed = Callable[[PublishedRun, float], tuple[Cluster, PlanSpec]]
+"""Gives a run's cluster and plan with a constant at some value."""
+_FOLDS = 5
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """One constant, fitted on all parts and on all but one in turn."""
+
+    name: str
+    runs: int
+    best: float
+    """Fitted on all runs."""
+    lowest: float
+    highest: float
+    """Between these it lies when one part is left out."""
+    seen: float
+    """Mean absolute error with the constant fitted on all runs."""
+    unseen: float
+    """Mean absolute error of each part with the constant fitted on the others."""
+    parts: str
+    """What was left out in turn."""
+
+
+def of_chip(run: PublishedRun, value: float) -> tuple[Cluster, PlanSpec]:
+    """Set the bf16 rate of a running job on the run's chip."""
+    chip = run.cluster.chip
+    if chip is None:
+        return run.cluster, run.plan
+    tuning = chip.tuning.replace(step_flops={**chip.tuning.step_flops, "bf16": value})
+    return run.cluster.replace(chip=chip.replace(tuning=tuning)), run.plan
+
+
+def of_software(field: str) -> Changed:
+    """Set a field of the run's software profile."""
+
+    def changed(run: PublishedRun, value: float) -> tuple[Cluster, PlanSpec]:
+        used: Any = run.plan.software.replace(**{field: value})
+        return run.cluster, run.plan.replace(software=used)
+
+    return changed
+
+
+def held_out(
+    name: str, runs: Sequence[PublishedRun], values: Sequence[float], changed: Changed
+) -> HeldOut:
+    """Fit one constant of some runs, on all of them and with part after part left out.
+
+    Parameters
+    ----------
+    name
+        What to call it.
+    runs
+        At least five. Runs of several sources are left out by source, of one source in five parts.
+    values
+        To choose from.
+    changed
+        Gives a run's cluster and plan with the constant at a value.
+    """
+    errors = np.array(
+        [[predict(r.model, *changed(r, v)).time_s / r.time_s - 1.0 for r in runs] for v in values]
+    )
+    size = np.abs(errors)
+    sources = sorted({run.source for run in runs})
+    part = np.array(
+        [
+            sources.index(run.source) if len(sources) > 1 else k % _FOLDS
+            for k, run in enumerate(runs)
+        ]
+    )
+    chosen, unseen = [], np.zeros(len(runs))
+    for out in sorted(set(part.tolist())):
+        at = int(np.argmin(size[:, part != out].mean(axis=1)))
+        chosen.append(float(values[at]))
+        unseen[part == out] = size[at, part == out]
+    at = int(np.argmin(size.mean(axis=1)))
+    return HeldOut(
+        name=name,
+        runs=len(runs),
+        best=float(values[at]),
+        lowest=min(chosen),
+        highest=max(chosen),
+        seen=float(size[at].mean()),
+        unseen=float(unseen.mean()),
+        parts="sources" if len(sources) > 1 else "five parts",
+    )

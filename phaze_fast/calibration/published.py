@@ -1,0 +1,329 @@
+"""Published training runs as queries: which model, cluster and plan a row of a table stands for.
+
+The columns are those of the tables in ``docs/accuracy.md``. What columns do not say (the kind of
+block, the wiring of a node, the software) is looked up in ``data/runs.yaml`` by name.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from phaze_fast.documents import parse_text
+from phaze_fast.errors import InvalidInputError, PhazeError
+from phaze_fast.hardware import Cluster, TieredFabric, presets
+from phaze_fast.models import MixtureOfExperts, TransformerModel
+from phaze_fast.placement import PlanSpec
+from phaze_fast.software import Software, load_software
+
+__all__ = [
+    "RUN_COLUMNS",
+    "PublishedRun",
+    "RowRefusedError",
+    "UnsupportedError",
+    "is_run_table",
+    "read_run",
+]
+
+RUN_COLUMNS = frozenset(
+    [
+        "source",
+        "model",
+        "layers",
+        "hidden",
+        "heads",
+        "ffn",
+        "seq",
+        "precision",
+        "gpu",
+        "n_gpus",
+        "tp",
+        "pp",
+        "dp",
+        "micro_batch",
+        "global_batch",
+        "recompute",
+        "framework",
+        "iter_time_s",
+    ]
+)
+"""Columns by which a table of training runs is recognised."""
+
+_PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
+
+
+class RowRefusedError(InvalidInputError):
+    """A row whose fields are missing, malformed or contradict one another."""
+
+
+class UnsupportedError(PhazeError):
+    """A row that is in order but asks for what is not modelled; the message says for what."""
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """One row of a table of runs."""
+
+    line: int
+    """In the file, from 1."""
+    source: str
+    label: str
+    model: TransformerModel
+    cluster: Cluster
+    plan: PlanSpec
+    software: str
+    precision: str
+    """Number format of the products."""
+    time_s: float
+    """Seconds of a step as measured."""
+    memory_bytes: float
+    """Of a device as measured; NaN where the row does not say."""
+
+    @property
+    def chip(self) -> str:
+        """Name of the chip's preset."""
+        return "" if self.cluster.chip is None else self.cluster.chip.name
+
+    @property
+    def query(self) -> tuple[Any, ...]:
+        """What was asked of the planner: rows that share it are alternatives."""
+        return (
+            self.source,
+            self.model,
+            self.cluster,
+            self.plan.global_batch,
+            self.software,
+            self.precision,
+        )
+
+
+@cache
+def _names() -> Mapping[str, Any]:
+    file = resources.files(__package__) / "data" / "runs.yaml"
+    found: dict[str, Any] = parse_text(file.read_text("utf-8"), "runs.yaml")
+    return found
+
+
+def _entry(kind: str, text: str, source: str = "") -> Mapping[str, Any] | None:
+    """Find the first entry of a kind whose pattern a text matches."""
+    for entry in _names()[kind]:
+        if re.search(entry["match"], text) and re.search(entry.get("source", ""), source):
+            found: Mapping[str, Any] = entry
+            return found
+    return None
+
+
+class _Cells:
+    """The cells of one row, whose faults name the row and the column."""
+
+    def __init__(self, line: int, cells: Mapping[str, str]) -> None:
+        self.line, self.cells = line, cells
+
+    def fault(self, column: str, wanted: str) -> RowRefusedError:
+        value = self.cells.get(column)
+        said = "is missing" if not value else f"{value!r} is not accepted"
+        return RowRefusedError(f"row {self.line}: {column}: {said}; expected {wanted}")
+
+    def text(self, column: str) -> str:
+        return (self.cells.get(column) or "").strip()
+
+    def whole(self, column: str, default: int | None = None) -> int:
+        text = self.text(column)
+        if not text and default is not None:
+            return default
+        try:
+            value = int(float(text)) if float(text) == int(float(text)) else 0
+        except (ValueError, OverflowError):
+            value = 0
+        if not 1 <= value <= 2**40:
+            raise self.fault(column, "a whole number from 1 up")
+        return value
+
+    def number(self, column: str) -> float:
+        """Read a positive number; NaN where there is none."""
+        text = self.text(column)
+        if not text:
+            return math.nan
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value < 1e18:
+            raise self.fault(column, "a number greater than 0")
+        return value
+
+
+def _model(row: _Cells) -> TransformerModel:
+    name = row.text("model")
+    family = _entry("families", name)
+    if family is None:
+        raise UnsupportedError(f"model {name}: no known kind of block")
+    if "unsupported" in family:
+        raise UnsupportedError(family["unsupported"])
+    like, shape = family["like"], family.get("shape", {})
+    size = {c: row.whole(c, shape.get(c)) for c in ("layers", "hidden", "heads", "ffn", "seq")}
+    moe = family.get("moe")
+    experts = None
+    if moe is not None:
+        experts = MixtureOfExperts(**{"expert_ffn": size["ffn"], **moe})
+    seq, learned = size["seq"], like["positions"] == "learned"
+    try:
+        return TransformerModel(
+            name=name,
+            **size,
+            kv_heads=row.whole("kv_heads", shape.get("kv_heads", size["heads"])),
+            head_dim=shape.get("head_dim"),
+            vocab=row.whole("vocab", shape.get("vocab", 51200)),
+            norm=like["norm"],
+            activation=like["activation"],
+            gated=like["gated"],
+            positions=like["positions"],
+            max_positions=seq if learned else None,
+            qkv_bias=like["biases"],
+            out_bias=like["biases"],
+            ffn_bias=like["biases"],
+            tied_embeddings=like["tied"],
+            moe=experts,
+        )
+    except InvalidInputError as error:
+        raise RowRefusedError(f"row {row.line}: {str(error).splitlines()[0]}") from None
+
+
+def _cluster(row: _Cells) -> Cluster:
+    devices, gpu = row.whole("n_gpus"), row.text("gpu")
+    entry = _entry("gpus", gpu)
+    if entry is None:
+        raise UnsupportedError(f"device {gpu or '(none)'}: no preset")
+    fabric = entry["fabric"]
+    if "beyond" in entry and devices > entry["beyond"][0]:
+        fabric = entry["beyond"][1]
+    wired = presets.fabric(fabric)
+    wiring = _entry("wiring", row.text("source"))
+    if wiring is not None and isinstance(wired, TieredFabric):
+        tiers = [tier.model_dump() for tier in wired.tiers]
+        tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
+        wired = wired.replace(name=f"{wired.name}, as wired", tiers=tiers)
+    try:
+        return Cluster(devices=devices, fabric=wired, chip=presets.chip(entry["chip"]))
+    except InvalidInputError as error:
+        raise UnsupportedError(str(error).splitlines()[0].removeprefix("cluster.")) from None
+
+
+def _zero(row: _Cells, unstated: int) -> int:
+    """Read what replicas share; `unstated` is what the software does where a row is silent."""
+    said, sharded = row.text("zero_or_dist_opt"), row.text("fsdp")
+    if said.startswith("SHARD_GRAD_OP"):
+        return 2
+    if re.search(r"ZeRO-3|FULL_SHARD|FSDP", said) or sharded not in ("", "0"):
+        return 3
+    if re.search(r"ZeRO-1|distributed optimizer", said):
+        return 1
+    return 0 if said else unstated
+
+
+def _plan(
+    row: _Cells,
+    model: TransformerModel,
+    cluster: Cluster,
+    named: str,
+    zero: int,
+    software: Software,
+) -> PlanSpec:
+    widths = {c: row.whole(c, 1) for c in ("tp", "pp", "dp", "cp", "ep")}
+    product = math.prod(widths[c] for c in ("tp", "pp", "dp", "cp"))
+    if product != cluster.devices:
+        parts = " x ".join(f"{c} {widths[c]}" for c in ("tp", "pp", "dp", "cp"))
+        raise RowRefusedError(
+            f"row {row.line}: n_gpus: {cluster.devices} is not accepted; {parts} is {product}"
+        )
+    virtual = row.whole("vp", 1) if widths["pp"] > 1 else 1
+    recompute = _entry("recompute", row.text("recompute"), row.text("source"))
+    if recompute is None:
+        raise row.fault("recompute", "none, selective, full or partial")
+    stages = None
+    chunks = widths["pp"] * virtual
+    if _PIPELINE_SLOTS.search(row.text("notes")) or (model.layers % chunks and virtual > 1):
+        slots, over = divmod(model.layers + 2, chunks)
+        if over or slots < 1:
+            raise UnsupportedError("layers that do not divide over the chunks of the pipeline")
+        stages = (slots,) * chunks
+    given: dict[str, Any] = {
+        **widths,
+        "global_batch": row.whole("global_batch"),
+        "microbatch": row.whole("micro_batch"),
+        "schedule": "interleaved" if virtual > 1 else "1f1b",
+        "virtual": virtual,
+        "recompute": recompute["mode"],
+        "stages": stages,
+        "zero": zero,
+        "sequence_parallel": row.text("sp") not in ("", "0"),
+        "seq": model.seq,
+        "software": software,
+        "optimizer": software.optimizer,
+    }
+    if named != "bf16":
+        if "precision" not in PlanSpec.model_fields:
+            raise UnsupportedError(f"precision {named}")
+        given["precision"] = named
+    try:
+        return PlanSpec(**given)
+    except InvalidInputError as error:
+        text = str(error).splitlines()[0]
+        if text.startswith(("ep:", "plan.ep:", "schedule", "plan.schedule")):
+            raise UnsupportedError(text) from None
+        raise RowRefusedError(f"row {row.line}: {text}") from None
+
+
+def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
+    """Read one row of a table of training runs.
+
+    Raises
+    ------
+    RowRefusedError
+        Where fields are missing or contradict one another; the message has the row's number.
+    UnsupportedError
+        Where the row asks for what is not modelled.
+    """
+    row = _Cells(line, cells)
+    time_s, gib = row.number("iter_time_s"), row.number("memory_gib")
+    if math.isnan(time_s):
+        raise row.fault("iter_time_s", "the seconds of a step")
+    precision = _entry("precision", row.text("precision"))
+    if precision is None:
+        raise row.fault("precision", "bf16, fp16, fp8, mxfp8 or nvfp4")
+    if "unsupported" in precision:
+        raise UnsupportedError(precision["unsupported"])
+    software = _entry("software", row.text("framework"), row.text("source"))
+    if software is None:
+        raise UnsupportedError(f"software {row.text('framework') or '(none)'}: no profile")
+    model = _model(row)
+    cluster = _cluster(row)
+    profile = load_software(software["software"])
+    zero = _zero(row, software.get("unstated_zero", 0))
+    plan = _plan(row, model, cluster, precision["format"], zero, profile)
+    label = (
+        f"{model.name} on {cluster.devices} x {row.text('gpu')}, tp {plan.tp} pp {plan.pp} "
+        f"dp {plan.dp}, micro-batch {plan.microbatch}"
+    )
+    return PublishedRun(
+        line=line,
+        source=row.text("source") or "(no source)",
+        label=label,
+        model=model,
+        cluster=cluster,
+        plan=plan,
+        software=profile.name,
+        precision=precision["format"],
+        time_s=time_s,
+        memory_bytes=gib * 2**30,
+    )
+
+
+def is_run_table(header: Sequence[str]) -> bool:
+    """Tell a table of training runs by its columns."""
+    return frozenset(header) >= RUN_COLUMNS

@@ -1,0 +1,156 @@
+"""Training software as data: what its passes are made of, what the host adds, what overlaps.
+
+A chip and a fabric say how fast an operator can be; a profile says which operators run. It is a
+record of its own, left of operator graphs in the order of imports, because graphs, layer times and
+the sizes of messages all read it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from phaze_fast.documents import parse_text
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware.tuning import FunctionCost
+from phaze_fast.records import Bytes, Count, FrozenDict, Record, Seconds
+
+__all__ = ["DEFAULT", "Software", "SoftwareOrName", "load_software", "software_names"]
+
+AttentionKernel = Literal["eager", "flash", "flash1", "flash2", "flash3", "cudnn"]
+"""How attention is computed: softmax(QK^T)V in three kernels, or fused; ``flash`` is the best fused
+kernel of the chip."""
+
+Share = Annotated[float, Field(strict=True, gt=0, le=2, allow_inf_nan=False)]
+
+DEFAULT = "megatron-core"
+"""The profile where none is named."""
+
+
+class Software(Record):
+    """What a training library runs for one model on one device.
+
+    Examples
+    --------
+    >>> load_software("megatron-lm-2021").attention
+    'eager'
+    """
+
+    what: ClassVar[str] = "software"
+    name: str = Field(min_length=1)
+    """What to call it."""
+    attention: AttentionKernel = "flash"
+    """Kernel of attention; a model that asks for explicit attention keeps it."""
+    attention_speed: Annotated[dict[str, Share], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """Speed of that kernel relative to the best one of the chip, by the chip's name; 1 where a chip
+    is not named."""
+    product_speed: Annotated[dict[str, Share], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """Speed of its matrix products relative to those that the chip was calibrated with, by the
+    chip's name: libraries of a chip's first year are slower."""
+    functions: Annotated[dict[str, FunctionCost], AfterValidator(FrozenDict)] = Field(
+        default={}, validate_default=True
+    )
+    """Vector functions for which it has kernels of its own, by name; those of the chip's tuning are
+    PyTorch's."""
+    fused_qkv: bool = False
+    """Whether one product makes queries, keys and values."""
+    dropout: bool = False
+    """Whether dropout is on unless it is turned off."""
+    host_s: Seconds = 0.0
+    """Seconds of the host for one operator; a pass takes no less than all of its operators."""
+    recompute_host_s: Seconds = 0.0
+    """Seconds of the host for each layer that is computed again, on top: saving and restoring the
+    random state, entering the backward pass anew."""
+    fused_gelu: bool = True
+    """Whether GELU is one kernel, whatever the model's own code does."""
+    overlap_gradients: bool = True
+    """Whether gradients are synchronised while the backward pass goes on."""
+    bucket_bytes: Bytes = 100_000_000
+    """Gradients that are synchronised in one go; the last such bucket is not hidden."""
+    network_share: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0
+    """Share of the bandwidth beyond a node that gathers and reductions among replicas reach."""
+    hidden_tensor: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of tensor-parallel collectives that products beside them hide."""
+    scattered_messages: bool = False
+    """Whether messages between stages are shared out over the tensor-parallel group, which gathers
+    them again."""
+    vocabulary_multiple: Count = 1
+    """The vocabulary is padded to a multiple of this times the tensor-parallel width."""
+    loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
+    """How often the loss moves fp32 logits through memory, forward and backward together; 0 where
+    it is one fused kernel."""
+    logit_bytes: Annotated[int, Field(strict=True, ge=1, le=64)] = 4
+    """Bytes that each logit takes while the loss is computed, copies and gradients included."""
+    optimizer: str = "adam"
+    """Whose state it keeps unless told otherwise; a name of `phaze_fast.memory.OPTIMIZERS`."""
+    fitted: tuple[str, ...] = ()
+    """Fields that were fitted to measured runs; all others are facts about the software."""
+    sources: tuple[str, ...] = ()
+    """Where facts and fits come from."""
+    notes: str = ""
+    """What a reader should know about them."""
+
+
+@cache
+def software_names() -> tuple[str, ...]:
+    """Names of the profiles that come with the package.
+
+    Examples
+    --------
+    >>> "deepspeed" in software_names()
+    True
+    """
+    folder = resources.files(__package__) / "data"
+    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
+
+
+@cache
+def _preset(name: str) -> Software:
+    file = resources.files(__package__) / "data" / f"{name}.yaml"
+    return Software.from_dict(parse_text(file.read_text("utf-8"), name), name)
+
+
+def load_software(name_or_path: str | Path) -> Software:
+    """Load a profile by name, or from a YAML or JSON file.
+
+    Raises
+    ------
+    InvalidInputError
+        Where there is none of that name, or the file is not accepted.
+
+    Examples
+    --------
+    >>> load_software("huggingface-eager").name
+    'huggingface-eager'
+    """
+    text = str(name_or_path)
+    if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
+        return Software.from_file(name_or_path)
+    if text not in software_names():
+        raise InvalidInputError(
+            f"software: {text!r} is neither a profile nor a .yaml or .json file; "
+            f"{nearest(text, software_names())}"
+        )
+    return _preset(text)
+
+
+def _resolved(value: Any) -> Any:
+    """Take a profile's name in place of the profile."""
+    if isinstance(value, str | Path):
+        try:
+            return load_software(value)
+        except InvalidInputError as error:
+            raise ValueError(str(error).removeprefix("software: ")) from None
+    return value
+
+
+SoftwareOrName = Annotated[Software, BeforeValidator(_resolved)]
+"""A profile, also by its name or as a file."""

@@ -1,0 +1,47 @@
+"""Intervals: what they promise holds for runs that were not seen, and every plan carries one."""
+
+import random
+
+import pytest
+
+import phaze_fast as pf
+from phaze_fast.calibration.intervals import LEAST_RUNS, _ratios
+from phaze_fast.placement import predict
+from phaze_fast.placement.intervals import groups_of, plan_kind
+
+
+@pytest.mark.parametrize("seen", [LEAST_RUNS, 40, 200])
+def test_new_runs_are_covered_as_often_as_promised(seen):
+    draw = random.Random(seen)
+    inside = total = 0
+    for _ in range(200):
+        low, high = _ratios([draw.lognormvariate(0.05, 0.1) for _ in range(seen)])
+        news = [draw.lognormvariate(0.05, 0.1) for _ in range(20)]
+        inside += sum(low <= new <= high for new in news)
+        total += len(news)
+    assert 0.77 <= inside / total <= 0.91
+
+
+def test_every_prediction_carries_an_interval():
+    cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
+    plan = predict("llama2-7b", cluster, {"tp": 4, "pp": 2, "dp": 2, "global_batch": 32})
+    low, high = plan.interval_s
+    assert 0 < low < high
+    assert low < 1.3 * plan.time_s
+    assert high > 0.7 * plan.time_s
+    assert plan.to_dict()["interval_s"] == [low, high]
+
+
+def test_a_chip_that_nobody_measured_has_one_too():
+    cluster = pf.Cluster(
+        devices=4, fabric="dgx-h100", chip=pf.presets.chip("h100").replace(name="x")
+    )
+    low, high = predict("gpt2-small", cluster, {"dp": 4, "global_batch": 8}).interval_s
+    assert 0 < low < high
+
+
+def test_groups_from_the_most_alike_to_all():
+    named = list(groups_of("h100", "megatron-core", False, plan_kind(8, 1, 1, 1, 8)))
+    assert named[0] == "h100, megatron-core, node, tensor"
+    assert named[-1] == "all"
+    assert plan_kind(1, 1, 1, 0, 1) == "one device"

@@ -1,0 +1,155 @@
+"""Tables of training runs: rows as queries, refused and unsupported rows, the contract's JSON."""
+
+import json
+
+import pytest
+
+from phaze_fast.calibration import RowRefusedError, UnsupportedError, validate_runs
+from phaze_fast.calibration.published import RUN_COLUMNS, read_run
+from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.placement import predict
+
+# Korthikanti et al. 2022, table 5: 22B, full recomputation, and with sequence parallelism.
+ROW = {
+    "source": "Korthikanti2022",
+    "model": "megatron-22B",
+    "layers": "48",
+    "hidden": "6144",
+    "heads": "64",
+    "kv_heads": "64",
+    "ffn": "24576",
+    "vocab": "51200",
+    "seq": "2048",
+    "precision": "fp16",
+    "gpu": "A100-80GB-SXM",
+    "n_gpus": "8",
+    "tp": "8",
+    "pp": "1",
+    "vp": "1",
+    "dp": "1",
+    "sp": "0",
+    "cp": "1",
+    "ep": "1",
+    "fsdp": "0",
+    "micro_batch": "4",
+    "global_batch": "4",
+    "recompute": "full",
+    "zero_or_dist_opt": "none",
+    "framework": "Megatron-LM",
+    "iter_time_s": "1.42",
+    "memory_gib": "",
+    "notes": "",
+}
+SELECTIVE = {**ROW, "sp": "1", "recompute": "selective", "iter_time_s": "1.10"}
+
+
+def table(tmp_path, *rows):
+    path = tmp_path / "runs.csv"
+    lines = [",".join(ROW), *(",".join(f'"{row[c]}"' for c in ROW) for row in rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_row_becomes_a_query():
+    run = read_run(2, ROW)
+    assert (run.plan.tp, run.plan.zero, run.plan.recompute) == (8, 0, "full")
+    assert not run.plan.sequence_parallel
+    assert run.software == run.plan.software.name == "megatron-lm-2022"
+    assert run.chip == "a100-80"
+    assert run.model.qkv_bias
+    assert run.model.positions == "learned"
+
+
+def test_interleaved_rows_that_count_the_ends_as_layers():
+    row = {
+        **ROW, "model": "Llama-3.1-405B", "layers": "126", "hidden": "16384", "heads": "128",
+        "kv_heads": "8", "ffn": "53248", "vocab": "128256", "seq": "8192", "gpu": "H100",
+        "precision": "bf16", "n_gpus": "512", "pp": "8", "vp": "8", "dp": "4", "cp": "2",
+        "sp": "1", "micro_batch": "1", "global_batch": "256", "recompute": "", "framework": "NeMo",
+        "zero_or_dist_opt": "",
+    }  # fmt: skip
+    run = read_run(2, row)
+    assert run.plan.stages == (2,) * 64
+    assert run.plan.zero == 1
+    assert run.plan.recompute == "auto"
+    assert run.software == "nemo"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"n_gpus": "16"}, r"row 7: n_gpus: 16 .* is 8"),
+        ({"micro_batch": ""}, r"row 7: micro_batch: is missing"),
+        ({"micro_batch": "three"}, r"row 7: micro_batch: 'three' is not accepted"),
+        ({"global_batch": "6"}, r"row 7: .*global_batch: 6 is not a multiple"),
+        ({"iter_time_s": "-1"}, r"row 7: iter_time_s"),
+        ({"iter_time_s": ""}, r"row 7: iter_time_s: is missing"),
+        ({"heads": "63"}, r"row 7: .*heads"),
+        ({"precision": "?"}, r"row 7: precision"),
+        ({"recompute": "somehow"}, r"row 7: recompute"),
+    ],
+)
+def test_rows_that_contradict_themselves_are_refused_by_number(change, said):
+    with pytest.raises(RowRefusedError, match=said):
+        read_run(7, {**ROW, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "Nemotron_3_Nano"}, "Mamba"),
+        ({"gpu": "Abacus"}, "Abacus"),
+        ({"framework": "Pen and paper"}, "Pen and paper"),
+        ({"precision": "int8"}, "int8"),
+    ],
+)
+def test_rows_beyond_the_model_say_why(change, said):
+    with pytest.raises(UnsupportedError, match=said):
+        read_run(7, {**ROW, **change})
+
+
+def test_validation_takes_the_one_answer_path(tmp_path):
+    found = validate_runs(table(tmp_path, ROW, SELECTIVE))
+    rows = found.groups[0].rows
+    run = rows[0].run
+    assert rows[0].plan == predict(run.model, run.cluster, run.plan)
+    assert found.groups[0].time.rows == 2
+    assert found.groups[0].regret["groups"] == 1
+    assert found.groups[0].time.max_abs_err < 0.2  # Calculon: 8.9% on these rows
+
+
+def test_the_document_of_the_contract(tmp_path, capsys):
+    wrong = {**ROW, "n_gpus": "9"}
+    odd = {**ROW, "source": "Elsewhere", "model": "Nemotron_3_Nano"}
+    path = table(tmp_path, ROW, wrong, odd, SELECTIVE)
+    assert main(["validate", str(path), "--by", "source", "--json"]) == 0
+    answer = capsys.readouterr()
+    assert "row 3: n_gpus" in answer.err
+    data = json.loads(answer.out)
+    assert set(data["groups"]) == {"Korthikanti2022", "Elsewhere"}
+    group = data["groups"]["Korthikanti2022"]
+    needed = {"rows", "mean_abs_err", "median_abs_err", "p90_abs_err", "bias"}
+    assert needed <= set(group["iter_time_s"])
+    assert group["iter_time_s"]["rows"] == 2
+    assert group["memory_gib"]["rows"] == 0
+    assert data["groups"]["Elsewhere"]["unsupported"] == {"Mamba layers": 1}
+    assert data["columns"]["iter_time_s"]["rows"] == 2
+    assert len(data["refused"]) == 1
+
+
+def test_tables_for_people_and_other_groupings(tmp_path, capsys):
+    path = table(tmp_path, ROW, {**SELECTIVE, "memory_gib": "60"})
+    for by in ("source", "chip", "software", "model"):
+        assert main(["validate", str(path), "--by", by]) == 0
+        assert "pick-regret" in capsys.readouterr().out
+    assert main(["validate", str(path), "--by", "moon"]) == 2
+    assert "by: 'moon'" in capsys.readouterr().err
+
+
+def test_other_files_are_told_apart(tmp_path):
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InvalidInputError, match="not a table of training runs"):
+        validate_runs(path)
+    assert "iter_time_s" in RUN_COLUMNS

@@ -1,0 +1,125 @@
+"""Profiles of training software: all load, say where they come from, and obey laws of time."""
+
+import pytest
+
+import phaze_fast as pf
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import presets
+from phaze_fast.models import load
+from phaze_fast.placement import predict
+from phaze_fast.software import (
+    DEFAULT,
+    Software,
+    chip_as_run,
+    load_software,
+    model_as_run,
+    software_names,
+)
+
+EXPECTED = {
+    "megatron-lm-2020",
+    "megatron-lm-2021",
+    "megatron-lm-2022",
+    "megatron-core",
+    "deepspeed",
+    "fsdp-torchtitan",
+    "fsdp-llm-foundry",
+    "huggingface-eager",
+    "maxtext",
+}
+CLUSTER = pf.Cluster(devices=8, fabric="dgx-a100", chip="a100-80")
+PLAN = {"tp": 2, "dp": 4, "global_batch": 32, "microbatch": 2, "recompute": "full"}
+
+
+def seconds(software, model="gpt2-small", **changed):
+    profile = load_software(software).replace(**changed) if changed else load_software(software)
+    return predict(model, CLUSTER, {**PLAN, "software": profile}).time_s
+
+
+@pytest.mark.parametrize("name", software_names())
+def test_every_profile_loads_and_has_sources(name):
+    profile = load_software(name)
+    assert profile.name == name
+    assert profile.sources
+    known = set(Software.model_fields)
+    assert set(profile.fitted) <= known
+
+
+def test_the_named_profiles_are_there():
+    assert set(software_names()) >= EXPECTED
+    assert DEFAULT == "megatron-core"
+    assert pf.Training(global_batch=8).software.name == DEFAULT
+
+
+def test_an_unknown_profile_is_refused_with_what_is_meant():
+    with pytest.raises(InvalidInputError, match=r"software.*deepspeeed.*deepspeed"):
+        load_software("deepspeeed")
+    with pytest.raises(InvalidInputError, match=r"software.*deepspeeed"):
+        pf.Training(global_batch=8, software="deepspeeed")
+
+
+def test_a_profile_is_read_from_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nhost_s: 100 us\n")
+    plan = predict("gpt2-small", CLUSTER, {**PLAN, "software": str(path)})
+    assert plan.software == "mine"
+    assert plan.time_s > predict("gpt2-small", CLUSTER, PLAN).time_s
+
+
+def test_a_slower_host_never_makes_a_step_faster():
+    times = [seconds("megatron-core", host_s=h) for h in (0.0, 1e-6, 1e-5, 1e-4)]
+    assert times == sorted(times)
+    assert times[-1] > times[0]
+
+
+def test_a_host_bound_step_is_as_long_as_its_launches():
+    slow = load_software("megatron-core").replace(host_s=1e-3)
+    plan = predict("gpt2-small", CLUSTER, {**PLAN, "software": slow})
+    graph = pf.layer_graph(
+        load("gpt2-small"), pf.Strategy(tensor_parallel=2, sequence_parallel=True, microbatch=2)
+    )
+    launches = 0
+    for layer in graph.layers:
+        again = len(layer.forward) if layer.kind == "block" else 0
+        launches += layer.count * (len(layer.forward) + len(layer.backward) + again)
+    assert plan.time_s == pytest.approx(4 * launches * 1e-3, rel=0.02)
+    assert plan.parts_s["host"] > 0.8 * plan.time_s
+
+
+def test_gradients_that_nothing_hides_take_longer():
+    hidden, exposed = (
+        seconds("megatron-core", overlap_gradients=overlap) for overlap in (True, False)
+    )
+    assert exposed > hidden
+
+
+def test_slower_kernels_and_networks_take_longer():
+    least = seconds("megatron-core")
+    assert seconds("megatron-core", attention="eager") > least
+    assert seconds("megatron-core", attention_speed={"a100-80": 0.5}) > least
+    assert seconds("megatron-core", product_speed={"a100-80": 0.5}) > least
+    assert seconds("megatron-core", loss_passes=20) > least
+
+
+def test_the_vocabulary_is_padded_for_the_tensor_group():
+    model, old = load("gpt2-xl"), load_software("megatron-lm-2022")
+    assert model_as_run(model, old, 1).vocab == 50304
+    assert model_as_run(model, old, 8).vocab == 51200
+    assert model_as_run(model, load_software(DEFAULT), 8) is model
+
+
+def test_single_operators_do_not_see_the_rate_of_a_job():
+    chip = presets.chip("a100-80")
+    run = chip_as_run(chip, load_software(DEFAULT))
+    reached = min(run.peak_flops() * run.tuning.efficiency, run.tuning.sustained_flops)
+    assert chip.tuning.step_flops["bf16"] == pytest.approx(reached, rel=1e-9)
+    assert run.tuning.efficiency < chip.tuning.efficiency
+    assert chip_as_run(presets.chip("tpuv4"), load_software(DEFAULT)) == presets.chip("tpuv4")
+
+
+def test_a_plan_remembers_its_software():
+    given = {**PLAN, "software": "megatron-lm-2021"}
+    first = predict("gpt2-small", CLUSTER, given)
+    again = predict("gpt2-small", CLUSTER, first)
+    assert again == first
+    assert pf.Plan.from_dict(first.to_dict()) == first
