@@ -10,9 +10,11 @@ from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.presets import load, names
 from phaze_fast.models.torch_import import from_torch
 from phaze_fast.models.traced import TracedModel
-from phaze_fast.models.transformer import MixtureOfExperts, Patches, TransformerModel
+from phaze_fast.models.parts import LatentAttention, MixtureOfExperts, Patches
+from phaze_fast.models.transformer import TransformerModel
 
 __all__ = [
+    "LatentAttention",
     "MixtureOfExperts",
     "ModelFlops",
     "Patches",

@@ -82,7 +82,8 @@ def _preset(name: str) -> TransformerModel:
 def load(name_or_path: str | Path) -> TransformerModel:
     """Load a model by preset name, or from a YAML or JSON file.
 
-    A JSON file with a ``model_type`` is read as a HuggingFace configuration.
+    A JSON file with a ``model_type``, or a folder with a ``config.json``, is read as a HuggingFace
+    configuration.
 
     Raises
     ------
@@ -97,6 +98,8 @@ def load(name_or_path: str | Path) -> TransformerModel:
     text = str(name_or_path)
     if text in _index():
         return _preset(text)
+    if Path(text).is_dir() and (isinstance(name_or_path, Path) or "/" in text):
+        return from_hf(text)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         data = read_document(text)
         if isinstance(data, dict) and "model_type" in data:

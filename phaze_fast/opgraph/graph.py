@@ -142,11 +142,14 @@ def _without_part(name: str) -> str:
 
 RECOMPUTE_SETS = FrozenDict(
     {
-        "norms": frozenset({"attention-norm", "cross-norm", "norm", "ffn-norm"}),
+        "norms": frozenset(
+            {"attention-norm", "cross-norm", "norm", "ffn-norm", "attention-output-norm"}
+            | {"ffn-output-norm", "q-norm", "k-norm", "kv-norm"}
+        ),
         "activations": frozenset({"activation"}),
         "gated-product": frozenset({"multiply"}),
-        "up-projection": frozenset({"up", "gate"}),
-        "attention": frozenset({"scores", "softmax", "score-dropout", "attention"}),
+        "up-projection": frozenset({"up", "gate", "gate-up"}),
+        "attention": frozenset({"scores", "score-cap", "softmax", "score-dropout", "attention"}),
     }
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the
@@ -173,7 +176,7 @@ def check_recompute(mode: str) -> None:
             )
 
 
-SELECTIVE = frozenset({"scores", "softmax", "score-dropout"})
+SELECTIVE = frozenset({"scores", "score-cap", "softmax", "score-dropout"})
 """Operators of explicit attention that selective recomputation runs again (Korthikanti 2022)."""
 
 

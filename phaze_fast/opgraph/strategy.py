@@ -67,7 +67,9 @@ def _kv_heads(model: TransformerModel, s: Strategy) -> str:
 
 def _ffn(model: TransformerModel, s: Strategy) -> str:
     t = s.tensor_parallel
-    widths = [model.ffn] + ([model.moe.expert_ffn] if model.moe else [])
+    widths = [model.ffn] if model.moe is None or model.moe_layers < model.layers else []
+    if model.moe is not None:
+        widths += [model.moe.expert_ffn, model.moe.shared_width]
     wrong = [width for width in widths if width % t]
     return (
         f"tensor_parallel: {t} does not divide the feed-forward width {wrong[0]}" if wrong else ""
