@@ -8,7 +8,7 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
-from phaze_fast.models import TransformerModel, load, names
+from phaze_fast.models import Model, load, names
 from phaze_fast.units import format_count
 
 __all__ = ["add_commands"]
@@ -16,7 +16,7 @@ __all__ = ["add_commands"]
 _COLUMNS = ["model", "layers>", "hidden>", "heads>", "kv>", "ffn>", "vocab>", "seq>", "parameters>"]
 
 
-def _row(model: TransformerModel) -> list[str]:
+def _row(model: Model) -> list[str]:
     encoder = f"{model.encoder_layers}+" if model.encoder_layers else ""
     experts = f" x {model.moe.experts}" if model.moe else ""
     return [
@@ -32,7 +32,7 @@ def _row(model: TransformerModel) -> list[str]:
     ]
 
 
-def _data(model: TransformerModel) -> dict[str, Any]:
+def _data(model: Model) -> dict[str, Any]:
     return {
         **model.model_dump(mode="json"),
         "parameters": model.parameters(),
@@ -41,7 +41,7 @@ def _data(model: TransformerModel) -> dict[str, Any]:
     }
 
 
-def _show(model: TransformerModel) -> list[RenderableType]:
+def _show(model: Model) -> list[RenderableType]:
     total = model.parameters()
     rows = [
         [part, format_count(count), f"{count / total:.1%}"]

@@ -15,7 +15,7 @@ from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.hardware import Accelerator, Cluster
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Plan, Plans, Training, infeasible, plan
 from phaze_fast.units import format_bytes, format_time
 
@@ -110,7 +110,7 @@ def _human(found: Plans, budget: BudgetAnswer | None) -> list[RenderableType]:
 
 
 def _planned(
-    model: TransformerModel, cluster: Cluster, training: Training, top: int, threads: int | None
+    model: Model, cluster: Cluster, training: Training, top: int, threads: int | None
 ) -> Plans:
     """Find the plans, with a bar that shows how far it is."""
     with Progress(

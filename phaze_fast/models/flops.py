@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.transformer import TransformerModel
 
 __all__ = [
@@ -174,7 +175,33 @@ def _attention(model: TransformerModel, seq: int) -> tuple[float, float]:
     return own + narrow, (0.5 if model.causal else 1.0) * own + narrow
 
 
-def model_flops(model: TransformerModel, seq: int | None = None, sequences: int = 1) -> ModelFlops:
+def _graph_flops(model: GraphModel, sequences: int) -> ModelFlops:
+    """Operations of a graph's products; backward counts as two forward passes here as well."""
+    weights = attention = masked = 0.0
+    blocks = blocks_masked = 0.0
+    for layer in model.layers:
+        for op in layer.forward:
+            flops = layer.count * op.flops
+            seen = flops * (0.5 if op.causal else 1.0)
+            if op.kind == "gemm":
+                weights += flops
+            else:
+                attention, masked = attention + flops, masked + seen
+            if layer.name not in ("embedding", "head"):
+                blocks, blocks_masked = blocks + flops, blocks_masked + seen
+    return ModelFlops(
+        tokens=model.seq * sequences,
+        weights=_PASSES * sequences * weights,
+        attention=_PASSES * sequences * attention,
+        attention_causal=_PASSES * sequences * masked,
+        forward_blocks=sequences * blocks,
+        forward_blocks_causal=sequences * blocks_masked,
+    )
+
+
+def model_flops(
+    model: TransformerModel | GraphModel, seq: int | None = None, sequences: int = 1
+) -> ModelFlops:
     """Count the operations of some sequences, forward and backward.
 
     Parameters
@@ -203,6 +230,8 @@ def model_flops(model: TransformerModel, seq: int | None = None, sequences: int 
     for name, value in (("seq", length), ("sequences", sequences)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInputError(f"{name}: {value!r} is not accepted; expected 1 or more")
+    if isinstance(model, GraphModel):
+        return _graph_flops(model, sequences)
     blocks, count = float(_block_weights(model)), float(sequences)
     full, masked = _attention(model, length)
     weights = _PER_WEIGHT * length * (blocks + _end_weights(model))

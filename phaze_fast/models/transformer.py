@@ -186,6 +186,11 @@ class TransformerModel(Record):
         """Width of all key (or value) heads together."""
         return (self.heads if self.kv_heads is None else self.kv_heads) * self.head_width
 
+    @property
+    def widest_split(self) -> int:
+        """Tensor-parallel devices there is work for: as many as heads."""
+        return self.heads
+
     # ---- layers ----
 
     def is_windowed(self, layer: int, seq: int) -> bool:

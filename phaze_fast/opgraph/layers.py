@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import GraphModel, Model, TransformerModel
 from phaze_fast.opgraph.block import block_builder, block_kinds
-from phaze_fast.opgraph.builder import LayerBuilder
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
 from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.fusion import fuse
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.shares import Share, block_share, embedding_share, head_share
-from phaze_fast.opgraph.strategy import Strategy
+from phaze_fast.opgraph.strategy import Strategy, shapes
+from phaze_fast.opgraph.traced import traced_layers
 
 __all__ = ["Layer", "LayerGraph", "build_op_graphs", "layer_graph"]
 
@@ -42,11 +43,15 @@ class LayerGraph:
     that order, a chain but for an encoder whose output enters every decoder block.
     """
 
-    model: TransformerModel
+    model: Model
     strategy: Strategy
     layers: tuple[Layer, ...]
     order: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
+    message_bytes: float
+    """Between two stages for one micro-batch, one way, per device; the most of any border."""
+    copied_parameters: int = 0
+    """Of the embedding that the last stage copies, where logits are tied to it; of one device."""
 
     @property
     def flops(self) -> float:
@@ -90,8 +95,28 @@ def _graphs(builder: LayerBuilder, fused: bool) -> tuple[OpGraph, OpGraph]:
     )
 
 
+def _traced_graph(model: GraphModel, strategy: Strategy) -> LayerGraph:
+    """The layers of a model that is given by its graph."""
+    layers = tuple(
+        Layer(
+            own.layer.name,
+            own.layer.count,
+            own.forward,
+            own.backward,
+            own.layer.parameters,
+            own.device_parameters,
+        )
+        for own in traced_layers(model, strategy)
+    )
+    sent = max(layer.output_bytes for layer in model.layers) * strategy.microbatch
+    share = strategy.tensor_parallel if strategy.sequence_parallel else 1
+    return LayerGraph(
+        model, strategy, layers, model.order, model.edges, message_bytes=sent / share
+    )
+
+
 def layer_graph(
-    model: TransformerModel, strategy: Strategy | None = None, fused: bool = False
+    model: Model, strategy: Strategy | None = None, fused: bool = False
 ) -> LayerGraph:
     """Build the layers of a model as one device runs them.
 
@@ -117,6 +142,8 @@ def layer_graph(
     [('embedding', 1), ('block', 96), ('head', 1)]
     """
     strategy = Strategy() if strategy is None else strategy
+    if isinstance(model, GraphModel):
+        return _traced_graph(model, strategy)
     builders, kinds = _builders(model, strategy)
     layers = tuple(
         Layer(
@@ -135,11 +162,21 @@ def layer_graph(
     if model.encoder_layers:
         last = model.encoder_layers  # position of the last encoder block, after the embedding
         edges += [(last, last + j) for j in range(2, model.layers + 1)]
-    return LayerGraph(model, strategy, layers, order, tuple(sorted(edges)))
+    s = shapes(model, strategy)
+    tied = model.tied_embeddings and model.head in ("lm", "mlm")
+    return LayerGraph(
+        model,
+        strategy,
+        layers,
+        order,
+        tuple(sorted(edges)),
+        message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),
+        copied_parameters=s.vocab * model.hidden if tied else 0,
+    )
 
 
 def build_op_graphs(
-    model: TransformerModel, strategies: Sequence[Strategy], fused: bool = False
+    model: Model, strategies: Sequence[Strategy], fused: bool = False
 ) -> list[LayerGraph]:
     """Build the layers of a model under several strategies.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from phaze_fast.errors import InfeasibleError
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import GraphModel, Model, TransformerModel
 from phaze_fast.records import Count, Record
 
 __all__ = ["RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
@@ -112,8 +112,25 @@ RULES = (
 )
 
 
-def reasons(model: TransformerModel, strategy: Strategy) -> list[str]:
+def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
+    """What a graph has no rule for."""
+    found = []
+    if s.seq is not None and s.seq != model.seq:
+        found.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")
+    if s.context_parallel > 1:
+        found.append(f"context_parallel: {s.context_parallel}: a traced graph has no rule for it")
+    if s.expert_parallel > 1:
+        found.append(f"expert_parallel: {s.expert_parallel}: a traced graph has no rule for it")
+    if s.tensor_parallel > 1:
+        why = next((layer.unsplit for layer in model.layers if layer.unsplit), "no layer is split")
+        found.append(f"tensor_parallel: {s.tensor_parallel}: {why}")
+    return found
+
+
+def reasons(model: Model, strategy: Strategy) -> list[str]:
     """Which rules a strategy breaks for a model, in words; empty where it is possible."""
+    if isinstance(model, GraphModel):
+        return _traced_reasons(model, strategy)
     return [text for rule in RULES if (text := rule.broken(model, strategy))]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import layouts_fit, optimizer
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.opgraph import Strategy
 from phaze_fast.placement.layouts import (
     Shape,
@@ -89,7 +89,7 @@ class PlanEvaluator:
 
     def __init__(
         self,
-        model: TransformerModel,
+        model: Model,
         cluster: Cluster,
         training: Training,
         capacities: Sequence[float],

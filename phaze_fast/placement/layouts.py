@@ -13,7 +13,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import FOLDED, SCHEDULES
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.opgraph import Strategy, reasons
 from phaze_fast.placement.training import RANK_ORDERS, Training
 
@@ -49,17 +49,17 @@ def node_devices(cluster: Cluster) -> int:
     return 8
 
 
-def _widths(model: TransformerModel, cluster: Cluster, training: Training) -> list[int]:
+def _widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
     if training.tensor_parallel is not None:
         return sorted(training.tensor_parallel)
-    widths = [1]
-    while 2 * widths[-1] <= min(node_devices(cluster), cluster.devices, model.heads):
+    widths, most = [1], min(node_devices(cluster), cluster.devices)
+    while 2 * widths[-1] <= min(most, model.widest_split):
         widths.append(2 * widths[-1])
     return widths
 
 
 def strategies(
-    model: TransformerModel, cluster: Cluster, training: Training, rejected: Counter[str]
+    model: Model, cluster: Cluster, training: Training, rejected: Counter[str]
 ) -> Iterator[Strategy]:
     """Give what the model, the cluster and the batch allow; count the rest by reason."""
     choices = itertools.product(

@@ -23,7 +23,7 @@ from phaze_fast.hardware import (
     WaferSpace,
     fabric_from_dict,
 )
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import GraphModel, TransformerModel
 from phaze_fast.records import Record
 
 __all__ = ["KINDS", "generate", "parse_as", "schema"]
@@ -37,6 +37,7 @@ _TYPES: dict[str, Any] = {
     "wafer-space": WaferSpace,
     "energy-table": EnergyTable,
     "model": TransformerModel,
+    "graph": GraphModel,
 }
 KINDS = tuple(_TYPES)
 """Kinds of file that can be read."""

@@ -17,7 +17,7 @@ from phaze_fast.cost.paths import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, Cluster
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Placed, PlanEvaluator, Training
 from phaze_fast.placement.times import MAX_NODES, KindTimes
 from phaze_fast.search.bounds import (
@@ -40,7 +40,7 @@ Chips = Array | PricedChips
 class SearchProblem:
     """A model to be trained, and all that is given for it."""
 
-    model: TransformerModel
+    model: Model
     cluster: Cluster
     """Without a chip."""
     training: Training
@@ -118,7 +118,7 @@ def _evaluator(problem: SearchProblem) -> PlanEvaluator:
 
 
 def problems_of(
-    models: Sequence[TransformerModel], groups: ChipGroups, cluster: Cluster, training: Training
+    models: Sequence[Model], groups: ChipGroups, cluster: Cluster, training: Training
 ) -> list[SearchProblem]:
     """Pose the problem of each model.
 
