@@ -18,6 +18,7 @@ from phaze_fast.cli import (
     schedules,
     search,
     show,
+    trace,
     wafer,
 )
 
@@ -53,6 +54,7 @@ for _part in (
     search,
     wafer,
     models,
+    trace,
     show,
     hardware,
     costs,

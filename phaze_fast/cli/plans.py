@@ -9,8 +9,8 @@ import typer
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from phaze_fast import models
 from phaze_fast.cli.budget import Budget, BudgetAnswer
+from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
@@ -191,7 +191,7 @@ def plan_model(
         }
     )
     cluster = where.cluster()
-    found = _planned(models.load(model), cluster, training, top, threads)
+    found = _planned(load_model(model, training.seq), cluster, training, top, threads)
     if not found.plans:
         error = infeasible(found)
         if as_json or to_file is not None:

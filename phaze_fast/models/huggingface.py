@@ -12,10 +12,12 @@ from typing import Any
 
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
+from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.hf_decoders import DECODERS
 from phaze_fast.models.hf_encoders import ENCODERS
 from phaze_fast.models.hf_experts import EXPERTS
 from phaze_fast.models.hf_fields import Fields, NotModelledError
+from phaze_fast.models.torch_hf import trace_hf
 from phaze_fast.models.transformer import TransformerModel
 
 __all__ = ["LONGEST", "from_hf"]
@@ -44,11 +46,17 @@ def _record(data: Mapping[str, Any], source: str, name: str) -> TransformerModel
     return TransformerModel.from_dict({"name": name, **built}, source)
 
 
-def _build(data: object, source: str, name: str = "") -> TransformerModel:
+def _build(data: object, source: str, name: str = "") -> TransformerModel | GraphModel:
     if not isinstance(data, Mapping):
         raise InvalidInputError(f"{source}: expected a mapping of keys to values")
     named = name or str(data.get("_name_or_path") or data.get("model_type"))
-    return _record(data, source, named)
+    try:
+        return _record(data, source, named)
+    except NotModelledError as error:
+        try:
+            return trace_hf(data, named, source, longest=LONGEST)
+        except MissingExtraError as missing:
+            raise NotModelledError(f"{error}; {missing}") from None
 
 
 def _download(repository: str) -> Path:
@@ -66,7 +74,7 @@ def _download(repository: str) -> Path:
         raise InvalidInputError(f"{repository}: config.json cannot be fetched: {reason}") from None
 
 
-def from_hf(config: str | Path | Mapping[str, Any]) -> TransformerModel:
+def from_hf(config: str | Path | Mapping[str, Any]) -> TransformerModel | GraphModel:
     """Read a HuggingFace configuration.
 
     Parameters
@@ -77,8 +85,11 @@ def from_hf(config: str | Path | Mapping[str, Any]) -> TransformerModel:
 
     Returns
     -------
-    TransformerModel
-        With fused attention; ``.replace(attention="eager")`` for explicit scores.
+    TransformerModel or GraphModel
+        A record where the architecture has one: with fused attention,
+        ``.replace(attention="eager")`` for explicit scores. Any other causal, masked or
+        sequence-to-sequence language model of transformers is built on the meta device and traced,
+        which needs the extra ``torch`` and transformers.
 
     Raises
     ------

@@ -16,7 +16,7 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models.aten import KNOWN, figures
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
-from phaze_fast.models.torch_split import with_split
+from phaze_fast.models.split_rules import with_split
 
 __all__ = ["layered"]
 

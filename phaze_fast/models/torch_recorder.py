@@ -7,10 +7,12 @@ storage, so that views need no rules of their own; a hook sees what autograd kee
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -23,7 +25,7 @@ from phaze_fast.errors import InvalidInputError
 
 __all__ = ["Array", "Call", "Recorder", "Saved", "record_step"]
 
-Path = tuple[tuple[int, str], ...]
+Modules = tuple[tuple[int, str], ...]
 """Modules that run, outermost first: number of the call, and path of the module."""
 
 
@@ -63,7 +65,7 @@ class Call:
     sources: tuple[int, ...]
     """Operators that made what it reads; -1: the module's input."""
     backward: bool
-    path: Path
+    path: Modules
     sequence: int
     """Number of the autograd node that it belongs to."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -78,7 +80,7 @@ class Saved:
     array: Array
     before: int
     """Operators that ran before it was kept."""
-    path: Path
+    path: Modules
     source: int
     """Operator that made it; -1: an input; -2: a constant."""
 
@@ -89,14 +91,29 @@ _CREATORS = frozenset(
     "triu_indices".split()
 )
 _COPIES = frozenset({"_to_copy", "clone"})
-_SMALL = 2**22
-_HERE = (torch.__path__[0], __file__)
+_SMALL = 2**16
+_HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
-def source_line(frames: Any = None) -> str:
-    """File and line of the innermost frame outside of PyTorch, as ``model.py:12``."""
-    for frame in reversed(frames if frames is not None else traceback.extract_stack()):
-        if not frame.filename.startswith(_HERE) and "phaze_fast" not in frame.filename:
+def _is_users(filename: str) -> bool:
+    """Whether a source file is neither PyTorch's nor this package's."""
+    return not filename.startswith(_HERE)
+
+
+def _calling_line() -> str:
+    """File and line of the innermost running frame outside of PyTorch, as ``model.py:12``."""
+    frame = sys._getframe(1)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is None:
+        return ""
+    return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+
+
+def _failing_line(error: BaseException) -> str:
+    """File and line of the innermost frame outside of PyTorch that an error went through."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if _is_users(frame.filename):
             return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno}"
     return ""
 
@@ -135,10 +152,10 @@ class _Constants:
         for tensor, value in zip(outputs, values, strict=True):
             self._known[id(tensor)] = (tensor, value)
 
-    def value(self, tensor: Any) -> Any:
+    def value(self, tensor: Any, constant: bool) -> Any:
         """Give the number in an array of one."""
-        if tensor.is_meta and id(tensor) not in self._known:
-            raise RuntimeError("control flow that depends on data")
+        if not constant or (tensor.is_meta and id(tensor) not in self._known):
+            raise RuntimeError("control flow, or a number, that depends on data")
         return self._of(tensor).item()
 
 
@@ -208,8 +225,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         kwargs = kwargs or {}
         reads = self._arrays([*args, *kwargs.values()])
         constant = not any(map(self.counts, reads))
-        if constant and func is torch.ops.aten._local_scalar_dense.default:
-            return self._constants.value(args[0])
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._constants.value(args[0], constant)
         out = func(*args, **kwargs)
         if constant:
             self._constants.follow(func, args, kwargs, out)
@@ -259,7 +276,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
                 tuple(self._path),
                 self._sequence(),
                 options,
-                source_line(),
+                "" if self.backward else _calling_line(),
             )
         )
         for array in writes:
@@ -409,7 +426,7 @@ def record_step(
         raise
     except Exception as error:
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        line = source_line(traceback.extract_tb(error.__traceback__))
+        line = _failing_line(error)
         raise InvalidInputError(
             f"{name}: PyTorch cannot run it on shapes alone: {said}"
             + (f" ({line})" if line else "")

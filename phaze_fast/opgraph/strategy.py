@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphModel, Model, TransformerModel
+from phaze_fast.models.split_rules import widths_divide
 from phaze_fast.records import Count, Record
 
 __all__ = ["RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
@@ -121,9 +122,13 @@ def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
         found.append(f"context_parallel: {s.context_parallel}: a traced graph has no rule for it")
     if s.expert_parallel > 1:
         found.append(f"expert_parallel: {s.expert_parallel}: a traced graph has no rule for it")
-    if s.tensor_parallel > 1:
-        why = next((layer.unsplit for layer in model.layers if layer.unsplit), "no layer is split")
-        found.append(f"tensor_parallel: {s.tensor_parallel}: {why}")
+    t = s.tensor_parallel
+    if t > 1:
+        whole = [layer for layer in model.layers if layer.unsplit]
+        if len(whole) == len(model.layers):
+            found.append(f"tensor_parallel: {t}: {whole[0].unsplit}")
+        uneven = (widths_divide(layer, t) for layer in model.layers)
+        found += [f"tensor_parallel: {why}" for why in uneven if why][:1]
     return found
 
 

@@ -7,6 +7,12 @@ from phaze_fast.models import GraphLayer, GraphModel, GraphOperator
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.strategy import Strategy, reasons
+from phaze_fast.opgraph.traced_split import (
+    backward_specs,
+    device_parameters,
+    forward_specs,
+    rows_shared,
+)
 
 __all__ = ["TracedLayer", "traced_layers"]
 
@@ -40,13 +46,18 @@ class TracedLayer:
 
     def __init__(self, model: GraphModel, layer: GraphLayer, strategy: Strategy) -> None:
         self.layer, self.strategy = layer, strategy
-        samples = strategy.microbatch
+        samples, width = strategy.microbatch, strategy.tensor_parallel
+        rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
         forward = [operator_spec(op, samples) for op in layer.forward]
         backward = [operator_spec(op, samples) for op in layer.backward]
+        if width > 1:
+            forward = forward_specs(layer, forward, width, rows)
+            backward = backward_specs(layer, backward, width, rows, samples)
         kept = tuple(
             Tensor(
                 tensor.name,
-                int(tensor.fixed_bytes + tensor.bytes * samples),
+                int(tensor.fixed_bytes + tensor.bytes * samples)
+                // (width if tensor.split or rows else 1),
                 "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
             )
             for tensor in layer.saved
@@ -54,7 +65,7 @@ class TracedLayer:
         title = f"{model.name}/{layer.name}"
         self.forward: OpGraph = lay_out(f"{title}/forward", forward, kept, in_order=True)
         self.backward: OpGraph = lay_out(f"{title}/backward", backward, (), in_order=True)
-        self.device_parameters = layer.parameters
+        self.device_parameters = device_parameters(layer, width)
 
 
 def traced_layers(model: GraphModel, strategy: Strategy) -> list[TracedLayer]:
