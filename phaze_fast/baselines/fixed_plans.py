@@ -295,7 +295,7 @@ def megatron_plan(
     (0, 'none')
     """
     bench = _Bench(cluster, training, capacities, chip)
-    blocks = model.layers + model.encoder_layers
+    blocks = model.blocks
     free = {
         "pipeline": tuple(p for p in range(1, blocks + 1) if blocks % p == 0),
         "tensor_parallel": _MEGATRON_WIDTHS,

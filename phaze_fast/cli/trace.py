@@ -39,8 +39,8 @@ def _called(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     where, _, name = target.rpartition(":")
     if not where or not name:
         raise InvalidInputError(
-            f"target: {target!r} is not accepted; expected package.module:function, file.py:function "
-            "or a HuggingFace config.json"
+            f"target: {target!r} is not accepted; expected package.module:function, "
+            "file.py:function or a HuggingFace config.json"
         )
     try:
         found = getattr(_module(where), name)

@@ -48,8 +48,8 @@ _KINDS = {
     "embedding_dense_backward": ("embedding-backward", ""),
     "native_dropout": ("dropout", ""),
     "dropout": ("dropout", ""),
-    **{name: ("multiply", "copy") for name in _COPIES.split()},
-    **{name: ("multiply", "multiply") for name in _ELEMENTWISE.split()},
+    **dict.fromkeys(_COPIES.split(), ("multiply", "copy")),
+    **dict.fromkeys(_ELEMENTWISE.split(), ("multiply", "multiply")),
     **{
         name: ("norm", function)
         for name, function in {
@@ -72,20 +72,16 @@ _KINDS = {
             "_fused_rms_norm_backward": "rmsnorm",
         }.items()
     },
-    **{name: ("softmax", "") for name in ("_softmax", "_log_softmax", "_safe_softmax")},
-    **{
-        name: ("softmax-backward", "")
-        for name in ("_softmax_backward_data", "_log_softmax_backward_data")
-    },
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), ("softmax", "")),
+    "_softmax_backward_data": ("softmax-backward", ""),
+    "_log_softmax_backward_data": ("softmax-backward", ""),
 }
 _CURVES = {"gelu": "gelu", "relu": "relu", "threshold": "relu", "hardtanh": "relu"}
-_CURVES |= {
-    name: "silu"
-    for name in (
-        "silu tanh sigmoid softplus elu celu selu mish hardswish hardsigmoid leaky_relu log_sigmoid "
-        "log_sigmoid_forward prelu _prelu_kernel glu rrelu_with_noise"
-    ).split()
-}
+_OTHER_CURVES = """
+    silu tanh sigmoid softplus elu celu selu mish hardswish hardsigmoid leaky_relu log_sigmoid
+    log_sigmoid_forward prelu _prelu_kernel glu rrelu_with_noise
+    """
+_CURVES |= dict.fromkeys(_OTHER_CURVES.split(), "silu")
 _KINDS |= {name: ("activation", curve) for name, curve in _CURVES.items()}
 _KINDS |= {f"{name}_backward": ("activation-backward", c) for name, c in _CURVES.items()}
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
@@ -163,7 +159,7 @@ def _attention(call: Any) -> Figures:
 
 
 def _convolution(call: Any) -> Figures:
-    """A convolution as the product of its patches with its weights."""
+    """Read a convolution as the product of its patches with its weights."""
     shapes = call.options
     x = shapes.get("x", call.reads[0].shape)
     weights = shapes.get("weights", call.reads[-1 if "out" in shapes else 1].shape)

@@ -7,7 +7,7 @@ these records is documented in docs/graphs.md and has the schema ``graph``.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -193,6 +193,15 @@ class GraphModel(Record):
         if len(set(names)) < len(names):
             raise ValueError("layers: expected names that differ")
         return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data: the format and its version, and fields that hold no default."""
+        return {"format": self.format, "version": self.version, **super().to_dict()}
+
+    @property
+    def blocks(self) -> int:
+        """Layers that are neither the embedding nor the head."""
+        return sum(x.count for x in self.layers if x.name not in ("embedding", "head"))
 
     @property
     def widest_split(self) -> int:

@@ -38,7 +38,7 @@ class _Region:
         self.columns: set[int] = set()
         self.inside: set[int] = set()
         self.closed = True
-        waiting = [source for source in operators[row].inputs]
+        waiting = list(operators[row].inputs)
         while waiting:
             at = waiting.pop()
             if at < 0:
@@ -65,11 +65,15 @@ class _Region:
 
 def _vocabulary(operators: tuple[GraphOperator, ...], consumers: list[set[int]]) -> dict[int, str]:
     """Roles of a table that is looked up, and of logits and what follows them up to the loss."""
-    roles = {at: "vocabulary" for at, op in enumerate(operators) if op.kind == "embedding"}
+    tables = [at for at, op in enumerate(operators) if op.kind == "embedding" and op.weights]
+    roles = {}
+    if tables:  # smaller ones, of positions and segments, are whole on every device
+        roles[max(tables, key=lambda at: operators[at].weights)] = "vocabulary"
     for at, op in enumerate(operators):
         if op.kind != "gemm":
             continue
-        behind, waiting = set(), [at]
+        behind: set[int] = set()
+        waiting = [at]
         while waiting:
             for reader in consumers[waiting.pop()] - behind:
                 behind.add(reader)
@@ -111,7 +115,7 @@ def _kept(tensor: SavedTensor, roles: dict[int, str]) -> SavedTensor:
 
 
 def widths_divide(layer: GraphLayer, width: int) -> str:
-    """What of a layer so many devices cannot share evenly; empty where they can."""
+    """Say what of a layer so many devices cannot share evenly; empty where they can."""
     heads = max((op.k for op in layer.forward if op.kind == "attention"), default=0)
     for at, op in enumerate(layer.forward):
         size = {"columns": op.n, "rows": op.k}.get(op.split, 0)
@@ -119,7 +123,9 @@ def widths_divide(layer: GraphLayer, width: int) -> str:
             size = op.b
         if size % width:
             return f"{width} does not divide {size} of {layer.name}.{op.name}"
-        attended = any(reader.kind == "attention" and at in reader.inputs for reader in layer.forward)
+        attended = any(
+            reader.kind == "attention" and at in reader.inputs for reader in layer.forward
+        )
         if op.split == "columns" and attended and heads and size // heads % width:
             return f"{width} does not divide {size // heads} heads of {layer.name}.{op.name}"
     return ""

@@ -24,7 +24,7 @@ def _transformers() -> Any:
             "other architectures are built and traced, which needs: "
             "pip install 'phaze-fast[torch]' transformers"
         ) from None
-    transformers.logging.set_verbosity_error()
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call, unused-ignore]
     return transformers
 
 
@@ -44,7 +44,9 @@ def hf_module(data: Mapping[str, Any], source: str = "config") -> Any:
         config = transformers.AutoConfig.for_model(**fields)
     except Exception as error:
         said = next(iter(str(error).splitlines()), type(error).__name__)
-        raise InvalidInputError(f"{source}: model_type: transformers cannot read it: {said}") from None
+        raise InvalidInputError(
+            f"{source}: model_type: transformers cannot read it: {said}"
+        ) from None
     makers = (
         transformers.AutoModelForCausalLM,
         transformers.AutoModelForMaskedLM,
@@ -93,7 +95,11 @@ def trace_hf(
     tokens = seq if seq is not None else min(int(window), longest)
     ids = torch.empty((2, tokens), dtype=torch.long, device="meta")
     module.train()
-    kwargs = {"input_ids": ids, "labels": ids}
+    if getattr(config, "is_encoder_decoder", False):  # any token will do to start with
+        for field in ("pad_token_id", "decoder_start_token_id"):
+            if getattr(config, field, None) is None:
+                setattr(config, field, 0)
+    kwargs: dict[str, Any] = {"input_ids": ids, "labels": ids}
     if "use_cache" in getattr(config, "to_dict", dict)():
         kwargs["use_cache"] = False
     found = from_torch(module, (), kwargs, name=name)

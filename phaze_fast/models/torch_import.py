@@ -142,7 +142,7 @@ def from_torch(
     size = given[0].shape[0] if given and given[0].dim() else 1
     ids = next((x for x in given if not x.is_floating_point() and x.dim() == 2), None)
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    recorded = []
+    recorded: list[Any] = []
     with _on_meta(module, kind):
         for count in (2, 4):
             inputs = tuple(_samples(x, size, count, kind) for x in example_inputs)
@@ -154,4 +154,5 @@ def from_torch(
         path: (type(part).__name__, tuple(child for child, _ in part.named_children()))
         for path, part in module.named_modules(remove_duplicate=False)
     }
-    return layered(title, *recorded, modules, 1 if ids is None else int(ids.shape[1]))
+    seq = 1 if ids is None else int(ids.shape[1])
+    return layered(title, recorded[0], recorded[1], modules, seq)

@@ -129,7 +129,7 @@ class _Trace:
 
 
 def _per_sample(two: float, four: float) -> tuple[float, float]:
-    """What one sample adds, and the rest, of figures of two and of four."""
+    """Give what one sample adds, and the rest, of figures of two and of four."""
     grows = max((four - two) / 2.0, 0.0)
     return grows, max(two - 2.0 * grows, 0.0)
 
@@ -172,10 +172,10 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
     for one, two in zip(trace.small.saved, trace.large.saved, strict=True):
         wanted, segment = trace.call_of(one.path), None
         for at in (one.before, one.before - 1):
-            if 0 <= at < len(calls) and not calls[at].backward:
-                if trace.call_of(calls[at].path) == wanted:
-                    segment = trace.owner[at]
-                    break
+            inside = 0 <= at < len(calls) and not calls[at].backward
+            if inside and trace.call_of(calls[at].path) == wanted:
+                segment = trace.owner[at]
+                break
         if segment is None:
             segment = trace.owner[min(max(one.before - 1, 0), trace.forward[-1])]
         key = one.array.storage
@@ -195,7 +195,7 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
 
 
 def _local(positions: Sequence[int], trace: _Trace, at: int) -> tuple[int, ...]:
-    """Inputs of an operator within its pass of its layer."""
+    """Give the inputs of an operator within its pass of its layer."""
     place = {global_at: local for local, global_at in enumerate(positions)}
     sources = trace.small.calls[at].sources
     inputs = dict.fromkeys(place.get(source, -1) for source in sources)
@@ -233,7 +233,9 @@ def _distinct(operators: list[GraphOperator]) -> tuple[GraphOperator, ...]:
     for op in operators:
         taken[op.name] += 1
         if taken[op.name] > 1:
-            stem, end = (op.name[:-2], op.name[-2:]) if op.name[-2:] in ("-x", "-w") else (op.name, "")
+            stem, end = (
+                (op.name[:-2], op.name[-2:]) if op.name[-2:] in ("-x", "-w") else (op.name, "")
+            )
             op = op.replace(name=f"{stem}-{taken[op.name]}{end}")
         found.append(op)
     return tuple(found)
@@ -285,11 +287,9 @@ def _written(trace: _Trace, at: int) -> tuple[float, float]:
 
 
 def _kind_key(layer: GraphLayer) -> Any:
-    """What two layers of one kind share: all but names, and of the backward pass its products."""
+    """Give what layers of one kind share: all but names, and of the backward pass its products."""
     forward = tuple(op.replace(name="-") for op in layer.forward)
-    products = Counter(
-        (op.kind, op.b, op.m, op.n, op.k) for op in layer.backward if op.flops > 0.0
-    )
+    products = Counter((op.kind, op.b, op.m, op.n, op.k) for op in layer.backward if op.flops > 0.0)
     saved = tuple(tensor.replace(name="-") for tensor in layer.saved)
     return forward, layer.parameters, saved, frozenset(products.items())
 
@@ -325,7 +325,8 @@ def layered(name: str, small: Any, large: Any, modules: Children, seq: int) -> G
         title = _title(trace, segment)
         made = _layer(trace, segment, title, weights, extra, kept.get(segment, ()))
         alike.setdefault(_kind_key(made), []).append((segment, made))
-    layers, order = [], [0] * count
+    layers: list[GraphLayer] = []
+    order = [0] * count
     for at, members in enumerate(alike.values()):
         common = Counter(len(layer.backward) for _, layer in members).most_common(1)[0][0]
         usual = next(layer for _, layer in members if len(layer.backward) == common)

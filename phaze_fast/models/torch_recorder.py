@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
-from torch.overrides import TorchFunctionMode  # type: ignore[import-not-found, unused-ignore]
 from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unused-ignore]
     TorchDispatchMode,
 )
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.models.torch_functions import Constants, Functions, loss_of
 
 __all__ = ["Array", "Call", "Recorder", "Saved", "record_step"]
 
@@ -85,13 +86,13 @@ class Saved:
     """Operator that made it; -1: an input; -2: a constant."""
 
 
-_CREATORS = frozenset(
-    "empty empty_like empty_strided new_empty new_empty_strided full full_like ones ones_like zeros "
-    "zeros_like new_zeros new_ones new_full arange scalar_tensor eye linspace tril_indices "
-    "triu_indices".split()
-)
+_MAKERS = """
+    empty empty_like empty_strided new_empty new_empty_strided full full_like ones ones_like zeros
+    zeros_like new_zeros new_ones new_full arange scalar_tensor eye linspace tril_indices
+    triu_indices
+    """
+_CREATORS = frozenset(_MAKERS.split())
 _COPIES = frozenset({"_to_copy", "clone"})
-_SMALL = 2**16
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -102,9 +103,9 @@ def _is_users(filename: str) -> bool:
 
 def _calling_line() -> str:
     """File and line of the innermost running frame outside of PyTorch, as ``model.py:12``."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and not _is_users(frame.f_code.co_filename):
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     if frame is None:
         return ""
     return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"
@@ -118,52 +119,11 @@ def _failing_line(error: BaseException) -> str:
     return ""
 
 
-class _Constants:
-    """Values of small arrays that depend on no input: positions, masks.
-
-    Control flow may depend on them, as on anything that is the same in every step.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}  # by identity; keeping both keeps it unique
-
-    def _of(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if not value.is_meta:
-                return value
-            return self._known[id(value)][1]
-        if isinstance(value, tuple | list):
-            return type(value)(self._of(one) for one in value)
-        return value
-
-    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Compute what an operator on constants gives, where that is small and known."""
-        outputs = out if isinstance(out, tuple | list) else (out,)
-        if any(not isinstance(x, torch.Tensor) or x.numel() > _SMALL for x in outputs):
-            return
-        try:
-            given = {key: self._of(value) for key, value in kwargs.items()}
-            if "device" in given:
-                given["device"] = "cpu"
-            made = func(*self._of(tuple(args)), **given)
-        except (KeyError, RuntimeError, NotImplementedError):
-            return  # it depends on an input, or has no values
-        values = made if isinstance(made, tuple | list) else (made,)
-        for tensor, value in zip(outputs, values, strict=True):
-            self._known[id(tensor)] = (tensor, value)
-
-    def value(self, tensor: Any, constant: bool) -> Any:
-        """Give the number in an array of one."""
-        if not constant or (tensor.is_meta and id(tensor) not in self._known):
-            raise RuntimeError("control flow, or a number, that depends on data")
-        return self._of(tensor).item()
-
-
-class Recorder(TorchDispatchMode):  # type: ignore[misc]
+class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Notes operators as they run."""
 
     def __init__(self, module: Any) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.calls: list[Call] = []
         self.saved: list[Saved] = []
         self.backward = False
@@ -177,7 +137,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         self._path: list[tuple[int, str]] = []
         self._entered = 0
         self._made: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
-        self._constants = _Constants()
+        self._constants = Constants()
         self._alive: list[Any] = []  # a storage that is freed could be taken for another
         for part in module.parameters():
             self._note(part)
@@ -197,19 +157,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             key in self.parameters or key in self.copies,
         )
 
-    def _arrays(self, values: Any) -> list[Array]:
+    def arrays(self, values: Any) -> list[Array]:
+        """Note the tensors among values."""
         found = []
         for value in values:
             if isinstance(value, torch.Tensor):
                 found.append(self._note(value))
             elif isinstance(value, tuple | list):
-                found += self._arrays(value)
+                found += self.arrays(value)
         return found
 
     def enter_inputs(self, values: Any) -> None:
         """Note the floating-point inputs: what is computed from them counts."""
         for value in values:
-            if isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex()):
+            if isinstance(value, torch.Tensor) and (
+                value.is_floating_point() or value.is_complex()
+            ):
                 self._made[self._note(value).storage] = -1
 
     def counts(self, array: Array) -> bool:
@@ -218,12 +181,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     # ---- operators ----
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator and note it."""
         kwargs = kwargs or {}
-        reads = self._arrays([*args, *kwargs.values()])
+        reads = self.arrays([*args, *kwargs.values()])
         constant = not any(map(self.counts, reads))
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._constants.value(args[0], constant)
@@ -231,7 +192,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
         if constant:
             self._constants.follow(func, args, kwargs, out)
         name, mutable = func.overloadpacket.__name__, func._schema.is_mutable
-        writes = self._arrays(out if isinstance(out, tuple | list) else [out])
+        writes = self.arrays(out if isinstance(out, tuple | list) else [out])
         held = {array.storage for array in reads}
         view = not mutable and bool(writes) and all(array.storage in held for array in writes)
         if view or name in _CREATORS or constant:
@@ -253,12 +214,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
     def _convolution_gradients(self, args: Any, out: Any) -> None:
         """Note the gradients of a convolution's input and of its weights as an operator each."""
         options = {"groups": args[9], "transposed": args[7]}
-        gradient, x, weights = self._arrays(args[:3])
+        gradient, x, weights = self.arrays(args[:3])
         shapes = {"x": x.shape, "weights": weights.shape, "out": gradient.shape}
         wanted = (("input", weights, out[0]), ("weight", x, out[1]))
         for what, other, made in wanted:
             if made is not None:
-                written = self._arrays([made])
+                written = self.arrays([made])
                 self.add(f"convolution_{what}", [gradient, other], written, {**options, **shapes})
 
     def add(
@@ -307,7 +268,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             self._entered += 1
             self._path.append((self._entered, self.names.get(id(module), "")))
 
-        def leave(module: Any, _inputs: Any, _output: Any) -> None:
+        def leave(_module: Any, _inputs: Any, _output: Any) -> None:
             self._path.pop()
 
         hooks = torch.nn.modules.module
@@ -317,95 +278,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
             yield
 
 
-class _Attention(torch.autograd.Function):  # type: ignore[misc]
-    """Fused attention as one operator each way, which keeps what such kernels keep."""
-
-    @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool, recorder: Recorder) -> Any:
-        """Note the operator."""
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
-        ctx.save_for_backward(q, k, v, out, sums)
-        ctx.causal, ctx.recorder = causal, recorder
-        reads, writes = recorder._arrays([q, k, v]), recorder._arrays([out, sums])
-        recorder.add("attention", reads, writes, {"causal": causal})
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        """Note its gradient."""
-        q, k, v, out, sums = ctx.saved_tensors
-        made = [torch.empty_like(x) for x in (q, k, v)]
-        recorder = ctx.recorder
-        reads = recorder._arrays([q, k, v, out, sums, gradient])
-        recorder.add("attention_backward", reads, recorder._arrays(made), {"causal": ctx.causal})
-        return (*made, None, None)
-
-
-class _Functions(TorchFunctionMode):  # type: ignore[misc]
-    """Takes fused attention before PyTorch takes it apart."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
-        self.recorder = recorder
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Replace fused attention by one operator."""
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            return self._attend(*args, **kwargs)
-        return func(*args, **kwargs)
-
-    def _attend(
-        self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: Any = None, enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
-        return _Attention.apply(query, key, value, is_causal, self.recorder)
-
-
-class _Loss(torch.autograd.Function):  # type: ignore[misc]
-    """A number that all outputs go into, where a module gives no loss; it costs nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, *outputs: Any) -> Any:
-        """Give a number."""
-        ctx.save_for_backward()
-        ctx.like = [(tuple(x.shape), x.dtype) for x in outputs]
-        return outputs[0].new_empty((), dtype=torch.float32)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
-        """Give a gradient of each."""
-        return tuple(gradient.new_empty(shape, dtype=dtype) for shape, dtype in ctx.like)
-
-
-def _floats(output: Any) -> Iterator[Any]:
-    if isinstance(output, torch.Tensor):
-        if output.requires_grad:
-            yield output
-        return
-    values = output.values() if hasattr(output, "values") else output
-    if isinstance(output, tuple | list) or hasattr(output, "values"):
-        for value in values:
-            yield from _floats(value)
-
-
-def _loss(output: Any) -> Any:
-    loss = getattr(output, "loss", None)
-    if loss is None and isinstance(output, dict):
-        loss = output.get("loss")
-    if isinstance(loss, torch.Tensor):
-        return loss
-    outputs = list(_floats(output))
-    if len(outputs) == 1 and outputs[0].numel() == 1:
-        return outputs[0]
-    return _Loss.apply(*outputs) if outputs else None
-
-
 def record_step(
-    name: str, module: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any],
-    run: Callable[[], Any] | None = None,
-) -> Recorder:  # fmt: skip
+    name: str, module: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Recorder:
     """Run one forward and backward pass of a module on the meta device and note its operators.
 
     Raises
@@ -416,9 +291,9 @@ def record_step(
     recorder = Recorder(module)
     recorder.enter_inputs([*inputs, *kwargs.values()])
     try:
-        with recorder.watching(), _Functions(recorder), recorder:
+        with recorder.watching(), Functions(recorder), recorder:
             with torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda x: x):
-                loss = _loss(module(*inputs, **kwargs) if run is None else run())
+                loss = loss_of(module(*inputs, **kwargs))
             recorder.backward = True
             if loss is not None:
                 loss.backward()

@@ -193,6 +193,11 @@ class TransformerModel(Record):
 
     # ---- layers ----
 
+    @property
+    def blocks(self) -> int:
+        """Layers that are neither the embedding nor the head."""
+        return self.layers + self.encoder_layers
+
     def is_windowed(self, layer: int, seq: int) -> bool:
         """Whether a layer, from 0, sees less than a sequence of so many tokens."""
         reaches = self.window is None or self.window >= seq

@@ -23,7 +23,9 @@ def attend(w: BlockWriter, prefix: str, x: int, memory: int, causal: bool) -> in
         return _latent(w, w.model.latent, prefix, x, causal)
     s, m, builder = w.shapes, w.model, w.builder
     q, k, v = _projections(w, prefix, x, memory)
-    query_bytes, kv_bytes = (ELEMENT_BYTES * s.rows * width for width in (s.query_width, s.kv_width))
+    query_bytes, kv_bytes = (
+        ELEMENT_BYTES * s.rows * width for width in (s.query_width, s.kv_width)
+    )
     if m.qk_norm != "no":
         q = _normed(w, f"{prefix}q-norm", q, s.query_width, s.heads)
         k = _normed(w, f"{prefix}k-norm", k, s.kv_width, s.kv_heads)

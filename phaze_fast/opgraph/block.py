@@ -61,9 +61,7 @@ def _parallel(w: BlockWriter, body: Callable[[int], int]) -> int:
     return w.add_residual("ffn", w.leave("ffn", both), -1)
 
 
-def block_builder(
-    model: TransformerModel, strategy: Strategy, kind: str = "block"
-) -> LayerBuilder:
+def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "block") -> LayerBuilder:
     """Write one block of a model as one device runs it.
 
     Parameters

@@ -17,9 +17,7 @@ def feed_forward(w: BlockWriter, x: int) -> int:
 def _dense(w: BlockWriter, prefix: str, x: int, width: int) -> int:
     s, m, builder = w.shapes, w.model, w.builder
     if m.gated and m.fused_gate:
-        up = gate = builder.linear(
-            f"{prefix}gate-up", x, s.rows, m.hidden, 2 * width, m.ffn_bias
-        )
+        up = gate = builder.linear(f"{prefix}gate-up", x, s.rows, m.hidden, 2 * width, m.ffn_bias)
     else:
         up = builder.linear(f"{prefix}up", x, s.rows, m.hidden, width, m.ffn_bias)
         gate = -1

@@ -96,7 +96,7 @@ def _graphs(builder: LayerBuilder, fused: bool) -> tuple[OpGraph, OpGraph]:
 
 
 def _traced_graph(model: GraphModel, strategy: Strategy) -> LayerGraph:
-    """The layers of a model that is given by its graph."""
+    """Write the layers of a model that is given by its graph."""
     layers = tuple(
         Layer(
             own.layer.name,
@@ -110,14 +110,10 @@ def _traced_graph(model: GraphModel, strategy: Strategy) -> LayerGraph:
     )
     sent = max(layer.output_bytes for layer in model.layers) * strategy.microbatch
     share = strategy.tensor_parallel if strategy.sequence_parallel else 1
-    return LayerGraph(
-        model, strategy, layers, model.order, model.edges, message_bytes=sent / share
-    )
+    return LayerGraph(model, strategy, layers, model.order, model.edges, message_bytes=sent / share)
 
 
-def layer_graph(
-    model: Model, strategy: Strategy | None = None, fused: bool = False
-) -> LayerGraph:
+def layer_graph(model: Model, strategy: Strategy | None = None, fused: bool = False) -> LayerGraph:
     """Build the layers of a model as one device runs them.
 
     Parameters

@@ -114,7 +114,7 @@ RULES = (
 
 
 def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
-    """What a graph has no rule for."""
+    """Say what a graph has no rule for."""
     found = []
     if s.seq is not None and s.seq != model.seq:
         found.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")

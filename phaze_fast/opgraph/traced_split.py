@@ -18,9 +18,16 @@ def rows_shared(layer: GraphLayer) -> bool:
     return not outside & {"attention", "batched-gemm"}
 
 
+def _cut(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
+    """Divide one dimension."""
+    sizes = {name: getattr(spec, name) for name in "bmnk"}
+    sizes[dim] = max(sizes[dim] // width, 1)
+    return replace(spec, b=sizes["b"], m=sizes["m"], n=sizes["n"], k=sizes["k"])
+
+
 def _less(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
-    """A share of one dimension of a product, its bytes counted anew."""
-    made = replace(spec, **{dim: max(getattr(spec, dim) // width, 1)})  # type: ignore[arg-type]
+    """Take a share of one dimension of a product, its bytes counted anew."""
+    made = _cut(spec, dim, width)
     return replace(
         made,
         flops=spec.flops / width,
@@ -30,9 +37,9 @@ def _less(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
 
 
 def _part(spec: OperatorSpec, width: int) -> OperatorSpec:
-    """A share of all elements."""
+    """Take a share of all elements."""
     dim = "b" if spec.b % width == 0 else "n" if spec.n % width == 0 else "m"
-    made = replace(spec, **{dim: max(getattr(spec, dim) // width, 1)})  # type: ignore[arg-type]
+    made = _cut(spec, dim, width)
     return replace(
         made,
         flops=spec.flops / width,
@@ -42,7 +49,7 @@ def _part(spec: OperatorSpec, width: int) -> OperatorSpec:
 
 
 def _rows(op: GraphOperator, spec: OperatorSpec, width: int) -> OperatorSpec:
-    """A share of the rows."""
+    """Take a share of the rows."""
     if op.scales not in ("m", "k") or getattr(spec, op.scales) % width:
         return spec
     if spec.flops:
