@@ -1,4 +1,4 @@
-"""phaze-fast trace: a PyTorch module as a graph on disk."""
+"""The command ``trace``: a PyTorch module as a graph on disk."""
 
 from __future__ import annotations
 

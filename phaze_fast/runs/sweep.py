@@ -94,11 +94,12 @@ class Point:
     training: Training
 
     def __post_init__(self) -> None:
-        for name, kind in _PARTS.items():
+        for name, kind in _TYPES.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise InvalidTypeError(
-                    f"{name}: {type(value).__name__} is not accepted; expected a {kind.__name__}"
+                    f"{name}: {type(value).__name__} is not accepted; expected a "
+                    f"{getattr(kind, '__name__', 'TransformerModel')}"
                 )
         if self.cluster.chip is None:
             raise InvalidInputError("cluster.chip: missing; expected a cluster with its chip")
@@ -130,6 +131,7 @@ class Point:
         return cls(*parts)
 
 
+_TYPES: dict[str, Any] = {"model": Model, "cluster": Cluster, "training": Training}
 _PARTS: dict[str, Any] = {
     "model": model_from_dict,
     "cluster": Cluster.from_dict,
