@@ -38,7 +38,8 @@ _ELEMENTWISE = """
     bucketize kl_div xlogy tan sinh cosh asinh acosh atanh asin acos atan cross dist cdist
     _cdist_forward hypot heaviside copysign gather_backward sgn angle digamma lgamma polygamma
     _foreach_mul _foreach_add masked_select_backward view_as_complex complex polar dot vdot outer
-    _local_scalar_dense equal isfinite relu_backward
+    _local_scalar_dense equal isfinite relu_backward floor_divide argsort repeat_interleave
+    bitwise_left_shift bitwise_right_shift multinomial true_divide
     """
 _KINDS = {
     "add": ("multiply", "add"),

@@ -119,6 +119,22 @@ def test_tensor_parallel_rules_are_those_of_the_record(kind, shared_rows):
             assert sent(one) == sent(two)
 
 
+@pytest.mark.parametrize(
+    "name", ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"]
+)
+def test_experts_and_latent_attention_are_the_same_traced_and_recorded(name):
+    """Grouped products, shared experts, dense layers among others: parameters and FLOPs."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from phaze_fast.models.torch_hf import trace_hf
+
+    config = next(entry["config"] for entry in GOLDEN["models"] if entry["name"] == name)
+    traced, record = trace_hf(config, name, seq=96), models.from_hf(config).replace(seq=96)
+    assert traced.parameters() == record.parameters()
+    found, built = layer_graph(traced), layer_graph(record)
+    assert [layer.count for layer in found.layers] == [layer.count for layer in built.layers]
+    assert found.flops == pytest.approx(built.flops, rel=1e-12)
+
+
 def sent(graph):
     ops = graph.ops[graph.ops["collective"] >= 0]
     return sorted((int(op["collective"]), float(op["payload_bytes"])) for op in ops)
