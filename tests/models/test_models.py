@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -230,7 +231,9 @@ def test_fields_that_change_nothing_are_passed_over():
         (BERT, {"add_cross_attention": True}, "add_cross_attention: True is not modelled"),
     ],
 )
-def test_what_is_not_modelled_is_refused_by_name(config, changes, line):
+def test_what_is_not_modelled_is_refused_by_name(config, changes, line, monkeypatch):
+    """Where PyTorch is not there to trace it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(InvalidInputError) as caught:
         models.from_hf({**config, **changes})
     assert line in str(caught.value)
@@ -269,7 +272,6 @@ def test_a_hub_id_without_the_extra(monkeypatch):
 
 def test_a_hub_id_with_the_extra(monkeypatch, tmp_path):
     """The hub is asked for config.json, and its faults become one line."""
-    import sys
     import types
 
     asked = []
