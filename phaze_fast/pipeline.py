@@ -12,7 +12,7 @@ from typing import Any
 from phaze_fast.baselines.comparison import baselines_of, sensitivity_of
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import TransformerModel, load
+from phaze_fast.models import Model, load
 from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult, result_of
 from phaze_fast.search.find import find_chips
@@ -23,7 +23,7 @@ __all__ = ["compare", "search"]
 
 
 def search(
-    model: TransformerModel | str | Sequence[TransformerModel | str],
+    model: Model | str | Sequence[Model | str],
     space: ArchitectureSpace | str | None = None,
     cluster: Cluster | None = None,
     training: Training | None = None,
@@ -96,7 +96,7 @@ def search(
     >>> found.status, found.gap, found.best.plan.dp
     ('optimal', 0.0, 8)
     """
-    named = [model] if isinstance(model, TransformerModel | str) else _listed(model)
+    named = [model] if isinstance(model, Model | str) else _listed(model)
     for name, value, kind in (
         ("space", space, ArchitectureSpace | str | Path),
         ("cluster", cluster, Cluster),
@@ -119,11 +119,11 @@ def search(
     return result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers)
 
 
-def _listed(models: object) -> list[TransformerModel | str]:
+def _listed(models: object) -> list[Model | str]:
     """Several models, or what is wrong with them."""
     listed: list[Any] = list(models) if isinstance(models, list | tuple) else [models]
     for each in listed:
-        if not isinstance(each, TransformerModel | str):
+        if not isinstance(each, Model | str):
             raise InvalidTypeError(
                 f"model: {type(each).__name__} is not accepted; expected a TransformerModel or the "
                 "name of one"

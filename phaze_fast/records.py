@@ -211,7 +211,9 @@ class Record(BaseModel):
         super().__pydantic_init_subclass__(**kwargs)
         kind = cls.model_fields.get("kind")
         if kind is not None:
-            _UNION_TAGS.update(get_args(kind.annotation))
+            tags = get_args(kind.annotation)
+            if len(tags) == 1:  # a field of several values tells no types apart
+                _UNION_TAGS.update(tags)
 
     @model_validator(mode="before")
     @classmethod

@@ -12,7 +12,7 @@ import numpy as np
 from phaze_fast.baselines.fixed_plans import Baseline
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Training
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.exact import ExactEvaluator
@@ -33,7 +33,7 @@ _RANDOM_AT_ONCE = 32
 
 
 def exact_evaluator(
-    models: TransformerModel | Sequence[TransformerModel],
+    models: Model | Sequence[Model],
     space: ArchitectureSpace,
     cluster: Cluster,
     training: Training,
@@ -42,7 +42,7 @@ def exact_evaluator(
 ) -> ExactEvaluator:
     """Give the exact evaluator of a space's chips for one model or several, all trained alike."""
     groups = ChipGroups.of(space)
-    several = [models] if isinstance(models, TransformerModel) else list(models)
+    several = [models] if isinstance(models, Model) else list(models)
     return ExactEvaluator(
         problems_of(several, groups, cluster, training), groups, weights, thread_count(threads)
     )

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, presets
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Plan, PlanEvaluator, Training, plan
 from phaze_fast.placement.planning import room
 from phaze_fast.search.result import Winner
@@ -148,7 +148,7 @@ class _Uniform:
     """Plans in which all stages recompute alike, and, where asked, hold as many blocks."""
 
     def __init__(
-        self, model: TransformerModel, cluster: Cluster, training: Training, modes: Sequence[str]
+        self, model: Model, cluster: Cluster, training: Training, modes: Sequence[str]
     ) -> None:
         self.model, self.cluster, self.training, self.modes = model, cluster, training, modes
         self.rejected: dict[str, int] = {}
@@ -195,7 +195,7 @@ def _replicas(wanted: int, stage_devices: int, cluster: Cluster, training: Train
 
 
 def hand_plan(
-    model: TransformerModel,
+    model: Model,
     cluster: Cluster,
     training: Training,
     capacities: Sequence[int],
@@ -266,7 +266,7 @@ def hand_plan(
 
 
 def megatron_plan(
-    model: TransformerModel,
+    model: Model,
     cluster: Cluster,
     training: Training,
     capacities: Sequence[int],
@@ -295,7 +295,7 @@ def megatron_plan(
     (0, 'none')
     """
     bench = _Bench(cluster, training, capacities, chip)
-    blocks = model.layers + model.encoder_layers
+    blocks = model.blocks
     free = {
         "pipeline": tuple(p for p in range(1, blocks + 1) if blocks % p == 0),
         "tensor_parallel": _MEGATRON_WIDTHS,
@@ -310,7 +310,7 @@ def megatron_plan(
 
 
 def our_plan(
-    model: TransformerModel,
+    model: Model,
     cluster: Cluster,
     training: Training,
     capacities: Sequence[int],

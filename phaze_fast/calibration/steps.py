@@ -19,7 +19,7 @@ from phaze_fast.cost.measurements import measured_model
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
 from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
-from phaze_fast.models import TransformerModel, from_hf
+from phaze_fast.models import Model, from_hf
 from phaze_fast.placement import Plan, predict
 from phaze_fast.software import load_software
 
@@ -94,7 +94,7 @@ def _configurations(path: Path, given: Path | None) -> Mapping[str, Any]:
     return found
 
 
-def _huggingface(name: str, known: Mapping[str, Any]) -> TransformerModel:
+def _huggingface(name: str, known: Mapping[str, Any]) -> Model:
     if name not in known:
         raise InvalidInputError(f"model: {name!r} is unknown; {nearest(name, known)}")
     config = dict(known[name])

@@ -19,6 +19,7 @@ from phaze_fast.cli import (
     schedules,
     search,
     show,
+    trace,
     validation,
     wafer,
 )
@@ -55,6 +56,7 @@ for _part in (
     search,
     wafer,
     models,
+    trace,
     show,
     hardware,
     costs,

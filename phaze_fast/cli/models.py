@@ -8,8 +8,8 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
-from phaze_fast.models import TransformerModel, load, names
-from phaze_fast.units import format_count
+from phaze_fast.models import GraphModel, Model, TransformerModel, load, names
+from phaze_fast.units import format_bytes, format_count
 
 __all__ = ["add_commands"]
 
@@ -32,7 +32,7 @@ def _row(model: TransformerModel) -> list[str]:
     ]
 
 
-def _data(model: TransformerModel) -> dict[str, Any]:
+def _data(model: Model) -> dict[str, Any]:
     return {
         **model.model_dump(mode="json"),
         "parameters": model.parameters(),
@@ -41,7 +41,9 @@ def _data(model: TransformerModel) -> dict[str, Any]:
     }
 
 
-def _show(model: TransformerModel) -> list[RenderableType]:
+def _show(model: Model) -> list[RenderableType]:
+    if isinstance(model, GraphModel):
+        return show_graph(model)
     total = model.parameters()
     rows = [
         [part, format_count(count), f"{count / total:.1%}"]
@@ -54,6 +56,29 @@ def _show(model: TransformerModel) -> list[RenderableType]:
     if model.notes:
         pairs.append(("note", model.notes))
     return [fields(model.name, pairs), table("Parameters", ["part", "count>", "share>"], rows)]
+
+
+def show_graph(model: GraphModel) -> list[RenderableType]:
+    """Tabulate the layers of a graph."""
+    rows = [
+        [
+            layer.name,
+            str(layer.count),
+            format_count(layer.parameters),
+            f"{layer.flops:.3g}",
+            f"{len(layer.forward)} + {len(layer.backward)}",
+            format_bytes(sum(t.bytes + t.fixed_bytes for t in layer.saved)),
+            layer.unsplit or "yes",
+        ]
+        for layer in model.layers
+    ]
+    pairs = [
+        ("parameters", format_count(model.parameters())),
+        ("tokens of a sample", format_count(model.seq)),
+        ("FLOPs of a sample, forward", f"{model.flops:.4g}"),
+    ]
+    columns = ["layer", "count>", "parameters>", "FLOPs>", "operators>", "kept>", "tensor parallel"]
+    return [fields(model.name, pairs), table("Layers, for one sample", columns, rows)]
 
 
 def show_models(
@@ -70,7 +95,7 @@ def show_models(
         emit(lambda: _data(model), lambda: _show(model), as_json, to_file)
         return
     found = [load(n) for n in names()]
-    rows = [_row(model) for model in found]
+    rows = [_row(model) for model in found if isinstance(model, TransformerModel)]
     human = [table("Models", _COLUMNS, rows)]
     emit(lambda: [_data(m) for m in found], lambda: list(human), as_json, to_file)
 

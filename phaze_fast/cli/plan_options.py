@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from phaze_fast.cli.model_argument import MODEL_HELP
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.software import DEFAULT, software_names
@@ -21,7 +22,7 @@ SoftwareName = Annotated[
         f"file (default {DEFAULT}).",
     ),
 ]
-ModelName = Annotated[str, typer.Argument(help="A model preset, or a .yaml or .json file.")]
+ModelName = Annotated[str, typer.Argument(help=MODEL_HELP)]
 
 
 def several(text: str | None, name: str) -> tuple[int, ...] | None:

@@ -9,13 +9,13 @@ import typer
 from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from phaze_fast import models
 from phaze_fast.cli.budget import Budget, BudgetAnswer
+from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.hardware import Accelerator, Cluster
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Plan, Plans, Training, WhyNot, infeasible, plan, read_asked
 from phaze_fast.placement import why_not as why_not_fastest
 from phaze_fast.units import format_bytes, format_time
@@ -115,7 +115,7 @@ def _human(
 
 
 def _planned(
-    model: TransformerModel, cluster: Cluster, training: Training, top: int, threads: int | None
+    model: Model, cluster: Cluster, training: Training, top: int, threads: int | None
 ) -> Plans:
     """Find the plans, with a bar that shows how far it is."""
     with Progress(
@@ -210,7 +210,7 @@ def plan_model(
         }
     )
     cluster = where.cluster()
-    found = _planned(models.load(model), cluster, training, top, threads)
+    found = _planned(load_model(model, training.seq), cluster, training, top, threads)
     if not found.plans:
         error = infeasible(found)
         if as_json or to_file is not None:

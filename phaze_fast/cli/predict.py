@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from phaze_fast import models
 from phaze_fast.cli.budget import Budget, BudgetAnswer
+from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
@@ -165,7 +165,7 @@ def predict_plan(
         },
     )
     cluster = where.cluster()
-    loaded = models.load(model)
+    loaded = load_model(model, spec.seq)
     predicted = predict(loaded, cluster, spec)
     chip = presets.chip(where.chip)
     budgeted = budget.answer(

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from phaze_fast import models as model_presets
+from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, target, write_text
 from phaze_fast.cli.plan_options import SoftwareName, several
 from phaze_fast.cli.progress import shown_progress
@@ -283,7 +283,7 @@ def search_chips(
     to_file: ToFile = None,
 ) -> None:
     """Find the chip and the plan that train models fastest, and prove it."""
-    loaded = [model_presets.load(name) for name in model]
+    loaded = [load_model(name, seq) for name in model]
     step = _training(dict(locals()))
     cluster = Cluster.from_dict({"devices": devices, "fabric": fabric})
     chips, cores = _space(space, hbm), thread_count(threads)

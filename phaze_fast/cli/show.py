@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, emit, emit_infeasible, table
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.memory import Pipeline, footprint
-from phaze_fast.models import load
 from phaze_fast.opgraph import GROUPS, KINDS, UNITS, LayerGraph, OpGraph, Strategy, layer_graph
 from phaze_fast.units import format_bytes
 
@@ -144,7 +144,7 @@ def show(
         }
     )
     try:
-        graph = layer_graph(load(model), strategy, fused)
+        graph = layer_graph(load_model(model, seq), strategy, fused)
     except InfeasibleError as error:
         emit_infeasible(error, as_json, to_file)
         return

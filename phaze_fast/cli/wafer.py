@@ -15,13 +15,14 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from phaze_fast import models as model_presets
+from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, emit, note, target, write_text
 from phaze_fast.cli.search import default_cache, told_where
 from phaze_fast.cli.wafer_tables import comparison_table, picture, proof, space_rows, summary
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import Wafer, WaferSpace, presets
+from phaze_fast.models import Model, TransformerModel
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
 from phaze_fast.wafer import Encoding, Evaluation, Problem, WaferTraining, evaluate
@@ -33,6 +34,15 @@ from phaze_fast.wafer.traffic import describe
 from phaze_fast.wafer.wafers import WaferResult, wafers_in
 
 __all__ = ["add_commands"]
+
+
+def _transformer(model: Model) -> TransformerModel:
+    """Refuse a graph: operators of a mesh are split by the rules of a transformer's fields."""
+    if isinstance(model, TransformerModel):
+        return model
+    raise InvalidInputError(
+        f"model: {model.name} is a traced graph; expected a transformer given by its fields"
+    )
 
 
 def _wafer_of(name: str) -> Wafer | WaferSpace:
@@ -281,7 +291,7 @@ def wafer(
     """Map a model's operators on a wafer of dies; search wafers too where a space is given."""
     training = WaferTraining(global_batch, seq, optimizer)
     effort = Effort(seeds, steps, promising, budget)
-    loaded = [model_presets.load(name) for name in model]
+    loaded = [_transformer(load_model(name, seq)) for name in model]
     wafers = [_wafer_of(name) for name in on or ["dram-wafer"]]
     if encoding is not None:
         if len(loaded) > 1 or len(wafers) > 1 or compare:

@@ -201,20 +201,19 @@ def stage_row(
     again = recompute if isinstance(recompute, str) else frozenset(recompute)
     layers = _stage_layers(graph, pipeline.stages, stage)
     kinds = {layer.kind: layer for layer in graph.layers}
-    embedding, head = kinds["embedding"], kinds["head"]
+    embedding, head = kinds.get("embedding"), kinds.get("head")
     kept = {layer.kind: layer.forward.stashed_bytes(again) for layer in layers}
     whole = {layer.kind: layer.forward.stashed_bytes() for layer in layers}
     stash = float(sum(kept[layer.kind] for layer in layers))
     parameters = sum(layer.device_parameters for layer in layers)
     first, last = stage == 0, stage == pipeline.stages - 1
-    if first:
+    if first and embedding is not None:
         stash += embedding.forward.stashed_bytes()
         parameters += embedding.device_parameters
-    if last:
+    if last and head is not None:
         parameters += head.device_parameters
-        if graph.model.tied_embeddings and not first and graph.model.head in ("lm", "mlm"):
-            vocab = -(-graph.model.vocab // strategy.tensor_parallel)
-            parameters += vocab * graph.model.hidden  # a copy of the first stage's table
+        if not first:
+            parameters += graph.copied_parameters  # a copy of the first stage's table
     row = np.zeros(1, dtype=STAGE_DTYPE)
     row["parameters"] = parameters
     row["expert_parameters"] = sum(layer.expert_parameters for layer in layers)
@@ -222,7 +221,7 @@ def stage_row(
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
     row["stash_bytes"] = stash
     row["live_bytes"] = max(whole[kind] - kept[kind] for kind in kept)
-    row["head_bytes"] = head.forward.stashed_bytes() if last else 0.0
+    row["head_bytes"] = head.forward.stashed_bytes() if last and head is not None else 0.0
     row["buffer_bytes"] = _buffers(graph, pipeline)
     row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
     row["state_bytes"] = spec.state_bytes
@@ -235,13 +234,10 @@ def stage_row(
 
 def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
     """Count the gathered rows of sequence parallelism, and a message in and one out."""
-    model, strategy = graph.model, graph.strategy
-    seq = strategy.seq or model.seq
-    rows = strategy.microbatch * seq // strategy.context_parallel
-    whole = 2.0 * rows * model.hidden
+    strategy, share = graph.strategy, graph.message_bytes
     split = strategy.sequence_parallel and strategy.tensor_parallel > 1
-    share = whole / strategy.tensor_parallel if split else whole
-    return whole * split + 2.0 * share * (pipeline.stages > 1)
+    whole = share * strategy.tensor_parallel * split
+    return whole + 2.0 * share * (pipeline.stages > 1)
 
 
 def stage_rows(

@@ -6,22 +6,29 @@ from phaze_fast.models.flops import (
     multiplied_parameters,
     narayanan_flops,
 )
+from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
 from phaze_fast.models.huggingface import from_hf
-from phaze_fast.models.presets import load, names
+from phaze_fast.models.parts import LatentAttention, MixtureOfExperts, Patches
+from phaze_fast.models.presets import Model, load, model_from_dict, names
 from phaze_fast.models.torch_import import from_torch
-from phaze_fast.models.traced import TracedModel
-from phaze_fast.models.transformer import MixtureOfExperts, Patches, TransformerModel
+from phaze_fast.models.transformer import TransformerModel
 
 __all__ = [
+    "GraphLayer",
+    "GraphModel",
+    "GraphOperator",
+    "LatentAttention",
     "MixtureOfExperts",
+    "Model",
     "ModelFlops",
     "Patches",
-    "TracedModel",
+    "SavedTensor",
     "TransformerModel",
     "from_hf",
     "from_torch",
     "load",
     "model_flops",
+    "model_from_dict",
     "multiplied_parameters",
     "names",
     "narayanan_flops",

@@ -1,145 +1,209 @@
-"""ATen operators: the kind and the sizes of work of each, from its name and shapes.
+"""ATen operators: the kind and the sizes of work of each, from its name and the arrays it reads.
 
-A name stands for all overloads: ``add`` for ``aten.add.Tensor``, ``aten.add.Scalar`` and
-``aten.add_.Tensor``, which writes in place.
+A name stands for all overloads, and for the form that writes in place.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-__all__ = [
-    "ATTENTION",
-    "COPIES",
-    "CREATORS",
-    "FREE",
-    "PRODUCT_OPERANDS",
-    "REDUCTIONS",
-    "VECTORS",
-    "Sizes",
-    "attention_sizes",
-    "product_sizes",
-    "vector_sizes",
-]
+__all__ = ["KNOWN", "Figures", "figures"]
 
-Sizes = tuple[int, int, int, int]
-"""(b, m, k, n)."""
-Shape = tuple[int, ...]
-
-PRODUCT_OPERANDS = {
-    "linear": (0, 1),
-    "mm": (0, 1),
-    "bmm": (0, 1),
-    "matmul": (0, 1),
-    "mv": (0, 1),
-    "dot": (0, 1),
-    "addmm": (1, 2),
-    "baddbmm": (1, 2),
-}
-"""Positions of the left and right operand among the arguments."""
-ATTENTION = "scaled_dot_product_attention"
-
-_VIEWS = """
-    alias chunk clone contiguous detach diagonal dropout expand expand_as flatten getitem lift_fresh
-    lift_fresh_copy movedim narrow numpy_T permute reshape select slice split split_with_sizes
-    squeeze swapaxes t tensor_split to _to_copy transpose type_as unbind unflatten _unsafe_view
-    unsqueeze view view_as
+_COPIES = """
+    _to_copy clone copy cat stack index index_select gather slice_backward select_backward
+    constant_pad_nd flip roll repeat as_strided_scatter slice_scatter select_scatter fill zero
+    index_put index_add index_copy scatter scatter_add masked_scatter _index_put_impl
+    _unsafe_index _unsafe_index_put index_fill tril triu lift_fresh_copy diagonal_backward
+    unfold_backward upsample_nearest2d upsample_bilinear2d upsample_nearest2d_backward
+    upsample_bilinear2d_backward reflection_pad1d reflection_pad2d reflection_pad1d_backward
+    reflection_pad2d_backward im2col col2im split_with_sizes_copy permute_copy _reshape_copy
+    trace_backward value_selecting_reduction_backward bernoulli normal uniform
     """
-_ASSERTIONS = "_assert_async _assert_scalar _assert_tensor_metadata sym_size sym_numel"
-CREATORS = frozenset(
-    f"{maker}{name}" for name in ("empty", "full", "ones", "zeros") for maker in ("", "new_")
-) | {"empty_like", "full_like", "ones_like", "zeros_like"}
-"""What takes the shape of an array, at most."""
-FREE = frozenset((_VIEWS + _ASSERTIONS).split())
-"""What moves no data or none that counts: views, casts, and dropout outside training."""
-
-COPIES = frozenset({"clone", "lift_fresh_copy", "_to_copy"})
-"""Those of them that are never a view of what they read."""
-
-_REDUCTIONS = "amax amin cumsum linalg_vector_norm logsumexp mean sum var var_mean"
-REDUCTIONS = frozenset(_REDUCTIONS.split())
-"""Vector operators whose work is what they read."""
-
 _ELEMENTWISE = """
-    abs add addcdiv addcmul bitwise_and bitwise_not bitwise_or cat clamp clamp_max clamp_min
-    constant_pad_nd copy cos div eq exp fill flip floor gather ge gt index index_put
-    index_select le log logical_and logical_not logical_or lt masked_fill maximum minimum mul ne
-    neg pad pow reciprocal repeat repeat_interleave roll round rsqrt rsub scatter sign sin sqrt
-    square stack sub tril triu where zero
+    mul div pow neg reciprocal sqrt rsqrt exp exp2 expm1 log log2 log1p sin cos abs sign clamp
+    clamp_min clamp_max maximum minimum where masked_fill eq ne lt le gt ge logical_and logical_or
+    logical_not bitwise_and bitwise_or bitwise_not bitwise_xor square erf erfinv floor ceil round
+    trunc frac remainder fmod addcmul addcdiv lerp atan2 isnan isinf nan_to_num cumsum cumprod
+    sum mean amax amin max min argmax argmin var var_mean std std_mean prod any all norm
+    linalg_vector_norm logsumexp _logcumsumexp logcumsumexp topk sort nll_loss_forward
+    nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward
+    smooth_l1_loss smooth_l1_loss_backward binary_cross_entropy binary_cross_entropy_backward
+    binary_cross_entropy_with_logits max_pool2d_with_indices max_pool2d_with_indices_backward
+    avg_pool2d avg_pool2d_backward avg_pool1d adaptive_avg_pool2d _adaptive_avg_pool2d
+    _adaptive_avg_pool2d_backward avg_pool3d avg_pool3d_backward max_pool3d_with_indices
+    max_pool3d_with_indices_backward native_dropout_backward bincount histc one_hot searchsorted
+    bucketize kl_div xlogy tan sinh cosh asinh acosh atanh asin acos atan cross dist cdist
+    _cdist_forward hypot heaviside copysign gather_backward sgn angle digamma lgamma polygamma
+    _foreach_mul _foreach_add masked_select_backward view_as_complex complex polar dot vdot outer
+    _local_scalar_dense equal isfinite relu_backward floor_divide argsort repeat_interleave
+    bitwise_left_shift bitwise_right_shift multinomial true_divide
     """
-_ACTIVATIONS = """
-    celu elu erf gelu glu hardsigmoid hardswish hardtanh leaky_relu log_sigmoid mish prelu relu
-    relu6 selu sigmoid silu softplus tanh
-    """
-_NORMS = "batch_norm _fused_rms_norm group_norm layer_norm native_layer_norm rms_norm"
-_SOFTMAX = "log_softmax _log_softmax _safe_softmax softmax _softmax"
-VECTORS: dict[str, str] = {
-    name: kind
-    for kind, names in [
-        ("elementwise", _ELEMENTWISE + _REDUCTIONS),
-        ("activation", _ACTIVATIONS),
-        ("norm", _NORMS),
-        ("softmax", _SOFTMAX),
-        ("embedding", "embedding"),
-    ]
-    for name in names.split()
+_KINDS = {
+    "add": ("multiply", "add"),
+    "sub": ("multiply", "add"),
+    "rsub": ("multiply", "add"),
+    "embedding": ("embedding", "embedding"),
+    "embedding_dense_backward": ("embedding-backward", ""),
+    "native_dropout": ("dropout", ""),
+    "dropout": ("dropout", ""),
+    **dict.fromkeys(_COPIES.split(), ("multiply", "copy")),
+    **dict.fromkeys(_ELEMENTWISE.split(), ("multiply", "multiply")),
+    **{
+        name: ("norm", function)
+        for name, function in {
+            "native_layer_norm": "layernorm",
+            "native_group_norm": "layernorm",
+            "native_batch_norm": "layernorm",
+            "_native_batch_norm_legit": "layernorm",
+            "cudnn_batch_norm": "layernorm",
+            "_batch_norm_with_update": "layernorm",
+            "_fused_rms_norm": "rmsnorm",
+        }.items()
+    },
+    **{
+        name: ("norm-backward", function)
+        for name, function in {
+            "native_layer_norm_backward": "layernorm",
+            "native_group_norm_backward": "layernorm",
+            "native_batch_norm_backward": "layernorm",
+            "batch_norm_backward": "layernorm",
+            "_fused_rms_norm_backward": "rmsnorm",
+        }.items()
+    },
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), ("softmax", "")),
+    "_softmax_backward_data": ("softmax-backward", ""),
+    "_log_softmax_backward_data": ("softmax-backward", ""),
 }
-"""Kind of each operator that is no product."""
-
-
-def _broadcast(left: Shape, right: Shape) -> int:
-    """Elements of two shapes broadcast against each other."""
-    longest = max(len(left), len(right))
-    padded = [(1,) * (longest - len(shape)) + shape for shape in (left, right)]
-    return math.prod(a if b == 1 else b for a, b in zip(*padded, strict=True))
-
-
-def product_sizes(left: Shape, right: Shape, weights_left: bool = False) -> Sizes:
-    """Sizes of left [..., m, k] times right [..., k, n].
-
-    Where the right operand is one matrix, all leading dimensions of the left one are rows. Where
-    the weights stand on the left, the product is read as its transpose, weights on the right.
-
-    Examples
-    --------
-    >>> product_sizes((2, 16, 64), (64, 256))
-    (1, 32, 64, 256)
-    >>> product_sizes((2, 4, 16, 8), (2, 4, 8, 16))
-    (8, 16, 8, 16)
-    >>> product_sizes((256, 64), (2, 64, 16), weights_left=True)
-    (1, 32, 64, 256)
+_CURVES = {"gelu": "gelu", "relu": "relu", "threshold": "relu", "hardtanh": "relu"}
+_OTHER_CURVES = """
+    silu tanh sigmoid softplus elu celu selu mish hardswish hardsigmoid leaky_relu log_sigmoid
+    log_sigmoid_forward prelu _prelu_kernel glu rrelu_with_noise
     """
-    left = (1, *left) if len(left) == 1 else left
-    right = (*right, 1) if len(right) == 1 else right
-    k = left[-1]
-    if weights_left:
-        if len(left) == 2:
-            return 1, math.prod(right[:-2]) * right[-1], k, left[0]
-        return _broadcast(left[:-2], right[:-2]), right[-1], k, left[-2]
-    if len(right) == 2:
-        return 1, math.prod(left[:-1]), k, right[-1]
-    return _broadcast(left[:-2], right[:-2]), left[-2], k, right[-1]
+_CURVES |= dict.fromkeys(_OTHER_CURVES.split(), "silu")
+_KINDS |= {name: ("activation", curve) for name, curve in _CURVES.items()}
+_KINDS |= {f"{name}_backward": ("activation-backward", c) for name, c in _CURVES.items()}
+_PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
+_OTHERS = ("attention", "attention_backward", "convolution", "convolution_input")
+KNOWN = frozenset({*_KINDS, *_PRODUCTS, *_OTHERS, "convolution_weight"})
+"""Operators whose work is known."""
 
 
-def attention_sizes(query: Shape, key: Shape, value: Shape) -> tuple[Sizes, float]:
-    """Sizes of softmax(QK^T)V and its FLOPs, 4 b m n k where values are as wide as keys.
+@dataclass(frozen=True)
+class Figures:
+    """What one operator costs, for the samples it was traced with."""
 
-    Examples
-    --------
-    >>> attention_sizes((2, 4, 16, 8), (2, 4, 16, 8), (2, 4, 16, 8))
-    ((8, 16, 8, 16), 65536.0)
-    """
-    b, m, k, n = math.prod(query[:-2]), query[-2], query[-1], key[-2]
-    return (b, m, k, n), 2.0 * b * m * n * (k + value[-1])
+    kind: str
+    function: str
+    sizes: tuple[int, int, int, int]
+    """(b, m, n, k)."""
+    flops: float
+    read_bytes: float
+    write_bytes: float
+    causal: bool = False
+    bias: bool = False
 
 
-def vector_sizes(shape: Shape) -> Sizes:
-    """Rows and columns of an array.
+def _bytes(arrays: Sequence[Any]) -> float:
+    return float(sum(array.bytes for array in arrays))
 
-    Examples
-    --------
-    >>> vector_sizes((2, 16, 64))
-    (1, 32, 0, 64)
-    """
-    columns = shape[-1] if shape else 1
-    return 1, math.prod(shape[:-1]), 0, columns
+
+def _product(call: Any) -> Figures:
+    left, right = (call.reads[at] for at in _PRODUCTS[call.name])
+    a, b = left.shape, right.shape
+    flipped = left.parameter and not right.parameter
+    if call.name == "_grouped_mm":
+        sizes = _grouped(a, b)
+    else:
+        count = a[0] if len(a) == 3 else 1
+        m, k, n = a[-2], a[-1], b[-1]
+        sizes = (count, n, m, k) if flipped else (count, m, n, k)
+    weighted = left.parameter or right.parameter
+    if call.backward:
+        kind = "gemm-input-gradient" if weighted else "gemm-weight-gradient"
+    else:
+        kind = "gemm" if weighted else "batched-gemm"
+    return Figures(
+        kind,
+        "",
+        sizes,
+        2.0 * math.prod(sizes),
+        _bytes(call.reads),
+        _bytes(call.writes),
+        bias=call.name in ("addmm", "baddbmm") and weighted,
+    )
+
+
+def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int]:
+    """Sizes of a product of groups of rows; tokens are taken to spread evenly."""
+    if len(b) == 3:
+        return b[0], -(-a[-2] // b[0]), b[-1], a[-1]
+    return 1, a[-2], b[-1], a[-1]  # each group's share of the inner dimension is its own
+
+
+def _attention(call: Any) -> Figures:
+    q, k, v = (array.shape for array in call.reads[:3])
+    pairs, keys, width = math.prod(q[:-2]), k[-2], q[-1] + v[-1]
+    flops = (5.0 if call.backward else 2.0) * pairs * q[-2] * keys * width
+    kind = "attention-backward" if call.backward else "attention"
+    return Figures(
+        kind,
+        "",
+        (pairs, q[-2], keys, max(width // 2, 1)),
+        flops,
+        _bytes(call.reads),
+        _bytes(call.writes),
+        causal=bool(call.options.get("causal")),
+    )
+
+
+def _convolution(call: Any) -> Figures:
+    """Read a convolution as the product of its patches with its weights."""
+    shapes = call.options
+    x = shapes.get("x", call.reads[0].shape)
+    weights = shapes.get("weights", call.reads[-1 if "out" in shapes else 1].shape)
+    out = shapes.get("out", call.writes[0].shape)
+    groups = call.options["groups"]
+    if call.options["transposed"]:
+        x, out = out, x
+    m, k = x[0] * math.prod(out[2:]), math.prod(weights[1:])
+    n = max(weights[0] // groups, 1)
+    turned = {
+        "convolution": ("gemm", (groups, m, n, k)),
+        "convolution_input": ("gemm-input-gradient", (groups, m, k, n)),
+        "convolution_weight": ("gemm-weight-gradient", (groups, k, n, m)),
+    }
+    kind, sizes = turned[call.name]
+    flops, bias = 2.0 * math.prod(sizes), len(call.reads) == 3
+    read, write = _bytes(call.reads), _bytes(call.writes)
+    if weights[1] == 1 and n == 1:  # one filter a channel: no matrix is worth forming
+        columns = out[-1]
+        rows = max(math.prod(sizes) // columns, 1)
+        return Figures("multiply", "multiply", (1, rows, columns, 0), flops, read, write)
+    return Figures(kind, "", sizes, flops, read, write, bias=bias and call.name == "convolution")
+
+
+def _vector(call: Any) -> Figures:
+    kind, function = _KINDS[call.name]
+    largest = max((*call.reads, *call.writes), key=lambda array: array.elements)
+    read, write = _bytes(call.reads), _bytes(call.writes)
+    if kind == "embedding":  # of the table, the rows that are looked up
+        largest, read = call.writes[0], _bytes(call.writes[:1]) + _bytes(call.reads[1:])
+    elif kind == "embedding-backward":
+        largest = call.reads[0]
+    shape = largest.shape or (1,)
+    sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)
+    return Figures(kind, function, sizes, 0.0, read, write)
+
+
+def figures(call: Any) -> Figures:
+    """Work of one operator of a trace (`phaze_fast.models.torch_recorder.Call`)."""
+    if call.name in _PRODUCTS:
+        return _product(call)
+    if call.name.startswith("attention"):
+        return _attention(call)
+    if call.name.startswith("convolution"):
+        return _convolution(call)
+    return _vector(call)

@@ -11,9 +11,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = ["ModelFlops", "model_flops", "multiplied_parameters", "narayanan_flops"]
+__all__ = [
+    "ModelFlops",
+    "model_flops",
+    "multiplied_parameters",
+    "narayanan_flops",
+    "visible_keys",
+]
 
 _PER_WEIGHT = 6.0  # two operations, forward once and backward twice
 _PASSES = 3.0  # forward, and backward twice as much
@@ -70,7 +77,15 @@ class ModelFlops:
 
 
 def _attention_weights(model: TransformerModel) -> int:
-    return model.hidden * (2 * model.query_width + 2 * model.kv_width)
+    latent = model.latent
+    if latent is None:
+        return model.hidden * (2 * model.query_width + 2 * model.kv_width)
+    queries = model.heads * latent.query_width
+    total = model.hidden * (latent.kv_rank + latent.rotary_width + model.heads * latent.value_width)
+    total += latent.kv_rank * model.heads * (latent.plain_width + latent.value_width)
+    if latent.query_rank is None:
+        return total + model.hidden * queries
+    return total + latent.query_rank * (model.hidden + queries)
 
 
 def _ffn_weights(model: TransformerModel, width: int) -> int:
@@ -83,11 +98,32 @@ def _block_weights(model: TransformerModel) -> int:
     cross = model.layers if model.encoder_layers else 0
     total = (blocks + cross) * _attention_weights(model)
     total += (blocks - model.moe_layers) * _ffn_weights(model, model.ffn)
-    if model.moe is not None:
-        visited = model.moe.top_k + model.moe.shared_experts
-        router = model.hidden * model.moe.experts
-        total += model.moe_layers * (router + visited * _ffn_weights(model, model.moe.expert_ffn))
+    moe = model.moe
+    if moe is not None:
+        visited = moe.top_k * _ffn_weights(model, moe.expert_ffn)
+        visited += _ffn_weights(model, moe.shared_width) + moe.shared_gate * model.hidden
+        total += model.moe_layers * (model.hidden * moe.experts + visited)
     return total
+
+
+def visible_keys(model: TransformerModel, seq: int) -> float:
+    """Mean number of keys that a query sees in a layer with a window.
+
+    A causal window of w over s tokens leaves w s - w (w - 1) / 2 pairs; one that looks both ways,
+    half to either side, has as many ahead of a token as behind it.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> windowed = models.load("llama2-7b").replace(window=2)
+    >>> visible_keys(windowed, 4)
+    1.75
+    """
+    window = seq if model.window is None else min(model.window, seq)
+    if not model.causal:
+        window = min(window // 2 + 1, seq)
+    pairs = window * seq - window * (window - 1) / 2
+    return pairs / seq if model.causal else min(2.0 * pairs / seq - 1.0, float(seq))
 
 
 def _end_weights(model: TransformerModel) -> int:
@@ -120,15 +156,52 @@ def multiplied_parameters(model: TransformerModel) -> int:
 
 
 def _attention(model: TransformerModel, seq: int) -> tuple[float, float]:
-    """Operations of one sequence's attention in one forward pass: in full, and masked."""
-    one = 4.0 * model.query_width * float(seq) * float(seq)  # one layer, every pair of tokens
-    own, cross = model.layers * one, 0.0
+    """Operations of one sequence's attention in one forward pass: in full, and masked.
+
+    A window counts in both as the tokens that are seen; explicit attention computes every score.
+    """
+    width = 4.0 * model.query_width
+    if model.latent is not None:
+        width = 2.0 * model.heads * (model.latent.query_width + model.latent.value_width)
+    one = width * float(seq) * float(seq)  # one layer, every pair of tokens
     if model.encoder_layers:
-        cross = (model.encoder_layers + model.layers) * one
-    return own + cross, (0.5 if model.causal else 1.0) * own + cross
+        own, cross = model.layers * one, (model.encoder_layers + model.layers) * one
+        return own + cross, (0.5 if model.causal else 1.0) * own + cross
+    windowed = sum(model.is_windowed(layer, seq) for layer in range(model.layers))
+    if model.attention == "eager":
+        windowed = 0
+    narrow = windowed * width * seq * visible_keys(model, seq) if windowed else 0.0
+    own = (model.layers - windowed) * one
+    return own + narrow, (0.5 if model.causal else 1.0) * own + narrow
 
 
-def model_flops(model: TransformerModel, seq: int | None = None, sequences: int = 1) -> ModelFlops:
+def _graph_flops(model: GraphModel, sequences: int) -> ModelFlops:
+    """Operations of a graph's products; backward counts as two forward passes here as well."""
+    weights = attention = masked = 0.0
+    blocks = blocks_masked = 0.0
+    for layer in model.layers:
+        for op in layer.forward:
+            flops = layer.count * op.flops
+            seen = flops * (0.5 if op.causal else 1.0)
+            if op.kind == "gemm":
+                weights += flops
+            else:
+                attention, masked = attention + flops, masked + seen
+            if layer.name not in ("embedding", "head"):
+                blocks, blocks_masked = blocks + flops, blocks_masked + seen
+    return ModelFlops(
+        tokens=model.seq * sequences,
+        weights=_PASSES * sequences * weights,
+        attention=_PASSES * sequences * attention,
+        attention_causal=_PASSES * sequences * masked,
+        forward_blocks=sequences * blocks,
+        forward_blocks_causal=sequences * blocks_masked,
+    )
+
+
+def model_flops(
+    model: TransformerModel | GraphModel, seq: int | None = None, sequences: int = 1
+) -> ModelFlops:
     """Count the operations of some sequences, forward and backward.
 
     Parameters
@@ -157,6 +230,8 @@ def model_flops(model: TransformerModel, seq: int | None = None, sequences: int 
     for name, value in (("seq", length), ("sequences", sequences)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InvalidInputError(f"{name}: {value!r} is not accepted; expected 1 or more")
+    if isinstance(model, GraphModel):
+        return _graph_flops(model, sequences)
     blocks, count = float(_block_weights(model)), float(sequences)
     full, masked = _attention(model, length)
     weights = _PER_WEIGHT * length * (blocks + _end_weights(model))

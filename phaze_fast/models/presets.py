@@ -14,10 +14,14 @@ from typing import Any
 
 from phaze_fast.documents import parse_text, read_document
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = ["load", "names"]
+__all__ = ["Model", "load", "model_from_dict", "names"]
+
+Model = TransformerModel | GraphModel
+"""What is trained: a transformer by its fields, or any model by its graph."""
 
 _MEGATRON_GPT: dict[str, Any] = {"dropout": True, "fused_qkv": True}
 _MEGATRON_BERT: dict[str, Any] = {
@@ -61,7 +65,9 @@ def _preset(name: str) -> TransformerModel:
     if "hf" in entry:
         folder = resources.files(__package__) / "data" / "hf"
         config = json.loads((folder / f"{entry['hf']}.json").read_text("utf-8"))
-        return from_hf(config).replace(**known)
+        model = from_hf(config)
+        assert isinstance(model, TransformerModel)  # presets are of architectures with a record
+        return model.replace(**known)
     kind = "megatron_gpt" if "megatron_gpt" in entry else "megatron_bert"
     layers, hidden, heads = entry[kind]
     return TransformerModel.from_dict(
@@ -79,10 +85,26 @@ def _preset(name: str) -> TransformerModel:
     )
 
 
-def load(name_or_path: str | Path) -> TransformerModel:
+def model_from_dict(data: object, source: str = "model") -> Model:
+    """Read a model from plain data: a graph, a HuggingFace configuration or a transformer's fields.
+
+    Examples
+    --------
+    >>> model_from_dict(load("llama2-7b").to_dict()).parameters()
+    6738415616
+    """
+    if isinstance(data, dict) and "model_type" in data:
+        return from_hf(data)
+    if isinstance(data, dict) and ("format" in data or "order" in data):
+        return GraphModel.from_dict(data, source)
+    return TransformerModel.from_dict(data, source)
+
+
+def load(name_or_path: str | Path) -> Model:
     """Load a model by preset name, or from a YAML or JSON file.
 
-    A JSON file with a ``model_type`` is read as a HuggingFace configuration.
+    A JSON file with a ``model_type``, or a folder with a ``config.json``, is read as a HuggingFace
+    configuration; one with a ``format`` as a graph, such as ``phaze-fast trace`` writes.
 
     Raises
     ------
@@ -97,11 +119,13 @@ def load(name_or_path: str | Path) -> TransformerModel:
     text = str(name_or_path)
     if text in _index():
         return _preset(text)
+    if Path(text).is_dir() and (isinstance(name_or_path, Path) or "/" in text):
+        return from_hf(text)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         data = read_document(text)
         if isinstance(data, dict) and "model_type" in data:
             return from_hf(text)
-        return TransformerModel.from_dict(data, text)
+        return model_from_dict(data, text)
     raise InvalidInputError(
         f"model: {text!r} is neither a preset nor a .yaml or .json file; {nearest(text, names())}"
     )

@@ -10,50 +10,13 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phaze_fast.records import Count, Quantity, Record, Side
+from phaze_fast.models.parts import LatentAttention, MixtureOfExperts, Patches
+from phaze_fast.records import Count, Record, Side
 
-__all__ = ["Activation", "MixtureOfExperts", "Patches", "TransformerModel"]
+__all__ = ["Activation", "TransformerModel"]
 
 Activation = Literal["gelu", "relu", "silu"]
 """Non-linearities of the feed-forward layer; variants that cost the same share a name."""
-
-
-class MixtureOfExperts(Record):
-    """Feed-forward layers of which each token visits a few."""
-
-    what: ClassVar[str] = "moe"
-    experts: Count
-    """Routed experts in a layer."""
-    top_k: Count
-    """Experts a token visits."""
-    expert_ffn: Side
-    """Width of one expert."""
-    shared_experts: Annotated[int, Field(strict=True, ge=0)] = 0
-    """Experts of the same width that every token visits."""
-    capacity_factor: Annotated[Quantity, Field(gt=0)] | None = None
-    """Tokens an expert accepts over the even share; none = as many as come."""
-    dense_layers: Annotated[int, Field(strict=True, ge=0)] = 0
-    """Leading layers that keep the dense feed-forward of `ffn`."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.top_k > self.experts:
-            raise ValueError(
-                f"top_k: {self.top_k} is not accepted; there are {self.experts} experts"
-            )
-        return self
-
-
-class Patches(Record):
-    """An image cut into square patches, in place of a vocabulary."""
-
-    what: ClassVar[str] = "patches"
-    size: Side
-    """Pixels along a side of a patch."""
-    channels: Side = 3
-    """Colours of a pixel."""
-    class_token: bool = True
-    """Whether a learned token stands before the patches."""
 
 
 class TransformerModel(Record):
@@ -90,15 +53,25 @@ class TransformerModel(Record):
     """Whether a token sees only those before it (the decoder, of an encoder-decoder)."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     """Normalisation; a layernorm has a bias beside its gain."""
-    norm_position: Literal["pre", "post"] = "pre"
-    """Before each sub-layer, or after its residual sum as in BERT."""
+    norm_bias: bool = True
+    """Whether a layernorm has a bias; an RMS norm has none."""
+    norm_gain: bool = True
+    """Whether norms have parameters at all."""
+    norm_position: Literal["pre", "post", "output", "sandwich"] = "pre"
+    """Before each sub-layer; after its residual sum as in BERT; on its output before the sum as in
+    OLMo 2; or before it and on its output as in Gemma 2."""
+    parallel: Literal["no", "one-norm", "two-norms"] = "no"
+    """Whether attention and feed-forward read the same input side by side, as in GPT-NeoX, and
+    whether each has a norm of its own."""
     final_norm: bool = True
     """Whether a norm follows the last block (of each stack)."""
     activation: Activation = "gelu"
     """Non-linearity of the feed-forward layer."""
     gated: bool = False
     """Whether a second projection gates the first, as in SwiGLU."""
-    positions: Literal["learned", "rotary", "relative", "none"] = "learned"
+    fused_gate: bool = False
+    """Whether one projection makes the gate and what it gates together, as in Phi-3."""
+    positions: Literal["learned", "rotary", "relative", "alibi", "none"] = "learned"
     """How a token knows where it stands."""
     max_positions: Count | None = None
     """Rows of the learned position table as allocated."""
@@ -116,6 +89,20 @@ class TransformerModel(Record):
     """Bias of the attention's output projection."""
     ffn_bias: bool = True
     """Bias of the feed-forward projections."""
+    qk_norm: Literal["no", "head", "width"] = "no"
+    """Norms of queries and keys: one gain for all heads, or one that is as wide as all of them."""
+    sinks: bool = False
+    """Whether each head has a learned score that no key has, as in gpt-oss."""
+    window: Count | None = None
+    """Tokens a token sees, itself among them; none = all before it."""
+    full_attention_layers: tuple[Annotated[int, Field(strict=True, ge=0)], ...] = ()
+    """Layers, by position from 0, that see all tokens though there is a window."""
+    latent: LatentAttention | None = None
+    """Latent attention in place of `kv_heads` and `head_dim`; absent in most models."""
+    score_cap: bool = False
+    """Whether scores are soft-capped by a tanh, as in Gemma 2."""
+    logit_cap: bool = False
+    """Whether logits are."""
     dropout: bool = False
     """Whether training drops activations, so that masks are kept for the backward pass."""
     attention: Literal["flash", "eager"] = "flash"
@@ -143,6 +130,8 @@ class TransformerModel(Record):
     """What follows the blocks: next-token logits, BERT's transform and logits, or classes."""
     classes: Annotated[int, Field(strict=True, ge=0)] = 0
     """Outputs of a classifier."""
+    head_bias: bool = False
+    """Whether next-token logits have a bias."""
     tied_embeddings: bool = True
     """Whether the logits use the token embedding's weights."""
     published_parameters: Annotated[int, Field(strict=True, ge=1)] | None = None
@@ -177,10 +166,14 @@ class TransformerModel(Record):
                 raise ValueError(f"{field}: {reason} with {self.positions} positions, {self.head}")
         if (self.vocab == 0) == (self.patches is None):
             raise ValueError("vocab: a model has either a vocabulary or patches")
-        if self.moe is not None and self.moe.dense_layers >= self.layers:
+        if self.moe is not None and self.moe_layers == 0:
             raise ValueError(
                 f"moe.dense_layers: {self.moe.dense_layers} is not accepted; "
                 f"there are {self.layers} layers"
+            )
+        if self.encoder_layers and (self.window or self.latent or self.parallel != "no"):
+            raise ValueError(
+                "encoder_layers: is not accepted with a window, latent attention or parallel blocks"
             )
         return self
 
@@ -188,7 +181,9 @@ class TransformerModel(Record):
 
     @property
     def head_width(self) -> int:
-        """Width of one head."""
+        """Width of one head; of latent attention, the mean of that of its keys and its values."""
+        if self.latent is not None:
+            return (self.latent.query_width + self.latent.value_width) // 2
         return self.hidden // self.heads if self.head_dim is None else self.head_dim
 
     @property
@@ -202,23 +197,74 @@ class TransformerModel(Record):
         return (self.heads if self.kv_heads is None else self.kv_heads) * self.head_width
 
     @property
+    def widest_split(self) -> int:
+        """Tensor-parallel devices there is work for: as many as heads."""
+        return self.heads
+
+    # ---- layers ----
+
+    @property
+    def blocks(self) -> int:
+        """Layers that are neither the embedding nor the head."""
+        return self.layers + self.encoder_layers
+
+    def is_windowed(self, layer: int, seq: int) -> bool:
+        """Whether a layer, from 0, sees less than a sequence of so many tokens."""
+        reaches = self.window is None or self.window >= seq
+        return not reaches and layer not in self.full_attention_layers
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward of a layer, from 0, is a mixture of experts."""
+        if self.moe is None:
+            return False
+        return layer >= self.moe.dense_layers and layer not in self.moe.dense_at
+
+    @property
     def moe_layers(self) -> int:
         """Blocks whose feed-forward layer is a mixture of experts."""
-        return 0 if self.moe is None else self.layers - self.moe.dense_layers
+        return sum(self.has_experts(layer) for layer in range(self.layers))
 
     # ---- parameters ----
 
     @property
     def norm_parameters(self) -> int:
         """Parameters of one norm."""
-        return (2 if self.norm == "layernorm" else 1) * self.hidden
+        if not self.norm_gain:
+            return 0
+        return (2 if self.norm == "layernorm" and self.norm_bias else 1) * self.hidden
+
+    @property
+    def block_norms(self) -> int:
+        """Norms of one block, those of a decoder's cross-attention not counted."""
+        if self.parallel != "no":
+            return 1 if self.parallel == "one-norm" else 2
+        return 4 if self.norm_position == "sandwich" else 2
 
     @property
     def attention_parameters(self) -> int:
         """Parameters of one attention layer, its norm not counted."""
+        extra = self.out_bias * self.hidden + self.sinks * self.heads
+        if self.latent is not None:
+            return extra + self._latent_parameters(self.latent)
         projections = self.hidden * (2 * self.query_width + 2 * self.kv_width)
         biases = self.qkv_bias * (self.query_width + 2 * self.kv_width)
-        return projections + biases + self.out_bias * self.hidden
+        return projections + biases + extra + self.qk_norm_parameters
+
+    @property
+    def qk_norm_parameters(self) -> int:
+        """Parameters of the norms of queries and keys."""
+        gains = {"no": 0, "head": 2 * self.head_width, "width": self.query_width + self.kv_width}
+        return gains[self.qk_norm]
+
+    def _latent_parameters(self, latent: LatentAttention) -> int:
+        kv_in, queries = latent.kv_rank + latent.rotary_width, self.heads * latent.query_width
+        total = self.hidden * kv_in + latent.kv_rank  # down to the latent vector, and its norm
+        total += latent.kv_rank * self.heads * (latent.plain_width + latent.value_width)
+        total += self.heads * latent.value_width * self.hidden
+        if latent.query_rank is None:
+            return total + self.hidden * queries + self.qkv_bias * kv_in
+        total += (self.hidden + 1 + queries) * latent.query_rank
+        return total + self.qkv_bias * (kv_in + latent.query_rank)
 
     def ffn_parameters(self, width: int) -> int:
         """Parameters of one feed-forward layer of a width, its norm not counted."""
@@ -231,9 +277,16 @@ class TransformerModel(Record):
         """Parameters of one mixture of experts with its router; 0 in a dense model."""
         if self.moe is None:
             return 0
-        experts = self.moe.experts + self.moe.shared_experts
-        router = self.hidden * self.moe.experts
-        return router + experts * self.ffn_parameters(self.moe.expert_ffn)
+        router = (self.hidden + self.moe.router_bias) * self.moe.experts
+        routed = self.moe.experts * self.ffn_parameters(self.moe.expert_ffn)
+        return router + routed + self.shared_parameters
+
+    @property
+    def shared_parameters(self) -> int:
+        """Parameters of what every token visits in a mixture, its gate included."""
+        if self.moe is None or not self.moe.shared_width:
+            return 0
+        return self.ffn_parameters(self.moe.shared_width) + self.moe.shared_gate * self.hidden
 
     def parameters_by_part(self) -> dict[str, int]:
         """Parameters of each part of the model, all layers of a kind together.
@@ -248,7 +301,7 @@ class TransformerModel(Record):
         blocks = self.layers + self.encoder_layers
         cross = self.layers if self.encoder_layers else 0
         stacks = 2 if self.encoder_layers else 1
-        block_norms = 2 * blocks + cross
+        block_norms = self.block_norms * blocks + cross
         parts = {
             "embedding": self._embedding_parameters(),
             "attention": (blocks + cross) * self.attention_parameters,
@@ -272,6 +325,8 @@ class TransformerModel(Record):
         if self.head == "classifier":
             return (self.hidden + 1) * self.classes
         logits = 0 if self.tied_embeddings or self.head == "none" else self.vocab * self.hidden
+        if self.head == "lm":
+            logits += self.head_bias * self.vocab
         if self.head == "mlm":  # dense, norm, and a bias per token
             logits += self.hidden * (self.hidden + 1) + self.norm_parameters + self.vocab
         return logits

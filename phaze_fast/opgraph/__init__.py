@@ -11,7 +11,6 @@ from phaze_fast.opgraph.graph import (
 )
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
 from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
-from phaze_fast.opgraph.traced import from_traced
 
 __all__ = [
     "GROUPS",
@@ -27,7 +26,6 @@ __all__ = [
     "Tensor",
     "build_op_graphs",
     "check_recompute",
-    "from_traced",
     "layer_graph",
     "reasons",
 ]

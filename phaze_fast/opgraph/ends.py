@@ -94,7 +94,11 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
         width, tokens = model.classes, strategy.microbatch
     else:
         width, tokens = s.vocab, s.rows
-    logits = builder.linear("logits", x, tokens, hidden, width, bias=model.head != "lm")
+    biased = model.head_bias if model.head == "lm" else True
+    logits = builder.linear("logits", x, tokens, hidden, width, bias=biased)
+    if model.logit_cap:
+        logits = builder.vector("logit-cap", "activation", (logits,), tokens, width)
+        builder.keep("capped-logits", ELEMENT_BYTES * tokens * width, logits)
     if model.loss_passes:  # each way half of them; a gradient moves three times as much as this
         moved = _FLOAT_BYTES * tokens * width * model.loss_passes / 4.0
         logits = builder.custom(

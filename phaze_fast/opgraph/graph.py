@@ -72,6 +72,9 @@ class OpGraph:
     indptr: Array
     indices: Array
     tensors: tuple[Tensor, ...] = ()
+    in_order: bool = False
+    """Whether operators run one after another as they stand, each on all cores, as a traced
+    program runs them; else a schedule is sought."""
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -142,11 +145,14 @@ def _without_part(name: str) -> str:
 
 RECOMPUTE_SETS = FrozenDict(
     {
-        "norms": frozenset({"attention-norm", "cross-norm", "norm", "ffn-norm"}),
+        "norms": frozenset(
+            {"attention-norm", "cross-norm", "norm", "ffn-norm", "attention-output-norm"}
+            | {"ffn-output-norm", "q-norm", "k-norm", "kv-norm"}
+        ),
         "activations": frozenset({"activation"}),
         "gated-product": frozenset({"multiply"}),
-        "up-projection": frozenset({"up", "gate"}),
-        "attention": frozenset({"scores", "softmax", "score-dropout", "attention"}),
+        "up-projection": frozenset({"up", "gate", "gate-up"}),
+        "attention": frozenset({"scores", "score-cap", "softmax", "score-dropout", "attention"}),
     }
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the
@@ -173,7 +179,7 @@ def check_recompute(mode: str) -> None:
             )
 
 
-SELECTIVE = frozenset({"scores", "softmax", "score-dropout"})
+SELECTIVE = frozenset({"scores", "score-cap", "softmax", "score-dropout"})
 """Operators of explicit attention that selective recomputation runs again (Korthikanti 2022)."""
 
 
@@ -220,7 +226,12 @@ def loose(name: str, parts: Sequence[tuple[OperatorSpec, int]]) -> OpGraph:
     return OpGraph(name, ops, ("",) * at, np.zeros(at + 1, dtype=np.int32), nothing)
 
 
-def lay_out(name: str, specs: list[OperatorSpec], tensors: tuple[Tensor, ...]) -> OpGraph:
+def lay_out(
+    name: str,
+    specs: list[OperatorSpec],
+    tensors: tuple[Tensor, ...],
+    in_order: bool = False,
+) -> OpGraph:
     """Splice virtual operators out and write the rest as arrays."""
     real = [i for i, spec in enumerate(specs) if not spec.virtual]
     place = {i: position for position, i in enumerate(real)}
@@ -243,4 +254,5 @@ def lay_out(name: str, specs: list[OperatorSpec], tensors: tuple[Tensor, ...]) -
     indices = np.array([j for s in successors for j in s], dtype=np.int32)
     for array in (ops, indptr, indices):
         array.setflags(write=False)
-    return OpGraph(name, ops, tuple(specs[i].name for i in real), indptr, indices, tensors)
+    names = tuple(specs[i].name for i in real)
+    return OpGraph(name, ops, names, indptr, indices, tensors, in_order)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.block import block_builder
-from phaze_fast.opgraph.builder import LayerBuilder
+from phaze_fast.models import GraphModel, Model, TransformerModel
+from phaze_fast.opgraph.block import block_builder, block_kinds
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
 from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.fusion import fuse
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
+from phaze_fast.opgraph.shares import Share, block_share, embedding_share, head_share
 from phaze_fast.opgraph.strategy import Strategy, shapes
+from phaze_fast.opgraph.traced import traced_layers
 
 __all__ = ["Layer", "LayerGraph", "build_op_graphs", "layer_graph"]
 
@@ -41,11 +43,15 @@ class LayerGraph:
     that order, a chain but for an encoder whose output enters every decoder block.
     """
 
-    model: TransformerModel
+    model: Model
     strategy: Strategy
     layers: tuple[Layer, ...]
     order: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
+    message_bytes: float
+    """Between two stages for one micro-batch, one way, per device; the most of any border."""
+    copied_parameters: int = 0
+    """Of the embedding that the last stage copies, where logits are tied to it; of one device."""
 
     @property
     def flops(self) -> float:
@@ -60,94 +66,20 @@ class LayerGraph:
         return all(b == a + 1 for a, b in self.edges)
 
 
-def _attention_share(model: TransformerModel, strategy: Strategy) -> int:
-    """Attention parameters of one device, its norm not counted."""
-    s = shapes(model, strategy)
-    columns = s.query_width + 2 * s.kv_width
-    out = s.query_width * model.hidden + model.out_bias * model.hidden
-    return columns * model.hidden + model.qkv_bias * columns + out
-
-
-def _ffn_share(model: TransformerModel, width: int) -> int:
-    """Feed-forward parameters of one device that holds `width` columns."""
-    inward = 2 if model.gated else 1
-    biases = model.ffn_bias * (inward * width + model.hidden)
-    return (inward + 1) * model.hidden * width + biases
-
-
-def _shares(model: TransformerModel, strategy: Strategy) -> dict[str, int]:
-    """Parameters that one device holds of one layer of each kind."""
-    s, t = shapes(model, strategy), strategy.tensor_parallel
-    norm, attention = model.norm_parameters, _attention_share(model, strategy)
-    dense = 2 * norm + attention + _ffn_share(model, s.ffn)
-    parts = model.parameters_by_part()
-    tables = parts["embedding"] - model.vocab * model.hidden  # positions, types, norm, patches
-    stacks = 2 if model.encoder_layers else 1
-    ends = stacks * (model.final_norm * norm + (model.relative_buckets or 0) * model.heads // t)
-    head = parts.get("head", 0)
-    split = 0 if model.tied_embeddings or model.head in ("none", "classifier") else model.vocab
-    if model.head == "mlm":
-        head += s.vocab - model.vocab  # the bias of the logits is split with them
-    head += (s.vocab - model.vocab) * model.hidden if split else 0
-    shares = {
-        "embedding": tables + s.vocab * model.hidden,
-        "block": dense,
-        "encoder-block": dense,
-        "decoder-block": dense + attention + norm,
-        "head": ends + head,
-    }
-    if model.moe is not None:
-        moe = model.moe
-        local = moe.experts // strategy.expert_parallel + moe.shared_experts
-        experts = local * _ffn_share(model, moe.expert_ffn // t)
-        shares["moe-block"] = 2 * norm + attention + model.hidden * moe.experts + experts
-    return shares
-
-
-def _experts(model: TransformerModel, strategy: Strategy, kind: str) -> int:
-    """Parameters of routed experts that one device holds of one layer of a kind."""
-    if kind != "moe-block" or model.moe is None:
-        return 0
-    local = model.moe.experts // strategy.expert_parallel
-    return local * _ffn_share(model, model.moe.expert_ffn // strategy.tensor_parallel)
-
-
 def _builders(
     model: TransformerModel, strategy: Strategy
-) -> list[tuple[str, int, int, LayerBuilder]]:
-    """(kind, count, parameters of one, builder) of each kind, in the order data passes them."""
-    parts = model.parameters_by_part()
-    norms, attention = 2 * model.norm_parameters, model.attention_parameters
-    relative = (model.relative_buckets or 0) * model.heads
-    final = model.norm_parameters if model.final_norm else 0
-    found = [("embedding", 1, parts["embedding"], embedding_builder(model, strategy))]
+) -> tuple[list[tuple[str, Share, LayerBuilder]], list[str]]:
+    """Each kind of layer with its parameters and builder, and the kinds in the order of data."""
+    order = block_kinds(model, strategy.seq or model.seq)
     if model.encoder_layers:
-        dense = norms + attention + model.ffn_parameters(model.ffn)
-        cross = dense + attention + model.norm_parameters
-        found += [
-            (
-                "encoder-block",
-                model.encoder_layers,
-                dense,
-                block_builder(model, strategy, "encoder-block"),
-            ),
-            ("decoder-block", model.layers, cross, block_builder(model, strategy, "decoder-block")),
-        ]
-    else:
-        dense_layers = model.layers - model.moe_layers
-        if dense_layers:
-            size = norms + attention + model.ffn_parameters(model.ffn)
-            found.append(("block", dense_layers, size, block_builder(model, strategy, "block")))
-        if model.moe_layers:
-            size = norms + attention + model.moe_parameters
-            found.append(
-                ("moe-block", model.moe_layers, size, block_builder(model, strategy, "moe-block"))
-            )
-    # What belongs to a stack rather than to a block is counted with the head.
-    stacks = 2 if model.encoder_layers else 1
-    ends = parts.get("head", 0) + stacks * (final + relative)
-    found.append(("head", 1, ends, head_builder(model, strategy)))
-    return found
+        order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
+    embedding = embedding_builder(model, strategy)
+    found = [("embedding", embedding_share(model, strategy), embedding)]
+    for kind in dict.fromkeys(order):
+        share = block_share(model, strategy, kind)
+        found.append((kind, share, block_builder(model, strategy, kind)))
+    found.append(("head", head_share(model, strategy), head_builder(model, strategy)))
+    return found, ["embedding", *order, "head"]
 
 
 def _graphs(builder: LayerBuilder, fused: bool) -> tuple[OpGraph, OpGraph]:
@@ -163,9 +95,25 @@ def _graphs(builder: LayerBuilder, fused: bool) -> tuple[OpGraph, OpGraph]:
     )
 
 
-def layer_graph(
-    model: TransformerModel, strategy: Strategy | None = None, fused: bool = False
-) -> LayerGraph:
+def _traced_graph(model: GraphModel, strategy: Strategy) -> LayerGraph:
+    """Write the layers of a model that is given by its graph."""
+    layers = tuple(
+        Layer(
+            own.layer.name,
+            own.layer.count,
+            own.forward,
+            own.backward,
+            own.layer.parameters,
+            own.device_parameters,
+        )
+        for own in traced_layers(model, strategy)
+    )
+    sent = max(layer.output_bytes for layer in model.layers) * strategy.microbatch
+    share = strategy.tensor_parallel if strategy.sequence_parallel else 1
+    return LayerGraph(model, strategy, layers, model.order, model.edges, message_bytes=sent / share)
+
+
+def layer_graph(model: Model, strategy: Strategy | None = None, fused: bool = False) -> LayerGraph:
     """Build the layers of a model as one device runs them.
 
     Parameters
@@ -190,28 +138,41 @@ def layer_graph(
     [('embedding', 1), ('block', 96), ('head', 1)]
     """
     strategy = Strategy() if strategy is None else strategy
-    builders, shares = _builders(model, strategy), _shares(model, strategy)
+    if isinstance(model, GraphModel):
+        return _traced_graph(model, strategy)
+    builders, kinds = _builders(model, strategy)
     layers = tuple(
         Layer(
             kind,
-            count,
+            kinds.count(kind),
             *_graphs(builder, fused),
-            size,
-            shares[kind],
-            _experts(model, strategy, kind),
+            share.whole,
+            share.device,
+            share.experts,
         )
-        for kind, count, size, builder in builders
+        for kind, share, builder in builders
     )
-    order = tuple(i for i, layer in enumerate(layers) for _ in range(layer.count))
+    place = {layer.kind: at for at, layer in enumerate(layers)}
+    order = tuple(place[kind] for kind in kinds)
     edges = [(i, i + 1) for i in range(len(order) - 1)]
     if model.encoder_layers:
         last = model.encoder_layers  # position of the last encoder block, after the embedding
         edges += [(last, last + j) for j in range(2, model.layers + 1)]
-    return LayerGraph(model, strategy, layers, order, tuple(sorted(edges)))
+    s = shapes(model, strategy)
+    tied = model.tied_embeddings and model.head in ("lm", "mlm")
+    return LayerGraph(
+        model,
+        strategy,
+        layers,
+        order,
+        tuple(sorted(edges)),
+        message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),
+        copied_parameters=s.vocab * model.hidden if tied else 0,
+    )
 
 
 def build_op_graphs(
-    model: TransformerModel, strategies: Sequence[Strategy], fused: bool = False
+    model: Model, strategies: Sequence[Strategy], fused: bool = False
 ) -> list[LayerGraph]:
     """Build the layers of a model under several strategies.
 

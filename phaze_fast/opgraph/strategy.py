@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from phaze_fast.errors import InfeasibleError
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import GraphModel, Model, TransformerModel
+from phaze_fast.models.split_rules import widths_divide
 from phaze_fast.records import Count, Record
 
 __all__ = ["RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
@@ -67,7 +68,9 @@ def _kv_heads(model: TransformerModel, s: Strategy) -> str:
 
 def _ffn(model: TransformerModel, s: Strategy) -> str:
     t = s.tensor_parallel
-    widths = [model.ffn] + ([model.moe.expert_ffn] if model.moe else [])
+    widths = [model.ffn] if model.moe is None or model.moe_layers < model.layers else []
+    if model.moe is not None:
+        widths += [model.moe.expert_ffn, model.moe.shared_width]
     wrong = [width for width in widths if width % t]
     return (
         f"tensor_parallel: {t} does not divide the feed-forward width {wrong[0]}" if wrong else ""
@@ -110,8 +113,29 @@ RULES = (
 )
 
 
-def reasons(model: TransformerModel, strategy: Strategy) -> list[str]:
+def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
+    """Say what a graph has no rule for."""
+    found = []
+    if s.seq is not None and s.seq != model.seq:
+        found.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")
+    if s.context_parallel > 1:
+        found.append(f"context_parallel: {s.context_parallel}: a traced graph has no rule for it")
+    if s.expert_parallel > 1:
+        found.append(f"expert_parallel: {s.expert_parallel}: a traced graph has no rule for it")
+    t = s.tensor_parallel
+    if t > 1:
+        whole = [layer for layer in model.layers if layer.unsplit]
+        if len(whole) == len(model.layers):
+            found.append(f"tensor_parallel: {t}: {whole[0].unsplit}")
+        uneven = (widths_divide(layer, t) for layer in model.layers)
+        found += [f"tensor_parallel: {why}" for why in uneven if why][:1]
+    return found
+
+
+def reasons(model: Model, strategy: Strategy) -> list[str]:
     """Which rules a strategy breaks for a model, in words; empty where it is possible."""
+    if isinstance(model, GraphModel):
+        return _traced_reasons(model, strategy)
     return [text for rule in RULES if (text := rule.broken(model, strategy))]
 
 

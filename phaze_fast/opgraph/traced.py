@@ -1,86 +1,85 @@
-"""Forward operator graphs of each kind of a traced model's layers."""
+"""The layers of a model that is given by its graph, as one device runs them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from phaze_fast.models import TracedModel
-from phaze_fast.models.traced import TracedLayer, TracedOp
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
+from phaze_fast.errors import InfeasibleError
+from phaze_fast.models import GraphLayer, GraphModel, GraphOperator
+from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.opgraph.graph import OpGraph, lay_out
+from phaze_fast.opgraph.strategy import Strategy, reasons
+from phaze_fast.opgraph.traced_split import (
+    backward_specs,
+    device_parameters,
+    forward_specs,
+    rows_shared,
+)
 
-__all__ = ["from_traced"]
+__all__ = ["TracedLayer", "traced_layers"]
+
+_VECTOR = "VC"
 
 
-def _attention(op: TracedOp) -> OperatorSpec:
-    queries, keys = op.b * op.m * op.k, op.b * op.n * op.k
-    values = op.b * op.n * (op.elements // (op.b * op.m))
+def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
+    """Write one operator for so many samples."""
+    sizes = {"b": op.b, "m": op.m, "n": op.n, "k": op.k}
+    if op.scales != "none":
+        sizes[op.scales] *= samples
+    product = "gemm" in op.kind
+    unit = "TC" if product else "TC+VC" if op.kind.startswith("attention") else _VECTOR
     return OperatorSpec(
         op.name,
-        "attention",
-        "TC+VC",
+        op.kind,
+        "TC+VC" if product and op.bias else unit,
         op.inputs,
-        b=op.b,
-        m=op.m,
-        n=op.n,
-        k=op.k,
-        flops=op.flops,
-        read_bytes=ELEMENT_BYTES * (queries + keys + values),
-        write_bytes=ELEMENT_BYTES * op.elements,
+        b=sizes["b"],
+        m=sizes["m"],
+        n=sizes["n"],
+        k=sizes["k"],
+        flops=op.flops * samples,
+        read_bytes=op.fixed_read_bytes + op.read_bytes * samples,
+        write_bytes=op.fixed_write_bytes + op.write_bytes * samples,
+        causal=op.causal,
+        epilogue=int(product and op.bias),
+        function=op.function,
     )
 
 
-def _write(builder: LayerBuilder, op: TracedOp) -> None:
-    """Add one operator."""
-    first, last = op.inputs[0], op.inputs[-1]
-    if op.kind == "gemm":
-        bias = op.weight_elements > op.b * op.k * op.n
-        if op.b == 1:
-            builder.linear(op.name, first, op.m, op.k, op.n, bias)
-        else:
-            builder.grouped_linear(op.name, first, op.b, op.m, op.k, op.n)
-        builder.specs[-1] = replace(builder.specs[-1], inputs=op.inputs)
-    elif op.kind == "batched-gemm":
-        builder.product(op.name, first, last, op.b, op.m, op.k, op.n)
-        if len(op.inputs) > 2:  # a third array is added to the product
-            builder.specs[-1] = replace(builder.specs[-1], inputs=op.inputs)
-    elif op.kind == "attention":
-        builder.custom(_attention(op))
-    else:
-        kind = "multiply" if op.kind == "elementwise" else op.kind
-        builder.vector(op.name, kind, op.inputs, op.m, op.n, reads=len(op.inputs))
+class TracedLayer:
+    """One kind of layer of a graph under a strategy."""
+
+    def __init__(self, model: GraphModel, layer: GraphLayer, strategy: Strategy) -> None:
+        self.layer, self.strategy = layer, strategy
+        samples, width = strategy.microbatch, strategy.tensor_parallel
+        rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
+        forward = [operator_spec(op, samples) for op in layer.forward]
+        backward = [operator_spec(op, samples) for op in layer.backward]
+        if width > 1:
+            forward = forward_specs(layer, forward, width, rows)
+            backward = backward_specs(layer, backward, width, rows, samples)
+        kept = tuple(
+            Tensor(
+                tensor.name,
+                int(tensor.fixed_bytes + tensor.bytes * samples)
+                // (width if tensor.split or rows else 1),
+                "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
+            )
+            for tensor in layer.saved
+        )
+        title = f"{model.name}/{layer.name}"
+        self.forward: OpGraph = lay_out(f"{title}/forward", forward, kept, in_order=True)
+        self.backward: OpGraph = lay_out(f"{title}/backward", backward, (), in_order=True)
+        self.device_parameters = device_parameters(layer, width)
 
 
-def _builder(model: str, layer: TracedLayer) -> LayerBuilder:
-    builder = LayerBuilder(f"{model}/{layer.name}")
-    for op in layer.ops:
-        _write(builder, op)
-    return builder
+def traced_layers(model: GraphModel, strategy: Strategy) -> list[TracedLayer]:
+    """Write every kind of layer of a graph.
 
-
-def from_traced(traced: TracedModel) -> tuple[OpGraph, ...]:
-    """Lay out the operators of a traced model, in bf16, on one device.
-
-    Parameters
-    ----------
-    traced
-        From `models.from_torch`.
-
-    Returns
-    -------
-    tuple of OpGraph
-        Forward graphs, one per entry of ``traced.layers``. An elementwise operator is of the kind
-        ``multiply``; a product that adds a bias works on both units.
-
-    Examples
-    --------
-    >>> from phaze_fast.models.traced import TracedLayer, TracedModel, TracedOp
-    >>> fc = TracedOp("fc", "gemm", (-1,), 1, 4, 8, 8, 32, 512.0, 64)
-    >>> act = TracedOp("act", "activation", (0,), 1, 4, 0, 8, 32, 0.0, 0)
-    >>> model = TracedModel("mlp", (TracedLayer("0", 1, (fc, act)),), (0,), (), 64)
-    >>> (graph,) = from_traced(model)
-    >>> graph.names, graph.edges(), graph.flops
-    (('fc', 'act'), [(0, 1)], 512.0)
+    Raises
+    ------
+    InfeasibleError
+        Where the graph has no rule for the strategy.
     """
-    builders = [_builder(traced.name, layer) for layer in traced.layers]
-    return tuple(lay_out(f"{builder.name}/forward", builder.specs, ()) for builder in builders)
+    broken = reasons(model, strategy)
+    if broken:
+        raise InfeasibleError(f"{model.name}: {broken[0]}")
+    return [TracedLayer(model, layer, strategy) for layer in model.layers]

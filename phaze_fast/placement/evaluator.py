@@ -17,7 +17,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import layouts_fit, optimizer
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement.intervals import plan_interval_s
 from phaze_fast.placement.layouts import (
     Shape,
@@ -90,7 +90,7 @@ class PlanEvaluator:
 
     def __init__(
         self,
-        model: TransformerModel,
+        model: Model,
         cluster: Cluster,
         training: Training,
         capacities: Sequence[float],

@@ -13,7 +13,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import FOLDED, SCHEDULES
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import Strategy, reasons
 from phaze_fast.placement.training import RANK_ORDERS, Training, recompute_modes
 
@@ -50,32 +50,35 @@ def node_devices(cluster: Cluster) -> int:
     return 8
 
 
-def _widths(model: TransformerModel, cluster: Cluster, training: Training) -> list[int]:
+def _widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
     if training.tensor_parallel is not None:
         return sorted(training.tensor_parallel)
-    widths = [1]
-    while 2 * widths[-1] <= min(node_devices(cluster), cluster.devices, model.heads):
+    widths, most = [1], min(node_devices(cluster), cluster.devices)
+    while 2 * widths[-1] <= min(most, model.widest_split):
         widths.append(2 * widths[-1])
     return widths
 
 
-def _context_widths(model: TransformerModel, training: Training) -> list[int]:
+def _context_widths(model: Model, training: Training) -> list[int]:
     if training.context_parallel is not None:
         return sorted(training.context_parallel)
     tokens = training.seq or model.seq
+    if not isinstance(model, TransformerModel):
+        return [1]
     return [1] + [cp for cp in (2, 4, 8, 16, 32) if tokens >= cp * _TOKENS_OF_A_DEVICE]
 
 
-def _expert_widths(model: TransformerModel, cluster: Cluster, training: Training) -> list[int]:
+def _expert_widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
     if training.expert_parallel is not None:
         return sorted(training.expert_parallel)
-    experts = model.moe.experts if model.moe is not None else 1
+    moe = model.moe if isinstance(model, TransformerModel) else None
+    experts = moe.experts if moe is not None else 1
     most = min(experts, cluster.devices, training.global_batch)
     return [1] + [ep for ep in (2, 4, 8, 16, 32, 64) if ep <= most and experts % ep == 0]
 
 
 def strategies(
-    model: TransformerModel, cluster: Cluster, training: Training, rejected: Counter[str]
+    model: Model, cluster: Cluster, training: Training, rejected: Counter[str]
 ) -> Iterator[Strategy]:
     """Give what the model, the cluster and the batch allow; count the rest by reason."""
     choices = itertools.product(
@@ -201,7 +204,7 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
     return np.concatenate(parts)
 
 
-def space_text(model: TransformerModel, cluster: Cluster, training: Training) -> str:
+def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     """Say which plans are looked at: what a plan is the best of.
 
     Examples

@@ -11,7 +11,7 @@ import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
-from phaze_fast.models import TransformerModel, load
+from phaze_fast.models import Model, load
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
 from phaze_fast.placement.layouts import space_text
 from phaze_fast.placement.plans import Plan
@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 class Plans(Table):
     """The best plans of a model on a cluster, and what became of the rest."""
 
-    model: TransformerModel
+    model: Model
     cluster: Cluster
     training: Training
     top: int
@@ -104,7 +104,7 @@ def room(cluster: Cluster, training: Training) -> float:
 
 
 def plan(
-    model: TransformerModel | str,
+    model: Model | str,
     cluster: Cluster,
     training: Training,
     top: int = 10,
@@ -153,7 +153,7 @@ def plan(
     8
     """
     model = load(model) if isinstance(model, str) else model
-    if not isinstance(model, TransformerModel) or not isinstance(training, Training):
+    if not isinstance(model, Model) or not isinstance(training, Training):
         raise InvalidTypeError(
             f"model, training: {type(model).__name__} and {type(training).__name__} are not "
             "accepted; expected a TransformerModel (models.load) and a Training"
@@ -275,7 +275,7 @@ def _shortfall(evaluator: PlanEvaluator) -> str:
     )
 
 
-def _nearest(model: TransformerModel, cluster: Cluster, training: Training) -> str:
+def _nearest(model: Model, cluster: Cluster, training: Training) -> str:
     """Say what small change would fit: recompute more, share more, smaller pieces, more devices."""
     if "1f1b" in training.schedule:  # of other schedules it is not known beforehand
         training = training.model_copy(update={"schedule": ("1f1b",)})

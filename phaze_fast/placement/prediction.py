@@ -14,7 +14,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import FOLDED, SCHEDULES
-from phaze_fast.models import TransformerModel, load
+from phaze_fast.models import Model, load
 from phaze_fast.opgraph import Strategy, reasons
 from phaze_fast.placement.columns import coded, recompute_words, whole
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
@@ -33,9 +33,9 @@ __all__ = ["Predictions", "predict", "predict_batch"]
 Array = np.ndarray[Any, Any]
 
 
-def _checked_model(model: TransformerModel | str) -> TransformerModel:
+def _checked_model(model: Model | str) -> Model:
     found = load(model) if isinstance(model, str) else model
-    if not isinstance(found, TransformerModel):
+    if not isinstance(found, Model):
         raise InvalidTypeError(
             f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
         )
@@ -53,7 +53,7 @@ def _layout(spec: PlanSpec) -> Array:
 
 
 @lru_cache(maxsize=256)
-def _evaluator(model: TransformerModel, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
+def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
     """Prepare the evaluator of one plan; kept for the next call."""
     if spec.devices > cluster.devices or (spec.devices < cluster.devices and not spec.idle):
         raise InvalidInputError(
@@ -112,7 +112,7 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
 
 
 def predict(
-    model: TransformerModel | str,
+    model: Model | str,
     cluster: Cluster,
     plan: Plan | PlanSpec | Mapping[str, Any],
     cache: ScheduleCache | None = None,
@@ -199,7 +199,7 @@ _BAD_DEVICES, _BAD_BATCH, _BAD_SCHEDULE, _BAD_EXPERTS, _BAD_STRATEGY = 3, 4, 6, 
 
 
 def predict_batch(
-    model: TransformerModel | str,
+    model: Model | str,
     cluster: Cluster,
     training: Training,
     tensor_parallel: Any = 1,
@@ -301,7 +301,7 @@ def _statuses(rows: Mapping[str, Array], devices: int, batch: int) -> Array:
 
 
 def _predicted(
-    model: TransformerModel,
+    model: Model,
     cluster: Cluster,
     training: Training,
     words: Sequence[str],

@@ -12,7 +12,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import energy_table
 from phaze_fast.memory import FRAGMENTATION, Optimizer
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import DEFAULT, Software, load_software, model_as_run
@@ -91,21 +91,6 @@ def _distinct_variants(
     return variants, {mode: variants.index(name) for mode, name in same.items()}
 
 
-def _message_bytes(model: TransformerModel, strategy: Strategy, scattered: bool) -> float:
-    """Bytes between two stages for one micro-batch, one way, per device."""
-    rows = strategy.microbatch * (strategy.seq or model.seq) // strategy.context_parallel
-    whole = 2.0 * rows * model.hidden
-    shared = strategy.sequence_parallel or scattered
-    return whole / strategy.tensor_parallel if shared else whole
-
-
-def _copied_parameters(model: TransformerModel, strategy: Strategy) -> float:
-    """Parameters of the embedding that the last stage copies, where it ties to it."""
-    if not model.tied_embeddings or model.head not in ("lm", "mlm"):
-        return 0.0
-    return float(-(-model.vocab // strategy.tensor_parallel) * model.hidden)
-
-
 def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
     """Bytes that one device sends in the collectives of a layer, as a ring sends them."""
     total = 0.0
@@ -135,7 +120,7 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str]) -> Array:
 
 @lru_cache(maxsize=512)
 def strategy_sizes(
-    model: TransformerModel,
+    model: Model,
     strategy: Strategy,
     recompute: tuple[str, ...],
     expert_stride: int = 0,
@@ -162,14 +147,16 @@ def strategy_sizes(
     widths = {"tensor": s.tensor_parallel, "context": s.context_parallel}
     widths["expert"] = s.expert_parallel
     ranks = {GROUPS.index(name): width for name, width in widths.items()}
-    message = _message_bytes(model, strategy, used.scattered_messages)
+    message = graph.message_bytes
+    if used.scattered_messages and not s.sequence_parallel:
+        message /= s.tensor_parallel
     record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
     record["tensor_parallel"], record["context_parallel"] = s.tensor_parallel, s.context_parallel
     record["expert_parallel"], record["microbatch"] = s.expert_parallel, s.microbatch
     record["message_bytes"] = message
     split = s.sequence_parallel and s.tensor_parallel > 1
     record["gathered_bytes"] = message * s.tensor_parallel * split
-    record["copied_parameters"] = _copied_parameters(model, strategy)
+    record["copied_parameters"] = graph.copied_parameters
     record["sent_bytes"] = sum(
         layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))
         for layer in graph.layers

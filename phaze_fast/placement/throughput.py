@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models import ModelFlops, TransformerModel, model_flops
+from phaze_fast.models import Model, ModelFlops, model_flops
 
 __all__ = [
     "Throughput",
@@ -156,7 +156,7 @@ class Throughput:
 
 
 def step_throughput(
-    model: TransformerModel,
+    model: Model,
     sequences: int,
     time_s: float,
     devices: int,

@@ -13,7 +13,7 @@ import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Training, infeasible, plan
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.designs import Design, geometric_mean
@@ -280,7 +280,7 @@ def _plain(value: float) -> float | None:
 
 
 def result_of(
-    models: Sequence[TransformerModel],
+    models: Sequence[Model],
     space: ArchitectureSpace,
     cluster: Cluster,
     training: Training,

@@ -23,7 +23,7 @@ import numpy as np
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster, area
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model, model_from_dict
 from phaze_fast.placement import Plan, Training, infeasible, plan
 from phaze_fast.runs.chunks import Lost, run_chunks
 from phaze_fast.runs.executors import Workers
@@ -88,17 +88,18 @@ class Point:
     True
     """
 
-    model: TransformerModel
+    model: Model
     cluster: Cluster
     """With its chip."""
     training: Training
 
     def __post_init__(self) -> None:
-        for name, kind in _PARTS.items():
+        for name, kind in _TYPES.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
                 raise InvalidTypeError(
-                    f"{name}: {type(value).__name__} is not accepted; expected a {kind.__name__}"
+                    f"{name}: {type(value).__name__} is not accepted; expected a "
+                    f"{getattr(kind, '__name__', 'TransformerModel')}"
                 )
         if self.cluster.chip is None:
             raise InvalidInputError("cluster.chip: missing; expected a cluster with its chip")
@@ -126,11 +127,16 @@ class Point:
         for name in _PARTS:
             if name not in data:
                 raise InvalidInputError(f"{prefix}{name}: is missing and has no default")
-        parts = [kind.from_dict(data[name], f"{prefix}{name}") for name, kind in _PARTS.items()]
+        parts = [read(data[name], f"{prefix}{name}") for name, read in _PARTS.items()]
         return cls(*parts)
 
 
-_PARTS: dict[str, Any] = {"model": TransformerModel, "cluster": Cluster, "training": Training}
+_TYPES: dict[str, Any] = {"model": Model, "cluster": Cluster, "training": Training}
+_PARTS: dict[str, Any] = {
+    "model": model_from_dict,
+    "cluster": Cluster.from_dict,
+    "training": Training.from_dict,
+}
 
 
 def blank_row(point: Point, status: str, reason: str = "") -> Row:

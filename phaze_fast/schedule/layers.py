@@ -148,6 +148,19 @@ def _solve(
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
 
 
+def _one_by_one(
+    problem: tuple[OpGraph, Array, Array, Array],
+) -> tuple[Array, Array, Array, Array, Array, Array]:
+    """Operators in the order in which they stand, each on all cores; nothing is left to choose."""
+    _, _, every, _ = problem
+    ends = np.cumsum(every, axis=1)
+    chips = len(every)
+    makespan = ends[:, -1]
+    proved = np.full(chips, _core.PROVED_BY.index("list-schedule"), dtype=np.int32)
+    modes = np.ones(every.shape, dtype=np.int32)  # the second mode is that of all cores
+    return makespan, makespan, proved, np.zeros(chips, dtype=np.int64), ends - every, modes
+
+
 def _looked_up(
     problem: tuple[OpGraph, Array, Array, Array],
     limits: tuple[bool, int, float, int],
@@ -254,7 +267,9 @@ def schedule_layers(
         first, which = _distinct(np.concatenate([one, every, costs.cores], axis=1))
         limits = (rule == "overlap", max_nodes, time_limit_s, thread_count(threads))
         problem = (layer, one[first], every[first], np.ascontiguousarray(costs.cores[first]))
-        if cache is not None and enough_s is None:
+        if layer.in_order:
+            found = _one_by_one(problem)
+        elif cache is not None and enough_s is None:
             found = _looked_up(problem, limits, cache)
         else:
             found = _solve(problem, limits, _largest(enough_s, i, which, len(first)))

@@ -23,7 +23,7 @@ from phaze_fast.hardware import (
     WaferSpace,
     fabric_from_dict,
 )
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import GraphModel, TransformerModel
 from phaze_fast.records import Record
 from phaze_fast.software import Software
 
@@ -39,6 +39,7 @@ _TYPES: dict[str, Any] = {
     "energy-table": EnergyTable,
     "model": TransformerModel,
     "software": Software,
+    "graph": GraphModel,
 }
 KINDS = tuple(_TYPES)
 """Kinds of file that can be read."""

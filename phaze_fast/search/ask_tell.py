@@ -17,7 +17,7 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.hardware.space_spec import COLUMNS
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Training
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.exact import ExactEvaluator
@@ -92,14 +92,14 @@ class Explorer:
 
     def __init__(
         self,
-        models: TransformerModel | Sequence[TransformerModel],
+        models: Model | Sequence[Model],
         space: ArchitectureSpace,
         cluster: Cluster,
         training: Training,
         weights: Sequence[float] = (),
         threads: int | None = None,
     ) -> None:
-        several = [models] if isinstance(models, TransformerModel) else list(models)
+        several = [models] if isinstance(models, Model) else list(models)
         if not several or (weights and len(weights) != len(several)):
             raise InvalidInputError(
                 f"models, weights: {len(several)} and {len(weights)} are not accepted; expected at "

@@ -13,7 +13,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
 from phaze_fast.hardware.presets import chip as preset_chip
 from phaze_fast.memory import SCHEDULES
-from phaze_fast.models import TransformerModel, load
+from phaze_fast.models import Model, load
 from phaze_fast.placement import PlanEvaluator, Training
 from phaze_fast.placement.recompute import recompute_text
 from phaze_fast.runs.executors import Workers
@@ -132,7 +132,7 @@ def _fill(columns: dict[str, Array], at: int, evaluator: PlanEvaluator, answer: 
 
 
 def evaluate_batch(
-    model: TransformerModel | str,
+    model: Model | str,
     chips: Chips,
     cluster: Cluster,
     training: Training,
@@ -178,7 +178,7 @@ def evaluate_batch(
     ([True, True, True, True], [8, 8, 8, 8])
     """
     model = load(model) if isinstance(model, str) else model
-    if not isinstance(model, TransformerModel) or not isinstance(training, Training):
+    if not isinstance(model, Model) or not isinstance(training, Training):
         raise InvalidTypeError(
             f"model, training: {type(model).__name__} and {type(training).__name__} are not "
             "accepted; expected a TransformerModel (models.load) and a Training"

@@ -13,7 +13,7 @@ from pathlib import Path
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Training
 from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
@@ -106,7 +106,7 @@ def _journal(folder: Path | str, name: str) -> Journal:
 
 
 def _checked_options(
-    models: Sequence[TransformerModel],
+    models: Sequence[Model],
     top: int,
     pareto: Sequence[str],
     weights: Sequence[float] | None,
@@ -127,7 +127,7 @@ def _checked_options(
 
 
 def find_chips(
-    models: Sequence[TransformerModel],
+    models: Sequence[Model],
     space: ArchitectureSpace,
     cluster: Cluster,
     training: Training,

@@ -18,7 +18,7 @@ from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import optimizer
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Placed, PlanEvaluator, Training
 from phaze_fast.placement.times import MAX_NODES, KindTimes
 from phaze_fast.search.bounds import (
@@ -41,7 +41,7 @@ Chips = Array | PricedChips
 class SearchProblem:
     """A model to be trained, and all that is given for it."""
 
-    model: TransformerModel
+    model: Model
     cluster: Cluster
     """Without a chip."""
     training: Training
@@ -121,7 +121,7 @@ def _evaluator(problem: SearchProblem) -> PlanEvaluator:
 
 
 def problems_of(
-    models: Sequence[TransformerModel], groups: ChipGroups, cluster: Cluster, training: Training
+    models: Sequence[Model], groups: ChipGroups, cluster: Cluster, training: Training
 ) -> list[SearchProblem]:
     """Pose the problem of each model.
 

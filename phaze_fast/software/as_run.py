@@ -8,16 +8,14 @@ from typing import Any
 from phaze_fast.hardware import Accelerator, FlatFabric, MeshFabric, TieredFabric, TorusFabric
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.hardware.tuning import FormatTuning
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model, TransformerModel
 from phaze_fast.software.profile import Software
 
 __all__ = ["chip_as_run", "fabric_as_run", "model_as_run"]
 
 
 @lru_cache(maxsize=512)
-def model_as_run(
-    model: TransformerModel, software: Software, tensor_parallel: int = 1
-) -> TransformerModel:
+def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> Model:
     """Give the model whose operators the software runs: its attention, padding and dropout.
 
     Examples
@@ -28,6 +26,8 @@ def model_as_run(
     >>> model_as_run(gpt, load_software("megatron-lm-2021"), 4).vocab, gpt.vocab
     (50688, 50257)
     """
+    if not isinstance(model, TransformerModel):
+        return model  # its operators are given
     changed: dict[str, Any] = {}
     if software.attention == "eager":
         changed["attention"] = "eager"

@@ -255,10 +255,19 @@ def _operators(
 
 
 def _refuse(model: TransformerModel) -> None:
-    if model.encoder_layers or model.moe is not None or model.patches is not None:
+    unusual = (
+        model.window is not None
+        or model.latent is not None
+        or model.parallel != "no"
+        or model.norm_position not in ("pre", "post")
+        or model.qk_norm != "no"
+    )
+    parts = model.encoder_layers or model.moe is not None or model.patches is not None
+    if parts or unusual:
         raise InvalidInputError(
             f"model: {model.name} is not accepted; expected one kind of block without experts, "
-            "encoder-decoder or image patches (a BERT, GPT, OPT or Llama)"
+            "encoder-decoder, image patches, windows, latent attention, parallel blocks or further "
+            "norms (a BERT, GPT, OPT or Llama)"
         )
 
 

@@ -131,18 +131,19 @@ class Problem:
         capacity_bytes: float | None = None,
         work: Workload | None = None,
     ) -> None:
-        model = models.load(model) if isinstance(model, str) else model
+        loaded = models.load(model) if isinstance(model, str) else model
         wafer = presets.wafer(wafer) if isinstance(wafer, str) else wafer
         for name, value, wanted in (
-            ("model", model, TransformerModel),
+            ("model", loaded, TransformerModel),
             ("wafer", wafer, Wafer),
             ("training", training, WaferTraining | None),
         ):
             if not isinstance(value, wanted):
                 raise InvalidTypeError(f"{name}: {type(value).__name__} is not accepted")
-        self.model, self.wafer = model, wafer
+        assert isinstance(loaded, TransformerModel)  # checked above
+        self.model, self.wafer = loaded, wafer
         self.training = training or WaferTraining()
-        self.work: Workload = work or workload(model, self.training.seq)
+        self.work: Workload = work or workload(loaded, self.training.seq)
         self._given = work
         self.recompute, self.volume, self.linear = recompute, volume, linear
         self.chip = wafer.chip
@@ -151,7 +152,7 @@ class Problem:
         stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self.stream = stream
         self._alike = _alike(self.work)
-        key = (self.chip.digest(), model.digest(), self.work.seq)
+        key = (self.chip.digest(), loaded.digest(), self.work.seq)
         self._times: Times = _priced(*key) if work is None else {}
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
         self._compiled: dict[int, tuple[Array, Array]] = {}

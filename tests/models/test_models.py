@@ -2,6 +2,8 @@
 
 import json
 import math
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -173,9 +175,13 @@ def test_a_config_from_a_mapping_a_file_and_a_folder(tmp_path):
         "rotary",
     )
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    assert models.from_hf(tmp_path) == wanted
-    assert models.from_hf(tmp_path / "config.json") == wanted
-    assert models.load(tmp_path / "config.json") == wanted
+    named = wanted.replace(name=tmp_path.name)  # the folder's
+    assert models.from_hf(tmp_path) == named
+    assert models.from_hf(tmp_path / "config.json") == named
+    assert models.load(tmp_path / "config.json") == named
+    assert models.load(tmp_path) == models.load(str(tmp_path)) == named
+    (tmp_path / "small-llama.json").write_text(json.dumps(LLAMA))
+    assert models.load(tmp_path / "small-llama.json") == wanted.replace(name="small-llama")
 
 
 def test_fields_that_change_nothing_are_passed_over():
@@ -194,7 +200,11 @@ def test_fields_that_change_nothing_are_passed_over():
         (LLAMA, {"hidden_act": "sliu"}, "did you mean 'silu'?"),
         (LLAMA, {"model_type": "mamba"}, "model_type: 'mamba' is not modelled"),
         (LLAMA, {"model_type": None}, "model_type: None is not modelled"),
-        (LLAMA, {"model_type": "deepseek_v3"}, "multi-head latent attention"),
+        (
+            LLAMA,
+            {"model_type": "mistral", "sliding_window": 8, "layer_types": ["chunked_attention"]},
+            "layer_types: 'chunked_attention' is not modelled; expected 'full_attention' or",
+        ),
         (LLAMA, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: 50.0 is not modelled"),
         (LLAMA, {"sliding_window": 16}, "sliding_window: 16 is not modelled"),
         (
@@ -221,7 +231,9 @@ def test_fields_that_change_nothing_are_passed_over():
         (BERT, {"add_cross_attention": True}, "add_cross_attention: True is not modelled"),
     ],
 )
-def test_what_is_not_modelled_is_refused_by_name(config, changes, line):
+def test_what_is_not_modelled_is_refused_by_name(config, changes, line, monkeypatch):
+    """Where PyTorch is not there to trace it."""
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(InvalidInputError) as caught:
         models.from_hf({**config, **changes})
     assert line in str(caught.value)
@@ -232,6 +244,15 @@ def test_null_and_false_say_that_a_feature_is_absent():
     assert models.from_hf({**LLAMA, "attn_logit_softcapping": None, "sliding_window": None})
     assert models.from_hf({**BERT, "is_decoder": False})
     assert models.from_hf({**LLAMA, "sliding_window": 32})  # as long as the sequence: no window
+
+
+def test_a_long_context_window_is_no_sequence_length():
+    """The default is stated, and never more than 4,096 tokens."""
+    long = models.from_hf({**LLAMA, "max_position_embeddings": 131072})
+    assert long.seq == 4096
+    assert long.notes == "seq 4096: the smaller of the context window of 131072 and 4096"
+    assert models.from_hf(LLAMA).seq == 32
+    assert models.from_hf(LLAMA).notes == ""
 
 
 def test_a_hub_id_without_the_extra(monkeypatch):
@@ -251,7 +272,6 @@ def test_a_hub_id_without_the_extra(monkeypatch):
 
 def test_a_hub_id_with_the_extra(monkeypatch, tmp_path):
     """The hub is asked for config.json, and its faults become one line."""
-    import sys
     import types
 
     asked = []
@@ -267,7 +287,7 @@ def test_a_hub_id_with_the_extra(monkeypatch, tmp_path):
     monkeypatch.setitem(
         sys.modules, "huggingface_hub", types.SimpleNamespace(hf_hub_download=fetch)
     )
-    assert models.from_hf("some/model") == models.from_hf(LLAMA)
+    assert models.from_hf("some/model") == models.from_hf(LLAMA).replace(name="model")
     assert asked == [("some/model", "config.json")]
     with pytest.raises(InvalidInputError, match="no/thing: config.json cannot be fetched: 404$"):
         models.from_hf("no/thing")
@@ -280,3 +300,43 @@ def test_unknown_names():
         models.from_hf("none.json")
     with pytest.raises(InvalidInputError, match="expected a mapping"):
         TransformerModel.from_dict([1])
+
+
+# ---- architectures ----
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "hf_parameters.json").read_text())
+
+
+@pytest.mark.parametrize("entry", GOLDEN["models"], ids=lambda entry: entry["name"])
+def test_parameters_are_those_of_transformers(entry):
+    """Distinct parameters, tied ones once; tests/models/test_torch.py recomputes the counts."""
+    assert models.from_hf(entry["config"]).parameters() == entry["parameters"]
+
+
+def test_the_architectures_that_are_covered():
+    kinds = {entry["config"]["model_type"] for entry in GOLDEN["models"]}
+    named = "qwen2 qwen3 qwen3_moe gemma2 gemma3_text phi3 gpt_oss olmo2 gpt_neox falcon mistral "
+    named += "deepseek_v2 deepseek_v3 glm4 granite cohere starcoder2 bloom mpt nemotron phi t5 "
+    named += "stablelm mixtral"
+    assert set(named.split()) <= kinds
+    assert models.from_hf({"model_type": "deepseek_v3"}).parameters() == 671_026_404_352
+
+
+def windowed(**fields):
+    return models.from_hf(
+        {**LLAMA, "num_hidden_layers": 6, "sliding_window": 8, "max_window_layers": 2, **fields}
+    )
+
+
+def test_which_layers_have_a_window():
+    """The rules of the architectures, where a configuration does not list its layers."""
+    assert windowed(model_type="mistral", max_window_layers=None).full_attention_layers == ()
+    assert windowed(model_type="qwen2", use_sliding_window=True).full_attention_layers == (0, 1)
+    assert windowed(model_type="qwen2").window is None
+    assert windowed(model_type="gemma2").full_attention_layers == (1, 3, 5)
+    assert windowed(model_type="gemma3_text").full_attention_layers == (5,)
+    listed = ["full_attention"] + ["sliding_attention"] * 5
+    found = windowed(model_type="gemma3_text", layer_types=listed)
+    assert found.full_attention_layers == (0,)
+    assert [found.is_windowed(layer, 32) for layer in range(3)] == [False, True, True]
+    assert not any(found.is_windowed(layer, 8) for layer in range(6))

@@ -1,0 +1,182 @@
+"""The operators of one attention sub-layer on one device.
+
+Projections are split by columns, the output projection by rows, heads over devices, as Megatron-LM
+does it. In latent attention the projections down to the narrow vectors are whole on every device
+and those up from them are split by heads.
+"""
+
+from __future__ import annotations
+
+from phaze_fast.models import LatentAttention
+from phaze_fast.models.flops import visible_keys
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
+from phaze_fast.opgraph.writer import FLOAT_BYTES, BlockWriter
+
+__all__ = ["attend"]
+
+_RANDOM_STATE_BYTES = 1024  # seed and offset of a fused kernel, each in an allocation of its own
+
+
+def attend(w: BlockWriter, prefix: str, x: int, memory: int, causal: bool) -> int:
+    """Write attention of x to a memory, which is x itself but for cross-attention."""
+    if w.model.latent is not None:
+        return _latent(w, w.model.latent, prefix, x, causal)
+    s, m, builder = w.shapes, w.model, w.builder
+    q, k, v = _projections(w, prefix, x, memory)
+    query_bytes, kv_bytes = (
+        ELEMENT_BYTES * s.rows * width for width in (s.query_width, s.kv_width)
+    )
+    if m.qk_norm != "no":
+        q = _normed(w, f"{prefix}q-norm", q, s.query_width, s.heads)
+        k = _normed(w, f"{prefix}k-norm", k, s.kv_width, s.kv_heads)
+    rotated = m.positions == "rotary"
+    if rotated:
+        q = builder.vector(f"{prefix}rotate-q", "rotary", (q,), s.rows, s.query_width)
+        k = builder.vector(f"{prefix}rotate-k", "rotary", (k,), s.rows, s.kv_width)
+    builder.keep(f"{prefix}query", query_bytes, q)
+    if not m.kv_expanded or (m.fused_qkv and not rotated):
+        builder.keep(f"{prefix}key", kv_bytes, k)
+        builder.keep(f"{prefix}value", kv_bytes, v)
+    if m.kv_expanded:  # copies for every query head; what they were made from may go
+        builder.keep(f"{prefix}expanded-key", query_bytes, k)
+        builder.keep(f"{prefix}expanded-value", query_bytes, v)
+    k, v = _gathered(w, prefix, k, v, 2.0 * kv_bytes)
+    if m.attention == "flash":
+        read = ELEMENT_BYTES * s.rows * (s.query_width + 2 * s.kv_width)
+        out = _flash(w, prefix, (q, k, v), causal, read, query_bytes)
+    else:
+        out = _explicit(w, prefix, q, k, v, causal)
+    builder.keep(f"{prefix}context", query_bytes, out)
+    return builder.linear(f"{prefix}proj", out, s.rows, s.query_width, m.hidden, m.out_bias)
+
+
+def _projections(w: BlockWriter, prefix: str, x: int, memory: int) -> tuple[int, int, int]:
+    """Q of x, and K and V of the memory it attends to."""
+    s, m = w.shapes, w.model
+    bias = m.qkv_bias
+    if m.fused_qkv and x == memory:
+        width = s.query_width + 2 * s.kv_width
+        made = w.builder.linear(f"{prefix}qkv", x, s.rows, m.hidden, width, bias)
+        return made, made, made
+    return (
+        w.builder.linear(f"{prefix}q", x, s.rows, m.hidden, s.query_width, bias),
+        w.builder.linear(f"{prefix}k", memory, s.rows, m.hidden, s.kv_width, bias),
+        w.builder.linear(f"{prefix}v", memory, s.rows, m.hidden, s.kv_width, bias),
+    )
+
+
+def _normed(w: BlockWriter, name: str, x: int, width: int, heads: int) -> int:
+    """Norm of queries or keys: of each head, or over all heads, whose sums devices then add."""
+    rows = w.shapes.rows
+    if w.model.qk_norm == "head":
+        return w.norm_of(name, x, rows * heads, width // heads)
+    if w.strategy.tensor_parallel > 1:
+        sums = ("all-reduce", float(FLOAT_BYTES * rows), "tensor")
+        x = w.builder.network(f"{name}-sum", x, sums, sums)
+    return w.norm_of(name, x, rows, width)
+
+
+def _gathered(w: BlockWriter, prefix: str, k: int, v: int, own_bytes: float) -> tuple[int, int]:
+    """Keys and values of all tokens, where devices share the rows of a sequence."""
+    width = w.strategy.context_parallel
+    if width == 1:
+        return k, v
+    gather = ("all-gather", own_bytes * width, "context")
+    scatter = ("reduce-scatter", own_bytes * width, "context")
+    made = w.builder.network(f"{prefix}kv-gather", k, gather, scatter)
+    return made, made
+
+
+def _flash(
+    w: BlockWriter,
+    prefix: str,
+    inputs: tuple[int, ...],
+    causal: bool,
+    read_bytes: float,
+    write_bytes: float,
+) -> int:
+    """Fused attention. Within a window, each query meets the mean number of keys it sees."""
+    s = w.shapes
+    seq_here = s.seq // w.strategy.context_parallel
+    pairs = s.batch * s.heads
+    width, keys = 4.0 * s.head_width, float(s.seq)
+    if w.model.latent is not None:
+        width = 2.0 * (w.model.latent.query_width + w.model.latent.value_width)
+    if w.windowed:
+        keys, causal = visible_keys(w.model, s.seq), False
+    made = w.builder.custom(
+        OperatorSpec(
+            f"{prefix}attention",
+            "attention",
+            "TC+VC",
+            tuple(dict.fromkeys(inputs)),
+            b=pairs,
+            m=seq_here,
+            n=-int(-keys // 1),
+            k=s.head_width,
+            flops=width * pairs * seq_here * keys,
+            read_bytes=read_bytes,
+            write_bytes=write_bytes,
+            causal=causal,
+        )
+    )
+    w.builder.keep(f"{prefix}log-sum-exp", FLOAT_BYTES * s.heads * s.rows, made, statistic=True)
+    w.builder.keep(f"{prefix}random-state", _RANDOM_STATE_BYTES, made, statistic=True)
+    return made
+
+
+def _explicit(w: BlockWriter, prefix: str, q: int, k: int, v: int, causal: bool) -> int:
+    """Scores, softmax and mix one after another; a window masks scores and saves nothing."""
+    s, builder = w.shapes, w.builder
+    seq_here = s.seq // w.strategy.context_parallel
+    pairs, width = s.batch * s.heads, s.head_width
+    shared = s.heads // s.kv_heads
+    scores = builder.product(f"{prefix}scores", q, k, pairs, seq_here, width, s.seq, shared)
+    square = pairs * seq_here * s.seq
+    if w.model.score_cap:
+        scores = builder.vector(
+            f"{prefix}score-cap", "activation", (scores,), pairs * seq_here, s.seq
+        )
+        builder.keep(f"{prefix}capped-scores", ELEMENT_BYTES * square, scores)
+    if causal:
+        builder.keep(f"{prefix}causal-mask", seq_here * s.seq, scores, statistic=True)
+    weights = builder.vector(f"{prefix}softmax", "softmax", (scores,), pairs * seq_here, s.seq)
+    builder.keep(f"{prefix}weights", ELEMENT_BYTES * square, weights)
+    if w.model.dropout:
+        weights = builder.vector(
+            f"{prefix}score-dropout", "dropout", (weights,), pairs * seq_here, s.seq
+        )
+        builder.keep(f"{prefix}score-dropout-mask", square, weights)
+        builder.keep(f"{prefix}dropped-weights", ELEMENT_BYTES * square, weights)
+    return builder.product(f"{prefix}mix", weights, v, pairs, seq_here, s.seq, width, shared)
+
+
+def _latent(w: BlockWriter, latent: LatentAttention, prefix: str, x: int, causal: bool) -> int:
+    """Latent attention (DeepSeek-AI 2024, section 2.1), keys and values made whole for training."""
+    s, m, builder = w.shapes, w.model, w.builder
+    rows, heads = s.rows, s.heads
+    queries, values = heads * latent.query_width, heads * latent.value_width
+    if latent.query_rank is None:
+        q = builder.linear(f"{prefix}q", x, rows, m.hidden, queries, bias=False)
+    else:
+        rank = latent.query_rank
+        q = builder.linear(f"{prefix}q-down", x, rows, m.hidden, rank, m.qkv_bias)
+        q = w.norm_of(f"{prefix}q-norm", q, rows, rank)
+        builder.keep(f"{prefix}q-latent", ELEMENT_BYTES * rows * rank, q)
+        q = builder.linear(f"{prefix}q-up", q, rows, rank, queries, bias=False)
+    wide = latent.kv_rank + latent.rotary_width
+    down = builder.linear(f"{prefix}kv-down", x, rows, m.hidden, wide, m.qkv_bias)
+    kv = w.norm_of(f"{prefix}kv-norm", down, rows, latent.kv_rank)
+    builder.keep(f"{prefix}kv-latent", ELEMENT_BYTES * rows * latent.kv_rank, kv)
+    columns = heads * (latent.plain_width + latent.value_width)
+    kv = builder.linear(f"{prefix}kv-up", kv, rows, latent.kv_rank, columns, bias=False)
+    turned = heads * latent.rotary_width
+    q = builder.vector(f"{prefix}rotate-q", "rotary", (q,), rows, turned)
+    shared = builder.vector(f"{prefix}rotate-k", "rotary", (down,), rows, latent.rotary_width)
+    for name, width, maker in (("query", queries, q), ("key", queries, kv), ("value", values, kv)):
+        builder.keep(f"{prefix}{name}", ELEMENT_BYTES * rows * width, maker)
+    kv, _ = _gathered(w, prefix, kv, kv, float(ELEMENT_BYTES * rows * (queries + values)))
+    read, written = (ELEMENT_BYTES * rows * width for width in (2 * queries + values, values))
+    out = _flash(w, prefix, (q, kv, shared), causal, read, written)
+    builder.keep(f"{prefix}context", written, out)
+    return builder.linear(f"{prefix}proj", out, rows, values, m.hidden, m.out_bias)

@@ -1,0 +1,84 @@
+"""What the sub-layers of a block share: its shapes, its norms, and the ends of parallel regions.
+
+Around each pair of projections lies a tensor-parallel region: an all-reduce leaves it (and one
+enters it backward); with sequence parallelism it is entered by an all-gather and left by a
+reduce-scatter, and norms, residuals and dropouts work on a share of the rows (Korthikanti et al.
+2022).
+"""
+
+from __future__ import annotations
+
+from phaze_fast.models import TransformerModel
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
+from phaze_fast.opgraph.strategy import Shapes, Strategy, shapes
+
+__all__ = ["FLOAT_BYTES", "BlockWriter"]
+
+FLOAT_BYTES = 4  # statistics are kept in fp32
+
+
+class BlockWriter:
+    """One layer builder, and the pieces that its sub-layers are written with."""
+
+    def __init__(self, model: TransformerModel, strategy: Strategy, kind: str) -> None:
+        self.model, self.strategy, self.kind = model, strategy, kind
+        self.shapes: Shapes = shapes(model, strategy)
+        self.builder = LayerBuilder(f"{model.name}/{kind}")
+        self.split = strategy.sequence_parallel and strategy.tensor_parallel > 1
+        self.row_bytes = ELEMENT_BYTES * self.shapes.rows * model.hidden
+        self.causal = model.causal and kind != "encoder-block"
+        self.windowed = kind.startswith("window-")
+        """Whether tokens see `model.window` others at most."""
+
+    # ---- ends of the tensor-parallel region ----
+
+    def enter(self, name: str, x: int) -> int:
+        """Begin a region in which devices hold different columns."""
+        if self.strategy.tensor_parallel == 1:
+            return x
+        if self.split:
+            gather = ("all-gather", self.row_bytes, "tensor")
+            scatter = ("reduce-scatter", self.row_bytes, "tensor")
+            return self.builder.network(f"{name}-gather", x, gather, scatter, regather=True)
+        reduce = ("all-reduce", self.row_bytes, "tensor")
+        return self.builder.network(f"{name}-enter", x, None, reduce)
+
+    def leave(self, name: str, x: int) -> int:
+        """End it: sum the devices' parts."""
+        if self.strategy.tensor_parallel == 1:
+            return x
+        if self.split:
+            scatter = ("reduce-scatter", self.row_bytes, "tensor")
+            gather = ("all-gather", self.row_bytes, "tensor")
+            return self.builder.network(f"{name}-scatter", x, scatter, gather)
+        return self.builder.network(
+            f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None
+        )
+
+    # ---- norms and residuals ----
+
+    def norm(self, name: str, x: int) -> int:
+        """Normalise the residual stream, or a share of its rows."""
+        return self.norm_of(name, x, self.shapes.split_rows, self.model.hidden)
+
+    def norm_of(self, name: str, x: int, rows: int, width: int) -> int:
+        """Normalise rows of a width."""
+        made = self.builder.vector(name, "norm", (x,), rows, width, function=self.model.norm)
+        self.builder.keep(f"{name}-input", ELEMENT_BYTES * rows * width, x)
+        values = 2 if self.model.norm == "layernorm" else 1  # mean and spread, or spread alone
+        self.builder.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, made, statistic=True)
+        return made
+
+    def add_residual(self, name: str, x: int, skip: int) -> int:
+        """Add a sub-layer's output to the residual stream, dropout before."""
+        rows, hidden = self.shapes.split_rows, self.model.hidden
+        if self.model.dropout:
+            x = self.builder.vector(f"{name}-dropout", "dropout", (x,), rows, hidden)
+            self.builder.keep(f"{name}-dropout-mask", rows * hidden, x)
+        return self.builder.vector(f"{name}-residual", "residual", (x, skip), rows, hidden, reads=2)
+
+    def keep_input(self, name: str, x: int) -> None:
+        """Keep what a sub-layer's first projections read."""
+        self.builder.keep(
+            f"{name}-input", ELEMENT_BYTES * self.shapes.split_rows * self.model.hidden, x
+        )

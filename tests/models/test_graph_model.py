@@ -1,0 +1,182 @@
+"""Graphs as models: read from disk, planned and searched; no PyTorch is needed."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from phaze_fast import models, schemas
+from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.hardware import Cluster, presets
+from phaze_fast.memory import Pipeline, footprint
+from phaze_fast.models import GraphModel
+from phaze_fast.opgraph import Strategy, layer_graph, reasons
+from phaze_fast.placement import PlanSpec, Training, plan, predict
+
+FILE = Path(__file__).parents[1] / "golden" / "traced_llama.json"
+
+
+@pytest.fixture(scope="module")
+def traced():
+    return models.load(FILE)
+
+
+@pytest.fixture(scope="module")
+def record():
+    """The configuration that the file was traced from."""
+    return models.from_hf(
+        {
+            "model_type": "llama",
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "vocab_size": 1000,
+            "max_position_embeddings": 256,
+        }
+    )
+
+
+def on(devices):
+    return Cluster(devices=devices, chip=presets.chip("h100"), fabric=presets.fabric("dgx-h100"))
+
+
+def test_a_graph_on_disk_is_what_its_schema_says(traced):
+    data = json.loads(FILE.read_text())
+    jsonschema.validate(data, schemas.schema("graph"))
+    assert isinstance(traced, GraphModel)
+    assert (data["format"], data["version"]) == ("phaze-fast graph", 1)
+    assert models.model_from_dict(traced.to_dict()) == traced
+    assert hash(models.load(FILE)) == hash(traced)
+
+
+def test_a_graph_has_the_figures_of_the_record(traced, record):
+    assert traced.parameters() == record.parameters()
+    assert models.model_flops(traced).total == models.model_flops(record).total
+    assert models.model_flops(traced).total_causal == models.model_flops(record).total_causal
+    strategy = Strategy(tensor_parallel=4, sequence_parallel=True, microbatch=2)
+    found, built = layer_graph(traced, strategy), layer_graph(record, strategy)
+    assert found.flops == built.flops
+    assert found.message_bytes == built.message_bytes
+    for own, other in zip(found.layers, built.layers, strict=True):
+        assert (own.count, own.device_parameters) == (other.count, other.device_parameters)
+        # What PyTorch keeps, upcasts included, is more than fused kernels would keep.
+        assert own.forward.stashed_bytes() >= other.forward.stashed_bytes()
+
+
+def test_samples_scale_everything_but_weights(traced):
+    one, four = (layer_graph(traced, Strategy(microbatch=b)) for b in (1, 4))
+    assert four.flops == 4 * one.flops
+    for small, large in zip(one.layers, four.layers, strict=True):
+        assert large.forward.ops["read_bytes"].sum() <= 4 * small.forward.ops["read_bytes"].sum()
+        assert large.device_parameters == small.device_parameters
+
+
+def test_a_graph_is_planned_predicted_and_measured(traced):
+    found = plan(traced, on(64), Training(global_batch=256, microbatch=(1, 2)), top=3)
+    best = found.plans[0]
+    assert {p.tp for p in found.plans} <= {1, 2, 4}
+    fixed = PlanSpec(global_batch=256, tp=1, pp=1, dp=64, microbatch=2, zero=1)
+    assert predict(traced, on(64), fixed).time_s >= best.time_s
+    held = footprint(layer_graph(traced), Pipeline(stages=2, microbatches=4))
+    assert held.terms["weights"] > 0
+
+
+def test_what_a_graph_has_no_rule_for_is_said(traced):
+    assert reasons(traced, Strategy(tensor_parallel=4)) == []
+    for strategy, line in [
+        (Strategy(tensor_parallel=8), "tensor_parallel: 8 does not divide 4 heads of"),
+        (Strategy(context_parallel=2), "context_parallel: 2: a traced graph has no rule for it"),
+        (Strategy(expert_parallel=2), "expert_parallel: 2: a traced graph has no rule for it"),
+        (Strategy(seq=512), "seq: 512 is not accepted; llama was traced with 256"),
+    ]:
+        assert reasons(traced, strategy)[0].startswith(line)
+        with pytest.raises(InfeasibleError, match=line[:12]):
+            layer_graph(traced, strategy)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"order": [0, 1, 1, 1, 2]}, "stands there 3 times; expected its count of 4"),
+        ({"edges": [[3, 2]]}, "edges: expected rising pairs"),
+        ({"version": 2}, "version"),
+        ({"layers": []}, "layers"),
+        ({"lairs": 1}, "unknown key 'lairs'"),
+    ],
+)
+def test_bad_graphs_say_what_is_wrong(change, line):
+    data = {**json.loads(FILE.read_text()), **change}
+    with pytest.raises(InvalidInputError, match=line) as caught:
+        models.model_from_dict(data, "graph.json")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+# ---- operators beyond the dense transformer ----
+
+
+def hf(name):
+    golden = json.loads((FILE.parent / "hf_parameters.json").read_text())
+    config = next(e["config"] for e in golden["models"] if e["name"] == name)
+    return models.from_hf(config)
+
+
+MIXED = ["deepseek-v3-small", "gemma3-1b", "gpt-oss-20b", "qwen2-moe-sparse-step", "falcon-40b"]
+
+
+@pytest.mark.parametrize("name", [*MIXED, "olmo2-7b", "command-r-plus", "glm-4-32b-0414", "phi-4"])
+def test_layers_add_up_to_the_model(name):
+    """Parameters of all layers, and FLOPs by the formula, whatever a block is made of."""
+    model = hf(name)
+    graph = layer_graph(model)
+    assert sum(layer.count * layer.parameters for layer in graph.layers) == model.parameters()
+    assert all(layer.parameters == layer.device_parameters for layer in graph.layers)
+    forward = 0.0
+    for layer in graph.layers:
+        forward += layer.count * layer.forward.flops
+    assert 3.0 * forward == pytest.approx(models.model_flops(model).total, rel=2e-3)
+
+
+def test_blocks_of_several_kinds_stand_where_they_should():
+    graph = layer_graph(hf("gemma3-1b"))
+    kinds = [graph.layers[i].kind for i in graph.order]
+    assert [i for i, kind in enumerate(kinds) if kind == "block"] == [6, 12, 18, 24]
+    assert kinds.count("window-block") == 22
+    dense_first = layer_graph(hf("deepseek-v3-small"))
+    kinds = [dense_first.layers[i].kind for i in dense_first.order]
+    assert kinds == ["embedding", *["block"] * 2, *["moe-block"] * 3, "head"]
+
+
+def test_a_window_counts_the_keys_that_are_seen():
+    model = hf("gemma3-1b").replace(window=3, seq=8, full_attention_layers=())
+    seen = sum(min(i + 1, 3) for i in range(8))
+    block = layer_graph(model).layers[1].forward
+    attention = block.ops[block.names.index("attention")]
+    assert attention["flops"] == 4 * 4 * 256 * seen
+    assert layer_graph(model.replace(window=8)).layers[1].kind == "block"
+
+
+def test_latent_attention_by_hand():
+    """DeepSeek-V2, section 2.1: two products down, two up, one out."""
+    model = hf("deepseek-v2-lite").replace(seq=16)
+    block = layer_graph(model).layers[1].forward
+    sizes = {n: tuple(int(block.ops[i][d]) for d in "mkn") for i, n in enumerate(block.names)}
+    assert sizes["q"] == (16, 2048, 16 * 192)
+    assert sizes["kv-down"] == (16, 2048, 512 + 64)
+    assert sizes["kv-up"] == (16, 512, 16 * (128 + 128))
+    assert sizes["proj"] == (16, 16 * 128, 2048)
+    attention = block.ops[block.names.index("attention")]
+    assert attention["flops"] == 2 * 16 * 16 * 16 * (192 + 128)
+    two = layer_graph(model, Strategy(tensor_parallel=2)).layers[1]
+    whole = 2048 * (512 + 64) + 512 + 2 * 2048  # down to the latent vector, norms
+    assert 2 * (two.device_parameters - whole) == two.parameters - whole
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_several_kinds_of_blocks_are_planned(name):
+    experts = (1, 2) if "falcon" not in name and "gemma" not in name else (1,)
+    step = Training(global_batch=64, microbatch=1, expert_parallel=experts)
+    found = plan(hf(name), on(64), step, top=1)
+    assert found.plans[0].time_s > 0
