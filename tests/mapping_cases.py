@@ -114,7 +114,7 @@ def random_rules(rng, stream):
         "modes": sum(1 << w for w in modes | ({4} if stream else set())),
         "volume": rng.random() < 0.2,
         "linear": rng.random() < 0.2,
-        "reserved": 0,
+        "stream_shared": rng.random() < 0.5,
     }
 
 

@@ -21,7 +21,7 @@ from phaze_fast.cli.search import default_cache, told_where
 from phaze_fast.cli.wafer_tables import comparison_table, picture, proof, space_rows, summary
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.hardware import Wafer, WaferSpace, presets
+from phaze_fast.hardware import Wafer, WaferSpace, load_faults, presets
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
 from phaze_fast.wafer import Encoding, Evaluation, Problem, WaferTraining, evaluate
@@ -50,6 +50,23 @@ def _wafer_of(name: str) -> Wafer | WaferSpace:
     if isinstance(data, dict) and "axes" in data:
         return WaferSpace.from_dict(data, source=name)
     return Wafer.from_dict(data, source=name)
+
+
+def _with_faults(
+    wafers: list[Wafer | WaferSpace], path: Path | None
+) -> list[Wafer | WaferSpace]:
+    """Break the dies and links of a file on every wafer."""
+    if path is None:
+        return wafers
+    faults = load_faults(path)
+    found: list[Wafer | WaferSpace] = []
+    for where in wafers:
+        if isinstance(where, WaferSpace):
+            raise InvalidInputError(
+                f"--faults: {where.name} is not accepted with it; expected wafers, not a space"
+            )
+        found.append(faults.on(where, str(path)))
+    return found
 
 
 # ---- running ----
@@ -242,6 +259,10 @@ def wafer(
     global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 512,
     seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam-bf16-grad",
+    faults: Annotated[
+        Path | None,
+        typer.Option(help="Dead dies and links by row and column: a YAML or JSON file."),
+    ] = None,
     encoding: Annotated[
         Path | None, typer.Option(help="Score this mapping (JSON) instead of searching one.")
     ] = None,
@@ -282,7 +303,7 @@ def wafer(
     training = WaferTraining(global_batch, seq, optimizer)
     effort = Effort(seeds, steps, promising, budget)
     loaded = [model_presets.load(name) for name in model]
-    wafers = [_wafer_of(name) for name in on or ["dram-wafer"]]
+    wafers = _with_faults([_wafer_of(name) for name in on or ["dram-wafer"]], faults)
     if encoding is not None:
         if len(loaded) > 1 or len(wafers) > 1 or compare:
             raise InvalidInputError(

@@ -23,6 +23,7 @@ from phaze_fast.hardware.fabric import (
     fabric_from_dict,
     fabric_record,
 )
+from phaze_fast.hardware.faults import FaultMap, load_faults, sample_faults
 from phaze_fast.hardware.silicon import (
     FULL_AREA,
     PUBLISHED_AREA,
@@ -64,6 +65,7 @@ __all__ = [
     "Die",
     "EnergyTable",
     "Fabric",
+    "FaultMap",
     "FittedRange",
     "FlatFabric",
     "FunctionCost",
@@ -91,7 +93,9 @@ __all__ = [
     "energy_table_names",
     "fabric_from_dict",
     "fabric_record",
+    "load_faults",
     "power_batch",
     "presets",
+    "sample_faults",
     "tuning_record",
 ]

@@ -88,7 +88,10 @@ def roofline(problem: Problem) -> Roofline:
     """
     spec = optimizer(problem.training.optimizer)
     each = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
-    moved = (2.0 * spec.weight_bytes + spec.gradient_bytes) / each * (1.0 - 1e-9)
+    ways = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
+    off = problem.wafer.off_wafer
+    busier = max(ways) if off is not None and off.duplex else sum(ways)
+    moved = busier / each * (1.0 - 1e-9)
     state = each * problem.work.parameters
     if problem.volume:
         return Roofline(0.0, 0.0, state, moved)

@@ -87,6 +87,7 @@ def links_of(wafer: Wafer, layout: Layout) -> Links:
 def _boundaries(
     grid: tuple[int, int],
     dead: tuple[tuple[int, int], ...],
+    cut: tuple[tuple[tuple[int, int], tuple[int, int]], ...],
     links: Links,
     placed: tuple[tuple[tuple[int, int], ...], ...],
 ) -> tuple[tuple[float, float], ...]:
@@ -103,13 +104,18 @@ def _boundaries(
     if not flows:
         return ((0.0, 0.0),) * stages
     rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
-    total = link_loads(columns, rows, [f for some in flows for f in some], dead) / rate
+
+
+    def loads(some: list[tuple[int, int, float]]) -> Array:
+        return link_loads(columns, rows, some, dead, cut)
+
+    total = loads([f for some in flows for f in some]) / rate
     sends, hops = [0.0] * stages, [0] * stages
     for k in range(stages - 1):
         for way, sender in ((0, k), (1, k + 1)):
-            used = link_loads(columns, rows, flows[2 * k + way], dead) > 0
+            used = loads(flows[2 * k + way]) > 0
             sends[sender] += float(total[used].max())
-            hops[sender] += int((link_loads(columns, rows, flows[2 * k + way][:1], dead) > 0).sum())
+            hops[sender] += int((loads(flows[2 * k + way][:1]) > 0).sum())
     return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
 
@@ -121,7 +127,8 @@ def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
     x, y = wafer.link_bytes_per_s
     placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
     dead = tuple(sorted(wafer.dead))
-    return _boundaries(wafer.grid, dead, Links(x, y, wafer.hop_latency_s), placed)
+    links = Links(x, y, wafer.hop_latency_s)
+    return _boundaries(wafer.grid, dead, wafer.dead_links, links, placed)
 
 
 def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:

@@ -129,6 +129,8 @@ class _Search:
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
         self.begun = False
+        self.missing = False
+        """Whether state has room in no layout."""
         self.count = 0
 
     # ---- one layout ----
@@ -138,7 +140,6 @@ class _Search:
         layout, least_s, best = task
         if self.begun and self.late():
             return _Tried(layout, least_s, _LAST, None, None)
-        self.begun = True
         least_s = max(least_s, work_bound(self.problem, layout))
         if least_s >= best:
             return _Tried(layout, least_s, _LAST, None, None)
@@ -146,6 +147,7 @@ class _Search:
             mapping = self.problem.mapping(layout)
         except InvalidInputError:
             return None
+        self.begun = True  # whatever the budget, one layout is looked at
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
@@ -243,9 +245,8 @@ class _Search:
         self.count = len(queue)
         queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
         if queue and min(queue)[0] == float("inf") == self.below_s:
-            most = sorted((each for _, each in queue), key=_roomy)
-            self.pruned += len(most[_BATCH:])
-            return [(0.0, layout) for layout in most[:_BATCH]]
+            self.missing = True
+            return [(0.0, each) for each in sorted((each for _, each in queue), key=_roomy)]
         return queue
 
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[_Tried]:
@@ -253,7 +254,10 @@ class _Search:
         seen: list[_Tried] = []
         best = self.below_s
         for at in range(0, len(queue), _BATCH):
-            if at > 0 and self.late():
+            if self.missing and seen:
+                self.pruned += len(queue) - at
+                break
+            if self.begun and self.late():
                 self.unseen += len(queue) - at
                 self.bounds.append(min(queue[at:])[0])
                 break

@@ -284,12 +284,18 @@ def add_op(case, i, op_mapping, part):
     part.gathered_bytes = max(part.gathered_bytes, buffers.get(mode, 0.0))
     if mode == "stream":
         part.stream_bytes += sum(kept)
-        part.stream_s += (2 * weights + gradients) / holders / rules["stream_bytes_per_s"]
+        part.stream_s += stream_seconds(rules, 2 * weights, gradients) / holders
     else:
         part.state_bytes += sum(kept)
         updated = parameters if mode == "replicated" else parameters / holders
         part.step_s += updated * rules["step_bytes"] / rules["memory_bytes_per_s"]
     return waits
+
+
+def stream_seconds(rules, in_bytes, out_bytes):
+    """Seconds of what comes and goes off the wafer: one link, or one for each direction."""
+    ways = [in_bytes + out_bytes] if rules["stream_shared"] else [in_bytes, out_bytes]
+    return max(ways) / rules["stream_bytes_per_s"]
 
 
 def tensor_terms(case, op_mappings, source, kind):
@@ -422,7 +428,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
 
     def per_block(ways):
         _, moved, more = _sums(items, ways)
-        extra = 2 * moved / rules["stream_bytes_per_s"] if moved else 0.0
+        extra = stream_seconds(rules, moved, moved) if moved else 0.0
         return block.seconds(more, extra)
 
     every = list(itertools.product(*(item.options for item in items)))

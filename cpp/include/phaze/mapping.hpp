@@ -86,7 +86,7 @@ struct MapRulesRecord {
   double hop_s;
   double capacity_bytes;         // of one die, for the model
   double stream_capacity_bytes;  // off the wafer, a die's share; 0 = none
-  double stream_bytes_per_s;     // a die's share
+  double stream_bytes_per_s;     // a die's share, per direction
   double memory_bytes_per_s;     // that the optimiser step moves its state at
   double weight_bytes;           // per parameter
   double gradient_bytes;
@@ -98,7 +98,13 @@ struct MapRulesRecord {
   std::int32_t volume;  // 1: collectives cost the bytes a die sends (work is priced by the tables)
   std::int32_t
       linear;  // 1: roles in rank order: columns and inner, then rows and copies, then batch
-  std::int32_t reserved;  // keeps the record free of hidden padding
+  std::int32_t stream_shared;  // 1: both directions off the wafer share one rate
+
+  // Bytes of the busier direction off the wafer where so many come and go; all where they share it.
+  double streamed(double in_bytes, double out_bytes) const noexcept {
+    if (stream_shared != 0) return in_bytes + out_bytes;
+    return in_bytes > out_bytes ? in_bytes : out_bytes;
+  }
 };
 
 struct MapTables {  // one row per operator, one column per combination of factors

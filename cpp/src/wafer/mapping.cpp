@@ -180,7 +180,7 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
   if (mode == WeightMode::kStream) {
     n.stream_bytes = n.state_bytes;
     n.state_bytes = 0.0;
-    n.stream_s = (2.0 * weights + gradients) / among / rules_.stream_bytes_per_s;
+    n.stream_s = rules_.streamed(2.0 * weights, gradients) / among / rules_.stream_bytes_per_s;
     n.step_s = 0.0;  // off the wafer, beside the next step
   }
   return n;

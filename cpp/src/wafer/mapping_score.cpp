@@ -112,7 +112,10 @@ Mapping::Block Mapping::block_of() const {
       item.work_s += nodes_[kAt(f)].forward_s;
       item.blocking_s += nodes_[kAt(f)].blocking_f_s + sent[kAt(f)].forward_s + entering[kAt(f)];
     }
-    if (out) item.stream_s = 2.0 * own.stash_bytes / rules_.stream_bytes_per_s;
+    if (out) {
+      const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
+      item.stream_s = moved / rules_.stream_bytes_per_s;
+    }
     block.items[kAt(block.count++)] = item;
   }
   return block;
