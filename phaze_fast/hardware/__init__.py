@@ -48,6 +48,7 @@ from phaze_fast.hardware.tuning import (
 from phaze_fast.hardware.wafer import MemoryTier, OffWafer, Wafer
 from phaze_fast.hardware.wafer_rules import broken_rules
 from phaze_fast.hardware.wafer_space import WaferSpace
+from phaze_fast.hardware.wafer_totals import WaferTotals, wafer_totals
 
 __all__ = [
     "FULL_AREA",
@@ -84,6 +85,7 @@ __all__ = [
     "Wafer",
     "WaferRules",
     "WaferSpace",
+    "WaferTotals",
     "area",
     "area_batch",
     "broken_rules",
@@ -98,4 +100,5 @@ __all__ = [
     "presets",
     "sample_faults",
     "tuning_record",
+    "wafer_totals",
 ]

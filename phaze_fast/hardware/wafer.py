@@ -90,7 +90,7 @@ class Wafer(Record):
     >>> wafer = presets.wafer("dram-wafer")
     >>> wafer.grid, wafer.dies, wafer.memory_bytes
     ((8, 5), 40, 32000000000)
-    >>> more = wafer.replace(die=wafer.die.replace(hbm_stacks=4))
+    >>> more = wafer.replace(die=wafer.die.replace(hbm_stacks=4, d2d_modules_x=13))
     >>> more.grid, more.dies, more.memory_bytes
     ((8, 4), 32, 64000000000)
     """

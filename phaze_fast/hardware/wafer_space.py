@@ -145,7 +145,7 @@ class WaferSpace(Record):
         >>> from phaze_fast.hardware import presets
         >>> wafers, rejected = presets.wafer_space("wafer-space").wafers()
         >>> len(wafers), rejected
-        (690, {'area': 481, 'shoreline': 288})
+        (674, {'area': 502, 'shoreline': 288})
         """
         return self._found.wafers, dict(self._found.rejected)
 

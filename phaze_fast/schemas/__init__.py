@@ -18,6 +18,7 @@ from phaze_fast.hardware import (
     Cluster,
     EnergyTable,
     Fabric,
+    FaultMap,
     SpaceSpec,
     Wafer,
     WaferSpace,
@@ -35,6 +36,7 @@ _TYPES: dict[str, Any] = {
     "space": SpaceSpec,
     "wafer": Wafer,
     "wafer-space": WaferSpace,
+    "fault-map": FaultMap,
     "energy-table": EnergyTable,
     "model": TransformerModel,
 }

@@ -31,7 +31,7 @@ def step_mfu(problem: Problem, found: Evaluation) -> float:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 5, 16), 4))
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
     >>> 0.0 < step_mfu(problem, found) < 1.0
     True
     """
@@ -178,7 +178,7 @@ def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None)
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 5, 16), 4))
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
     >>> energy = step_energy(problem, found)
     >>> energy.total_j > energy.operators_j > energy.links_j > 0
     True
@@ -204,7 +204,7 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 5, 16), 4))
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
     >>> abs(sum(causes(problem, found).values()) / found.time_s - 1.0) < 1e-9
     True
     """
@@ -229,7 +229,7 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 5, 16), 4))
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
     >>> block = [row for row in operator_times(problem, found) if row["part"] == "block"]
     >>> work_s = sum(row["forward_s"] + row["backward_s"] for row in block)
     >>> abs(work_s / found.compute_s - 1.0) < 1e-9
@@ -263,7 +263,7 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
     --------
     >>> from phaze_fast.wafer import Layout, evaluate, megatron
     >>> problem = Problem("bertlarge", "dram-wafer")
-    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 5, 16), 4))
+    >>> found = evaluate(problem, megatron(problem, Layout(4, 2, 4, 16), 4))
     >>> sorted(details(problem, found))
     ['breakdown', 'dies', 'energy', 'energy_j', 'links', 'mfu', 'power_w']
     """
