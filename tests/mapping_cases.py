@@ -111,7 +111,7 @@ def random_rules(rng, stream):
         "step_bytes": rng.choice([0.0, 30.0]),
         "boundary_bytes": rng.uniform(0.1, 2.0),
         "microbatches": rng.choice([1, 2, 3, 8]),
-        "modes": sum(1 << w for w in modes | ({4} if stream else set())),
+        "modes": sum(1 << w for w in modes | ({4, 5} if stream else set())),
         "volume": rng.random() < 0.2,
         "linear": rng.random() < 0.2,
         "stream_shared": rng.random() < 0.5,
@@ -164,7 +164,7 @@ def legal_axis_assignments(case, i):
 
 
 def random_op_mapping(rng, case, i):
-    modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+    modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
     return OperatorMapping(
         rng.choice(legal_axis_assignments(case, i)), rng.choice(modes), rng.randrange(4)
     )

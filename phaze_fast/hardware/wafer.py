@@ -239,7 +239,8 @@ class Wafer(Record):
         """
         die, rules = self.die, self.rules
         x, y = (
-            rules.d2d_module_bytes_per_s * (1.0 if gap <= rules.d2d_reach_mm else rules.d2d_far_share)
+            rules.d2d_module_bytes_per_s
+            * (rules.d2d_far_share if gap > rules.d2d_reach_mm else 1.0)
             for gap in gaps_mm(self)
         )
         return die.d2d_modules_x * x, die.d2d_modules_y * y

@@ -39,8 +39,8 @@ _R = TypeVar("_R", bound=Record)
 
 _MAX_GRID = 1_000_000
 # What is no axis: texts and lists, what describes a product, and memory that the die places itself.
-_NO_AXIS = {"name", "sources", "notes", "dead", "dead_links", "reticle_mm", "rates", "tuning", "hbm"}
-_NO_AXIS |= {"process_nm", "die_area_mm2", "power_w"}
+_NO_AXIS = {"name", "sources", "notes", "dead", "reticle_mm", "rates", "tuning", "hbm"}
+_NO_AXIS |= {"dead_links", "process_nm", "die_area_mm2", "power_w"}
 _ACCEPTED = (
     "accepted: a number of the wafer (columns), of its die (die.width_mm), of the die's chip "
     "(die.chip.tensor_core.count), of off_wafer or of rules (rules.window_mm)"

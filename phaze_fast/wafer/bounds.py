@@ -37,7 +37,7 @@ class Roofline:
         if problem.stream is None and self.state_bytes > dies * problem.capacity_bytes:
             return float("inf")
         here = layout.microbatch / layout.dies
-        batches = problem.training.global_batch // layout.microbatch
+        batches = problem.batches(layout)
         streamed_s = batches * self._stream_s(problem, layout)
         return max(_step_s(problem, layout, self.block_s * here, self.ends_s * here), streamed_s)
 
@@ -54,7 +54,7 @@ class Roofline:
 
 def _step_s(problem: Problem, layout: Layout, block_s: float, ends_s: float) -> float:
     """Seconds of a step whose blocks and ends take so long for a micro-batch, and nothing else."""
-    batches = problem.training.global_batch // layout.microbatch
+    batches = problem.batches(layout)
     blocks = problem.blocks(layout.stages)
     return (batches - 1) * max(blocks) * block_s + sum(blocks) * block_s + ends_s
 
@@ -91,7 +91,8 @@ def roofline(problem: Problem) -> Roofline:
     ways = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
     off = problem.wafer.off_wafer
     busier = max(ways) if off is not None and off.duplex else sum(ways)
-    moved = busier / each * (1.0 - 1e-9)
+    kept = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)  # weights stay
+    moved = min(busier / each, kept) * (1.0 - 1e-9)
     state = each * problem.work.parameters
     if problem.volume:
         return Roofline(0.0, 0.0, state, moved)
@@ -158,7 +159,7 @@ def tight_bound(
 
 def _scale(problem: Problem, layout: Layout, free: float) -> float:
     """Give a block's time per byte of a die's memory: where a price begins to count."""
-    passes = problem.training.global_batch // layout.microbatch * problem.work.blocks
+    passes = problem.batches(layout) * problem.work.blocks
     return free / passes / problem.capacity_bytes
 
 

@@ -73,13 +73,11 @@ class StepEnergy:
 
 
 def _local_specs(problem: Problem, found: Evaluation) -> list[list[OperatorSpec]]:
-    """Passes of each operator's part on one die for one micro-batch, forward first."""
+    """Write out the passes of each operator on one die for one micro-batch, forward first."""
     specs = []
     for op, each in zip(problem.work.operators, found.encoding.operator_mappings, strict=True):
         parts = each.partition
-        sizes = [
-            max(op.limit(role, found.encoding.layout.microbatch), 1) for role in ROLES[:4]
-        ]
+        sizes = [max(op.limit(role, found.encoding.layout.microbatch), 1) for role in ROLES[:4]]
         cut = [parts[role] for role in ROLES[:4]]
         local = -(-np.array([sizes]) // np.array([cut]))
         specs.append(passes(op.parts(op.shapes(local))))
@@ -124,7 +122,7 @@ def _operators_j(problem: Problem, found: Evaluation) -> float:
         forward, *backward = (float(next(joules)) for _ in some)
         times = problem.work.blocks if op.part == "block" else 1
         total += times * (forward + sum(backward)) + more * forward
-    return total * layout.dies * (problem.training.global_batch // layout.microbatch)
+    return total * layout.dies * problem.batches(layout)
 
 
 def _held(problem: Problem, found: Evaluation) -> list[tuple[float, float, str]]:
@@ -141,7 +139,7 @@ def _held(problem: Problem, found: Evaluation) -> list[tuple[float, float, str]]
 def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
     """Bytes of a step that the optimiser moves on the dies, and that pass off the wafer."""
     layout, spec = found.encoding.layout, optimizer(problem.training.optimizer)
-    batches = problem.training.global_batch // layout.microbatch
+    batches = problem.batches(layout)
     blocks = problem.blocks(layout.stages)
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
     each_pass = 2.0 * spec.weight_bytes + spec.gradient_bytes
@@ -152,6 +150,8 @@ def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
         shared = mine if mode == "replicated" else mine / among
         if mode == "stream":
             streamed += times * shared * each_pass * batches
+        elif mode == "offload":
+            streamed += times * shared * (spec.gradient_bytes * batches + spec.weight_bytes)
         else:
             stepped += times * shared * each_step
         if op.part == "block" and "offload" in mapped.output:
@@ -208,7 +208,7 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
     >>> abs(sum(causes(problem, found).values()) / found.time_s - 1.0) < 1e-9
     True
     """
-    batches = problem.training.global_batch // found.encoding.layout.microbatch
+    batches = problem.batches(found.encoding.layout)
     slowest = max(found.stages, key=lambda stage: stage.load_s)
     work_s = batches * slowest.blocks * found.compute_s
     waits_s = batches * slowest.blocks * found.blocking_s
@@ -274,7 +274,7 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
     energy = step_energy(problem, found, loads)
     x, y = problem.wafer.link_bytes_per_s
     busy = loads / (np.array([x, x, y, y]) + (np.array([x, x, y, y]) == 0)) / found.time_s
-    batches = problem.training.global_batch // found.encoding.layout.microbatch
+    batches = problem.batches(found.encoding.layout)
     work_s = [batches * stage.blocks * found.compute_s for stage in found.stages]
     return {
         "mfu": step_mfu(problem, found),

@@ -11,11 +11,21 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer
 from phaze_fast.wafer.mesh import Links, Run, link_loads
 from phaze_fast.wafer.packing import is_bent, longest_line, room, stage_dies
 
-__all__ = ["Layout", "boundaries", "layouts", "links_of", "slots_of"]
+__all__ = [
+    "Layout",
+    "accepts_microbatch",
+    "boundaries",
+    "layouts",
+    "links_of",
+    "microbatch_fault",
+    "refuse_microbatch",
+    "slots_of",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -45,6 +55,54 @@ class Layout:
             "stages": self.stages,
             "microbatch": self.microbatch,
         }
+
+
+_PADDING = 0.1  # of the batch, at most
+
+
+def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
+    """Whether a step can be cut into a layout's micro-batches.
+
+    They divide the batch, or they are a multiple of the stage's dies, so that every die can have
+    as many sequences, and at most a tenth of the batch is padding.
+
+    Examples
+    --------
+    >>> [b for b in (32, 33, 40, 80, 520) if accepts_microbatch(512, Layout(8, 5, 1, b))]
+    [32, 40, 80, 520]
+    """
+    b = layout.microbatch
+    if b < 1:
+        return False
+    if global_batch % b == 0:
+        return True
+    padded = -(-global_batch // b) * b
+    most = (1.0 + _PADDING) * global_batch
+    return layout.dies > 1 and b % layout.dies == 0 and padded <= most
+
+
+def microbatch_fault(global_batch: int, layout: Layout) -> str:
+    """Say what is wrong with a micro-batch."""
+    return (
+        f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global batch "
+        f"of {global_batch}, or a multiple of the {layout.dies} dies of a stage with at most "
+        f"{_PADDING:.0%} of padding"
+    )
+
+
+def refuse_microbatch(global_batch: int, layout: Layout) -> None:
+    """Refuse a micro-batch that a step cannot be cut into."""
+    if not accepts_microbatch(global_batch, layout):
+        raise InvalidInputError(microbatch_fault(global_batch, layout))
+
+
+@lru_cache(maxsize=4096)
+def _microbatches(global_batch: int, dies: int) -> tuple[int, ...]:
+    divisors = {b for b in range(1, global_batch + 1) if global_batch % b == 0}
+    most = int(global_batch * (1.0 + _PADDING))
+    multiples = range(dies, most + 1, dies)
+    padded = {b for b in multiples if accepts_microbatch(global_batch, Layout(dies, 1, 1, b))}
+    return tuple(sorted(divisors | padded))
 
 
 def _primes(number: int) -> list[int]:
@@ -105,7 +163,6 @@ def _boundaries(
         return ((0.0, 0.0),) * stages
     rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
 
-
     def loads(some: list[tuple[int, int, float]]) -> Array:
         return link_loads(columns, rows, some, dead, cut)
 
@@ -144,7 +201,6 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
     columns, rows = wafer.grid
     x, y = wafer.link_bytes_per_s
     columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
-    microbatches = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
     for height in range(1, rows + 1):
         longest = columns if height > 1 or not (x > 0 and y > 0) else max(columns, wafer.dies)
         for width in range(1, longest + 1):
@@ -153,5 +209,5 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
             most = min(room(wafer, width, height), blocks, _core.MAX_MAP_STAGES)
             most = most if x > 0 and y > 0 else min(most, 1)
             for stages in range(1, most + 1):
-                for microbatch in microbatches:
+                for microbatch in _microbatches(global_batch, width * height):
                     yield Layout(width, height, stages, microbatch)

@@ -29,7 +29,7 @@ def _by_part(problem: Problem, encoding: Encoding) -> dict[str, Array]:
     """
     layout = encoding.layout
     links = links_of(problem.wafer, layout)
-    batches = problem.training.global_batch // layout.microbatch
+    batches = problem.batches(layout)
     parts = {op.name: op.part for op in problem.work.operators}
     algorithms = {each.operator: each.collective for each in encoding.operator_mappings}
     shape = (layout.height, layout.width, 4)
@@ -80,11 +80,12 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
         used = used + (parts["before"] if stage == 0 else 0.0)
         used = used + (parts["behind"] if stage == layout.stages - 1 else 0.0)
         for j, i, way in zip(*np.nonzero(used), strict=True):
-            (x, y), (u, v) = dies[j * layout.width + i], dies[
-                (j + _STEPS[way][1]) * layout.width + i + _STEPS[way][0]
-            ]
+            (x, y), (u, v) = (
+                dies[j * layout.width + i],
+                dies[(j + _STEPS[way][1]) * layout.width + i + _STEPS[way][0]],
+            )
             flows.append((y * columns + x, v * columns + u, float(used[j, i, way])))
-    share = problem.work.boundary_bytes * problem.training.global_batch / layout.dies
+    share = problem.work.boundary_bytes * problem.batches(layout) * layout.microbatch / layout.dies
     for here, there in pairwise(placed):
         for (x, y), (u, v) in zip(here, there, strict=True):
             flows.append((y * columns + x, v * columns + u, share))

@@ -236,7 +236,7 @@ def concurrent_s(
     0.006
     """
     mask, none = _dead_mask(columns, rows, dead), np.zeros(0, dtype=np.uint8)
-    return _core.mesh_concurrent(columns, rows, mask, none, tuple(links), _items(groups))
+    return _core.mesh_concurrent(columns, rows, mask, none, links, _items(groups))
 
 
 def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links: Links) -> Array:
@@ -253,7 +253,7 @@ def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links
     >>> collective_loads(3, 1, [line], Links(1e12, 1e12))[0, :, 0]
     array([1., 2., 0.])
     """
-    found = _core.mesh_collective_loads(columns, rows, tuple(links), _items(groups))
+    found = _core.mesh_collective_loads(columns, rows, links, _items(groups))
     return found.reshape(rows, columns, 4)
 
 

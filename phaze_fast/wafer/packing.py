@@ -1,10 +1,11 @@
 """Places for the stages of a pipeline between the dead dies and links of a wafer.
 
 Rectangles are packed in bands: each band of rows starts where it pays and is filled from its left,
-so that a dead die or link costs the rectangles it lies in and shifts the others. Bands of columns are tried
-as well. A stage that is one die high may also be a line that bends: a piece of one long walk from
-die to neighbouring die. Collectives along it use the links of the walk and no others, so that they
-cost what they cost on a straight line.
+so that a dead die or link costs the rectangles it lies in and shifts the others. Bands of columns
+are tried as well. A stage that is one die high may also be a line that bends: a piece of one long
+walk from die to neighbouring die. Collectives along it use the links of the walk and no others, so
+that they cost what they cost on a straight line. Where faults split a wafer, all stages stand in
+one connected part.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class _Mesh:
         ]
 
     def regions(self) -> list[_Mesh]:
-        """Connected parts, each with all other dies counted as dead; the largest first."""
+        """Find connected parts, each with all other dies counted as dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
         left, found = every - self.dead, []
         while left:

@@ -20,6 +20,7 @@ from phaze_fast.wafer.operators import ROLES, MeshOperator
 from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
 
 __all__ = [
+    "OFFLOADED",
     "PATTERNS",
     "RECOMPUTE",
     "AxisAssignment",
@@ -40,6 +41,9 @@ AxisAssignment = tuple[str, ...]
 """What each slot does for a plan: ``tensor`` or ``data``."""
 
 RECOMPUTE = ("none", "selective", "full")
+
+OFFLOADED = ("offload", "full-offload")
+"""Every output of a block off the wafer; or only its input, and all else computed again."""
 
 _COLUMN_WISE = ("q", "k", "v", "qkv", "up", "gate", "logits")
 _ROW_WISE = ("proj", "down")
@@ -168,13 +172,18 @@ def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
     found = np.zeros(len(problem.work.operators), dtype=np.uint8)
     if recompute == "none":
         return found
-    if isinstance(recompute, str) and recompute not in RECOMPUTE:
+    if isinstance(recompute, str) and recompute not in (*RECOMPUTE, *OFFLOADED):
         raise InvalidInputError(
-            f"recompute: {recompute!r} is not accepted; {nearest(recompute, RECOMPUTE)}"
+            f"recompute: {recompute!r} is not accepted; "
+            f"{nearest(recompute, (*RECOMPUTE, *OFFLOADED))}"
         )
-    last = problem.work.chain[-1]
+    last, away = problem.work.chain[-1], OUTPUTS.index("offload")
     for i, op in enumerate(problem.work.operators):
-        if recompute == "full":
+        leaves = op.part == "block" and problem._outputs(op, i == last) >> away & 1
+        if leaves and (recompute == "offload" or (recompute == "full-offload" and i == last)):
+            found[i] = away
+            continue
+        if recompute in ("full", "full-offload"):
             chosen = op.part == "block"
         elif recompute == "selective":
             chosen = op.part == "block" and (op.name in SELECTIVE)
@@ -258,10 +267,10 @@ def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding
     return encode(problem, layout, zero3_op_mappings(problem, layout), recompute)
 
 
-def zero3_op_mappings(problem: Problem, layout: Layout) -> Array:
-    """Split the batch over all dies and share all state out."""
+def zero3_op_mappings(problem: Problem, layout: Layout, weights: str = "zero3") -> Array:
+    """Split the batch over all dies and share all state out, or keep it as `weights` says."""
     every = (1 << len(slots_of(layout.width, layout.height))) - 1
-    return op_mappings_of([{"batch": every} for _ in problem.work.operators], "zero3")
+    return op_mappings_of([{"batch": every} for _ in problem.work.operators], weights)
 
 
 def from_types(

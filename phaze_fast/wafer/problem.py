@@ -15,7 +15,7 @@ from phaze_fast.hardware import Accelerator, Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
-from phaze_fast.wafer.layout import Layout, boundaries, links_of, slots_of
+from phaze_fast.wafer.layout import Layout, boundaries, links_of, refuse_microbatch, slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
 from phaze_fast.wafer.prices import combination, combinations, network_chip, operator_costs
 from phaze_fast.wafer.training import WaferTraining
@@ -24,7 +24,7 @@ __all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem"]
 
 Array = np.ndarray[Any, Any]
 
-WEIGHTS = ("replicated", "zero1", "zero2", "zero3", "stream")
+WEIGHTS = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
 """How weights, gradients and optimiser state are kept, in the order of their codes."""
 
 OUTPUTS = ("stash", "recompute", "offload")
@@ -165,7 +165,7 @@ class Problem:
     @property
     def modes(self) -> tuple[str, ...]:
         """Ways to keep weights that the wafer accepts."""
-        return WEIGHTS if self.stream is not None else WEIGHTS[:-1]
+        return WEIGHTS if self.stream is not None else WEIGHTS[:4]
 
     @property
     def weight_bytes(self) -> float:
@@ -316,7 +316,7 @@ class Problem:
             spec.state_bytes,
             0.0 if self.volume else moved,
             self.work.boundary_bytes * layout.microbatch,
-            self.training.global_batch // layout.microbatch,
+            self.batches(layout),
             (1 << len(self.modes)) - 1,
             self.volume,
             self.linear,
@@ -331,6 +331,10 @@ class Problem:
         ways = [(k > 0) + (k < layout.stages - 1) for k in range(layout.stages)]
         return np.array(ways) / layout.dies
 
+    def batches(self, layout: Layout) -> int:
+        """Micro-batches of a step; the last one is padded where the batch is no multiple."""
+        return -(-self.training.global_batch // layout.microbatch)
+
     def blocks(self, stages: int) -> tuple[int, ...]:
         """Split the blocks over stages evenly; the ends, which have more to do, get the fewer."""
         return _even_split(self.work.blocks, stages)
@@ -343,11 +347,7 @@ class Problem:
         InvalidInputError
             Where some operator cannot be split over that many dies at all.
         """
-        if self.training.global_batch % layout.microbatch:
-            raise InvalidInputError(
-                f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the "
-                f"global batch of {self.training.global_batch}"
-            )
+        refuse_microbatch(self.training.global_batch, layout)
         divisors, column, _ = combinations(layout.dies)
         runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
         slots = np.array(runs, dtype=_core.MESH_RUN_DTYPE)

@@ -129,8 +129,7 @@ class _Search:
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
         self.begun = False
-        self.missing = False
-        """Whether state has room in no layout."""
+        self.missing = False  # whether state has room in no layout
         self.count = 0
 
     # ---- one layout ----
@@ -254,11 +253,9 @@ class _Search:
         seen: list[_Tried] = []
         best = self.below_s
         for at in range(0, len(queue), _BATCH):
-            if self.missing and seen:
-                self.pruned += len(queue) - at
-                break
-            if self.begun and self.late():
-                self.unseen += len(queue) - at
+            if self.begun and (self.late() or (self.missing and seen)):
+                self.unseen += 0 if self.missing else len(queue) - at
+                self.pruned += len(queue) - at if self.missing else 0
                 self.bounds.append(min(queue[at:])[0])
                 break
             batch = queue[at : at + _BATCH]

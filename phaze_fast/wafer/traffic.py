@@ -221,7 +221,7 @@ def _own(
         steps = [("step", "all-reduce", add, False)]
     elif mode == "zero1":
         steps = [("step", "reduce-scatter", add, False), ("step", "all-gather", share, False)]
-    elif mode == "zero2":
+    elif mode in ("zero2", "offload"):
         steps = [("backward", "reduce-scatter", add, True), ("step", "all-gather", share, False)]
     else:
         steps = [

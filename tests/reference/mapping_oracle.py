@@ -18,7 +18,7 @@ from functools import cache
 from types import SimpleNamespace
 
 ROLES = "BMNKR"
-MODES = ("replicated", "zero1", "zero2", "zero3", "stream")
+MODES = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
 STASH, RECOMPUTE, OFFLOAD = range(3)
 INSIDE, ENTRY, WRAP, EXIT = range(4)
 ORDERED, RING, SPLIT = 1, 2, 3
@@ -268,23 +268,30 @@ def add_op(case, i, op_mapping, part):
     summed, spread = over("reduce-scatter", "BM", gradients), over("all-gather", "BMR", weights)
     mode = MODES[op_mapping.mode]
     kept = [weights, gradients, state]  # bytes that a die keeps
-    for at in range(3 - min(op_mapping.mode, 3), 3):
+    split = {"offload": 2}.get(mode, min(op_mapping.mode, 3))
+    for at in range(3 - split, 3):
         kept[at] /= holders
     if mode == "replicated":
         part.sync_s += over("all-reduce", "BM", gradients)
     elif mode == "zero1":
         part.sync_s += summed + spread
-    elif mode == "zero2":
+    elif mode in ("zero2", "offload"):
         part.hidden[1] += summed
         part.sync_s += spread
     else:
         part.hidden[0] += spread
         part.hidden[1] += spread + summed
     buffers = {"zero2": gradients, "zero3": weights + gradients, "stream": weights + gradients}
+    buffers["offload"] = gradients
     part.gathered_bytes = max(part.gathered_bytes, buffers.get(mode, 0.0))
     if mode == "stream":
         part.stream_bytes += sum(kept)
         part.stream_s += stream_seconds(rules, 2 * weights, gradients) / holders
+    elif mode == "offload":  # gradients leave with each micro-batch, new weights come back
+        part.state_bytes += kept[0]
+        part.stream_bytes += kept[1] + kept[2]
+        part.stream_s += gradients / holders / rules["stream_bytes_per_s"]
+        part.step_s += weights / holders / rules["stream_bytes_per_s"]
     else:
         part.state_bytes += sum(kept)
         updated = parameters if mode == "replicated" else parameters / holders

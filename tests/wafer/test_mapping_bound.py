@@ -50,10 +50,10 @@ def test_choices_are_all_axis_assignments_that_keep_the_rules():
             for roles in itertools.product(oracle.ROLES, repeat=len(case.slots)):
                 if rng.random() < 0.1:
                     op_mapping = packed(
-                        [OperatorMapping(roles, rng.randrange(6), rng.randrange(5))]
+                        [OperatorMapping(roles, rng.randrange(7), rng.randrange(5))]
                     )
                     allowed = (
-                        op_mapping["mode"][0] < 5
+                        op_mapping["mode"][0] < 6
                         and case.rules["modes"] >> op_mapping["mode"][0] & 1
                     )
                     allowed = allowed and op_mapping["algorithm"][0] < 4
@@ -134,9 +134,9 @@ def tiny_case(rng):
         for op in case.ops:
             keep = rng.sample(op.roles, min(rng.choice([1, 1, 2, 3]), len(op.roles)))
             op.roles, op.limit = "".join(keep), (64, 64, 64, 64)
-        modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+        modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
         case.rules["modes"] = sum(1 << w for w in rng.sample(modes, min(2, len(modes))))
-        if modes[-1] == 4 and rng.random() < 0.5:  # now and then the stream is all that counts
+        if modes[-1] == 5 and rng.random() < 0.5:  # now and then the stream is all that counts
             case.rules["modes"] = 16
             case.rules["stream_bytes_per_s"] = rng.uniform(0.1, 1.0)
         if 2 <= len(case.ops) <= 4:
@@ -145,7 +145,7 @@ def tiny_case(rng):
 
 def every_score(case, mapping):
     """Scores of all operator mappings; outputs are chosen exactly in each (test_mapping)."""
-    modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+    modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
     op_mappings = []
     for i in range(len(case.ops)):
         choices = np.repeat(mapping.choices(i), len(modes))

@@ -273,7 +273,10 @@ def test_costs_and_spares():
     assert two.cost_usd == pytest.approx(none.cost_usd * 0.99**25 / expected)
     whole = wafer_totals(presets.wafer("wse2-like"))
     assert (whole.assembly_yield, whole.cost_usd) == (1.0, 9346.0)
-    stacks = wafer_totals(DRAM).cost_usd - wafer_totals(with_die(DRAM, hbm_stacks=0, published=True).replace(rows=5)).cost_usd
+    stacks = (
+        wafer_totals(DRAM).cost_usd
+        - wafer_totals(with_die(DRAM, hbm_stacks=0, published=True).replace(rows=5)).cost_usd
+    )
     assert stacks * 0.99**40 == pytest.approx(40 * 32e9 / 2**30 * 10.0)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from phaze_fast.hardware import presets
 from phaze_fast.wafer import Effort, Layout, Problem, die_map, evaluate, search_mapping
-from phaze_fast.wafer.baselines import is_linear
+from phaze_fast.wafer.baseline_rules import is_linear
 from phaze_fast.wafer.layout import boundaries, links_of
 from phaze_fast.wafer.packing import is_bent, longest_line, room, stage_dies, tiles
 
@@ -64,9 +64,7 @@ def broken(rng):
     links = [(d, (d[0] + 1, d[1])) for d in places if d[0] + 1 < columns]
     links += [(d, (d[0], d[1] + 1)) for d in places if d[1] + 1 < rows]
     cut = rng.sample(links, rng.randint(0, min(3, len(links))))
-    return DOJO.replace(
-        columns=columns, rows=rows, dead=tuple(sorted(dead)), dead_links=tuple(cut)
-    )
+    return DOJO.replace(columns=columns, rows=rows, dead=tuple(sorted(dead)), dead_links=tuple(cut))
 
 
 def test_rectangles_lie_apart_and_on_working_dies():

@@ -106,7 +106,7 @@ def every_layout(problem: Problem) -> list[Layout]:
     """Whatever the rules accept, found by trying: every rectangle, count and micro-batch."""
     columns, rows = problem.wafer.grid
     sides = [range(1, rows * columns + 1), range(1, rows + 1), range(1, problem.work.blocks + 1)]
-    tried = itertools.product(*sides, range(1, problem.training.global_batch + 1))
+    tried = itertools.product(*sides, range(1, 2 * problem.training.global_batch + 1))
     return [layout for layout in starmap(Layout, tried) if not layout_faults(problem, layout)]
 
 

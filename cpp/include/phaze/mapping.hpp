@@ -45,8 +45,9 @@ enum class WeightMode : std::uint8_t {
   kZero2 = 2,   // gradients too
   kZero3 = 3,   // weights too: gathered for each pass
   kStream = 4,  // as kZero3, and all of it lives off the wafer
+  kOffload = 5,  // weights stay; gradients and optimiser state live off the wafer, split
 };
-inline constexpr int kWeightModeCount = 5;
+inline constexpr int kWeightModeCount = 6;
 
 enum class Output : std::uint8_t { kStash = 0, kRecompute = 1, kOffload = 2 };
 inline constexpr int kOutputCount = 3;

@@ -168,6 +168,12 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
       n.state_bytes = weights + (gradients + state) / among;
       n.gathered_bytes = gradients;
       break;
+    case WeightMode::kOffload:
+      n.hidden_b_s += scatter;
+      n.sync_s = gather;
+      n.state_bytes = weights;
+      n.gathered_bytes = gradients;
+      break;
     case WeightMode::kZero3:
     case WeightMode::kStream:
       n.hidden_f_s += gather;
@@ -182,6 +188,10 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
     n.state_bytes = 0.0;
     n.stream_s = rules_.streamed(2.0 * weights, gradients) / among / rules_.stream_bytes_per_s;
     n.step_s = 0.0;  // off the wafer, beside the next step
+  } else if (mode == WeightMode::kOffload) {
+    n.stream_bytes = (gradients + state) / among;
+    n.stream_s = gradients / among / rules_.stream_bytes_per_s;
+    n.step_s = weights / among / rules_.stream_bytes_per_s;  // new weights come back
   }
   return n;
 }
