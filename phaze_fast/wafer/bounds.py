@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
@@ -13,9 +14,10 @@ from phaze_fast.wafer.operators import passes
 from phaze_fast.wafer.problem import Problem
 
 _NEAR = 0.9  # a weight of work where it is seen whether less weight helps
+_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
 _PRICES = tuple(float(at) for at in range(-2, 13, 2))  # powers of two, see _scale()
 
-__all__ = ["Roofline", "quick_bound", "roofline", "tight_bound", "work_bound"]
+__all__ = ["Roofline", "priced_mappings", "quick_bound", "roofline", "tight_bound", "work_bound"]
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,23 @@ def tight_bound(
         if best < enough_s:
             best = max(best, _priced(relaxation, theta, phi, scale, enough_s)[0])
     return best
+
+
+def priced_mappings(
+    problem: Problem, layout: Layout, relaxation: _core.Relaxation, free_s: float
+) -> list[Any]:
+    """Operator mappings of relaxations in which memory has a price, a low one first.
+
+    They are chosen together along the chain of a block, so that they are good starts where memory
+    is short and no single change helps.
+    """
+    scale = _scale(problem, layout, free_s)
+    weights = ((1.0, 0.0),) if problem.stream is None else ((1.0, 0.0), (1.0, 0.5))
+    return [
+        relaxation.bound(theta, scale * 2.0**at, phi)[1]
+        for theta, phi in weights
+        for at in _START_PRICES
+    ]
 
 
 def _scale(problem: Problem, layout: Layout, free: float) -> float:

@@ -6,7 +6,7 @@ that means for each operator is written down once, in `PATTERNS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ __all__ = [
     "megatron_op_mappings",
     "op_mappings_of",
     "outputs_of",
+    "plan_starts",
     "zero3",
     "zero3_op_mappings",
 ]
@@ -271,6 +272,22 @@ def zero3_op_mappings(problem: Problem, layout: Layout, weights: str = "zero3") 
     """Split the batch over all dies and share all state out, or keep it as `weights` says."""
     every = (1 << len(slots_of(layout.width, layout.height))) - 1
     return op_mappings_of([{"batch": every} for _ in problem.work.operators], weights)
+
+
+def plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
+    """Operator mappings that other systems would give this layout."""
+    every = layout.dies
+    widths = [t for t in range(1, every + 1) if every % t == 0]
+    heads = min((op.units for op in problem.work.operators if op.per_head), default=every)
+    for t in widths:
+        if t > heads or every // t > layout.microbatch:
+            continue
+        for axis_assignment in axis_assignments(layout, t)[:4]:
+            for shared in (False, True) if t > 1 else (False,):
+                for weights in ("zero1", "zero3"):
+                    yield megatron_op_mappings(problem, axis_assignment, shared, weights)
+    if every <= layout.microbatch and slots_of(layout.width, layout.height):
+        yield zero3_op_mappings(problem, layout)
 
 
 def from_types(
