@@ -59,6 +59,7 @@ def random_op(rng, part):
         limit=(64, *(rng.choice([1, 2, 3, 4, 64]) for _ in range(3))),
         stat_bytes=rng.choice([0.0, rng.uniform(0.1, 1.0)]),
         gather_bytes=rng.choice([0.0, 0.0, rng.uniform(0.1, 2.0)]),
+        expert=rng.random() < 0.25,
     )
 
 
@@ -196,7 +197,7 @@ def arguments(case):
                 bit(op.outputs),
                 op.product,
                 op.kept,
-                0,
+                op.expert,
                 op.limit,
                 op.stat_bytes,
                 op.gather_bytes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from phaze_fast.wafer.plans import (
     RECOMPUTE,
     AxisAssignment,
     axis_assignments,
+    expert_ways,
     linear_axis_assignment,
     megatron_op_mappings,
     outputs_of,
@@ -103,8 +105,10 @@ def megatron_candidates(
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear):
             for shared in (False, True) if t > 1 else (False,):
-                for mode in modes:
-                    op_mappings = megatron_op_mappings(problem, axis_assignment, shared, mode)
+                for mode, spread in product(modes, expert_ways(problem)):
+                    op_mappings = megatron_op_mappings(
+                        problem, axis_assignment, shared, mode, spread
+                    )
                     for each in codes:
                         yield op_mappings, each
 

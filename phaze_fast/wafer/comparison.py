@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from phaze_fast.wafer.baselines import Baseline, baselines, baselines_on, best_c
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.layout import Layout, layouts
 from phaze_fast.wafer.outcome import Effort, MappingResult, no_layout
-from phaze_fast.wafer.plans import megatron_op_mappings
+from phaze_fast.wafer.plans import expert_ways, megatron_op_mappings
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.search import Progress
 from phaze_fast.wafer.searches import result_in, search_task
@@ -117,8 +118,11 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear=False):
             for shared in (False, True) if t > 1 else (False,):
-                for weights in problem.modes:
-                    yield megatron_op_mappings(problem, axis_assignment, shared, weights), None
+                for weights, spread in product(problem.modes, expert_ways(problem)):
+                    yield (
+                        megatron_op_mappings(problem, axis_assignment, shared, weights, spread),
+                        None,
+                    )
 
     every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
     found = best_candidate(problem, every, candidates)

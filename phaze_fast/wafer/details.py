@@ -19,7 +19,15 @@ from phaze_fast.wafer.operators import ROLES, passes
 from phaze_fast.wafer.prices import operator_costs
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["StepEnergy", "causes", "details", "operator_times", "step_energy", "step_mfu"]
+__all__ = [
+    "StepEnergy",
+    "causes",
+    "details",
+    "local_specs",
+    "operator_times",
+    "step_energy",
+    "step_mfu",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -72,7 +80,7 @@ class StepEnergy:
         }
 
 
-def _local_specs(problem: Problem, found: Evaluation) -> list[list[OperatorSpec]]:
+def local_specs(problem: Problem, found: Evaluation) -> list[list[OperatorSpec]]:
     """Write out the passes of each operator on one die for one micro-batch, forward first."""
     specs = []
     for op, each in zip(problem.work.operators, found.encoding.operator_mappings, strict=True):
@@ -113,7 +121,7 @@ def _runs_again(problem: Problem, found: Evaluation) -> list[float]:
 
 def _operators_j(problem: Problem, found: Evaluation) -> float:
     layout = found.encoding.layout
-    every = _local_specs(problem, found)
+    every = local_specs(problem, found)
     flat = [(spec, 1) for some in every for spec in some]
     joules = iter(operator_costs(problem.chip, problem.network_chip, flat)[1])
     again = _runs_again(problem, found)
@@ -132,7 +140,8 @@ def _held(problem: Problem, found: Evaluation) -> list[tuple[float, float, str]]
     for i, each in enumerate(found.encoding.operator_mappings):
         parts = each.partition
         mine = problem.parameters(i, layout.dies, layout.microbatch, parts)
-        held.append((mine, float(parts["batch"] * parts["rows"] * parts["copies"]), each.weights))
+        rows = 1 if problem.work.operators[i].expert else parts["rows"]
+        held.append((mine, float(parts["batch"] * rows * parts["copies"]), each.weights))
     return held
 
 
@@ -235,7 +244,7 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     >>> abs(work_s / found.compute_s - 1.0) < 1e-9
     True
     """
-    every = _local_specs(problem, found)
+    every = local_specs(problem, found)
     flat = [(spec, 1) for some in every for spec in some]
     seconds = iter(operator_costs(problem.chip, problem.network_chip, flat)[0])
     peak = problem.chip.peak_flops()

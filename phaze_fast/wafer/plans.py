@@ -26,6 +26,7 @@ __all__ = [
     "AxisAssignment",
     "axis_assignments",
     "encode",
+    "expert_ways",
     "from_types",
     "linear_axis_assignment",
     "megatron",
@@ -46,8 +47,9 @@ RECOMPUTE = ("none", "selective", "full")
 OFFLOADED = ("offload", "full-offload")
 """Every output of a block off the wafer; or only its input, and all else computed again."""
 
-_COLUMN_WISE = ("q", "k", "v", "qkv", "up", "gate", "logits")
-_ROW_WISE = ("proj", "down")
+_FEED_FORWARD = ("up", "gate", "expert-up", "expert-gate", "shared-up", "shared-gate")
+_COLUMN_WISE = ("q", "k", "v", "qkv", *_FEED_FORWARD, "logits")
+_ROW_WISE = ("proj", "down", "expert-down", "shared-down")
 _INSIDE = ("attention", "batched-gemm", "softmax", "rotary", "activation", "multiply")
 
 PATTERNS: Mapping[str, str] = {
@@ -73,6 +75,7 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
     if op.spec.kind == "cross-entropy":
         return PATTERNS["loss"]
     in_block = op.part == "block" and (op.spec.kind in _INSIDE or op.name == "score-dropout")
+    in_block = in_block and op.name != "weigh"  # behind the experts' region
     if in_block:
         return PATTERNS["inside the region"]
     if op.product:  # the head's own transform: Megatron-LM holds it whole on every device
@@ -243,14 +246,22 @@ def megatron(
 
 
 def megatron_op_mappings(
-    problem: Problem, axis_assignment: AxisAssignment, sequence_parallel: bool, weights: str
+    problem: Problem,
+    axis_assignment: AxisAssignment,
+    sequence_parallel: bool,
+    weights: str,
+    expert_parallel: bool = False,
 ) -> Array:
-    """Give every operator its part in a Megatron-LM plan."""
+    """Give every operator its part in a Megatron-LM plan.
+
+    With expert parallelism, replicas share the experts out among themselves.
+    """
     tensor, data = _mask(axis_assignment, "tensor"), _mask(axis_assignment, "data")
     roles = []
     for op in problem.work.operators:
         role = _tensor_role(op, sequence_parallel)
-        roles.append({"batch": data, role: tensor} if tensor else {"batch": data})
+        over = "rows" if expert_parallel and op.expert else "batch"
+        roles.append({over: data, role: tensor} if tensor else {over: data})
     return op_mappings_of(roles, weights)
 
 
@@ -274,6 +285,11 @@ def zero3_op_mappings(problem: Problem, layout: Layout, weights: str = "zero3") 
     return op_mappings_of([{"batch": every} for _ in problem.work.operators], weights)
 
 
+def expert_ways(problem: Problem) -> tuple[bool, ...]:
+    """Whether replicas may share experts out: both ways where the model has some."""
+    return (False, True) if any(op.expert for op in problem.work.operators) else (False,)
+
+
 def plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
     """Operator mappings that other systems would give this layout."""
     every = layout.dies
@@ -285,7 +301,10 @@ def plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
         for axis_assignment in axis_assignments(layout, t)[:4]:
             for shared in (False, True) if t > 1 else (False,):
                 for weights in ("zero1", "zero3"):
-                    yield megatron_op_mappings(problem, axis_assignment, shared, weights)
+                    for spread in expert_ways(problem):
+                        yield megatron_op_mappings(
+                            problem, axis_assignment, shared, weights, spread
+                        )
     if every <= layout.microbatch and slots_of(layout.width, layout.height):
         yield zero3_op_mappings(problem, layout)
 

@@ -245,7 +245,8 @@ class Problem:
             tables[2][i, good] = op.kept_bytes * share
             tables[3][i, good] = live
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
-            tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner
+            experts = local[:, 1] / op.seq_rows if op.expert else 1.0
+            tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner * experts
         self._least[key] = (least[0], least[1])
         self._tables[key] = tables
         return tables
@@ -273,7 +274,7 @@ class Problem:
                 self._outputs(op, i == last),
                 op.product,
                 op.output_kept,
-                0,
+                op.expert,
                 tuple(op.limit(role, microbatch) for role in ROLES[:4]),
                 op.stat_bytes * microbatch,
                 op.gather_bytes * microbatch,

@@ -18,6 +18,7 @@ from functools import cache
 from types import SimpleNamespace
 
 ROLES = "BMNKR"
+SPLITS = "BMNE"
 MODES = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
 STASH, RECOMPUTE, OFFLOAD = range(3)
 INSIDE, ENTRY, WRAP, EXIT = range(4)
@@ -35,6 +36,7 @@ class Op:
     product: bool = False
     limit: tuple = (64, 64, 64, 64)
     kept: bool = True
+    expert: bool = False
     stat_bytes: float = 0.0
     gather_bytes: float = 0.0
 
@@ -62,15 +64,15 @@ class Case:
 
 
 def _index(sizes):
-    """All positions of a tensor: per slot a digit of the batch, the rows and the features."""
-    return list(itertools.product(*(itertools.product(range(p), repeat=3) for p in sizes)))
+    """All positions of a tensor: per slot a digit of each dimension: batch, rows, features and experts."""
+    return list(itertools.product(*(itertools.product(range(p), repeat=4) for p in sizes)))
 
 
 def meets(position, die, layout, slots=None):
     """Whether a die's part has this position, as far as the given slots say."""
     chosen = range(len(layout)) if slots is None else slots
     return all(
-        layout[k] not in "BMN" or position[k]["BMN".index(layout[k])] == die[k] for k in chosen
+        layout[k] not in SPLITS or position[k][SPLITS.index(layout[k])] == die[k] for k in chosen
     )
 
 
@@ -113,7 +115,7 @@ def steps(before, after, sizes, limit=(64, 64, 64, 64)):
     kinds = [needed(b, a, p) for b, a, p in zip(before, after, sizes, strict=True)]
     share = 1.0
     for b, a, p in zip(before, after, sizes, strict=True):
-        share /= p if b in "BMN" or (b == "-" and a in "BMN" and room[a]) else 1
+        share /= p if b in SPLITS or (b == "-" and room.get(a, False)) else 1
     found = []
     for kind in ORDER:
         slots = tuple(k for k, found_kind in enumerate(kinds) if found_kind == kind)
@@ -199,16 +201,17 @@ def convert(case, op, before, after, volume, algorithm):
 MADE, HOME = "BMN+-", "BMN--"
 
 
-def layout(op_mapping, letters):
-    return "".join(letters[ROLES.index(role)] for role in op_mapping.roles)
+def layout(op, op_mapping, letters):
+    found = "".join(letters[ROLES.index(role)] for role in op_mapping.roles)
+    return found.replace("M", "E") if op.expert else found
 
 
 def taken(op, op_mapping):
-    return layout(op_mapping, "BM-N-" if op.product else "BMN--")
+    return layout(op, op_mapping, "BM-N-" if op.product else "BMN--")
 
 
 def gradient_made(op, op_mapping):
-    return layout(op_mapping, "BM+N-" if op.product else "BMN--")
+    return layout(op, op_mapping, "BM+N-" if op.product else "BMN--")
 
 
 class Part:
@@ -264,15 +267,17 @@ def add_op(case, i, op_mapping, part):
     weights, gradients, state = (
         parameters * rules[name] for name in ("weight_bytes", "gradient_bytes", "state_bytes")
     )
-    holders = math.prod(case.sizes[k] for k in _slots(op_mapping, "BMR"))
-    summed, spread = over("reduce-scatter", "BM", gradients), over("all-gather", "BMR", weights)
+    same = "B" if op.expert else "BM"  # dies that work with the same weights
+    holders = math.prod(case.sizes[k] for k in _slots(op_mapping, same + "R"))
+    summed = over("reduce-scatter", same, gradients)
+    spread = over("all-gather", same + "R", weights)
     mode = MODES[op_mapping.mode]
     kept = [weights, gradients, state]  # bytes that a die keeps
     split = {"offload": 2}.get(mode, min(op_mapping.mode, 3))
     for at in range(3 - split, 3):
         kept[at] /= holders
     if mode == "replicated":
-        part.sync_s += over("all-reduce", "BM", gradients)
+        part.sync_s += over("all-reduce", same, gradients)
     elif mode == "zero1":
         part.sync_s += summed + spread
     elif mode in ("zero2", "offload"):
@@ -313,10 +318,12 @@ def tensor_terms(case, op_mappings, source, kind):
     op_mapping = op_mappings[source]
     edges = [e for e in case.edges if (e.source, e.kind) == (source, kind)]
     size, algorithm = edges[0].bytes, op_mapping.algorithm
-    home = layout(op_mapping, HOME)
+    home = layout(case.ops[source], op_mapping, HOME)
     if kind == ENTRY:
-        between = layout(op_mappings[case.chain[-1]], HOME)
-        there = convert(case, source, layout(op_mapping, MADE), between, size, algorithm)[0]
+        between = layout(case.ops[case.chain[-1]], op_mappings[case.chain[-1]], HOME)
+        there = convert(
+            case, source, layout(case.ops[source], op_mapping, MADE), between, size, algorithm
+        )[0]
         return there, convert(case, source, between, home, size, algorithm)[0], 0.0
     there, back = {}, set()
     for e in edges:
@@ -325,7 +332,9 @@ def tensor_terms(case, op_mappings, source, kind):
         back.add(gradient_made(*consumer))
     forward = backward = repeated = 0.0
     for wanted, again in there.items():
-        total, part = convert(case, source, layout(op_mapping, MADE), wanted, size, algorithm)
+        total, part = convert(
+            case, source, layout(case.ops[source], op_mapping, MADE), wanted, size, algorithm
+        )
         forward += total
         repeated += part if again else 0.0
     for arrives in back:
@@ -357,9 +366,14 @@ def _reentry(case, op_mappings, e):
         if alike and taken(case.ops[other.target], op_mappings[other.target]) == takes:
             return 0.0
     op_mapping = op_mappings[e.source]
-    return convert(case, e.source, layout(op_mapping, MADE), takes, e.bytes, op_mapping.algorithm)[
-        1
-    ]
+    return convert(
+        case,
+        e.source,
+        layout(case.ops[e.source], op_mapping, MADE),
+        takes,
+        e.bytes,
+        op_mapping.algorithm,
+    )[1]
 
 
 def parts_of(case, op_mappings):
@@ -454,8 +468,9 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
         chosen = min(fits, key=per_block) if fits else tuple(again)
     saved, moved, _ = _sums(items, chosen)
     load = sum(end.seconds() for end in ends) + blocks * per_block(chosen)
-    whole = layout(op_mappings[case.chain[-1]], HOME)
-    cut = math.prod(p for p, at in zip(case.sizes, whole, strict=True) if at in "BMN")
+    last = case.chain[-1]
+    whole = layout(case.ops[last], op_mappings[last], HOME)
+    cut = math.prod(p for p, at in zip(case.sizes, whole, strict=True) if at in SPLITS)
     copied = tuple(k for k, at in enumerate(whole) if at == "-")
     sending = case.boundary_s[k] * rules["boundary_bytes"]
     if count > 1:  # each copy is sent, or one of them and spread behind

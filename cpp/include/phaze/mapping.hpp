@@ -13,7 +13,9 @@
 //   whole   -> split     nothing              same              nothing
 //
 // and the gradient goes back the other way, where N leaves partial sums and K wants it whole. B and
-// M need weight gradients summed. docs/wafer.md has the whole model.
+// M need weight gradients summed. M of an expert operator splits the experts, a dimension of its
+// own: tokens reach them, and come back, by an all-to-all, and a die has the weights of its experts
+// only. docs/wafer.md has the whole model.
 //
 // A Mapping keeps the terms of each operator and of each fan of edges, so that changing one
 // operator computes its own terms and those of the fans it ends; sums are always taken over all
@@ -65,7 +67,7 @@ struct MapOpRecord {
   std::int32_t outputs;   // bit o set where Output o is accepted
   std::int32_t product;   // 1 where it contracts its input's features with weights
   std::int32_t kept;      // 1 where what it keeps is its output, not a mask or statistics of it
-  std::int32_t reserved;  // keeps the record free of hidden padding
+  std::int32_t expert;    // 1 where M splits experts, each with weights of its own, and not rows
   std::int64_t limit[4];  // largest factor of B, M, N, K
   double stat_bytes;      // summed over split columns, forward and backward; of all rows
   double gather_bytes;    // gathered over split rows (keys and values); whole
@@ -214,8 +216,18 @@ class Mapping {
 
  private:
   struct State {  // of a tensor along the slots
-    std::uint16_t batch, rows, features, partial, whole;
+    std::uint16_t batch, rows, experts, features, partial, whole;
+
+    std::uint16_t split() const noexcept {
+      return static_cast<std::uint16_t>(batch | rows | experts | features);
+    }
+    bool same_splits(const State& other) const noexcept {
+      return batch == other.batch && rows == other.rows && experts == other.experts &&
+             features == other.features;
+    }
   };
+  State state(int op, const OpMapping& op_mapping, std::uint16_t features, std::uint16_t partial,
+              std::uint16_t whole) const noexcept;
   struct FanShape {
     std::int32_t from;
     std::int32_t kind;
@@ -228,7 +240,7 @@ class Mapping {
   State made(int op, const OpMapping& op_mapping) const noexcept;
   State wanted(int op, const OpMapping& op_mapping) const noexcept;
   State gradient_made(int op, const OpMapping& op_mapping) const noexcept;
-  State gradient_wanted(const OpMapping& op_mapping) const noexcept;
+  State gradient_wanted(int op, const OpMapping& op_mapping) const noexcept;
   State at_boundary() const noexcept;
   double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
   double exchange_s(std::uint16_t slots, double bytes) const noexcept;

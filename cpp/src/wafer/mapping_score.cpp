@@ -69,7 +69,7 @@ double Mapping::reentry_s(const MapEdgeRecord& edge) const noexcept {
   for (const MapEdgeRecord& other : edges_) {
     if (other.from != edge.from || other.kind != edge.kind || other.again == 0) continue;
     const State its = wanted(other.to, op_mappings_[kAt(other.to)]);
-    if (its.batch == in.batch && its.rows == in.rows && its.features == in.features) return 0.0;
+    if (its.same_splits(in)) return 0.0;
   }
   const OpMapping& from = op_mappings_[kAt(edge.from)];
   double again = 0.0;
@@ -296,7 +296,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
   const State between = at_boundary();
   const double share =
       rules_.boundary_bytes /
-      size(static_cast<std::uint16_t>(between.batch | between.rows | between.features));
+      size(between.split());
   const double regather = gather_s(between.whole, share, op_mappings_[kAt(last_)].algorithm);
   const double copies = size(between.whole);
 
