@@ -140,8 +140,8 @@ std::vector<MeshCollective> collectives_of(const py::list& items) {
 py::array_t<double> collective_loads(std::int64_t columns, std::int64_t rows,
                                      const std::tuple<double, double, double>& links,
                                      const py::list& items) {
-  const MeshGrid grid = grid_of(columns, rows, py::array_t<std::uint8_t>(0),
-                                py::array_t<std::uint8_t>(0));
+  const MeshGrid grid =
+      grid_of(columns, rows, py::array_t<std::uint8_t>(0), py::array_t<std::uint8_t>(0));
   const std::vector<MeshCollective> all = collectives_of(items);
   py::array_t<double> found(columns * rows * kMeshDirections);
   const auto filled = writable(found);

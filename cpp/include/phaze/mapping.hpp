@@ -43,10 +43,10 @@ inline constexpr int kRoleCount = 5;
 
 enum class WeightMode : std::uint8_t {
   kReplicated = 0,
-  kZero1 = 1,   // optimiser state split over the dies that hold copies
-  kZero2 = 2,   // gradients too
-  kZero3 = 3,   // weights too: gathered for each pass
-  kStream = 4,  // as kZero3, and all of it lives off the wafer
+  kZero1 = 1,    // optimiser state split over the dies that hold copies
+  kZero2 = 2,    // gradients too
+  kZero3 = 3,    // weights too: gathered for each pass
+  kStream = 4,   // as kZero3, and all of it lives off the wafer
   kOffload = 5,  // weights stay; gradients and optimiser state live off the wafer, split
 };
 inline constexpr int kWeightModeCount = 6;

@@ -112,8 +112,7 @@ double Mapping::conversion_s(const OpMapping& from, int from_op, const OpMapping
   return convert_s(from_op, made(from_op, from), wanted(to_op, to), bytes, from.algorithm,
                    nullptr) +
          convert_s(from_op, gradient_made(to_op, to), gradient_wanted(from_op, from), bytes,
-                   from.algorithm,
-                   nullptr);
+                   from.algorithm, nullptr);
 }
 
 // ---- terms ----
@@ -212,9 +211,8 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
     const State between = at_boundary();
     found.forward_s = convert_s(shape.from, made(shape.from, from), between, shape.bytes,
                                 from.algorithm, nullptr);
-    found.backward_s =
-        convert_s(shape.from, between, gradient_wanted(shape.from, from), shape.bytes,
-                  from.algorithm, nullptr);
+    found.backward_s = convert_s(shape.from, between, gradient_wanted(shape.from, from),
+                                 shape.bytes, from.algorithm, nullptr);
     return found;
   }
   const auto same = [](const State& a, const State& b) {
@@ -240,9 +238,8 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
                                    from.algorithm, again ? &found.again_s : nullptr);
     }
     if (!again_back) {
-      found.backward_s +=
-          convert_s(shape.from, back, gradient_wanted(shape.from, from), shape.bytes,
-                    from.algorithm, nullptr);
+      found.backward_s += convert_s(shape.from, back, gradient_wanted(shape.from, from),
+                                    shape.bytes, from.algorithm, nullptr);
     }
   }
   return found;

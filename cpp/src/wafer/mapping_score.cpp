@@ -294,9 +294,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
   }
   // Between stages each die sends its share; copies are sent once and gathered behind.
   const State between = at_boundary();
-  const double share =
-      rules_.boundary_bytes /
-      size(between.split());
+  const double share = rules_.boundary_bytes / size(between.split());
   const double regather = gather_s(between.whole, share, op_mappings_[kAt(last_)].algorithm);
   const double copies = size(between.whole);
 
