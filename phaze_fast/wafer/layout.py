@@ -63,12 +63,13 @@ _PADDING = 0.1  # of the batch, at most
 def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
     """Whether a step can be cut into a layout's micro-batches.
 
-    They divide the batch, or they are a multiple of the stage's dies, so that every die can have
-    as many sequences, and at most a tenth of the batch is padding.
+    They divide the batch. Where the dies of a stage do not, they may also be a multiple of the
+    dies, so that every die can have as many sequences: the least one for the number of
+    micro-batches, with at most a tenth of the batch as padding.
 
     Examples
     --------
-    >>> [b for b in (32, 33, 40, 80, 520) if accepts_microbatch(512, Layout(8, 5, 1, b))]
+    >>> [b for b in (32, 33, 40, 80, 520, 560) if accepts_microbatch(512, Layout(8, 5, 1, b))]
     [32, 40, 80, 520]
     """
     b = layout.microbatch
@@ -77,16 +78,18 @@ def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
     if global_batch % b == 0:
         return True
     padded = -(-global_batch // b) * b
-    most = (1.0 + _PADDING) * global_batch
-    return layout.dies > 1 and b % layout.dies == 0 and padded <= most
+    if b % layout.dies or global_batch % layout.dies == 0:
+        return False
+    smaller = (b - layout.dies) * (padded // b)  # as many micro-batches of fewer sequences
+    return smaller < global_batch and padded <= (1.0 + _PADDING) * global_batch
 
 
 def microbatch_fault(global_batch: int, layout: Layout) -> str:
     """Say what is wrong with a micro-batch."""
     return (
         f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global batch "
-        f"of {global_batch}, or a multiple of the {layout.dies} dies of a stage with at most "
-        f"{_PADDING:.0%} of padding"
+        f"of {global_batch}, or the least multiple of a stage's {layout.dies} dies for so many "
+        f"micro-batches, with at most {_PADDING:.0%} of padding"
     )
 
 
@@ -195,7 +198,8 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
     --------
     >>> from phaze_fast.hardware import presets
     >>> tile = presets.wafer("dojo-tile-like")
-    >>> sorted({layout.microbatch for layout in layouts(tile, 24, 375)})
+    >>> every = [layout for layout in layouts(tile, 24, 375) if layout.dies == 25]
+    >>> sorted({layout.microbatch for layout in every})
     [1, 3, 5, 15, 25, 75, 125, 375]
     """
     columns, rows = wafer.grid

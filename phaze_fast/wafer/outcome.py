@@ -39,8 +39,9 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
     batch = problem.training.global_batch
     known = (
         "equal rectangles of dies as stages, in bands, or equal lines along one walk; any number "
-        f"of them; blocks shared out evenly; micro-batches that divide {batch}, or multiples of a "
-        "stage's dies with at most a tenth of padding"
+        f"of them; blocks shared out evenly; micro-batches that divide {batch}; where a stage's "
+        "dies do not divide it, also the least multiples of them for a number of micro-batches, "
+        "with at most a tenth of padding"
     )
     if problem.wafer.dead or problem.wafer.dead_links:
         known += "; no dead die or link inside a stage, all stages in one connected part"
