@@ -92,7 +92,6 @@ def die_map_svg(dies: Data, links: Data) -> Html:
     return tag(
         "svg",
         join(parts),
-        xmlns="http://www.w3.org/2000/svg",
         role="img",
         aria_label=label,
         style="max-width:100%;height:auto",
