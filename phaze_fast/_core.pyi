@@ -252,15 +252,25 @@ def mesh_collectives(
     links: tuple[float, float, float],
 ) -> tuple[_Array, _Array, _Array]: ...
 def mesh_loads(
-    columns: int, rows: int, dead: _Array, source: _Array, target: _Array, payload_bytes: _Array
+    columns: int,
+    rows: int,
+    dead: _Array,
+    dead_links: _Array,
+    source: _Array,
+    target: _Array,
+    payload_bytes: _Array,
 ) -> _Array: ...
 def mesh_concurrent(
     columns: int,
     rows: int,
     dead: _Array,
+    dead_links: _Array,
     links: tuple[float, float, float],
     collectives: list[Any],
 ) -> float: ...
+def mesh_collective_loads(
+    columns: int, rows: int, links: tuple[float, float, float], collectives: list[Any]
+) -> _Array: ...
 
 class Mapping:
     def __init__(

@@ -59,6 +59,7 @@ def random_op(rng, part):
         limit=(64, *(rng.choice([1, 2, 3, 4, 64]) for _ in range(3))),
         stat_bytes=rng.choice([0.0, rng.uniform(0.1, 1.0)]),
         gather_bytes=rng.choice([0.0, 0.0, rng.uniform(0.1, 2.0)]),
+        expert=rng.random() < 0.25,
     )
 
 
@@ -111,10 +112,10 @@ def random_rules(rng, stream):
         "step_bytes": rng.choice([0.0, 30.0]),
         "boundary_bytes": rng.uniform(0.1, 2.0),
         "microbatches": rng.choice([1, 2, 3, 8]),
-        "modes": sum(1 << w for w in modes | ({4} if stream else set())),
+        "modes": sum(1 << w for w in modes | ({4, 5} if stream else set())),
         "volume": rng.random() < 0.2,
         "linear": rng.random() < 0.2,
-        "reserved": 0,
+        "stream_shared": rng.random() < 0.5,
     }
 
 
@@ -164,7 +165,7 @@ def legal_axis_assignments(case, i):
 
 
 def random_op_mapping(rng, case, i):
-    modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+    modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
     return OperatorMapping(
         rng.choice(legal_axis_assignments(case, i)), rng.choice(modes), rng.randrange(4)
     )
@@ -196,7 +197,7 @@ def arguments(case):
                 bit(op.outputs),
                 op.product,
                 op.kept,
-                0,
+                op.expert,
                 op.limit,
                 op.stat_bytes,
                 op.gather_bytes,

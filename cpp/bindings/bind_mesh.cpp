@@ -13,7 +13,10 @@ namespace {
 
 constexpr std::int64_t kMostDies = 1 << 20;
 
-MeshGrid grid_of(std::int64_t columns, std::int64_t rows, std::span<const std::uint8_t> dead) {
+MeshGrid grid_of(std::int64_t columns, std::int64_t rows, const py::object& dead_dies,
+                 const py::object& dead_links) {
+  const auto dead = view<std::uint8_t>(dead_dies, "dead");
+  const auto broken = view<std::uint8_t>(dead_links, "dead_links");
   if (columns < 1 || rows < 1 || columns > kMostDies || rows > kMostDies ||
       columns * rows > kMostDies) {
     throw InvalidInput("grid: " + std::to_string(columns) + " x " + std::to_string(rows) +
@@ -23,7 +26,12 @@ MeshGrid grid_of(std::int64_t columns, std::int64_t rows, std::span<const std::u
     throw InvalidInput("dead: length " + std::to_string(dead.size()) +
                        " is not accepted; expected 0 or one value per die");
   }
-  return {static_cast<std::int32_t>(columns), static_cast<std::int32_t>(rows), dead};
+  if (!broken.empty() &&
+      static_cast<std::int64_t>(broken.size()) != kMeshDirections * columns * rows) {
+    throw InvalidInput("dead_links: length " + std::to_string(broken.size()) +
+                       " is not accepted; expected 0 or four values per die");
+  }
+  return {static_cast<std::int32_t>(columns), static_cast<std::int32_t>(rows), dead, broken};
 }
 
 MeshLinks links_of(const std::tuple<double, double, double>& links) {
@@ -78,8 +86,9 @@ py::tuple collectives(const py::object& op, const py::object& algorithm, const p
 }
 
 py::array_t<double> loads(std::int64_t columns, std::int64_t rows, const py::object& dead,
-                          const py::object& from, const py::object& to, const py::object& bytes) {
-  const MeshGrid grid = grid_of(columns, rows, view<std::uint8_t>(dead, "dead"));
+                          const py::object& dead_links, const py::object& from,
+                          const py::object& to, const py::object& bytes) {
+  const MeshGrid grid = grid_of(columns, rows, dead, dead_links);
   const auto sources = view<std::int32_t>(from, "from");
   const auto count = static_cast<py::ssize_t>(sources.size());
   const auto targets = view<std::int32_t>(to, "to", count);
@@ -95,7 +104,7 @@ py::array_t<double> loads(std::int64_t columns, std::int64_t rows, const py::obj
     status = mesh_loads(grid, flows, filled);
   }
   if (status == Status::kNotApplicable) {
-    throw InvalidInput("flows: no way around the dead dies; expected ends that are connected");
+    throw InvalidInput("flows: no way around what is dead; expected ends that are connected");
   }
   if (status == Status::kBadShape) {
     throw InvalidInput("flows: a die lies outside the grid; expected 0 to " +
@@ -106,9 +115,7 @@ py::array_t<double> loads(std::int64_t columns, std::int64_t rows, const py::obj
 }
 
 // Each collective is (op, algorithm, bytes, (x, y, width, height), [(axis, size, stride), ...]).
-double concurrent(std::int64_t columns, std::int64_t rows, const py::object& dead,
-                  const std::tuple<double, double, double>& links, const py::list& items) {
-  const MeshGrid grid = grid_of(columns, rows, view<std::uint8_t>(dead, "dead"));
+std::vector<MeshCollective> collectives_of(const py::list& items) {
   std::vector<MeshCollective> all;
   for (const py::handle& item : items) {
     const auto parts = py::cast<py::tuple>(item);
@@ -127,6 +134,32 @@ double concurrent(std::int64_t columns, std::int64_t rows, const py::object& dea
     }
     all.push_back(std::move(c));
   }
+  return all;
+}
+
+py::array_t<double> collective_loads(std::int64_t columns, std::int64_t rows,
+                                     const std::tuple<double, double, double>& links,
+                                     const py::list& items) {
+  const MeshGrid grid =
+      grid_of(columns, rows, py::array_t<std::uint8_t>(0), py::array_t<std::uint8_t>(0));
+  const std::vector<MeshCollective> all = collectives_of(items);
+  py::array_t<double> found(columns * rows * kMeshDirections);
+  const auto filled = writable(found);
+  std::fill(filled.begin(), filled.end(), 0.0);
+  Status status;
+  {
+    const py::gil_scoped_release release;
+    status = mesh_collective_loads(grid, all, links_of(links), filled);
+  }
+  refuse(status, "collectives");
+  return freeze(std::move(found));
+}
+
+double concurrent(std::int64_t columns, std::int64_t rows, const py::object& dead,
+                  const py::object& dead_links, const std::tuple<double, double, double>& links,
+                  const py::list& items) {
+  const MeshGrid grid = grid_of(columns, rows, dead, dead_links);
+  const std::vector<MeshCollective> all = collectives_of(items);
   MeshResult found{};
   {
     const py::gil_scoped_release release;
@@ -146,8 +179,10 @@ void bind_mesh(py::module_& module) {
              py::arg("payload_bytes"), py::arg("ptr"), py::arg("axis"), py::arg("size"),
              py::arg("stride"), py::arg("links"));
   module.def("mesh_loads", &loads, py::arg("columns"), py::arg("rows"), py::arg("dead"),
-             py::arg("source"), py::arg("target"), py::arg("payload_bytes"));
+             py::arg("dead_links"), py::arg("source"), py::arg("target"), py::arg("payload_bytes"));
   module.def("mesh_concurrent", &concurrent, py::arg("columns"), py::arg("rows"), py::arg("dead"),
+             py::arg("dead_links"), py::arg("links"), py::arg("collectives"));
+  module.def("mesh_collective_loads", &collective_loads, py::arg("columns"), py::arg("rows"),
              py::arg("links"), py::arg("collectives"));
 }
 

@@ -160,6 +160,7 @@ def validate_steps(
     for line, cells in rows:
         try:
             name, seq = (cells.get("model") or "").strip(), int(_number(cells, "seq"))
+            model: Model
             if by_hand:
                 layers = int(_number(cells, "layers"))
                 model = measured_model(name, seq, layers, _HEADS.get(name, 50257))

@@ -20,6 +20,7 @@ from phaze_fast.hardware import (
     area,
     power_batch,
     presets,
+    wafer_totals,
 )
 from phaze_fast.schemas import KINDS, parse_as, schema
 from phaze_fast.units import (
@@ -174,7 +175,16 @@ def _wafer_data(wafer: Wafer) -> dict[str, Any]:
         "area_mm2": wafer.area_mm2,
         "die_yield": wafer.die_yield,
         "expected_dead": wafer.expected_dead,
+        **wafer_totals(wafer).to_dict(),
     }
+
+
+def _power(wafer: Wafer) -> str:
+    totals = wafer_totals(wafer)
+    said = f"{totals.die_peak_w:,.0f} W a die, {totals.peak_w / 1e3:,.1f} kW in all"
+    if wafer.power_cap_w is None:
+        return said
+    return f"{said}; {wafer.power_cap_w / 1e3:,.1f} kW can be supplied"
 
 
 def _show_wafer(wafer: Wafer) -> list[RenderableType]:
@@ -199,6 +209,11 @@ def _show_wafer(wafer: Wafer) -> list[RenderableType]:
     pairs += [
         ("area used", format_area(wafer.area_mm2)),
         ("yield of a die", f"{wafer.die_yield:.1%}; {wafer.expected_dead:.1f} dead expected"),
+        ("peak power", _power(wafer)),
+        (
+            "cost",
+            f"about {wafer_totals(wafer).cost_usd:,.0f} dollars of silicon, memory and assembly",
+        ),
         *(("source", source) for source in wafer.sources),
     ]
     if wafer.notes:

@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console, RenderableType
@@ -18,15 +18,16 @@ from rich.text import Text
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, emit, note, target, write_text
 from phaze_fast.cli.search import default_cache, told_where
-from phaze_fast.cli.wafer_tables import comparison_table, picture, proof, space_rows, summary
+from phaze_fast.cli.wafer_cases import Case, Cases
+from phaze_fast.cli.wafer_tables import picture, summary
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.hardware import Wafer, WaferSpace, presets
+from phaze_fast.hardware import Wafer, WaferSpace, load_faults, presets
 from phaze_fast.models import Model, TransformerModel
-from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
-from phaze_fast.wafer import Encoding, Evaluation, Problem, WaferTraining, evaluate
+from phaze_fast.wafer import Encoding, Problem, WaferTraining, evaluate
 from phaze_fast.wafer.comparison import Comparison, comparison_in
+from phaze_fast.wafer.fault_study import FaultStudy, study_in
 from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.searches import mappings_in
 from phaze_fast.wafer.session import Session
@@ -60,6 +61,21 @@ def _wafer_of(name: str) -> Wafer | WaferSpace:
     if isinstance(data, dict) and "axes" in data:
         return WaferSpace.from_dict(data, source=name)
     return Wafer.from_dict(data, source=name)
+
+
+def _with_faults(wafers: list[Wafer | WaferSpace], path: Path | None) -> list[Wafer | WaferSpace]:
+    """Break the dies and links of a file on every wafer."""
+    if path is None:
+        return wafers
+    faults = load_faults(path)
+    found: list[Wafer | WaferSpace] = []
+    for where in wafers:
+        if isinstance(where, WaferSpace):
+            raise InvalidInputError(
+                f"--faults: {where.name} is not accepted with it; expected wafers, not a space"
+            )
+        found.append(faults.on(where, str(path)))
+    return found
 
 
 # ---- running ----
@@ -140,102 +156,61 @@ def _space(
     return found, case
 
 
-class _Case:
-    """One model on one wafer or space, answered."""
+class _Asked(NamedTuple):
+    """What is asked of every case."""
 
-    def __init__(self, found: MappingResult | Comparison, space: WaferResult | None) -> None:
-        self.comparison = found if isinstance(found, Comparison) else None
-        self.result = found.ours if isinstance(found, Comparison) else found
-        self.space = space
-
-    @property
-    def best(self) -> Evaluation:
-        return self.result.best
-
-    def data(self) -> dict[str, Any]:
-        answer = (self.comparison or self.result).to_dict()
-        if self.space is None:
-            return answer
-        whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
-        return {**answer, **{key: whole[key] for key in whole if key != "ours"}}
-
-    def rows(self) -> dict[str, Any]:
-        """Columns of the wafers, the plans compared, or the best mappings."""
-        columns = (self.space or self.comparison or self.result).to_columns()
-        count = len(next(iter(columns.values())))
-        return {"model": [self.result.problem.model.name] * count, **columns}
-
-    def human(self, with_op_mappings: bool) -> list[RenderableType]:
-        pairs = proof(self.result) + (space_rows(self.space) if self.space is not None else [])
-        parts = [summary(self.result.problem, self.best, pairs)]
-        return [*parts, *picture(self.result.problem, self.best)] if with_op_mappings else parts
+    training: WaferTraining
+    effort: Effort
+    seed: int
+    compare: bool
+    quiet: bool
+    to_file: Path | None
+    maps: int
+    """Fault maps to draw."""
+    die_fault: float | None
+    link_fault: float
 
 
-class _Cases(Table):
-    """Every model on every wafer or space that was asked for, as far as answered."""
-
-    def __init__(self, cases: list[_Case], session: Session) -> None:
-        self.cases, self.recalled = cases, session.recalled
-
-    def data(self) -> dict[str, Any]:
-        every = [case.data() for case in self.cases]
-        return every[0] if len(every) == 1 else {"cases": every}
-
-    def to_columns(self) -> dict[str, Any]:
-        rows = []
-        for case in self.cases:
-            columns = case.rows()
-            rows += [
-                dict(zip(columns, values, strict=True))
-                for values in zip(*columns.values(), strict=True)
-            ]
-        return joined_columns(rows)
-
-    def human(self, show: bool) -> list[RenderableType]:
-        parts: list[RenderableType] = []
-        for case in self.cases:
-            parts += case.human(len(self.cases) == 1)
-            if show:
-                parts.append(Text(describe(case.result.problem, case.best.encoding)))
-        compared = [
-            (case.comparison, case.space is not None)
-            for case in self.cases
-            if case.comparison is not None
-        ]
-        if compared:
-            parts.append(comparison_table(compared))
-        if self.recalled:
-            parts.append(Text(f"Results kept from earlier runs: {self.recalled:,}"))
-        return parts
+def _studied(session: Session, problem: Problem, asked: _Asked) -> FaultStudy | None:
+    """Draw fault maps of a wafer and find its throughput under each."""
+    if not asked.maps:
+        return None
+    with _shown(asked.quiet) as (say, show):
+        say(f"{problem.model.name} on {problem.wafer.name}: fault maps")
+        return study_in(
+            session,
+            problem,
+            asked.maps,
+            asked.die_fault,
+            asked.link_fault,
+            None,
+            asked.seed,
+            show,
+        )
 
 
 def _answered(
-    session: Session,
-    asked: list[tuple[Any, Wafer | WaferSpace]],
-    training: WaferTraining,
-    effort: Effort,
-    seed: int,
-    compare: bool,
-    quiet: bool,
-    to_file: Path | None,
-) -> Iterator[_Case]:
+    session: Session, pairs: list[tuple[Any, Wafer | WaferSpace]], asked: _Asked
+) -> Iterator[Case]:
     """Answer each case; what is finished is in the file before the next one starts."""
-    cases: list[_Case] = []
-    plain = [Problem(m, w, training) for m, w in asked if isinstance(w, Wafer)]
+    cases: list[Case] = []
+    training, effort, seed, compare, quiet, to_file = asked[:6]
+    plain = [Problem(m, w, training) for m, w in pairs if isinstance(w, Wafer)]
     if not session.alone and not compare:  # all at once, so that no worker waits
         with _shown(quiet) as (say, show):
             say(f"{len(plain)} mappings")
             mappings_in(session, plain, effort, seed, show)
-    for model, where in asked:
+    for model, where in pairs:
         if isinstance(where, WaferSpace):
             found, case = _space(session, model, where, training, effort, seed, compare, quiet)
-            cases.append(_Case(case or found.best, found))
+            study = _studied(session, found.best.problem, asked)
+            cases.append(Case(case or found.best, found, study))
         else:
             problem = Problem(model, where, training)
             answer = _one_wafer(session, problem, effort, seed, compare, quiet)
-            cases.append(_Case(answer, None))
+            cases.append(Case(answer, None, _studied(session, problem, asked)))
         yield cases[-1]
-        if to_file is not None and str(to_file) != "-" and len(cases) < len(asked):
+        if to_file is not None and str(to_file) != "-" and len(cases) < len(pairs):
             text = json.dumps({"cases": [case.data() for case in cases]}, indent=2)
             write_text(to_file, text + "\n")
 
@@ -252,6 +227,20 @@ def wafer(
     global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 512,
     seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam-bf16-grad",
+    faults: Annotated[
+        Path | None,
+        typer.Option(help="Dead dies and links by row and column: a YAML or JSON file."),
+    ] = None,
+    fault_maps: Annotated[
+        int, typer.Option(help="Draw so many fault maps: throughput expected and at worst.", min=0)
+    ] = 0,
+    die_fault: Annotated[
+        float | None,
+        typer.Option(help="Probability that a die is dead in them; by default by its yield."),
+    ] = None,
+    link_fault: Annotated[
+        float, typer.Option(help="Probability that a link is dead in them.")
+    ] = 0.0,
     encoding: Annotated[
         Path | None, typer.Option(help="Score this mapping (JSON) instead of searching one.")
     ] = None,
@@ -292,7 +281,7 @@ def wafer(
     training = WaferTraining(global_batch, seq, optimizer)
     effort = Effort(seeds, steps, promising, budget)
     loaded = [_transformer(load_model(name, seq)) for name in model]
-    wafers = [_wafer_of(name) for name in on or ["dram-wafer"]]
+    wafers = _with_faults([_wafer_of(name) for name in on or ["dram-wafer"]], faults)
     if encoding is not None:
         if len(loaded) > 1 or len(wafers) > 1 or compare:
             raise InvalidInputError(
@@ -300,18 +289,19 @@ def wafer(
             )
         _score(Problem(loaded[0], _single(wafers[0]), training), encoding, show, as_json, to_file)
         return
-    asked = [(each, where) for where in wafers for each in loaded]
+    pairs = [(each, where) for where in wafers for each in loaded]
     kept = None if no_cache else cache or default_cache()
     with told_where(resume), Session(executor, threads, resume, kept) as session:
-        options = (training, effort, seed, compare, quiet, to_file)
-        cases = _Cases(list(_answered(session, asked, *options)), session)
+        faulty = (fault_maps, die_fault, link_fault)
+        asked = _Asked(training, effort, seed, compare, quiet, to_file, *faulty)
+        cases = Cases(list(_answered(session, pairs, asked)), session)
         for message in session.notes:
             note(message)
     _deliver(cases, report, parquet, show, as_json, to_file)
 
 
 def _deliver(
-    cases: _Cases,
+    cases: Cases,
     report: Path | None,
     parquet: Path | None,
     show: bool,

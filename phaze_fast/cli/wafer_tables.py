@@ -9,17 +9,24 @@ from phaze_fast.cli.output import fields, table
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer import Evaluation, Problem
 from phaze_fast.wafer.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison
-from phaze_fast.wafer.diemap import die_map
+from phaze_fast.wafer.details import causes, operator_times, step_energy, step_mfu
+from phaze_fast.wafer.diemap import die_map, link_map
+from phaze_fast.wafer.fault_study import FaultStudy
+from phaze_fast.wafer.loads import step_loads
 from phaze_fast.wafer.outcome import MappingResult
 from phaze_fast.wafer.wafers import WaferResult
 
-__all__ = ["comparison_table", "picture", "proof", "space_rows", "summary"]
+__all__ = ["comparison_table", "picture", "proof", "space_rows", "study_rows", "summary"]
 
 _NAMES = {
     "megatron": "Megatron-LM",
     "zero3": "ZeRO-3",
     "accpar": "AccPar",
     "hypar": "HyPar",
+    "megatron_offload": "Megatron-LM with offload",
+    "zero_offload": "ZeRO-Offload",
+    "zero_infinity": "ZeRO-Infinity",
+    "weight_streaming": "Weight streaming",
 }
 _WAYS = {"default": "default", "tuned": "tuned", "tiled": "tiled"}
 
@@ -65,6 +72,14 @@ def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -
             "collectives",
         ),
     ]
+    if found.fits:
+        energy = step_energy(problem, found)
+        joules, watts = energy.total_j, energy.total_j / found.time_s
+        limit = wafer.power_cap_w
+        over = f", more than the {limit / 1e3:g} kW supplied" if limit and watts > limit else ""
+        share = step_mfu(problem, found)
+        first.append(("utilisation", f"{share:.1%} of peak by the model's FLOPs"))
+        first.append(("energy", f"{joules:,.1f} J a step, {watts / 1e3:,.2f} kW on average{over}"))
     if found.stream_bytes > 0:
         first.insert(3, ("off the wafer", f"{format_bytes(found.stream_bytes)} a die"))
     return fields(f"{problem.model.name} on {wafer.name}", [*first, *pairs])
@@ -95,11 +110,58 @@ def proof(found: MappingResult) -> list[tuple[str, str]]:
     ]
 
 
+_CAUSES = {
+    "work_s": "work of the slowest stage",
+    "collectives_s": "its collectives",
+    "other_s": "recomputation, ends, sends, streams",
+    "bubble_s": "pipeline bubble",
+    "tail_s": "gradient sums and optimiser",
+}
+
+
+def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
+    """Say what a wafer does over fault maps."""
+    data = study.to_dict()
+    rows = [
+        (
+            f"over {data['maps']} fault maps",
+            f"{data['expected_per_s']:,.1f} sequences/s expected, {data['worst_per_s']:,.1f} at "
+            f"worst; {data['whole_per_s']:,.1f} where nothing is dead",
+        )
+    ]
+    for row in data["by_spares"]:
+        said = f"{row['share']:.0%} of wafers, each at least {row['least_per_s']:,.1f} sequences/s"
+        rows.append((f"with {row['spares']} spare dies", said))
+    return rows
+
+
 def picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
-    """Draw the dies of a mapping, and list its operators."""
+    """Draw the dies of a mapping, and list where its time goes and its operators."""
+    times = causes(problem, found)
+    whole = sum(times.values())
+    rows = [[_CAUSES[key], format_time(s), f"{s / whole:.1%}"] for key, s in times.items()]
+    seen = {row["operator"]: row for row in operator_times(problem, found)}
+    slow = [
+        [
+            name,
+            row["part"],
+            format_time(row["forward_s"]),
+            format_time(row["backward_s"]),
+            f"{row['of_peak']:.0%}",
+        ]
+        for name, row in seen.items()
+    ]
     return [
         Text("Dies and their stages (. idle, X dead)", style="bold"),
         Text(die_map(problem.wafer, found.encoding.layout)),
+        Text("Load of links, 9 = the busiest (. none, x dead)", style="bold"),
+        Text(link_map(problem.wafer, step_loads(problem, found.encoding))),
+        table("Time of a step", ["cause", "time>", "share>"], rows),
+        table(
+            "Operators of one micro-batch, on one die",
+            ["operator", "part", "forward>", "backward>", "of peak>"],
+            slow,
+        ),
         table(
             "Operators",
             ["operator", "along x", "along y", "output", "weights"],
@@ -142,10 +204,10 @@ def comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
     """Lay our mappings out against other systems' plans."""
     rows = [row for case, searched in cases for row in _case_rows(case, searched)]
     published = ", ".join(f"{_NAMES[name]} {speed}x" for name, speed in PUBLISHED.items())
-    memory = " and ".join(f"{saving}x" for saving in PUBLISHED_MEMORY)
+    memory = " and ".join(f"{_NAMES[name]} {x}x" for name, x in PUBLISHED_MEMORY.items())
     caption = (
         "tuned: in linear rank order; tiled: groups laid out as best they can be. TMAC publishes "
-        f"{published}, and {memory} less memory; docs/wafer.md explains"
+        f"{published}, and less memory than {memory}; docs/wafer.md explains"
     )
     columns = ["plan", "step>", "of ours>", "memory/die>", "remark"]
     return table("Ours and others", columns, rows, caption)

@@ -23,6 +23,7 @@ from phaze_fast.hardware.fabric import (
     fabric_from_dict,
     fabric_record,
 )
+from phaze_fast.hardware.faults import FaultMap, load_faults, sample_faults
 from phaze_fast.hardware.silicon import (
     FULL_AREA,
     PUBLISHED_AREA,
@@ -47,6 +48,7 @@ from phaze_fast.hardware.tuning import (
 from phaze_fast.hardware.wafer import MemoryTier, OffWafer, Wafer
 from phaze_fast.hardware.wafer_rules import broken_rules
 from phaze_fast.hardware.wafer_space import WaferSpace
+from phaze_fast.hardware.wafer_totals import WaferTotals, wafer_totals
 
 __all__ = [
     "FULL_AREA",
@@ -64,6 +66,7 @@ __all__ = [
     "Die",
     "EnergyTable",
     "Fabric",
+    "FaultMap",
     "FittedRange",
     "FlatFabric",
     "FunctionCost",
@@ -82,6 +85,7 @@ __all__ = [
     "Wafer",
     "WaferRules",
     "WaferSpace",
+    "WaferTotals",
     "area",
     "area_batch",
     "broken_rules",
@@ -91,7 +95,10 @@ __all__ = [
     "energy_table_names",
     "fabric_from_dict",
     "fabric_record",
+    "load_faults",
     "power_batch",
     "presets",
+    "sample_faults",
     "tuning_record",
+    "wafer_totals",
 ]

@@ -13,6 +13,7 @@ from phaze_fast.records import (
     Bandwidth,
     Bytes,
     NamedOr,
+    Quantity,
     Record,
     SquareMillimetres,
 )
@@ -51,6 +52,16 @@ class WaferRules(Record):
     """Edge that one die-to-die module takes."""
     d2d_module_bytes_per_s: Bandwidth = 512e9
     """What one module carries per direction: 64 lanes of 64 GT/s, as in UCIe 3.0."""
+    d2d_reach_mm: Millimetres = 2.0
+    """Distance between two dies up to which a module has that rate: UCIe's advanced packages."""
+    d2d_far_mm: Millimetres = 25.0
+    """Distance that links bridge at most: UCIe's standard packages."""
+    d2d_far_share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 0.17
+    """Of a module's rate that the same edge carries beyond its reach: UCIe 1.0 gives 224 GB/s per
+    mm of edge on standard packages and 1,317 on advanced ones, both at 32 GT/s."""
+    d2d_byte_j: Quantity = 4e-12
+    """Energy of a byte over one die-to-die link: 0.5 pJ per bit, UCIe 1.0's figure for standard
+    packages; advanced ones need half of it."""
     d2d_module_mm2: SquareMillimetres = 0.76
     """Area of one module. Assumed: both its directions at the 1,350 GB/s per mm2 that UCIe 1.0
     gives for advanced packages at 45 um bump pitch."""
@@ -92,6 +103,10 @@ class Die(Record):
     """Die-to-die modules on each of the top and bottom edges."""
     hbm_stacks: FewOrNone = 0
     """Memory stacks: half on the top edge, rounded up, the others on the bottom edge."""
+    network_bytes_per_s: Bandwidth | None = None
+    """What all cores together can send into the die's network, a word that many cores need sent
+    once. Products share their operands over it; all else stays in the cores' own SRAM. None = as
+    fast as the buffer, which then is one memory that all cores share."""
     published: Annotated[bool, Field(strict=True)] = False
     """A product's die, whose silicon is known to fit; the area rule is not applied."""
 

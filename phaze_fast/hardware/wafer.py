@@ -20,7 +20,13 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware.chip import Accelerator, Dtype, Hbm
 from phaze_fast.hardware.die import Die, FewOrNone, WaferRules
 from phaze_fast.hardware.preset_files import is_file, read_preset
-from phaze_fast.hardware.wafer_rules import broken_rules, extent_mm, fitting, local_bytes
+from phaze_fast.hardware.wafer_rules import (
+    broken_rules,
+    extent_mm,
+    fitting,
+    gaps_mm,
+    local_bytes,
+)
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
@@ -28,10 +34,23 @@ from phaze_fast.records import (
     Quantity,
     Record,
     Seconds,
+    Watts,
 )
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops
 
 __all__ = ["MemoryTier", "OffWafer", "Wafer", "load_wafer"]
+
+
+Position = tuple[FewOrNone, FewOrNone]
+"""Column and row of a die."""
+
+Link = tuple[Position, Position]
+"""Two neighbouring dies."""
+
+
+def _links_in_order(links: tuple[Link, ...]) -> tuple[Link, ...]:
+    ends = [tuple(sorted(link, key=lambda at: (at[1], at[0]))) for link in links]
+    return tuple(sorted(((a, b) for a, b in ends), key=lambda link: [at[::-1] for at in link]))
 
 
 def _in_order(dead: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -46,6 +65,8 @@ class OffWafer(Record):
     """Size, for the whole wafer."""
     bandwidth_bytes_per_s: Bandwidth
     """Per direction, for the whole wafer."""
+    duplex: Annotated[bool, Field(strict=True)] = True
+    """Whether both directions have that bandwidth at once; false where they share it."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +90,7 @@ class Wafer(Record):
     >>> wafer = presets.wafer("dram-wafer")
     >>> wafer.grid, wafer.dies, wafer.memory_bytes
     ((8, 5), 40, 32000000000)
-    >>> more = wafer.replace(die=wafer.die.replace(hbm_stacks=4))
+    >>> more = wafer.replace(die=wafer.die.replace(hbm_stacks=4, d2d_modules_x=13))
     >>> more.grid, more.dies, more.memory_bytes
     ((8, 4), 32, 64000000000)
     """
@@ -87,14 +108,18 @@ class Wafer(Record):
     """Between neighbouring dies, or between a die and its neighbour's stacks."""
     hop_latency_s: Seconds = 100e-9
     """Of one hop from die to die, crossing a die included."""
-    dead: Annotated[tuple[tuple[FewOrNone, FewOrNone], ...], AfterValidator(_in_order)] = ()
+    dead: Annotated[tuple[Position, ...], AfterValidator(_in_order)] = ()
     """Column and row of each die that does not work."""
+    dead_links: Annotated[tuple[Link, ...], AfterValidator(_links_in_order)] = ()
+    """Pairs of neighbouring dies, each as column and row, whose link works in neither direction."""
     defects_per_cm2: Quantity = 0.0
     """Of the process; 0 also where spare cores repair what is broken."""
     known_good_dies: Annotated[bool, Field(strict=True)] = True
     """Assembled from tested dies, so that none is expected dead; false where it is monolithic."""
     off_wafer: OffWafer | None = None
     """Memory that the wafer streams from."""
+    power_cap_w: Watts | None = None
+    """What can be supplied to all dies together and cooled away; none = no limit."""
     reserved_bytes: Bytes = 0
     """Of each die's memory, not for the model."""
     rules: WaferRules = WaferRules()
@@ -208,9 +233,17 @@ class Wafer(Record):
 
     @property
     def link_bytes_per_s(self) -> tuple[float, float]:
-        """Bandwidth between neighbours of a row (x) and of a column (y), per direction."""
-        die, rate = self.die, self.rules.d2d_module_bytes_per_s
-        return die.d2d_modules_x * rate, die.d2d_modules_y * rate
+        """Bandwidth between neighbours of a row (x) and of a column (y), per direction.
+
+        Beyond the reach of a module, as over a band of memory stacks, its edge carries less.
+        """
+        die, rules = self.die, self.rules
+        x, y = (
+            rules.d2d_module_bytes_per_s
+            * (rules.d2d_far_share if gap > rules.d2d_reach_mm else 1.0)
+            for gap in gaps_mm(self)
+        )
+        return die.d2d_modules_x * x, die.d2d_modules_y * y
 
     @property
     def memory_bytes(self) -> int:

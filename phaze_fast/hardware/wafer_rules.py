@@ -12,9 +12,9 @@ from typing import Literal, Protocol
 
 from phaze_fast.hardware.die import Die, WaferRules
 
-__all__ = ["Rule", "broken_rules", "extent_mm", "fitting", "local_bytes"]
+__all__ = ["Rule", "broken_rules", "extent_mm", "fitting", "gaps_mm", "local_bytes"]
 
-Rule = Literal["reticle", "shoreline", "window", "area", "memory", "dead"]
+Rule = Literal["reticle", "shoreline", "reach", "window", "area", "memory", "dead", "dead_links"]
 """What a wafer can break."""
 
 _SLACK = 1 + 1e-9  # lengths are sums of rounded numbers
@@ -33,6 +33,8 @@ class _Wafer(Protocol):
     def grid(self) -> tuple[int, int]: ...
     @property
     def dead(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def dead_links(self) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]: ...
     @property
     def reserved_bytes(self) -> int: ...
     @property
@@ -63,6 +65,18 @@ def _bands(wafer: _Wafer) -> tuple[float, float]:
     edges = (top > 0) + (bottom > 0)
     between = min(edges, 1) if sharing else edges
     return between * rules.hbm_stack_depth_mm, edges * rules.hbm_stack_depth_mm
+
+
+def gaps_mm(wafer: _Wafer) -> tuple[float, float]:
+    """Millimetres between neighbouring dies of a row, and of a column with its stacks.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> gaps_mm(presets.wafer("dram-wafer"))
+    (0.5, 12.37)
+    """
+    return wafer.gap_mm, wafer.gap_mm + _bands(wafer)[0]
 
 
 def extent_mm(wafer: _Wafer, columns: int, rows: int) -> tuple[float, float]:
@@ -159,12 +173,25 @@ def _wafer_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:
                 f"{max(count, 1)} {name} of dies and what stands between them need {need:g} mm; "
                 f"expected at most {window:g} mm",
             )
+    ways = ((columns, wafer.die.d2d_modules_x), (rows, wafer.die.d2d_modules_y))
+    for name, (count, modules), gap in zip(("row", "column"), ways, gaps_mm(wafer), strict=True):
+        if count > 1 and modules and gap > wafer.rules.d2d_far_mm * _SLACK:
+            yield (
+                "reach",
+                f"D2D modules must bridge {gap:g} mm between the dies of a {name}; "
+                f"expected at most {wafer.rules.d2d_far_mm:g} mm",
+            )
     if wafer.memory_bytes <= 0:
         yield (
             "memory",
             f"{local_bytes(wafer)} bytes of memory a die leave nothing beside reserved_bytes, "
             f"{wafer.reserved_bytes}; expected more",
         )
+    yield from _fault_map_faults(wafer)
+
+
+def _fault_map_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:
+    columns, rows = wafer.grid
     outside = [at for at in wafer.dead if at[0] >= columns or at[1] >= rows]
     if outside:
         yield (
@@ -176,3 +203,17 @@ def _wafer_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:
         yield "dead", "a die is given twice; expected each once"
     elif not outside and wafer.dead and len(wafer.dead) >= columns * rows:
         yield "dead", f"all {columns * rows} dies are dead; expected at least one that works"
+    for (a, b), (c, d) in wafer.dead_links:
+        said = f"column {a}, row {b} to column {c}, row {d}"
+        if max(a, c) >= columns or max(b, d) >= rows:
+            yield (
+                "dead_links",
+                f"{said} is outside the grid; expected columns below {columns} and rows below "
+                f"{rows}",
+            )
+            break
+        if abs(a - c) + abs(b - d) != 1:
+            yield "dead_links", f"{said} is no link; expected neighbours"
+            break
+    if len(set(wafer.dead_links)) < len(wafer.dead_links):
+        yield "dead_links", "a link is given twice; expected each once"

@@ -40,7 +40,7 @@ _R = TypeVar("_R", bound=Record)
 _MAX_GRID = 1_000_000
 # What is no axis: texts and lists, what describes a product, and memory that the die places itself.
 _NO_AXIS = {"name", "sources", "notes", "dead", "reticle_mm", "rates", "tuning", "hbm"}
-_NO_AXIS |= {"process_nm", "die_area_mm2", "power_w"}
+_NO_AXIS |= {"dead_links", "process_nm", "die_area_mm2", "power_w"}
 _ACCEPTED = (
     "accepted: a number of the wafer (columns), of its die (die.width_mm), of the die's chip "
     "(die.chip.tensor_core.count), of off_wafer or of rules (rules.window_mm)"
@@ -145,7 +145,7 @@ class WaferSpace(Record):
         >>> from phaze_fast.hardware import presets
         >>> wafers, rejected = presets.wafer_space("wafer-space").wafers()
         >>> len(wafers), rejected
-        (690, {'area': 481, 'shoreline': 288})
+        (674, {'area': 502, 'shoreline': 288})
         """
         return self._found.wafers, dict(self._found.rejected)
 

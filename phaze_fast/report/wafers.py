@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phaze_fast.report.markup import Html, details, join, table, tag, tiles
+from phaze_fast.report.wafer_figures import die_map_svg
 from phaze_fast.report.words import TIMES, count, is_number, percent, ratio, seconds, size
 
 __all__ = ["is_wafer", "wafer_names", "wafer_sections"]
@@ -60,6 +61,8 @@ def _answer(case: Data) -> Html:
         ("Memory of a die", size(ours.get("memory_bytes_per_die"))),
         ("Stages", shape),
         ("Micro-batch", count(layout.get("microbatch"))),
+        ("Model FLOPs utilisation", percent(case.get("mfu"))),
+        ("Energy of a step", _joules(case.get("energy_j"))),
         ("Evaluations", count(case.get("evaluations"))),
         ("Search took", seconds(case.get("seconds"))),
     ]
@@ -100,6 +103,95 @@ def _parts(case: Data) -> Html:
     columns = ["Stage", "Blocks>", "Micro-batch>", "Memory>", "State>", "Activations>"]
     stages = table("Stages, per die", columns, rows) if rows else Html("")
     return join([tiles([(name, seconds(value)) for name, value in named]), stages])
+
+
+def _joules(value: Any) -> str:
+    if not is_number(value):
+        return ""
+    return f"{value / 1e3:,.2f} kJ" if value >= 1e3 else f"{value:,.1f} J"
+
+
+_CAUSES = {
+    "work_s": "Work of the slowest stage",
+    "collectives_s": "Its collectives",
+    "other_s": "Recomputation, ends of the model, sends and streams",
+    "bubble_s": "Pipeline bubble",
+    "tail_s": "Gradient sums and optimiser",
+}
+
+
+def _causes(case: Data) -> Html:
+    """Say where the time of a step goes, by cause and by operator, and its energy."""
+    breakdown = case.get("breakdown") or {}
+    times = breakdown.get("causes") or {}
+    if not times:
+        return Html("")
+    whole = sum(times.values())
+    rows = [
+        [name, seconds(times.get(key)), percent(times[key] / whole if whole else None)]
+        for key, name in _CAUSES.items()
+        if key in times
+    ]
+    operators = [
+        [
+            str(row.get("operator")),
+            str(row.get("part")),
+            seconds(row.get("forward_s")),
+            seconds(row.get("backward_s")),
+            percent(row.get("of_peak")),
+        ]
+        for row in breakdown.get("operators") or []
+    ]
+    energy = case.get("energy") or {}
+    spent = [[key.removesuffix("_j"), _joules(value)] for key, value in energy.items()]
+    columns = ["Operator", "Part", "Forward>", "Backward>", "Of peak>"]
+    return join(
+        [
+            table("Time of a step", ["Cause", "Time>", "Share>"], rows),
+            table("Energy of a step", ["Spent on", "Energy>"], spent),
+            details(
+                "Operators of one micro-batch, on one die",
+                table("Operators", columns, operators),
+            ),
+        ]
+    )
+
+
+def _drawn(case: Data) -> Html:
+    """Draw the wafer."""
+    dies, links = case.get("dies") or {}, case.get("links") or {}
+    picture = die_map_svg(dies, links)
+    if not picture:
+        return picture
+    said = (
+        "Dies with the number of their stage, crossed out where dead; bars between them show how "
+        f"much of a step each link is busy, the busiest {percent(links.get('busiest'))}."
+    )
+    return join([picture, tag("p", said, class_="soft small")])
+
+
+def _fault_study(case: Data) -> Html:
+    """Show throughput over fault maps."""
+    study = case.get("fault_study") or {}
+    if not study:
+        return Html("")
+    numbers = [
+        ("Fault maps", count(study.get("maps"))),
+        ("Sequences/s, nothing dead", f"{study.get('whole_per_s', 0.0):,.1f}"),
+        ("Expected", f"{study.get('expected_per_s', 0.0):,.1f}"),
+        ("Worst", f"{study.get('worst_per_s', 0.0):,.1f}"),
+    ]
+    rows = [
+        [
+            count(row.get("spares")),
+            percent(row.get("share")),
+            f"{row.get('mean_per_s', 0.0):,.1f}",
+            f"{row.get('least_per_s', 0.0):,.1f}",
+        ]
+        for row in study.get("by_spares") or []
+    ]
+    columns = ["Spare dies>", "Wafers that are good>", "Mean>", "Least>"]
+    return join([tiles(numbers), table("Sequences per second by spares", columns, rows)])
 
 
 def _wafer_rows(rows: list[Data]) -> list[list[str]]:
@@ -166,7 +258,10 @@ def wafer_sections(document: Data) -> list[Section]:
         where = f": {_name(case)}" if len(cases) > 1 else ""
         sections += [
             (f"answer-{k}", f"The best mapping{where}", _answer(case)),
+            (f"dies-{k}", f"Dies and links{where}", _drawn(case)),
             (f"parts-{k}", f"Parts of a step{where}", _parts(case)),
+            (f"causes-{k}", f"Where time and energy go{where}", _causes(case)),
+            (f"faults-{k}", f"Faults{where}", _fault_study(case)),
             (f"wafers-{k}", f"Wafers{where}", _wafers(case)),
             (f"others-{k}", f"Against other plans{where}", _others(case)),
         ]

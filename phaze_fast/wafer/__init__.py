@@ -3,10 +3,13 @@
 from phaze_fast.wafer.accpar import accpar, hypar
 from phaze_fast.wafer.baselines import Baseline, baselines
 from phaze_fast.wafer.comparison import Comparison, compare_mappings
+from phaze_fast.wafer.details import StepEnergy, step_energy, step_mfu
 from phaze_fast.wafer.diemap import die_map
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation, evaluate
+from phaze_fast.wafer.fault_study import FaultStudy, fault_study
 from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.loads import step_loads
 from phaze_fast.wafer.mapping_rules import RULES
 from phaze_fast.wafer.mesh import (
     Links,
@@ -34,6 +37,7 @@ __all__ = [
     "Effort",
     "Encoding",
     "Evaluation",
+    "FaultStudy",
     "Layout",
     "Links",
     "MappingResult",
@@ -42,6 +46,7 @@ __all__ = [
     "OperatorMapping",
     "Problem",
     "Run",
+    "StepEnergy",
     "Transfer",
     "WaferResult",
     "WaferTraining",
@@ -52,6 +57,7 @@ __all__ = [
     "describe",
     "die_map",
     "evaluate",
+    "fault_study",
     "hypar",
     "link_loads",
     "megatron",
@@ -59,6 +65,9 @@ __all__ = [
     "search_mapping",
     "search_mappings",
     "search_wafers",
+    "step_energy",
+    "step_loads",
+    "step_mfu",
     "transfers",
     "zero3",
 ]

@@ -128,8 +128,8 @@ def _products(problem: Problem, microbatch: int) -> list[LayerSize]:
     found = []
     for op in problem.work.operators:
         if op.product:
-            rows = float(op.spec.m * microbatch)
-            weights = float(op.spec.k * op.spec.n)
+            rows = float(op.spec.b * op.spec.m * microbatch)  # of all experts, where there are
+            weights = float(op.spec.b * op.spec.k * op.spec.n)
             found.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
     return found
 

@@ -17,34 +17,34 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.accpar import accpar, hypar
+from phaze_fast.wafer.baseline_rules import (
+    OFF_WAFER,
+    Candidate,
+    Candidates,
+    all_layouts,
+    data_layouts,
+    heads,
+    is_linear,
+    largest,
+    megatron_candidates,
+    megatron_shapes,
+    off_wafer_rules,
+    zero3_candidates,
+)
 from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
-from phaze_fast.wafer.layout import Layout, layouts
-from phaze_fast.wafer.packing import is_bent, tiles
-from phaze_fast.wafer.plans import (
-    RECOMPUTE,
-    AxisAssignment,
-    axis_assignments,
-    linear_axis_assignment,
-    megatron_op_mappings,
-    outputs_of,
-    zero3_op_mappings,
-)
+from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.packing import tiles
+from phaze_fast.wafer.plans import RECOMPUTE, megatron_op_mappings, outputs_of
 from phaze_fast.wafer.problem import Problem
 
-__all__ = [
-    "BASELINES",
-    "Baseline",
-    "Candidate",
-    "baselines",
-    "best_candidate",
-    "is_linear",
-    "megatron_shapes",
-]
+__all__ = ["BASELINES", "Baseline", "baselines", "baselines_on", "best_candidate"]
 
 Array = np.ndarray[Any, Any]
-BASELINES = ("megatron", "zero3", "accpar", "hypar")
+BASELINES = ("megatron", "zero3", "accpar", "hypar", *OFF_WAFER)
+"""Other systems; the last ones need memory off the wafer."""
+
 _NODE = 8  # devices of a node: Megatron-LM's widest tensor parallelism by its own advice
 
 
@@ -83,10 +83,6 @@ class Baseline:
         return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 
 
-Candidate = tuple[Array, Array | None]
-"""Operator mappings, and codes of outputs for one stage (None: chosen exactly)."""
-
-
 class _Tuner:
     """Tries candidates layout by layout and keeps the best."""
 
@@ -107,7 +103,7 @@ class _Tuner:
     def best(
         self,
         wanted: Iterable[Layout],
-        candidates: Callable[[Layout], Iterator[Candidate]],
+        candidates: Candidates,
     ) -> Evaluation | None:
         """Fastest candidate that fits, else the one that is over by least; None without any."""
         queue = sorted((self.roofline.bound_s(self.problem, each), each) for each in set(wanted))
@@ -143,64 +139,16 @@ class _Tuner:
 def best_candidate(
     problem: Problem,
     wanted: Iterable[Layout],
-    candidates: Callable[[Layout], Iterator[Candidate]],
+    candidates: Candidates,
 ) -> Evaluation | None:
     """Score candidates of several layouts; the fastest that fits, or the one over by least."""
     return _Tuner(problem).best(wanted, candidates)
 
 
-def _heads(problem: Problem) -> int:
-    return min(op.units for op in problem.work.operators if op.per_head)
-
-
-def megatron_shapes(
-    problem: Problem, layout: Layout, linear: bool
-) -> Iterator[tuple[int, AxisAssignment]]:
-    """Tensor-parallel widths and axis assignments of slots that a layout has room for."""
-    for t in (t for t in range(1, layout.dies + 1) if layout.dies % t == 0):
-        replicas = layout.dies // t
-        if _heads(problem) % t or layout.microbatch % replicas:
-            continue
-        if linear:
-            try:
-                yield t, linear_axis_assignment(layout, t)
-            except InvalidInputError:
-                continue
-        else:
-            for axis_assignment in axis_assignments(layout, t):
-                yield t, axis_assignment
-
-
-def is_linear(problem: Problem, layout: Layout) -> bool:
-    """Whether a stage is a run of ranks: part of a row, or whole rows."""
-    if is_bent(problem.wafer, layout.width, layout.height, layout.stages):
-        return False
-    return layout.height == 1 or layout.width == problem.wafer.grid[0]
-
-
-def _all_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    found = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
-    return [each for each in found if not linear or is_linear(problem, each)]
-
-
-def _megatron_candidates(problem: Problem, linear: bool) -> Callable[[Layout], Iterator[Candidate]]:
-    codes = {mode: outputs_of(problem, mode) for mode in RECOMPUTE}
-
-    def candidates(layout: Layout) -> Iterator[Candidate]:
-        for t, axis_assignment in megatron_shapes(problem, layout, linear):
-            for shared in (False, True) if t > 1 else (False,):
-                for weights in ("replicated", "zero1"):
-                    op_mappings = megatron_op_mappings(problem, axis_assignment, shared, weights)
-                    for mode in RECOMPUTE:
-                        yield op_mappings, codes[mode]
-
-    return candidates
-
-
 def _megatron_default(problem: Problem, tuner: _Tuner) -> Evaluation | None:
     """Tensor parallelism as wide as a node, fewest stages that fit, one sequence at a time."""
     for width in (_NODE, 4, 2, 1):
-        found = _megatron_at(problem, tuner, width) if _heads(problem) % width == 0 else None
+        found = _megatron_at(problem, tuner, width) if heads(problem) % width == 0 else None
         if found is not None:
             return found
     return None
@@ -216,7 +164,7 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
                 yield megatron_op_mappings(problem, axis_assignment, False, "replicated"), codes
 
     by_stages: dict[int, list[Layout]] = {}
-    for layout in _all_layouts(problem, True):
+    for layout in all_layouts(problem, True):
         if layout.dies % width == 0 and layout.microbatch == layout.dies // width:
             by_stages.setdefault(layout.stages, []).append(layout)
     for stages in sorted(by_stages):
@@ -230,36 +178,7 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
     return best
 
 
-def _zero3_candidates(
-    problem: Problem, modes: Iterable[str]
-) -> Callable[[Layout], Iterator[Candidate]]:
-    codes = [outputs_of(problem, mode) for mode in modes]
-
-    def candidates(layout: Layout) -> Iterator[Candidate]:
-        op_mappings = zero3_op_mappings(problem, layout)
-        for each in codes:
-            yield op_mappings, each
-
-    return candidates
-
-
-def _data_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """One stage, and at least one sequence for every die."""
-    return [
-        layout
-        for layout in _all_layouts(problem, linear)
-        if layout.stages == 1 and layout.microbatch % layout.dies == 0
-    ]
-
-
-def _largest(found: list[Layout]) -> list[Layout]:
-    most = max((layout.dies for layout in found), default=0)
-    return [layout for layout in found if layout.dies == most]
-
-
-def _typed_candidates(
-    problem: Problem, plan: Callable[[Problem, Layout], Encoding]
-) -> Callable[[Layout], Iterator[Candidate]]:
+def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encoding]) -> Candidates:
     codes = outputs_of(problem, "none")
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
@@ -277,12 +196,23 @@ def _whole_wafer(problem: Problem) -> list[Layout]:
         for w, h in sides
         if tiles(problem.wafer, w, h)
     ]
-    return _largest(whole)
+    return largest(whole)
+
+
+def baselines_on(problem: Problem) -> tuple[str, ...]:
+    """Names of the systems that a wafer suits: some need memory off it.
+
+    Examples
+    --------
+    >>> baselines_on(Problem("bertlarge", "dram-wafer"))
+    ('megatron', 'zero3', 'accpar', 'hypar')
+    """
+    return tuple(n for n in BASELINES if n not in OFF_WAFER or problem.stream is not None)
 
 
 def baselines(
     problem: Problem,
-    names: Iterable[str] = BASELINES,
+    names: Iterable[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Baseline]:
     """Score other systems' plans of a model on a wafer.
@@ -292,7 +222,7 @@ def baselines(
     problem
         The model, the wafer and the step.
     names
-        Which of `BASELINES`.
+        Which of `BASELINES`; by default those that the wafer suits.
     progress
         Called with the name of each before it is tuned.
 
@@ -307,10 +237,11 @@ def baselines(
     """
     tuner = _Tuner(problem)
     found: dict[str, Baseline] = {}
-    for name in names:
-        if name not in BASELINES:
+    for name in baselines_on(problem) if names is None else names:
+        if name not in baselines_on(problem):
             raise InvalidInputError(
-                f"baselines: {name!r} is not accepted; accepted: {', '.join(BASELINES)}"
+                f"baselines: {name!r} is not accepted; accepted on {problem.wafer.name}: "
+                f"{', '.join(baselines_on(problem))}"
             )
         if progress is not None:
             progress(name)
@@ -339,23 +270,26 @@ def _three(
     problem: Problem, tuner: _Tuner, name: str
 ) -> tuple[Evaluation | None, Evaluation | None, Evaluation | None]:
     if name == "megatron":
-        every, straight = _all_layouts(problem, False), _all_layouts(problem, True)
+        every, straight = all_layouts(problem, False), all_layouts(problem, True)
         return (
             _megatron_default(problem, tuner),
-            tuner.best(straight, _megatron_candidates(problem, True)),
-            tuner.best(every, _megatron_candidates(problem, False)),
+            tuner.best(straight, megatron_candidates(problem, True)),
+            tuner.best(every, megatron_candidates(problem, False)),
         )
     if name == "zero3":
-        every, straight = _data_layouts(problem, False), _data_layouts(problem, True)
+        every, straight = data_layouts(problem, False), data_layouts(problem, True)
         one_each = [layout for layout in straight if layout.microbatch == layout.dies]
         return (
-            tuner.best(_largest(one_each), _zero3_candidates(problem, ["none"])),
-            tuner.best(straight, _zero3_candidates(problem, RECOMPUTE)),
-            tuner.best(every, _zero3_candidates(problem, RECOMPUTE)),
+            tuner.best(largest(one_each), zero3_candidates(problem, ["none"])),
+            tuner.best(straight, zero3_candidates(problem, RECOMPUTE)),
+            tuner.best(every, zero3_candidates(problem, RECOMPUTE)),
         )
+    if name in OFF_WAFER:
+        in_ranks = off_wafer_rules(problem, name, linear=True)
+        return None, tuner.best(*in_ranks), tuner.best(*off_wafer_rules(problem, name, False))
     plan = accpar if name == "accpar" else hypar
     candidates = _typed_candidates(problem, plan)
-    one_stage = [layout for layout in _all_layouts(problem, False) if layout.stages == 1]
+    one_stage = [layout for layout in all_layouts(problem, False) if layout.stages == 1]
     straight = [layout for layout in one_stage if is_linear(problem, layout)]
     return (
         tuner.best(_whole_wafer(problem), candidates),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
@@ -13,9 +14,10 @@ from phaze_fast.wafer.operators import passes
 from phaze_fast.wafer.problem import Problem
 
 _NEAR = 0.9  # a weight of work where it is seen whether less weight helps
+_START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
 _PRICES = tuple(float(at) for at in range(-2, 13, 2))  # powers of two, see _scale()
 
-__all__ = ["Roofline", "quick_bound", "roofline", "tight_bound", "work_bound"]
+__all__ = ["Roofline", "priced_mappings", "quick_bound", "roofline", "tight_bound", "work_bound"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Roofline:
         if problem.stream is None and self.state_bytes > dies * problem.capacity_bytes:
             return float("inf")
         here = layout.microbatch / layout.dies
-        batches = problem.training.global_batch // layout.microbatch
+        batches = problem.batches(layout)
         streamed_s = batches * self._stream_s(problem, layout)
         return max(_step_s(problem, layout, self.block_s * here, self.ends_s * here), streamed_s)
 
@@ -54,7 +56,7 @@ class Roofline:
 
 def _step_s(problem: Problem, layout: Layout, block_s: float, ends_s: float) -> float:
     """Seconds of a step whose blocks and ends take so long for a micro-batch, and nothing else."""
-    batches = problem.training.global_batch // layout.microbatch
+    batches = problem.batches(layout)
     blocks = problem.blocks(layout.stages)
     return (batches - 1) * max(blocks) * block_s + sum(blocks) * block_s + ends_s
 
@@ -88,7 +90,11 @@ def roofline(problem: Problem) -> Roofline:
     """
     spec = optimizer(problem.training.optimizer)
     each = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
-    moved = (2.0 * spec.weight_bytes + spec.gradient_bytes) / each * (1.0 - 1e-9)
+    ways = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
+    off = problem.wafer.off_wafer
+    busier = max(ways) if off is not None and off.duplex else sum(ways)
+    kept = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)  # weights stay
+    moved = min(busier / each, kept) * (1.0 - 1e-9)
     state = each * problem.work.parameters
     if problem.volume:
         return Roofline(0.0, 0.0, state, moved)
@@ -153,9 +159,26 @@ def tight_bound(
     return best
 
 
+def priced_mappings(
+    problem: Problem, layout: Layout, relaxation: _core.Relaxation, free_s: float
+) -> list[Any]:
+    """Operator mappings of relaxations in which memory has a price, a low one first.
+
+    They are chosen together along the chain of a block, so that they are good starts where memory
+    is short and no single change helps.
+    """
+    scale = _scale(problem, layout, free_s)
+    weights = ((1.0, 0.0),) if problem.stream is None else ((1.0, 0.0), (1.0, 0.5))
+    return [
+        relaxation.bound(theta, scale * 2.0**at, phi)[1]
+        for theta, phi in weights
+        for at in _START_PRICES
+    ]
+
+
 def _scale(problem: Problem, layout: Layout, free: float) -> float:
     """Give a block's time per byte of a die's memory: where a price begins to count."""
-    passes = problem.training.global_batch // layout.microbatch * problem.work.blocks
+    passes = problem.batches(layout) * problem.work.blocks
     return free / passes / problem.capacity_bytes
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from phaze_fast.hardware import Wafer
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.packing import stage_dies
 
-__all__ = ["die_map", "stage_grid"]
+__all__ = ["die_map", "link_map", "stage_grid"]
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -51,3 +55,51 @@ def die_map(wafer: Wafer, layout: Layout) -> str:
         return text.rjust(3) if wide else text
 
     return "\n".join(" ".join(map(cell, row)) for row in stage_grid(wafer, layout))
+
+
+def link_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:
+    """Draw the links between dies: 1 to 9 by how much of the busiest link's time each is busy.
+
+    The busier direction counts; `.` carries nothing, `x` is dead, `o` is a die and `X` a dead one.
+
+    Parameters
+    ----------
+    wafer
+        The dies.
+    loads
+        Bytes of each link, as `step_loads` gives them.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> tile = presets.wafer("dojo-tile-like").replace(columns=3, rows=1)
+    >>> loads = np.zeros((1, 3, 4))
+    >>> loads[0, 0, 0], loads[0, 1, 0] = 9.0, 1.0
+    >>> print(link_map(tile, loads))
+    o9o1o
+    """
+    columns, rows = wafer.grid
+    x, y = (rate or 1.0 for rate in wafer.link_bytes_per_s)
+    seconds = loads / np.array([x, x, y, y])
+    most = float(seconds.max()) or 1.0
+    cut = {frozenset(link) for link in wafer.dead_links}
+
+    def mark(here: tuple[int, int], there: tuple[int, int], way: int) -> str:
+        if frozenset((here, there)) in cut:
+            return "x"
+        (u, v), (s, t) = here, there
+        busy = max(seconds[v, u, way], seconds[t, s, way + 1]) / most
+        return "." if busy <= 0 else str(max(1, min(9, round(9 * busy))))
+
+    lines = []
+    for row in range(rows):
+        line = ""
+        for column in range(columns):
+            line += "o" if wafer.alive(column, row) else "X"
+            if column + 1 < columns:
+                line += mark((column, row), (column + 1, row), 0)
+        lines.append(line)
+        if row + 1 < rows:
+            below = (mark((c, row), (c, row + 1), 2) for c in range(columns))
+            lines.append(" ".join(below))
+    return "\n".join(lines)

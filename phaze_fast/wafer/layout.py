@@ -11,11 +11,21 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer
 from phaze_fast.wafer.mesh import Links, Run, link_loads
 from phaze_fast.wafer.packing import is_bent, longest_line, room, stage_dies
 
-__all__ = ["Layout", "boundaries", "layouts", "links_of", "slots_of"]
+__all__ = [
+    "Layout",
+    "accepts_microbatch",
+    "boundaries",
+    "layouts",
+    "links_of",
+    "microbatch_fault",
+    "refuse_microbatch",
+    "slots_of",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -45,6 +55,57 @@ class Layout:
             "stages": self.stages,
             "microbatch": self.microbatch,
         }
+
+
+_PADDING = 0.1  # of the batch, at most
+
+
+def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
+    """Whether a step can be cut into a layout's micro-batches.
+
+    They divide the batch. Where the dies of a stage do not, they may also be a multiple of the
+    dies, so that every die can have as many sequences: the least one for the number of
+    micro-batches, with at most a tenth of the batch as padding.
+
+    Examples
+    --------
+    >>> [b for b in (32, 33, 40, 80, 520, 560) if accepts_microbatch(512, Layout(8, 5, 1, b))]
+    [32, 40, 80, 520]
+    """
+    b = layout.microbatch
+    if b < 1:
+        return False
+    if global_batch % b == 0:
+        return True
+    padded = -(-global_batch // b) * b
+    if b % layout.dies or global_batch % layout.dies == 0:
+        return False
+    smaller = (b - layout.dies) * (padded // b)  # as many micro-batches of fewer sequences
+    return smaller < global_batch and padded <= (1.0 + _PADDING) * global_batch
+
+
+def microbatch_fault(global_batch: int, layout: Layout) -> str:
+    """Say what is wrong with a micro-batch."""
+    return (
+        f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global batch "
+        f"of {global_batch}, or the least multiple of a stage's {layout.dies} dies for so many "
+        f"micro-batches, with at most {_PADDING:.0%} of padding"
+    )
+
+
+def refuse_microbatch(global_batch: int, layout: Layout) -> None:
+    """Refuse a micro-batch that a step cannot be cut into."""
+    if not accepts_microbatch(global_batch, layout):
+        raise InvalidInputError(microbatch_fault(global_batch, layout))
+
+
+@lru_cache(maxsize=4096)
+def _microbatches(global_batch: int, dies: int) -> tuple[int, ...]:
+    divisors = {b for b in range(1, global_batch + 1) if global_batch % b == 0}
+    most = int(global_batch * (1.0 + _PADDING))
+    multiples = range(dies, most + 1, dies)
+    padded = {b for b in multiples if accepts_microbatch(global_batch, Layout(dies, 1, 1, b))}
+    return tuple(sorted(divisors | padded))
 
 
 def _primes(number: int) -> list[int]:
@@ -87,6 +148,7 @@ def links_of(wafer: Wafer, layout: Layout) -> Links:
 def _boundaries(
     grid: tuple[int, int],
     dead: tuple[tuple[int, int], ...],
+    cut: tuple[tuple[tuple[int, int], tuple[int, int]], ...],
     links: Links,
     placed: tuple[tuple[tuple[int, int], ...], ...],
 ) -> tuple[tuple[float, float], ...]:
@@ -103,13 +165,17 @@ def _boundaries(
     if not flows:
         return ((0.0, 0.0),) * stages
     rate = np.array([links.x_bytes_per_s] * 2 + [links.y_bytes_per_s] * 2)
-    total = link_loads(columns, rows, [f for some in flows for f in some], dead) / rate
+
+    def loads(some: list[tuple[int, int, float]]) -> Array:
+        return link_loads(columns, rows, some, dead, cut)
+
+    total = loads([f for some in flows for f in some]) / rate
     sends, hops = [0.0] * stages, [0] * stages
     for k in range(stages - 1):
         for way, sender in ((0, k), (1, k + 1)):
-            used = link_loads(columns, rows, flows[2 * k + way], dead) > 0
+            used = loads(flows[2 * k + way]) > 0
             sends[sender] += float(total[used].max())
-            hops[sender] += int((link_loads(columns, rows, flows[2 * k + way][:1], dead) > 0).sum())
+            hops[sender] += int((loads(flows[2 * k + way][:1]) > 0).sum())
     return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
 
@@ -121,7 +187,8 @@ def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
     x, y = wafer.link_bytes_per_s
     placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
     dead = tuple(sorted(wafer.dead))
-    return _boundaries(wafer.grid, dead, Links(x, y, wafer.hop_latency_s), placed)
+    links = Links(x, y, wafer.hop_latency_s)
+    return _boundaries(wafer.grid, dead, wafer.dead_links, links, placed)
 
 
 def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
@@ -131,13 +198,13 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
     --------
     >>> from phaze_fast.hardware import presets
     >>> tile = presets.wafer("dojo-tile-like")
-    >>> sorted({layout.microbatch for layout in layouts(tile, 24, 375)})
+    >>> every = [layout for layout in layouts(tile, 24, 375) if layout.dies == 25]
+    >>> sorted({layout.microbatch for layout in every})
     [1, 3, 5, 15, 25, 75, 125, 375]
     """
     columns, rows = wafer.grid
     x, y = wafer.link_bytes_per_s
     columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
-    microbatches = [b for b in range(1, global_batch + 1) if global_batch % b == 0]
     for height in range(1, rows + 1):
         longest = columns if height > 1 or not (x > 0 and y > 0) else max(columns, wafer.dies)
         for width in range(1, longest + 1):
@@ -146,5 +213,5 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
             most = min(room(wafer, width, height), blocks, _core.MAX_MAP_STAGES)
             most = most if x > 0 and y > 0 else min(most, 1)
             for stages in range(1, most + 1):
-                for microbatch in microbatches:
+                for microbatch in _microbatches(global_batch, width * height):
                     yield Layout(width, height, stages, microbatch)

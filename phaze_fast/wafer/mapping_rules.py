@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from phaze_fast import _core
 from phaze_fast.errors import nearest
-from phaze_fast.wafer.layout import Layout, slots_of
+from phaze_fast.wafer.layout import Layout, accepts_microbatch, microbatch_fault, slots_of
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.operator_mapping import OperatorMapping
 from phaze_fast.wafer.operators import ROLES, MeshOperator
@@ -143,9 +143,6 @@ def layout_faults(problem: Problem, layout: Layout) -> list[str]:
             f"stages: {layout.stages} rectangles of {layout.width} x {layout.height} dies are not "
             f"accepted; expected 1 to {most}"
         )
-    if layout.microbatch < 1 or problem.training.global_batch % layout.microbatch:
-        found.append(
-            f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global "
-            f"batch of {problem.training.global_batch}"
-        )
+    if not accepts_microbatch(problem.training.global_batch, layout):
+        found.append(microbatch_fault(problem.training.global_batch, layout))
     return found

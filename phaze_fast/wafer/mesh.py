@@ -17,6 +17,7 @@ __all__ = [
     "MeshGroup",
     "MeshTime",
     "Run",
+    "collective_loads",
     "concurrent_s",
     "link_loads",
     "mesh_collective",
@@ -156,11 +157,28 @@ def _dead_mask(columns: int, rows: int, dead: Sequence[tuple[int, int]]) -> Arra
     return mask
 
 
+def _dead_links_mask(
+    columns: int, rows: int, dead_links: Sequence[tuple[tuple[int, int], tuple[int, int]]]
+) -> Array:
+    mask = np.zeros((rows, columns, 4) if dead_links else (0, 0, 4), dtype=np.uint8)
+    ways = {(1, 0): 0, (-1, 0): 1, (0, 1): 2, (0, -1): 3}
+    for (x, y), (u, v) in dead_links:
+        inside = all(0 <= a < columns and 0 <= b < rows for a, b in ((x, y), (u, v)))
+        if not inside or (u - x, v - y) not in ways:
+            raise InvalidInputError(
+                f"dead_links: (({x}, {y}), ({u}, {v})) is not accepted; expected two neighbours, "
+                f"each a (column, row) inside {columns} x {rows} dies"
+            )
+        mask[y, x, ways[u - x, v - y]] = mask[v, u, ways[x - u, y - v]] = 1
+    return mask.reshape(-1)
+
+
 def link_loads(
     columns: int,
     rows: int,
     flows: Sequence[tuple[int, int, float]],
     dead: Sequence[tuple[int, int]] = (),
+    dead_links: Sequence[tuple[tuple[int, int], tuple[int, int]]] = (),
 ) -> Array:
     """Add up what each link carries when all flows run at once.
 
@@ -172,6 +190,8 @@ def link_loads(
         (from, to, bytes) each; dies are counted row by row.
     dead
         (column, row) of dies that nothing passes through.
+    dead_links
+        Pairs of neighbours, each a (column, row), between which nothing passes.
 
     Returns
     -------
@@ -187,6 +207,7 @@ def link_loads(
         columns,
         rows,
         _dead_mask(columns, rows, dead),
+        _dead_links_mask(columns, rows, dead_links),
         np.array([f for f, _, _ in flows], dtype=np.int32),
         np.array([t for _, t, _ in flows], dtype=np.int32),
         np.array([b for _, _, b in flows], dtype=np.float64),
@@ -214,7 +235,31 @@ def concurrent_s(
     >>> concurrent_s(4, 2, [rows[0], rows[0]], links)
     0.006
     """
-    items = [
+    mask, none = _dead_mask(columns, rows, dead), np.zeros(0, dtype=np.uint8)
+    return _core.mesh_concurrent(columns, rows, mask, none, links, _items(groups))
+
+
+def collective_loads(columns: int, rows: int, groups: Sequence[MeshGroup], links: Links) -> Array:
+    """Add up what each link carries of collectives, all their phases together.
+
+    Returns
+    -------
+    numpy.ndarray
+        Bytes, shape (rows, columns, 4), as `link_loads` gives them.
+
+    Examples
+    --------
+    >>> line = MeshGroup("all-gather", 3.0, (Run(0, 3),), (0, 0, 3, 1))
+    >>> collective_loads(3, 1, [line], Links(1e12, 1e12))[0, :, 0]
+    array([1., 2., 0.])
+    """
+    found = _core.mesh_collective_loads(columns, rows, links, _items(groups))
+    return found.reshape(rows, columns, 4)
+
+
+def _items(groups: Sequence[MeshGroup]) -> list[Any]:
+    """Write collectives as the kernels take them."""
+    return [
         (
             _code(_OPS, g.op, "op", _MESH_OPS),
             _code(_ALGORITHMS, g.algorithm, "algorithm", MESH_ALGORITHMS),
@@ -224,6 +269,3 @@ def concurrent_s(
         )
         for g in groups
     ]
-    mask = _dead_mask(columns, rows, dead)
-    rates = (links.x_bytes_per_s, links.y_bytes_per_s, links.hop_s)
-    return _core.mesh_concurrent(columns, rows, mask, rates, items)

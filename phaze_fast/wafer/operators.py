@@ -15,6 +15,7 @@ from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
+from phaze_fast.wafer.experts import routed
 
 __all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Workload", "passes", "workload"]
 
@@ -64,6 +65,8 @@ class MeshOperator:
     """Summed over split columns, forward and backward, for one sequence."""
     gather_bytes: float
     """Keys and values that split rows must gather, for one sequence."""
+    expert: bool = False
+    """Whether its rows are experts, each with weights and tokens of its own."""
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -88,6 +91,8 @@ class MeshOperator:
     def shapes(self, local: Array) -> Array:
         """Reduce rows of local (sequences, rows, units, inner) to what tells parts apart."""
         sequences, rows, units, inner = local.T
+        if self.expert:
+            return np.stack([sequences, rows, units, inner], axis=1)
         if self.per_head:
             heads = units * (self.spec.b // self.units)
             return np.stack([sequences * heads, rows], axis=1)
@@ -100,6 +105,8 @@ class MeshOperator:
         """Write rows of `shapes` as operators of their own: one spec whose sizes are arrays."""
         sizes: Any = shapes.astype(np.float64).T
         spec = self.spec
+        if self.expert:
+            return self._experts(spec, *sizes)
         if self.per_head:
             return self._heads(spec, *sizes)
         if self._on_scores:
@@ -125,6 +132,28 @@ class MeshOperator:
     def _on_scores(self) -> bool:
         """Whether it works on the scores of explicit attention."""
         return _on_scores(self.spec)
+
+    def _experts(
+        self, spec: OperatorSpec, sequences: Any, experts: Any, units: Any, inner: Any
+    ) -> OperatorSpec:
+        """Write parts of experts' products, or of an operator on their tokens."""
+        tokens = sequences * (spec.m if self.product else spec.m // self.seq_rows)
+        n = units * (spec.n // self.units)
+        if self.product:
+            k = inner * (spec.k // self.inner_units)
+            return replace(
+                spec,
+                b=experts,
+                m=tokens,
+                n=n,
+                k=k,
+                flops=2.0 * experts * tokens * n * k,
+                read_bytes=ELEMENT_BYTES * experts * (tokens * k + k * n),
+                write_bytes=ELEMENT_BYTES * experts * tokens * n,
+            )
+        size = ELEMENT_BYTES * experts * tokens * n
+        reads = spec.read_bytes / spec.write_bytes
+        return replace(spec, m=experts * tokens, n=n, read_bytes=reads * size, write_bytes=size)
 
     def _heads(self, spec: OperatorSpec, pairs: Any, rows: Any) -> OperatorSpec:
         part, cut = pairs / spec.b, rows / spec.m
@@ -204,7 +233,7 @@ def _units(model: TransformerModel, spec: OperatorSpec) -> tuple[int, int]:
 
 def _parameters(model: TransformerModel, spec: OperatorSpec) -> int:
     if spec.kind == "gemm":
-        return spec.k * spec.n + spec.epilogue * spec.n
+        return spec.b * spec.k * spec.n + spec.epilogue * spec.n
     if spec.kind == "norm":
         return model.norm_parameters
     if spec.kind == "embedding":
@@ -225,6 +254,9 @@ def _operators(
     for position, spec in enumerate(builder.specs):
         units, inner = _units(model, spec)
         rows = spec.m // model.heads if _on_scores(spec) else spec.m
+        expert = model.moe is not None and spec.name.startswith("expert-")
+        if expert and model.moe is not None:
+            rows = model.moe.experts
         if spec.kind == "embedding":
             inner = model.vocab
         statistics = {"norm": 8.0, "cross-entropy": 12.0}.get(spec.kind, 0.0)
@@ -249,6 +281,7 @@ def _operators(
                 parameters=_parameters(model, spec),
                 stat_bytes=statistics * spec.m,
                 gather_bytes=gathered,
+                expert=expert,
             )
         )
     return found
@@ -262,12 +295,13 @@ def _refuse(model: TransformerModel) -> None:
         or model.norm_position not in ("pre", "post")
         or model.qk_norm != "no"
     )
-    parts = model.encoder_layers or model.moe is not None or model.patches is not None
+    mixed = model.moe is not None and model.moe.dense_layers
+    parts = model.encoder_layers or mixed or model.patches is not None
     if parts or unusual:
         raise InvalidInputError(
-            f"model: {model.name} is not accepted; expected one kind of block without experts, "
+            f"model: {model.name} is not accepted; expected one kind of block without "
             "encoder-decoder, image patches, windows, latent attention, parallel blocks or further "
-            "norms (a BERT, GPT, OPT or Llama)"
+            "norms (a BERT, GPT, OPT, Llama or Mixtral)"
         )
 
 
@@ -277,14 +311,15 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
     Parameters
     ----------
     model
-        Blocks of one kind, dense.
+        Blocks of one kind, dense or all with experts.
     seq
         Tokens of a sequence; by default the model's.
 
     Raises
     ------
     InvalidInputError
-        Where the model has experts, an encoder beside a decoder, or image patches.
+        Where the model has experts in some blocks only, an encoder beside a decoder, or image
+        patches.
 
     Examples
     --------
@@ -297,7 +332,7 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
     strategy = Strategy(seq=seq)
     builders = (
         embedding_builder(model, strategy),
-        block_builder(model, strategy, "block"),
+        routed(block_builder(model, strategy, "moe-block" if model.moe else "block")),
         head_builder(model, strategy),
     )
     into_block = sum(t.bytes for t in builders[1].kept if t.producer == "input")
@@ -316,7 +351,7 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
                 to = start + position
                 if source >= 0:
                     made = operators[start + source]
-                    size = made.spec.write_bytes
+                    size = boundary if made.name == "weigh" else made.spec.write_bytes
                     again = again and made.output_kept
                     edges.append(Edge(start + source, to, "inside", size, again))
                 elif part == "block":

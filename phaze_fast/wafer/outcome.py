@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import FaultMap
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
+from phaze_fast.wafer.details import details
 from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.problem import Problem
 
@@ -37,8 +39,12 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
     batch = problem.training.global_batch
     known = (
         "equal rectangles of dies as stages, in bands, or equal lines along one walk; any number "
-        f"of them; blocks shared out evenly; micro-batches that divide {batch}"
+        f"of them; blocks shared out evenly; micro-batches that divide {batch}; where a stage's "
+        "dies do not divide it, also the least multiples of them for a number of micro-batches, "
+        "with at most a tenth of padding"
     )
+    if problem.wafer.dead or problem.wafer.dead_links:
+        known += "; no dead die or link inside a stage, all stages in one connected part"
     limits = [] if problem.recompute else ["nothing computed again"]
     limits += ["dies given out in rank order"] if problem.linear else []
     said = [layouts or known, "every legal operator mapping", *limits]
@@ -127,12 +133,25 @@ class MappingResult(Table):
             "wafer": self.problem.wafer.name,
             "ours": self.best.to_dict(),
             **self.proof(),
+            **details(self.problem, self.best),
+            **self.faults(),
             "evaluations": self.evaluations,
             "evaluations_per_s": self.evaluations_per_s,
             "seconds": self.seconds,
             "seed": self.seed,
             "layouts": {"all": self.layouts, "pruned": self.pruned, "unseen": self.unseen},
         }
+
+    def faults(self) -> dict[str, Any]:
+        """Say which dies and links are dead, by row and column; nothing where none is."""
+        wafer = self.problem.wafer
+        if not (wafer.dead or wafer.dead_links):
+            return {}
+        dead = FaultMap(
+            dead_dies=tuple((row, column) for column, row in wafer.dead),
+            dead_links=tuple(((b, a), (d, c)) for (a, b), (c, d) in wafer.dead_links),
+        )
+        return {"faults": dead.to_plain()}
 
     def to_columns(self) -> dict[str, Any]:
         """Give the best mapping and those of the other promising layouts as a table."""

@@ -1,16 +1,18 @@
-"""Places for the stages of a pipeline between the dead dies of a wafer.
+"""Places for the stages of a pipeline between the dead dies and links of a wafer.
 
 Rectangles are packed in bands: each band of rows starts where it pays and is filled from its left,
-so that a dead die costs the rectangles it lies in and shifts the others. Bands of columns are tried
-as well. A stage that is one die high may also be a line that bends: a piece of one long walk from
-die to neighbouring die. Collectives along it use the links of the walk and no others, so that they
-cost what they cost on a straight line.
+so that a dead die or link costs the rectangles it lies in and shifts the others. Bands of columns
+are tried as well. A stage that is one die high may also be a line that bends: a piece of one long
+walk from die to neighbouring die. Collectives along it use the links of the walk and no others, so
+that they cost what they cost on a straight line. Where faults split a wafer, all stages stand in
+one connected part.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from phaze_fast.hardware import Wafer
 
@@ -34,14 +36,68 @@ class Line:
     """At most so many between two of them."""
 
 
-def _free_in_band(
-    length: int, width: int, height: int, start: int, dead: frozenset[Die]
-) -> list[int]:
+@dataclass(frozen=True)
+class _Mesh:
+    """The dies of a wafer, and what of it does not work."""
+
+    columns: int
+    rows: int
+    dead: frozenset[Die]
+    cut: frozenset[Link]
+    """Links that do not work."""
+
+    @property
+    def turned(self) -> _Mesh:
+        """Rows for columns."""
+        dead = frozenset((y, x) for x, y in self.dead)
+        cut = frozenset(frozenset((y, x) for x, y in link) for link in self.cut)
+        return _Mesh(self.rows, self.columns, dead, cut)
+
+    def near(self, die: Die) -> list[Die]:
+        """Working dies that a die has a working link to."""
+        x, y = die
+        found = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
+        return [
+            (u, v)
+            for u, v in found
+            if 0 <= u < self.columns
+            and 0 <= v < self.rows
+            and (u, v) not in self.dead
+            and frozenset((die, (u, v))) not in self.cut
+        ]
+
+    def regions(self) -> list[_Mesh]:
+        """Find connected parts, each with all other dies counted as dead; the largest first."""
+        every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
+        left, found = every - self.dead, []
+        while left:
+            open_ones = [min(left, key=lambda d: (d[1], d[0]))]
+            part = set(open_ones)
+            while open_ones:
+                for die in self.near(open_ones.pop()):
+                    if die not in part:
+                        part.add(die)
+                        open_ones.append(die)
+            left -= part
+            found.append(_Mesh(self.columns, self.rows, frozenset(every - part), self.cut))
+        return sorted(found, key=lambda mesh: len(mesh.dead))
+
+
+def _mesh(wafer: Wafer) -> _Mesh:
+    return _Mesh(*wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links)))
+
+
+def _free_in_band(mesh: _Mesh, width: int, height: int, start: int) -> list[int]:
     """Fill a band of rows from its left, as many as there can be."""
-    blocked = {x for x, y in dead if start <= y < start + height}
+    band = range(start, start + height)
+    blocked = {(x, x) for x, y in mesh.dead if y in band}  # first and last column that must not be
+    for link in mesh.cut:  # in one rectangle together
+        (x, y), (u, v) = sorted(link)
+        if y in band and v in band:
+            blocked.add((x, u))
     found, x = [], 0
-    while x + width <= length:
-        hit = max((b for b in blocked if x <= b < x + width), default=None)
+    while x + width <= mesh.columns:
+        hit = max((a for a, b in blocked if x <= a and b < x + width), default=None)
         if hit is None:
             found.append(x)
             x += width
@@ -50,13 +106,10 @@ def _free_in_band(
     return found
 
 
-def _bands(
-    columns: int, rows: int, dead: frozenset[Die], width: int, height: int
-) -> tuple[Die, ...]:
+def _bands(mesh: _Mesh, width: int, height: int) -> tuple[Die, ...]:
     """Choose where bands of rows start, so that most rectangles have a place; in a snake."""
-    filled = [
-        _free_in_band(columns, width, height, y, dead) for y in range(max(rows - height + 1, 0))
-    ]
+    rows = mesh.rows
+    filled = [_free_in_band(mesh, width, height, y) for y in range(max(rows - height + 1, 0))]
     most = [0] * (rows + 1)
     for y in reversed(range(rows)):
         taken = len(filled[y]) + most[y + height] if y < len(filled) else 0
@@ -73,17 +126,26 @@ def _bands(
     return tuple(found)
 
 
-@lru_cache(maxsize=4096)
-def _tiles(grid: Die, dead: frozenset[Die], width: int, height: int) -> tuple[Die, ...]:
-    columns, rows = grid
-    across = _bands(columns, rows, dead, width, height)
-    turned = frozenset((y, x) for x, y in dead)
-    down = tuple((x, y) for y, x in _bands(rows, columns, turned, height, width))
-    return down if len(down) > len(across) else across
+@lru_cache(maxsize=256)
+def _regions(mesh: _Mesh) -> tuple[_Mesh, ...]:
+    return tuple(mesh.regions())
+
+
+@lru_cache(maxsize=65536)
+def _tiles(mesh: _Mesh, width: int, height: int) -> tuple[Die, ...]:
+    best: tuple[Die, ...] = ()
+    for part in _regions(mesh):
+        across = _bands(part, width, height)
+        down = tuple((x, y) for y, x in _bands(part.turned, height, width))
+        best = max(best, across, down, key=len)
+    return best
 
 
 def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of rectangles that have room between the dead dies, in a snake.
+    """First dies of rectangles that have room between what is dead, in a snake.
+
+    No rectangle has a dead die or a dead link inside. All lie in one connected part of the wafer:
+    where faults split it, in the part that has room for most.
 
     Examples
     --------
@@ -93,32 +155,29 @@ def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
     ((0, 0), (2, 0), (2, 2), (0, 2))
     >>> tiles(tile.replace(dead=((2, 2),)), 5, 2)
     ((0, 0), (0, 3))
+    >>> tiles(tile.replace(dead_links=(((0, 0), (1, 0)),)), 4, 2)
+    ((1, 0), (0, 2))
     """
-    return _tiles(wafer.grid, frozenset(wafer.dead), width, height)
-
-
-def _near(die: Die) -> tuple[Die, ...]:
-    x, y = die
-    return ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
+    return _tiles(_mesh(wafer), width, height)
 
 
 class _Walk:
     """A search for a long walk from one die, depth first, scarce neighbours first."""
 
-    def __init__(self, alive: frozenset[Die], start: Die, jumps: int) -> None:
-        self.alive, self.jumps = alive, jumps
+    def __init__(self, mesh: _Mesh, start: Die, jumps: int) -> None:
+        self.mesh, self.jumps = mesh, jumps
         self.path, self.seen = [start], {start}
         self.steps: list[list[Link]] = [[]]
         """Links that each step uses."""
         self.used: set[Link] = set()
 
     def _onward(self, die: Die) -> int:
-        return sum(near in self.alive and near not in self.seen for near in _near(die))
+        return sum(near not in self.seen for near in self.mesh.near(die))
 
     def options(self) -> list[tuple[Die, list[Link]]]:
         """Next dies and the links to them, the best last."""
         here = self.path[-1]
-        next_to = [d for d in _near(here) if d in self.alive]
+        next_to = self.mesh.near(here)
         steps = [
             (self._onward(d), d, [frozenset((here, d))]) for d in next_to if d not in self.seen
         ]
@@ -126,8 +185,8 @@ class _Walk:
         far = []
         if sum(len(links) > 1 for links in self.steps) < self.jumps:
             for relay in next_to:
-                for d in _near(relay):
-                    if d in self.alive and d not in self.seen:
+                for d in self.mesh.near(relay):
+                    if d not in self.seen:
                         links = [frozenset((here, relay)), frozenset((relay, d))]
                         far.append((self._onward(d), d, links))
             far.sort(key=lambda step: (step[0], step[1]), reverse=True)
@@ -166,21 +225,30 @@ class _Walk:
         return Line(best, hops)
 
 
-@lru_cache(maxsize=256)
-def _longest_line(grid: Die, dead: frozenset[Die]) -> Line:
-    columns, rows = grid
+@lru_cache(maxsize=4096)
+def _longest_line(mesh: _Mesh) -> Line:
+    best = Line((), 1)
+    for part in _regions(mesh):
+        if part.columns * part.rows - len(part.dead) > len(best.dies):
+            best = max(best, _line_in(part), key=lambda line: len(line.dies))
+    return best
+
+
+def _line_in(mesh: _Mesh) -> Line:
+    columns, rows = mesh.columns, mesh.rows
     snake = [(x if y % 2 == 0 else columns - 1 - x, y) for y in range(rows) for x in range(columns)]
-    if not dead:
+    steps = map(frozenset, pairwise(snake))
+    if not mesh.dead and not any(step in mesh.cut for step in steps):
         return Line(tuple(snake), 1)
-    alive = frozenset(snake) - dead
-    starts = sorted(alive, key=lambda d: (sum(n in alive for n in _near(d)), d))[:_STARTS]
+    alive = frozenset(snake) - mesh.dead
+    starts = sorted(alive, key=lambda d: (len(mesh.near(d)), d))[:_STARTS]
     even = sum((x + y) % 2 == 0 for x, y in alive)
     most = min(len(alive), 2 * min(even, len(alive) - even) + 1)  # dies alternate on a mesh
     best = Line((), 1)
     for jumps, goal in ((0, most), (_JUMPS, len(alive))):
         for start in starts:
             if len(best.dies) < goal:
-                found = _Walk(alive, start, jumps).longest(goal)
+                found = _Walk(mesh, start, jumps).longest(goal)
                 best = found if len(found.dies) > len(best.dies) else best
     return best
 
@@ -199,7 +267,7 @@ def longest_line(wafer: Wafer) -> Line:
     >>> [len(longest_line(tile.replace(dead=(die,))).dies) for die in ((0, 0), (2, 2), (1, 0))]
     [24, 24, 24]
     """
-    return _longest_line(wafer.grid, frozenset(wafer.dead))
+    return _longest_line(_mesh(wafer))
 
 
 def _bends(wafer: Wafer) -> bool:

@@ -6,7 +6,7 @@ that means for each operator is written down once, in `PATTERNS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,20 @@ from phaze_fast.wafer.operators import ROLES, MeshOperator
 from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
 
 __all__ = [
+    "OFFLOADED",
     "PATTERNS",
     "RECOMPUTE",
     "AxisAssignment",
     "axis_assignments",
     "encode",
+    "expert_ways",
     "from_types",
     "linear_axis_assignment",
     "megatron",
     "megatron_op_mappings",
     "op_mappings_of",
     "outputs_of",
+    "plan_starts",
     "zero3",
     "zero3_op_mappings",
 ]
@@ -41,8 +44,12 @@ AxisAssignment = tuple[str, ...]
 
 RECOMPUTE = ("none", "selective", "full")
 
-_COLUMN_WISE = ("q", "k", "v", "qkv", "up", "gate", "logits")
-_ROW_WISE = ("proj", "down")
+OFFLOADED = ("offload", "full-offload")
+"""Every output of a block off the wafer; or only its input, and all else computed again."""
+
+_FEED_FORWARD = ("up", "gate", "expert-up", "expert-gate", "shared-up", "shared-gate")
+_COLUMN_WISE = ("q", "k", "v", "qkv", *_FEED_FORWARD, "logits")
+_ROW_WISE = ("proj", "down", "expert-down", "shared-down")
 _INSIDE = ("attention", "batched-gemm", "softmax", "rotary", "activation", "multiply")
 
 PATTERNS: Mapping[str, str] = {
@@ -68,6 +75,7 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
     if op.spec.kind == "cross-entropy":
         return PATTERNS["loss"]
     in_block = op.part == "block" and (op.spec.kind in _INSIDE or op.name == "score-dropout")
+    in_block = in_block and op.name != "weigh"  # behind the experts' region
     if in_block:
         return PATTERNS["inside the region"]
     if op.product:  # the head's own transform: Megatron-LM holds it whole on every device
@@ -168,13 +176,18 @@ def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
     found = np.zeros(len(problem.work.operators), dtype=np.uint8)
     if recompute == "none":
         return found
-    if isinstance(recompute, str) and recompute not in RECOMPUTE:
+    if isinstance(recompute, str) and recompute not in (*RECOMPUTE, *OFFLOADED):
         raise InvalidInputError(
-            f"recompute: {recompute!r} is not accepted; {nearest(recompute, RECOMPUTE)}"
+            f"recompute: {recompute!r} is not accepted; "
+            f"{nearest(recompute, (*RECOMPUTE, *OFFLOADED))}"
         )
-    last = problem.work.chain[-1]
+    last, away = problem.work.chain[-1], OUTPUTS.index("offload")
     for i, op in enumerate(problem.work.operators):
-        if recompute == "full":
+        leaves = op.part == "block" and problem._outputs(op, i == last) >> away & 1
+        if leaves and (recompute == "offload" or (recompute == "full-offload" and i == last)):
+            found[i] = away
+            continue
+        if recompute in ("full", "full-offload"):
             chosen = op.part == "block"
         elif recompute == "selective":
             chosen = op.part == "block" and (op.name in SELECTIVE)
@@ -233,14 +246,22 @@ def megatron(
 
 
 def megatron_op_mappings(
-    problem: Problem, axis_assignment: AxisAssignment, sequence_parallel: bool, weights: str
+    problem: Problem,
+    axis_assignment: AxisAssignment,
+    sequence_parallel: bool,
+    weights: str,
+    expert_parallel: bool = False,
 ) -> Array:
-    """Give every operator its part in a Megatron-LM plan."""
+    """Give every operator its part in a Megatron-LM plan.
+
+    With expert parallelism, replicas share the experts out among themselves.
+    """
     tensor, data = _mask(axis_assignment, "tensor"), _mask(axis_assignment, "data")
     roles = []
     for op in problem.work.operators:
         role = _tensor_role(op, sequence_parallel)
-        roles.append({"batch": data, role: tensor} if tensor else {"batch": data})
+        over = "rows" if expert_parallel and op.expert else "batch"
+        roles.append({over: data, role: tensor} if tensor else {over: data})
     return op_mappings_of(roles, weights)
 
 
@@ -258,10 +279,34 @@ def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding
     return encode(problem, layout, zero3_op_mappings(problem, layout), recompute)
 
 
-def zero3_op_mappings(problem: Problem, layout: Layout) -> Array:
-    """Split the batch over all dies and share all state out."""
+def zero3_op_mappings(problem: Problem, layout: Layout, weights: str = "zero3") -> Array:
+    """Split the batch over all dies and share all state out, or keep it as `weights` says."""
     every = (1 << len(slots_of(layout.width, layout.height))) - 1
-    return op_mappings_of([{"batch": every} for _ in problem.work.operators], "zero3")
+    return op_mappings_of([{"batch": every} for _ in problem.work.operators], weights)
+
+
+def expert_ways(problem: Problem) -> tuple[bool, ...]:
+    """Whether replicas may share experts out: both ways where the model has some."""
+    return (False, True) if any(op.expert for op in problem.work.operators) else (False,)
+
+
+def plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
+    """Operator mappings that other systems would give this layout."""
+    every = layout.dies
+    widths = [t for t in range(1, every + 1) if every % t == 0]
+    heads = min((op.units for op in problem.work.operators if op.per_head), default=every)
+    for t in widths:
+        if t > heads or every // t > layout.microbatch:
+            continue
+        for axis_assignment in axis_assignments(layout, t)[:4]:
+            for shared in (False, True) if t > 1 else (False,):
+                for weights in ("zero1", "zero3"):
+                    for spread in expert_ways(problem):
+                        yield megatron_op_mappings(
+                            problem, axis_assignment, shared, weights, spread
+                        )
+    if every <= layout.microbatch and slots_of(layout.width, layout.height):
+        yield zero3_op_mappings(problem, layout)
 
 
 def from_types(

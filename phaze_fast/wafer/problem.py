@@ -2,60 +2,35 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
 
 from phaze_fast import _core, models
-from phaze_fast.cost import estimate_costs
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.hardware import Wafer, presets
+from phaze_fast.hardware import Accelerator, Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
-from phaze_fast.opgraph.graph import loose
-from phaze_fast.wafer.layout import Layout, boundaries, links_of, slots_of
+from phaze_fast.wafer.layout import Layout, boundaries, links_of, refuse_microbatch, slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
+from phaze_fast.wafer.prices import combination, combinations, network_chip, operator_costs
 from phaze_fast.wafer.training import WaferTraining
 
-__all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem", "combination"]
+__all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem"]
 
 Array = np.ndarray[Any, Any]
 
-WEIGHTS = ("replicated", "zero1", "zero2", "zero3", "stream")
+WEIGHTS = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
 """How weights, gradients and optimiser state are kept, in the order of their codes."""
 
 OUTPUTS = ("stash", "recompute", "offload")
 """What becomes of an operator's output until the backward pass, in the order of their codes."""
 
 EDGE_KINDS = ("inside", "entry", "wrap", "exit")
-
-
-@lru_cache(maxsize=512)
-def _combinations(dies: int) -> tuple[Array, Array, Array]:
-    """Divisors of a count of dies, the column of each (B, M, N, K), and the splits in order."""
-    divisors = [d for d in range(1, dies + 1) if dies % d == 0]
-    column = np.full(len(divisors) ** 4, -1, dtype=np.int32)
-    splits: list[tuple[int, ...]] = []
-    for at, factors in enumerate(product(divisors, repeat=4)):
-        if dies % math.prod(factors) == 0:
-            column[at] = len(splits)
-            splits.append(factors)
-    return np.array(divisors, dtype=np.int32), column, np.array(splits)
-
-
-def combination(dies: int, factors: tuple[int, ...]) -> int:
-    """Column of the tables in which a split into (B, M, N, K) parts stands."""
-    divisors, column, _ = _combinations(dies)
-    at = 0
-    for factor in factors:
-        at = at * len(divisors) + int(np.searchsorted(divisors, factor))
-    return int(column[at])
 
 
 @lru_cache(maxsize=4096)
@@ -152,7 +127,7 @@ class Problem:
         stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self.stream = stream
         self._alike = _alike(self.work)
-        key = (self.chip.digest(), loaded.digest(), self.work.seq)
+        key = (self.chip.digest() + self.network_chip.digest(), loaded.digest(), self.work.seq)
         self._times: Times = _priced(*key) if work is None else {}
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
         self._compiled: dict[int, tuple[Array, Array]] = {}
@@ -191,7 +166,7 @@ class Problem:
     @property
     def modes(self) -> tuple[str, ...]:
         """Ways to keep weights that the wafer accepts."""
-        return WEIGHTS if self.stream is not None else WEIGHTS[:-1]
+        return WEIGHTS if self.stream is not None else WEIGHTS[:4]
 
     @property
     def weight_bytes(self) -> float:
@@ -222,19 +197,24 @@ class Problem:
             specs += [(each, len(shapes)) for each in every]
             weights = 2.0 * spec.k * spec.n * spec.b if spec.kind == "gemm" else 0.0
             made.append((i, len(every), spec.read_bytes + spec.write_bytes - weights))
-        seconds = estimate_costs(loose("wafer", specs), self.chip).time_s(0)[0]
+        seconds = operator_costs(self.chip, self.network_chip, specs)[0]
         for i, runs, live in made:
             mine, seconds = np.split(seconds, [runs * len(live)])
             forward, *backward = mine.reshape(runs, -1)
             values = np.stack([forward, sum(backward, np.zeros(len(live))), live], axis=1)
             self._times.setdefault(i, {}).update(zip(wanted[i], values.tolist(), strict=True))
 
+    @cached_property
+    def network_chip(self) -> Accelerator:
+        """One die as products see it: its shared buffer is as fast as the die's network."""
+        return network_chip(self.wafer)
+
     def _table(self, dies: int, microbatch: int) -> tuple[Array, ...]:
         """Work, kept, live bytes and parameters of each operator under each split."""
         key = (dies, microbatch)
         if key in self._tables:
             return self._tables[key]
-        parts = _combinations(dies)[2]
+        parts = combinations(dies)[2]
         tables = tuple(np.zeros((len(self.work.operators), len(parts))) for _ in range(5))
         splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]] = {}
         wanted: dict[int, list[tuple[int, ...]]] = {}
@@ -266,7 +246,8 @@ class Problem:
             tables[2][i, good] = op.kept_bytes * share
             tables[3][i, good] = live
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
-            tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner
+            experts = local[:, 1] / op.seq_rows if op.expert else 1.0
+            tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner * experts
         self._least[key] = (least[0], least[1])
         self._tables[key] = tables
         return tables
@@ -294,7 +275,7 @@ class Problem:
                 self._outputs(op, i == last),
                 op.product,
                 op.output_kept,
-                0,
+                op.expert,
                 tuple(op.limit(role, microbatch) for role in ROLES[:4]),
                 op.stat_bytes * microbatch,
                 op.gather_bytes * microbatch,
@@ -337,11 +318,11 @@ class Problem:
             spec.state_bytes,
             0.0 if self.volume else moved,
             self.work.boundary_bytes * layout.microbatch,
-            self.training.global_batch // layout.microbatch,
+            self.batches(layout),
             (1 << len(self.modes)) - 1,
             self.volume,
             self.linear,
-            0,
+            wafer.off_wafer is not None and not wafer.off_wafer.duplex,
         )
         return found
 
@@ -351,6 +332,10 @@ class Problem:
             return np.array([rate + fixed / size for rate, fixed in boundaries(self.wafer, layout)])
         ways = [(k > 0) + (k < layout.stages - 1) for k in range(layout.stages)]
         return np.array(ways) / layout.dies
+
+    def batches(self, layout: Layout) -> int:
+        """Micro-batches of a step; the last one is padded where the batch is no multiple."""
+        return -(-self.training.global_batch // layout.microbatch)
 
     def blocks(self, stages: int) -> tuple[int, ...]:
         """Split the blocks over stages evenly; the ends, which have more to do, get the fewer."""
@@ -364,12 +349,8 @@ class Problem:
         InvalidInputError
             Where some operator cannot be split over that many dies at all.
         """
-        if self.training.global_batch % layout.microbatch:
-            raise InvalidInputError(
-                f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the "
-                f"global batch of {self.training.global_batch}"
-            )
-        divisors, column, _ = _combinations(layout.dies)
+        refuse_microbatch(self.training.global_batch, layout)
+        divisors, column, _ = combinations(layout.dies)
         runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
         slots = np.array(runs, dtype=_core.MESH_RUN_DTYPE)
         made = _core.Mapping(

@@ -21,17 +21,18 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.threads import thread_count
-from phaze_fast.wafer.bounds import Roofline, quick_bound, roofline, tight_bound, work_bound
-from phaze_fast.wafer.evaluate import evaluation_of
-from phaze_fast.wafer.layout import Layout, layouts, slots_of
-from phaze_fast.wafer.outcome import (
-    Effort,
-    MappingResult,
-    bound_space_of,
-    no_layout,
-    whole_number,
+from phaze_fast.wafer.bounds import (
+    Roofline,
+    priced_mappings,
+    quick_bound,
+    roofline,
+    tight_bound,
+    work_bound,
 )
-from phaze_fast.wafer.plans import axis_assignments, megatron_op_mappings, zero3_op_mappings
+from phaze_fast.wafer.evaluate import evaluation_of
+from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.outcome import Effort, MappingResult, bound_space_of, no_layout, whole_number
+from phaze_fast.wafer.plans import plan_starts
 from phaze_fast.wafer.problem import Problem
 
 __all__ = ["Progress", "search_below", "search_mapping"]
@@ -71,22 +72,6 @@ def _rank(mapping: _core.Mapping) -> Rank:
     score = mapping.score()[0]
     over = float(score["over_bytes"] + score["stream_over_bytes"])
     return (over > 0, over if over > 0 else float(score["time_s"]))
-
-
-def _plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
-    """Operator mappings that other systems would give this layout."""
-    every = layout.dies
-    widths = [t for t in range(1, every + 1) if every % t == 0]
-    heads = min((op.units for op in problem.work.operators if op.per_head), default=every)
-    for t in widths:
-        if t > heads or every // t > layout.microbatch:
-            continue
-        for axis_assignment in axis_assignments(layout, t)[:4]:
-            for shared in (False, True) if t > 1 else (False,):
-                for weights in ("zero1", "zero3"):
-                    yield megatron_op_mappings(problem, axis_assignment, shared, weights)
-    if every <= layout.microbatch and slots_of(layout.width, layout.height):
-        yield zero3_op_mappings(problem, layout)
 
 
 def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
@@ -129,6 +114,7 @@ class _Search:
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
         self.begun = False
+        self.missing = False  # whether state has room in no layout
         self.count = 0
 
     # ---- one layout ----
@@ -138,7 +124,6 @@ class _Search:
         layout, least_s, best = task
         if self.begun and self.late():
             return _Tried(layout, least_s, _LAST, None, None)
-        self.begun = True
         least_s = max(least_s, work_bound(self.problem, layout))
         if least_s >= best:
             return _Tried(layout, least_s, _LAST, None, None)
@@ -146,6 +131,7 @@ class _Search:
             mapping = self.problem.mapping(layout)
         except InvalidInputError:
             return None
+        self.begun = True  # whatever the budget, one layout is looked at
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
@@ -155,13 +141,9 @@ class _Search:
         if bound >= best:
             return tried
         given = self.starts.get(layout, [])
-        for op_mappings in (relaxed, *given, *_plan_starts(self.problem, layout)):
-            if not _assigned(mapping, op_mappings):
-                continue
-            tried.evaluations += 1
-            rank = _rank(mapping)
-            if rank < tried.rank:
-                tried.rank, tried.operator_mappings = rank, op_mappings
+        self.start(tried, (relaxed, *given, *plan_starts(self.problem, layout)))
+        if tried.rank[0] and bound < float("inf"):  # memory is short
+            self.start(tried, priced_mappings(self.problem, layout, relaxation, free))
         mapping.assign(tried.operator_mappings)
         began = time.thread_time()
         op_mappings, _, count = mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
@@ -175,11 +157,27 @@ class _Search:
         tried.operator_mappings, tried.rank = op_mappings, _rank(mapping)
         return tried
 
+    def start(self, tried: _Tried, starts: Iterable[Array]) -> None:
+        """Keep the best of several starts of a layout."""
+        for op_mappings in starts:
+            if not _assigned(tried.mapping, op_mappings):
+                continue
+            tried.evaluations += 1
+            rank = _rank(tried.mapping)
+            if rank < tried.rank:
+                tried.rank, tried.operator_mappings = rank, op_mappings
+
     # ---- a population on one layout ----
 
     def breed(self, tried: _Tried) -> _Tried:
         """Several seeds, then children of the best two, each annealed."""
         mapping = tried.mapping
+        if mapping.ways() <= 2.0 * self.effort.seeds * self.effort.steps:  # then all of them
+            tried.operator_mappings, _, evaluations = mapping.exhaust()
+            mapping.assign(tried.operator_mappings)
+            tried.evaluations += evaluations
+            tried.rank = _rank(mapping)
+            return tried
         crowd: list[tuple[Rank, Array]] = [(tried.rank, tried.operator_mappings)]
         for k in range(self.effort.seeds):
             crowd.append(self.annealed(tried, tried.operator_mappings, self.seed + 1 + k))
@@ -243,9 +241,8 @@ class _Search:
         self.count = len(queue)
         queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
         if queue and min(queue)[0] == float("inf") == self.below_s:
-            most = sorted((each for _, each in queue), key=_roomy)
-            self.pruned += len(most[_BATCH:])
-            return [(0.0, layout) for layout in most[:_BATCH]]
+            self.missing = True
+            return [(0.0, each) for each in sorted((each for _, each in queue), key=_roomy)]
         return queue
 
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[_Tried]:
@@ -253,8 +250,9 @@ class _Search:
         seen: list[_Tried] = []
         best = self.below_s
         for at in range(0, len(queue), _BATCH):
-            if at > 0 and self.late():
-                self.unseen += len(queue) - at
+            if self.begun and (self.late() or (self.missing and seen)):
+                self.unseen += 0 if self.missing else len(queue) - at
+                self.pruned += len(queue) - at if self.missing else 0
                 self.bounds.append(min(queue[at:])[0])
                 break
             batch = queue[at : at + _BATCH]

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer.baselines import is_linear
+from phaze_fast.wafer.baseline_rules import is_linear
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.layout import Layout, layouts

@@ -110,7 +110,13 @@ _OTHER_TAKES = {
 }
 _PRODUCT_RETURNS = {**_PRODUCT_TAKES, "columns": "partial"}
 _WANTS_BACK = {**_MADE, "inner": "whole"}
-_SPLITS = ("batch", "rows", "features")
+_SPLITS = ("batch", "rows", "features", "experts")
+
+
+def _states(op: MeshOperator, table: dict[str, str], roles: list[str]) -> list[str]:
+    """State of a tensor along each slot; rows of an expert operator are experts."""
+    found = [table[role] for role in roles]
+    return ["experts" if each == "rows" else each for each in found] if op.expert else found
 
 
 def _conversion(
@@ -120,8 +126,8 @@ def _conversion(
     pick = list(range(len(before)))
     held = [k for k in pick if before[k] in _SPLITS]
     room = {
-        name: slots.size([k for k in pick if name in (before[k], after[k])]) <= limits[name]
-        for name in _SPLITS
+        name: slots.size([k for k in pick if name in (before[k], after[k])]) <= most
+        for name, most in limits.items()
     }
     sliced = [k for k in pick if before[k] == "whole" and room.get(after[k], False)]
     scatter = [k for k in pick if before[k] == "partial" and after[k] in _SPLITS]
@@ -146,19 +152,19 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
 
     def takes_of(target: int) -> list[str]:
         table = _PRODUCT_TAKES if ops[target].product else _OTHER_TAKES
-        return [table[r] for r in slots.role[target]]
+        return _states(ops[target], table, slots.role[target])
 
     last = problem.work.chain[-1]
     for edge in problem.work.edges:
         source, target = ops[edge.source], ops[edge.target]
-        made = [_MADE[r] for r in slots.role[edge.source]]
-        wants = [_WANTS_BACK[r] for r in slots.role[edge.source]]
+        made = _states(source, _MADE, slots.role[edge.source])
+        wants = _states(source, _WANTS_BACK, slots.role[edge.source])
         if edge.kind == "entry":  # into the layout in which blocks hand tensors on
             takes = back = [_WANTS_BACK[r] for r in slots.role[last]]
         else:
             takes = takes_of(edge.target)
             table = _PRODUCT_RETURNS if target.product else _OTHER_TAKES
-            back = [table[r] for r in slots.role[edge.target]]
+            back = _states(target, table, slots.role[edge.target])
         again = edge.kind != "entry" and any(
             other.again and takes_of(other.target) == takes
             for other in problem.work.edges
@@ -166,7 +172,7 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
         )
         limits = {
             name: source.limit(role, microbatch)
-            for name, role in zip(_SPLITS, ("batch", "rows", "columns"), strict=True)
+            for name, role in zip(_SPLITS[:3], ("batch", "rows", "columns"), strict=True)
         }
         size = edge.bytes * microbatch
         passes = (("forward", made, takes), ("backward", back, wants))
@@ -210,7 +216,7 @@ def _own(
         yield move("again", "all-gather", runs, size, hidden=True)
     if not op.parameters:
         return
-    summed = sorted(of["batch"] + of["rows"])
+    summed = sorted(of["batch"] + ([] if op.expert else of["rows"]))
     copies = sorted(summed + of["copies"])
     dies = slots.size(list(range(len(slots.slots))))
     held = problem.parameters(i, dies, microbatch, parts)
@@ -221,7 +227,7 @@ def _own(
         steps = [("step", "all-reduce", add, False)]
     elif mode == "zero1":
         steps = [("step", "reduce-scatter", add, False), ("step", "all-gather", share, False)]
-    elif mode == "zero2":
+    elif mode in ("zero2", "offload"):
         steps = [("backward", "reduce-scatter", add, True), ("step", "all-gather", share, False)]
     else:
         steps = [

@@ -22,6 +22,7 @@ from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import TransformerModel
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.wafer.bounds import roofline
+from phaze_fast.wafer.details import details
 from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.problem import Problem
@@ -89,6 +90,8 @@ class WaferResult(Table):
             "bound": self.bound_s if best.best.fits else None,
             "gap": self.gap if best.best.fits else None,
             "bound_space": self.bound_space,
+            **details(best.problem, best.best),
+            **best.faults(),
             "wafers": {
                 "feasible": self.wafers,
                 "rejected": self.rejected,
@@ -152,6 +155,7 @@ def contained(wafers: Sequence[Wafer]) -> list[bool]:
                 j != i
                 and dies[j] == dies[i]
                 and not wafers[j].dead
+                and not wafers[j].dead_links
                 and all(a >= b for a, b in zip(other, mine, strict=True))
                 and (other != mine or j < i)
                 for j, other in enumerate(sizes)

@@ -7,19 +7,20 @@ import itertools
 import math
 from functools import cache
 
+SPLITS = "BMNE"
 ORDERED, RING, SPLIT = 1, 2, 3
 
 
 def _index(sizes):
-    """All positions of a tensor: per slot a digit of the batch, the rows and the features."""
-    return list(itertools.product(*(itertools.product(range(p), repeat=3) for p in sizes)))
+    """All positions of a tensor: per slot a digit of batch, rows, features and experts."""
+    return list(itertools.product(*(itertools.product(range(p), repeat=4) for p in sizes)))
 
 
 def meets(position, die, layout, slots=None):
     """Whether a die's part has this position, as far as the given slots say."""
     chosen = range(len(layout)) if slots is None else slots
     return all(
-        layout[k] not in "BMN" or position[k]["BMN".index(layout[k])] == die[k] for k in chosen
+        layout[k] not in SPLITS or position[k][SPLITS.index(layout[k])] == die[k] for k in chosen
     )
 
 
@@ -62,7 +63,7 @@ def steps(before, after, sizes, limit=(64, 64, 64, 64)):
     kinds = [needed(b, a, p) for b, a, p in zip(before, after, sizes, strict=True)]
     share = 1.0
     for b, a, p in zip(before, after, sizes, strict=True):
-        share /= p if b in "BMN" or (b == "-" and a in "BMN" and room[a]) else 1
+        share /= p if b in SPLITS or (b == "-" and room.get(a, False)) else 1
     found = []
     for kind in ORDER:
         slots = tuple(k for k, found_kind in enumerate(kinds) if found_kind == kind)

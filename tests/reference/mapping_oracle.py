@@ -17,10 +17,10 @@ from collections import namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from reference.mapping_layouts import convert, seconds
+from reference.mapping_layouts import SPLITS, convert, seconds
 
 ROLES = "BMNKR"
-MODES = ("replicated", "zero1", "zero2", "zero3", "stream")
+MODES = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
 STASH, RECOMPUTE, OFFLOAD = range(3)
 INSIDE, ENTRY, WRAP, EXIT = range(4)
 
@@ -36,6 +36,7 @@ class Op:
     product: bool = False
     limit: tuple = (64, 64, 64, 64)
     kept: bool = True
+    expert: bool = False
     stat_bytes: float = 0.0
     gather_bytes: float = 0.0
 
@@ -65,16 +66,17 @@ class Case:
 MADE, HOME = "BMN+-", "BMN--"
 
 
-def layout(op_mapping, letters):
-    return "".join(letters[ROLES.index(role)] for role in op_mapping.roles)
+def layout(op, op_mapping, letters):
+    found = "".join(letters[ROLES.index(role)] for role in op_mapping.roles)
+    return found.replace("M", "E") if op.expert else found
 
 
 def taken(op, op_mapping):
-    return layout(op_mapping, "BM-N-" if op.product else "BMN--")
+    return layout(op, op_mapping, "BM-N-" if op.product else "BMN--")
 
 
 def gradient_made(op, op_mapping):
-    return layout(op_mapping, "BM+N-" if op.product else "BMN--")
+    return layout(op, op_mapping, "BM+N-" if op.product else "BMN--")
 
 
 class Part:
@@ -130,32 +132,47 @@ def add_op(case, i, op_mapping, part):
     weights, gradients, state = (
         parameters * rules[name] for name in ("weight_bytes", "gradient_bytes", "state_bytes")
     )
-    holders = math.prod(case.sizes[k] for k in _slots(op_mapping, "BMR"))
-    summed, spread = over("reduce-scatter", "BM", gradients), over("all-gather", "BMR", weights)
+    same = "B" if op.expert else "BM"  # dies that work with the same weights
+    holders = math.prod(case.sizes[k] for k in _slots(op_mapping, same + "R"))
+    summed = over("reduce-scatter", same, gradients)
+    spread = over("all-gather", same + "R", weights)
     mode = MODES[op_mapping.mode]
     kept = [weights, gradients, state]  # bytes that a die keeps
-    for at in range(3 - min(op_mapping.mode, 3), 3):
+    split = {"offload": 2}.get(mode, min(op_mapping.mode, 3))
+    for at in range(3 - split, 3):
         kept[at] /= holders
     if mode == "replicated":
-        part.sync_s += over("all-reduce", "BM", gradients)
+        part.sync_s += over("all-reduce", same, gradients)
     elif mode == "zero1":
         part.sync_s += summed + spread
-    elif mode == "zero2":
+    elif mode in ("zero2", "offload"):
         part.hidden[1] += summed
         part.sync_s += spread
     else:
         part.hidden[0] += spread
         part.hidden[1] += spread + summed
     buffers = {"zero2": gradients, "zero3": weights + gradients, "stream": weights + gradients}
+    buffers["offload"] = gradients
     part.gathered_bytes = max(part.gathered_bytes, buffers.get(mode, 0.0))
     if mode == "stream":
         part.stream_bytes += sum(kept)
-        part.stream_s += (2 * weights + gradients) / holders / rules["stream_bytes_per_s"]
+        part.stream_s += stream_seconds(rules, 2 * weights, gradients) / holders
+    elif mode == "offload":  # gradients leave with each micro-batch, new weights come back
+        part.state_bytes += kept[0]
+        part.stream_bytes += kept[1] + kept[2]
+        part.stream_s += gradients / holders / rules["stream_bytes_per_s"]
+        part.step_s += weights / holders / rules["stream_bytes_per_s"]
     else:
         part.state_bytes += sum(kept)
         updated = parameters if mode == "replicated" else parameters / holders
         part.step_s += updated * rules["step_bytes"] / rules["memory_bytes_per_s"]
     return waits
+
+
+def stream_seconds(rules, in_bytes, out_bytes):
+    """Seconds of what comes and goes off the wafer: one link, or one for each direction."""
+    ways = [in_bytes + out_bytes] if rules["stream_shared"] else [in_bytes, out_bytes]
+    return max(ways) / rules["stream_bytes_per_s"]
 
 
 def tensor_terms(case, op_mappings, source, kind):
@@ -166,10 +183,12 @@ def tensor_terms(case, op_mappings, source, kind):
     op_mapping = op_mappings[source]
     edges = [e for e in case.edges if (e.source, e.kind) == (source, kind)]
     size, algorithm = edges[0].bytes, op_mapping.algorithm
-    home = layout(op_mapping, HOME)
+    home = layout(case.ops[source], op_mapping, HOME)
     if kind == ENTRY:
-        between = layout(op_mappings[case.chain[-1]], HOME)
-        there = convert(case, source, layout(op_mapping, MADE), between, size, algorithm)[0]
+        between = layout(case.ops[case.chain[-1]], op_mappings[case.chain[-1]], HOME)
+        there = convert(
+            case, source, layout(case.ops[source], op_mapping, MADE), between, size, algorithm
+        )[0]
         return there, convert(case, source, between, home, size, algorithm)[0], 0.0
     there, back = {}, set()
     for e in edges:
@@ -178,7 +197,9 @@ def tensor_terms(case, op_mappings, source, kind):
         back.add(gradient_made(*consumer))
     forward = backward = repeated = 0.0
     for wanted, again in there.items():
-        total, part = convert(case, source, layout(op_mapping, MADE), wanted, size, algorithm)
+        total, part = convert(
+            case, source, layout(case.ops[source], op_mapping, MADE), wanted, size, algorithm
+        )
         forward += total
         repeated += part if again else 0.0
     for arrives in back:
@@ -210,9 +231,14 @@ def _reentry(case, op_mappings, e):
         if alike and taken(case.ops[other.target], op_mappings[other.target]) == takes:
             return 0.0
     op_mapping = op_mappings[e.source]
-    return convert(case, e.source, layout(op_mapping, MADE), takes, e.bytes, op_mapping.algorithm)[
-        1
-    ]
+    return convert(
+        case,
+        e.source,
+        layout(case.ops[e.source], op_mapping, MADE),
+        takes,
+        e.bytes,
+        op_mapping.algorithm,
+    )[1]
 
 
 def parts_of(case, op_mappings):
@@ -288,7 +314,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
 
     def per_block(ways):
         _, moved, more = _sums(items, ways)
-        extra = 2 * moved / rules["stream_bytes_per_s"] if moved else 0.0
+        extra = stream_seconds(rules, moved, moved) if moved else 0.0
         return block.seconds(more, extra)
 
     every = list(itertools.product(*(item.options for item in items)))
@@ -307,8 +333,9 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
         chosen = min(fits, key=per_block) if fits else tuple(again)
     saved, moved, _ = _sums(items, chosen)
     load = sum(end.seconds() for end in ends) + blocks * per_block(chosen)
-    whole = layout(op_mappings[case.chain[-1]], HOME)
-    cut = math.prod(p for p, at in zip(case.sizes, whole, strict=True) if at in "BMN")
+    last = case.chain[-1]
+    whole = layout(case.ops[last], op_mappings[last], HOME)
+    cut = math.prod(p for p, at in zip(case.sizes, whole, strict=True) if at in SPLITS)
     copied = tuple(k for k, at in enumerate(whole) if at == "-")
     sending = case.boundary_s[k] * rules["boundary_bytes"]
     if count > 1:  # each copy is sent, or one of them and spread behind

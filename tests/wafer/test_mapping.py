@@ -58,7 +58,7 @@ def walk(rng, changes, **sizes):
     tighten(rng, case, op_mappings)
     given, mapping = arguments(case), compiled(case, op_mappings)
     fresh = _core.Mapping(**given)
-    modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+    modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
     choices = [mapping.choices(i) for i in range(len(op_mappings))]
     now = packed(op_mappings)
     for step in range(changes):

@@ -50,10 +50,10 @@ def test_choices_are_all_axis_assignments_that_keep_the_rules():
             for roles in itertools.product(oracle.ROLES, repeat=len(case.slots)):
                 if rng.random() < 0.1:
                     op_mapping = packed(
-                        [OperatorMapping(roles, rng.randrange(6), rng.randrange(5))]
+                        [OperatorMapping(roles, rng.randrange(7), rng.randrange(5))]
                     )
                     allowed = (
-                        op_mapping["mode"][0] < 5
+                        op_mapping["mode"][0] < 6
                         and case.rules["modes"] >> op_mapping["mode"][0] & 1
                     )
                     allowed = allowed and op_mapping["algorithm"][0] < 4
@@ -134,9 +134,9 @@ def tiny_case(rng):
         for op in case.ops:
             keep = rng.sample(op.roles, min(rng.choice([1, 1, 2, 3]), len(op.roles)))
             op.roles, op.limit = "".join(keep), (64, 64, 64, 64)
-        modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+        modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
         case.rules["modes"] = sum(1 << w for w in rng.sample(modes, min(2, len(modes))))
-        if modes[-1] == 4 and rng.random() < 0.5:  # now and then the stream is all that counts
+        if modes[-1] == 5 and rng.random() < 0.5:  # now and then the stream is all that counts
             case.rules["modes"] = 16
             case.rules["stream_bytes_per_s"] = rng.uniform(0.1, 1.0)
         if 2 <= len(case.ops) <= 4:
@@ -145,7 +145,7 @@ def tiny_case(rng):
 
 def every_score(case, mapping):
     """Scores of all operator mappings; outputs are chosen exactly in each (test_mapping)."""
-    modes = [w for w in range(5) if case.rules["modes"] >> w & 1]
+    modes = [w for w in range(6) if case.rules["modes"] >> w & 1]
     op_mappings = []
     for i in range(len(case.ops)):
         choices = np.repeat(mapping.choices(i), len(modes))
@@ -328,15 +328,19 @@ def test_a_bound_that_would_not_hold_is_refused(theta, price):
         compiled(small()).relaxation().bound(0.5, 0.0, 1.5)
 
 
-def test_the_bound_of_a_stream_is_exact_where_it_alone_counts():
-    """Weights live off the wafer: two reads of them and one write of gradients, per die. The
-    conversion between the two operators runs beside the stream and adds nothing."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_bound_of_a_stream_is_exact_where_it_alone_counts(shared):
+    """Weights live off the wafer: two reads of them and one write of gradients, per die, over one
+    link or over one for each direction. The conversion between the two operators runs beside the
+    stream and adds nothing."""
     case = small(2, modes=16, microbatches=3, step_bytes=0.0, gradient_bytes=4.0)
-    case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e-3, "x_bytes_per_s": 2e-3}
+    case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e-3, "x_bytes_per_s": 4e-3}
+    case.rules["stream_shared"] = shared
     case.ops[0].roles, case.ops[1].roles = "M", "B"
     mapping = compiled(case, [OperatorMapping(("M",), 4), OperatorMapping(("B",), 4)])
     time_s = mapping.score()["time_s"][0]
-    assert time_s == pytest.approx(2 * 3 * (2 * 2 + 4) / 2 / 1e-3, rel=1e-12)
+    moved = 2 * 2 + 4 if shared else max(2 * 2, 4)
+    assert time_s == pytest.approx(2 * 3 * moved / 2 / 1e-3, rel=1e-12)
     for theta, phi in itertools.product(THETAS, PHIS):
         assert mapping.relaxation().bound(theta, 0.0, phi)[0] <= time_s
     assert mapping.relaxation().bound(1.0, 0.0, 1.0)[0] == pytest.approx(time_s, rel=2e-9)

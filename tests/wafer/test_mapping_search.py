@@ -58,7 +58,7 @@ def test_a_round_of_descent_leaves_no_better_single_change():
         best = objective(case, score[0])
         for i in range(len(op_mappings)):
             for choice in mapping.choices(i):
-                for mode in range(5):
+                for mode in range(6):
                     op_mapping = np.array([choice], dtype=_core.OP_MAPPING_DTYPE)
                     op_mapping["mode"], op_mapping["algorithm"] = mode, found[i]["algorithm"]
                     if mapping.legal(i, op_mapping):

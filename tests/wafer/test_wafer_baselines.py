@@ -8,7 +8,8 @@ import pytest
 from wafer_baseline_cases import CASES, DOJO, DRAM, in_rank_order, problem_of, rank
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer import Layout, evaluate, megatron
+from phaze_fast.hardware import energy_table, presets
+from phaze_fast.wafer import Encoding, Layout, evaluate, megatron, step_energy
 from phaze_fast.wafer.accpar import (
     TYPES,
     LayerSize,
@@ -18,11 +19,13 @@ from phaze_fast.wafer.accpar import (
     intra_layer,
     types_of,
 )
-from phaze_fast.wafer.baselines import BASELINES, baselines, is_linear
+from phaze_fast.wafer.baseline_rules import OFF_WAFER, is_linear
+from phaze_fast.wafer.baselines import BASELINES, baselines, baselines_on
 from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.packing import room, stage_dies
 from phaze_fast.wafer.plans import axis_assignments, linear_axis_assignment, zero3
 
+STREAM = presets.wafer("dram-stream-wafer")
 _FOUND = {}
 
 
@@ -36,18 +39,68 @@ def plans(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", BASELINES)
-def test_tuning_never_makes_a_plan_worse(case, name):
-    found = plans(case)[name]
-    assert rank(found.tuned) <= rank(found.default)
+def test_tuning_never_makes_a_plan_worse(case):
+    for found in plans(case).values():
+        assert rank(found.tuned) <= rank(found.default)
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", BASELINES)
-def test_the_best_tiling_is_no_worse_than_linear_ranks(case, name):
-    found = plans(case)[name]
-    assert rank(found.tiled) <= rank(found.tuned)
-    assert rank(found.best) == rank(found.tiled)
+def test_the_best_tiling_is_no_worse_than_linear_ranks(case):
+    for found in plans(case).values():
+        assert rank(found.tiled) <= rank(found.tuned)
+        assert rank(found.best) == rank(found.tiled)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_systems_that_need_memory_off_the_wafer_have_it(case):
+    problem = CASES[case][0]
+    wanted = set(BASELINES) if problem.stream is not None else set(BASELINES) - set(OFF_WAFER)
+    assert set(plans(case)) == set(baselines_on(problem)) == wanted
+
+
+def modes(found):
+    """Weight modes of a plan's operators that have weights."""
+    return {row.weights for row in found.encoding.operator_mappings} - {"replicated"}
+
+
+def test_offload_makes_room():
+    """Where Megatron-LM and ZeRO-3 do not fit, their versions with memory off the wafer may."""
+    tight = DRAM.replace(columns=4, rows=2, off_wafer=STREAM.off_wafer, reserved_bytes="31.3 GB")
+    problem = problem_of(tight)
+    found = baselines(problem)
+    assert not found["zero3"].best.fits or not found["megatron"].best.fits
+    assert found["zero_infinity"].best.fits
+    assert modes(found["zero_infinity"].best) == {"stream"}
+    assert modes(found["weight_streaming"].best) == {"stream"}
+    assert found["weight_streaming"].best.encoding.layout.stages == 1
+    assert modes(found["zero_offload"].best) == {"offload"}
+    assert modes(found["megatron_offload"].best) <= {"zero1", "offload"}
+    for name in OFF_WAFER:
+        best = found[name].best
+        assert best.encoding.faults(problem) == []
+    assert rank(found["megatron_offload"].best) <= rank(found["megatron"].best)
+
+
+def test_offload_moves_gradients_every_micro_batch_and_weights_once():
+    """ZeRO-Offload (Ren et al., 2021, section 4.1): 2 bytes of a gradient out, 2 of a weight in."""
+    problem = problem_of(STREAM)
+    plan = zero3(problem, Layout(8, 4, 1, 32))
+    kept = Encoding.from_list([{**row, "weights": "zero2"} for row in plan.to_list()])
+    away = Encoding.from_list([{**row, "weights": "offload"} for row in plan.to_list()])
+    here, there = evaluate(problem, kept), evaluate(problem, away)
+    parameters, dies = problem.work.parameters, 32
+    assert there.stream_bytes == pytest.approx(14 * parameters / dies)
+    assert here.memory_bytes - there.memory_bytes == pytest.approx(14 * parameters / dies)
+    moved = step_energy(problem, there).stream_j / energy_table().network_byte_j
+    assert moved == pytest.approx(parameters * (2 * 2 + 2))
+
+
+def test_zero3_uses_every_die_and_pads_the_last_micro_batch():
+    """512 sequences on 40 dies: 13 micro-batches of 40. A count that divides left 8 dies idle."""
+    found = baselines(problem_of(STREAM, "bertlarge", 512), ["zero3"])["zero3"]
+    assert found.default.encoding.layout.dies == 40
+    assert found.default.encoding.layout.microbatch == 40
+    assert found.best.encoding.layout.dies == 40
 
 
 @pytest.mark.parametrize("case", CASES)

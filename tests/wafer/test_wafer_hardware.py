@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from wafer_cases import DRAM, SMALL, SPACE, SRAM, refusal, with_die
 
 from phaze_fast.cli.main import main
+from phaze_fast.cost import gemm
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import (
     FULL_AREA,
@@ -21,9 +22,12 @@ from phaze_fast.hardware import (
     area,
     broken_rules,
     presets,
+    wafer_totals,
 )
 from phaze_fast.hardware.wafer_rules import extent_mm
 from phaze_fast.schemas import schema
+from phaze_fast.wafer import Layout, Problem
+from phaze_fast.wafer.prices import network_chip
 
 # ---- each rule alone ----
 
@@ -57,8 +61,24 @@ from phaze_fast.schemas import schema
             "window: 1 rows of dies and what stands between them need 48.74 mm; expected at most 24 mm",
         ),
         (
+            lambda: DRAM.replace(gap_mm=15.0, columns=2, rows=2),
+            "reach: D2D modules must bridge 26.87 mm between the dies of a column; expected at most 25 mm",
+        ),
+        (
+            lambda: DRAM.replace(dead_links=(((0, 0), (2, 0)),)),
+            "dead_links: column 0, row 0 to column 2, row 0 is no link; expected neighbours",
+        ),
+        (
+            lambda: DRAM.replace(dead_links=(((7, 4), (8, 4)),)),
+            "dead_links: column 7, row 4 to column 8, row 4 is outside the grid; expected columns below 8 and rows below 5",
+        ),
+        (
+            lambda: DRAM.replace(dead_links=(((0, 0), (1, 0)), ((1, 0), (0, 0)))),
+            "dead_links: a link is given twice; expected each once",
+        ),
+        (
             lambda: with_die(DRAM, width_mm=23.0),
-            "area: circuits of 541.5 mm2 and D2D modules of 42.6 mm2 need 584.1 mm2; expected at most 575.0 mm2",
+            "area: circuits of 550.5 mm2 and D2D modules of 42.6 mm2 need 593.1 mm2; expected at most 575.0 mm2",
         ),
         (
             lambda: DRAM.replace(reserved_bytes="32 GB"),
@@ -228,6 +248,62 @@ def test_streams_of_products():
     assert [tier.name for tier in wse.replace(off_wafer=None).tiers()] == ["sram"]
 
 
+@pytest.mark.parametrize(
+    ("name", "published_w", "least", "most"),
+    [
+        # Tesla AI Day, 2021: 400 W a D1 die, 25 of them; the model says 3% more.
+        ("dojo-tile-like", 25 * 400.0, 0.95, 1.1),
+        # Cerebras CS-2: 15 kW. The model says 2.2 times as much: all of the 20 PB/s at the energy
+        # of a 32 KiB SRAM is 21 kW by itself, and real work never reads at that rate.
+        ("wse2-like", 15e3, 1.5, 2.4),
+    ],
+)
+def test_peak_power_of_products(name, published_w, least, most):
+    totals = wafer_totals(presets.wafer(name))
+    assert least <= totals.peak_w / published_w <= most
+
+
+def test_costs_and_spares():
+    """Tested dies cost more with their number and less with spares; a monolith is one wafer."""
+    tile = presets.wafer("dojo-tile-like")
+    none, two = wafer_totals(tile), wafer_totals(tile, spares=2)
+    assert none.assembly_yield == pytest.approx(0.99**25)
+    expected = sum(math.comb(25, k) * 0.01**k * 0.99 ** (25 - k) for k in range(3))
+    assert two.assembly_yield == pytest.approx(expected)
+    assert two.cost_usd == pytest.approx(none.cost_usd * 0.99**25 / expected)
+    whole = wafer_totals(presets.wafer("wse2-like"))
+    assert (whole.assembly_yield, whole.cost_usd) == (1.0, 9346.0)
+    stacks = (
+        wafer_totals(DRAM).cost_usd
+        - wafer_totals(with_die(DRAM, hbm_stacks=0, published=True).replace(rows=5)).cost_usd
+    )
+    assert stacks * 0.99**40 == pytest.approx(40 * 32e9 / 2**30 * 10.0)
+
+
+def test_the_network_of_a_die_slows_products_alone():
+    tile = presets.wafer("dojo-tile-like")
+    shared = with_die(tile, network_bytes_per_s=None)
+    times = [
+        Problem("bertlarge", wafer).mapping(Layout(5, 5, 1, 64)).score()["compute_s"][0]
+        for wafer in (shared, tile, with_die(tile, network_bytes_per_s=1e12))
+    ]
+    assert times[0] < times[1] < times[2]
+    assert network_chip(shared) == shared.chip
+
+
+def test_presets_have_local_buffers():
+    """Products ran at half of peak where a core's blocks of outputs were too small for its port."""
+    for wafer in (DRAM, SRAM):
+        chip = wafer.chip
+        assert chip.tensor_core.local_buffer_bytes == 512 * 1024
+        shape = {"m": 4096, "k": 4096, "n": 4096}
+        starved = chip.replace(tensor_core=chip.tensor_core.replace(local_buffer_bytes=None))
+        assert gemm(chip, **shape).time_s < 0.7 * gemm(starved, **shape).time_s
+    attention = presets.wafer("dojo-tile-like").chip.tuning.attention
+    assert attention is not None
+    assert attention.least_queries == 1
+
+
 # ---- properties ----
 
 
@@ -237,7 +313,11 @@ def test_a_die_of_dram_wafer():
     assert chip.replace(hbm=None) == DRAM.die.chip
     assert area(chip, FULL_AREA).total_mm2 == pytest.approx(DRAM.die.chip_area_mm2, rel=1e-12)
     assert SRAM.chip == SRAM.die.chip
-    assert DRAM.link_bytes_per_s == (14 * 512e9, 14 * 512e9)
+    # Links of a column cross the band of stacks, beyond the reach of an advanced package.
+    assert DRAM.link_bytes_per_s == pytest.approx((14 * 512e9, 14 * 512e9 * 0.17))
+    assert SRAM.link_bytes_per_s == (14 * 512e9, 14 * 512e9)
+    flat = DRAM.replace(rules=DRAM.rules.replace(d2d_reach_mm=13.0))
+    assert flat.link_bytes_per_s == SRAM.link_bytes_per_s
 
 
 def test_tiers_and_the_reserve():

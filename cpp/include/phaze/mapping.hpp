@@ -13,7 +13,9 @@
 //   whole   -> split     nothing              same              nothing
 //
 // and the gradient goes back the other way, where N leaves partial sums and K wants it whole. B and
-// M need weight gradients summed. docs/wafer.md has the whole model.
+// M need weight gradients summed. M of an expert operator splits the experts, a dimension of its
+// own: tokens reach them, and come back, by an all-to-all, and a die has the weights of its experts
+// only. docs/wafer.md has the whole model.
 //
 // A Mapping keeps the terms of each operator and of each fan of edges, so that changing one
 // operator computes its own terms and those of the fans it ends; sums are always taken over all
@@ -41,12 +43,13 @@ inline constexpr int kRoleCount = 5;
 
 enum class WeightMode : std::uint8_t {
   kReplicated = 0,
-  kZero1 = 1,   // optimiser state split over the dies that hold copies
-  kZero2 = 2,   // gradients too
-  kZero3 = 3,   // weights too: gathered for each pass
-  kStream = 4,  // as kZero3, and all of it lives off the wafer
+  kZero1 = 1,    // optimiser state split over the dies that hold copies
+  kZero2 = 2,    // gradients too
+  kZero3 = 3,    // weights too: gathered for each pass
+  kStream = 4,   // as kZero3, and all of it lives off the wafer
+  kOffload = 5,  // weights stay; gradients and optimiser state live off the wafer, split
 };
-inline constexpr int kWeightModeCount = 5;
+inline constexpr int kWeightModeCount = 6;
 
 enum class Output : std::uint8_t { kStash = 0, kRecompute = 1, kOffload = 2 };
 inline constexpr int kOutputCount = 3;
@@ -64,7 +67,7 @@ struct MapOpRecord {
   std::int32_t outputs;   // bit o set where Output o is accepted
   std::int32_t product;   // 1 where it contracts its input's features with weights
   std::int32_t kept;      // 1 where what it keeps is its output, not a mask or statistics of it
-  std::int32_t reserved;  // keeps the record free of hidden padding
+  std::int32_t expert;    // 1 where M splits experts, each with weights of its own, and not rows
   std::int64_t limit[4];  // largest factor of B, M, N, K
   double stat_bytes;      // summed over split columns, forward and backward; of all rows
   double gather_bytes;    // gathered over split rows (keys and values); whole
@@ -86,7 +89,7 @@ struct MapRulesRecord {
   double hop_s;
   double capacity_bytes;         // of one die, for the model
   double stream_capacity_bytes;  // off the wafer, a die's share; 0 = none
-  double stream_bytes_per_s;     // a die's share
+  double stream_bytes_per_s;     // a die's share, per direction
   double memory_bytes_per_s;     // that the optimiser step moves its state at
   double weight_bytes;           // per parameter
   double gradient_bytes;
@@ -98,7 +101,13 @@ struct MapRulesRecord {
   std::int32_t volume;  // 1: collectives cost the bytes a die sends (work is priced by the tables)
   std::int32_t
       linear;  // 1: roles in rank order: columns and inner, then rows and copies, then batch
-  std::int32_t reserved;  // keeps the record free of hidden padding
+  std::int32_t stream_shared;  // 1: both directions off the wafer share one rate
+
+  // Bytes of the busier direction off the wafer where so many come and go; all where they share it.
+  double streamed(double in_bytes, double out_bytes) const noexcept {
+    if (stream_shared != 0) return in_bytes + out_bytes;
+    return in_bytes > out_bytes ? in_bytes : out_bytes;
+  }
 };
 
 struct MapTables {  // one row per operator, one column per combination of factors
@@ -207,8 +216,18 @@ class Mapping {
 
  private:
   struct State {  // of a tensor along the slots
-    std::uint16_t batch, rows, features, partial, whole;
+    std::uint16_t batch, rows, experts, features, partial, whole;
+
+    std::uint16_t split() const noexcept {
+      return static_cast<std::uint16_t>(batch | rows | experts | features);
+    }
+    bool same_splits(const State& other) const noexcept {
+      return batch == other.batch && rows == other.rows && experts == other.experts &&
+             features == other.features;
+    }
   };
+  State state(int op, const OpMapping& op_mapping, std::uint16_t features, std::uint16_t partial,
+              std::uint16_t whole) const noexcept;
   struct FanShape {
     std::int32_t from;
     std::int32_t kind;
@@ -221,7 +240,7 @@ class Mapping {
   State made(int op, const OpMapping& op_mapping) const noexcept;
   State wanted(int op, const OpMapping& op_mapping) const noexcept;
   State gradient_made(int op, const OpMapping& op_mapping) const noexcept;
-  State gradient_wanted(const OpMapping& op_mapping) const noexcept;
+  State gradient_wanted(int op, const OpMapping& op_mapping) const noexcept;
   State at_boundary() const noexcept;
   double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
   double exchange_s(std::uint16_t slots, double bytes) const noexcept;

@@ -100,18 +100,19 @@ struct MeshFlow {
   double bytes;
 };
 
-// A grid of dies, some of them dead: nothing passes through those.
-struct MeshGrid {
-  std::int32_t columns;
-  std::int32_t rows;
-  std::span<const std::uint8_t> dead;  // columns * rows, or empty
-};
-
 // Links leave each die towards +x, -x, +y and -y: link 4 * die + direction.
 inline constexpr int kMeshDirections = 4;
 
+// A grid of dies; nothing passes through dead dies or over dead links.
+struct MeshGrid {
+  std::int32_t columns;
+  std::int32_t rows;
+  std::span<const std::uint8_t> dead;        // columns * rows, or empty
+  std::span<const std::uint8_t> dead_links;  // 4 * columns * rows, or empty
+};
+
 // Adds the flows' bytes to `loads` (4 * columns * rows). A flow goes along its row, then its
-// column; where a dead die is in the way along its column first, else by a shortest detour.
+// column; where something dead is in the way along its column first, else by a shortest detour.
 // kNotApplicable where there is no way at all; kBadShape where a die lies outside the grid.
 Status mesh_loads(const MeshGrid& grid, std::span<const MeshFlow> flows, std::span<double> loads);
 
@@ -124,6 +125,10 @@ struct MeshCollective {
   std::int32_t x, y, width, height;
   std::vector<MeshRun> runs;
 };
+
+// Adds what each link carries of collectives, all their phases together, to `loads`.
+Status mesh_collective_loads(const MeshGrid& grid, std::span<const MeshCollective> collectives,
+                             const MeshLinks& links, std::span<double> loads);
 
 // Collectives that start together: phase by phase, as long as the most loaded link.
 MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective> collectives,

@@ -18,9 +18,16 @@ bool Mapping::weighted(int op) const noexcept {
 
 // ---- states of a tensor along the slots ----
 
-Mapping::State Mapping::made(int, const OpMapping& g) const noexcept {
-  return {g.slots[kRole(Role::kBatch)], g.slots[kRole(Role::kRows)], g.slots[kRole(Role::kColumns)],
-          g.slots[kRole(Role::kInner)], g.slots[kRole(Role::kCopy)]};
+Mapping::State Mapping::state(int op, const OpMapping& g, std::uint16_t features,
+                              std::uint16_t partial, std::uint16_t whole) const noexcept {
+  const std::uint16_t batch = g.slots[kRole(Role::kBatch)], rows = g.slots[kRole(Role::kRows)];
+  if (ops_[kAt(op)].expert != 0) return {batch, 0, rows, features, partial, whole};
+  return {batch, rows, 0, features, partial, whole};
+}
+
+Mapping::State Mapping::made(int op, const OpMapping& g) const noexcept {
+  return state(op, g, g.slots[kRole(Role::kColumns)], g.slots[kRole(Role::kInner)],
+               g.slots[kRole(Role::kCopy)]);
 }
 
 Mapping::State Mapping::wanted(int op, const OpMapping& g) const noexcept {
@@ -28,26 +35,27 @@ Mapping::State Mapping::wanted(int op, const OpMapping& g) const noexcept {
   const std::uint16_t columns = g.slots[kRole(Role::kColumns)];
   const std::uint16_t copy = g.slots[kRole(Role::kCopy)];
   if (ops_[kAt(op)].product != 0) {
-    return {g.slots[0], g.slots[1], inner, 0, static_cast<std::uint16_t>(columns | copy)};
+    return state(op, g, inner, 0, static_cast<std::uint16_t>(columns | copy));
   }
-  return {g.slots[0], g.slots[1], columns, 0, static_cast<std::uint16_t>(inner | copy)};
+  return state(op, g, columns, 0, static_cast<std::uint16_t>(inner | copy));
 }
 
 Mapping::State Mapping::gradient_made(int op, const OpMapping& g) const noexcept {
   const std::uint16_t inner = g.slots[kRole(Role::kInner)];
   const std::uint16_t columns = g.slots[kRole(Role::kColumns)];
   const std::uint16_t copy = g.slots[kRole(Role::kCopy)];
-  if (ops_[kAt(op)].product != 0) return {g.slots[0], g.slots[1], inner, columns, copy};
-  return {g.slots[0], g.slots[1], columns, 0, static_cast<std::uint16_t>(inner | copy)};
+  if (ops_[kAt(op)].product != 0) return state(op, g, inner, columns, copy);
+  return state(op, g, columns, 0, static_cast<std::uint16_t>(inner | copy));
 }
 
-Mapping::State Mapping::gradient_wanted(const OpMapping& g) const noexcept {
-  return {g.slots[0], g.slots[1], g.slots[kRole(Role::kColumns)], 0,
-          static_cast<std::uint16_t>(g.slots[kRole(Role::kInner)] | g.slots[kRole(Role::kCopy)])};
+Mapping::State Mapping::gradient_wanted(int op, const OpMapping& g) const noexcept {
+  return state(
+      op, g, g.slots[kRole(Role::kColumns)], 0,
+      static_cast<std::uint16_t>(g.slots[kRole(Role::kInner)] | g.slots[kRole(Role::kCopy)]));
 }
 
 Mapping::State Mapping::at_boundary() const noexcept {
-  return gradient_wanted(op_mappings_[kAt(last_)]);
+  return gradient_wanted(last_, op_mappings_[kAt(last_)]);
 }
 
 // ---- collectives over sets of slots ----
@@ -69,16 +77,16 @@ double Mapping::exchange_s(std::uint16_t slots, double bytes) const noexcept {
 double Mapping::convert_s(int op, const State& from, const State& to, double bytes,
                           std::uint8_t algorithm, double* again_s) const noexcept {
   const auto mask = [](int bits) { return static_cast<std::uint16_t>(bits); };
-  const std::uint16_t splits = mask(to.batch | to.rows | to.features);
-  const std::uint16_t held = mask(from.batch | from.rows | from.features);
+  const std::uint16_t splits = to.split(), held = from.split();
   const std::uint16_t scatter = mask(from.partial & splits);
   const std::uint16_t reduce = mask(from.partial & to.whole);
-  const std::uint16_t exchange =
-      mask((from.batch & (to.rows | to.features)) | (from.rows & (to.batch | to.features)) |
-           (from.features & (to.batch | to.rows)));
+  const std::uint16_t stays = mask((from.batch & to.batch) | (from.rows & to.rows) |
+                                   (from.experts & to.experts) | (from.features & to.features));
+  const std::uint16_t exchange = mask(held & splits & ~stays);
   const std::uint16_t gather = mask(held & to.whole);
   if ((scatter | reduce | exchange | gather) == 0) return 0.0;
-  // A whole tensor is cut before it travels, unless that takes more digits than a dimension has.
+  // A whole tensor is cut before it travels, unless that takes more digits than a dimension has; it
+  // is not cut by experts.
   const std::int64_t* limit = ops_[kAt(op)].limit;
   const auto cut = [&](std::uint16_t before, std::uint16_t after, std::size_t dimension) {
     const bool room = size(mask(before | after)) <= static_cast<double>(limit[dimension]);
@@ -103,8 +111,8 @@ double Mapping::conversion_s(const OpMapping& from, int from_op, const OpMapping
                              double bytes) const noexcept {
   return convert_s(from_op, made(from_op, from), wanted(to_op, to), bytes, from.algorithm,
                    nullptr) +
-         convert_s(from_op, gradient_made(to_op, to), gradient_wanted(from), bytes, from.algorithm,
-                   nullptr);
+         convert_s(from_op, gradient_made(to_op, to), gradient_wanted(from_op, from), bytes,
+                   from.algorithm, nullptr);
 }
 
 // ---- terms ----
@@ -142,7 +150,7 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
   }
   const double parameters = parameters_[cell];
   if (!(parameters > 0.0)) return n;
-  const auto summed = static_cast<std::uint16_t>(batch | rows);
+  const auto summed = static_cast<std::uint16_t>(record.expert != 0 ? batch : batch | rows);
   const auto copies = static_cast<std::uint16_t>(summed | copy);
   const double weights = parameters * rules_.weight_bytes;
   const double gradients = parameters * rules_.gradient_bytes;
@@ -168,6 +176,12 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
       n.state_bytes = weights + (gradients + state) / among;
       n.gathered_bytes = gradients;
       break;
+    case WeightMode::kOffload:
+      n.hidden_b_s += scatter;
+      n.sync_s = gather;
+      n.state_bytes = weights;
+      n.gathered_bytes = gradients;
+      break;
     case WeightMode::kZero3:
     case WeightMode::kStream:
       n.hidden_f_s += gather;
@@ -180,8 +194,12 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
   if (mode == WeightMode::kStream) {
     n.stream_bytes = n.state_bytes;
     n.state_bytes = 0.0;
-    n.stream_s = (2.0 * weights + gradients) / among / rules_.stream_bytes_per_s;
+    n.stream_s = rules_.streamed(2.0 * weights, gradients) / among / rules_.stream_bytes_per_s;
     n.step_s = 0.0;  // off the wafer, beside the next step
+  } else if (mode == WeightMode::kOffload) {
+    n.stream_bytes = (gradients + state) / among;
+    n.stream_s = gradients / among / rules_.stream_bytes_per_s;
+    n.step_s = weights / among / rules_.stream_bytes_per_s;  // new weights come back
   }
   return n;
 }
@@ -193,13 +211,12 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
     const State between = at_boundary();
     found.forward_s = convert_s(shape.from, made(shape.from, from), between, shape.bytes,
                                 from.algorithm, nullptr);
-    found.backward_s =
-        convert_s(shape.from, between, gradient_wanted(from), shape.bytes, from.algorithm, nullptr);
+    found.backward_s = convert_s(shape.from, between, gradient_wanted(shape.from, from),
+                                 shape.bytes, from.algorithm, nullptr);
     return found;
   }
   const auto same = [](const State& a, const State& b) {
-    return a.batch == b.batch && a.rows == b.rows && a.features == b.features &&
-           a.partial == b.partial;
+    return a.same_splits(b) && a.partial == b.partial;
   };
   for (std::size_t i = 0; i < shape.to.size(); ++i) {
     const std::int32_t to = shape.to[i];
@@ -221,8 +238,8 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
                                    from.algorithm, again ? &found.again_s : nullptr);
     }
     if (!again_back) {
-      found.backward_s +=
-          convert_s(shape.from, back, gradient_wanted(from), shape.bytes, from.algorithm, nullptr);
+      found.backward_s += convert_s(shape.from, back, gradient_wanted(shape.from, from),
+                                    shape.bytes, from.algorithm, nullptr);
     }
   }
   return found;

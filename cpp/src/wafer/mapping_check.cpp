@@ -78,7 +78,8 @@ bool good_rules(const MapRulesRecord& r) noexcept {
     if (!is_size(size)) return false;
   }
   if (r.modes <= 0 || r.modes >= 1 << kWeightModeCount) return false;
-  const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0;
+  const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0 ||
+                       (r.modes >> static_cast<int>(WeightMode::kOffload) & 1) != 0;
   return (r.stream_capacity_bytes <= 0.0 && !streams) || r.stream_bytes_per_s > 0.0;
 }
 

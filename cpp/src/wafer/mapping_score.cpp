@@ -69,7 +69,7 @@ double Mapping::reentry_s(const MapEdgeRecord& edge) const noexcept {
   for (const MapEdgeRecord& other : edges_) {
     if (other.from != edge.from || other.kind != edge.kind || other.again == 0) continue;
     const State its = wanted(other.to, op_mappings_[kAt(other.to)]);
-    if (its.batch == in.batch && its.rows == in.rows && its.features == in.features) return 0.0;
+    if (its.same_splits(in)) return 0.0;
   }
   const OpMapping& from = op_mappings_[kAt(edge.from)];
   double again = 0.0;
@@ -112,7 +112,10 @@ Mapping::Block Mapping::block_of() const {
       item.work_s += nodes_[kAt(f)].forward_s;
       item.blocking_s += nodes_[kAt(f)].blocking_f_s + sent[kAt(f)].forward_s + entering[kAt(f)];
     }
-    if (out) item.stream_s = 2.0 * own.stash_bytes / rules_.stream_bytes_per_s;
+    if (out) {
+      const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
+      item.stream_s = moved / rules_.stream_bytes_per_s;
+    }
     block.items[kAt(block.count++)] = item;
   }
   return block;
@@ -291,9 +294,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
   }
   // Between stages each die sends its share; copies are sent once and gathered behind.
   const State between = at_boundary();
-  const double share =
-      rules_.boundary_bytes /
-      size(static_cast<std::uint16_t>(between.batch | between.rows | between.features));
+  const double share = rules_.boundary_bytes / size(between.split());
   const double regather = gather_s(between.whole, share, op_mappings_[kAt(last_)].algorithm);
   const double copies = size(between.whole);
 

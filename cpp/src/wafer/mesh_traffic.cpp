@@ -21,6 +21,10 @@ class Router {
     return !grid_.dead.empty() && grid_.dead[static_cast<std::size_t>(die)] != 0;
   }
 
+  bool dead_link(std::int32_t link) const noexcept {
+    return !grid_.dead_links.empty() && grid_.dead_links[static_cast<std::size_t>(link)] != 0;
+  }
+
   // Links from one die to another; empty where they are the same, false where there is no way.
   bool route(std::int32_t from, std::int32_t to, std::vector<std::int32_t>& links) {
     links.clear();
@@ -40,6 +44,7 @@ class Router {
         if (here == goal) break;
         const std::int32_t direction = 2 * axis + (goal < here ? 1 : 0);
         links.push_back(kMeshDirections * at + direction);
+        if (dead_link(links.back())) return false;
         at += kStepX[direction] + kStepY[direction] * grid_.columns;
         if (dead(at)) return false;
       }
@@ -61,8 +66,9 @@ class Router {
         const std::int32_t y = at / grid_.columns + kStepY[d];
         if (x < 0 || y < 0 || x >= grid_.columns || y >= grid_.rows) continue;
         const std::int32_t next = y * grid_.columns + x;
-        if (dead(next) || came_[static_cast<std::size_t>(next)] != -1) continue;
-        came_[static_cast<std::size_t>(next)] = kMeshDirections * at + d;
+        const std::int32_t link = kMeshDirections * at + d;
+        if (dead(next) || dead_link(link) || came_[static_cast<std::size_t>(next)] != -1) continue;
+        came_[static_cast<std::size_t>(next)] = link;
         queue_.push_back(next);
       }
     }
@@ -263,6 +269,21 @@ Status mesh_loads(const MeshGrid& grid, std::span<const MeshFlow> flows, std::sp
   Router router(grid);
   std::vector<std::int32_t> links;
   return add_loads(router, flows, loads, links);
+}
+
+Status mesh_collective_loads(const MeshGrid& grid, std::span<const MeshCollective> collectives,
+                             const MeshLinks& links, std::span<double> loads) {
+  Router router(grid);
+  std::vector<std::int32_t> path;
+  std::vector<std::vector<MeshFlow>> phases;
+  for (const MeshCollective& c : collectives) {
+    Status status = phases_of(grid, c, links, phases);
+    for (std::size_t i = 0; i < phases.size() && status == Status::kOk; ++i) {
+      status = add_loads(router, phases[i], loads, path);
+    }
+    if (status != Status::kOk) return status;
+  }
+  return Status::kOk;
 }
 
 MeshResult mesh_concurrent(const MeshGrid& grid, std::span<const MeshCollective> collectives,

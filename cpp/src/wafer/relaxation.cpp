@@ -98,7 +98,8 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
         out = std::min(out, once_more + price * own.stash_bytes);
       }
       if (away) {
-        const double moved = 2.0 * own.stash_bytes / rules.stream_bytes_per_s;
+        const double bytes = rules.streamed(own.stash_bytes, own.stash_bytes);
+        const double moved = bytes / rules.stream_bytes_per_s;
         out = std::min(out, phi * moved + price * own.stash_bytes);
       }
     }

@@ -72,7 +72,7 @@ void sweep() {
           std::vector<MeshRun> runs;
           if (fx > 1) runs.push_back({0, fx, sx});
           if (fy > 1) runs.push_back({1, fy, sy});
-          const MeshGrid grid{fx * sx, fy * sy, {}};
+          const MeshGrid grid{fx * sx, fy * sy, {}, {}};
           for (const CollectiveOp op : kOps) {
             for (const double bytes : {0.0, 10.0, 1e5}) {
               const MeshResult best = run(op, bytes, runs, links);
@@ -99,7 +99,7 @@ void sweep() {
 void loads_of_flows() {
   // 3 x 2 dies, (1, 0) dead: along the row is blocked, along the column first is not.
   const std::array<std::uint8_t, 6> dead = {0, 1, 0, 0, 0, 0};
-  const MeshGrid whole{3, 2, {}}, broken{3, 2, dead};
+  const MeshGrid whole{3, 2, {}, {}}, broken{3, 2, dead, {}};
   std::array<double, 24> loads{};
   const auto add = [&](const MeshGrid& grid, MeshFlow flow) {
     loads.fill(0.0);
@@ -114,6 +114,16 @@ void loads_of_flows() {
   CHECK(add(whole, {4, 4, 2.0}) == Status::kOk);
   for (const double load : loads) CHECK(load == 0.0);
   CHECK(add(broken, {0, 1, 2.0}) == Status::kNotApplicable);
+  // The link from (0, 0) to (1, 0) dead: along the column first; both ways out dead: no way.
+  std::array<std::uint8_t, 24> cut{};
+  cut[0] = 1;
+  const MeshGrid cut_once{3, 2, {}, cut};
+  CHECK(add(cut_once, {0, 4, 2.0}) == Status::kOk);
+  CHECK(loads[0] == 0.0 && loads[2] == 2.0 && loads[4 * 3] == 2.0);
+  CHECK(add(cut_once, {0, 1, 2.0}) == Status::kOk);  // a detour of three
+  CHECK(loads[2] == 2.0 && loads[4 * 3] == 2.0 && loads[4 * 4 + 3] == 2.0);
+  cut[2] = 1;
+  CHECK(add(cut_once, {0, 1, 2.0}) == Status::kNotApplicable);
   CHECK(add(whole, {0, 6, 2.0}) == Status::kBadShape);
   CHECK(add(whole, {-1, 0, 2.0}) == Status::kBadShape);
   CHECK(add(whole, {0, 1, kNan}) == Status::kNotFinite);
@@ -123,7 +133,7 @@ void loads_of_flows() {
 // Link k to k + 1 of a line of f carries f - 1 - k parts of a reduce-scatter and k + 1 of an
 // all-gather: together V on every link.
 void a_reduce_scatter_mirrors_an_all_gather() {
-  const MeshGrid grid{8, 1, {}};
+  const MeshGrid grid{8, 1, {}, {}};
   const MeshLinks links{{1.0, 1.0}, 0.0};
   std::vector<MeshCollective> both;
   for (const auto op : {CollectiveOp::kReduceScatter, CollectiveOp::kAllGather}) {
@@ -134,8 +144,23 @@ void a_reduce_scatter_mirrors_an_all_gather() {
   CHECK_CLOSE(mesh_concurrent(grid, both, links).time_s, 14.0, 1e-12);
 }
 
+// Loads of a line's all-gather: link k to k + 1 carries k + 1 parts.
+void loads_of_a_collective() {
+  const MeshGrid grid{4, 1, {}, {}};
+  const MeshLinks links{{1.0, 1.0}, 0.0};
+  const MeshCollective c{
+      CollectiveOp::kAllGather, MeshAlgorithm::kAuto, 4.0, 0, 0, 4, 1, {{0, 4, 1}}};
+  std::array<double, 16> loads{};
+  CHECK(mesh_collective_loads(grid, {&c, 1}, links, loads) == Status::kOk);
+  CHECK(loads[0] == 1.0 && loads[4] == 2.0 && loads[8] == 3.0);
+  CHECK(loads[4 + 1] == 3.0 && loads[8 + 1] == 2.0 && loads[12 + 1] == 1.0);
+  const MeshCollective wide{
+      CollectiveOp::kAllGather, MeshAlgorithm::kAuto, 4.0, 1, 0, 4, 1, {{0, 4, 1}}};
+  CHECK(mesh_collective_loads(grid, {&wide, 1}, links, loads) == Status::kBadShape);
+}
+
 void rectangles_that_do_not_fit() {
-  const MeshGrid grid{4, 4, {}};
+  const MeshGrid grid{4, 4, {}, {}};
   const MeshLinks links{{1.0, 1.0}, 0.0};
   constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
   const auto status = [&](std::int32_t x, std::int32_t y, std::int32_t width, std::int32_t height,
@@ -164,6 +189,7 @@ int main() {
   sweep();
   loads_of_flows();
   a_reduce_scatter_mirrors_an_all_gather();
+  loads_of_a_collective();
   rectangles_that_do_not_fit();
   return phaze::test::report("mesh");
 }

@@ -1,0 +1,94 @@
+"""What the links of a wafer carry in one step of a mapping."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.wafer.encoding import Encoding
+from phaze_fast.wafer.layout import links_of
+from phaze_fast.wafer.mesh import MeshGroup, collective_loads, link_loads
+from phaze_fast.wafer.packing import stage_dies
+from phaze_fast.wafer.problem import Problem
+from phaze_fast.wafer.traffic import Transfer, transfers
+
+__all__ = ["step_loads"]
+
+Array = np.ndarray[Any, Any]
+Flow = tuple[int, int, float]
+
+_STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
+
+
+def _by_part(problem: Problem, encoding: Encoding) -> dict[str, Array]:
+    """Bytes on the links of one stage's rectangle in a whole step, by part of the model.
+
+    Of a block: for one block. Collectives of a micro-batch are counted for all of them.
+    """
+    layout = encoding.layout
+    links = links_of(problem.wafer, layout)
+    batches = problem.batches(layout)
+    parts = {op.name: op.part for op in problem.work.operators}
+    algorithms = {each.operator: each.collective for each in encoding.operator_mappings}
+    shape = (layout.height, layout.width, 4)
+    found = {part: np.zeros(shape) for part in ("before", "block", "behind")}
+    rectangle = (0, 0, layout.width, layout.height)
+
+    def loads(move: Transfer) -> Array:
+        how = algorithms[move.operator] if move.op != "all-to-all" else "auto"
+        group = MeshGroup(move.op, move.payload_bytes, move.runs, rectangle, how)
+        return collective_loads(layout.width, layout.height, [group], links)
+
+    for move in transfers(problem, encoding):
+        part = parts[move.operator]
+        if part == "block" and parts.get(move.target, "block") == "behind":
+            part = "behind"
+        found[part] += loads(move) * (1 if move.when == "step" else batches)
+    return found
+
+
+def step_loads(problem: Problem, encoding: Encoding) -> Array:
+    """Add up what each link carries in one step: collectives, and what stages send on.
+
+    Collectives that recomputation repeats are left out, as in `transfers`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.hardware import presets
+    >>> from phaze_fast.wafer import Layout, megatron
+    >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
+    >>> loads = step_loads(problem, megatron(problem, Layout(4, 1, 1, 8), 4))
+    >>> loads.shape, bool(loads[0, 0, 0] > 0), bool(loads[1:].any())
+    ((5, 8, 4), True, False)
+    """
+    wafer, layout = problem.wafer, encoding.layout
+    columns, rows = wafer.grid
+    placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
+    blocks = problem.blocks(layout.stages)
+    parts = _by_part(problem, encoding)
+    flows: list[Flow] = []
+    for stage, dies in enumerate(placed):
+        used = blocks[stage] * parts["block"]
+        used = used + (parts["before"] if stage == 0 else 0.0)
+        used = used + (parts["behind"] if stage == layout.stages - 1 else 0.0)
+        for j, i, way in zip(*np.nonzero(used), strict=True):
+            (x, y), (u, v) = (
+                dies[j * layout.width + i],
+                dies[(j + _STEPS[way][1]) * layout.width + i + _STEPS[way][0]],
+            )
+            flows.append((y * columns + x, v * columns + u, float(used[j, i, way])))
+    share = problem.work.boundary_bytes * problem.batches(layout) * layout.microbatch / layout.dies
+    for here, there in pairwise(placed):
+        for (x, y), (u, v) in zip(here, there, strict=True):
+            flows.append((y * columns + x, v * columns + u, share))
+            flows.append((v * columns + u, y * columns + x, share))
+    dead = tuple(sorted(wafer.dead))
+    return link_loads(columns, rows, flows, dead, wafer.dead_links)

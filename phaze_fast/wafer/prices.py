@@ -1,0 +1,88 @@
+"""What operators cost on one die, and the splits that tables of prices have columns for."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.cost import estimate_costs
+from phaze_fast.hardware import Accelerator, Wafer
+from phaze_fast.opgraph.builder import OperatorSpec
+from phaze_fast.opgraph.graph import loose
+
+__all__ = ["combination", "combinations", "network_chip", "operator_costs"]
+
+Array = np.ndarray[Any, Any]
+
+
+@lru_cache(maxsize=512)
+def combinations(dies: int) -> tuple[Array, Array, Array]:
+    """Divisors of a count of dies, the column of each (B, M, N, K), and the splits in order."""
+    divisors = [d for d in range(1, dies + 1) if dies % d == 0]
+    column = np.full(len(divisors) ** 4, -1, dtype=np.int32)
+    splits: list[tuple[int, ...]] = []
+    for at, factors in enumerate(product(divisors, repeat=4)):
+        if dies % math.prod(factors) == 0:
+            column[at] = len(splits)
+            splits.append(factors)
+    return np.array(divisors, dtype=np.int32), column, np.array(splits)
+
+
+def combination(dies: int, factors: tuple[int, ...]) -> int:
+    """Column of the tables in which a split into (B, M, N, K) parts stands."""
+    divisors, column, _ = combinations(dies)
+    at = 0
+    for factor in factors:
+        at = at * len(divisors) + int(np.searchsorted(divisors, factor))
+    return int(column[at])
+
+
+def network_chip(wafer: Wafer) -> Accelerator:
+    """Give a die as products see it: its shared buffer is as fast as the die's network.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> chip = network_chip(presets.wafer("dojo-tile-like"))
+    >>> chip.buffer_bandwidth_bytes_per_s / 1e12
+    10.0
+    """
+    rate, chip = wafer.die.network_bytes_per_s, wafer.chip
+    if rate is None:
+        return chip
+    cycles = min(rate / chip.clock_hz, chip.buffer.bytes_per_cycle)
+    return chip.replace(buffer=chip.buffer.replace(bytes_per_cycle=cycles))
+
+
+def _shares(spec: OperatorSpec) -> bool:
+    """Whether cores share operands of an operator."""
+    return "gemm" in spec.kind or spec.kind.startswith("attention")
+
+
+def operator_costs(
+    chip: Accelerator, network: Accelerator, specs: list[tuple[OperatorSpec, int]]
+) -> tuple[Array, Array]:
+    """Seconds, and joules without static power, of operators on one die.
+
+    Products share their operands over the die's network; all else stays in the cores' SRAM.
+
+    Parameters
+    ----------
+    chip, network
+        The die, and the die as products see it; see `network_chip`.
+    specs
+        Operators, each with the number of shapes that its sizes hold.
+    """
+    graph = loose("wafer", specs)
+    costs = estimate_costs(graph, chip)
+    seconds, joules = costs.time_s(0)[0], costs.dynamic_j(0)[0]
+    if network != chip:
+        shared = estimate_costs(graph, network)
+        over = np.repeat([_shares(spec) for spec, _ in specs], [count for _, count in specs])
+        seconds = np.where(over, shared.time_s(0)[0], seconds)
+        joules = np.where(over, shared.dynamic_j(0)[0], joules)
+    return seconds, joules
