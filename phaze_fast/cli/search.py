@@ -18,6 +18,7 @@ from phaze_fast import models as model_presets
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, target, write_text
 from phaze_fast.cli.plan_options import several
 from phaze_fast.cli.progress import shown_progress
+from phaze_fast.cli.robust import robust_fields
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.pipeline import compare, search
@@ -137,6 +138,8 @@ def _human(found: SearchResult) -> list[RenderableType]:
         parts.append(_baselines(found))
     if found.sensitivity:
         parts.append(_sensitivity(found))
+    if found.robust is not None:
+        parts.append(robust_fields(found.robust))
     return [*parts, _certificate(found)]
 
 
@@ -252,6 +255,13 @@ def search_chips(
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Search again with each rate and area x 0.5, 2.")
     ] = False,
+    uncertainty: Annotated[
+        str | None,
+        typer.Option(help="Constants as intervals: default, or a file; finds the robust chip."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Of the least largest regret, as a fraction of its bound.")
+    ] = 0.05,
     time_limit: Annotated[float, typer.Option(help="Seconds.")] = float("inf"),
     max_points: Annotated[
         float, typer.Option(help="Stop after the wave in which so many pairs were placed.")
@@ -300,6 +310,8 @@ def search_chips(
             resume=resume,
             cache=None if no_cache else cache or default_cache(),
             progress=progress,
+            uncertainty=uncertainty,
+            tolerance=tolerance,
         )
     for message in found.outcome.notes:
         note(message)

@@ -91,7 +91,10 @@ class ArchitectureSpace:
                 },
                 ties={"vector_core.lanes": "tensor_core.width"},
                 area=AreaLimit(
-                    max_mm2=float(largest[0]), min_fraction=0.3, keep_small_single_core=True
+                    max_mm2=float(largest[0]),
+                    min_fraction=0.3,
+                    keep_small_single_core=True,
+                    follows_base=True,
                 ),
             )
         )
@@ -116,7 +119,11 @@ class ArchitectureSpace:
         largest = area(spec.base, FULL_AREA).total_mm2
         axes = {**spec.axes, "buffer.port_bytes_per_cycle": (64.0, 128.0, 256.0, 512.0)}
         limit = AreaLimit(
-            max_mm2=largest, min_fraction=0.3, keep_small_single_core=True, terms=FULL_AREA
+            max_mm2=largest,
+            min_fraction=0.3,
+            keep_small_single_core=True,
+            terms=FULL_AREA,
+            follows_base=True,
         )
         return cls(spec.replace(name="phaze-full-area", axes=axes, area=limit))
 

@@ -95,6 +95,9 @@ class AreaLimit(Record):
     """Waive the smallest area where a chip has one tensor or one vector core, as PHAZE does."""
     terms: AreaTerms = PUBLISHED_AREA
     """Which terms the area has."""
+    follows_base: Annotated[bool, Field(strict=True)] = False
+    """Whether `max_mm2` stands for what the base chip takes, so that it grows with a term's area
+    where that is varied; else it is a number of mm2 that stays."""
 
 
 class SpaceSpec(Record):
