@@ -173,7 +173,10 @@ def _sensitivity(found: SearchResult) -> RenderableType:
         ]
         for item in found.sensitivity
     ]
-    caption = "Where an area is scaled, the limit is what the space's base chip then takes."
+    area = found.space.spec.area
+    caption = "Where an area is scaled, the limit stays."
+    if area is not None and area.follows_base:
+        caption = "Where an area is scaled, the limit is what the space's base chip then takes."
     columns = ["what", "step>", "change>", "best chip"]
     return table("If something were different", columns, rows, caption)
 

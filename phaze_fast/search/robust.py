@@ -39,6 +39,8 @@ TOLERANCE = 0.05
 _INNER = 0.75
 """Part of the tolerance that bounding one chip's regret takes; the rest is for telling chips apart."""
 _WAVE = 32
+_TIES = 1e-6
+"""Steps that differ by less than this part are not told apart where only the fastest counts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,10 +159,11 @@ def _possible_winners(scenarios: Scenarios, areas: AreaRange) -> int:
     least = scenarios.least_anywhere()
     if not len(fits):
         return int((areas.fits_somewhere & np.isfinite(least)).sum())
-    ones = np.ones(len(fits))
-    slow = scenarios.least_share(scenarios.slow, fits, ones, math.inf, 0.0)
     if scenarios.slow == scenarios.fast and len(fits) == int(areas.fits_somewhere.sum()):
         return 1  # one point: the best chip, ties in order
+    first = fits[np.argmin(least[fits])]
+    most = float(scenarios.scores(scenarios.slow, [first])[0]) * (1.0 + 1e-9)
+    slow = scenarios.least_share(scenarios.slow, fits, np.ones(len(fits)), most, _TIES)
     return scenarios.not_ruled_out(np.flatnonzero(areas.fits_somewhere), slow.value)
 
 
