@@ -17,6 +17,7 @@ from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult, result_of
 from phaze_fast.search.constants import Uncertainty
 from phaze_fast.search.find import find_chips
+from phaze_fast.search.information import information
 from phaze_fast.search.result import Budget, Progress
 from phaze_fast.search.robust import TOLERANCE, robust_chip
 from phaze_fast.threads import thread_count
@@ -42,6 +43,8 @@ def search(
     progress: Callable[[Progress], None] | None = None,
     uncertainty: str | Path | Mapping[str, Any] | Uncertainty | None = None,
     tolerance: float = TOLERANCE,
+    samples: int = 0,
+    seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the chip, the operator schedules and the parallel plan that train models fastest.
@@ -86,6 +89,11 @@ def search(
         ``default``, a file, or ``{name: [low, high]}``; see docs/robust.md.
     tolerance
         How far that least largest regret may be from its bound, as a fraction.
+    samples
+        Where more than zero: draw so many points from the intervals and say how often each chip is
+        the best, and which constant, known better, would leave the fewest possible winners.
+    seed
+        Of the samples.
     say
         Called with what is done next over the intervals.
 
@@ -135,7 +143,11 @@ def search(
     limits = (tolerance, max(time_limit_s - outcome.seconds, 0.0), workers, say)
     best, shares = outcome.winners[0], found.weights
     robust = robust_chip(loaded, chips, wired, step, box, best, shares, *limits)
-    return replace(found, robust=robust)
+    known = None
+    if samples:
+        drawn = (samples, seed, workers)
+        known = information(loaded, chips, wired, step, box, shares, *drawn)
+    return replace(found, robust=robust, information=known)
 
 
 def _listed(models: object) -> list[TransformerModel | str]:

@@ -13,7 +13,12 @@ from phaze_fast.models import TransformerModel
 
 CLUSTER = pf.Cluster(devices=4, fabric="tpuv4-pod")
 STEP = pf.Training(
-    global_batch=8, microbatch=1, tensor_parallel=1, pipeline=1, zero=0, schedule="1f1b",
+    global_batch=8,
+    microbatch=1,
+    tensor_parallel=1,
+    pipeline=1,
+    zero=0,
+    schedule="1f1b",
     recompute="none",
 )
 MODEL = TransformerModel(

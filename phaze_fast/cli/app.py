@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from phaze_fast.cli import (
+    backtest,
     calibrate,
     collectives,
     costs,
@@ -52,6 +53,7 @@ def _options(
 
 for _part in (
     search,
+    backtest,
     wafer,
     models,
     show,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import fields
+from phaze_fast.cli.output import fields, table
+from phaze_fast.search.information import Information
 from phaze_fast.search.robust import RobustResult
 from phaze_fast.units import format_time
 
-__all__ = ["robust_fields"]
+__all__ = ["information_tables", "robust_fields"]
 
 
 def robust_fields(found: RobustResult) -> RenderableType:
@@ -34,3 +35,22 @@ def robust_fields(found: RobustResult) -> RenderableType:
         ("seconds", f"{found.seconds:.1f}"),
     ]
     return fields("The chip of least largest regret over the intervals", pairs)
+
+
+def information_tables(found: Information) -> list[RenderableType]:
+    """Show which constants decide, and how often each chip is the best."""
+    left = [[name, f"{count:,}"] for name, count in found.known.items()]
+    wins = [[f"{row['share']:.1%}", row["chip_text"]] for row in found.shares[:10]]
+    return [
+        table(
+            f"Possible winners left of {found.possible_winners:,}, were a constant known",
+            ["constant", "left>"],
+            left,
+        ),
+        table(
+            f"How often each chip is the best: {found.samples} samples, seed {found.seed}",
+            ["share>", "chip"],
+            wins,
+            "each constant uniform over its interval, all independent",
+        ),
+    ]

@@ -18,7 +18,7 @@ from phaze_fast import models as model_presets
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, target, write_text
 from phaze_fast.cli.plan_options import several
 from phaze_fast.cli.progress import shown_progress
-from phaze_fast.cli.robust import robust_fields
+from phaze_fast.cli.robust import information_tables, robust_fields
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.pipeline import compare, search
@@ -140,6 +140,8 @@ def _human(found: SearchResult) -> list[RenderableType]:
         parts.append(_sensitivity(found))
     if found.robust is not None:
         parts.append(robust_fields(found.robust))
+    if found.information is not None:
+        parts += information_tables(found.information)
     return [*parts, _certificate(found)]
 
 
@@ -265,6 +267,10 @@ def search_chips(
     tolerance: Annotated[
         float, typer.Option(help="Of the least largest regret, as a fraction of its bound.")
     ] = 0.05,
+    samples: Annotated[
+        int, typer.Option(help="Points of the intervals to draw, for shares of wins; 0: none.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     time_limit: Annotated[float, typer.Option(help="Seconds.")] = float("inf"),
     max_points: Annotated[
         float, typer.Option(help="Stop after the wave in which so many pairs were placed.")
@@ -315,6 +321,8 @@ def search_chips(
             progress=progress,
             uncertainty=uncertainty,
             tolerance=tolerance,
+            samples=samples,
+            seed=seed,
         )
     for message in found.outcome.notes:
         note(message)

@@ -81,7 +81,7 @@ class AreaRange:
         return cls(own, 0.0, base * (limit.max_mm2 / base.sum()), low, high)
 
     def _limit(self, factors: Array) -> Array:
-        """The limit at points, mm2."""
+        """Give the limit at points, mm2."""
         found: Array = self.fixed_mm2 + factors @ self.base
         return found
 
@@ -172,7 +172,7 @@ def widened_space(space: ArchitectureSpace, box: Uncertainty) -> ArchitectureSpa
     A part of a space has no others.
     """
     limit, (low, high) = space.spec.area, box.area_range()
-    if limit is None or space.selection is not None or (low == high).all() and (low == 1.0).all():
+    if limit is None or space.selection is not None or ((low == high).all() and (low == 1.0).all()):
         return space
     factor = float(high.max() / low.min()) if limit.follows_base else float(1.0 / low.min())
     if factor <= 1.0:
@@ -184,4 +184,3 @@ def widened_space(space: ArchitectureSpace, box: Uncertainty) -> ArchitectureSpa
     fits = AreaRange.of(space, records, box).fits_somewhere
     index = np.union1d(space.index, larger.index[more][fits])
     return ArchitectureSpace(space.spec, index) if len(index) > len(space) else space
-

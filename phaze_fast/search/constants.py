@@ -167,7 +167,9 @@ class Uncertainty:
 
     @classmethod
     def load(
-        cls, what: str | Path | Mapping[str, Any] | Uncertainty, space: ArchitectureSpace,
+        cls,
+        what: str | Path | Mapping[str, Any] | Uncertainty,
+        space: ArchitectureSpace,
         cluster: Cluster,
     ) -> Uncertainty:
         """Take ``default``, a YAML or JSON file, or plain data: ``{name: [low, high]}``.
@@ -258,17 +260,11 @@ def _known(space: ArchitectureSpace, cluster: Cluster, every: bool = True) -> li
     ]
     for tier in _tier_names(cluster):
         low, high, source = _FABRIC_RATE
-        found.append(
-            Constant(f"fabric_bandwidth{tier}", low, high, 1.0, "rate", "factor", source)
-        )
+        found.append(Constant(f"fabric_bandwidth{tier}", low, high, 1.0, "rate", "factor", source))
         low, high, source = _FABRIC_LATENCY
-        found.append(
-            Constant(f"fabric_latency{tier}", low, high, 1.0, "latency", "factor", source)
-        )
+        found.append(Constant(f"fabric_latency{tier}", low, high, 1.0, "latency", "factor", source))
     launch = space.spec.base.launch_latency_s
-    found.append(
-        Constant("launch", launch, launch + _LAUNCH_S, launch, "latency", "s", _LAUNCH)
-    )
+    found.append(Constant("launch", launch, launch + _LAUNCH_S, launch, "latency", "s", _LAUNCH))
     limit = space.spec.area
     counted = {"network": limit is not None and limit.terms.network}
     counted["hbm"] = limit is not None and limit.terms.hbm
@@ -285,7 +281,8 @@ def default_uncertainty(space: ArchitectureSpace, cluster: Cluster) -> Uncertain
 
 def _tuned(like: Accelerator, values: Mapping[str, float]) -> Accelerator:
     """Give the chip that others are like, with its software's constants at a point."""
-    tuning, changed = like.tuning, {}
+    tuning = like.tuning
+    changed: dict[str, Any] = {}
     matrix, vector = values.get("matrix_rate", 1.0), values.get("vector_rate", 1.0)
     if matrix != 1.0:
         changed["efficiency"] = tuning.efficiency * matrix

@@ -39,7 +39,9 @@ class _Limited(BestFirstSearch):
 
     def lower_bounds(self) -> Array:
         """Scores that each group has at least."""
-        return self.scores.combined([x.min(axis=0, initial=np.inf) for x in self.candidate_bounds()])
+        return self.scores.combined(
+            [x.min(axis=0, initial=np.inf) for x in self.candidate_bounds()]
+        )
 
 
 class WithinSearch(_Limited):
@@ -98,9 +100,7 @@ class LeastShareSearch(_Limited):
         return found
 
     def _note_best(self, group: int) -> None:
-        self.best.note(
-            group, float(self.scores.scores[group].min()) * float(self._shares[group])
-        )
+        self.best.note(group, float(self.scores.scores[group].min()) * float(self._shares[group]))
 
     def _seed(self, limited: bool) -> None:
         if not np.isfinite(self._limit):

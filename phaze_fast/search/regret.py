@@ -203,7 +203,7 @@ class _Branching:
         self._push(near_fast, fast, alive, sure if not swapped else 0.0)
 
     def _width(self, i: int, slow: float, fast: float) -> float:
-        """What a constant's interval adds to a part's bound, as a logarithm."""
+        """Say what a constant's interval adds to a part's bound, as a logarithm."""
         whole = _distance(self.scenes.slow[i], self.scenes.fast[i])
         return self.weight[i] * _distance(slow, fast) / whole if whole else 0.0
 
@@ -262,5 +262,5 @@ def _distance(slow: float, fast: float) -> float:
 
 
 def _between(slow: float, fast: float) -> float:
-    """The middle of an interval."""
+    """Give the middle of an interval."""
     return math.sqrt(slow * fast) if slow > 0.0 and fast > 0.0 else (slow + fast) / 2.0

@@ -25,6 +25,7 @@ from phaze_fast.search.area_range import AreaRange, widened_space
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.constants import Uncertainty
 from phaze_fast.search.exact import ExactEvaluator
+from phaze_fast.search.information import possible_winners
 from phaze_fast.search.problem import problems_of
 from phaze_fast.search.regret import LargestRegret, RegretBounds, Witness
 from phaze_fast.search.result import Winner
@@ -37,10 +38,8 @@ Array = np.ndarray[Any, Any]
 TOLERANCE = 0.05
 """How far, at most, a largest regret may be from its bound."""
 _INNER = 0.75
-"""Part of the tolerance that bounding one chip's regret takes; the rest is for telling chips apart."""
+"""Part of the tolerance for bounding one chip's regret; the rest is for telling chips apart."""
 _WAVE = 32
-_TIES = 1e-6
-"""Steps that differ by less than this part are not told apart where only the fastest counts."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,25 +147,6 @@ def _checked(tolerance: float) -> float:
     return float(tolerance)
 
 
-def _possible_winners(scenarios: Scenarios, areas: AreaRange) -> int:
-    """Count the groups that are not slower everywhere than one that always fits.
-
-    A group whose fastest step in the box takes longer than the slowest step of a chip that fits
-    whatever the areas are is never the fastest. In a wider box steps are slower at the slow end,
-    faster at the fast end and fewer chips always fit, so the count never falls.
-    """
-    fits = np.flatnonzero(areas.fits_always)
-    least = scenarios.least_anywhere()
-    if not len(fits):
-        return int((areas.fits_somewhere & np.isfinite(least)).sum())
-    if scenarios.slow == scenarios.fast and len(fits) == int(areas.fits_somewhere.sum()):
-        return 1  # one point: the best chip, ties in order
-    first = fits[np.argmin(least[fits])]
-    most = float(scenarios.scores(scenarios.slow, [first])[0]) * (1.0 + 1e-9)
-    slow = scenarios.least_share(scenarios.slow, fits, np.ones(len(fits)), most, _TIES)
-    return scenarios.not_ruled_out(np.flatnonzero(areas.fits_somewhere), slow.value)
-
-
 def robust_chip(
     models: Sequence[TransformerModel],
     space: ArchitectureSpace,
@@ -218,7 +198,9 @@ def robust_chip(
         if at < 0:
             break
         group = int(table.groups[at])
-        told(f"chip {group}: regret {table.least[at]:.4f} at the witnesses, best {reached.bound:.4f}")
+        told(
+            f"chip {group}: regret {table.least[at]:.4f} at the witnesses, best {reached.bound:.4f}"
+        )
         tried = bounds.largest(group, reached.bound, _worst_witness(table, at))
         if tried.bound < reached.bound:
             best, reached = group, tried
@@ -231,7 +213,7 @@ def robust_chip(
 
 
 def _worst_witness(table: _Candidates, at: int) -> Witness:
-    """The witness at which a candidate does worst."""
+    """Find the witness at which a candidate does worst."""
     regrets = [
         float(excess[at] * table.scenes.scores(w.point, [table.groups[at]])[0] / w.rival_s)
         for w, excess in table.witnesses
@@ -288,7 +270,7 @@ def _result(
         time_s=own,
         worst_at=dict(zip(names, witness.point, strict=True)),
         rival=wide[chip(witness.rival)],
-        possible_winners=_possible_winners(scenes, areas),
+        possible_winners=len(possible_winners(scenes, areas)),
         nominal=first,
         nominal_chip=wide[chip(start)],
         nominal_s=usual,

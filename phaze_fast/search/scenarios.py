@@ -159,13 +159,9 @@ class Scenarios:
         return known
 
     def _known_limit(self, group: int, point: Point) -> float:
-        """A group's score at a point that is nowhere faster; infinite where none is known."""
+        """Give a group's score where nothing is faster; infinite where none is known."""
         return min(
-            (
-                score
-                for other, score, _ in self._seen.get(group, ())
-                if self._faster(point, other)
-            ),
+            (score for other, score, _ in self._seen.get(group, ()) if self._faster(point, other)),
             default=np.inf,
         )
 
@@ -174,16 +170,14 @@ class Scenarios:
         if self._fast is None:
             scene = self._at(self.fast)
             none = np.full(len(self.groups), -1.0)
-            search = WithinSearch(
-                scene.problems, scene.groups, none, self.weights, self.threads
-            )
+            search = WithinSearch(scene.problems, scene.groups, none, self.weights, self.threads)
             search.exact()
             self._fast, self._scores = search.candidate_bounds(), search.scores
             self._rooflines = [x.copy() for x in self._fast]
         return self._scores.combined([x.min(axis=0, initial=np.inf) for x in self._fast])
 
-    def not_ruled_out(self, groups: Array, limit: float) -> int:
-        """Count groups whose bound with operators mapped, where all is fastest, is within a limit.
+    def not_ruled_out(self, groups: Array, limit: float) -> Array:
+        """Mark groups whose bound with operators mapped, where all is fastest, is within a limit.
 
         Only rooflines and mapped operators count, whatever else is known by now, so that a wider
         box never has fewer.
@@ -204,7 +198,8 @@ class Scenarios:
                 near = np.flatnonzero(table.least[s] <= limit)
                 if len(near) and len(search.tables) == 1:
                     table.bound(s, near, 2)
-        return int((search.lower_bounds() <= limit).sum())
+        marked: Array = search.lower_bounds() <= limit
+        return marked
 
     def least_share(
         self,
@@ -232,7 +227,12 @@ class Scenarios:
         """
         scene = self._at(point)
         search = LeastShareSearch(
-            scene.problems, scene.groups.take(groups), shares, limit, slack, self.weights,
+            scene.problems,
+            scene.groups.take(groups),
+            shares,
+            limit,
+            slack,
+            self.weights,
             self.threads,
         )
         search.known = self._known_bounds(groups, point) if known is None else known
