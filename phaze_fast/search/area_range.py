@@ -116,6 +116,10 @@ class AreaRange:
         found: Array = self._at_corners.max(axis=1) <= _ALMOST
         return found
 
+    def largest_excess(self, chip: int) -> float:
+        """Say by how much a chip is too large at worst; 1: it always fits."""
+        return max(1.0, float(self._at_corners[chip].max()))
+
     def _where_fits(self, chip: int) -> Array:
         """Corners of the part of the box in which a chip fits, shape (points, terms)."""
         inside = self._corners[self._at_corners[chip] <= _ALMOST]

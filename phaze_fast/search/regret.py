@@ -233,7 +233,9 @@ class _Branching:
         worst, _, factor = self._swapped(slow, fast)
         most = self._own(worst) * factor / self.attained * (1.0 + 1e-9)
         least = self.scenes.least_anywhere()
-        rivals = np.flatnonzero((least < most * _LARGEST_EXCESS) & owner.areas.fits_somewhere)
+        rivals = np.flatnonzero(
+            (least < most * owner.areas.largest_excess(self.group)) & owner.areas.fits_somewhere
+        )
         shares = 1.0 / owner.areas.excess_against(self.group, rivals)
         near = least[rivals] * shares < most
         self.all, self.shares, self.least = rivals[near], shares[near], least[rivals[near]]
@@ -248,10 +250,6 @@ class _Branching:
             self._split(-bound, slow, fast, alive, sure)
         bound = max(self.settled, self.attained)
         return LargestRegret(self.attained, bound, self.witness, self.parts)
-
-
-_LARGEST_EXCESS = 4.0
-"""Areas that could be off by more are not looked for."""
 
 
 def _distance(slow: float, fast: float) -> float:
