@@ -6,25 +6,29 @@ voltage; a lower clock needs less voltage, down to a least one. HBM has a supply
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import model_validator
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.hardware.chip import Accelerator
+from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.hardware.silicon import (
     FULL_AREA,
     AreaTerms,
     EnergyTable,
     area,
+    area_batch,
     energy_table,
     power_batch,
 )
 from phaze_fast.records import Quantity, Record
 
 __all__ = ["ChipPower", "PowerModel"]
+
+Array = np.ndarray[Any, Any]
 
 _HALVINGS = 60
 
@@ -83,8 +87,9 @@ class PowerModel(Record):
             )
         return self
 
-    def _volts(self, share: float) -> float:
-        way = max(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
+    def _volts(self, share: Any) -> Any:
+        """Volts that a share of the rated clock needs, or shares do."""
+        way = np.maximum(0.0, (share - self.least_volts_at) / (1.0 - self.least_volts_at))
         return self.least_volts + way * (self.volts - self.least_volts)
 
     def at(
@@ -103,7 +108,7 @@ class PowerModel(Record):
         total = float(power_batch([chip], table, terms)[0])
         hbm = 0.0 if chip.hbm is None else chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j
         leakage = table.static_w_per_mm2 * area(chip, terms).total_mm2
-        volts = self._volts(clock_share)
+        volts = float(self._volts(clock_share))
         swing = volts / self.volts
         return ChipPower(
             clock_share=clock_share,
@@ -127,20 +132,51 @@ class PowerModel(Record):
         InfeasibleError
             Where leakage and HBM alone are above the cap.
         """
-        full = self.at(chip, 1.0, table, terms)
-        if full.total_w <= max_w:
-            return full
-        idle = self.at(chip, 0.0, table, terms)
-        if not max_w > idle.total_w:
+        share = float(self.clock_shares(chip_records([chip]), max_w, table, terms)[0])
+        if math.isnan(share):
+            idle = self.at(chip, 0.0, table, terms)
             raise InfeasibleError(
                 f"max_power_w: {max_w:g} W is not above what {chip.name} draws without a clock, "
                 f"{idle.leakage_w:.1f} W of leakage and {idle.hbm_w:.1f} W of HBM"
             )
-        low, high = 0.0, 1.0
+        return self.at(chip, share, table, terms)
+
+    def clock_shares(
+        self,
+        records: Array,
+        max_w: float,
+        table: EnergyTable | None = None,
+        terms: AreaTerms = FULL_AREA,
+    ) -> Array:
+        """Highest shares of the rated clock, at most 1, that a power cap leaves many chips.
+
+        Parameters
+        ----------
+        records
+            Chips, such as `ArchitectureSpace.chips`.
+        max_w
+            The cap, watts.
+
+        Returns
+        -------
+        numpy.ndarray
+            One share per chip; NaN where leakage and HBM alone are above the cap.
+        """
+        table = energy_table() if table is None else table
+        hbm = records["hbm_bytes_per_s"] * table.hbm_byte_j
+        leakage = table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]
+        dynamic = power_batch(records, table, terms) - hbm - leakage
+
+        def total(share: Array) -> Array:
+            swing = self._volts(share) / self.volts
+            found: Array = dynamic * share * swing**2 + leakage * swing + hbm
+            return found
+
+        low, high = np.zeros(len(records)), np.ones(len(records))
         for _ in range(_HALVINGS):
             middle = (low + high) / 2.0
-            if self.at(chip, middle, table, terms).total_w <= max_w:
-                low = middle
-            else:
-                high = middle
-        return self.at(chip, float(np.float64(low)), table, terms)
+            within = total(middle) <= max_w
+            low, high = np.where(within, middle, low), np.where(within, high, middle)
+        shares = np.where(total(np.ones(len(records))) <= max_w, 1.0, low)
+        found: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
+        return found

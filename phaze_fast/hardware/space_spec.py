@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
@@ -128,6 +128,9 @@ class SpaceSpec(Record):
     """Keep chips whose area lies within this."""
     max_power_w: Watts | None = None
     """Keep chips whose peak power (energy table '7nm') is at most this."""
+    above_power: Literal["drop", "slow"] = "drop"
+    """What happens to chips above it: they are left out, or run at the highest clock that it allows
+    (docs/robust.md); those that leakage and HBM alone take above it are left out in any case."""
 
     @field_validator("base", mode="before")
     @classmethod

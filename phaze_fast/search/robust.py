@@ -104,7 +104,8 @@ class _Candidates:
 
     def __init__(self, scenarios: Scenarios, areas: AreaRange, candidates: Array) -> None:
         self.scenes, self.areas, self.groups = scenarios, areas, candidates
-        self.least = np.ones(len(candidates))
+        self.ratios = np.zeros(len(candidates))
+        """Largest known ratio of each candidate's step to a rival's; below 1 it beats them."""
         self.witnesses: list[tuple[Witness, Array]] = []
         self.done = np.zeros(len(candidates), dtype=np.int64)
         """Witnesses at which each candidate's regret is exact."""
@@ -114,16 +115,22 @@ class _Candidates:
         excess = self.areas.excess_where_fits(witness.rival, self.groups)
         self.witnesses.append((witness, excess))
         floor = self.scenes.least_anywhere()[self.groups]
-        self.least = np.maximum(self.least, excess * floor / witness.rival_s)
+        self.ratios = np.maximum(self.ratios, excess * floor / witness.rival_s)
+
+    @property
+    def least(self) -> Array:
+        """Lower bounds of every candidate's largest regret."""
+        return np.maximum(self.ratios, 1.0)
 
     def next(self, below: float) -> int:
         """Position of the candidate whose regret at the witnesses is least; -1: none is below."""
         while True:
-            order = np.argsort(self.least, kind="stable")
+            unsure = self.done < len(self.witnesses)  # of equal ones those that are exact
+            order = np.lexsort((self.ratios, unsure, self.least))
             first = int(order[0])
             if self.least[first] >= below:
                 return -1
-            if self.done[first] == len(self.witnesses):
+            if not unsure[first]:
                 return first
             wave = order[:_WAVE]
             wave = wave[(self.done[wave] < len(self.witnesses)) & (self.least[wave] < below)]
@@ -134,7 +141,7 @@ class _Candidates:
                     exact, least = self.scenes.within(witness.point, self.groups[todo], limits)
                     reached = np.where(np.isfinite(exact), exact, np.maximum(least, limits))
                     regret = excess[todo] * reached / witness.rival_s
-                    self.least[todo] = np.maximum(self.least[todo], regret)
+                    self.ratios[todo] = np.maximum(self.ratios[todo], regret)
                     self.done[todo] = k + 1
 
 
@@ -205,7 +212,7 @@ def robust_chip(
         if tried.bound < reached.bound:
             best, reached = group, tried
         table.add(tried.witness)
-        table.least[at] = max(table.least[at], tried.attained)
+        table.ratios[at] = max(table.ratios[at], tried.attained)
         table.done[at] = len(table.witnesses)
     return _result(
         scenes, areas, wide, table, (start, first), (best, reached), uncertainty, tolerance, began

@@ -97,3 +97,27 @@ def test_an_impossible_package_is_said_in_one_line(given_, said):
     assert "\n" not in str(error.value)
     with pytest.raises(InvalidInputError, match="dies"):
         PackageModel().package(100.0, 1, 2**30, dies=0)
+
+
+def test_a_space_slows_chips_that_draw_too_much():
+    axes = {"tensor_core.count": (4.0, 8.0, 16.0), "buffer.capacity_bytes": (2.0**25, 2.0**27)}
+    free = pf.SpaceSpec(name="few", base=CHIP, axes=axes)
+    whole, cap = pf.ArchitectureSpace(free), 160.0
+    slow = pf.ArchitectureSpace(free.replace(max_power_w=cap, above_power="slow"))
+    dropped = pf.ArchitectureSpace(free.replace(max_power_w=cap))
+    assert len(dropped) < len(slow) == len(whole)
+    drawn = pf.power_batch(whole.chips)
+    for i, chip in enumerate(slow):
+        assert chip.clock_hz == slow.chips["clock_hz"][i]
+        assert (chip.clock_hz == CHIP.clock_hz) == (drawn[i] <= cap)
+        model = PowerModel().under(whole[i], cap, terms=pf.PUBLISHED_AREA)
+        assert math.isclose(chip.clock_hz, CHIP.clock_hz * model.clock_share)
+    assert slow[1:3].chips["clock_hz"].tolist() == slow.chips["clock_hz"][1:3].tolist()
+    # A higher cap never lowers a clock; one below leakage leaves no chip.
+    more = pf.ArchitectureSpace(free.replace(max_power_w=200.0, above_power="slow"))
+    assert (more.chips["clock_hz"] >= slow.chips["clock_hz"]).all()
+    none = pf.ArchitectureSpace(free.replace(max_power_w=20.0, above_power="slow"))
+    assert len(none) == 0
+    step = pf.Training(global_batch=8, microbatch=1, pipeline=1)
+    with pytest.raises(InfeasibleError, match="none that passes its limits"):
+        pf.search("gpt2-small", none, pf.Cluster(devices=4, fabric="tpuv4-pod"), step)
