@@ -102,8 +102,14 @@ class LeastShareSearch(_Limited):
     def _note_best(self, group: int) -> None:
         self.best.note(group, float(self.scores.scores[group].min()) * float(self._shares[group]))
 
+    def begin_with(self, groups: Array, scores: Array) -> None:
+        """Take in scores that are known."""
+        for group, score in zip(groups.tolist(), scores.tolist(), strict=True):
+            if score * self._shares[group] <= self._limit:
+                self.best.note(group, float(score * self._shares[group]))
+
     def _seed(self, limited: bool) -> None:
-        if not np.isfinite(self._limit):
+        if not np.isfinite(min(self._limit, self.best.limit)):
             super()._seed(limited)
 
     def _prove(self) -> None:

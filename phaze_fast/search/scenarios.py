@@ -22,6 +22,10 @@ Point = tuple[float, ...]
 """Values of the rates and latencies of a box, in its order."""
 
 
+_MANY, _FIRST = 64, 8
+"""Where there are more groups than this, so many are tried first, to have something to beat."""
+
+
 class ShareBounds(NamedTuple):
     """The least product of a share and a score."""
 
@@ -236,6 +240,10 @@ class Scenarios:
             self.threads,
         )
         search.known = self._known_bounds(groups, point) if known is None else known
+        if search.known is not None and len(groups) > _MANY:
+            least = search.scores.combined([x.min(axis=0, initial=np.inf) for x in search.known])
+            first = np.argsort(least * shares, kind="stable")[:_FIRST]
+            search.begin_with(first, self.scores(point, groups[first]))
         value, at, sure = search.least()
         if point == self.fast and self._fast is not None:
             for mine, new in zip(self._fast, search.candidate_bounds(), strict=True):
