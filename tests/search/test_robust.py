@@ -10,6 +10,7 @@ from robust_cases import CLUSTER, MODEL, STEP, brute_force, case
 import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.report.page import report_page
 from phaze_fast.search.area_range import AreaRange, terms_mm2, widened_space
 from phaze_fast.search.constants import AREA_TERMS, Uncertainty, default_uncertainty
 
@@ -175,5 +176,8 @@ def test_the_command_adds_what_the_contract_names(tmp_path, monkeypatch):
     assert isinstance(document["possible_winners"], int)
     assert document["possible_winners"] >= 1
     assert document["constants"]["tensor_area"]["source"] == "me"
+    page = report_page(document)
+    assert "Chips that stay best" in page
+    assert "Where it does worst" in page
     box.write_text("matrix_rate: [1.0, 0.9]\n")
     assert main([*command, "--uncertainty", str(box), "--json"]) == 2
