@@ -55,14 +55,15 @@ class WithinSearch(_Limited):
         weights: Sequence[float] = (),
         threads: int = 1,
     ) -> None:
-        super().__init__(
-            problems, groups, weights=weights, top=len(groups), each=True, threads=threads
-        )
+        super().__init__(problems, groups, weights=weights, top=len(groups), threads=threads)
         self._most = limits
 
-    def _below(self, groups: Array, energy: Array) -> Array:
-        below = np.minimum(super()._below(groups, energy), self._most[groups, None])
-        return np.where(self.has[groups], below, -np.inf)
+    def _limits(self, groups: Array) -> Array:
+        found: Array = np.minimum(self._most[groups], self.scores.scores[groups].min(axis=1))
+        return found
+
+    def _prove(self) -> None:
+        """Leave unproven schedules as they are: their bounds count."""
 
     def _seed(self, limited: bool) -> None:
         """Go without: the limits are there."""
