@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,11 @@ from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
 from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult, result_of
+from phaze_fast.search.constants import Uncertainty
 from phaze_fast.search.find import find_chips
+from phaze_fast.search.information import information
 from phaze_fast.search.result import Budget, Progress
+from phaze_fast.search.robust import TOLERANCE, robust_chip
 from phaze_fast.threads import thread_count
 
 __all__ = ["compare", "search"]
@@ -38,6 +41,11 @@ def search(
     resume: Path | str | None = None,
     cache: Path | str | None = None,
     progress: Callable[[Progress], None] | None = None,
+    uncertainty: str | Path | Mapping[str, Any] | Uncertainty | None = None,
+    tolerance: float = TOLERANCE,
+    samples: int = 0,
+    seed: int = 0,
+    say: Callable[[str], None] | None = None,
 ) -> SearchResult:
     """Find the chip, the operator schedules and the parallel plan that train models fastest.
 
@@ -76,6 +84,18 @@ def search(
         Directory of outcomes of complete searches, looked up by the content of the problem.
     progress
         Called with a `Progress` after every wave.
+    uncertainty
+        Constants as intervals, for which the chip of least largest regret is found as well:
+        ``default``, a file, or ``{name: [low, high]}``; see docs/robust.md.
+    tolerance
+        How far that least largest regret may be from its bound, as a fraction.
+    samples
+        Where more than zero: draw so many points from the intervals and say how often each chip is
+        the best, and which constant, known better, would leave the fewest possible winners.
+    seed
+        Of the samples.
+    say
+        Called with what is done next over the intervals.
 
     Returns
     -------
@@ -115,8 +135,19 @@ def search(
     step = training or Training(global_batch=4096, tensor_parallel=(1, 2, 4, 8))
     budget, workers = Budget(time_s=time_limit_s, points=max_points), thread_count(threads)
     options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
+    box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
     outcome = find_chips(loaded, chips, wired, step, *options)
-    return result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers)
+    found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers)
+    if box is None or not outcome.winners:
+        return found
+    limits = (tolerance, max(time_limit_s - outcome.seconds, 0.0), workers, say)
+    best, shares = outcome.winners[0], found.weights
+    robust = robust_chip(loaded, chips, wired, step, box, best, shares, *limits)
+    known = None
+    if samples:
+        drawn = (samples, seed, workers)
+        known = information(loaded, chips, wired, step, box, shares, *drawn)
+    return replace(found, robust=robust, information=known)
 
 
 def _listed(models: object) -> list[Model | str]:

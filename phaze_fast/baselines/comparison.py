@@ -177,9 +177,11 @@ def sensitivity_of(
     found = []
     for each in variations(space, cluster):
         _say(say, f"with {each.what} x {each.factor:g}")
-        args = (models, each.space, each.cluster, training, weights)
-        other = find_chips(*args, top=1, threads=threads)
-        winner = other.winners[0] if other.winners else None
+        winner = None
+        if len(each.space):  # with larger areas no chip may be within the limit
+            args = (models, each.space, each.cluster, training, weights)
+            other = find_chips(*args, top=1, threads=threads)
+            winner = other.winners[0] if other.winners else None
         chip = each.space[winner.chip] if winner is not None else None
         same = chip is not None and (
             (chip.tensor_core, chip.vector_core, chip.buffer.capacity_bytes)

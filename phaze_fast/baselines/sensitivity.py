@@ -94,9 +94,9 @@ def _fabric(cluster: Cluster, factor: float) -> Cluster:
 
 
 def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSpace | None:
-    """Scale one term of the area; the limit is what the space's base then takes.
+    """Scale one term of the area; the limit stays, or is what the space's base then takes.
 
-    None where the term is nothing, or the space has no limit.
+    None where the term is nothing, or the space has no limit. No chip may be left.
     """
     spec, limit = space.spec, space.spec.area
     if limit is None:
@@ -110,8 +110,9 @@ def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSp
         total: Array = found["total_mm2"] + (factor - 1.0) * found[term]
         return total
 
-    before = limit.max_mm2 / float(by_term["total_mm2"][0])
-    most = before * float(scaled(chip_records([spec.base]))[0])
+    most = limit.max_mm2
+    if limit.follows_base:
+        most *= float(scaled(chip_records([spec.base]))[0]) / float(by_term["total_mm2"][0])
     whole = ArchitectureSpace(spec.replace(area=None))
     kept = []
     for chunk in whole.chunks():
@@ -123,7 +124,7 @@ def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSp
     chosen = np.concatenate(kept)
     if space.selection is not None:
         chosen = np.intersect1d(chosen, space.selection)
-    return ArchitectureSpace(spec.replace(area=None), chosen) if len(chosen) else None
+    return ArchitectureSpace(spec.replace(area=None), chosen)
 
 
 def variations(space: ArchitectureSpace, cluster: Cluster) -> Iterator[Variation]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from phaze_fast.cli import (
+    backtest,
     calibrate,
     collectives,
     costs,
@@ -54,6 +55,7 @@ def _options(
 
 for _part in (
     search,
+    backtest,
     wafer,
     models,
     trace,

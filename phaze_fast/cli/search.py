@@ -18,6 +18,7 @@ from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table, target, write_text
 from phaze_fast.cli.plan_options import SoftwareName, several
 from phaze_fast.cli.progress import shown_progress
+from phaze_fast.cli.robust import information_tables, robust_fields
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.pipeline import compare, search
@@ -138,6 +139,10 @@ def _human(found: SearchResult) -> list[RenderableType]:
         parts.append(_baselines(found))
     if found.sensitivity:
         parts.append(_sensitivity(found))
+    if found.robust is not None:
+        parts.append(robust_fields(found.robust))
+    if found.information is not None:
+        parts += information_tables(found.information)
     return [*parts, _certificate(found)]
 
 
@@ -171,7 +176,10 @@ def _sensitivity(found: SearchResult) -> RenderableType:
         ]
         for item in found.sensitivity
     ]
-    caption = "Where an area is scaled, the limit is what the space's base chip then takes."
+    area = found.space.spec.area
+    caption = "Where an area is scaled, the limit stays."
+    if area is not None and area.follows_base:
+        caption = "Where an area is scaled, the limit is what the space's base chip then takes."
     columns = ["what", "step>", "change>", "best chip"]
     return table("If something were different", columns, rows, caption)
 
@@ -255,6 +263,17 @@ def search_chips(
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Search again with each rate and area x 0.5, 2.")
     ] = False,
+    uncertainty: Annotated[
+        str | None,
+        typer.Option(help="Constants as intervals: default, or a file; finds the robust chip."),
+    ] = None,
+    tolerance: Annotated[
+        float, typer.Option(help="Of the least largest regret, as a fraction of its bound.")
+    ] = 0.05,
+    samples: Annotated[
+        int, typer.Option(help="Points of the intervals to draw, for shares of wins; 0: none.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
     time_limit: Annotated[float, typer.Option(help="Seconds.")] = float("inf"),
     max_points: Annotated[
         float, typer.Option(help="Stop after the wave in which so many pairs were placed.")
@@ -303,6 +322,10 @@ def search_chips(
             resume=resume,
             cache=None if no_cache else cache or default_cache(),
             progress=progress,
+            uncertainty=uncertainty,
+            tolerance=tolerance,
+            samples=samples,
+            seed=seed,
         )
     for message in found.outcome.notes:
         note(message)

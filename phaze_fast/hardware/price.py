@@ -36,12 +36,17 @@ class Prices(Record):
     hbm_usd_per_gib: Quantity = 10.0
     """An assumption; trade press gives 10 to 20 dollars for HBM2e and HBM3."""
 
+    def good(self, area_mm2: Array) -> Array:
+        """Share of dies that work: negative binomial."""
+        faults = area_mm2 / 100.0 * self.defects_per_cm2 / self.cluster
+        found: Array = (1.0 + faults) ** -self.cluster
+        return found
+
     def die_usd(self, area_mm2: Array) -> Array:
         """Dollars of a good die: a share of a wafer over the yield."""
         across = math.pi * self.wafer_mm
         per_wafer = across * self.wafer_mm / 4.0 / area_mm2 - across / np.sqrt(2.0 * area_mm2)
-        faults = area_mm2 / 100.0 * self.defects_per_cm2 / self.cluster
-        good = (1.0 + faults) ** -self.cluster
+        good = self.good(area_mm2)
         with np.errstate(divide="ignore"):
             found: Array = np.where(per_wafer > 0, self.wafer_usd / (per_wafer * good), np.inf)
         return found

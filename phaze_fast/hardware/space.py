@@ -19,6 +19,7 @@ from phaze_fast import _core
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware.chip import Accelerator, chip_records, load_chip
+from phaze_fast.hardware.power import PowerModel
 from phaze_fast.hardware.silicon import FULL_AREA, PUBLISHED_AREA, area, energy_table
 from phaze_fast.hardware.space_spec import (
     COLUMN_NUMBER,
@@ -91,7 +92,10 @@ class ArchitectureSpace:
                 },
                 ties={"vector_core.lanes": "tensor_core.width"},
                 area=AreaLimit(
-                    max_mm2=float(largest[0]), min_fraction=0.3, keep_small_single_core=True
+                    max_mm2=float(largest[0]),
+                    min_fraction=0.3,
+                    keep_small_single_core=True,
+                    follows_base=True,
                 ),
             )
         )
@@ -116,7 +120,11 @@ class ArchitectureSpace:
         largest = area(spec.base, FULL_AREA).total_mm2
         axes = {**spec.axes, "buffer.port_bytes_per_cycle": (64.0, 128.0, 256.0, 512.0)}
         limit = AreaLimit(
-            max_mm2=largest, min_fraction=0.3, keep_small_single_core=True, terms=FULL_AREA
+            max_mm2=largest,
+            min_fraction=0.3,
+            keep_small_single_core=True,
+            terms=FULL_AREA,
+            follows_base=True,
         )
         return cls(spec.replace(name="phaze-full-area", axes=axes, area=limit))
 
@@ -157,20 +165,36 @@ class ArchitectureSpace:
         terms = (PUBLISHED_AREA if limit is None else limit.terms).rates
         if self._selection is not None:
             for start in range(0, len(self._selection), size):
-                yield SpaceChunk(*self._grid.pick(self._selection[start : start + size], terms))
+                picked = self._grid.pick(self._selection[start : start + size], terms)
+                yield self._clocked(SpaceChunk(*picked))
             return
         smallest, largest = 0.0, math.inf
         if limit is not None:
             smallest, largest = limit.min_fraction * limit.max_mm2, limit.max_mm2
         waived = limit is not None and limit.keep_small_single_core
+        if self.spec.above_power == "slow":
+            power = None  # it lowers clocks, below
         energy = energy_table().to_record() if power is not None else _NO_ENERGY
         for start in range(0, self.grid_size, size):
             stop = min(start + size, self.grid_size)
             rows = self._grid.filter(
                 start, stop, terms, (smallest, largest), waived, energy, power or math.inf
             )
-            if len(rows[0]):
-                yield SpaceChunk(*rows)
+            chunk = self._clocked(SpaceChunk(*rows))
+            if len(chunk.index):
+                yield chunk
+
+    def _clocked(self, chunk: SpaceChunk) -> SpaceChunk:
+        """Give chips that would draw too much the clock that the power limit allows."""
+        spec = self.spec
+        if spec.above_power == "drop" or spec.max_power_w is None or not len(chunk.index):
+            return chunk
+        terms = PUBLISHED_AREA if spec.area is None else spec.area.terms
+        shares = PowerModel().clock_shares(chunk.chips, spec.max_power_w, terms=terms)
+        runs = np.isfinite(shares)
+        chips = chunk.chips[runs].copy()
+        chips["clock_hz"] = chips["clock_hz"] * shares[runs]
+        return SpaceChunk(chunk.index[runs], chips, chunk.area_mm2[runs])
 
     @cached_property
     def _grid(self) -> _core.ChipGrid:
@@ -283,6 +307,9 @@ class ArchitectureSpace:
         return f"ArchitectureSpace({self.spec.name!r}, grid of {self.grid_size}{chosen})"
 
     def _chip(self, index: int) -> Accelerator:
-        row = self._grid.pick(np.array([index], dtype=np.int64), PUBLISHED_AREA.rates)[1][0]
+        picked = self._grid.pick(np.array([index], dtype=np.int64), PUBLISHED_AREA.rates)
+        row = self._clocked(SpaceChunk(*picked)).chips[0]
         varied = {field: row[COLUMNS[field]].item() for field in (*self.spec.axes, *self.spec.ties)}
+        if self.spec.above_power == "slow":
+            varied["clock_hz"] = row["clock_hz"].item()
         return with_fields(self.spec.base, varied, f"{self.spec.name}[{index}]")

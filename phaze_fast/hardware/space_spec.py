@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, model_validator
@@ -95,6 +95,9 @@ class AreaLimit(Record):
     """Waive the smallest area where a chip has one tensor or one vector core, as PHAZE does."""
     terms: AreaTerms = PUBLISHED_AREA
     """Which terms the area has."""
+    follows_base: Annotated[bool, Field(strict=True)] = False
+    """Whether `max_mm2` stands for what the base chip takes, so that it grows with a term's area
+    where that is varied; else it is a number of mm2 that stays."""
 
 
 class SpaceSpec(Record):
@@ -125,6 +128,9 @@ class SpaceSpec(Record):
     """Keep chips whose area lies within this."""
     max_power_w: Watts | None = None
     """Keep chips whose peak power (energy table '7nm') is at most this."""
+    above_power: Literal["drop", "slow"] = "drop"
+    """What happens to chips above it: they are left out, or run at the highest clock that it allows
+    (docs/robust.md); those that leakage and HBM alone take above it are left out in any case."""
 
     @field_validator("base", mode="before")
     @classmethod

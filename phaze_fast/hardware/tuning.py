@@ -226,6 +226,27 @@ class Tuning(Record):
             )
         return self
 
+    def with_vector_rate(self, factor: float) -> Tuning:
+        """Give the same with vector lanes that do so many times as many elements per cycle.
+
+        Examples
+        --------
+        >>> Tuning().with_vector_rate(2.0).functions["add"].ops_per_element
+        0.5
+        """
+        functions = {}
+        for name, usual in _OPERATIONS.items():
+            cost = self.functions.get(name, FunctionCost())
+            ops = usual if cost.ops_per_element is None else cost.ops_per_element
+            functions[name] = cost.replace(
+                ops_per_element=ops / factor, ops_per_row=cost.ops_per_row / factor
+            )
+        attention = self.attention.replace(
+            ops_per_score=self.attention.ops_per_score / factor,
+            backward_ops_per_score=self.attention.backward_ops_per_score / factor,
+        )
+        return self.replace(functions=functions, attention=attention)
+
     @field_validator("functions")
     @classmethod
     def _known(cls, functions: dict[str, FunctionCost]) -> dict[str, FunctionCost]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -124,15 +125,19 @@ class OpGraph:
         if recompute == "selective":
             return frozenset(self.names) & SELECTIVE
         if isinstance(recompute, str):
-            check_recompute(recompute)
-            sets = [RECOMPUTE_SETS[name] for name in recompute.split("+")]
-            return frozenset(
-                name for name in self.names if any(_without_part(name) in s for s in sets)
-            )
+            return _in_sets(self.names, recompute)
         chosen = frozenset(recompute)
         for name in sorted(chosen - frozenset(self.names)):
             raise InvalidInputError(f"recompute: {name!r} is unknown; {nearest(name, self.names)}")
         return chosen
+
+
+@lru_cache(maxsize=4096)  # asked again for every batch of chips
+def _in_sets(names: tuple[str, ...], recompute: str) -> frozenset[str]:
+    """Names of operators that belong to sets of `RECOMPUTE_SETS` joined by ``+``."""
+    check_recompute(recompute)
+    sets = [RECOMPUTE_SETS[name] for name in recompute.split("+")]
+    return frozenset(name for name in names if any(_without_part(name) in s for s in sets))
 
 
 def _without_part(name: str) -> str:

@@ -33,6 +33,7 @@ from phaze_fast.report.evidence import (
 )
 from phaze_fast.report.figures import history_figure, memory_figure, pareto_figure
 from phaze_fast.report.markup import Html, escape, join, script_json, tag
+from phaze_fast.report.robust import robust_section
 from phaze_fast.report.wafers import is_wafer, wafer_names, wafer_sections
 
 __all__ = ["report_page", "write_report"]
@@ -120,6 +121,7 @@ def _sections(document: Data, figures: _Figures) -> list[tuple[str, str, Html]]:
         ("progress", "Bound and best over time", history_section(document, history)),
         ("baselines", "Against baselines", baselines_section(document)),
         ("sensitivity", "Sensitivity", sensitivity_section(document)),
+        ("robust", "Chips that stay best", robust_section(document)),
         ("top", "The best chips", top_section(document)),
         ("inputs", "To get it again", inputs_section(document)),
     ]

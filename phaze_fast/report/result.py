@@ -19,8 +19,10 @@ from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.designs import Design, geometric_mean
 from phaze_fast.search.find import checked_weights, search_digest
 from phaze_fast.search.goals import OBJECTIVES, checked_objectives, front_of
+from phaze_fast.search.information import Information
 from phaze_fast.search.problem import SearchProblem, problems_of
 from phaze_fast.search.result import Outcome, Winner
+from phaze_fast.search.robust import RobustResult
 from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.units import format_time
 
@@ -76,6 +78,10 @@ class SearchResult(Table):
     """What other methods find, by name."""
     sensitivity: list[dict[str, Any]] = field(default_factory=list)
     """How the winner moves when something halves or doubles."""
+    robust: RobustResult | None = None
+    """The chip of least largest regret, where constants were given as intervals."""
+    information: Information | None = None
+    """What the constants decide, where samples of the intervals were asked for."""
 
     @property
     def status(self) -> str:
@@ -213,6 +219,10 @@ class SearchResult(Table):
                 "status": "optimal" if front.proven else "feasible",
                 "designs": front.rows,
             }
+        if self.robust is not None:
+            found |= self.robust.to_dict()
+        if self.information is not None:
+            found["information"] = self.information.to_dict()
         found["baselines"] = self.baselines
         found["sensitivity"] = self.sensitivity
         found["history"] = [

@@ -114,9 +114,17 @@ class BestFirstSearch:
         }
         return np.stack([columns[name] for name in self.front.objectives[1:]], axis=1)
 
+    def _limits(self, groups: Array) -> Array:
+        """Scores worth looking at where only the best chip groups are asked for."""
+        return np.full(len(groups), self.best.limit)
+
+    def _note_best(self, group: int) -> None:
+        """Tell the goal of the best chip groups what is found."""
+        self.best.note(group, float(self.scores.scores[group].min()))
+
     def _below(self, groups: Array, energy: Array) -> Array:
         """Scores worth looking at, shape (groups, capacities); minus infinity: there is none."""
-        below = np.full((len(groups), self.has.shape[1]), self.best.limit)
+        below = np.repeat(self._limits(groups)[:, None], self.has.shape[1], axis=1)
         if self.every:
             below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
         if self.objectives:
@@ -165,7 +173,7 @@ class BestFirstSearch:
                 others = self._others(np.array([group]), c, np.array([values[1]]))[0]
                 self.front.add(point, np.array([values[0], *others]))
                 self.points[point] = answer
-        self.best.note(group, float(self.scores.scores[group].min()))
+        self._note_best(group)
 
     # ---- the waves ----
 
@@ -175,7 +183,7 @@ class BestFirstSearch:
         every = slice(None) if len(alive) == len(self.groups) else alive
         least = [t.least[:, every].min(axis=0, initial=np.inf) for t in self.tables]
         score = self.scores.combined(least)
-        limit = np.full(len(alive), self.best.limit)
+        limit = self._limits(alive)
         if self.every or self.objectives:
             energy = self.tables[0].energy
             floor = np.zeros(len(alive))
@@ -304,13 +312,16 @@ class BestFirstSearch:
         if self._progress is not None:
             self._progress(progress)
 
+    def _begin(self) -> None:
+        """Bound every candidate by rooflines."""
+        for table in self.tables:
+            for s in range(len(table.evaluator)):
+                table.bound(s, np.arange(len(self.groups)), 1)
+
     def run(self, budget: Budget | None = None) -> bool:
         """Search; whether it went to the end."""
         budget = budget or Budget()
-        everything = np.arange(len(self.groups))
-        for table in self.tables:
-            for s in range(len(table.evaluator)):
-                table.bound(s, everything, 1)
+        self._begin()
         self._note(sum(table.level.size for table in self.tables), 0.0)
         self._seed(limited=budget != Budget())
         if self.objectives:

@@ -59,7 +59,7 @@ class SearchProblem:
     @property
     def evaluator(self) -> PlanEvaluator:
         """Strategies and layouts; prepared once in a process."""
-        return _evaluator(self)
+        return _evaluator(self.model, self.cluster, self.training, self.capacities)
 
     # ---- what other processes are asked as well ----
 
@@ -115,9 +115,11 @@ class SearchProblem:
         return found
 
 
-@lru_cache(maxsize=16)
-def _evaluator(problem: SearchProblem) -> PlanEvaluator:
-    return PlanEvaluator(problem.model, problem.cluster, problem.training, problem.capacities)
+@lru_cache(maxsize=16)  # the chip that others are like has no part in it
+def _evaluator(
+    model: TransformerModel, cluster: Cluster, training: Training, capacities: tuple[int, ...]
+) -> PlanEvaluator:
+    return PlanEvaluator(model, cluster, training, capacities)
 
 
 def problems_of(
