@@ -32,7 +32,7 @@ ORDER = [
     {"wafer"},
     {"search"},
     {"baselines"},
-    {"report"},
+    {"report", "export"},
     {"pipeline"},
     {"cli"},
     {"__main__"},
