@@ -107,6 +107,28 @@ class PyPlanSpace {
     return py::make_tuple(freeze(std::move(found)), freeze(std::move(each)));
   }
 
+  // What the schedule of a plan is played with: (forward_s, backward_s, weight_grad_s, step_s).
+  py::tuple passes(const py::object& times, std::int64_t layout, const py::object& cuts,
+                   const py::object& variants) const {
+    const TimesView timed = by_strategy(times);
+    check(layout);
+    const auto row = static_cast<std::size_t>(layout);
+    const auto borders = view<std::int32_t>(cuts, "cuts");
+    const auto ways = view<std::int32_t>(variants, "variants");
+    const Partition partition{{borders.begin(), borders.end()}, {ways.begin(), ways.end()}};
+    const PlanStatus status = space_.check_partition(row, partition);
+    if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
+    const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
+    const PlanPasses found = space_.passes(row, partition, timed[strategy]);
+    const auto array = [](const std::vector<double>& values) {
+      py::array_t<double> made(static_cast<py::ssize_t>(values.size()));
+      std::copy(values.begin(), values.end(), made.mutable_data());
+      return freeze(std::move(made));
+    };
+    return py::make_tuple(array(found.forward_s), array(found.backward_s),
+                          array(found.weight_grad_s), found.step_s);
+  }
+
   // Cuts and variants of the even partition, and its status.
   py::tuple even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
                            double room_bytes) const {
@@ -369,6 +391,8 @@ void bind_plan(py::module_& module) {
            py::arg("variant"), py::arg("room_bytes"), py::arg("free"), py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
            py::arg("variants"), py::arg("room_bytes"), py::arg("free") = py::tuple())
+      .def("passes", &PyPlanSpace::passes, py::arg("times"), py::arg("layout"), py::arg("cuts"),
+           py::arg("variants"))
       .def("even_partition", &PyPlanSpace::even_partition, py::arg("times"), py::arg("layout"),
            py::arg("variant"), py::arg("room_bytes"))
       .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),

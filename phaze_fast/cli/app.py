@@ -10,6 +10,8 @@ import typer
 from phaze_fast.cli import (
     collectives,
     costs,
+    explain,
+    exports,
     hardware,
     models,
     placements,
@@ -60,6 +62,8 @@ for _part in (
     placements,
     plans,
     predict,
+    exports,
+    explain,
     collectives,
 ):
     _part.add_commands(app)

@@ -13,6 +13,7 @@ from phaze_fast import models
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.cli.plan_files import problem_of
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.models import TransformerModel
@@ -230,6 +231,7 @@ def plan_model(
         lambda: {
             "status": "optimal",
             "space": found.space,
+            **problem_of(found.model, found.cluster),
             "calibration": _chip(found).calibration.to_dict(),
             **({} if budgeted is None else {"budget": budgeted.to_dict()}),
             **({} if answer_why is None else {"why_not": answer_why.to_dict()}),

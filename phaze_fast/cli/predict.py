@@ -11,18 +11,23 @@ from rich.console import RenderableType
 from phaze_fast import models
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.option_groups import with_groups
-from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table
+from phaze_fast.cli.plan_files import problem_of
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.cli.plans import stage_rows
 from phaze_fast.documents import read_document
+from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Calibration, presets
+from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Plan, PlanSpec, predict
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["add_commands"]
 
 
-def _document(plan: Plan, calibration: Calibration, budget: BudgetAnswer | None) -> dict[str, Any]:
+def _document(
+    plan: Plan, problem: dict[str, Any], calibration: Calibration, budget: BudgetAnswer | None
+) -> dict[str, Any]:
     data = plan.to_dict()
     top = ("time_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes", "memory")
     return {
@@ -34,6 +39,7 @@ def _document(plan: Plan, calibration: Calibration, budget: BudgetAnswer | None)
         "stages": data["stages"],
         "calibration": calibration.to_dict(),
         **({} if budget is None else {"budget": budget.to_dict()}),
+        **problem,
         "plan": data,
     }
 
@@ -66,12 +72,20 @@ def _human(
     ]
 
 
-def _given(plan: Path | None, options: dict[str, Any]) -> PlanSpec:
+def _given(
+    plan: Path | None, options: dict[str, Any], model: TransformerModel, devices: int
+) -> PlanSpec:
     """Read the plan from a file, or from the options; an option overrides the file's field."""
     said = {name: value for name, value in options.items() if value is not None}
     if plan is None:
         return PlanSpec.from_dict({"global_batch": 512, **said})
-    spec = PlanSpec.of(read_document(plan))
+    if is_framework_file(plan):
+        read = read_plan(plan, model, devices)
+        for line in read.notes:
+            note(line)
+        spec = read.spec
+    else:
+        spec = PlanSpec.of(read_document(plan))
     return spec.replace(**said) if said else spec
 
 
@@ -90,7 +104,10 @@ def predict_plan(
     budget: Budget,
     plan: Annotated[
         Path | None,
-        typer.Option(help="A plan as JSON or YAML, such as `plan --json` writes."),
+        typer.Option(
+            help="A plan: JSON or YAML as `plan --json` writes it, or a file of Megatron-LM, "
+            "Megatron Bridge, DeepSpeed, torchtitan or MaxText."
+        ),
     ] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel width (default 1).")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages (default 1).")] = None,
@@ -135,6 +152,7 @@ def predict_plan(
     --global-batch 64
     """
     budget.check(where.devices)
+    loaded = models.load(model)
     spec = _given(
         plan,
         {
@@ -153,9 +171,10 @@ def predict_plan(
             "stages": several(stages, "--stages"),
             "rank_order": rank_order,
         },
+        loaded,
+        where.devices,
     )
     cluster = where.cluster()
-    loaded = models.load(model)
     predicted = predict(loaded, cluster, spec)
     chip = presets.chip(where.chip)
     budgeted = budget.answer(
@@ -167,7 +186,9 @@ def predict_plan(
     )
     title = f"{loaded.name} on {cluster.devices} x {chip.name}: {predicted}"
     emit(
-        lambda: _document(predicted, chip.calibration, budgeted),
+        lambda: _document(
+            predicted, problem_of(loaded, cluster), chip.calibration, budgeted
+        ),
         lambda: _human(predicted, title, chip.calibration, budgeted),
         as_json,
         to_file,

@@ -9,6 +9,7 @@ from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.planning import Plans, infeasible, plan
 from phaze_fast.placement.plans import PARTS, Plan, Stage
 from phaze_fast.placement.prediction import Predictions, predict, predict_batch
+from phaze_fast.placement.timeline import Timeline, timeline
 from phaze_fast.placement.problem_files import ProblemRecord, read_records
 from phaze_fast.placement.problems import (
     SCHEDULES,
@@ -60,6 +61,7 @@ __all__ = [
     "PublishedProblem",
     "Stage",
     "Throughput",
+    "Timeline",
     "Training",
     "TrainingRun",
     "WhyNot",
@@ -77,6 +79,7 @@ __all__ = [
     "plan",
     "predict",
     "predict_batch",
+    "timeline",
     "problem_from_dict",
     "read_asked",
     "read_problems",
