@@ -14,7 +14,9 @@ PLANS = 200
 SUFFIX = {"torchtitan": ".toml", "deepspeed": ".json"}
 MODELS = {
     "llama2-7b": models.load("llama2-7b"),
-    "small-gpt": models.load("gpt2-xl").replace(name="small-gpt", layers=12, attention="eager"),
+    "small-gpt": models.load("gpt2-xl").replace(
+        name="small-gpt", layers=12, heads=24, hidden=1536, attention="eager"
+    ),
     "mixtral": models.load("mixtral-8x7b").replace(name="mixtral", layers=12),
 }
 FABRIC = {"fabric": "dgx-h100", "chip": "h100"}
@@ -48,7 +50,7 @@ def random_plan(rng):
         model = rng.choice(list(MODELS.values()))
         simple = rng.random() < 0.4
         moe = model.moe is not None
-        tp, cp = (1, 1) if simple else (rng.choice([1, 2, 4]), rng.choice([1, 1, 2]))
+        tp, cp = (1, 1) if simple else (rng.choice([1, 2]), rng.choice([1, 1, 2]))
         pp = 1 if simple else rng.choice([1, 2, 3, 4])
         dp = rng.choice([1, 2, 3, 8])
         schedule = rng.choice(["1f1b", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"])

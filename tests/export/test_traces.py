@@ -13,7 +13,7 @@ from phaze_fast.export.perfetto import layer_trace, step_trace
 from phaze_fast.placement import pipelines, timeline
 from phaze_fast.schedule import LayerInstance, schedule_instances
 
-SMALL = models.load("gpt2-xl").replace(name="small", layers=14)
+SMALL = models.load("gpt2-xl").replace(name="small", layers=14, heads=24, hidden=1536)
 CLUSTER = pf.Cluster(devices=32, fabric="dgx-h100", chip="h100")
 SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2, "dualpipe-v": 2}
 
@@ -141,7 +141,7 @@ def test_chakra_traces_of_a_thousand_ranks(tmp_path):
 
     cluster = pf.Cluster(devices=1024, fabric="dgx-h100", chip="h100")
     given = {"tp": 8, "pp": 2, "dp": 64, "global_batch": 64, "recompute": "none"}
-    trace = chakra_trace(SMALL.replace(layers=2, heads=24, hidden=1536), cluster, given)
+    trace = chakra_trace(SMALL.replace(layers=2), cluster, given)
     assert len(trace.write(tmp_path)) == 1025
     with pytest.raises(InvalidInputError, match="rank: 1024 is not accepted"):
         list(trace.nodes(1024))
