@@ -57,9 +57,9 @@ class PlanProblem:
         str | None,
         typer.Option(help="The model, where the file does not say it: a preset or a file."),
     ] = None
-    chip: Annotated[
-        str | None, typer.Option(help="The chip, where the file does not say it.")
-    ] = None
+    chip: Annotated[str | None, typer.Option(help="The chip, where the file does not say it.")] = (
+        None
+    )
     devices: Annotated[
         int | None, typer.Option(help="Devices of the cluster, where the file does not say it.")
     ] = None

@@ -186,9 +186,7 @@ def predict_plan(
     )
     title = f"{loaded.name} on {cluster.devices} x {chip.name}: {predicted}"
     emit(
-        lambda: _document(
-            predicted, problem_of(loaded, cluster), chip.calibration, budgeted
-        ),
+        lambda: _document(predicted, problem_of(loaded, cluster), chip.calibration, budgeted),
         lambda: _human(predicted, title, chip.calibration, budgeted),
         as_json,
         to_file,

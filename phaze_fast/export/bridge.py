@@ -20,10 +20,14 @@ from phaze_fast.placement import PlanSpec
 __all__ = ["read_bridge", "write_bridge"]
 
 _RECIPE = "examples/recipes/llama/pretrain_llama3_8b.py"
-_MODEL = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "experts", "top_k")
-_MODEL += ("expert_ffn",)
-_WHOLE = ("tp", "pp", "cp", "ep", "expert_tp", "virtual", "first_stage", "last_stage", "layers")
-_WHOLE += ("microbatch", "global_batch", "seq", "recompute_layers")
+_MODEL = (
+    *("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "experts", "top_k"),
+    "expert_ffn",
+)
+_WHOLE = (
+    *("tp", "pp", "cp", "ep", "expert_tp", "virtual", "first_stage", "last_stage", "layers"),
+    *("microbatch", "global_batch", "seq", "recompute_layers"),
+)
 _NOTHING = ("", "null", "None", "none")
 
 

@@ -51,7 +51,7 @@ class Piece:
 
 
 def _pieces(graph: OpGraph, seconds: Any, wanted: frozenset[str] | None = None) -> list[Piece]:
-    """Runs of computation between the collectives of a graph, in its order."""
+    """Give runs of computation between the collectives of a graph, in its order."""
     found: list[Piece] = []
     run = [0.0, 0, 0]
 
@@ -305,7 +305,7 @@ class _Writer:
         return node
 
     def piece(self, word: str, piece: Piece) -> Iterator[Any]:
-        """Computation, or a collective where its group has more than one rank."""
+        """Give computation, or a collective where its group has more than one rank."""
         if not piece.group or piece.group == "none":
             node = self._made(f"{word} {piece.name}", "compute", piece.seconds)
             node.attr.add(name="num_ops", int64_val=piece.flops)
@@ -334,7 +334,7 @@ class _Writer:
             yield self.message(f"{word} {piece.name}", kind, piece.bytes_, pair, -self._turn)
 
     def message(self, word: str, kind: str, size: int, ranks: Sequence[int], tag: int) -> Any:
-        """A message between two ranks."""
+        """Give a message between two ranks."""
         node = self._made(f"{word} {kind}", kind)
         node.attr.add(name="comm_size", int64_val=size)
         node.attr.add(name="comm_src", int32_val=ranks[0])

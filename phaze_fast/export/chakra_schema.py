@@ -44,7 +44,11 @@ _VALUES = (
 
 def _protobuf() -> Any:
     try:
-        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+        from google.protobuf import (  # type: ignore[import-untyped, unused-ignore]
+            descriptor_pb2,
+            descriptor_pool,
+            message_factory,
+        )
     except ImportError:
         raise MissingExtraError(
             "Chakra traces need protobuf: pip install 'phaze-fast[trace]'"

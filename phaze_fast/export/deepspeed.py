@@ -108,7 +108,7 @@ def read_deepspeed(
         "optimizer": "adam-bf16-grad" if half else "adam",
         "idle": True,
     }
-    note = f"{source}: one stage, nothing recomputed; DeepSpeed takes both from the program"
+    note = f"{source}: {model.name} in one stage, nothing recomputed; the program says otherwise"
     if devices is not None and tp * dp != devices:
         note += f"; it uses {tp * dp} of {devices} devices"
     return ReadPlan(PlanSpec.from_dict(fields, source), (note,))

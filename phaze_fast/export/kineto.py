@@ -196,6 +196,7 @@ def _predicted(evaluator: Any, plan: Plan, cluster: Cluster, stage: int) -> dict
     """Seconds of a step by family on a device of a stage."""
     sizes = evaluator.sizes[0]
     stride = sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None
+    assert cluster.chip is not None, "the plan was timed on it"
     costs = estimate_costs([sizes.graph], cluster.chip, cluster, expert_stride=stride)
     own, found = plan.stages[stage], dict.fromkeys([*FAMILIES, OTHER], 0.0)
     code, number, at = recompute_code(own.recompute, sizes.variant_of), 0, 0

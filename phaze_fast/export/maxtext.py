@@ -129,9 +129,7 @@ def _model(model: TransformerModel) -> dict[str, Any]:
 # ---- read ----
 
 
-def read_maxtext(
-    text: str, source: str, model: TransformerModel, devices: int | None
-) -> ReadPlan:
+def read_maxtext(text: str, source: str, model: TransformerModel, devices: int | None) -> ReadPlan:
     """Read a command that runs MaxText as a plan."""
     names = flag_names("maxtext")
     given = settings_of(text, source)
@@ -151,6 +149,7 @@ def read_maxtext(
     def count(key: str, default: int = 1) -> int:
         return round(number(key, default))
 
+    _check_layers(names, count("layers", model.layers), model, source)
     tp = count("tp") * count("tp_sequence")
     pp, cp, ep = count("pp"), count("cp"), count("ep")
     data, fsdp = count("data"), count("fsdp", _rest(devices, tp * pp * cp * ep))
@@ -190,6 +189,14 @@ def read_maxtext(
     }
     unused = [name for name in given if name not in set(names.names.values())]
     return ReadPlan(PlanSpec.from_dict(fields, source), not_used(source, unused))
+
+
+def _check_layers(names: FlagNames, layers: int, model: TransformerModel, source: str) -> None:
+    if layers != model.layers:
+        raise InvalidInputError(
+            f"{source}: {names['layers']}: {layers} is not accepted; {model.name} has "
+            f"{model.layers}"
+        )
 
 
 def _rest(devices: int | None, used: int) -> int:

@@ -15,10 +15,14 @@ from phaze_fast.placement import PlanSpec
 
 __all__ = ["read_megatron", "write_megatron"]
 
-_WHOLE = ("tp", "pp", "cp", "ep", "expert_tp", "virtual", "virtual_layers", "first_stage")
-_WHOLE += ("last_stage", "microbatch", "global_batch", "seq", "recompute_layers", "layers")
-_FLAGS = ("count_embedding", "count_head", "sequence_parallel", "stages_inside", "zero_1", "fsdp")
-_FLAGS += ("recompute_selective", "bf16", "gradients_bf16")
+_WHOLE = (
+    *("tp", "pp", "cp", "ep", "expert_tp", "virtual", "virtual_layers", "first_stage"),
+    *("last_stage", "microbatch", "global_batch", "seq", "recompute_layers", "layers"),
+)
+_FLAGS = (
+    *("count_embedding", "count_head", "sequence_parallel", "stages_inside", "zero_1", "fsdp"),
+    *("recompute_selective", "bf16", "gradients_bf16"),
+)
 _WORDS = ("layout", "fsdp_strategy", "recompute", "recompute_method", "optimizer", "sgd_momentum")
 
 
@@ -58,9 +62,7 @@ def write_megatron(request: Request) -> Exported:
     return Exported("megatron", text, tuple(missing))
 
 
-def read_megatron(
-    text: str, source: str, model: TransformerModel, devices: int | None
-) -> ReadPlan:
+def read_megatron(text: str, source: str, model: TransformerModel, devices: int | None) -> ReadPlan:
     """Read a command that runs Megatron-LM as a plan."""
     names = flag_names("megatron")
     options = options_of(text, source)
@@ -86,10 +88,7 @@ def read_megatron(
 
 def read_world(names: FlagNames, options: Options) -> Terms:
     """Nodes and devices of each that a command starts, where it says so."""
-    spelled: Options = {
-        name.replace("_", "-"): value[:1]
-        for name, value in options.items()
-    }
+    spelled: Options = {name.replace("_", "-"): value[:1] for name, value in options.items()}
     if names["node_devices"] not in spelled:
         return {}
     return {

@@ -31,9 +31,7 @@ def model_terms(model: TransformerModel, seq: int) -> tuple[Terms, list[Unexpres
     if model.activation == "relu" and not model.gated:
         missing.append(Unexpressed(f"{model.name}: ReLU", "Megatron-LM has GELU; written so"))
     if model.gated and model.activation != "silu":
-        missing.append(
-            Unexpressed(f"{model.name}: gated {model.activation}", "written as SwiGLU")
-        )
+        missing.append(Unexpressed(f"{model.name}: gated {model.activation}", "written as SwiGLU"))
     terms: Terms = {
         "layers": model.layers,
         "hidden": model.hidden,

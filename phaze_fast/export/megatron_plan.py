@@ -153,7 +153,7 @@ def _modules(model: TransformerModel, mode: str) -> list[str] | None:
 
 
 def _activation_sets(model: TransformerModel) -> set[str]:
-    """Sets that moe_act recomputes: those of the experts, where every block has experts."""
+    """Give the sets that moe_act recomputes: the experts', where every block has experts."""
     if model.moe is None or model.moe.dense_layers:
         return set()
     return {"activations", "gated-product"} if model.gated else {"activations"}
@@ -163,7 +163,10 @@ def _activation_sets(model: TransformerModel) -> set[str]:
 
 
 def read_terms(
-    terms: Mapping[str, Any], model: TransformerModel, devices: int | None, say: Callable[[str], str]
+    terms: Mapping[str, Any],
+    model: TransformerModel,
+    devices: int | None,
+    say: Callable[[str], str],
 ) -> dict[str, Any]:
     """Read a plan from Megatron-Core's terms.
 

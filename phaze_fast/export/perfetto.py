@@ -28,7 +28,13 @@ def _named(pid: int, process: str, tracks: Sequence[str]) -> list[Event]:
     """Name a process and its tracks, and keep their order."""
     events: list[Event] = [
         {"ph": "M", "pid": pid, "tid": 0, "name": "process_name", "args": {"name": process}},
-        {"ph": "M", "pid": pid, "tid": 0, "name": "process_sort_index", "args": {"sort_index": pid}},
+        {
+            "ph": "M",
+            "pid": pid,
+            "tid": 0,
+            "name": "process_sort_index",
+            "args": {"sort_index": pid},
+        },
     ]
     for tid, track in enumerate(tracks, 1):
         events.append(
@@ -91,9 +97,7 @@ def step_trace(timeline: Timeline) -> dict[str, Any]:
         if plan.time_s > timeline.passes_s:
             parts = {k: v for k, v in plan.parts_s.items() if k in ("data_comm", "optimizer")}
             name = "gradients and weights not hidden, optimiser"
-            events.append(
-                _slice(pid, 2, name, "optimiser", timeline.passes_s, plan.time_s, parts)
-            )
+            events.append(_slice(pid, 2, name, "optimiser", timeline.passes_s, plan.time_s, parts))
         times, held = timeline.memory(stage)
         for at, bytes_ in zip(times.tolist(), held.tolist(), strict=True):
             events.append(

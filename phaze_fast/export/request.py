@@ -134,9 +134,7 @@ class Request:
         stages = spec.stages or ()
         code = SCHEDULES.index(spec.schedule)
         places = _core.pipeline_chain(code, spec.pp, spec.virtual).tolist()
-        words = (
-            spec.recompute if isinstance(spec.recompute, tuple) else (spec.recompute,) * spec.pp
-        )
+        words = spec.recompute if isinstance(spec.recompute, tuple) else (spec.recompute,) * spec.pp
         found = []
         for k, (i, j) in enumerate(pairwise([0, *accumulate(stages)])):
             stage = places.index(k) // spec.virtual

@@ -165,6 +165,11 @@ def read_torchtitan(
     local = number("microbatch_pp1", 8)
     batch = number("global_batch", -1)
     schedule, virtual, sizes = _read_stages(data, names, pp, source)
+    if sizes is not None and sum(sizes) != model.layers + model.encoder_layers + 2:
+        raise InvalidInputError(
+            f"{source}: {names['stages']}: {sum(sizes)} modules are not accepted; {model.name} has "
+            f"{model.layers + 2}, tok_embeddings and output counted"
+        )
     fields = {
         "tp": tp,
         "pp": pp,

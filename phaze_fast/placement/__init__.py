@@ -9,7 +9,6 @@ from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.planning import Plans, infeasible, plan
 from phaze_fast.placement.plans import PARTS, Plan, Stage
 from phaze_fast.placement.prediction import Predictions, predict, predict_batch
-from phaze_fast.placement.timeline import Timeline, timeline
 from phaze_fast.placement.problem_files import ProblemRecord, read_records
 from phaze_fast.placement.problems import (
     SCHEDULES,
@@ -31,6 +30,7 @@ from phaze_fast.placement.throughput import (
     tflops_per_device,
     tokens_per_s_per_device,
 )
+from phaze_fast.placement.timeline import Timeline, timeline
 from phaze_fast.placement.token_budget import (
     Goodput,
     TrainingRun,
@@ -79,7 +79,6 @@ __all__ = [
     "plan",
     "predict",
     "predict_batch",
-    "timeline",
     "problem_from_dict",
     "read_asked",
     "read_problems",
@@ -88,6 +87,7 @@ __all__ = [
     "solve_published",
     "step_throughput",
     "tflops_per_device",
+    "timeline",
     "tokens_per_s_per_device",
     "training_run",
     "why_not",

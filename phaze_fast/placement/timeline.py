@@ -41,7 +41,7 @@ class Timeline:
         return _core.PASS_KINDS
 
     def of_stage(self, stage: int) -> Array:
-        """Passes of one stage, in their order."""
+        """Give the passes of one stage, in their order."""
         found: Array = self.passes[self.passes["device"] == stage]
         return found
 
@@ -95,8 +95,17 @@ def timeline(
     layout = evaluator.layouts[placed.layout]
     cuts = np.array(placed.cuts, dtype=np.int32)
     variants = np.array(placed.variants, dtype=np.int32)
-    *loads, step_s = evaluator.space.passes(times, placed.layout, cuts, variants)
+    forward, backward, weight_grad, step_s = evaluator.space.passes(
+        times, placed.layout, cuts, variants
+    )
     passes = _core.pipeline_events(
-        int(layout["schedule"]), found.pp, found.virtual, found.microbatches, *loads, 1.0
+        int(layout["schedule"]),
+        found.pp,
+        found.virtual,
+        found.microbatches,
+        forward,
+        backward,
+        weight_grad,
+        1.0,
     )
     return Timeline(found, passes, step_s)

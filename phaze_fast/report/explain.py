@@ -120,7 +120,7 @@ def _link(field: str) -> Callable[[Cluster, float], Cluster]:
 
 def _knobs(cluster: Cluster) -> dict[str, tuple[Callable[[Cluster, float], Cluster], float]]:
     """Rates of a cluster, how each is scaled, and by what it becomes twice as good."""
-    found = {
+    found: dict[str, tuple[Callable[[Cluster, float], Cluster], float]] = {
         "tensor core rate": (_tensor_rate, 2.0),
         "clock of all cores": (_clock, 2.0),
         "HBM bandwidth": (_hbm, 2.0),
@@ -181,7 +181,8 @@ def _walk(played: Timeline) -> dict[str, float]:
     slack = 1e-9 * max(played.passes_s, 1e-300)
     by_end = np.argsort(passes["end_s"], kind="stable")
     ends = passes["end_s"][by_end]
-    at, found = int(by_end[-1]), {}
+    at = int(by_end[-1])
+    found: dict[str, float] = {}
     while True:
         row = passes[at]
         kind = played.kinds[int(row["kind"])]
@@ -218,7 +219,7 @@ def _path(played: Timeline) -> list[tuple[str, float]]:
 def _binds(plan: Plan) -> list[str]:
     parts = sorted(plan.parts_s.items(), key=lambda item: -item[1])
     said = [
-        f"{name.replace('_', ' ')}: {format_time(seconds)} ({seconds / plan.time_s:.1%} of the step)"
+        f"{name.replace('_', ' ')}: {format_time(seconds)}, {seconds / plan.time_s:.1%} of the step"
         for name, seconds in parts
         if seconds > 0.01 * plan.time_s
     ]

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
@@ -38,7 +39,7 @@ def test_the_last_slice_ends_with_the_step(schedule):
     assert tracks <= named
     for track in tracks:  # slices of a track do not overlap
         own = sorted((e["ts"], e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
-        for (ts, dur), (after, _) in zip(own, own[1:], strict=False):
+        for (ts, dur), (after, _) in pairwise(own):
             assert ts + dur <= after * (1 + 1e-12) + 1e-9
     counters = [e for e in events if e["ph"] == "C"]
     for k, stage in enumerate(found.plan.stages):
@@ -156,7 +157,13 @@ def kernel(name, ts, dur, cat="kernel"):
 
 def test_a_profile_is_lined_up_with_a_plan(tmp_path):
     events = [
-        {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{k}", "ts": 1e5 * k, "dur": 1e5}
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{k}",
+            "ts": 1e5 * k,
+            "dur": 1e5,
+        }
         for k in range(2)
     ]
     for k in range(2):
