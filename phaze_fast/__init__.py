@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         baselines,
         cost,
         errors,
+        export,
         hardware,
         memory,
         models,
@@ -112,6 +113,7 @@ _HOME = {
     "phaze_fast": (
         "cost",
         "errors",
+        "export",
         "baselines",
         "hardware",
         "memory",
@@ -267,6 +269,7 @@ __all__ = [
     "errors",
     "estimate_costs",
     "evaluate_batch",
+    "export",
     "gemm",
     "hardware",
     "layer_graph",

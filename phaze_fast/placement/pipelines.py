@@ -220,7 +220,7 @@ def play(
     arguments = _step_arguments(
         schedule, forward_s, backward_s, microbatches, weight_grad_s, overlap
     )
-    return PipelineStep(*_core.pipeline_step(*arguments, full=False))
+    return PipelineStep(*_core.pipeline_step(*(*arguments, False)))
 
 
 def passes(
