@@ -28,7 +28,7 @@ __all__ = ["app"]
 app = typer.Typer(
     name="phaze-fast",
     help="Accelerator, operator schedule and device placement for training, searched together.",
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )

@@ -9,9 +9,10 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.option_groups import with_groups
-from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table
+from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, fields, note, table, typed
 from phaze_fast.cli.plan_files import PlanFile, PlanProblem
 from phaze_fast.export.kineto import Comparison, compare_profile, read_profile
+from phaze_fast.placement import timeline
 from phaze_fast.report.explain import Explanation, difference, explain_plan
 from phaze_fast.units import format_bytes, format_time
 
@@ -92,6 +93,7 @@ def diff(
     one: PlanFile,
     other: PlanFile,
     problem: PlanProblem,
+    report: ToPage = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
@@ -101,8 +103,15 @@ def diff(
 
     Example: phaze-fast diff a.json b.json
     """
-    plans = [problem.read(path).predicted() for path in (one, other)]
-    found = difference(plans[0], plans[1])
+    given = [problem.read(path) for path in (one, other)]
+    played = [timeline(each.model, each.cluster, each.spec) for each in given]
+    found = difference(played[0].plan, played[1].plan)
+    if report is not None:
+        from phaze_fast.report.plan_page import compare_page, write_page
+
+        names = [one.name, other.name if other.name != one.name else str(other)]
+        write_page(compare_page(played[0], played[1], names, typed()), report)
+        note(f"wrote {report}")
     emit(lambda: found, lambda: _differences(found), as_json, to_file)
 
 

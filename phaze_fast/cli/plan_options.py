@@ -12,7 +12,29 @@ from phaze_fast.hardware import Cluster, presets
 
 __all__ = ["Hardware", "ModelName", "Step", "several"]
 
-ModelName = Annotated[str, typer.Argument(help="A model preset, or a .yaml or .json file.")]
+
+def _models() -> list[str]:
+    from phaze_fast import models
+
+    return list(models.names())
+
+
+def _chips() -> list[str]:
+    return list(presets.chip_names())
+
+
+def _fabrics() -> list[str]:
+    return list(presets.fabric_names())
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        help="The model: a preset (`phaze-fast models` lists them), a .yaml or .json file, or a "
+        "folder with a HuggingFace config.json.",
+        autocompletion=_models,
+    ),
+]
 
 
 def several(text: str | None, name: str) -> tuple[int, ...] | None:
@@ -37,11 +59,21 @@ def several(text: str | None, name: str) -> tuple[int, ...] | None:
 class Hardware:
     """The cluster."""
 
-    chip: Annotated[str, typer.Option(help="A chip preset, or a file.")]
-    devices: Annotated[int, typer.Option(help="Devices of the cluster.")]
+    chip: Annotated[
+        str,
+        typer.Option(
+            help="The chip: a preset (`phaze-fast chips` lists them) or a file.",
+            autocompletion=_chips,
+        ),
+    ]
+    devices: Annotated[int, typer.Option(help="How many devices the cluster has.")]
     fabric: Annotated[
         str | None,
-        typer.Option(help="A fabric preset, or a file; by default the chip's usual one."),
+        typer.Option(
+            help="How the devices are wired: a preset (`phaze-fast fabrics` lists them) or a file; "
+            "by default the chip's usual one.",
+            autocompletion=_fabrics,
+        ),
     ] = None
 
     def cluster(self) -> Cluster:
@@ -60,14 +92,19 @@ class Hardware:
 class Step:
     """The step, as far as both commands mean the same by it."""
 
-    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence (default: as the model is published).")
+    ] = None
     sequence_parallel: Annotated[
         bool | None,
         typer.Option(help="Share the rows of norms among tensor-parallel devices (default yes)."),
     ] = None
     reserve: Annotated[
         str | None,
-        typer.Option(help="Memory of each device that is not for the model (default 1.5 GiB)."),
+        typer.Option(
+            help="Memory of each device that is not for the model, such as 3GiB or 1500 MB "
+            "(default 1.5 GiB)."
+        ),
     ] = None
     optimizer: Annotated[str | None, typer.Option(help="Whose state is kept (default adam).")] = (
         None

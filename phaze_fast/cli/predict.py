@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from phaze_fast import models
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.option_groups import with_groups
-from phaze_fast.cli.output import AsJson, ToFile, emit, fields, note, table
+from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, fields, note, table, typed
 from phaze_fast.cli.plan_files import problem_of
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.cli.plans import stage_rows
@@ -109,11 +109,17 @@ def predict_plan(
             "Megatron Bridge, DeepSpeed, torchtitan or MaxText."
         ),
     ] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel width (default 1).")] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Devices that share each layer (default 1).")
+    ] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages (default 1).")] = None,
-    dp: Annotated[int | None, typer.Option(help="Replicas (default 1).")] = None,
-    cp: Annotated[int | None, typer.Option(help="Context-parallel width (default 1).")] = None,
-    ep: Annotated[int | None, typer.Option(help="Expert-parallel width (default 1).")] = None,
+    dp: Annotated[int | None, typer.Option(help="Replicas of the model (default 1).")] = None,
+    cp: Annotated[
+        int | None, typer.Option(help="Devices that share each sequence (default 1).")
+    ] = None,
+    ep: Annotated[
+        int | None, typer.Option(help="Devices that share the experts (default 1).")
+    ] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3 (default 0).")] = None,
     microbatch: Annotated[
         int | None, typer.Option(help="Sequences a device works on at once (default 1).")
@@ -143,6 +149,7 @@ def predict_plan(
     rank_order: Annotated[
         str | None, typer.Option(help="replicas-inside (default) or stages-inside.")
     ] = None,
+    report: ToPage = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
@@ -184,6 +191,11 @@ def predict_plan(
         chip=chip,
         step_j=predicted.energy_j,
     )
+    if report is not None:
+        from phaze_fast.report.plan_page import plan_page, write_page
+
+        write_page(plan_page(loaded, cluster, [predicted], typed()), report)
+        note(f"wrote {report}")
     title = f"{loaded.name} on {cluster.devices} x {chip.name}: {predicted}"
     emit(
         lambda: _document(predicted, problem_of(loaded, cluster), chip.calibration, budgeted),

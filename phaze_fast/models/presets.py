@@ -82,7 +82,8 @@ def _preset(name: str) -> TransformerModel:
 def load(name_or_path: str | Path) -> TransformerModel:
     """Load a model by preset name, or from a YAML or JSON file.
 
-    A JSON file with a ``model_type`` is read as a HuggingFace configuration.
+    A JSON file with a ``model_type`` is read as a HuggingFace configuration, and so is a folder
+    that holds one as ``config.json``. Upper and lower case of a preset's name are the same.
 
     Raises
     ------
@@ -95,8 +96,10 @@ def load(name_or_path: str | Path) -> TransformerModel:
     12288
     """
     text = str(name_or_path)
-    if text in _index():
-        return _preset(text)
+    if text.lower() in _index():
+        return _preset(text.lower())
+    if Path(text).is_dir():  # as HuggingFace saves a model
+        text = str(Path(text) / "config.json")
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         data = read_document(text)
         if isinstance(data, dict) and "model_type" in data:
