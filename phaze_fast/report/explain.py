@@ -219,7 +219,7 @@ def _path(played: Timeline) -> list[tuple[str, float]]:
 def _binds(plan: Plan) -> list[str]:
     parts = sorted(plan.parts_s.items(), key=lambda item: -item[1])
     said = [
-        f"{name.replace('_', ' ')}: {format_time(seconds)}, {seconds / plan.time_s:.1%} of the step"
+        f"{name.replace('_comm', ' communication')}: {format_time(seconds)}, {seconds / plan.time_s:.1%} of the step"
         for name, seconds in parts
         if seconds > 0.01 * plan.time_s
     ]
@@ -301,10 +301,9 @@ def difference(one: Plan, other: Plan) -> dict[str, Any]:
     >>> sorted(difference(a, b)["fields"])[:2]
     ['dp', 'microbatches']
     """
-    skipped = {"time_s", "parts_s", "memory_bytes", "stages", "energy_j", "mfu", "hfu"}
-    skipped |= {"samples_per_s", "tokens_per_s"}
-    names = [f.name for f in fields(Plan) if f.name not in skipped]
-    differ = {n: [getattr(one, n), getattr(other, n)] for n in names}
+    # What a plan is asked to be; seconds, bytes and rates follow below.
+    asked = [f.name for f in fields(Plan) if f.name in PlanSpec.model_fields and f.name != "stages"]
+    differ = {n: [getattr(one, n), getattr(other, n)] for n in [*asked, "microbatches", "devices"]}
     differ |= {"recompute": [one.recompute, other.recompute]}
     sizes = [[list(stage.chunks) for stage in plan.stages] for plan in (one, other)]
     differ |= {"stages": sizes}

@@ -36,6 +36,10 @@ def _short(plan: Plan) -> str:
     return ", ".join([*parts, f"ZeRO {plan.zero}", f"micro-batch {plan.microbatch}", how])
 
 
+def _colour(k: int) -> str:
+    return f"c{k}" if k < _COLOURS else f"c{k % _COLOURS} pale"
+
+
 def _summary(plan: Plan, verdict: str, footnote: str) -> Html:
     left = plan.limit_bytes - plan.memory_bytes
     room = f"{size(left)} free" if left >= 0 else f"{size(-left)} too much"
@@ -69,7 +73,7 @@ def _parts(plan: Plan) -> Html:
     bars = [
         tag(
             "span",
-            class_=f"c{k % _COLOURS}",
+            class_=_colour(k),
             style=f"flex:{value / plan.time_s:.6f}",
             title=f"{_said(name)}: {seconds(value)}",
         )
@@ -78,7 +82,7 @@ def _parts(plan: Plan) -> Html:
     items = [
         tag(
             "li",
-            tag("span", class_=f"key c{k % _COLOURS}"),
+            tag("span", class_=f"key {_colour(k)}"),
             _said(name),
             " ",
             tag("span", f"{seconds(value)}, {value / plan.time_s:.1%}", class_="soft"),
