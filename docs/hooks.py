@@ -2,6 +2,7 @@
 
 import re
 
+import click
 import typer.main
 from mkdocs.structure.pages import Page
 
@@ -13,7 +14,7 @@ def _plain(text: str) -> str:
     return re.sub(r"\s+", " ", text or "").replace("|", "\\|").strip()
 
 
-def _command(name: str, command) -> str:
+def _command(name: str, command: click.Command) -> str:
     lines = [f"## {name}", "", *(command.help or "").strip().splitlines(), ""]
     usage = [p for p in command.params if p.param_type_name == "argument"]
     words = " ".join((p.metavar or p.name).upper() for p in usage)
