@@ -17,6 +17,7 @@ from phaze_fast.cli import (
     placements,
     plans,
     predict,
+    reproduce,
     schedules,
     search,
     show,
@@ -64,6 +65,7 @@ for _part in (
     predict,
     exports,
     explain,
+    reproduce,
     collectives,
 ):
     _part.add_commands(app)

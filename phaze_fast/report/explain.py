@@ -219,7 +219,8 @@ def _path(played: Timeline) -> list[tuple[str, float]]:
 def _binds(plan: Plan) -> list[str]:
     parts = sorted(plan.parts_s.items(), key=lambda item: -item[1])
     said = [
-        f"{name.replace('_comm', ' communication')}: {format_time(seconds)}, {seconds / plan.time_s:.1%} of the step"
+        f"{name.replace('_comm', ' communication')}: {format_time(seconds)}, "
+        f"{seconds / plan.time_s:.1%} of the step"
         for name, seconds in parts
         if seconds > 0.01 * plan.time_s
     ]

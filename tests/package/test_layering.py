@@ -34,6 +34,7 @@ ORDER = [
     {"baselines"},
     {"report", "export"},
     {"pipeline"},
+    {"reproduce"},
     {"cli"},
     {"__main__"},
 ]
