@@ -38,6 +38,7 @@ def search(
     resume: Path | str | None = None,
     cache: Path | str | None = None,
     progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> SearchResult:
     """Find the chip, the operator schedules and the parallel plan that train models fastest.
 
@@ -76,6 +77,8 @@ def search(
         Directory of outcomes of complete searches, looked up by the content of the problem.
     progress
         Called with a `Progress` after every wave.
+    stop
+        Asked after every wave: whether to end with what is found so far, and its bound.
 
     Returns
     -------
@@ -113,7 +116,8 @@ def search(
         chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
     wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
     step = training or Training(global_batch=4096, tensor_parallel=(1, 2, 4, 8))
-    budget, workers = Budget(time_s=time_limit_s, points=max_points), thread_count(threads)
+    budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
+    workers = thread_count(threads)
     options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
     outcome = find_chips(loaded, chips, wired, step, *options)
     return result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers)

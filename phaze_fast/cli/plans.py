@@ -279,10 +279,10 @@ def plan_model(
             "context_parallel": several(cp, "cp"),
             "expert_parallel": several(ep, "ep"),
             "zero": several(zero, "zero"),
-            "recompute": tuple(recompute.split(",")),
-            "schedule": tuple(schedule.split(",")),
+            "recompute": tuple(recompute.lower().split(",")),
+            "schedule": tuple(schedule.lower().split(",")),
             "virtual": several(virtual, "virtual"),
-            "rank_order": rank_order,
+            "rank_order": rank_order.lower(),
         }
     )
     cluster = where.cluster()

@@ -92,8 +92,8 @@ def _given(
 def _by_stage(recompute: str | None) -> str | tuple[str, ...] | None:
     """Read what all stages recompute, or what each does."""
     if recompute is None or "," not in recompute:
-        return recompute
-    return tuple(recompute.split(","))
+        return recompute and recompute.lower()
+    return tuple(recompute.lower().split(","))
 
 
 @with_groups
@@ -172,11 +172,11 @@ def predict_plan(
             "zero": zero,
             "microbatch": microbatch,
             "global_batch": global_batch,
-            "schedule": schedule,
+            "schedule": schedule and schedule.lower(),
             "virtual": virtual,
             "recompute": _by_stage(recompute),
             "stages": several(stages, "--stages"),
-            "rank_order": rank_order,
+            "rank_order": rank_order and rank_order.lower(),
         },
         loaded,
         where.devices,
