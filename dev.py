@@ -275,6 +275,17 @@ def examples(_: list[str]) -> None:
         run(PYTHON, file)
 
 
+def docs(_: list[str]) -> None:
+    """Build the documentation as a site, in build/site; a warning fails."""
+    install()
+    say("installing what the site needs")
+    pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    run(*pip, "mkdocs-material>=9.5", "mkdocstrings-python>=1.10")
+    say("building the site")
+    quiet = {"NO_MKDOCS_2_WARNING": "1"}
+    run(PYTHON, "-m", "mkdocs", "build", "--strict", "-q", env=quiet)
+
+
 def package(_: list[str]) -> None:
     """Build the sdist, a wheel from it, and use the wheel in a clean environment."""
     install()
@@ -311,7 +322,7 @@ def clean(_: list[str]) -> None:
 
 TASKS = {
     f.__name__: f
-    for f in (search, test, slow, extras, torch, lint, cpp, bench, examples, package, clean)
+    for f in (search, test, slow, extras, torch, lint, cpp, bench, examples, docs, package, clean)
 }
 
 

@@ -211,6 +211,19 @@ def pipeline_step(
     overlap: float,
     full: bool,
 ) -> tuple[float, float, float, _Array, _Array, _Array]: ...
+
+PASS_KINDS: tuple[str, ...]
+
+def pipeline_events(
+    schedule: int,
+    stages: int,
+    chunks: int,
+    microbatches: int,
+    forward_s: _Array,
+    backward_s: _Array,
+    weight_grad_s: _Array,
+    overlap: float,
+) -> _Array: ...
 def pipeline_peak(
     schedule: int,
     stages: int,
@@ -348,6 +361,9 @@ class PlanSpace:
         room_bytes: float,
         free: Sequence[object] = (),
     ) -> tuple[_Array, _Array]: ...
+    def passes(
+        self, times: object, layout: int, cuts: _Array, variants: _Array
+    ) -> tuple[_Array, _Array, _Array, float]: ...
     def even_partition(
         self, times: object, layout: int, variant: int, room_bytes: float
     ) -> tuple[int, _Array, _Array]: ...

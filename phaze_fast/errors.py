@@ -20,6 +20,10 @@ __all__ = [
 ]
 
 
+_MOST_LISTED = 24
+"""Of more names than this only the nearest three are named."""
+
+
 class PhazeError(Exception):
     """Base of every exception that phaze_fast raises on purpose."""
 
@@ -65,8 +69,13 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     "did you mean 'width'? accepted: count, width, depth"
     >>> nearest("x", ["a", "b"])
     'accepted: a, b'
+    >>> nearest("n7", [f"n{i}" for i in range(30)])
+    "did you mean 'n7', 'n27' or 'n17'? (of 30 names)"
     """
     names = list(accepted)
+    if len(names) > _MOST_LISTED:
+        first, second, third = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.0)
+        return f"did you mean '{first}', '{second}' or '{third}'? (of {len(names)} names)"
     listed = "accepted: " + ", ".join(names)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'? {listed}" if close else listed

@@ -46,6 +46,7 @@ def search(
     samples: int = 0,
     seed: int = 0,
     say: Callable[[str], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> SearchResult:
     """Find the chip, the operator schedules and the parallel plan that train models fastest.
 
@@ -96,6 +97,8 @@ def search(
         Of the samples.
     say
         Called with what is done next over the intervals.
+    stop
+        Asked after every wave: whether to end with what is found so far, and its bound.
 
     Returns
     -------
@@ -133,7 +136,8 @@ def search(
         chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
     wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
     step = training or Training(global_batch=4096, tensor_parallel=(1, 2, 4, 8))
-    budget, workers = Budget(time_s=time_limit_s, points=max_points), thread_count(threads)
+    budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
+    workers = thread_count(threads)
     options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
     box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
     outcome = find_chips(loaded, chips, wired, step, *options)

@@ -6,9 +6,11 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace phaze::bindings {
 
@@ -82,6 +84,14 @@ inline int checked_threads(int threads) {
                        " is not accepted; expected a whole number from 1 to 1024");
   }
   return threads;
+}
+
+// A vector as an array of Python's, read-only.
+template <typename T>
+py::array_t<T> array(const std::vector<T>& values) {
+  py::array_t<T> made(static_cast<py::ssize_t>(values.size()));
+  std::copy(values.begin(), values.end(), made.mutable_data());
+  return freeze(std::move(made));
 }
 
 }  // namespace phaze::bindings

@@ -48,6 +48,40 @@ py::tuple step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
                         copied(player.end_s()), copied(player.busy_s()));
 }
 
+// Every pass of a step; refuses a step of more passes than anyone looks at.
+py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32_t chunks,
+                              std::int64_t microbatches, const py::object& forward,
+                              const py::object& backward, const py::object& weight_grad,
+                              double overlap) {
+  const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
+  const py::ssize_t slots = py::ssize_t{stages} * chunks;
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;
+  if (microbatches > kMost / (3 * slots)) {
+    throw InvalidInput("microbatches: too many passes; expected up to 2^24");
+  }
+  const PipelineLoads loads{stages,
+                            chunks,
+                            microbatches,
+                            view<double>(forward, "forward_s", slots),
+                            view<double>(backward, "backward_s", slots),
+                            view<double>(weight_grad, "weight_grad_s", slots),
+                            overlap};
+  std::vector<PassEvent> found;
+  {
+    const py::gil_scoped_release release;
+    PipelinePlayer player;
+    found = player.events(schedule, loads);
+  }
+  if (found.empty()) {
+    throw InvalidInput(
+        "forward_s, backward_s, weight_grad_s, overlap: expected finite numbers, zero or more, and "
+        "no weight gradient longer than its backward pass");
+  }
+  py::array_t<PassEvent> made(static_cast<py::ssize_t>(found.size()));
+  std::copy(found.begin(), found.end(), made.mutable_data());
+  return freeze(std::move(made));
+}
+
 // Most bytes of activations that each device holds.
 py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t chunks,
                          std::int64_t microbatches, const py::object& chunk_bytes, double kept) {
@@ -107,9 +141,15 @@ void bind_pipeline(py::module_& module) {
     sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PipelineStatus>(i)));
   }
   module.attr("PIPELINE_SENTENCES") = sentences;
+  PYBIND11_NUMPY_DTYPE(PassEvent, device, kind, chunk, unused, microbatch, other_microbatch,
+                       start_s, end_s);
+  module.attr("PASS_KINDS") = py::make_tuple("F", "B", "I", "W", "F&B");
   module.def("pipeline_step", &step, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
              py::arg("microbatches"), py::arg("forward_s"), py::arg("backward_s"),
              py::arg("weight_grad_s"), py::arg("overlap"), py::arg("full"));
+  module.def("pipeline_events", &events, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
+             py::arg("microbatches"), py::arg("forward_s"), py::arg("backward_s"),
+             py::arg("weight_grad_s"), py::arg("overlap"));
   module.def("pipeline_peak", &peak, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
              py::arg("microbatches"), py::arg("chunk_bytes"), py::arg("kept_for_weight_grad"));
   module.def("pipeline_in_flight", &in_flight, py::arg("schedule"), py::arg("stages"),

@@ -80,20 +80,14 @@ class PyPlanSpace {
   // One plan in full: its estimate and its stages. `times` have a row per strategy or, as
   // `free`, the row of the plan's own.
   py::tuple estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
-                     const py::object& variants, double room_bytes,
-                     const py::object& free) const {
+                     const py::object& variants, double room_bytes, const py::object& free) const {
     const TimesView timed(times, space_.kinds(), "times");
     check(layout);
     const auto row = static_cast<std::size_t>(layout);
-    const auto borders = view<std::int32_t>(cuts, "cuts");
-    const auto ways = view<std::int32_t>(variants, "variants");
     const bool one = timed.rows() == 1;
     if (!one && timed.rows() != space_.strategies()) throw InvalidInput("times: expected one row");
-    const KindTimes own =
-        timed[one ? 0 : static_cast<std::size_t>(space_.layout(row).strategy)];
-    Partition partition{{borders.begin(), borders.end()}, {ways.begin(), ways.end()}};
-    const PlanStatus status = space_.check_partition(row, partition);
-    if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
+    const KindTimes own = timed[one ? 0 : static_cast<std::size_t>(space_.layout(row).strategy)];
+    const Partition partition = partition_of(row, cuts, variants);
     std::vector<KindTimes> freed;
     for (const TimesView& level : levels(free, 1)) freed.push_back(level[0]);
     std::vector<StageEstimate> stages;
@@ -102,9 +96,19 @@ class PyPlanSpace {
       const py::gil_scoped_release release;
       found.mutable_data()[0] = space_.estimate(row, partition, own, freed, room_bytes, &stages);
     }
-    py::array_t<StageEstimate> each(static_cast<py::ssize_t>(stages.size()));
-    std::copy(stages.begin(), stages.end(), each.mutable_data());
-    return py::make_tuple(freeze(std::move(found)), freeze(std::move(each)));
+    return py::make_tuple(freeze(std::move(found)), array(stages));
+  }
+
+  // What the schedule of a plan is played with: (forward_s, backward_s, weight_grad_s, step_s).
+  py::tuple passes(const py::object& times, std::int64_t layout, const py::object& cuts,
+                   const py::object& variants) const {
+    const TimesView timed = by_strategy(times);
+    check(layout);
+    const auto row = static_cast<std::size_t>(layout);
+    const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
+    const PlanPasses found = space_.passes(row, partition_of(row, cuts, variants), timed[strategy]);
+    return py::make_tuple(array(found.forward_s), array(found.backward_s),
+                          array(found.weight_grad_s), found.step_s);
   }
 
   // Cuts and variants of the even partition, and its status.
@@ -117,11 +121,6 @@ class PyPlanSpace {
     Partition partition;
     const PlanStatus status =
         space_.even_partition(row, timed[strategy], variant, room_bytes, &partition);
-    const auto array = [](const std::vector<std::int32_t>& values) {
-      py::array_t<std::int32_t> made(static_cast<py::ssize_t>(values.size()));
-      std::copy(values.begin(), values.end(), made.mutable_data());
-      return freeze(std::move(made));
-    };
     return py::make_tuple(static_cast<int>(status), array(partition.cuts),
                           array(partition.variants));
   }
@@ -140,9 +139,7 @@ class PyPlanSpace {
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
     space_.choose_recompute(row, timed[static_cast<std::size_t>(l.strategy)], room_bytes,
                             &partition);
-    py::array_t<std::int32_t> found(l.stages);
-    std::copy(partition.variants.begin(), partition.variants.end(), found.mutable_data());
-    return freeze(std::move(found));
+    return array(partition.variants);
   }
 
   // The fastest plans of one chip and the front of time and memory; how many layouts were solved.
@@ -220,8 +217,9 @@ class PyPlanSpace {
         throw InvalidInput("placed: not a partition of this layout");
       }
       found.mutable_data()[k] =
-          space_.estimate(layout, partition, timed[static_cast<std::size_t>(rows[k])], {}, 0.0,
-                          nullptr)
+          space_
+              .estimate(layout, partition, timed[static_cast<std::size_t>(rows[k])], {}, 0.0,
+                        nullptr)
               .energy_j;
     }
     return freeze(std::move(found));
@@ -282,6 +280,15 @@ class PyPlanSpace {
   }
 
  private:
+  Partition partition_of(std::size_t row, const py::object& cuts,
+                         const py::object& variants) const {
+    const auto borders = view<std::int32_t>(cuts, "cuts");
+    const auto ways = view<std::int32_t>(variants, "variants");
+    const Partition found{{borders.begin(), borders.end()}, {ways.begin(), ways.end()}};
+    const PlanStatus status = space_.check_partition(row, found);
+    if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
+    return found;
+  }
   TimesView by_strategy(const py::object& times) const {
     const TimesView timed(times, space_.kinds(), "times");
     if (timed.rows() != space_.strategies()) {
@@ -369,6 +376,8 @@ void bind_plan(py::module_& module) {
            py::arg("variant"), py::arg("room_bytes"), py::arg("free"), py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
            py::arg("variants"), py::arg("room_bytes"), py::arg("free") = py::tuple())
+      .def("passes", &PyPlanSpace::passes, py::arg("times"), py::arg("layout"), py::arg("cuts"),
+           py::arg("variants"))
       .def("even_partition", &PyPlanSpace::even_partition, py::arg("times"), py::arg("layout"),
            py::arg("variant"), py::arg("room_bytes"))
       .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),

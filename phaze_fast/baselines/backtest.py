@@ -21,7 +21,7 @@ from phaze_fast.hardware import FULL_AREA, Accelerator, ArchitectureSpace, Clust
 from phaze_fast.hardware.chip import load_chip
 from phaze_fast.hardware.fabric import fabric_from_dict
 from phaze_fast.hardware.space_spec import AreaLimit
-from phaze_fast.models import load
+from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement import Training, plan
 from phaze_fast.search.evaluate import evaluate_batch
 
@@ -114,7 +114,9 @@ def _generation(item: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
     """Search around one chip, and say where it lies."""
     chip = _chip(item["chip"])
     space, cluster = generation_space(chip), _cluster(item, chip)
-    widths = tuple(w for w in _WIDTHS if load(item["model"]).heads % w == 0)
+    model = load(item["model"])
+    heads = model.heads if isinstance(model, TransformerModel) else 1
+    widths = tuple(w for w in _WIDTHS if heads % w == 0)
     step = Training(
         global_batch=item["global_batch"], microbatch=(1, 2), tensor_parallel=widths, zero=(1, 3)
     )

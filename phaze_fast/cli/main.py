@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 
 from phaze_fast.errors import InfeasibleError, PhazeError
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"infeasible: {error}")
         return INFEASIBLE
     except PhazeError as error:
-        _say(str(error))
+        _say(_with_options(str(error), arguments))
         return BAD_INPUT
     except OSError as error:
         return _output_failed(error)
@@ -58,6 +59,42 @@ def main(arguments: list[str] | None = None) -> int:
         return left.code if isinstance(left.code, int) else BUG
     except Exception as error:
         return _usage_or_bug(error)
+
+
+_FIELDS = {
+    "tensor_parallel": "tp",
+    "pipeline": "pp",
+    "data_parallel": "dp",
+    "context_parallel": "cp",
+    "expert_parallel": "ep",
+    "reserved_bytes": "reserve",
+}
+"""Fields of records that options of other names give."""
+
+
+def _with_options(message: str, arguments: list[str] | None) -> str:
+    """Name the option that was typed where a message begins with the field it gave."""
+    words = sys.argv[1:] if arguments is None else arguments
+    try:
+        import typer.main
+
+        from phaze_fast.cli.app import app
+
+        command = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+        options = {
+            str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("-")
+        }
+    except (IndexError, KeyError, AttributeError):
+        return message
+
+    def named(line: str) -> str:
+        found = re.match(r"([a-z_]+)(?:\.\d+)*(?=: )", line)
+        if found is None:
+            return line
+        option = options.get(_FIELDS.get(found[1], found[1]))
+        return line if option is None else option + line[found.end() :]
+
+    return "\n".join(named(line) for line in message.splitlines())
 
 
 def _run(arguments: list[str] | None) -> int:

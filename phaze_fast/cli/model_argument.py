@@ -7,7 +7,10 @@ from phaze_fast.cli.output import note
 
 __all__ = ["MODEL_HELP", "load_model"]
 
-MODEL_HELP = "A model preset, a .yaml or .json file, or a folder with a config.json."
+MODEL_HELP = (
+    "The model: a preset (`phaze-fast models` lists them), a .yaml or .json file, or a folder with "
+    "a HuggingFace config.json."
+)
 
 
 def load_model(name: str, seq: int | None = None) -> models.Model:

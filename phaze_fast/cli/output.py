@@ -24,12 +24,15 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError
 __all__ = [
     "AsJson",
     "ToFile",
+    "ToPage",
     "emit",
     "emit_infeasible",
     "fields",
+    "is_narrow",
     "note",
     "table",
     "target",
+    "typed",
     "write_text",
 ]
 
@@ -60,7 +63,15 @@ ToFile = Annotated[
     ),
 ]
 
+ToPage = Annotated[
+    Path | None,
+    typer.Option(
+        "--report", metavar="FILE", help="Write a page (HTML) that opens offline.", callback=target
+    ),
+]
+
 _WIDTH_OF_A_PIPE = 140
+_WIDE = 112
 
 
 def _console() -> Console:
@@ -68,6 +79,11 @@ def _console() -> Console:
     watched = stream is not None and stream.isatty()  # absent where it was closed
     width = None if watched else _WIDTH_OF_A_PIPE
     return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def is_narrow() -> bool:
+    """Whether the terminal is too narrow for tables of many columns."""
+    return _console().width < _WIDE
 
 
 def note(message: str) -> None:
@@ -81,7 +97,9 @@ def table(title: str, columns: list[str], rows: list[list[str]], caption: str = 
     laid_out = Table()
     for heading in columns:
         right = heading.endswith(">")
-        laid_out.add_column(heading.rstrip(">"), justify="right" if right else "left")
+        laid_out.add_column(
+            heading.rstrip(">"), justify="right" if right else "left", no_wrap=right
+        )
     for row in rows:
         laid_out.add_row(*(Text(cell) for cell in row))
     above = [Text(title, style="bold")] if title else []
@@ -133,6 +151,11 @@ def emit_infeasible(error: InfeasibleError, as_json: bool, to_file: Path | None)
     if as_json or to_file is not None:
         emit(lambda: {"status": "infeasible", "reason": str(error)}, list, True, to_file)
     raise error
+
+
+def typed() -> str:
+    """Give the command that was typed."""
+    return " ".join(["phaze-fast", *sys.argv[1:]])
 
 
 def write_text(path: Path, text: str) -> None:

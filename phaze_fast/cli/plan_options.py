@@ -14,6 +14,7 @@ from phaze_fast.software import DEFAULT, software_names
 
 __all__ = ["Hardware", "ModelName", "SoftwareName", "Step", "several"]
 
+
 SoftwareName = Annotated[
     str | None,
     typer.Option(
@@ -22,7 +23,29 @@ SoftwareName = Annotated[
         f"file (default {DEFAULT}).",
     ),
 ]
-ModelName = Annotated[str, typer.Argument(help=MODEL_HELP)]
+
+
+def _models() -> list[str]:
+    from phaze_fast import models
+
+    return list(models.names())
+
+
+def _chips() -> list[str]:
+    return list(presets.chip_names())
+
+
+def _fabrics() -> list[str]:
+    return list(presets.fabric_names())
+
+
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        help=MODEL_HELP,
+        autocompletion=_models,
+    ),
+]
 
 
 def several(text: str | None, name: str) -> tuple[int, ...] | None:
@@ -47,11 +70,21 @@ def several(text: str | None, name: str) -> tuple[int, ...] | None:
 class Hardware:
     """The cluster."""
 
-    chip: Annotated[str, typer.Option(help="A chip preset, or a file.")]
-    devices: Annotated[int, typer.Option(help="Devices of the cluster.")]
+    chip: Annotated[
+        str,
+        typer.Option(
+            help="The chip: a preset (`phaze-fast chips` lists them) or a file.",
+            autocompletion=_chips,
+        ),
+    ]
+    devices: Annotated[int, typer.Option(help="How many devices the cluster has.")]
     fabric: Annotated[
         str | None,
-        typer.Option(help="A fabric preset, or a file; by default the chip's usual one."),
+        typer.Option(
+            help="How the devices are wired: a preset (`phaze-fast fabrics` lists them) or a file; "
+            "by default the chip's usual one.",
+            autocompletion=_fabrics,
+        ),
     ] = None
 
     def cluster(self) -> Cluster:
@@ -70,14 +103,19 @@ class Hardware:
 class Step:
     """The step, as far as both commands mean the same by it."""
 
-    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence (default: as the model is published).")
+    ] = None
     sequence_parallel: Annotated[
         bool | None,
         typer.Option(help="Share the rows of norms among tensor-parallel devices (default yes)."),
     ] = None
     reserve: Annotated[
         str | None,
-        typer.Option(help="Memory of each device that is not for the model (default 1.5 GiB)."),
+        typer.Option(
+            help="Memory of each device that is not for the model, such as 3GiB or 1500 MB "
+            "(default 1.5 GiB)."
+        ),
     ] = None
     optimizer: Annotated[str | None, typer.Option(help="Whose state is kept (default adam).")] = (
         None

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.option_groups import with_groups
-from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.cli.output import (
+    AsJson,
+    ToFile,
+    ToPage,
+    emit,
+    fields,
+    is_narrow,
+    note,
+    table,
+    typed,
+)
+from phaze_fast.cli.plan_files import problem_of
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.models import Model
@@ -25,8 +37,11 @@ __all__ = ["add_commands", "stage_rows"]
 _SHOWN = 6
 
 
+def _schedule(plan: Plan) -> str:
+    return plan.schedule if plan.virtual == 1 else f"{plan.schedule} x{plan.virtual}"
+
+
 def _row(found: Plans, each: Plan) -> list[str]:
-    schedule = each.schedule if each.virtual == 1 else f"{each.schedule} x{each.virtual}"
     return [
         str(each.tp),
         str(each.pp),
@@ -35,7 +50,7 @@ def _row(found: Plans, each: Plan) -> list[str]:
         str(each.ep),
         str(each.zero),
         str(each.microbatch),
-        schedule,
+        _schedule(each),
         each.recompute,
         format_time(each.time_s),
         format_bytes(each.memory_bytes),
@@ -45,8 +60,29 @@ def _row(found: Plans, each: Plan) -> list[str]:
     ]
 
 
+def _short_row(each: Plan) -> list[str]:
+    """Give a plan in few columns, for terminals of 80."""
+    widths = {"tp": each.tp, "pp": each.pp, "dp": each.dp}
+    widths |= {name: width for name, width in (("cp", each.cp), ("ep", each.ep)) if width > 1}
+    said = " ".join(f"{name}{width}" for name, width in widths.items())
+    how = f"{_schedule(each)}, recompute {each.recompute}"
+    return [
+        f"{said} zero{each.zero} micro{each.microbatch}, {how}",
+        format_time(each.time_s),
+        format_bytes(each.memory_bytes),
+        f"{each.mfu:.1%}",
+    ]
+
+
 _COLUMNS = ["tp>", "pp>", "dp>", "cp>", "ep>", "zero>", "micro>", "schedule", "recompute", "step>"]
 _COLUMNS += ["memory>", "tokens/s>", "MFU>", "idle>"]
+_SHORT_COLUMNS = ["plan", "step>", "memory>", "MFU>"]
+
+
+def _plans_table(title: str, found: Plans, plans: Sequence[Plan], caption: str = "") -> Group:
+    if is_narrow():
+        return table(title, _SHORT_COLUMNS, [_short_row(each) for each in plans], caption)
+    return table(title, _COLUMNS, [_row(found, each) for each in plans], caption)
 
 
 def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
@@ -85,9 +121,8 @@ def _human(
 ) -> list[RenderableType]:
     chip = _chip(found)
     title = f"{found.model.name} on {found.cluster.devices} x {chip.name}"
-    rows = [_row(found, each) for each in found.plans]
     parts: list[RenderableType] = [
-        table(title, _COLUMNS, rows, chip.calibration.note),
+        _plans_table(title, found, found.plans, chip.calibration.note),
         *([f"Why not {answer_why}\n"] if answer_why is not None else []),
         *([budget.table()] if budget is not None else []),
         fields(
@@ -102,8 +137,7 @@ def _human(
     ]
     smaller = [p for p in found.front[1:] if p not in found.plans][:_SHOWN]
     if smaller:
-        rows = [_row(found, each) for each in smaller]
-        parts.append(table("Slower, but smaller", _COLUMNS, rows))
+        parts.append(_plans_table("Slower, but smaller", found, smaller))
     if found.rejected:
         left = list(found.rejected.items())
         rows = [[why, str(count)] for why, count in left[:_SHOWN]]
@@ -144,20 +178,49 @@ def plan_model(
     where: Hardware,
     step: Step,
     budget: Budget,
-    global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 512,
-    microbatch: Annotated[str, typer.Option(help="Sequences at once; several to try.")] = "1,2,4,8",
-    tp: Annotated[str | None, typer.Option(help="Tensor-parallel widths to try.")] = None,
-    pp: Annotated[str | None, typer.Option(help="Counts of stages to try.")] = None,
-    dp: Annotated[str | None, typer.Option(help="Counts of replicas to try.")] = None,
+    global_batch: Annotated[
+        int, typer.Option(help="Sequences of one training step, over all replicas.")
+    ] = 512,
+    microbatch: Annotated[
+        str, typer.Option(help="Sequences a device works on at once; several to try.")
+    ] = "1,2,4,8",
+    tp: Annotated[
+        str | None,
+        typer.Option(
+            help="Devices that share each layer (tensor parallelism); several to try. By default "
+            "powers of two up to a node."
+        ),
+    ] = None,
+    pp: Annotated[
+        str | None, typer.Option(help="Pipeline stages; several to try. By default all counts.")
+    ] = None,
+    dp: Annotated[
+        str | None,
+        typer.Option(
+            help="Replicas of the model (data parallelism); several to try. By default all counts."
+        ),
+    ] = None,
     cp: Annotated[
         str | None,
-        typer.Option(help="Context-parallel widths to try; by default 1, more on long sequences."),
+        typer.Option(
+            help="Devices that share each sequence (context parallelism); several to try. By "
+            "default 1, more on long sequences."
+        ),
     ] = None,
     ep: Annotated[
         str | None,
-        typer.Option(help="Expert-parallel widths to try; by default 1, more with experts."),
+        typer.Option(
+            help="Devices that share the experts of a layer (expert parallelism); several to try. "
+            "By default 1, more with experts."
+        ),
     ] = None,
-    zero: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1",
+    zero: Annotated[
+        str,
+        typer.Option(
+            help="What replicas share: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights "
+            "too; several to try."
+        ),
+    ] = "0,1",
     recompute: Annotated[
         str,
         typer.Option(
@@ -171,11 +234,17 @@ def plan_model(
             help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v; several to try."
         ),
     ] = "1f1b,interleaved",
-    virtual: Annotated[str, typer.Option(help="Chunks per stage where interleaved.")] = "2,4",
+    virtual: Annotated[
+        str,
+        typer.Option(
+            help="Chunks of the model on a device where the schedule is interleaved; several to "
+            "try."
+        ),
+    ] = "2,4",
     rank_order: Annotated[
         str, typer.Option(help="auto, replicas-inside or stages-inside.")
     ] = "auto",
-    top: Annotated[int, typer.Option(help="Plans to list.")] = 10,
+    top: Annotated[int, typer.Option(help="How many plans to list.")] = 10,
     why_not: Annotated[
         str | None,
         typer.Option(
@@ -186,10 +255,17 @@ def plan_model(
     threads: Annotated[
         int | None, typer.Option(help="At most so many threads; by default all cores.")
     ] = None,
+    report: ToPage = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
-    """Find the best parallel plans of a model on given hardware."""
+    """Find the fastest parallel plans of a model on given hardware, and prove that they are.
+
+    Every combination of widths, micro-batch, stages, ZeRO and schedule that the options allow is
+    settled. Options that take several values take them divided by commas.
+
+    Example: phaze-fast plan llama2-7b --chip h100 --devices 64 --global-batch 256 -o plan.json
+    """
     budget.check(where.devices)
     asked = None if why_not is None else read_asked(why_not)
     training = Training.from_dict(
@@ -203,10 +279,10 @@ def plan_model(
             "context_parallel": several(cp, "cp"),
             "expert_parallel": several(ep, "ep"),
             "zero": several(zero, "zero"),
-            "recompute": tuple(recompute.split(",")),
-            "schedule": tuple(schedule.split(",")),
+            "recompute": tuple(recompute.lower().split(",")),
+            "schedule": tuple(schedule.lower().split(",")),
             "virtual": several(virtual, "virtual"),
-            "rank_order": rank_order,
+            "rank_order": rank_order.lower(),
         }
     )
     cluster = where.cluster()
@@ -217,6 +293,11 @@ def plan_model(
             answer = {"status": "infeasible", "reason": str(error), "plans": []}
             emit(lambda: {**answer, "rejected": found.rejected}, list, True, to_file)
         raise error
+    if report is not None:
+        from phaze_fast.report.plan_page import plan_page, write_page
+
+        write_page(plan_page(found.model, found.cluster, found.plans, typed()), report)
+        note(f"wrote {report}")
     best = found.best
     budgeted = budget.answer(
         tokens_per_step=training.global_batch * best.seq,
@@ -230,6 +311,7 @@ def plan_model(
         lambda: {
             "status": "optimal",
             "space": found.space,
+            **problem_of(found.model, found.cluster),
             "calibration": _chip(found).calibration.to_dict(),
             **({} if budgeted is None else {"budget": budgeted.to_dict()}),
             **({} if answer_why is None else {"why_not": answer_why.to_dict()}),

@@ -11,18 +11,23 @@ from rich.console import RenderableType
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.option_groups import with_groups
-from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
+from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, fields, note, table, typed
+from phaze_fast.cli.plan_files import problem_of
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.cli.plans import stage_rows
 from phaze_fast.documents import read_document
+from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Calibration, presets
+from phaze_fast.models import Model
 from phaze_fast.placement import Plan, PlanSpec, predict
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["add_commands"]
 
 
-def _document(plan: Plan, calibration: Calibration, budget: BudgetAnswer | None) -> dict[str, Any]:
+def _document(
+    plan: Plan, problem: dict[str, Any], calibration: Calibration, budget: BudgetAnswer | None
+) -> dict[str, Any]:
     data = plan.to_dict()
     top = (
         "time_s",
@@ -43,6 +48,7 @@ def _document(plan: Plan, calibration: Calibration, budget: BudgetAnswer | None)
         "stages": data["stages"],
         "calibration": calibration.to_dict(),
         **({} if budget is None else {"budget": budget.to_dict()}),
+        **problem,
         "plan": data,
     }
 
@@ -76,20 +82,26 @@ def _human(
     ]
 
 
-def _given(plan: Path | None, options: dict[str, Any]) -> PlanSpec:
+def _given(plan: Path | None, options: dict[str, Any], model: Model, devices: int) -> PlanSpec:
     """Read the plan from a file, or from the options; an option overrides the file's field."""
     said = {name: value for name, value in options.items() if value is not None}
     if plan is None:
         return PlanSpec.from_dict({"global_batch": 512, **said})
-    spec = PlanSpec.of(read_document(plan))
+    if is_framework_file(plan):
+        read = read_plan(plan, model, devices)
+        for line in read.notes:
+            note(line)
+        spec = read.spec
+    else:
+        spec = PlanSpec.of(read_document(plan))
     return spec.replace(**said) if said else spec
 
 
 def _by_stage(recompute: str | None) -> str | tuple[str, ...] | None:
     """Read what all stages recompute, or what each does."""
     if recompute is None or "," not in recompute:
-        return recompute
-    return tuple(recompute.split(","))
+        return recompute and recompute.lower()
+    return tuple(recompute.lower().split(","))
 
 
 @with_groups
@@ -100,13 +112,22 @@ def predict_plan(
     budget: Budget,
     plan: Annotated[
         Path | None,
-        typer.Option(help="A plan as JSON or YAML, such as `plan --json` writes."),
+        typer.Option(
+            help="A plan: JSON or YAML as `plan --json` writes it, or a file of Megatron-LM, "
+            "Megatron Bridge, DeepSpeed, torchtitan or MaxText."
+        ),
     ] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel width (default 1).")] = None,
+    tp: Annotated[
+        int | None, typer.Option(help="Devices that share each layer (default 1).")
+    ] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages (default 1).")] = None,
-    dp: Annotated[int | None, typer.Option(help="Replicas (default 1).")] = None,
-    cp: Annotated[int | None, typer.Option(help="Context-parallel width (default 1).")] = None,
-    ep: Annotated[int | None, typer.Option(help="Expert-parallel width (default 1).")] = None,
+    dp: Annotated[int | None, typer.Option(help="Replicas of the model (default 1).")] = None,
+    cp: Annotated[
+        int | None, typer.Option(help="Devices that share each sequence (default 1).")
+    ] = None,
+    ep: Annotated[
+        int | None, typer.Option(help="Devices that share the experts (default 1).")
+    ] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3 (default 0).")] = None,
     microbatch: Annotated[
         int | None, typer.Option(help="Sequences a device works on at once (default 1).")
@@ -136,6 +157,7 @@ def predict_plan(
     rank_order: Annotated[
         str | None, typer.Option(help="replicas-inside (default) or stages-inside.")
     ] = None,
+    report: ToPage = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
@@ -145,6 +167,7 @@ def predict_plan(
     --global-batch 64
     """
     budget.check(where.devices)
+    loaded = load_model(model, step.seq)
     spec = _given(
         plan,
         {
@@ -157,15 +180,16 @@ def predict_plan(
             "zero": zero,
             "microbatch": microbatch,
             "global_batch": global_batch,
-            "schedule": schedule,
+            "schedule": schedule and schedule.lower(),
             "virtual": virtual,
             "recompute": _by_stage(recompute),
             "stages": several(stages, "--stages"),
-            "rank_order": rank_order,
+            "rank_order": rank_order and rank_order.lower(),
         },
+        loaded,
+        where.devices,
     )
     cluster = where.cluster()
-    loaded = load_model(model, spec.seq)
     predicted = predict(loaded, cluster, spec)
     chip = presets.chip(where.chip)
     budgeted = budget.answer(
@@ -175,9 +199,14 @@ def predict_plan(
         chip=chip,
         step_j=predicted.energy_j,
     )
+    if report is not None:
+        from phaze_fast.report.plan_page import plan_page, write_page
+
+        write_page(plan_page(loaded, cluster, [predicted], typed()), report)
+        note(f"wrote {report}")
     title = f"{loaded.name} on {cluster.devices} x {chip.name}: {predicted}"
     emit(
-        lambda: _document(predicted, chip.calibration, budgeted),
+        lambda: _document(predicted, problem_of(loaded, cluster), chip.calibration, budgeted),
         lambda: _human(predicted, title, chip.calibration, budgeted),
         as_json,
         to_file,

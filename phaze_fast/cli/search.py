@@ -6,8 +6,9 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -194,8 +195,8 @@ def _training(options: dict[str, Any]) -> Training:
             **{name: value for name, value in data.items() if value is not None},
             "global_batch": options["global_batch"],
             "seq": options["seq"],
-            "recompute": tuple(options["recompute"].split(",")),
-            "schedule": tuple(options["schedule"].split(",")),
+            "recompute": tuple(options["recompute"].lower().split(",")),
+            "schedule": tuple(options["schedule"].lower().split(",")),
             "optimizer": options["optimizer"],
             "software": options["software"] or DEFAULT,
         }
@@ -306,7 +307,7 @@ def search_chips(
     step = _training(dict(locals()))
     cluster = Cluster.from_dict({"devices": devices, "fabric": fabric})
     chips, cores = _space(space, hbm), thread_count(threads)
-    with shown_progress(quiet) as progress, told_where(resume):
+    with shown_progress(quiet) as progress, told_where(resume), stopped_by_hand() as stop:
         found = search(
             loaded,
             chips,
@@ -326,6 +327,7 @@ def search_chips(
             tolerance=tolerance,
             samples=samples,
             seed=seed,
+            stop=stop,
         )
     for message in found.outcome.notes:
         note(message)
@@ -337,6 +339,28 @@ def search_chips(
         said = None if quiet else note
         found = compare(found, baselines, sensitivity, threads=cores, say=said)
     _deliver(found, report, parquet, as_json, to_file)
+
+
+@contextlib.contextmanager
+def stopped_by_hand() -> Iterator[Callable[[], bool]]:
+    """Let Ctrl-C end a search with what it has found so far, and its bound; twice, at once."""
+    asked: list[bool] = []
+
+    def ask(*_: object) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(True)
+        note("stopping with the best found so far and its bound; Ctrl-C again leaves at once")
+
+    try:
+        before = signal.signal(signal.SIGINT, ask)
+    except ValueError:  # not the main thread
+        yield lambda: False
+        return
+    try:
+        yield lambda: bool(asked)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ def read_preset(kind: str, what: str, name: str) -> Any:
     InvalidInputError
         Where there is none of that name; `what` is what the message calls it.
     """
+    name = name.lower()
     if name not in preset_names(kind):
         raise InvalidInputError(
             f"{what}: {name!r} is neither a preset nor a .yaml or .json file; "

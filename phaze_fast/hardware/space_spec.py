@@ -23,6 +23,7 @@ from phaze_fast.records import (
     SquareMillimetres,
     Watts,
 )
+from phaze_fast.units import parse_quantity
 
 __all__ = ["COLUMNS", "COLUMN_NUMBER", "AreaLimit", "SpaceSpec", "with_fields"]
 
@@ -51,7 +52,12 @@ _MAX_GRID = 1 << 40
 _MAX_AXIS = 1_000_000
 
 
-_NUMBERS = {"type": "array", "items": {"type": "number", "exclusiveMinimum": 0}, "minItems": 1}
+_NUMBER: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
+_NUMBERS = {
+    "type": "array",
+    "items": {"anyOf": [_NUMBER, {"type": "string"}]},  # with a unit, such as 32 MiB
+    "minItems": 1,
+}
 _AXIS_FORMS: list[dict[str, Any]] = [
     _NUMBERS,
     {
@@ -118,7 +124,8 @@ class SpaceSpec(Record):
     base: Annotated[Accelerator, NamedOr()]
     """The chip that gives every field which is no axis; in a file also a preset's name."""
     axes: Annotated[dict[str, tuple[float, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA]
-    """Values of each field, for example ``tensor_core.width: [8, 16, 32]``; in a file also
+    """Values of each field, for example ``tensor_core.width: [8, 16, 32]`` or
+    ``buffer.capacity_bytes: [16 MiB, 32 MiB]``; in a file also
     ``{powers_of_two: [1, 8]}`` (exponents) or ``{start: 8, stop: 256, step: 8}``."""
     ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
@@ -211,6 +218,21 @@ def _expanded(field: str, form: Mapping[Any, Any]) -> list[float]:
     raise refused
 
 
+def _with_unit(field: str, value: Any) -> Any:
+    """Read text such as ``32 MiB`` where a field has a unit; everything else as it is."""
+    unit = next((u for end, u in _UNITS.items() if field.endswith(end)), None)
+    if unit is None or not isinstance(value, str):
+        return value
+    try:
+        number = parse_quantity(value, unit)
+    except InvalidInputError as error:
+        raise ValueError(f"axes.{field}: {error}") from None
+    return int(number) if number == int(number) else number
+
+
+_UNITS = {"bandwidth_bytes_per_s": "bytes/s", "_hz": "Hz", "_bytes": "bytes"}
+
+
 def _axis_values(field: str, values: object) -> tuple[float, ...]:
     if field not in COLUMNS:
         raise ValueError(f"axes: unknown field {field[:60]!r}; {nearest(field[:60], COLUMNS)}")
@@ -222,7 +244,7 @@ def _axis_values(field: str, values: object) -> tuple[float, ...]:
         raise ValueError(f"axes.{field}: {str(values)[:80]} is not accepted; {_FORMS}")
     if len(values) > _MAX_AXIS:
         raise ValueError(f"axes.{field}: more than {_MAX_AXIS} values")
-    plain = [v.item() if isinstance(v, np.generic) else v for v in values]
+    plain = [v.item() if isinstance(v, np.generic) else _with_unit(field, v) for v in values]
     for value in plain:
         good = _is_number(value) and value > 0
         if not good or (_is_whole(field) and value != int(value)):

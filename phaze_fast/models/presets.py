@@ -104,7 +104,8 @@ def load(name_or_path: str | Path) -> Model:
     """Load a model by preset name, or from a YAML or JSON file.
 
     A JSON file with a ``model_type``, or a folder with a ``config.json``, is read as a HuggingFace
-    configuration; one with a ``format`` as a graph, such as ``phaze-fast trace`` writes.
+    configuration; one with a ``format`` as a graph, such as ``phaze-fast trace`` writes. Upper and
+    lower case of a preset's name are the same.
 
     Raises
     ------
@@ -117,9 +118,9 @@ def load(name_or_path: str | Path) -> Model:
     12288
     """
     text = str(name_or_path)
-    if text in _index():
-        return _preset(text)
-    if Path(text).is_dir() and (isinstance(name_or_path, Path) or "/" in text):
+    if text.lower() in _index():
+        return _preset(text.lower())
+    if Path(text).is_dir():
         return from_hf(text)
     if isinstance(name_or_path, Path) or text.endswith((".yaml", ".yml", ".json")) or "/" in text:
         data = read_document(text)

@@ -30,6 +30,7 @@ from phaze_fast.placement.throughput import (
     tflops_per_device,
     tokens_per_s_per_device,
 )
+from phaze_fast.placement.timeline import Timeline, timeline
 from phaze_fast.placement.token_budget import (
     Goodput,
     TrainingRun,
@@ -60,6 +61,7 @@ __all__ = [
     "PublishedProblem",
     "Stage",
     "Throughput",
+    "Timeline",
     "Training",
     "TrainingRun",
     "WhyNot",
@@ -85,6 +87,7 @@ __all__ = [
     "solve_published",
     "step_throughput",
     "tflops_per_device",
+    "timeline",
     "tokens_per_s_per_device",
     "training_run",
     "why_not",

@@ -22,6 +22,7 @@ __all__ = [
     "PipelineStep",
     "chain_positions",
     "in_flight",
+    "passes",
     "peak_activations",
     "play",
     "refusal",
@@ -148,6 +149,36 @@ def _loads(name: str, value: Any, shape: tuple[int, int] | None) -> Array:
     return np.ascontiguousarray(array)
 
 
+def _step_arguments(
+    schedule: str,
+    forward_s: Any,
+    backward_s: Any,
+    microbatches: int,
+    weight_grad_s: Any,
+    overlap: float,
+) -> tuple[Any, ...]:
+    """Check what a step is played with, and give it as the kernel takes it."""
+    forward = _loads("forward_s", forward_s, None)
+    stages, chunks = forward.shape
+    code = _checked(schedule, stages, microbatches, chunks)
+    backward = _loads("backward_s", backward_s, (stages, chunks))
+    if weight_grad_s is None and PIPELINE_SCHEDULES[code] in _SPLIT:
+        raise InvalidInputError(
+            f"weight_grad_s: None is not accepted; schedule {schedule} runs weight gradients apart"
+        )
+    weight_grad = (
+        np.zeros_like(forward)
+        if weight_grad_s is None
+        else _loads("weight_grad_s", weight_grad_s, (stages, chunks))
+    )
+    if (weight_grad > backward).any():
+        raise InvalidInputError("weight_grad_s: expected no more than backward_s, of which it is")
+    if not 0.0 <= overlap < np.inf:
+        raise InvalidInputError(f"overlap: {overlap!r} is not accepted; expected zero or more")
+    arrays = forward.ravel(), backward.ravel(), weight_grad.ravel()
+    return (code, stages, chunks, microbatches, *arrays, overlap)
+
+
 def play(
     schedule: str,
     forward_s: Any,
@@ -186,27 +217,46 @@ def play(
     >>> step.step_s, step.bubble_s
     (15.0, 3.0)
     """
-    forward = _loads("forward_s", forward_s, None)
-    stages, chunks = forward.shape
-    code = _checked(schedule, stages, microbatches, chunks)
-    backward = _loads("backward_s", backward_s, (stages, chunks))
-    if weight_grad_s is None and PIPELINE_SCHEDULES[code] in _SPLIT:
-        raise InvalidInputError(
-            f"weight_grad_s: None is not accepted; schedule {schedule} runs weight gradients apart"
-        )
-    weight_grad = (
-        np.zeros_like(forward)
-        if weight_grad_s is None
-        else _loads("weight_grad_s", weight_grad_s, (stages, chunks))
+    arguments = _step_arguments(
+        schedule, forward_s, backward_s, microbatches, weight_grad_s, overlap
     )
-    if (weight_grad > backward).any():
-        raise InvalidInputError("weight_grad_s: expected no more than backward_s, of which it is")
-    if not 0.0 <= overlap < np.inf:
-        raise InvalidInputError(f"overlap: {overlap!r} is not accepted; expected zero or more")
-    arrays = forward.ravel(), backward.ravel(), weight_grad.ravel()
-    return PipelineStep(
-        *_core.pipeline_step(code, stages, chunks, microbatches, *arrays, overlap, False)
+    return PipelineStep(*_core.pipeline_step(*(*arguments, False)))
+
+
+def passes(
+    schedule: str,
+    forward_s: Any,
+    backward_s: Any,
+    microbatches: int,
+    *,
+    weight_grad_s: Any = None,
+    overlap: float = 1.0,
+) -> Array:
+    """Every pass of one step with the time it is played at; the parameters are those of `play`.
+
+    Returns
+    -------
+    numpy.ndarray
+        Records of ``device``, ``kind`` (a position in ``_core.PASS_KINDS``: F, B, I, W, F&B),
+        ``chunk``, ``microbatch``, ``start_s`` and ``end_s``; devices one after another, each in
+        its order.
+
+    Raises
+    ------
+    InvalidInputError
+        Also where there are more than about 2^24 passes.
+
+    Examples
+    --------
+    >>> found = passes("1f1b", [1.0, 1.0], [2.0, 2.0], microbatches=4)
+    >>> len(found), float(found["end_s"].max())
+    (16, 15.0)
+    """
+    arguments = _step_arguments(
+        schedule, forward_s, backward_s, microbatches, weight_grad_s, overlap
     )
+    found: Array = _core.pipeline_events(*arguments)
+    return found
 
 
 def step_time(

@@ -28,7 +28,7 @@ from phaze_fast.schedule import ScheduleCache
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
-__all__ = ["Predictions", "predict", "predict_batch"]
+__all__ = ["Predictions", "evaluated", "predict", "predict_batch"]
 
 Array = np.ndarray[Any, Any]
 
@@ -146,11 +146,22 @@ def predict(
     >>> predicted.over_bytes, round(sum(predicted.parts_s.values()) / predicted.time_s, 9)
     (0.0, 1.0)
     """
+    evaluator, times, placed = evaluated(model, cluster, plan, cache)
+    return evaluator.plan(placed, times)
+
+
+def evaluated(
+    model: Model | str,
+    cluster: Cluster,
+    plan: Plan | PlanSpec | Mapping[str, Any],
+    cache: ScheduleCache | None = None,
+) -> tuple[PlanEvaluator, KindTimes, Placed]:
+    """Give the evaluator of one plan, the times of its layers, and its partition; see `predict`."""
     known, spec = _checked_model(model), PlanSpec.of(plan)
     memory_of(cluster.chip)
     evaluator = _evaluator(known, cluster, spec)
     times = evaluator.times(cluster, cache)
-    return evaluator.plan(_partition(spec, evaluator, times), times)
+    return evaluator, times, _partition(spec, evaluator, times)
 
 
 # ---- many plans at once ----

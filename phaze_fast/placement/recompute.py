@@ -18,6 +18,7 @@ __all__ = [
     "modes_in",
     "recompute_code",
     "recompute_text",
+    "split_recompute",
 ]
 
 RECOMPUTE = (
@@ -33,7 +34,7 @@ RECOMPUTE = (
 """What ``auto`` chooses from, least first."""
 
 
-def _split(text: str) -> tuple[str, str, int]:
+def split_recompute(text: str) -> tuple[str, str, int]:
     """Read ``more:count/rest`` or a mode of all blocks, as (rest, more, count)."""
     first, _, rest = text.partition("/")
     more, colon, count = first.partition(":")
@@ -56,7 +57,7 @@ def check_stage_recompute(text: str) -> None:
     ValueError
         Where it is malformed or names no mode.
     """
-    rest, more, _ = _split(text)
+    rest, more, _ = split_recompute(text)
     for mode in (rest, more):
         check_recompute(mode)
 
@@ -69,13 +70,13 @@ def modes_in(texts: Sequence[str]) -> tuple[str, ...]:
     >>> modes_in(["full:3/norms", "none"])
     ('norms', 'full', 'none')
     """
-    named = [mode for text in texts for mode in _split(text)[:2]]
+    named = [mode for text in texts for mode in split_recompute(text)[:2]]
     return tuple(dict.fromkeys(named))
 
 
 def recompute_code(text: str, variant_of: Mapping[str, int]) -> int:
     """Write what a stage recomputes as the plan kernel reads it."""
-    rest, more, count = _split(text)
+    rest, more, count = split_recompute(text)
     if count == 0 or variant_of[more] == variant_of[rest]:
         return variant_of[rest]
     return variant_of[rest] + _core.MAX_VARIANTS * (variant_of[more] + _core.MAX_VARIANTS * count)

@@ -1,16 +1,8 @@
-"""One HTML page about a search that needs nothing else.
-
-The page makes no request: Plotly's script is inside it, and a content security policy lets only the
-page's own scripts run, known by their hashes.
-"""
+"""One HTML page about a search that needs nothing else."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from importlib import resources
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from phaze_fast.documents import write_whole
@@ -32,7 +24,8 @@ from phaze_fast.report.evidence import (
     top_section,
 )
 from phaze_fast.report.figures import history_figure, memory_figure, pareto_figure
-from phaze_fast.report.markup import Html, escape, join, script_json, tag
+from phaze_fast.report.frame import framed
+from phaze_fast.report.markup import Html, tag
 from phaze_fast.report.robust import robust_section
 from phaze_fast.report.wafers import is_wafer, wafer_names, wafer_sections
 
@@ -59,20 +52,6 @@ def _check(document: object) -> Data:
     if status != "infeasible" and not isinstance(best, dict):
         raise InvalidInputError(f"document: best: missing, though its status is {status}")
     return document
-
-
-def _plotly() -> str:
-    try:
-        from plotly.offline import get_plotlyjs  # type: ignore[import, unused-ignore]
-    except ImportError:
-        raise InvalidInputError(
-            "a report with figures needs Plotly: pip install 'phaze-fast[plot]'"
-        ) from None
-    return str(get_plotlyjs())
-
-
-def _asset(name: str) -> str:
-    return (resources.files(__package__) / name).read_text("utf-8")
 
 
 def _placeholder(name: str, height: int, label: str) -> Html:
@@ -128,14 +107,6 @@ def _sections(document: Data, figures: _Figures) -> list[tuple[str, str, Html]]:
     return [each for each in found if each[2]]
 
 
-def _script(text: str) -> tuple[Html, str]:
-    """Give a script element, and the hash by which the page's policy knows it."""
-    # As a browser reads it: its ends of lines, and no end of the element before its own.
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
-    known = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return Html(f"<script>{text}</script>"), f"'sha256-{known}'"
-
-
 def report_page(document: Data) -> str:
     """Lay a search's document out as one page of HTML that works offline.
 
@@ -163,28 +134,8 @@ def report_page(document: Data) -> str:
     document = _check(document)
     figures = _Figures()
     sections = _sections(document, figures)
-    scripts, known = [], []
-    if figures.specs:
-        for text in (_plotly(), _asset("page.js")):
-            element, key = _script(text)
-            scripts.append(element)
-            known.append(key)
-    watcher, key = _script(_asset("watch.js"))
-    bodies = [
-        tag("section", tag("h2", title), body, id=anchor, class_="card")
-        for anchor, title, body in sections
-    ]
-    links = [tag("a", title, href=f"#{anchor}") for anchor, title, _ in sections[1:]]
-    return Template(_asset("page.html")).substitute(
-        policy=" ".join([key, *known]),
-        title=escape(wafer_names(document) if is_wafer(document) else names_of(document)),
-        watcher=watcher,
-        style=_asset("page.css"),
-        links=join(links),
-        sections=join(bodies, "\n"),
-        figures=script_json(figures.specs),
-        scripts=join(scripts, "\n"),
-    )
+    title = wafer_names(document) if is_wafer(document) else names_of(document)
+    return framed(title, "search", sections, figures.specs)
 
 
 def write_report(document: Data, path: str | Path) -> None:

@@ -337,6 +337,8 @@ class BestFirstSearch:
             spent = time.monotonic() - self._began
             if spent > budget.time_s or self.placed >= budget.points:
                 return False
+            if budget.stop is not None and budget.stop():
+                return False
             large = min(len(key) // 8, _LARGE_WAVE)
             wave = max(_WAVE * len(self.tables), large)
             wanted = waiting[:, self._first(key, wave)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Training
 from phaze_fast.search.area_range import AreaRange, widened_space
 from phaze_fast.search.chip_groups import ChipGroups
@@ -75,7 +75,7 @@ def possible_winners(scenarios: Scenarios, areas: AreaRange) -> Array:
 
 
 def information(
-    models: Sequence[TransformerModel],
+    models: Sequence[Model],
     space: ArchitectureSpace,
     cluster: Cluster,
     training: Training,

@@ -117,7 +117,7 @@ class SearchProblem:
 
 @lru_cache(maxsize=16)  # the chip that others are like has no part in it
 def _evaluator(
-    model: TransformerModel, cluster: Cluster, training: Training, capacities: tuple[int, ...]
+    model: Model, cluster: Cluster, training: Training, capacities: tuple[int, ...]
 ) -> PlanEvaluator:
     return PlanEvaluator(model, cluster, training, capacities)
 

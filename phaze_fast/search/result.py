@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ class Budget:
     time_s: float = float("inf")
     points: float = float("inf")
     """Candidates that are placed; the wave in which they are goes to its end."""
+    stop: Callable[[], bool] | None = field(default=None, compare=False)
+    """Asked after every wave: whether to end with what is found so far."""
 
     def __post_init__(self) -> None:
         for name in ("time_s", "points"):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phaze_fast.hardware import Cluster
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import Model
 from phaze_fast.placement import Training
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.constants import Constant, at_point
@@ -68,7 +68,7 @@ class Scenarios:
 
     def __init__(
         self,
-        models: Sequence[TransformerModel],
+        models: Sequence[Model],
         groups: ChipGroups,
         cluster: Cluster,
         training: Training,

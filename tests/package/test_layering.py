@@ -34,8 +34,9 @@ ORDER = [
     {"wafer"},
     {"search"},
     {"baselines"},
-    {"report"},
+    {"report", "export"},
     {"pipeline"},
+    {"reproduce"},
     {"cli"},
     {"__main__"},
 ]

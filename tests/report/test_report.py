@@ -162,7 +162,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture
 def no_plotly(monkeypatch):
-    monkeypatch.setattr("phaze_fast.report.page._plotly", lambda: "/* no Plotly in this test */")
+    monkeypatch.setattr("phaze_fast.report.frame._plotly", lambda: "/* no Plotly in this test */")
 
 
 ANCHORS = ["certificate", "best", "stages", "pareto", "pruning", "progress", "baselines"]

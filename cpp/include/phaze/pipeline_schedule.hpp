@@ -95,6 +95,21 @@ struct PipelineLoads {
                    // sum of both; 1 = nothing gained
 };
 
+// Kinds of passes, by the letters of docs/pipelines.md: F, B, I, W, F&B.
+inline constexpr int kPassKinds = 5;
+
+// A pass as it was played.
+struct PassEvent {
+  std::int32_t device;
+  std::int32_t kind;
+  std::int32_t chunk;  // of the device; of F&B that of F
+  std::int32_t unused;
+  std::int64_t microbatch;        // from 0; of F&B that of F
+  std::int64_t other_microbatch;  // of F&B that of B, else -1
+  double start_s;
+  double end_s;
+};
+
 class PipelinePlayer {
  public:
   PipelinePlayer();
@@ -110,6 +125,10 @@ class PipelinePlayer {
 
   // The same without skipping: O(stages x chunks x micro-batches) time.
   double full_step_s(PipelineSchedule schedule, const PipelineLoads& loads);
+
+  // Every pass of the step, played without skipping, devices one after another, each in its order.
+  // Empty where full_step_s is NaN.
+  std::vector<PassEvent> events(PipelineSchedule schedule, const PipelineLoads& loads);
 
   // Of the step played last, by device: when its first pass starts, when its last one ends, and the
   // seconds it works. To be asked for right after step_s; valid until the next step.

@@ -236,6 +236,15 @@ struct PlacedPlan {
   bool proven = true;  // whether no other partition of the layout's space is faster
 };
 
+// Seconds of one micro-batch's passes by a plan, each at [stage * chunks + chunk], messages that a
+// pass waits for included, and of the step that they make up, without what follows the last pass.
+struct PlanPasses {
+  std::vector<double> forward_s;
+  std::vector<double> backward_s;
+  std::vector<double> weight_grad_s;
+  double step_s;
+};
+
 class PlanSpaceImpl;
 
 class PlanSpace {
@@ -285,6 +294,9 @@ class PlanSpace {
   PlanEstimate estimate(std::size_t layout, const Partition& partition, const KindTimes& times,
                         std::span<const KindTimes> free, double room_bytes,
                         std::vector<StageEstimate>* stages) const;
+
+  // What the schedule of a plan is played with.
+  PlanPasses passes(std::size_t layout, const Partition& partition, const KindTimes& times) const;
 
   // ---- the best plan ----
 

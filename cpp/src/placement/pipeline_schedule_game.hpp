@@ -47,6 +47,8 @@ class PipelinePlayer::Game {
   double peak(std::int64_t device, std::span<const double> bytes, double kept) const;
   void held(std::int64_t device, std::vector<double>* moments) const;
 
+  std::vector<PassEvent> events();  // of a step that is loaded
+
   std::vector<double> start_s;  // by device
   std::vector<double> end_s;
   std::vector<double> busy_s;
@@ -58,6 +60,7 @@ class PipelinePlayer::Game {
     std::int64_t rounds;
   };
 
+  void record(std::size_t device, Token token, double end_s);
   void link(const PipelineShape& shape);
   void restart();
   double play_once(bool skip);
@@ -96,6 +99,9 @@ class PipelinePlayer::Game {
   std::vector<double> input_s_;
   std::vector<double> weight_s_;
   std::vector<double> pair_s_;  // of this slot's forward with the other's backward
+
+  std::vector<std::vector<PassEvent>>* recorded_ = nullptr;  // by device, where events are wanted
+  std::vector<std::int64_t> weight_grads_;                   // done, by slot, where they are
 
   std::int64_t ring_ = 0;  // length, a power of two
   bool ring_full_ = false;

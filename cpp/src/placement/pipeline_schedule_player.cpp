@@ -126,6 +126,7 @@ bool PipelinePlayer::Game::run(std::size_t device, bool one_round) {
   const Token* const first = cursor.token;
   const std::int64_t repeats = cursor.repeats;
   while (step(*cursor.token, &cursor.clock_s)) {
+    if (recorded_ != nullptr) record(device, *cursor.token, cursor.clock_s);
     if (++cursor.token != cursor.last) continue;
     cursor.token = tokens_.data() + segment(device, cursor.segment).first;
     if (--cursor.repeats == 0) next_segment(&cursor);

@@ -49,6 +49,14 @@ void PlanSpace::choose_recompute(std::size_t layout, const KindTimes& times, dou
   solver.choose_recompute(room_bytes, true, partition);
 }
 
+PlanPasses PlanSpace::passes(std::size_t layout, const Partition& partition,
+                             const KindTimes& times) const {
+  PlanSolver solver;
+  solver.start(*impl_, layout, times);
+  const double step_s = solver.play(partition).step_s;
+  return {solver.forward_s(), solver.backward_s(), solver.weight_grad_s(), step_s};
+}
+
 // A cut may not be where layers belong together; every chunk holds a layer, every stage a variant.
 PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& partition) const {
   const LayoutRecord& l = impl_->rows[layout].layout;

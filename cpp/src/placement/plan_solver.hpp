@@ -28,6 +28,10 @@ class PlanSolver {
     double tail_s;
   };
   Played play(const Partition& partition);
+  // Of the partition played last, by stage and chunk: seconds of its passes, messages included.
+  const std::vector<double>& forward_s() const noexcept { return forward_s_; }
+  const std::vector<double>& backward_s() const noexcept { return backward_s_; }
+  const std::vector<double>& weight_grad_s() const noexcept { return weight_grad_s_; }
   // Seconds of the messages that a chunk of a stage waits for, forward and backward.
   double enters_s(int stage, int chunk, int i, int j) const noexcept;
   double leaves_s(int stage, int chunk, int i, int j) const noexcept;

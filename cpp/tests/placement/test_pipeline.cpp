@@ -1,5 +1,6 @@
 // Pipeline schedules under the sanitizers: skipping against the full play, bounds, peaks against
 // counts, refusals, no allocation once a shape is known, and allocations that fail.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -98,6 +99,36 @@ void test_skipping_and_bounds() {
           player.peak_bytes(one.schedule, one.stages, one.chunks, one.microbatches, d, ones, 1.0) ==
           phaze::chunks_in_flight(one.schedule, one.stages, d, one.microbatches, one.chunks));
     }
+  }
+}
+
+// Every pass is there once, one after another on its device, and the last ends with the step.
+void test_events() {
+  Draw numbers(75);
+  PipelinePlayer player;
+  for (int k = 0; k < 80; ++k) {
+    const Case one = random_case(numbers, k % phaze::kPipelineScheduleCount);
+    const double full_s = player.full_step_s(one.schedule, one.loads());
+    const std::vector<phaze::PassEvent> events = player.events(one.schedule, one.loads());
+    double end_s = 0.0;
+    std::int64_t forwards = 0;
+    std::int64_t backwards = 0;
+    for (std::size_t i = 0; i < events.size(); ++i) {
+      const phaze::PassEvent& own = events[i];
+      end_s = std::max(end_s, own.end_s);
+      CHECK(own.start_s <= own.end_s);
+      if (i > 0 && events[i - 1].device == own.device) {
+        CHECK(events[i - 1].end_s <= own.start_s + 1e-9);
+      }
+      forwards += own.kind == 0 || own.kind == 4;
+      backwards += own.kind == 1 || own.kind == 2 || own.kind == 4;
+    }
+    const bool both_ways = one.schedule == PipelineSchedule::kDualPipe;
+    const std::int64_t passes = one.microbatches * one.stages * (both_ways ? 1 : one.chunks);
+    CHECK(forwards == passes);
+    CHECK(backwards == passes);
+    CHECK_CLOSE(end_s, full_s, 1e-12);
+    CHECK_CLOSE(player.step_s(one.schedule, one.loads()), full_s, 1e-12);
   }
 }
 
@@ -200,6 +231,7 @@ void test_many_microbatches() {
 
 int main() {
   test_skipping_and_bounds();
+  test_events();
   test_known_shapes_allocate_nothing();
   test_failed_allocations_leave_a_player_that_works();
   test_refusals();

@@ -1,0 +1,55 @@
+"""What mkdocs calls when it builds the site: pages that are made from the program itself."""
+
+import re
+
+import click
+import typer.main
+from mkdocs.structure.pages import Page
+
+import phaze_fast
+from phaze_fast.cli.app import app
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s+", " ", text or "").replace("|", "\\|").strip()
+
+
+def _command(name: str, command: click.Command) -> str:
+    lines = [f"## {name}", "", *(command.help or "").strip().splitlines(), ""]
+    usage = [p for p in command.params if p.param_type_name == "argument"]
+    words = " ".join((p.metavar or p.name).upper() for p in usage)
+    lines += ["```text", f"phaze-fast {name} {words} [OPTIONS]".replace("  ", " "), "```", ""]
+    lines += ["| option | what it says | default |", "|---|---|---|"]
+    for param in command.params:
+        names = ", ".join(f"`{o}`" for o in [*param.opts, *param.secondary_opts])
+        if param.param_type_name == "argument":
+            names = f"`{param.name.upper()}`"
+        default = "" if param.default in (None, False) or callable(param.default) else param.default
+        lines.append(f"| {names} | {_plain(getattr(param, 'help', ''))} | {_plain(str(default))} |")
+    return "\n".join(lines) + "\n"
+
+
+def _commands() -> str:
+    commands = typer.main.get_command(app).commands
+    return "\n".join(_command(name, commands[name]) for name in commands)
+
+
+def _api() -> str:
+    parts = []
+    for name in phaze_fast.__all__:
+        thing = getattr(phaze_fast, name)
+        if name.startswith("__") or not hasattr(thing, "__module__") or not callable(thing):
+            continue
+        options = "    options:\n      show_root_heading: true\n      show_source: false\n"
+        parts.append(f"::: {thing.__module__}.{thing.__qualname__}\n{options}")
+    return "\n".join(parts)
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Put what the program says of itself into the pages that ask for it."""
+    if page.file.src_path == "cli.md":
+        return re.sub(r"<!-- commands:.*?-->", lambda _: _commands(), markdown)
+    if page.file.src_path == "api.md":
+        return re.sub(r"<!-- api:.*?-->", lambda _: _api(), markdown)
+    # Links out of the documentation lead into the repository, which the site does not hold.
+    return re.sub(r"\[([^\]]*)\]\(\.\./[^)]*\)", r"\1", markdown)

@@ -1,0 +1,75 @@
+"""Ranks of a plan: which device has which part, and with whom it communicates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phaze_fast.placement import Plan
+
+__all__ = ["Place", "Ranks"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a rank has of a plan."""
+
+    rank: int
+    tensor: int
+    context: int
+    replica: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks of a plan: tensor groups lie next to each other, then context groups, then the rest."""
+
+    plan: Plan
+
+    def __len__(self) -> int:
+        return self.plan.devices
+
+    def rank(self, tensor: int, context: int, replica: int, stage: int) -> int:
+        """Give the rank of a place.
+
+        Stages lie outside replicas, or inside where the plan's rank order says so.
+        """
+        plan = self.plan
+        if plan.rank_order == "stages-inside":
+            outer = stage + plan.pp * replica
+        else:
+            outer = replica + plan.dp * stage
+        return tensor + plan.tp * (context + plan.cp * outer)
+
+    def place(self, rank: int) -> Place:
+        """Give the place of a rank."""
+        plan = self.plan
+        inner, tensor = divmod(rank, plan.tp)
+        outer, context = divmod(inner, plan.cp)
+        if plan.rank_order == "stages-inside":
+            replica, stage = divmod(outer, plan.pp)
+        else:
+            stage, replica = divmod(outer, plan.dp)
+        return Place(rank, tensor, context, replica, stage)
+
+    def group(self, place: Place, kind: str) -> tuple[int, ...]:
+        """Give the ranks that a place communicates with, itself included.
+
+        Parameters
+        ----------
+        place
+            Of a rank.
+        kind
+            ``tensor``, ``context``, ``expert``, ``data`` (all that hold the same weights) or
+            ``expert-data`` (all that hold the same experts).
+        """
+        plan, t, c, d, s = self.plan, place.tensor, place.context, place.replica, place.stage
+        if kind == "tensor":
+            return tuple(self.rank(k, c, d, s) for k in range(plan.tp))
+        if kind == "context":
+            return tuple(self.rank(t, k, d, s) for k in range(plan.cp))
+        first = d - d % plan.ep
+        if kind == "expert":
+            return tuple(self.rank(t, c, first + k, s) for k in range(plan.ep))
+        replicas = range(plan.dp) if kind == "data" else range(d % plan.ep, plan.dp, plan.ep)
+        return tuple(self.rank(t, k, r, s) for r in replicas for k in range(plan.cp))

@@ -1,0 +1,229 @@
+"""What the files say, by hand: flags, layouts, published runs, faults."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import phaze_fast as pf
+from phaze_fast import export, models
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.export.layout import read_layout
+from phaze_fast.export.shell import options_of
+
+LLAMA = models.load("llama2-7b")
+GOLDEN = Path(__file__).parents[1] / "golden" / "framework_flags.yaml"
+PUBLIC = Path(__file__).parents[3] / "shared" / "truth" / "public_runs.csv"
+
+
+@pytest.mark.parametrize("format_", ["megatron", "torchtitan", "maxtext"])
+def test_the_frameworks_know_every_name(format_):
+    known = set(yaml.safe_load(GOLDEN.read_text())[format_]["names"].split())
+    names = export.flag_names(format_)
+    assert set(names.names.values()) <= known
+    assert names.version
+    assert names.read_from
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("Et*3|t*4|t*3L", [4, 4, 4]),
+        ("E|(t|)*3,t||L", [1, 1, 1, 1, 1, 0, 1]),
+        ("Ettt|(tt|)*2 tL", [4, 2, 2, 2]),
+        ("EtL|", [3]),
+    ],
+)
+def test_layouts_by_hand(text, sizes):
+    assert read_layout(text, "--layout") == sizes
+
+
+@pytest.mark.parametrize("text", ["", "t|t", "EtL|t", "tE|L", "Etm|L", "E(t*2|L", "Et*9999999|L"])
+def test_layouts_that_are_none(text):
+    with pytest.raises(InvalidInputError, match="--layout: "):
+        read_layout(text, "--layout")
+
+
+def test_an_uneven_pipeline_for_megatron():
+    plan = {"pp": 4, "dp": 2, "global_batch": 32, "recompute": "none", "stages": (7, 9, 9, 9)}
+    text = export.export_plan(plan, LLAMA, "megatron").text
+    flags = options_of(text, "run.sh")
+    assert flags["--pipeline-model-parallel-layout"] == ["Et*6|t*9|t*9|t*8L"]
+    assert flags["--nnodes"] == ["1"]
+    assert flags["--nproc-per-node"][0] == "8"
+    assert "--use-distributed-optimizer" not in flags
+
+
+@pytest.mark.parametrize(
+    ("recompute", "flags"),
+    [
+        ("full", {"granularity": ["full"], "method": ["uniform"], "num-layers": ["1"]}),
+        ("full:3", {"granularity": ["full"], "method": ["block"], "num-layers": ["3"]}),
+        ("attention", {"granularity": ["selective"], "modules": ["core_attn"]}),
+        ("norms+attention", {"granularity": ["selective"], "modules": ["core_attn", "layernorm"]}),
+        ("none", {}),
+        ("selective", {}),  # fused attention has no scores to compute again
+    ],
+)
+def test_recomputation_for_megatron(recompute, flags):
+    plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": recompute}
+    found = export.export_plan(plan, LLAMA, "megatron")
+    said = options_of(found.text, "run.sh")
+    kept = {k.removeprefix("--recompute-"): v for k, v in said.items() if "recompute" in k}
+    assert kept == flags
+    assert found.complete
+
+
+def test_what_cannot_be_said_is_said():
+    plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": ("full", "norms")}
+    plan |= {"schedule": "zb-h1", "optimizer": "sgd-bf16", "zero": 1}
+    found = export.export_plan(plan, LLAMA, "megatron")
+    assert [item.what for item in found.unexpressed] == [
+        "--schedule zb-h1",
+        "--recompute full,norms",
+        "--optimizer sgd-bf16",
+    ]
+    assert not found.complete
+    assert found.text.count("# Not expressed: ") == 3
+
+
+def published():
+    """Runs of Megatron-Core and NeMo whose plan is stated."""
+    if not PUBLIC.exists():
+        return []
+    with PUBLIC.open() as file:
+        rows = [row for row in csv.DictReader(file) if "egatron" in row["framework"]]
+    return [row for row in rows if row["tp"] and row["pp"] and row["dp"] and row["layers"]]
+
+
+@pytest.mark.shared
+def test_published_plans_come_out_as_their_flags():
+    rows = published()
+    if not rows:
+        pytest.skip("no published runs beside the checkout")
+    checked = 0
+    for row in rows:
+        pp, virtual = int(row["pp"]), int(row["vp"] or 1)
+        layers = int(row["layers"])
+        if layers % (pp * virtual):
+            continue
+        model = LLAMA.replace(name=row["model"], layers=layers)
+        plan = {
+            "tp": int(row["tp"]),
+            "pp": pp,
+            "cp": int(row["cp"] or 1),
+            "dp": int(row["dp"]),
+            "microbatch": int(row["micro_batch"]),
+            "global_batch": int(row["global_batch"]),
+            "virtual": virtual,
+            "schedule": "interleaved" if virtual > 1 else "1f1b",
+            "recompute": row["recompute"] if row["recompute"] in ("none", "full") else "none",
+            "zero": 1 if "distributed optimizer" in row["zero_or_dist_opt"] else 0,
+            "sequence_parallel": row["sp"] == "1",
+        }
+        try:
+            flags = options_of(export.export_plan(plan, model, "megatron").text, "run.sh")
+        except InvalidInputError:
+            continue  # widths in the table that do not divide its batch
+        checked += 1
+        assert flags["--tensor-model-parallel-size"] == [row["tp"]]
+        assert flags["--pipeline-model-parallel-size"] == [row["pp"]]
+        assert flags["--context-parallel-size"] == [row["cp"] or "1"]
+        assert flags["--micro-batch-size"] == [row["micro_batch"]]
+        assert flags["--global-batch-size"] == [row["global_batch"]]
+        virtual_flag = flags.get("--num-virtual-stages-per-pipeline-rank", ["1"])
+        assert virtual_flag == [str(virtual)]
+        world = int(flags["--nnodes"][0]) * int(flags["--nproc-per-node"][0])
+        assert world == plan["tp"] * pp * plan["cp"] * plan["dp"]
+        sequence = plan["sequence_parallel"] and plan["tp"] > 1
+        assert ("--sequence-parallel" in flags) == sequence
+    assert checked > 50
+
+
+MEGATRON = """
+GPUS=8  # a comment
+torchrun --nproc_per_node 8 --nnodes=4 pretrain_gpt.py --num-layers 32 \\
+  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 4 \\
+  --num-layers-per-virtual-pipeline-stage 4 --micro-batch-size 1 --global-batch-size 64 \\
+  --sequence-parallel --use-distributed-optimizer --bf16 --lr 1e-4 --tp-comm-overlap
+"""
+
+
+def test_a_script_of_ones_own(tmp_path):
+    path = tmp_path / "train.sh"
+    path.write_text(MEGATRON)
+    found = export.read_plan(path, LLAMA)
+    spec = found.spec
+    assert (spec.tp, spec.pp, spec.dp, spec.virtual, spec.zero) == (2, 4, 4, 2, 1)
+    assert spec.stages == (5, 4, 4, 4, 4, 4, 4, 5)
+    assert "--tp-comm-overlap" in found.notes[0]
+    assert "--lr" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("--tensor-model-parallel-size 2", "--tensor-model-parallel-size $TP"), "'$TP'"),
+        (("--num-layers 32", "--num-layers 40"), "--num-layers: 40 is not accepted"),
+        (("--nnodes=4", "--nnodes=1 --context-parallel-size 3"), "8 devices are not accepted"),
+        (("--bf16", "--optimizer muon"), "--optimizer: 'muon' is not accepted"),
+        (
+            ("--bf16", "--bf16 --recompute-granularity selective --recompute-modules mlp"),
+            "'mlp' is not accepted; expected some of core_attn, layernorm",
+        ),
+        (("--lr", "--lr '"), "not a shell command"),
+    ],
+)
+def test_scripts_that_cannot_be_read(change, said, tmp_path):
+    path = tmp_path / "train.sh"
+    path.write_text(MEGATRON.replace(*change))
+    with pytest.raises(InvalidInputError) as error:
+        export.read_plan(path, LLAMA)
+    assert said in str(error.value)
+    assert str(error.value).startswith((str(path), "--"))
+    assert "\n" not in str(error.value)
+
+
+def test_files_are_told_apart(tmp_path):
+    files = {
+        "a.json": json.dumps({"train_batch_size": 8, "zero_optimization": {"stage": 3}}),
+        "b.json": json.dumps({"tp": 4, "global_batch": 8}),
+        "c.yaml": "tp: 4\nglobal_batch: 8\n",
+        "d.yaml": "model:\n  tensor_model_parallel_size: 2\ntrain:\n  global_batch_size: 8\n",
+        "e.toml": "[training]\n",
+        "f.sh": "python3 -m MaxText.train base.yml ici_tensor_parallelism=4\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    found = [export.is_framework_file(tmp_path / name) for name in files]
+    assert found == [True, False, False, True, True, True]
+    read = export.read_plan(tmp_path / "d.yaml", LLAMA, devices=8).spec
+    assert (read.tp, read.dp, read.global_batch) == (2, 4, 8)
+    assert export.read_plan(tmp_path / "a.json", LLAMA).spec.zero == 3
+    with pytest.raises(InvalidInputError, match="no file of a training framework"):
+        export.read_plan(tmp_path / "b.json", LLAMA)
+
+
+def test_a_plan_has_to_say_its_stages():
+    for given, said in (
+        ({"recompute": "auto"}, "recompute: auto is not accepted"),
+        ({"recompute": "none", "pp": 3}, "stages: missing"),
+        ({"recompute": "none", "stages": (30,)}, "stages: 30 layers are not accepted"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            export.export_plan({"global_batch": 8, **given}, LLAMA, "megatron")
+    with pytest.raises(InvalidInputError, match="did you mean 'megatron'"):
+        export.export_plan({"global_batch": 8}, LLAMA, "megatrn")
+
+
+def test_the_formats_of_a_mixture_of_experts():
+    model = models.load("mixtral-8x7b")
+    plan = {"tp": 2, "ep": 4, "dp": 4, "global_batch": 8, "recompute": "activations+gated-product"}
+    flags = options_of(export.export_plan(plan, model, "megatron").text, "run.sh")
+    assert flags["--num-experts"] == ["8"]
+    assert flags["--expert-model-parallel-size"] == ["4"]
+    assert flags["--recompute-modules"] == ["moe_act"]
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    assert pf.predict(model, cluster, plan).ep == 4

@@ -1,0 +1,208 @@
+"""Traces: Chrome trace events end with the step, Chakra traces fit together rank by rank."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+import phaze_fast as pf
+from phaze_fast import models
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.export.kineto import compare_profile, read_profile
+from phaze_fast.export.perfetto import layer_trace, step_trace
+from phaze_fast.placement import pipelines, timeline
+from phaze_fast.schedule import LayerInstance, schedule_instances
+
+SMALL = models.load("gpt2-xl").replace(name="small", layers=14, heads=24, hidden=1536)
+CLUSTER = pf.Cluster(devices=32, fabric="dgx-h100", chip="h100")
+SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2, "dualpipe-v": 2}
+
+
+def plan_with(schedule, **changes):
+    given = {"tp": 2, "pp": 4, "dp": 4, "global_batch": 64, "schedule": schedule, "zero": 1}
+    given |= {"virtual": SCHEDULES[schedule], "recompute": "full:1", "microbatch": 2}
+    return {**given, **changes}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_the_last_slice_ends_with_the_step(schedule):
+    found = timeline(SMALL, CLUSTER, plan_with(schedule))
+    events = step_trace(found)["traceEvents"]
+    assert json.loads(json.dumps(events)) == events
+    slices = [e for e in events if e["ph"] == "X"]
+    end = max(e["ts"] + e["dur"] for e in slices)
+    assert end / 1e6 == pytest.approx(found.plan.time_s, rel=1e-9)
+    assert min(e["ts"] for e in slices) == 0.0
+    tracks = {(e["pid"], e["tid"]) for e in slices}
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert tracks <= named
+    for track in tracks:  # slices of a track do not overlap
+        own = sorted((e["ts"], e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
+        for (ts, dur), (after, _) in pairwise(own):
+            assert ts + dur <= after * (1 + 1e-12) + 1e-9
+    counters = [e for e in events if e["ph"] == "C"]
+    for k, stage in enumerate(found.plan.stages):
+        most = max(e["args"]["held"] for e in counters if e["pid"] == k + 1)
+        assert most * 2**30 == pytest.approx(stage.memory_bytes, rel=1e-12)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_pass_of_every_micro_batch_is_there_once(schedule):
+    found = timeline(SMALL, CLUSTER, plan_with(schedule))
+    rounds, chunks = found.plan.microbatches, found.plan.virtual
+    letters = Counter()
+    for row in found.passes.tolist():
+        device, code, chunk, _, microbatch, other, _, _ = row
+        letter = found.kinds[code]
+        for kind in "FB" if letter == "F&B" else letter:
+            own = chunk if kind != "B" or letter == "B" else 1 - chunk
+            number = other if letter == "F&B" and kind == "B" else microbatch
+            letters[device, own, "B" if kind == "I" else kind, number] += 1
+    for device in range(found.plan.pp):
+        for chunk in range(chunks):
+            for kind in "FB":
+                seen = [letters[device, chunk, kind, m] for m in range(rounds)]
+                assert seen == [1] * rounds
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe-v"])
+def test_passes_end_when_the_slow_player_ends_them(schedule):
+    chunks = SCHEDULES[schedule]
+    forward = [[1.0 + 0.1 * d + 0.2 * c for c in range(chunks)] for d in range(3)]
+    backward = [[2.0 + 0.3 * d for _ in range(chunks)] for d in range(3)]
+    weight = [[0.7 for _ in range(chunks)] for _ in range(3)]
+    found = pipelines.passes(schedule, forward, backward, 8, weight_grad_s=weight)
+    step = pipelines.play(schedule, forward, backward, 8, weight_grad_s=weight)
+    assert found["end_s"].max() == pytest.approx(step.step_s, rel=1e-12)
+    for d in range(3):
+        own = found[found["device"] == d]
+        assert own["end_s"].max() == pytest.approx(step.end_s[d], rel=1e-12)
+        assert own["start_s"].min() == pytest.approx(step.start_s[d], abs=1e-12)
+        assert (own["end_s"] - own["start_s"]).sum() == pytest.approx(step.busy_s[d], rel=1e-12)
+
+
+def test_a_layer_as_a_trace():
+    ways = (((1, 4.0), (0, 2.0)), ((1, 3.0), (0, 1.5)), ((1, 2.0), (0, 1.0)))
+    layer = LayerInstance("l", ("a", "b", "c"), (1, 2, 3), ways, ((0, 2),), (2, 2, 0), (0, 1, 2))
+    found = schedule_instances([layer])
+    slices = [e for e in layer_trace(found, 1e-6)["traceEvents"] if e["ph"] == "X"]
+    assert max(e["ts"] + e["dur"] for e in slices) == pytest.approx(found[0].makespan, rel=1e-9)
+    assert {e["name"] for e in slices} == {"a", "b", "c"}
+
+
+# ---- Chakra ----
+
+
+def attributes(node):
+    return {a.name: getattr(a, a.WhichOneof("value")) for a in node.attr}
+
+
+@pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 1), ("interleaved", 0), ("zb-v", 3)])
+def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
+    pytest.importorskip("google.protobuf")
+    from phaze_fast.export.chakra import chakra_trace
+    from phaze_fast.export.chakra_schema import NODES, read_trace
+
+    trace = chakra_trace(SMALL, CLUSTER, plan_with(schedule, zero=zero, global_batch=64))
+    paths = trace.write(tmp_path)
+    assert len(paths) == 33
+    groups = json.loads(paths[0].read_text())
+    sent, taken, seen = Counter(), Counter(), {}
+    for rank in range(32):
+        metadata, nodes = read_trace((tmp_path / f"plan.{rank}.et").read_bytes())
+        assert metadata.version
+        assert [node.id for node in nodes] == list(range(len(nodes)))
+        for node in nodes:
+            assert all(before < node.id for before in node.data_deps)
+            has = attributes(node)
+            assert has["is_cpu_op"] is False
+            if node.type in (NODES["send"], NODES["receive"]):
+                mine = has["comm_src"] if node.type == NODES["send"] else has["comm_dst"]
+                assert mine == rank
+                key = has["comm_src"], has["comm_dst"], has["comm_tag"], has["comm_size"]
+                (sent if node.type == NODES["send"] else taken)[key] += 1
+            elif node.type == NODES["collective"]:
+                assert rank in groups[has["pg_name"]]
+                own = seen.setdefault(has["pg_name"], {}).setdefault(rank, [])
+                own.append((has["comm_type"], has["comm_size"]))
+            else:
+                assert node.type == NODES["compute"]
+    assert sent
+    assert sent == taken
+    for name, ranks in seen.items():  # every member asks for the same collectives in one order
+        assert sorted(ranks) == groups[name]
+        first = ranks[groups[name][0]]
+        assert all(own == first for own in ranks.values())
+
+
+def test_chakra_traces_of_a_thousand_ranks(tmp_path):
+    pytest.importorskip("google.protobuf")
+    from phaze_fast.export.chakra import chakra_trace
+
+    cluster = pf.Cluster(devices=1024, fabric="dgx-h100", chip="h100")
+    given = {"tp": 8, "pp": 2, "dp": 64, "global_batch": 64, "recompute": "none"}
+    trace = chakra_trace(SMALL.replace(layers=2), cluster, given)
+    assert len(trace.write(tmp_path)) == 1025
+    with pytest.raises(InvalidInputError, match="rank: 1024 is not accepted"):
+        list(trace.nodes(1024))
+
+
+# ---- profiles ----
+
+
+def kernel(name, ts, dur, cat="kernel"):
+    return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
+
+
+def test_a_profile_is_lined_up_with_a_plan(tmp_path):
+    events = [
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{k}",
+            "ts": 1e5 * k,
+            "dur": 1e5,
+        }
+        for k in range(2)
+    ]
+    for k in range(2):
+        at = 1e5 * k
+        events += [
+            kernel("sm90_xmma_gemm_bf16bf16_bf16f32", at, 60e3),
+            kernel("flash_fwd_kernel", at + 60e3, 10e3),
+            kernel("ncclDevKernel_AllReduce_Sum_f32", at + 65e3, 10e3),
+            kernel("void at::native::vectorized_elementwise_kernel", at + 80e3, 5e3),
+        ]
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"traceEvents": events, "distributedInfo": {"rank": 20}}))
+    profile = read_profile(path)
+    assert profile.steps == 2
+    assert profile.step_s == pytest.approx(0.1)
+    assert profile.busy_s == pytest.approx(0.08)
+    assert profile.seconds["matrix products"] == pytest.approx(0.06)
+    assert profile.kernels["collectives"] == 1
+    found = compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile)
+    assert found.stage == 2  # rank 20 of tp 2, dp 4: the third stage
+    by_family = {each.family: each for each in found.families}
+    assert by_family["attention"].measured_s == pytest.approx(0.01)
+    predicted = sum(each.predicted_s for each in found.families)
+    load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
+    assert 0.5 < predicted / (load.stages[2].load_s * load.microbatches) < 1.5
+    with pytest.raises(InvalidInputError, match="stage: 4 is not accepted"):
+        compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile, stage=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "not JSON"),
+        ("{}", "traceEvents: missing"),
+        ('{"traceEvents": []}', "no kernel"),
+    ],
+)
+def test_a_file_that_is_no_profile(text, said, tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(text)
+    with pytest.raises(InvalidInputError, match=said):
+        read_profile(path)
