@@ -89,7 +89,8 @@ def random_fabric(rng, devices):
         ]
         return TieredFabric(name=kind, tiers=tuple(tiers))
     if kind == "preset":
-        return presets.fabric(rng.choice(["dgx-a100", "dgx-h100", "tpuv4-pod", "phaze-flat"]))
+        name = rng.choice(["dgx-a100", "dgx-h100", "tpuv4-pod", "phaze-flat"])
+        return presets.fabric(name).at_peak()  # libraries' protocols have tests of their own
     return (TorusFabric if kind == "torus" else MeshFabric)(
         name=kind,
         dims=_factors(rng, devices),

@@ -185,6 +185,17 @@ def validate_runs(
     InvalidInputError
         Where the file is not such a table. A row that is not accepted is listed in `refused`, and
         the run goes on.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from phaze_fast.calibration.published import RUN_COLUMNS
+    >>> row = dict.fromkeys(sorted(RUN_COLUMNS), "") | {"source": "mine", "model": "llama2-7b"}
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+    ...     _ = file.write(",".join(row) + chr(10) + ",".join(row.values()) + chr(10))
+    ...     file.flush()
+    ...     validate_runs(file.name).refused
+    ('row 2: iter_time_s: is missing; expected the seconds of a step',)
     """
     if by not in GROUPINGS:
         raise InvalidInputError(f"by: {by!r} is not accepted; {nearest(by, GROUPINGS)}")

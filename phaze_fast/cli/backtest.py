@@ -84,7 +84,10 @@ def back_test(
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
-    """Search under the limits of real generations of chips, and see where those chips lie."""
+    """Search under the limits of real generations of chips, and see where those chips lie.
+
+    Example: phaze-fast backtest "TPU v4"
+    """
     from phaze_fast.baselines.backtest import backtest
 
     found = backtest(generation or (), threads)

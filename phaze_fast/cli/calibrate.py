@@ -83,7 +83,10 @@ def calibrate(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the constants of a chip or fabric to measurements of it."""
+    """Fit the constants of a chip or fabric to measurements of it.
+
+    Example: phaze-fast calibrate products.csv attention.csv --chip h200 --name mine -o mine.yaml
+    """
     if emit_benchmark is not None:
         _written(emit_benchmark, benchmark_script())
         note(f"{emit_benchmark}: run it with PyTorch on the machine; it writes files for calibrate")

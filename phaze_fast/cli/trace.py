@@ -94,7 +94,10 @@ def trace(
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
-    """Record a training step of a PyTorch module as a graph that every command takes as MODEL."""
+    """Record a training step of a PyTorch module as a graph that every command takes as MODEL.
+
+    Example: phaze-fast trace nets.py:model -o model.json
+    """
     found = _traced(target, name, dtype, seq)
     emit(found.to_dict, lambda: show_graph(found), as_json, to_file)
 

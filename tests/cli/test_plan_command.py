@@ -44,10 +44,10 @@ def test_a_chip_that_was_not_fitted_says_so(capsys):
     assert "mi300x: not fitted to measurements" in capsys.readouterr().out
     assert main([*words, "--chip", "h200"]) == 0
     assert "fitted" not in capsys.readouterr().out
-    assert main([*words, "--chip", "b200", "--json"]) == 0
+    assert main([*words, "--chip", "b300", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["calibration"]["state"] == "carried over"
-    assert data["calibration"]["carried_from"] == "h200"
+    assert data["calibration"]["carried_from"] == "b200"
     assert data["calibration"]["fitted"] is False
 
 

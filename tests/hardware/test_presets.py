@@ -97,7 +97,7 @@ def test_every_chip_says_what_its_times_rest_on():
 def test_constants_that_are_carried_over_are_those_of_the_chip_they_come_from():
     """A preset that names h200 uses its constants, but for clock, tiles and power limit."""
     own = {"clock_factor", "blocks", "sustained_flops", "carried_from"}
-    own |= {"fitted", "fitted_range", "sources"}
+    own |= {"fitted", "fitted_range", "sources", "step_flops"}
     for name in presets.chip_names():
         chip = presets.chip(name)
         source = chip.calibration.carried_from

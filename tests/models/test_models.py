@@ -105,7 +105,7 @@ def test_a_dense_mixture_is_the_dense_model_and_its_router():
             "moe.dense_layers: 32",
         ),
         ({"layers": 0}, "layers: 0 is not accepted; expected a number >= 1"),
-        ({"hiden": 1}, "unknown key 'hiden'; did you mean 'hidden'?"),
+        ({"hiden": 1}, "unknown key 'hiden'; did you mean 'hidden'"),
     ],
 )
 def test_bad_models_say_what_is_wrong(changes, line):

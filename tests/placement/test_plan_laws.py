@@ -54,6 +54,7 @@ def slowed(chip):
     fields = {name: 2 * getattr(tuning, name) for name in ("unit_overhead_s", "reduction_s")}
     if tuning.sustained_flops is not None:
         fields["sustained_flops"] = tuning.sustained_flops / 2
+    fields["step_flops"] = {name: rate / 2 for name, rate in tuning.step_flops.items()}
     fields["attention"] = attention.replace(unit_overhead_s=2 * attention.unit_overhead_s)
     return chip.replace(
         clock_hz=chip.clock_hz / 2,

@@ -32,6 +32,7 @@ FILE = Path(__file__).parents[1] / "golden" / "v0_1_0_answers.json"
 SAME = 1e-9
 ZB_OFF = 0.013
 SOONER = 0.004
+UNEVEN = 0.003
 MODES = ("none", "selective", "full")
 LARGE = ["bertlarge", "megatronbert", "opt", "gpt2", "megatrongpt2-54", "megatrongpt2-72", "llama2"]
 TIED_AND_PIPED = "megatrongpt3"
@@ -60,7 +61,18 @@ def asked(training: dict[str, Any]) -> pf.Training:
     given = dict(training)
     if given.get("recompute", "auto") == "auto":
         given["recompute"] = MODES
+    given.setdefault("context_parallel", 1)
+    given.setdefault("expert_parallel", 1)
     return pf.Training(**given, recompute_some=False)
+
+
+def cluster_of(case: dict[str, Any]) -> pf.Cluster:
+    """The cluster with the constants of version 0.1.0: links at their rates, chips as they were."""
+    fabric, chip = pf.presets.fabric(case["fabric"]).at_peak(), case.get("chip")
+    file = FILE.parent / "chips_v0_1_0" / f"{chip}.yaml"
+    if chip is not None and file.exists():
+        chip = str(file)
+    return pf.Cluster(devices=case["devices"], fabric=fabric, chip=chip)
 
 
 def was_possible(model: TransformerModel, plan: pf.Plan) -> bool:
@@ -227,7 +239,10 @@ def hold(
     again = predicted(model, cluster, training, plan)
     slack = slack_of(model, plan)
     assert again.time_s >= plan["time_s"] * (1.0 - slack), plan
-    assert again.memory_bytes == pytest.approx(plan["memory_bytes"], rel=SAME), plan
+    assert again.memory_bytes >= plan["memory_bytes"] * (1.0 - SAME), plan
+    # The first and last chunks of interleaved stages are larger, which was not counted.
+    slack_bytes = UNEVEN if plan["schedule"] == "interleaved" else SAME
+    assert again.memory_bytes == pytest.approx(plan["memory_bytes"], rel=slack_bytes), plan
     if mended(model, cluster, plan) or hidden(training):
         return False, again
     assert again.time_s == pytest.approx(plan["time_s"], rel=slack), plan
@@ -239,7 +254,7 @@ def hold(
 
 def case_of(number: int) -> tuple[dict[str, Any], TransformerModel, pf.Cluster]:
     case = recorded()["small"][number]
-    cluster = pf.Cluster(devices=case["devices"], fabric=case["fabric"])
+    cluster = cluster_of(case)
     return case, pf.models.load(case["model"]), cluster
 
 
@@ -327,7 +342,7 @@ interleaved and dealt better."""
 def test_plans(number: int) -> None:
     case = recorded()["plans"][number]
     model = pf.models.load(case["model"])
-    cluster = pf.Cluster(devices=case["devices"], fabric=case["fabric"], chip=case["chip"])
+    cluster = cluster_of(case)
     found = pf.plan(model, cluster, asked(case["training"]), top=60)
     plans = [plan_of(row) for row in case["plans"]]
     by_kind = {kind_of(found_of(plan)): plan for plan in found.plans}
@@ -353,7 +368,7 @@ def test_most_plans_are_compared_exactly() -> None:
     exact = total = 0
     for case in recorded()["plans"]:
         model = pf.models.load(case["model"])
-        cluster = pf.Cluster(devices=case["devices"], fabric=case["fabric"])
+        cluster = cluster_of(case)
         kept = [not mended(model, cluster, plan_of(row)) for row in case["plans"]]
         exact, total = exact + sum(kept), total + len(kept)
     assert (exact, total) == (128, 200)

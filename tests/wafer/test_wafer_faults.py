@@ -211,7 +211,7 @@ def test_fault_maps_of_the_command(run, two):
     _, out, _ = run("bertlarge", "--wafer", two, *EFFORT, *words)
     assert "over 5 fault maps" in out
     said = refused(run("bertlarge", "--wafer", two, *EFFORT, "--fault-maps", 5, "--die-fault", 2))
-    assert "die_fault: 2.0 is not accepted" in said
+    assert "--die-fault: 2.0 is not accepted" in said
 
 
 def test_a_dead_link_of_a_line_is_gone_around():

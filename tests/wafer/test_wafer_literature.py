@@ -73,7 +73,7 @@ def converts(before, after, sizes):
     }
     for die, wanted in layouts.holdings(after, sizes).items():
         assert have[die] == dict.fromkeys(wanted, terms), (before, after, die)
-    positions = math.prod(sizes) ** 3
+    positions = math.prod(sizes) ** len(layouts.SPLITS)
     case = SimpleNamespace(rules={"volume": True}, sizes=sizes)
     for (kind, slots, share), (_, _, vector, sent) in zip(
         layouts.steps(before, after, sizes), done, strict=True
