@@ -287,10 +287,17 @@ def _scheduled(
     return found
 
 
+def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
+    """Take the shorter of two: a schedule that is not proven is none for operators made shorter."""
+    names = ("forward_s", "plain_s", "backward_s", "weight_grad_s")
+    return replace(times, **{n: np.minimum(getattr(times, n), getattr(before, n)) for n in names})
+
+
 def free_times(
     sizes: Sequence[StrategySizes],
     costs: Costs,
     rate: Array,
+    base: Sequence[KindTimes],
     cache: ScheduleCache | None = None,
     threads: int = 1,
 ) -> list[tuple[KindTimes, ...]]:
@@ -306,23 +313,30 @@ def free_times(
         Of their graphs, one after another.
     rate
         Bytes per second of the chips' memory.
+    base
+        Times of the strategies with nothing free.
     cache
         Where layer schedules are looked up and kept.
     threads
         At most this many; the answer does not depend on it.
     """
     groups = {int(g) for graph in costs.graphs for g in np.unique(graph.ops["group"])}
-    levels: list[list[KindTimes]] = []
+    levels: list[list[KindTimes]] = [list(base)]
+
+    def add(hosted: bool) -> None:
+        made = _scheduled(sizes, costs.without(free), rate, cache, threads, hosted)
+        levels.append([_no_longer(*pair) for pair in zip(made, levels[-1], strict=True)])
+
     for free in FREE_LEVELS:
-        if levels and GROUPS.index(free[-1]) not in groups:
-            levels.append(levels[-1])
+        if GROUPS.index(free[-1]) in groups:
+            add(hosted=True)
         else:
-            levels.append(_scheduled(sizes, costs.without(free), rate, cache, threads))
+            levels.append(levels[-1])
     if any(s.software.host_s or s.software.recompute_host_s for s in sizes):
-        levels.append(_scheduled(sizes, costs.without(free), rate, cache, threads, hosted=False))
+        add(hosted=False)
     else:
         levels.append(levels[-1])
-    return [tuple(level[k] for level in levels) for k in range(len(sizes))]
+    return [tuple(level[k] for level in levels[1:]) for k in range(len(sizes))]
 
 
 def times_on_chip(
@@ -350,9 +364,11 @@ def free_times_on_chip(
     threads: int = 1,
 ) -> tuple[KindTimes, ...]:
     """Give times of strategies on a cluster's chip by level of what is free, one row each."""
-    known = _kept_free.on(cluster)
+    times_on_chip(sizes, cluster, optimizer, cache, threads)
+    known, timed = _kept_free.on(cluster), _kept.on(cluster)
     for some, costs, rate in _priced(sizes, cluster, known, threads):
-        known.update(zip(some, free_times(some, costs, rate, cache, threads), strict=True))
+        base = [timed[s] for s in some]
+        known.update(zip(some, free_times(some, costs, rate, base, cache, threads), strict=True))
     rows = [known[s] for s in sizes]
     found: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):

@@ -73,7 +73,9 @@ class PerChipSearch(BestFirstSearch):
             table.forget_prices()
             done = table.level[:, groups] == PLACED
             for s in np.flatnonzero(done.any(axis=1)).tolist():
-                excess[s] = np.quantile(table.least[s, groups[done[s]]] / least[s, done[s]], 0.1)
+                ratios = table.least[s, groups[done[s]]] / least[s, done[s]]
+                ratios = ratios[np.isfinite(ratios)]
+                excess[s] = np.quantile(ratios, 0.1) if len(ratios) else excess[s]
 
     def _bound_leaders(self, groups: Array) -> None:
         """Bound schedules until the most promising candidate of each group is so bounded."""

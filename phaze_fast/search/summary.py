@@ -28,7 +28,8 @@ def _winner(
         strategy = int(table.evaluator.layouts["strategy"][answer.placed.layout])
         chip = table.problem.price(strategy, np.array([record]))
         sizes = table.evaluator.sizes[strategy]
-        free = free_times([sizes], chip.costs, chip.parts.hbm_bytes_per_s)[0]
+        own = answer.times.at(slice(answer.row, answer.row + 1))
+        free = free_times([sizes], chip.costs, chip.parts.hbm_bytes_per_s, [own])[0]
         plans.append(table.evaluator.plan(answer.placed, answer.times, answer.row, c, peak, free))
     return Winner(
         group=group,

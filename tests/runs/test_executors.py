@@ -228,7 +228,7 @@ def dask_cluster():
     dask = pytest.importorskip("dask")
     # Dask would run a task of a dead worker again itself; here that is for the sweep to do.
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0",
         host="127.0.0.1", silence_logs=50,
     ) as cluster:  # fmt: skip
         yield cluster.scheduler_address.replace("tcp://", "dask://")

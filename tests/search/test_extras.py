@@ -45,7 +45,7 @@ def test_a_search_through_dask_finds_the_same_though_a_worker_dies():
     with (
         dask.config.set(settings),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
         ) as cluster,
     ):
         address = cluster.scheduler_address.replace("tcp://", "dask://")

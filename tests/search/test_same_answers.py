@@ -297,7 +297,8 @@ def hold_small(number: int) -> int:
         assert new.index == old["index"]
         assert new.time_s == pytest.approx(old["time_s"], rel=SAME)
         assert new.energy_j == pytest.approx(old["energy_j"], rel=SAME)
-        assert new.plan.memory_bytes == pytest.approx(was["memory_bytes"], rel=SAME)
+        slack_bytes = UNEVEN if was["schedule"] == "interleaved" else SAME
+        assert new.plan.memory_bytes == pytest.approx(was["memory_bytes"], rel=slack_bytes)
         assert shape_of(found_of(new.plan)) == shape_of(was)
     # No answer is slower than that of version 0.1.0 by today's clock, nor faster than it was said
     # to be, unless by plans that there were not.
