@@ -153,7 +153,7 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
 // What a step takes by a plan; `solver` is scratch.
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,
                            const KindTimes& times, std::span<const KindTimes> free,
-                           double room_bytes,
-                           std::vector<StageEstimate>* stages, PlanSolver* solver);
+                           double room_bytes, std::vector<StageEstimate>* stages,
+                           PlanSolver* solver);
 
 }  // namespace phaze
