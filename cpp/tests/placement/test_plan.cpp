@@ -152,7 +152,8 @@ void one_case(unsigned seed) {
     CHECK(c.space.work_bound_s(0, 0.0, 0) <= plan.time_s);
     CHECK(c.space.check_partition(k, plan.partition) == PlanStatus::kOk);
     std::vector<StageEstimate> stages;
-    const PlanEstimate e = c.space.estimate(k, plan.partition, times, {}, c.room, &stages);
+    const std::vector<KindTimes> free(kFreeLevels, times);
+    const PlanEstimate e = c.space.estimate(k, plan.partition, times, free, c.room, &stages);
     CHECK(std::abs(e.time_s - plan.time_s) <= 1e-12 * plan.time_s);
     const PlanParts& p = e.parts;
     const double parts = p.compute_s + p.recompute_s + p.pipeline_comm_s + p.imbalance_s +
