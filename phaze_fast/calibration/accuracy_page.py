@@ -39,8 +39,12 @@ _METHOD = """\
 - Operators and collectives: measured alone, chip by chip ([cost](cost.md)).
 - One rate per chip and number format for products in a job that runs for hours
   (`tuning.step_flops`): under power they are slower than a lone product.
-- One host time per operator for each software, and the speed of attention kernels and product
-  libraries of a software's year relative to today's.
+- One host time per operator for each software (and one for recomputation), the speed of attention
+  kernels and product libraries of a software's year relative to today's, how often an unfused loss
+  moves its logits (`loss_passes`), what DeepSpeed's gathers reach of the network
+  (`network_share`), and what of tensor-parallel collectives user buffers hide (`hidden_tensor`).
+  These were chosen with all runs in view; the last table says which of them were also checked on
+  runs that the fit did not see.
 - Everything else about software (what overlaps, what is fused, bytes of gradients, padding) is read
   from its code and kept in `phaze_fast/software/data` with its sources.
 

@@ -15,6 +15,8 @@ from phaze_fast.placement import Training, plan
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 nn = torch.nn
+# transformers compiles parts of a few models in a way that PyTorch calls deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 SEQ, LAYERS = 16, 3
 SIZES = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 96}
