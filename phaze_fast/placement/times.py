@@ -289,8 +289,9 @@ def _scheduled(
 
 def _no_longer(times: KindTimes, before: KindTimes) -> KindTimes:
     """Take the shorter of two: a schedule that is not proven is none for operators made shorter."""
-    names = ("forward_s", "plain_s", "backward_s", "weight_grad_s")
-    return replace(times, **{n: np.minimum(getattr(times, n), getattr(before, n)) for n in names})
+    names = ("forward_s", "plain_s", "backward_s")
+    least = {n: np.minimum(getattr(times, n), getattr(before, n)) for n in names}
+    return replace(times, **least, weight_grad_s=np.minimum(times.weight_grad_s, least["plain_s"]))
 
 
 def free_times(

@@ -127,7 +127,7 @@ def message_rate(fabric, a, b):
 
 def test_messages_must_cross_every_border():
     """Every micro-batch sends its rows over each border, and their gradients come back."""
-    for _, model, cluster, spec in cases(range(4100, 4140)):
+    for _, model, cluster, spec in cases(range(4100, 4120)):
         plan, rank = predict(model, cluster, spec), rank_numbers(spec)
         rows = spec.microbatch * model.seq / spec.cp
         shared = spec.tp if spec.sequence_parallel else 1
@@ -138,7 +138,7 @@ def test_messages_must_cross_every_border():
 
 
 def test_a_step_is_as_long_as_its_slowest_stage_works():
-    for _, model, cluster, spec in cases(range(4200, 4230)):
+    for _, model, cluster, spec in cases(range(4200, 4215)):
         plan = predict(model, cluster, spec)
         slowest = max(stage.load_s for stage in plan.stages)
         assert plan.time_s >= plan.microbatches * slowest * (1 - SLACK)
@@ -172,7 +172,7 @@ def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_e
 
 def test_a_faster_network_never_makes_a_plan_slower():
     seen = 0
-    for rng, model, cluster, spec in cases(range(4400, 4425)):
+    for rng, model, cluster, spec in cases(range(4400, 4413)):
         factor = rng.choice([1.05, 1.3, 2.0, 10.0, 100.0])
         faster = cluster.replace(fabric=network(cluster.fabric, rate=factor))
         nearer = cluster.replace(fabric=network(cluster.fabric, latency=1 / factor))
@@ -187,7 +187,7 @@ def test_a_faster_network_never_makes_a_plan_slower():
 def test_faster_memory_never_makes_a_plan_slower():
     """But for split passes with ZeRO-2 and 3: where the network sets the backward pass, less waits."""
     seen = 0
-    for rng, model, cluster, spec in cases(range(4500, 4530)):
+    for rng, model, cluster, spec in cases(range(4500, 4520)):
         if spec.schedule in SPLIT and spec.zero >= 2:
             continue
         hbm = cluster.chip.hbm
@@ -201,7 +201,7 @@ def test_faster_memory_never_makes_a_plan_slower():
 
 
 def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
-    for _, model, cluster, spec in cases(range(4600, 4625)):
+    for _, model, cluster, spec in cases(range(4600, 4613)):
         slow = cluster.replace(fabric=network(cluster.fabric, 0.5, 2.0), chip=slowed(cluster.chip))
         plan, slower = (predict(model, c, spec) for c in (cluster, slow))
         assert slower.time_s == pytest.approx(2 * plan.time_s, rel=SLACK), spec
@@ -211,7 +211,7 @@ def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
 
 
 def test_energy_is_spent_and_more_of_it_where_more_is_computed():
-    for _, model, cluster, spec in cases(range(4700, 4740)):
+    for _, model, cluster, spec in cases(range(4700, 4720)):
         plain, again = (
             predict(model, cluster, spec.replace(recompute=mode)) for mode in ("none", "full")
         )

@@ -227,6 +227,7 @@ def fewer(text):
     return f"{more}:{int(count) - 1}" + (f"/{rest}" if rest else "")
 
 
+@pytest.mark.slow
 def test_a_stage_that_recomputes_some_is_within_a_block_of_its_limit():
     held = 0
     for seed in range(200):

@@ -285,6 +285,7 @@ print(repr([(w.score, w.chip, w.energy_j) for w in found.winners]))
 """
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_twice_goes_on(tmp_path):
     def run(folder, until):
         words = [sys.executable, "-c", KILLED, str(folder), str(until)]

@@ -82,6 +82,7 @@ def converts(before, after, sizes):
         assert sent == pytest.approx(layouts.seconds(case, kind, slots, vector), rel=CLOSE)
 
 
+@pytest.mark.slow
 def test_conversions_leave_every_die_with_its_part():
     for before, after in itertools.product("BMN-+", "BMN-"):
         for size in (2, 3, 4):

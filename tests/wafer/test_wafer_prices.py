@@ -14,6 +14,7 @@ from phaze_fast.wafer.search import search_mapping
 QUICK = Effort(seeds=1, steps=1500, promising=2)
 
 
+@pytest.mark.slow
 def test_explicit_attention_is_mapped_too():
     """Scores and softmax as operators of their own, heads in groups or not."""
     fused = models.load("bertlarge")

@@ -160,7 +160,7 @@ def test_three_hundred_tiny_instances():
     assert max(gaps) <= 0.01
 
 
-@pytest.mark.parametrize("batch", [6, 12, 375])
+@pytest.mark.parametrize("batch", [6, 12, pytest.param(375, marks=pytest.mark.slow)])
 def test_the_layouts_are_those_that_the_rules_accept(batch):
     wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 1),))
     problem = Problem(BERT, wafer, WaferTraining(batch))
@@ -229,6 +229,7 @@ def dojo() -> Problem:
     return Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(64))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_answer_on_any_number_of_threads(dojo):
     first = search_mapping(dojo, QUICK, seed=3, threads=1)
     second = search_mapping(dojo, QUICK, seed=3, threads=2)
@@ -264,6 +265,7 @@ def test_a_start_is_never_made_worse(dojo):
     assert found.best.time_s <= score.time_s
 
 
+@pytest.mark.slow
 def test_nothing_below_the_best_is_left_to_find(dojo):
     found = search_mapping(dojo, QUICK)
     none, bound = search_below(dojo, found.bound_s * 0.99, QUICK)
@@ -291,6 +293,7 @@ def test_an_sram_wafer_holds_the_state_of_few_parameters():
     assert roofline(large).bound_s(large, Layout(12, 7, 1, 64)) == float("inf")
 
 
+@pytest.mark.slow
 def test_dead_dies_are_left_alone():
     wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 2),))
     for width, height in ((1, 1), (2, 2), (5, 2), (2, 5)):
@@ -343,6 +346,7 @@ def test_where_no_wafer_has_room_the_roomiest_says_how_much_is_missing():
     assert shares == found.wafers
 
 
+@pytest.mark.slow
 def test_a_budget_leaves_wafers_and_layouts_out_but_no_bound(dojo):
     full = search_mapping(dojo, QUICK)
     for budget_s in (1e-6, 0.05):
