@@ -18,19 +18,26 @@ py::array_t<double> copied(std::span<const double> values) {
   return freeze(std::move(array));
 }
 
+PipelineLoads loads_of(std::int32_t stages, std::int32_t chunks, std::int64_t microbatches,
+                       const py::object& forward, const py::object& backward,
+                       const py::object& weight_grad, double overlap) {
+  const py::ssize_t slots = py::ssize_t{stages} * chunks;
+  return {stages,
+          chunks,
+          microbatches,
+          view<double>(forward, "forward_s", slots),
+          view<double>(backward, "backward_s", slots),
+          view<double>(weight_grad, "weight_grad_s", slots),
+          overlap};
+}
+
 // (step_s, longest_device_s, bound_s, start_s, end_s, busy_s), the last three by device.
 py::tuple step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
                std::int64_t microbatches, const py::object& forward, const py::object& backward,
                const py::object& weight_grad, double overlap, bool full) {
   const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
-  const py::ssize_t slots = py::ssize_t{stages} * chunks;
-  const PipelineLoads loads{stages,
-                            chunks,
-                            microbatches,
-                            view<double>(forward, "forward_s", slots),
-                            view<double>(backward, "backward_s", slots),
-                            view<double>(weight_grad, "weight_grad_s", slots),
-                            overlap};
+  const PipelineLoads loads =
+      loads_of(stages, chunks, microbatches, forward, backward, weight_grad, overlap);
   PipelinePlayer player;
   double bound_s = 0.0;
   double step_s = 0.0;
@@ -59,13 +66,8 @@ py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32
   if (microbatches > kMost / (3 * slots)) {
     throw InvalidInput("microbatches: too many passes; expected up to 2^24");
   }
-  const PipelineLoads loads{stages,
-                            chunks,
-                            microbatches,
-                            view<double>(forward, "forward_s", slots),
-                            view<double>(backward, "backward_s", slots),
-                            view<double>(weight_grad, "weight_grad_s", slots),
-                            overlap};
+  const PipelineLoads loads =
+      loads_of(stages, chunks, microbatches, forward, backward, weight_grad, overlap);
   std::vector<PassEvent> found;
   {
     const py::gil_scoped_release release;

@@ -8,23 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.cost.validation import ErrorSizes
+
 __all__ = ["ErrorSummary", "pick_regret", "rank_correlation", "summarise"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
-class ErrorSummary:
-    """Relative errors of one column, as fractions."""
+class ErrorSummary(ErrorSizes):
+    """Errors of predictions of runs, and whether their order is right."""
 
-    rows: int
-    mean_abs_err: float
-    median_abs_err: float
-    p90_abs_err: float
-    """Nine of ten rows are off by less."""
-    max_abs_err: float
-    bias: float
-    """Mean of the signed errors; positive where predictions are too high."""
     rank_correlation: float | None
     """Spearman's, of predicted and measured; none of fewer than three rows or where all agree."""
 
@@ -75,16 +69,8 @@ def summarise(measured: Sequence[float], predicted: Sequence[float]) -> ErrorSum
     (0.1, 0.0)
     """
     x, y = np.asarray(measured, dtype=float), np.asarray(predicted, dtype=float)
-    errors = y / x - 1.0
-    size = np.abs(errors)
     return ErrorSummary(
-        rows=len(errors),
-        mean_abs_err=float(size.mean()),
-        median_abs_err=float(np.median(size)),
-        p90_abs_err=float(np.quantile(size, 0.9)),
-        max_abs_err=float(size.max()),
-        bias=float(errors.mean()),
-        rank_correlation=rank_correlation(measured, predicted),
+        **ErrorSizes.sizes(x, y), rank_correlation=rank_correlation(measured, predicted)
     )
 
 

@@ -13,7 +13,14 @@ from pydantic import Field, model_validator
 
 from phaze_fast.records import Count, Quantity, Record
 
-__all__ = ["PRODUCTS", "GraphLayer", "GraphModel", "GraphOperator", "SavedTensor"]
+__all__ = [
+    "PRODUCTS",
+    "GraphLayer",
+    "GraphModel",
+    "GraphOperator",
+    "OperatorKind",
+    "SavedTensor",
+]
 
 _Whole = Annotated[int, Field(strict=True, ge=0, le=2**62)]
 _Position = Annotated[int, Field(strict=True, ge=-1, le=2**31)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.models.graph_model import OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.opgraph.functions import function_code
 from phaze_fast.records import FrozenDict
@@ -19,33 +20,10 @@ __all__ = ["GROUPS", "KINDS", "RECOMPUTE_SETS", "UNITS", "OpGraph", "check_recom
 
 Array = np.ndarray[Any, Any]
 
-KINDS = (
-    "gemm",
-    "batched-gemm",
-    "attention",
-    "norm",
-    "softmax",
-    "activation",
-    "multiply",
-    "residual",
-    "dropout",
-    "rotary",
-    "embedding",
-    "cross-entropy",
-    "collective",
-    "gemm-input-gradient",
-    "gemm-weight-gradient",
-    "batched-gemm-gradient",
-    "attention-backward",
-    "norm-backward",
-    "softmax-backward",
-    "activation-backward",
-    "multiply-backward",
-    "dropout-backward",
-    "rotary-backward",
-    "embedding-backward",
-    "cross-entropy-backward",
-)
+_COMPUTED: tuple[str, ...] = get_args(OperatorKind)
+_BACKWARD_FROM = _COMPUTED.index("gemm-input-gradient")
+KINDS = (*_COMPUTED[:_BACKWARD_FROM], "collective", *_COMPUTED[_BACKWARD_FROM:])
+"""What an operator is: forward kinds, collectives, backward kinds."""
 UNITS = ("TC", "VC", "TC+VC", "NET")
 GROUPS = ("none", "tensor", "context", "expert")
 _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
