@@ -176,8 +176,5 @@ def test_the_command_adds_what_the_contract_names(tmp_path, monkeypatch):
     assert isinstance(document["possible_winners"], int)
     assert document["possible_winners"] >= 1
     assert document["constants"]["tensor_area"]["source"] == "me"
-    page = report_page(document)
-    assert "Chips that stay best" in page
-    assert "Where it does worst" in page
     box.write_text("matrix_rate: [1.0, 0.9]\n")
     assert main([*command, "--uncertainty", str(box), "--json"]) == 2
