@@ -128,7 +128,8 @@ PlacedPlan PlanSpace::best_of_strategy(std::int32_t strategy, const KindTimes& t
 
 void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                               std::span<const double> below_s, std::span<PlacedPlan> plans) const {
-  PlanSolver solver;
+  PlayedSteps played;
+  PlanSolver solver(&played);
   const PlacedPlan* roomier = nullptr;  // the best plan with the next larger room
   for (std::size_t c = below_s.size(); c-- > 0;) {
     plans[c] = {kInfinite, 0.0, -1, {}};

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "placement/plan_rooms.hpp"
+#include "placement/stage_loads.hpp"
 
 namespace phaze {
 namespace {
@@ -15,112 +16,8 @@ namespace {
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 // Sums in another order differ in their last digits; a bound must not be above what it bounds.
 constexpr double kSure = 1.0 - 1e-9;
-constexpr double kLoose = 1.0 + 1e-9;
 
 std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
-
-// Blocks that a stage holds with a load, in blocks that are not recomputed, where a stage
-// recomputes all of its blocks or none, and one takes 1 + r.
-struct WholeStages {
-  double r;
-  double operator()(double load, double plain, double lean) const noexcept {
-    return std::max(std::min(std::floor(load * kLoose), plain),
-                    std::min(std::floor(load / (1.0 + r) * kLoose), lean));
-  }
-};
-
-// The same where a stage recomputes as many of its blocks as it must, and r is what it takes to
-// save the bytes of one.
-struct SomeBlocks {
-  double r;
-  double operator()(double load, double plain, double lean) const noexcept {
-    const double own = load <= plain ? load : (load + r * plain) / (1.0 + r);
-    return std::min(std::floor(own * kLoose), std::max(std::floor(plain), lean));
-  }
-};
-
-template <typename Held>
-bool all_held(const StageRooms& rooms, int stages, int blocks, double load,
-              const Held& held) noexcept {
-  double sum = 0.0;
-  for (int s = 0; s < stages; ++s) {
-    sum += held(load, rooms.plain[at(s)], rooms.lean[at(s)]);
-    if (sum >= blocks) return true;
-  }
-  return false;
-}
-
-// The smallest load with which all stages together hold every block.
-double longest_stage(const StageRooms& rooms, int stages, int blocks, WholeStages held) noexcept {
-  const auto holds = [&](double load) { return all_held(rooms, stages, blocks, load, held); };
-  double least = kInfinite;
-  for (const double unit : {1.0, 1.0 + held.r}) {
-    int low = 0;
-    int high = blocks;
-    if (!holds(high * unit)) continue;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (holds(middle * unit) ? high : low) = middle;
-    }
-    least = std::min(least, high * unit);
-  }
-  return std::isfinite(least) ? least : 1.0;
-}
-
-double longest_stage(const StageRooms& rooms, int stages, int blocks, SomeBlocks held) noexcept {
-  const auto holds = [&](double load) { return all_held(rooms, stages, blocks, load, held); };
-  double low = std::ceil(static_cast<double>(blocks) / stages);
-  if (holds(low)) return low;
-  double high = blocks * (1.0 + held.r);
-  for (int step = 0; step < 12; ++step) {
-    const double middle = 0.5 * (low + high);
-    (holds(middle) ? high : low) = middle;
-  }
-  return low;
-}
-
-// The least time in which the stages of an interleaved pipeline, each with what it waits for before
-// its first pass and after its last, have all blocks through; `low_s` is known already.
-template <typename Held>
-double interleaved_s(const PlanSpaceImpl& space, const PlanRow& row, const StageRooms& rooms,
-                     const StepTotals& t, double low_s, const Held& held) noexcept {
-  const LayoutRecord& l = row.layout;
-  const std::vector<double>& message_s = space.frames[at(row.frame)].message_s;
-  const auto m = static_cast<double>(l.microbatches);
-  const double chunks = l.virtual_stages;
-  const double wrap_s = (chunks - 1.0) * (l.stages == 2 ? message_s[1] : row.wrap_s);
-  const double block_s = t.block_s * kLoose;  // as many blocks as in exact numbers, or more
-  const auto holds = [&](double time_s) {
-    double before_s = 0.0;
-    double sum = 0.0;
-    for (int k = 0; k < l.stages; ++k) {
-      const bool last = k + 1 == l.stages;
-      const double enters_s = k > 0 ? message_s[at(k)] : 0.0;
-      const double leaves_s = last ? 0.0 : message_s[at(k) + 1];
-      // The first chunk of all may hold a block less, where the embedding counts as one.
-      const double waits_s = before_s + std::max(0.0, k * row.bound.chunk - 1.0) * t.block_s;
-      double load_s = (time_s - waits_s) / m - chunks * (enters_s + leaves_s);
-      if (k == 0) load_s -= t.first_s + wrap_s;
-      if (last) load_s -= t.last_s + wrap_s;
-      const std::size_t place = at(l.stages - 1 - k);
-      if (load_s < 0.0) return false;
-      sum += held(load_s / block_s * (kLoose * kLoose), rooms.plain[place], rooms.lean[place]);
-      before_s += enters_s + leaves_s;
-    }
-    return sum >= space.blocks;
-  };
-  if (!(t.block_s > 0.0) || holds(low_s)) return low_s;
-  double high_s = low_s * 1.125;
-  for (int step = 0; step < 24 && !holds(high_s); ++step) {
-    low_s = high_s;
-    high_s *= 1.125;
-  }
-  for (int step = 0; step < 8; ++step) {
-    const double middle = 0.5 * (low_s + high_s);
-    (holds(middle) ? high_s : low_s) = middle;
-  }
-  return low_s;
-}
 
 // Load of the longest stage, were there room for all. With `whole` blocks a stage at most, so many
 // places stay empty, and each end takes as many as blocks of its length would. Where that is too
@@ -358,18 +255,21 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   }
   const StageRooms& rooms = space.stage_rooms[at(own.rooms)];
   const double r_share = (t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0) * kSure;
-  if (space.blocks > 0) {
-    const int stages = row.layout.stages;
-    const double longest = space.some_blocks
-                               ? longest_stage(rooms, stages, space.blocks, SomeBlocks{r_share})
-                               : longest_stage(rooms, stages, space.blocks, WholeStages{r_share});
-    load = std::max(load, longest * t.block_s * kSure);
-    if (b.chunk > 0.0 && stages > 1) {
-      filled = space.some_blocks
-                   ? interleaved_s(space, row, rooms, t, filled, SomeBlocks{r_share})
-                   : interleaved_s(space, row, rooms, t, filled, WholeStages{r_share});
+  bool above = false;  // `enough_s`, whatever else there is
+  const auto hold_blocks = [&](const auto& held) {
+    if (b.chunk > 0.0 && row.layout.stages > 1 && t.block_s > 0.0) {
+      const InterleavedStages stages(space, row, rooms, t, held);
+      above = !stages.through(enough_s - after);
+      if (above) return;
+      filled = stages.least_s(filled);
     }
+    const double longest = longest_stage(rooms, row.layout.stages, space.blocks, held);
+    load = std::max(load, longest * t.block_s * kSure);
+  };
+  if (space.blocks > 0) {
+    space.some_blocks ? hold_blocks(SomeBlocks{r_share}) : hold_blocks(WholeStages{r_share});
   }
+  if (above) return std::max(quick, std::nextafter(enough_s, kInfinite));
   if (load_s != nullptr) *load_s = load;
   // Of the step, all but the backward work; and that hides as much of the gradients at most.
   const double less = passes(load, std::max(b.works - 1.0, 0.0), std::max(m - p, 0.0));

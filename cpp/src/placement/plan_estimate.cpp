@@ -92,7 +92,6 @@ class Estimator {
   StageSum stage(int k) const {
     const StageRecompute way = StageRecompute::of(partition_.variants[at(k)]);
     const PlanSums& sums = solver_.sums();
-    const LayoutRecord& l = row_.layout;
     StageSum own;
     MovingBytes moving{0.0, 0.0, 0.0, 0.0};
     double gather = 0.0;

@@ -87,22 +87,21 @@ double PlanSolver::stash_bytes(const Partition& partition, int stage, StageRecom
   double sum = 0.0;
   double least = std::numeric_limits<double>::infinity();
   double most = 0.0;
-  const auto own = [&](std::size_t c) {
-    const std::size_t chunk = at(chain_of(stage, static_cast<int>(c)));
-    return sums_.stash_bytes(way, partition.cuts[chunk], partition.cuts[chunk + 1]);
-  };
+  own_bytes_.resize(chunks);
   for (std::size_t c = 0; c < chunks; ++c) {
-    const double bytes = own(c);
+    const std::size_t chunk = at(chain_of(stage, static_cast<int>(c)));
+    const double bytes = sums_.stash_bytes(way, partition.cuts[chunk], partition.cuts[chunk + 1]);
+    own_bytes_[c] = bytes;
     sum += bytes;
     least = std::min(least, bytes);
     most = std::max(most, bytes);
   }
   if (chunks == 1 || least == most || stages_ == 1) return sum;
-  const std::vector<double>& held = held_[at(stage)];
+  const std::vector<double>& held = (*held_)[at(stage)];
   double peak = 0.0;
   for (std::size_t k = 0; k < held.size(); k += chunks) {
     double now = 0.0;
-    for (std::size_t c = 0; c < chunks; ++c) now += held[k + c] * own(c);
+    for (std::size_t c = 0; c < chunks; ++c) now += held[k + c] * own_bytes_[c];
     peak = std::max(peak, now);
   }
   return std::max(sum, peak / sums_.in_flight(stage));

@@ -25,8 +25,9 @@ struct Candidate {
   bool quick;  // whether the bound is the quick one, and may still rise
 };
 
-bool sooner(const Candidate& a, const Candidate& b) noexcept {
-  return a.bound_s != b.bound_s ? a.bound_s < b.bound_s : a.row < b.row;
+// The order of a heap with the lowest bound on top.
+bool later(const Candidate& a, const Candidate& b) noexcept {
+  return a.bound_s != b.bound_s ? a.bound_s > b.bound_s : a.row > b.row;
 }
 
 // Layouts that differ in rank order alone are one kind of plan, although a strategy whose expert
@@ -209,8 +210,6 @@ class Layouts {
   }
 
  private:
-  static bool later(const Candidate& a, const Candidate& b) noexcept { return sooner(b, a); }
-
   std::size_t strategy_of(const Candidate& c) const noexcept {
     return at(space_.rows[at(c.row)].layout.strategy);
   }
@@ -247,17 +246,28 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
                             double below_s, PlanSolver* solver) {
   PlacedPlan best{kInfinite, 0.0, -1, {}};
   const StepTotals totals = totals_of(space, strategy, least);
-  std::vector<Candidate> candidates;
-  for (const std::int64_t r : space.fitting[at(strategy) * space.rooms.size() + room]) {
-    double load = 0.0;
-    const double bound =
-        bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, below_s, &load);
-    if (bound <= below_s) candidates.push_back({bound, load, r, false});
-  }
-  std::sort(candidates.begin(), candidates.end(), sooner);
   double limit = below_s;
-  for (const Candidate& c : candidates) {
-    if (c.bound_s > limit) break;
+  const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
+    return bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, enough_s, load_s);
+  };
+  std::vector<Candidate> queue;
+  for (const std::int64_t r : space.fitting[at(strategy) * space.rooms.size() + room]) {
+    const double quick_s = bound_s(r, -kInfinite, nullptr);
+    if (quick_s <= limit && quick_s < kInfinite) queue.push_back({quick_s, 0.0, r, true});
+  }
+  std::make_heap(queue.begin(), queue.end(), later);
+  while (!queue.empty() && queue.front().bound_s <= limit) {
+    std::pop_heap(queue.begin(), queue.end(), later);
+    Candidate c = queue.back();
+    queue.pop_back();
+    if (c.quick) {
+      c.quick = false;
+      c.bound_s = std::max(c.bound_s, bound_s(c.row, limit, &c.load_s));
+      if (c.bound_s > limit) continue;
+      queue.push_back(c);
+      std::push_heap(queue.begin(), queue.end(), later);
+      continue;
+    }
     PlacedPlan found = solver->best(space, at(c.row), times, space.rooms[room], limit, c.load_s);
     const bool better =
         found.time_s < best.time_s || (found.time_s == best.time_s && found.layout < best.layout);

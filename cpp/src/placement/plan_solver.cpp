@@ -46,16 +46,8 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
   nothing_s_ = 1e-13 * sums_.total_work_s();
   ++epoch_;
   const std::int64_t chunks = row_->layout.virtual_stages;
-  const std::int64_t shape[3] = {stages_, chunks, rounds_};
-  const bool known = held_schedule_ == schedule_of(row_->layout) &&
-                     std::equal(std::begin(shape), std::end(shape), held_shape_);
-  if (chunks == 1 || known) return;
-  held_.resize(at(stages_));
-  for (int k = 0; k < stages_; ++k) {
-    player_.held_chunks(schedule_of(row_->layout), stages_, chunks, rounds_, k, &held_[at(k)]);
-  }
-  held_schedule_ = schedule_of(row_->layout);
-  std::copy(std::begin(shape), std::end(shape), held_shape_);
+  if (chunks == 1) return;
+  held_ = &space.held_chunks.of(schedule_of(row_->layout), stages_, chunks, rounds_, &player_);
 }
 
 PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,

@@ -142,9 +142,8 @@ class PlanSolver {
   PipelinePlayer player_;
   PlayedSteps* played_ = nullptr;
   PlayedSteps::Key key_;
-  PipelineSchedule held_schedule_{};  // of what is held, and its stages, chunks, micro-batches
-  std::int64_t held_shape_[3] = {0, 0, 0};
-  std::vector<std::vector<double>> held_;  // by stage, see PipelinePlayer::held_chunks
+  const HeldChunks::Stages* held_ = nullptr;  // of the layout, where it has several chunks
+  mutable std::vector<double> own_bytes_;     // scratch: by chunk of a stage
 };
 
 // The best plan of a strategy's layouts, and the best over several strategies on one chip; see

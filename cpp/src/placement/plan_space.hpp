@@ -6,6 +6,7 @@
 
 #include "phaze/collective.hpp"
 #include "phaze/plan.hpp"
+#include "placement/held_chunks.hpp"
 #include "placement/memory_rule.hpp"
 
 namespace phaze {
@@ -103,6 +104,8 @@ class PlanSpaceImpl {
   std::vector<LayerKindRecord> sizes;  // [strategy][kind + 1]
   std::vector<PlanFrame> frames;
   std::vector<PlanRow> rows;
+
+  mutable HeldChunks held_chunks;  // what is looked up in it does not depend on who asks
 
   // ---- bounds ----
   std::vector<double> rooms;
