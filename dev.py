@@ -178,6 +178,18 @@ def slow(arguments: list[str]) -> None:
     run(PYTHON, "-m", "pytest", *ON_ALL_CORES, "-m", "slow", *arguments)
 
 
+def fuzz(arguments: list[str]) -> None:
+    """Try random files and command lines on the program; ``--minutes M --seed S``."""
+    install("test")
+    run(PYTHON, "tests/robustness/fuzz.py", *arguments)
+
+
+def mutate(arguments: list[str]) -> None:
+    """Change the kernels and rules in one place at a time, and see whether tests notice."""
+    install("test")
+    run(PYTHON, "tests/robustness/mutate.py", *arguments)
+
+
 def torch(arguments: list[str]) -> None:
     """Test the PyTorch import, with torch and transformers, which are large and installed here."""
     install()
@@ -320,10 +332,8 @@ def clean(_: list[str]) -> None:
         shutil.rmtree(ROOT / name, ignore_errors=True)
 
 
-TASKS = {
-    f.__name__: f
-    for f in (search, test, slow, extras, torch, lint, cpp, bench, examples, docs, package, clean)
-}
+_ORDER = (search, test, slow, fuzz, mutate, extras, torch, lint, cpp, bench, examples, docs)
+TASKS = {f.__name__: f for f in (*_ORDER, package, clean)}
 
 
 def main() -> None:

@@ -5,11 +5,13 @@ Faults are an `InvalidInputError` with the file and the line. No pickle is ever 
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,26 @@ __all__ = [
 ]
 
 _MOST_BYTES = 2**28
+_MOST_VALUES = 10**7
+"""Values of a document, those that aliases repeat counted each time."""
+_MOST_MERGED = 1000
+_MOST_BITS = 14_000  # of an integer that Python writes as decimal digits, of which it takes 4,300
 _LONGEST_KEY = 60
 
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 as PyYAML reads it, but `1.2e12` is a number and a repeated key is a fault."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what ``<<`` merges in its place, which doubles with each level of a hostile file."""
+        merged = [value for key, value in node.value if key.tag == "tag:yaml.org,2002:merge"]
+        many = any(len(value.value) > _MOST_MERGED for value in merged)
+        if not many:
+            super().flatten_mapping(node)
+        if many or (merged and len(node.value) > _MOST_MERGED):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"more than {_MOST_MERGED} keys are merged", node.start_mark
+            )
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
@@ -51,6 +68,18 @@ class _Loader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> Any:
+        """Read an integer; one of thousands of digits so that the field that holds it is named."""
+        text = str(self.construct_scalar(node)).replace("_", "")
+        try:
+            number = super().construct_yaml_int(node)
+        except ValueError:  # longer than the interpreter's limit
+            return _LongInteger(text)
+        return number if number.bit_length() <= _MOST_BITS else _LongInteger(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -126,6 +155,27 @@ def parse_json(text: str) -> Any:
         raise InvalidInputError(str(error)) from None
 
 
+def _count(value: Any, known: dict[int, int], open_: set[int]) -> int:
+    """Values in plain data, an alias's as often as it stands there."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) in open_:
+        raise ValueError("an alias stands inside what it names")
+    if id(value) not in known:
+        open_.add(id(value))
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(each, known, open_) for each in inner)
+        open_.discard(id(value))
+    return known[id(value)]
+
+
+def _parse_yaml(text: str) -> Any:
+    data = yaml.load(text, _Loader)  # a SafeLoader with corrections
+    if "*" in text and _count(data, {}, set()) > _MOST_VALUES:
+        raise ValueError(f"aliases make more than {_MOST_VALUES} values of it")
+    return data
+
+
 def parse_text(text: str, source: str, json_only: bool = False) -> Any:
     """Parse YAML (of which JSON is a part) into plain data.
 
@@ -135,19 +185,26 @@ def parse_text(text: str, source: str, json_only: bool = False) -> Any:
         With the line and what is wrong there.
     """
     try:
-        if json_only:
-            return json.loads(text, object_pairs_hook=_no_repeats)
-        return yaml.load(text, _Loader)  # a SafeLoader with two corrections
+        return parse_json(text) if json_only else _parse_yaml(text)
     except yaml.MarkedYAMLError as error:
         where = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
         raise InvalidInputError(f"{source}:{where} {error.problem}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise InvalidInputError(f"{source}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise InvalidInputError(f"{source}: {reason}") from None
 
 
-def read_text(path: str | Path) -> str:
+def read_text(path: str | Path, compressed: bool = False) -> str:
     """Read a text file of at most 256 MiB.
+
+    Parameters
+    ----------
+    path
+        The file.
+    compressed
+        Whether it is a gzip file; what is unpacked is limited too.
 
     Raises
     ------
@@ -156,7 +213,7 @@ def read_text(path: str | Path) -> str:
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if compressed else path.open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise InvalidInputError(f"{path}: too long; expected at most 256 MiB")
@@ -165,7 +222,7 @@ def read_text(path: str | Path) -> str:
         raise InvalidInputError(f"{path}: no such file") from None
     except UnicodeDecodeError:
         raise InvalidInputError(f"{path}: not a text file in UTF-8") from None
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         if isinstance(error, InvalidInputError):
             raise
         reason = getattr(error, "strerror", None) or str(error)

@@ -7,6 +7,7 @@ statuses, never exceptions.
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "InvalidTypeError",
     "MissingExtraError",
     "PhazeError",
+    "brief",
     "nearest",
 ]
 
@@ -46,6 +48,28 @@ class InUseError(PhazeError, RuntimeError):
 
 class MissingExtraError(PhazeError, ImportError):
     """An optional dependency is needed; the message names the extra that installs it."""
+
+
+_BRIEF = reprlib.Repr()
+"""A repr that never builds more than it shows."""
+_BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 4
+_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
+_BRIEF.maxlevel = 2
+
+
+def brief(value: object) -> str:
+    """Show a value as it was given, in at most 80 characters, whatever its size.
+
+    Examples
+    --------
+    >>> brief({"a": list(range(1000))})
+    "{'a': [0, 1, 2, 3, ...]}"
+    """
+    try:
+        text = " ".join(_BRIEF.repr(value).split())
+    except ValueError:  # more digits than the interpreter writes
+        text = f"a value of type {type(value).__name__} that is too long to show"
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def nearest(word: str, accepted: Iterable[str]) -> str:

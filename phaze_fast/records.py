@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import reprlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, Self, get_args
@@ -29,7 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from phaze_fast.documents import digest, read_document, to_yaml
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, brief, nearest
 from phaze_fast.units import parse_quantity
 
 __all__ = [
@@ -63,7 +62,7 @@ def _quantity(unit: str, whole: bool) -> Callable[[object], object]:
                 raise PydanticCustomError(
                     "quantity",
                     "{text}",
-                    {"text": f"{_short(value)} is not a whole number of {unit}"},
+                    {"text": f"{brief(value)} is not a whole number of {unit}"},
                 )
             return value if isinstance(value, int) else int(number)
         return number
@@ -223,7 +222,7 @@ class Record(BaseModel):
             data = {k: v.item() if isinstance(v, np.generic) else v for k, v in data.items()}
             unknown = [key for key in data if key not in cls.model_fields]
             if unknown:
-                key = _short(unknown[0]).strip("'")
+                key = brief(unknown[0]).strip("'")
                 hint = nearest(key, cls.model_fields)
                 raise PydanticCustomError(
                     "unknown_key", "unknown key '{key}'; {hint}", {"key": key, "hint": hint}
@@ -319,10 +318,10 @@ def _fault(error: ErrorDetails) -> str:
         return error["msg"][:400]
     if kind in _LIMITS:
         name, sign = _LIMITS[kind]
-        return f"{_short(value)} is not accepted; expected a number {sign} {context[name]}"
+        return f"{brief(value)} is not accepted; expected a number {sign} {context[name]}"
     if kind in ("literal_error", "enum"):
         accepted = context.get("expected", "").replace("'", "").replace(" or ", ", ").split(", ")
-        return f"{_short(value)} is not accepted; {nearest(str(value)[:60], accepted)}"
+        return f"{brief(value)} is not accepted; {nearest(str(value)[:60], accepted)}"
     if kind == "union_tag_invalid":
         accepted = context["expected_tags"].replace("'", "").split(", ")
         tag = str(context["tag"])[:60]
@@ -337,26 +336,14 @@ def _fault(error: ErrorDetails) -> str:
         sign, limit = ("least", "min_length") if kind == "too_short" else ("most", "max_length")
         return f"{context['actual_length']} entries; expected at {sign} {context[limit]}"
     expected = _EXPECTED.get(kind, error["msg"])
-    return f"{_short(value)} is not accepted; {expected}"
+    return f"{brief(value)} is not accepted; {expected}"
 
 
-class _Brief(reprlib.Repr):
-    """A repr that never builds more than it shows."""
-
-
-_BRIEF = _Brief()
-_BRIEF.maxlist = _BRIEF.maxdict = _BRIEF.maxtuple = 4
-_BRIEF.maxstring = _BRIEF.maxother = _BRIEF.maxlong = 60
-_BRIEF.maxlevel = 2
-
-
-def _short(value: object) -> str:
-    text = _BRIEF.repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+_MOST_FAULTS = 8
 
 
 def explain(error: ValidationError, what: str, source: str) -> str:
-    """Say what is wrong with a record, one line per fault."""
+    """Say what is wrong with a record, one line per fault, the first few of many."""
     prefix = f"{source}: " if source else ""
     lines = []
     details = error.errors(include_url=False)
@@ -375,4 +362,7 @@ def explain(error: ValidationError, what: str, source: str) -> str:
             lines.append(f"{prefix}{inner}")
         else:
             lines.append(f"{prefix}{path or what}: {fault}")
-    return "\n".join(dict.fromkeys(lines))
+    lines = list(dict.fromkeys(lines))
+    if len(lines) > _MOST_FAULTS:
+        lines[_MOST_FAULTS:] = [f"{prefix}{len(lines) - _MOST_FAULTS} more faults"]
+    return "\n".join(lines)

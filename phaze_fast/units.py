@@ -105,8 +105,10 @@ def parse_quantity(value: object, unit: str) -> float:
         raise InvalidInputError(
             f"{value!r} is not accepted: no unit {suffix!r} of {unit}; write {_EXAMPLES[unit]}"
         )
-    # In decimal, so that 4.1 GB is 4,100,000,000 bytes to the last one.
-    return float(Decimal(number) * Decimal(repr(scale)))
+    try:  # in decimal, so that 4.1 GB is 4,100,000,000 bytes to the last one
+        return float(Decimal(number) * Decimal(repr(scale)))
+    except ArithmeticError:  # an exponent beyond any float's
+        return float(number)
 
 
 def _scaled(value: float, steps: list[tuple[float, str]], digits: int) -> str:

@@ -5,6 +5,6 @@
 
 from hypothesis import settings
 
-settings.register_profile("steady", derandomize=True, max_examples=100, deadline=None)
+settings.register_profile("steady", derandomize=True, max_examples=50, deadline=None)
 settings.register_profile("deep", max_examples=5000, deadline=None)
 settings.load_profile("steady")

@@ -17,6 +17,7 @@ import numpy as np
 
 from phaze_fast.cost import ColumnError, collective_batch
 from phaze_fast.cost.validation import column_error
+from phaze_fast.documents import read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.fabric import FlatFabric, MeshFabric, TieredFabric, TorusFabric
@@ -104,12 +105,7 @@ class CollectiveValidation:
 
 
 def _text(path: Path) -> str:
-    try:
-        return path.read_text("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InvalidInputError(f"{path}: cannot be read: it is not UTF-8 text") from None
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    return read_text(path).removeprefix("\ufeff")
 
 
 def _is_nccl_tests(text: str) -> bool:

@@ -89,8 +89,7 @@ def _restricted(chip: Accelerator, dataflow: str) -> Accelerator:
         raise InvalidInputError(
             f"--dataflow: {dataflow!r} is not accepted for {chip.name}; its blocks run as os"
         )
-    plain = chip.to_dict()
-    return Accelerator.from_dict({**plain, "tuning": {**plain["tuning"], "dataflows": [dataflow]}})
+    return chip.replace(tuning=chip.tuning.replace(dataflows=(dataflow,)))
 
 
 def _compute_only(chip: Accelerator, shape: Shape, dataflow: str) -> tuple[str, int]:

@@ -68,6 +68,7 @@ _FIELDS = {
     "context_parallel": "cp",
     "expert_parallel": "ep",
     "reserved_bytes": "reserve",
+    "time_limit_s": "time_limit",
 }
 """Fields of records that options of other names give."""
 

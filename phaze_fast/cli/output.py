@@ -28,6 +28,7 @@ __all__ = [
     "emit",
     "emit_infeasible",
     "fields",
+    "folder",
     "is_narrow",
     "note",
     "table",
@@ -53,6 +54,13 @@ def target(param: typer.CallbackParam, path: Path | None) -> Path | None:
     if reason:
         raise InvalidInputError(f"{param.opts[0]} {path}: cannot be written: {reason}")
     return path
+
+
+def folder(text: str) -> Path:
+    """Read a directory's name; an empty one, as a script's unset variable gives, names none."""
+    if not text.strip():
+        raise typer.BadParameter("'' is not accepted; expected the name of a directory")
+    return Path(text)
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]

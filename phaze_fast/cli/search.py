@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from phaze_fast.cli.model_argument import load_model
-from phaze_fast.cli.output import AsJson, ToFile, emit, note, target, write_text
+from phaze_fast.cli.output import AsJson, ToFile, emit, folder, note, target, write_text
 from phaze_fast.cli.plan_options import SoftwareName, several
 from phaze_fast.cli.progress import shown_progress
 from phaze_fast.cli.search_tables import search_tables
@@ -137,10 +137,20 @@ def search_chips(
         str | None, typer.Option(help="processes, dask://host:port, ray or mpi.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Directory to go on from, and to keep what is found in.")
+        Path | None,
+        typer.Option(
+            help="Directory to go on from, and to keep what is found in.",
+            parser=folder,
+            metavar="<path>",
+        ),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Directory of earlier outcomes; by default the user's.")
+        Path | None,
+        typer.Option(
+            help="Directory of earlier outcomes; by default the user's.",
+            parser=folder,
+            metavar="<path>",
+        ),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Search in any case.")] = False,
     report: Annotated[

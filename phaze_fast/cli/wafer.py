@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from phaze_fast.cli.model_argument import load_model
-from phaze_fast.cli.output import AsJson, ToFile, emit, note, target, write_text
+from phaze_fast.cli.output import AsJson, ToFile, emit, folder, note, target, write_text
 from phaze_fast.cli.search import default_cache, told_where
 from phaze_fast.cli.wafer_cases import Case, Cases
 from phaze_fast.cli.wafer_tables import picture, summary
@@ -261,10 +261,20 @@ def wafer(
         str | None, typer.Option(help="threads, processes, dask://host:port, ray or mpi.")
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Directory to go on from, and to keep what is found in.")
+        Path | None,
+        typer.Option(
+            help="Directory to go on from, and to keep what is found in.",
+            parser=folder,
+            metavar="<path>",
+        ),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="Directory of earlier results; by default the user's.")
+        Path | None,
+        typer.Option(
+            help="Directory of earlier results; by default the user's.",
+            parser=folder,
+            metavar="<path>",
+        ),
     ] = None,
     no_cache: Annotated[bool, typer.Option("--no-cache", help="Search in any case.")] = False,
     report: Annotated[

@@ -17,6 +17,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.cost.kernel_rows import KERNEL_KINDS
 from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
+from phaze_fast.documents import read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel
@@ -262,22 +263,17 @@ def read_measurements(path: Path | str) -> Measurements:
         Where the file cannot be read, its header is of no known kind, or a cell is not accepted.
     """
     path = Path(path)
-    try:
-        text = path.read_text("utf-8-sig")  # spreadsheets begin with a byte-order mark
-    except UnicodeDecodeError:
-        raise InvalidInputError(f"{path}: cannot be read: it is not UTF-8 text") from None
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    text = read_text(path).removeprefix("\ufeff")  # spreadsheets begin with a byte-order mark
     lines = [
         (number, line)
         for number, line in enumerate(text.splitlines(), start=1)
         if line.strip() and not line.startswith("#")
     ]
     reader = csv.DictReader((line for _, line in lines), strict=True)
-    kind = _kind_of(path, [name.strip() for name in reader.fieldnames or ()])
-    reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-    found = Measurements(kind)
     try:
+        kind = _kind_of(path, [name.strip() for name in reader.fieldnames or ()])
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        found = Measurements(kind)
         for (number, _), cells in zip(lines[1:], reader, strict=False):
             _KINDS[kind][1](_Row(path, number, cells), found)
     except csv.Error as error:

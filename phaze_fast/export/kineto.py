@@ -6,7 +6,6 @@ are those of its operators on one device of the profiled stage, over all micro-b
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +14,7 @@ from typing import Any
 
 from phaze_fast.cost import estimate_costs
 from phaze_fast.documents import parse_json, read_text
-from phaze_fast.errors import InvalidInputError
+from phaze_fast.errors import InvalidInputError, brief
 from phaze_fast.export.ranks import Ranks
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
@@ -54,6 +53,8 @@ _OF_KIND = {
     "softmax-backward": "softmax and loss",
 }
 _KERNELS = ("kernel", "gpu_memcpy", "gpu_memset")
+
+_LONGEST_US = 1e18
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,18 @@ def _family(name: str) -> str:
     return next((family for family, words in FAMILIES.items() if re.search(words, word)), OTHER)
 
 
+def _timed(event: dict[str, Any], where: str) -> dict[str, Any]:
+    """Give an event whose start and length are numbers."""
+    for key in ("ts", "dur"):
+        value = event.get(key)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not -_LONGEST_US <= value <= _LONGEST_US:  # type: ignore[operator]
+            raise InvalidInputError(
+                f"{where}.{key}: {brief(value)} is not accepted; expected a number of microseconds"
+            )
+    return event
+
+
 def read_profile(path: str | Path, steps: int | None = None) -> Profile:
     """Read a trace of PyTorch's profiler, as ``export_chrome_trace`` writes it.
 
@@ -131,8 +144,8 @@ def read_profile(path: str | Path, steps: int | None = None) -> Profile:
     """
     data = _trace(path)
     events = [
-        event
-        for event in data["traceEvents"]
+        _timed(event, f"{path}: traceEvents.{at}")
+        for at, event in enumerate(data["traceEvents"])
         if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event
     ]
     marks = [e for e in events if str(e.get("name", "")).startswith("ProfilerStep#")]
@@ -165,13 +178,7 @@ def read_profile(path: str | Path, steps: int | None = None) -> Profile:
 
 
 def _trace(path: str | Path) -> Mapping[str, Any]:
-    if str(path).endswith(".gz"):
-        try:
-            text = gzip.decompress(Path(path).read_bytes()).decode("utf-8")
-        except (OSError, EOFError, UnicodeDecodeError) as error:
-            raise InvalidInputError(f"{path}: cannot be read: {error}") from None
-    else:
-        text = read_text(path)
+    text = read_text(path, compressed=str(path).endswith(".gz"))
     try:
         data = parse_json(text)
     except InvalidInputError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware.chip import Accelerator, load_chip
@@ -16,7 +16,7 @@ from phaze_fast.hardware.fabric import (
     fabric_from_dict,
     load_fabric,
 )
-from phaze_fast.records import Count, NamedOr, Record
+from phaze_fast.records import NamedOr, Record
 
 __all__ = ["Cluster"]
 
@@ -32,8 +32,8 @@ class Cluster(Record):
     """
 
     what: ClassVar[str] = "cluster"
-    devices: Count
-    """How many devices."""
+    devices: Annotated[int, Field(strict=True, ge=1, le=2**20)]
+    """How many devices, at most 2**20: messages are priced device by device."""
     fabric: Annotated[Fabric, NamedOr()]
     """How they are wired; a torus or mesh is cut to a slice of that many devices. In a file also a
     preset's name."""

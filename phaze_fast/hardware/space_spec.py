@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 
 from phaze_fast import _core
 from phaze_fast.documents import digest
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.errors import InvalidInputError, brief, nearest
 from phaze_fast.hardware.chip import Accelerator, load_chip
 from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms
 from phaze_fast.records import (
@@ -50,6 +50,7 @@ COLUMN_NUMBER = {
 }
 _MAX_GRID = 1 << 40
 _MAX_AXIS = 1_000_000
+_LARGEST = 1e24
 
 
 _NUMBER: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0}
@@ -191,7 +192,7 @@ def _is_whole(field: str) -> bool:
 
 def _is_number(value: object) -> bool:
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    return good and math.isfinite(value)  # type: ignore[arg-type]
+    return good and -_LARGEST <= value <= _LARGEST  # type: ignore[operator]
 
 
 _FORMS = "expected a list of numbers, {powers_of_two: [first, last]} or {start:, stop:, step:}"
@@ -199,7 +200,7 @@ _FORMS = "expected a list of numbers, {powers_of_two: [first, last]} or {start:,
 
 def _expanded(field: str, form: Mapping[Any, Any]) -> list[float]:
     """Write out a short form of an axis."""
-    refused = ValueError(f"axes.{field}: {str(dict(form))[:80]} is not accepted; {_FORMS}")
+    refused = ValueError(f"axes.{field}: {brief(dict(form))} is not accepted; {_FORMS}")
     if set(form) == {"powers_of_two"}:
         ends = form["powers_of_two"]
         if not isinstance(ends, list | tuple) or len(ends) != 2:
@@ -227,7 +228,7 @@ def _with_unit(field: str, value: Any) -> Any:
         number = parse_quantity(value, unit)
     except InvalidInputError as error:
         raise ValueError(f"axes.{field}: {error}") from None
-    return int(number) if number == int(number) else number
+    return int(number) if number.is_integer() else number
 
 
 _UNITS = {"bandwidth_bytes_per_s": "bytes/s", "_hz": "Hz", "_bytes": "bytes"}
@@ -241,7 +242,7 @@ def _axis_values(field: str, values: object) -> tuple[float, ...]:
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-        raise ValueError(f"axes.{field}: {str(values)[:80]} is not accepted; {_FORMS}")
+        raise ValueError(f"axes.{field}: {brief(values)} is not accepted; {_FORMS}")
     if len(values) > _MAX_AXIS:
         raise ValueError(f"axes.{field}: more than {_MAX_AXIS} values")
     plain = [v.item() if isinstance(v, np.generic) else _with_unit(field, v) for v in values]
@@ -249,7 +250,7 @@ def _axis_values(field: str, values: object) -> tuple[float, ...]:
         good = _is_number(value) and value > 0
         if not good or (_is_whole(field) and value != int(value)):
             kind = "a whole number >= 1" if _is_whole(field) else "a finite number > 0"
-            raise ValueError(f"axes.{field}: {str(value)[:60]} is not accepted; expected {kind}")
+            raise ValueError(f"axes.{field}: {brief(value)} is not accepted; expected {kind}")
     if len(set(plain)) != len(plain):
         raise ValueError(f"axes.{field}: a value is given twice")
     return tuple(plain)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from phaze_fast.models.parts import MOST_BLOCKS
 from phaze_fast.records import Count, Quantity, Record
 
 __all__ = [
@@ -175,9 +176,9 @@ class GraphModel(Record):
     """What to call it."""
     seq: Count = 1
     """Tokens of a sample, as it was traced; 1 where samples are no sequences."""
-    layers: tuple[GraphLayer, ...] = Field(min_length=1)
+    layers: tuple[GraphLayer, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
     """Each kind of layer once."""
-    order: tuple[_Whole, ...] = Field(min_length=1)
+    order: tuple[_Whole, ...] = Field(min_length=1, max_length=MOST_BLOCKS + 2)
     """Positions in `layers`, in order of execution."""
     edges: tuple[tuple[_Whole, _Whole], ...] = ()
     """Pairs of positions in `order`: the second reads what the first makes."""

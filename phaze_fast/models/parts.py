@@ -8,7 +8,13 @@ from pydantic import Field, model_validator
 
 from phaze_fast.records import Count, Quantity, Record, Side
 
-__all__ = ["LatentAttention", "MixtureOfExperts", "Patches"]
+__all__ = ["MOST_BLOCKS", "Blocks", "LatentAttention", "MixtureOfExperts", "Patches"]
+
+MOST_BLOCKS = 4094
+"""Of a model: plans are made of at most 4,096 layers, the embedding and the head among them."""
+
+Blocks = Annotated[int, Field(strict=True, ge=1, le=MOST_BLOCKS)]
+"""How many blocks a model has."""
 
 _Any = Annotated[int, Field(strict=True, ge=0)]
 

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from phaze_fast.models.parts import LatentAttention, MixtureOfExperts, Patches
+from phaze_fast.models.parts import MOST_BLOCKS, Blocks, LatentAttention, MixtureOfExperts, Patches
 from phaze_fast.records import Count, Record, Side
 
 __all__ = ["Activation", "TransformerModel"]
@@ -33,7 +33,7 @@ class TransformerModel(Record):
     what: ClassVar[str] = "model"
     name: str = Field(min_length=1)
     """What to call it."""
-    layers: Count
+    layers: Blocks
     """Blocks; of an encoder-decoder, those of the decoder."""
     hidden: Side
     """Width of the residual stream."""
@@ -124,7 +124,7 @@ class TransformerModel(Record):
     """Bytes that each logit takes while the loss is computed, copies and gradients included."""
     moe: MixtureOfExperts | None = None
     """Mixture of experts; absent in dense models."""
-    encoder_layers: Annotated[int, Field(strict=True, ge=0)] = 0
+    encoder_layers: Annotated[int, Field(strict=True, ge=0, le=MOST_BLOCKS)] = 0
     """Blocks of the encoder; the decoder then attends to its output as well."""
     head: Literal["lm", "mlm", "classifier", "none"] = "lm"
     """What follows the blocks: next-token logits, BERT's transform and logits, or classes."""
@@ -145,6 +145,11 @@ class TransformerModel(Record):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.layers + self.encoder_layers > MOST_BLOCKS:
+            raise ValueError(
+                f"encoder_layers: {self.encoder_layers} and {self.layers} layers are not accepted; "
+                f"expected {MOST_BLOCKS} or fewer together"
+            )
         if self.head_dim is None and self.hidden % self.heads:
             raise ValueError(
                 f"heads: {self.heads} is not accepted; expected a divisor of hidden "

@@ -74,7 +74,8 @@ def experts(w: BlockWriter, x: int) -> int:
     ep, t = w.strategy.expert_parallel, w.strategy.tensor_parallel
     router = builder.linear("router", x, s.rows, m.hidden, moe.experts, bias=moe.router_bias)
     factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
-    sent = -(-int(s.rows * moe.top_k * factor) // moe.experts) * moe.experts
+    routed = max(1, int(s.rows * moe.top_k * factor))  # an expert has room for one token or more
+    sent = -(-routed // moe.experts) * moe.experts
     payload = float(ELEMENT_BYTES * sent * m.hidden)
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
     dispatched = builder.network("dispatch", x, exchange, exchange, after=(router,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -117,8 +118,11 @@ def _replica_counts(shape: Shape, training: Training) -> Array:
     """List counts of replicas that divide the batch and fit the cluster."""
     rounds = training.global_batch // shape.microbatch
     most = min(shape.devices // shape.inner, rounds)
-    wanted = np.arange(1, most + 1)
-    if training.data_parallel is not None:
+    if training.data_parallel is None:
+        low = np.arange(1, math.isqrt(rounds) + 1)
+        low = low[rounds % low == 0]
+        wanted = np.unique(np.concatenate([low, rounds // low]))
+    else:
         wanted = np.array(sorted(training.data_parallel))
     good = (wanted <= most) & (rounds % wanted == 0) & (wanted % shape.expert_parallel == 0)
     found: Array = wanted[good]

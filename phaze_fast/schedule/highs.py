@@ -118,12 +118,12 @@ def _ways(made: LayerSchedule) -> list[dict[int, _Way]]:
     A way longer than the schedule at hand is left out, except that schedule's own.
     """
     found = []
+    if not made.instance.one_or_all:
+        raise InvalidInputError(
+            f"{made.instance.name}: HiGHS is given operators on one core or on all; "
+            "expected no other core counts"
+        )
     for modes, chosen in zip(made.instance.modes, made.mode, strict=True):
-        if {cores for cores, _ in modes} - {0, 1}:
-            raise InvalidInputError(
-                f"{made.instance.name}: HiGHS is given operators on one core or on all; "
-                "expected no other core counts"
-            )
         ways: dict[int, _Way] = {}
         for mode, (cores, latency) in enumerate(modes):
             scaled = latency / made.makespan

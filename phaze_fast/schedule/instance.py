@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from phaze_fast import _core
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.documents import parse_json, read_text
+from phaze_fast.errors import InvalidInputError, brief, nearest
 
 __all__ = ["TYPES", "LayerInstance", "instance_from_dict", "read_instances"]
 
@@ -18,6 +17,8 @@ TYPES = {"TC": 1, "VC": 2, "TCandVC": 3, "TC+VC": 3, "NET": 4}
 """Resources an operator needs, as bits: tensor cores 1, vector cores 2, network 4."""
 
 _MOST_CORES = 2**30
+_LONGEST = 1e300
+"""No latency is longer, so that few sums of them overflow."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,17 @@ class LayerInstance:
         pairs = sorted(zip(self.positions, values, strict=True), key=lambda pair: pair[0])
         return [value for _, value in pairs]
 
+    @property
+    def one_or_all(self) -> bool:
+        """Whether operators run on one core or on all of them alone, which is what HiGHS takes."""
+        return all(cores in (0, 1) for modes in self.modes for cores, _ in modes)
+
     def __len__(self) -> int:
         return len(self.names)
 
 
 def _fault(where: str, field: str, value: Any, wanted: str) -> InvalidInputError:
-    return InvalidInputError(f"{where}: {field}: {value!r} is not accepted; expected {wanted}")
+    return InvalidInputError(f"{where}: {field}: {brief(value)} is not accepted; expected {wanted}")
 
 
 def _whole(where: str, record: Mapping[str, Any], field: str, default: int | None = None) -> int:
@@ -59,8 +65,8 @@ def _whole(where: str, record: Mapping[str, Any], field: str, default: int | Non
 
 def _latency(where: str, field: str, value: Any) -> float:
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not math.isfinite(value) or value < 0 or value > 1e300:
-        raise _fault(where, field, value, "a finite number, zero or more")
+    if not good or not 0 <= value <= _LONGEST:  # which NaN is not
+        raise _fault(where, field, value, f"a finite number, zero or more, at most {_LONGEST:g}")
     return float(value)
 
 
@@ -74,8 +80,9 @@ def _modes(where: str, op: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
     if not isinstance(between, Mapping):
         raise _fault(where, "lat_cores", between, "an object of core count to latency")
     for text, value in between.items():
-        if not str(text).isdecimal() or not 1 <= int(text) <= _MOST_CORES:
-            raise _fault(where, "lat_cores", text, "a core count of 1 or more")
+        plain = str(text).isascii() and str(text).isdigit() and len(str(text)) <= 10
+        if not plain or str(int(text)) != str(text) or not 1 <= int(text) <= _MOST_CORES:
+            raise _fault(where, "lat_cores", text, "a core count such as 2")
         found.append((int(text), _latency(where, f"lat_cores.{text}", value)))
     if not found:
         raise InvalidInputError(f"{where}: expected lat_single, lat_all or lat_cores")
@@ -106,13 +113,17 @@ def _sorted_ops(name: str, count: int, edges: set[tuple[int, int]]) -> list[int]
     return order
 
 
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _edges(where: str, pairs: Any, place: Mapping[int, int]) -> set[tuple[int, int]]:
     if not isinstance(pairs, list):
         raise _fault(where, "edges", pairs, "a list of pairs of ids")
     found = set()
     for pair in pairs:
         good = isinstance(pair, list) and len(pair) == 2
-        if not good or any(isinstance(i, bool) or i not in place for i in pair):
+        if not good or any(not _is_id(i) or i not in place for i in pair):
             raise _fault(where, "edges", pair, "a pair of ids of operators")
         if pair[0] == pair[1]:
             raise _fault(where, "edges", pair, "two different operators")
@@ -152,7 +163,7 @@ def instance_from_dict(record: Any, where: str = "instance") -> LayerInstance:
         if not isinstance(op, Mapping):
             raise _fault(where, f"ops[{position}]", type(op).__name__, "an object")
         key = op.get("id", position)
-        if isinstance(key, bool) or not isinstance(key, int):
+        if not _is_id(key):
             raise _fault(at, "id", key, "a whole number")
         if key in place:
             raise _fault(at, "id", key, "an id that no other operator has")
@@ -193,22 +204,15 @@ def read_instances(path: Path | str) -> Iterator[LayerInstance]:
     InvalidInputError
         Where the file cannot be read or a line is not accepted; names the line.
     """
-    path = Path(path)
-    try:
-        text = path.read_text("utf-8")
-    except UnicodeDecodeError:
-        raise InvalidInputError(f"{path}: cannot be read: it is not UTF-8 text") from None
-    except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
     found = False
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
         try:
-            record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise InvalidInputError(f"{where}: not JSON: {error}") from None
+            record = parse_json(line)
+        except InvalidInputError as error:
+            raise InvalidInputError(f"{where}: {error}") from None
         found = True
         yield instance_from_dict(record, where)
     if not found:

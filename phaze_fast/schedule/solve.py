@@ -126,7 +126,8 @@ def schedule_instances(
     found = []
     for instance in instances:
         made = _one(instance, rule == "overlap", nodes, time_limit_s)
-        if made.status != "optimal" and highs and time_limit_s > 0:
+        wanted = highs and time_limit_s > 0 and instance.one_or_all
+        if made.status != "optimal" and wanted:
             made = _with_highs(made, time_limit_s)
         found.append(made)
     return found

@@ -300,16 +300,13 @@ def test_the_program_itself():
     )
     assert done.returncode == 0
     assert json.loads(done.stdout)["time_s"] == pytest.approx(8 / 2**32)
-    words = ("plan", "gpt3-175b", "--chip", "h100", "--global-batch", "8", "--devices")
-    assert program(*words, "0").returncode == 2
-    assert program(*words, "8").returncode == 1
+    assert program("show", "gpt2", "--tp", "4").returncode == 1
 
 
-@pytest.mark.parametrize(("words", "shown"), [("schema", "{\n"), ("chips h100", "h100\n")])
-def test_a_reader_that_goes_away_is_no_error(words, shown):
-    command = f"set -o pipefail; {sys.executable} -m phaze_fast {words} | head -n 1"
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"set -o pipefail; {sys.executable} -m phaze_fast schema | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
 
 
 def test_silence_on_standard_error_costs_no_answer():

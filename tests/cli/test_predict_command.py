@@ -1,8 +1,6 @@
 """The command `predict`, as a user types it."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,15 +8,10 @@ HERE = ["llama2-7b", "--chip", "h100", "--devices", "16"]
 WIDTHS = ["--tp", "4", "--pp", "2", "--dp", "2", "--global-batch", "64"]
 
 
-def phaze(*words):
-    command = [sys.executable, "-m", "phaze_fast", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_the_document_has_what_programs_rely_on():
-    done = phaze("predict", *HERE, *WIDTHS, "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+def test_the_document_has_what_programs_rely_on(run):
+    code, out, err = run("predict", *HERE, *WIDTHS, "--json")
+    assert code == 0, err
+    document = json.loads(out)
     for name in ("time_s", "samples_per_s", "tokens_per_s", "mfu", "hfu", "memory_bytes"):
         assert document[name] > 0
     assert sum(document["parts_s"].values()) == pytest.approx(document["time_s"], rel=1e-12)
@@ -27,21 +20,21 @@ def test_the_document_has_what_programs_rely_on():
     assert len(document["stages"]) == document["plan"]["pp"] == 2
 
 
-def test_a_plan_that_was_found_is_read_from_its_file(tmp_path):
+def test_a_plan_that_was_found_is_read_from_its_file(run, tmp_path):
     file = tmp_path / "plans.json"
-    done = phaze("plan", *HERE, "--global-batch", "64", "--top", "2", "-o", str(file))
-    assert done.returncode == 0, done.stderr
+    code, _, err = run("plan", *HERE, "--global-batch", "64", "--top", "2", "-o", str(file))
+    assert code == 0, err
     best = json.loads(file.read_text())["plans"][0]
-    again = phaze("predict", *HERE, "--plan", str(file), "--json")
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["plan"] == best
+    code, again, err = run("predict", *HERE, "--plan", str(file), "--json")
+    assert code == 0, err
+    assert json.loads(again)["plan"] == best
 
 
-def test_what_each_stage_recomputes_is_given_in_words():
+def test_what_each_stage_recomputes_is_given_in_words(run):
     words = ["--recompute", "full:3/norms,none", "--schedule", "zb-h2"]
-    done = phaze("predict", *HERE, *WIDTHS, *words, "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    code, out, err = run("predict", *HERE, *WIDTHS, *words, "--json")
+    assert code == 0, err
+    document = json.loads(out)
     assert document["plan"]["schedule"] == "zb-h2"
     assert [stage["recompute"] for stage in document["stages"]] == ["full:3/norms", "none"]
 
@@ -59,18 +52,18 @@ def test_what_each_stage_recomputes_is_given_in_words():
         ([*WIDTHS, "--plan", "nowhere.json"], "nowhere.json"),
     ],
 )
-def test_bad_plans_are_one_line_with_the_arithmetic(words, said):
-    done = phaze("predict", *HERE, *words)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "Traceback" not in done.stderr
+def test_bad_plans_are_one_line_with_the_arithmetic(run, words, said):
+    code, _, err = run("predict", *HERE, *words)
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
 
 
-def test_a_plan_that_does_not_fit_is_timed_and_says_by_how_much():
+def test_a_plan_that_does_not_fit_is_timed_and_says_by_how_much(run):
     words = ["gpt3-175b", "--chip", "h100", "--devices", "8", "--tp", "8", "--global-batch", "8"]
-    done = phaze("predict", *words, "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    code, out, err = run("predict", *words, "--json")
+    assert code == 0, err
+    document = json.loads(out)
     assert document["over_bytes"] > 1e11
     assert document["time_s"] > 0

@@ -174,5 +174,5 @@ def test_files_that_are_not_right(tmp_path, text, words):
 
 
 def test_a_file_that_is_not_there():
-    with pytest.raises(InvalidInputError, match=r"nowhere\.csv: cannot be read"):
+    with pytest.raises(InvalidInputError, match=r"nowhere\.csv: no such file"):
         validate("nowhere.csv", H200)

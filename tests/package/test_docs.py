@@ -25,7 +25,22 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
 
 
-@pytest.mark.parametrize("name", MODULES)
+def commands(page):
+    return [line[2:] for block in blocks(page, "console") for line in block.splitlines()]
+
+
+def slow_ones(names, *slow):
+    """The names as parameters, of which some take seconds and run with the slow tests."""
+    assert set(slow) <= set(names)
+    return [pytest.param(n, marks=pytest.mark.slow) if n in slow else n for n in names]
+
+
+LONG_EXAMPLES = [
+    f"phaze_fast.{name}" for name in ("wafer.comparison", "wafer.searches", "baselines.backtest")
+]
+
+
+@pytest.mark.parametrize("name", slow_ones(MODULES, *LONG_EXAMPLES))
 def test_docstring_examples(name):
     failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert failed == 0
@@ -43,22 +58,24 @@ def test_there_are_docstring_examples():
 
 
 @pytest.mark.checkout
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", slow_ones(PAGES, ROOT / "docs" / "wafer.md"), ids=lambda p: p.name)
 def test_python_blocks_run(page, capsys):
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), {"__name__": "example"})
 
 
 @pytest.mark.checkout
-def test_console_commands_run(capsys, tmp_path, monkeypatch):
-    commands = [
-        line[2:] for page in PAGES for b in blocks(page, "console") for line in b.splitlines()
-    ]
-    assert len(commands) >= 5
+def test_there_are_console_commands():
+    assert sum(len(commands(page)) for page in PAGES) >= 5
+
+
+@pytest.mark.checkout
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda p: p.name)
+def test_console_commands_run(page, capsys, tmp_path, monkeypatch):
     for folder in ("tests", "examples", "docs"):  # what commands write stays out of the checkout
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
-    for command in dict.fromkeys(commands):
+    for command in dict.fromkeys(commands(page)):
         words = shlex.split(command)
         assert words[0] == "phaze-fast"
         assert main(words[1:]) == 0, command

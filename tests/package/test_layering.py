@@ -5,6 +5,7 @@ and functions stay small, and every module says in a sentence what it is for.
 """
 
 import ast
+import functools
 import importlib
 import inspect
 import re
@@ -54,9 +55,14 @@ def sources():
     return [f for f in PACKAGE.rglob("*.py") if f != PACKAGE / "__init__.py"]
 
 
+@functools.cache
+def tree_of(file):
+    return ast.parse(file.read_text("utf-8"))
+
+
 def imported_rooms(file):
     """Rooms of this package that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
             parts = (node.module or "").split(".")
@@ -105,7 +111,7 @@ def executed(tree):
 
 def imported_modules(file, known):
     """Modules of this package that a file imports, in functions as well: those hide circles."""
-    for node in executed(ast.parse(file.read_text("utf-8"))):
+    for node in executed(tree_of(file)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)
         elif isinstance(node, ast.ImportFrom) and node.module in known:
@@ -150,7 +156,7 @@ def test_no_two_files_import_each_other():
 
 
 def docstring(file):
-    return ast.get_docstring(ast.parse(file.read_text("utf-8"))) or ""
+    return ast.get_docstring(tree_of(file)) or ""
 
 
 @pytest.mark.parametrize("file", sources(), ids=lambda f: str(f.relative_to(PACKAGE)))
@@ -248,7 +254,7 @@ def test_heavy_packages_are_not_imported_at_the_top_of_a_library_file():
     for file in sources():
         if room(file) == "cli" or file in LATE:
             continue
-        for node in ast.parse(file.read_text("utf-8")).body:
+        for node in tree_of(file).body:
             names = []
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
@@ -287,7 +293,7 @@ def body_lines(function):
 def test_functions_stay_small():
     long = {}
     for file in sources():
-        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = body_lines(node)
                 if lines > LINES_OF_A_FUNCTION:

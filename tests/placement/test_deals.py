@@ -123,15 +123,15 @@ def hold(seed, schedule="interleaved"):
 
 
 def test_the_best_deal_is_the_best_of_all():
-    counts = [hold(seed) for seed in range(300)]
-    assert sum(count == 0 for count in counts) > 5
-    assert sum(count > 10 for count in counts) > 100
+    counts = [hold(seed) for seed in range(100)]
+    assert sum(count == 0 for count in counts) > 1
+    assert sum(count > 10 for count in counts) > 30
     assert max(counts) > 100
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h2", "zb-v"])
 def test_the_best_deal_of_other_schedules_is_the_best_of_all(schedule):
-    assert sum(hold(seed, schedule) > 3 for seed in range(40)) > 15
+    assert sum(hold(seed, schedule) > 3 for seed in range(20)) > 7
 
 
 @pytest.mark.slow
@@ -143,7 +143,7 @@ def test_the_best_deal_is_the_best_of_all_in_many_cases(first):
 def test_where_deals_are_many_the_best_is_close():
     """Twelve chunks of 18 blocks have 924 deals and more: few of them are tried."""
     off = []
-    for seed in range(12):
+    for seed in range(6):
         rng = random.Random(seed)
         model = small_model(rng, 18)
         cluster = Cluster(devices=4, fabric=random_fabric(rng, 4), chip="h100")

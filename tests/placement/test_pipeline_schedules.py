@@ -70,7 +70,7 @@ def played_in_full(schedule, loads, m, overlap=1.0):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_steps_and_peaks_are_those_of_the_simulation(schedule):
     rng = random.Random(f"steps {schedule}")
-    for _ in range(300):
+    for _ in range(120):
         p, v, m = random_sizes(rng, schedule)
         loads = random_loads(rng, p, v)
         overlap = rng.choice((1.0, rng.uniform(0.5, 1.2)))

@@ -4,6 +4,7 @@ import math
 import random
 
 import pytest
+from case_counts import some_or_many
 from oracle_cases import random_cases
 from reference.plan_layers import Layers, Network, rank_numbers
 
@@ -15,7 +16,7 @@ SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")
 """Schedules in which weight gradients are passes of their own."""
 
 
-def cases(seeds, count=3):
+def plans(seeds, count=3):
     """Random plans that stay the same plan on other hardware."""
     for seed in seeds:
         rng = random.Random(seed)
@@ -95,7 +96,7 @@ def least_scatter_s(fabric, ranks, payload):
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_gradients_and_weights_must_cross(zero):
     """A step takes what its gradients take over the ports, and with ZeRO-3 its weights."""
-    for _, model, cluster, given in cases(range(4000, 4030), count=2):
+    for _, model, cluster, given in plans(range(4000, 4015), count=2):
         spec = given.replace(zero=zero)
         plan = predict(model, cluster, spec)
         layers = Layers(model, cluster, spec, Network(cluster, spec))
@@ -127,7 +128,7 @@ def message_rate(fabric, a, b):
 
 def test_messages_must_cross_every_border():
     """Every micro-batch sends its rows over each border, and their gradients come back."""
-    for _, model, cluster, spec in cases(range(4100, 4120)):
+    for _, model, cluster, spec in plans(range(4100, 4110)):
         plan, rank = predict(model, cluster, spec), rank_numbers(spec)
         rows = spec.microbatch * model.seq / spec.cp
         shared = spec.tp if spec.sequence_parallel else 1
@@ -138,7 +139,7 @@ def test_messages_must_cross_every_border():
 
 
 def test_a_step_is_as_long_as_its_slowest_stage_works():
-    for _, model, cluster, spec in cases(range(4200, 4215)):
+    for _, model, cluster, spec in plans(range(4200, 4208)):
         plan = predict(model, cluster, spec)
         slowest = max(stage.load_s for stage in plan.stages)
         assert plan.time_s >= plan.microbatches * slowest * (1 - SLACK)
@@ -155,9 +156,10 @@ def both_proven(*plans):
     return all(plan.layers_proven for plan in plans)
 
 
-def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_else():
+@some_or_many(10, 40)
+def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_else(cases):
     seen = dict.fromkeys(PARTS, 0)
-    for _, model, cluster, spec in cases(range(4300, 4340)):
+    for _, model, cluster, spec in plans(range(4300, 4300 + cases)):
         plan = predict(model, cluster, spec)
         ideal = predict(model, cluster.replace(fabric=network(cluster.fabric, 1e12, 0.0)), plan)
         if not both_proven(plan, ideal):
@@ -172,7 +174,7 @@ def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_e
 
 def test_a_faster_network_never_makes_a_plan_slower():
     seen = 0
-    for rng, model, cluster, spec in cases(range(4400, 4413)):
+    for rng, model, cluster, spec in plans(range(4400, 4407)):
         factor = rng.choice([1.05, 1.3, 2.0, 10.0, 100.0])
         faster = cluster.replace(fabric=network(cluster.fabric, rate=factor))
         nearer = cluster.replace(fabric=network(cluster.fabric, latency=1 / factor))
@@ -181,13 +183,13 @@ def test_a_faster_network_never_makes_a_plan_slower():
             if both_proven(plan, other):
                 assert other.time_s <= plan.time_s * (1 + SLACK), spec
                 seen += 1
-    assert seen > 60
+    assert seen > 20
 
 
 def test_faster_memory_never_makes_a_plan_slower():
     """But for split passes with ZeRO-2 and 3: where the network sets the backward pass, less waits."""
     seen = 0
-    for rng, model, cluster, spec in cases(range(4500, 4520)):
+    for rng, model, cluster, spec in plans(range(4500, 4510)):
         if spec.schedule in SPLIT and spec.zero >= 2:
             continue
         hbm = cluster.chip.hbm
@@ -197,11 +199,11 @@ def test_faster_memory_never_makes_a_plan_slower():
         if both_proven(plan, faster):
             assert faster.time_s <= plan.time_s * (1 + SLACK), spec
             seen += 1
-    assert seen > 30
+    assert seen > 15
 
 
 def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
-    for _, model, cluster, spec in cases(range(4600, 4613)):
+    for _, model, cluster, spec in plans(range(4600, 4607)):
         slow = cluster.replace(fabric=network(cluster.fabric, 0.5, 2.0), chip=slowed(cluster.chip))
         plan, slower = (predict(model, c, spec) for c in (cluster, slow))
         assert slower.time_s == pytest.approx(2 * plan.time_s, rel=SLACK), spec
@@ -211,7 +213,7 @@ def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
 
 
 def test_energy_is_spent_and_more_of_it_where_more_is_computed():
-    for _, model, cluster, spec in cases(range(4700, 4720)):
+    for _, model, cluster, spec in plans(range(4700, 4710)):
         plain, again = (
             predict(model, cluster, spec.replace(recompute=mode)) for mode in ("none", "full")
         )

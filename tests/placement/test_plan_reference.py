@@ -68,7 +68,7 @@ def agree_on(seeds):
 
 
 def test_plans_take_what_the_oracle_says():
-    agree_on(range(25))
+    agree_on(range(10))
 
 
 @pytest.mark.slow
@@ -78,6 +78,6 @@ def test_thousands_of_plans_take_what_the_oracle_says(block):
 
 
 def test_batches_take_what_the_oracle_says():
-    for seed in range(300, 330):
+    for seed in range(300, 312):
         model, cluster, specs = random_cases(random.Random(seed), 1)
         assert_batch_agrees(model, cluster, specs)

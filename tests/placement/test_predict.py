@@ -68,7 +68,7 @@ def same_row(many, k, one):
 def test_a_batch_is_a_loop_of_singles():
     rng = random.Random(11)
     timed = refused = 0
-    for _ in range(12):
+    for _ in range(5):
         devices = rng.choice([2, 4, 8])
         model, fabric = random_model(rng), random_fabric(rng, devices)
         cluster = Cluster(devices=devices, fabric=fabric, chip="h100")
@@ -95,7 +95,7 @@ def test_a_batch_is_a_loop_of_singles():
                 continue
             same_row(many, k, one)
             timed += 1
-    assert timed > 60
+    assert timed > 25
     assert refused > 60
 
 

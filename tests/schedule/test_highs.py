@@ -105,14 +105,14 @@ def between_bounds(layer, rule, optimum):
 def test_bound_optimum_and_makespan_are_in_order_for_all_ranges(rule, decades):
     rng = random.Random(31 + decades)
     proven = 0
-    for _ in range(60):
+    for _ in range(20):
         layer = instance_from_dict(wide_range(rng, rng.randint(2, 4), decades))
         optimum = best_makespan_by_moments(layer, rule == "overlap")  # in whole numbers, exact
         proven += between_bounds(layer, rule, optimum).status == "optimal"
         (exact,) = schedule_instances([layer], rule, highs=False)
         assert exact.status == "optimal"
         assert exact.makespan == pytest.approx(optimum, rel=1e-12)
-    assert proven >= 59
+    assert proven >= 19
 
 
 @pytest.mark.slow

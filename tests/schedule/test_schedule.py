@@ -55,9 +55,9 @@ def against_enumeration(rng, most_ops, rule, most_modes=2):
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
 def test_small_layers_are_those_of_enumeration(rule):
     rng = random.Random(11)
-    for _ in range(150):
+    for _ in range(50):
         against_enumeration(rng, 5, rule)
-    for _ in range(40):
+    for _ in range(15):
         against_enumeration(rng, 4, rule, most_modes=3)
 
 
@@ -354,7 +354,7 @@ def test_files_that_are_not_right(tmp_path):
         path.write_text(text)
         with pytest.raises(InvalidInputError, match=words):
             list(read_instances(path))
-    with pytest.raises(InvalidInputError, match="cannot be read"):
+    with pytest.raises(InvalidInputError, match="no such file"):
         list(read_instances(tmp_path / "none.jsonl"))
 
 

@@ -318,7 +318,7 @@ def test_most_small_searches_are_compared_exactly() -> None:
     assert (len(cases), infeasible, exact, whole) == (200, 27, 122, 118)
 
 
-@pytest.mark.parametrize(("first", "exact"), [(0, 12), (40, 12), (80, 6), (120, 12), (160, 5)])
+@pytest.mark.parametrize(("first", "exact"), [(0, 12), (80, 6)])
 def test_some_small_searches(first: int, exact: int) -> None:
     """Of eight searches with three designs each so many are the same, chip, plan and seconds."""
     assert sum(hold_small(number) for number in range(first, first + 40, 5)) == exact

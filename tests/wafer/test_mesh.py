@@ -85,7 +85,19 @@ def test_lines(op, axis, size):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("sides", [(2, 2), (3, 2), (2, 5), (3, 3), (3, 5), (4, 4), (8, 2), (4, 6)])
+@pytest.mark.parametrize(
+    "sides",
+    [
+        (2, 2),
+        (3, 2),
+        (2, 5),
+        (3, 3),
+        (3, 5),
+        (4, 4),
+        (8, 2),
+        pytest.param((4, 6), marks=pytest.mark.slow),
+    ],
+)
 def test_tiles(op, sides):
     for links, order in ((EQUAL, 1), (UNEQUAL[0], -1), (UNEQUAL[1], 1)):
         runs = [Run(0, sides[0]), Run(1, sides[1])][::order]

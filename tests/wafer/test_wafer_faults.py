@@ -22,7 +22,7 @@ from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.packing import stage_dies
 
 DOJO = presets.wafer("dojo-tile-like")
-QUICK = Effort(seeds=1, steps=300, promising=1)
+QUICK = Effort(seeds=1, steps=150, promising=1)
 MAP = {"dead_dies": [[0, 2]], "dead_links": [[[1, 0], [1, 1]]]}
 
 
@@ -113,7 +113,7 @@ def test_a_map_adds_to_what_a_wafer_has(written):
 
 def test_no_message_passes_a_dead_die_or_link():
     rng = random.Random(4)
-    for faults in sample_faults(DOJO, 12, seed=7, die_fault=0.1, link_fault=0.1):
+    for faults in sample_faults(DOJO, 5, seed=7, die_fault=0.1, link_fault=0.1):
         wafer = faults.on(DOJO)
         problem = Problem("bertlarge", wafer, WaferTraining(64))
         every = [each for each in layouts(wafer, 24, 64) if each.microbatch == 8]

@@ -69,7 +69,7 @@ def broken(rng):
 
 def test_rectangles_lie_apart_and_on_working_dies():
     rng = random.Random(1)
-    for _ in range(60):
+    for _ in range(25):
         wafer = broken(rng)
         for width in range(1, wafer.grid[0] + 1):
             for height in range(1, wafer.grid[1] + 1):
@@ -120,7 +120,7 @@ def links_between(one, other, wafer):
 def test_a_walk_uses_each_link_once():
     rng = random.Random(2)
     whole = 0
-    for _ in range(60):
+    for _ in range(25):
         wafer = broken(rng)
         line = longest_line(wafer)
         assert len(set(line.dies)) == len(line.dies)
@@ -134,7 +134,7 @@ def test_a_walk_uses_each_link_once():
             assert free
             used |= set(free[0])
         whole += len(line.dies) == max(map(len, regions(wafer)))
-    assert whole >= 45
+    assert whole >= 18
 
 
 def test_every_single_fault_of_the_tile_leaves_a_walk_over_all_others():
@@ -179,7 +179,7 @@ def test_the_map_of_lines():
         pytest.param((2, 2), marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("model", ["llama2-7b", "bertlarge"])
+@pytest.mark.parametrize("model", ["llama2-7b", pytest.param("bertlarge", marks=pytest.mark.slow)])
 def test_one_dead_die_of_25_costs_15_percent_at_most(model, dead):
     """It took Llama-2 7B from 15.7 to 45.6 s while rectangles came from one lattice."""
     quick = Effort(seeds=1, steps=500, promising=2)

@@ -147,8 +147,8 @@ def tiny_gaps(cases: int, most: float, seed: int) -> list[float]:
 
 
 def test_tiny_instances_are_solved_as_brute_force_solves_them():
-    gaps = tiny_gaps(12, 3e4, seed=5)
-    assert sum(gap <= 1e-9 for gap in gaps) >= 11
+    gaps = tiny_gaps(8, 3e4, seed=5)
+    assert sum(gap <= 1e-9 for gap in gaps) >= 7
     assert max(gaps) <= 0.01
 
 
@@ -160,7 +160,7 @@ def test_three_hundred_tiny_instances():
     assert max(gaps) <= 0.01
 
 
-@pytest.mark.parametrize("batch", [6, 12, pytest.param(375, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("batch", [6, 12, pytest.param(45, marks=pytest.mark.slow)])
 def test_the_layouts_are_those_that_the_rules_accept(batch):
     wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 1),))
     problem = Problem(BERT, wafer, WaferTraining(batch))
@@ -181,7 +181,7 @@ def test_a_batch_of_375_sequences():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [480, 500])
+@pytest.mark.parametrize("batch", [500])
 def test_no_micro_batch_beats_the_bound(batch):
     """One search for each divisor of the batch, held against the bound over all."""
     problem = Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(batch))
@@ -198,7 +198,7 @@ def test_no_micro_batch_beats_the_bound(batch):
 def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
     rng = random.Random(11)
     checked = 0
-    while checked < 60:
+    while checked < 30:
         problem = tiny_problem(rng)
         over = roofline(problem)
         for layout in every_layout(problem):
@@ -221,7 +221,7 @@ def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
             checked += 1
 
 
-QUICK = Effort(seeds=1, steps=1500, promising=2)
+QUICK = Effort(seeds=1, steps=500, promising=2)
 
 
 @pytest.fixture(scope="module")
@@ -239,8 +239,13 @@ def test_the_same_seed_gives_the_same_answer_on_any_number_of_threads(dojo):
     assert first.evaluations == second.evaluations
 
 
-def test_the_answer_is_what_its_encoding_evaluates_to(dojo):
-    found = search_mapping(dojo, QUICK).best
+@pytest.fixture(scope="module")
+def quick_search(dojo):
+    return search_mapping(dojo, QUICK)
+
+
+def test_the_answer_is_what_its_encoding_evaluates_to(dojo, quick_search):
+    found = quick_search.best
     again = evaluate(dojo, found.encoding)
     assert again.time_s == found.time_s
     assert again.memory_bytes == found.memory_bytes
@@ -248,8 +253,8 @@ def test_the_answer_is_what_its_encoding_evaluates_to(dojo):
     assert chosen.time_s == found.time_s
 
 
-def test_the_bound_and_the_counts_add_up(dojo):
-    found = search_mapping(dojo, QUICK)
+def test_the_bound_and_the_counts_add_up(quick_search):
+    found = quick_search
     assert 0 < found.bound_s <= found.best.time_s
     assert 0 <= found.gap < 1
     assert found.layouts >= found.pruned > 0

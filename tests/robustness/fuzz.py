@@ -1,0 +1,318 @@
+"""Random files and command lines: the program ends with 0, 1, 2 or 130, says why, and in time.
+
+    python3 dev.py fuzz --minutes 10 --seed 1
+
+Files are valid documents with a few places changed; words are options of the program's own commands
+with values from a list of awkward ones. Each case runs in a child process with limited memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+ALLOWED = (0, 1, 2, 130)
+SECONDS, GIBIBYTES, MOST_LINES = 120, 8, 12
+VALUES = [
+    None, True, False, 0, 1, -1, 2, 3, 7, 2**31, 2**53, 2**62, 2**63, -(2**31), 10**30, 10**400,
+    0.0, -0.0, 0.5, 1.5, -1.0, 1e-300, 5e-324, 1e24, 1e300, 1.8e308, float("inf"), float("nan"),
+    "", " ", "x", "0", "-1", "1e400", "nan", "128 MiB", "1 GHz", "2 us", "1.2 TB/s", "9" * 5000,
+    "h100", "tpuv4", "dgx-h100", "/", "../x", "a\nb", "\x1b[31m", "²", "\ud800", "x" * 3000,
+    [], [0], [[]], [1, 2], ["x"], [None], [-1] * 40, {}, {"a": 1}, {"": {}}, {"1": 1, "01": 2},
+]  # fmt: skip
+TEXTS = [
+    "", " ", "0", "1", "-1", "2", "3", "8", "7,8", "1,1", ",", "1e400", "nan", "inf", "-inf", "0.5",
+    "999999999999999999999", "9" * 5000, "x", "none", "auto", "full", "1f1b", "interleaved", "adam",
+    "h100", "tpuv4", "dgx-h100", "wafer-mesh", "gpt2-small", "time,energy", "64x64", "1 GiB", "a\nb",
+    "\x1b[31m", "²", "../x", "/dev/null", "default", "all", "bf16", "ws", "1-3", "0:1", "{}", "[]",
+]  # fmt: skip
+HEAVY = {"backtest", "reproduce", "trace"}
+"""Commands that take minutes by intent, or import torch."""
+MODEL = {
+    "name": "m", "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 100,
+    "seq": 32, "positions": "rotary", "gated": True,
+    "moe": {"experts": 4, "top_k": 2, "expert_ffn": 64},
+}  # fmt: skip
+ON = ["--chip", "h100", "--devices", "2", "--global-batch", "4"]
+QUICK = ["--devices", "2", "--global-batch", "4", "--time-limit", "2", "--no-cache", "--quiet"]
+WAFER = ["--wafer", "dram-wafer", "--global-batch", "8", "--no-cache", "--quiet", "--budget", "1"]
+WAFER += ["--seeds", "1", "--steps", "20", "--promising", "1"]
+COMMANDS = {
+    "search": ["search", "gpt2-small", "--space", "{space}", *QUICK],
+    "wafer": ["wafer", "bertlarge", *WAFER],
+    "models": ["models"],
+    "show": ["show", "gpt2-small"],
+    "chips": ["chips"],
+    "fabrics": ["fabrics"],
+    "wafers": ["wafers"],
+    "space": ["space", "{space}"],
+    "check": ["check", "{chip}"],
+    "schema": ["schema"],
+    "estimate": ["estimate", "--chip", "h200", "--gemm", "64x64x64"],
+    "validate": ["validate", "{gemm}", "--chip", "h200"],
+    "calibrate": ["calibrate", "{gemm}", "--chip", "h200"],
+    "schedule": ["schedule", "{layers}", "--time-limit", "1"],
+    "place": ["place", "{problem}"],
+    "plan": ["plan", "gpt2-small", *ON],
+    "predict": ["predict", "gpt2-small", *ON, "--dp", "2"],
+    "export": ["export", "{plan}", "--to", "megatron"],
+    "explain": ["explain", "{plan}"],
+    "diff": ["diff", "{plan}", "{plan}"],
+    "trace-compare": ["trace-compare", "{plan}", "{trace}"],
+    "collective": ["collective", "all-reduce", "--bytes", "8", "--ranks", "2", "--fabric", "dgx-h100"],
+}  # fmt: skip
+READ_BY = {
+    "model": [["models"], ["show"], ["plan", *ON], ["wafer", *WAFER]],
+    "chip": [["chips"], ["check"], ["estimate", "--gemm", "64x64x64", "--chip"], ["plan", "gpt2-small", "--devices", "2", "--global-batch", "4", "--chip"]],
+    "fabric": [["fabrics"], ["check"], ["plan", "gpt2-small", *ON, "--fabric"]],
+    "space": [["space"], ["search", "gpt2-small", *QUICK, "--space"]],
+    "wafer": [["wafers"], ["wafer", "bertlarge", *WAFER, "--wafer"]],
+    "faults": [["wafer", "bertlarge", *WAFER, "--faults"]],
+    "software": [["plan", "gpt2-small", *ON, "--software"]],
+    "layers": [["schedule", "--time-limit", "1"]],
+    "problem": [["place"], ["place", "--objective", "nest"]],
+    "plan": [["explain"], ["export", "--to", "megatron"], ["export", "--to", "perfetto"], ["predict", "gpt2-small", *ON, "--plan"]],
+    "trace": [["trace-compare", "{plan}"]],
+    "uncertainty": [["search", "gpt2-small", *QUICK, "--space", "{space}", "--uncertainty"]],
+}  # fmt: skip
+
+
+@dataclass
+class Case:
+    """Words of one command, and files that ``{name}`` among them stands for."""
+
+    words: list[str]
+    files: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps({"words": self.words, "files": self.files})
+
+
+def command(words):
+    """Run the program in this process; exit code, and what it wrote to standard error."""
+    import contextlib
+    import io
+
+    from phaze_fast.cli.main import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(words)
+    return code, out.getvalue(), err.getvalue()
+
+
+@cache
+def seeds():
+    """A valid document of every kind, as text, by the kind's name."""
+    from phaze_fast.hardware import presets
+    from phaze_fast.software import load_software
+
+    space = {"name": "s", "base": "tpuv4", "axes": {"tensor_core.count": [1, 2, 4]}}
+    event = {"name": "gemm", "cat": "kernel", "ph": "X", "ts": 1.0, "dur": 5.0, "args": {}}
+    found = {
+        "model": MODEL,
+        "chip": presets.chip("h200").to_dict(),
+        "fabric": presets.fabric("dgx-h100").to_dict(),
+        "space": space,
+        "wafer": presets.wafer("dram-wafer").replace(columns=3, rows=2).to_dict(),
+        "faults": {"dead_dies": [[0, 2]], "dead_links": [[[1, 0], [1, 1]]]},
+        "software": load_software("megatron-core").to_dict(),
+        "trace": {"traceEvents": [event, {**event, "ts": 9.0}]},
+        "uncertainty": {"hbm.bandwidth_bytes_per_s": [0.9, 1.1]},
+    }
+    texts = {kind: json.dumps(data) for kind, data in found.items()}
+    for kind, name in (("layers", "layer_golden.jsonl"), ("problem", "dp_golden.jsonl")):
+        lines = (GOLDEN / name).read_text().splitlines()
+        texts[kind] = min(lines, key=len)
+    texts["gemm"] = (GOLDEN / "h200_gemm.csv").read_text()[:4000].rpartition("\n")[0]
+    texts["plan"] = command(["plan", "gpt2-small", *ON, "--top", "1", "--json"])[1]
+    return texts
+
+
+def places(data, at=()):
+    """Paths to everything in plain data."""
+    yield at
+    items = (
+        data.items()
+        if isinstance(data, dict)
+        else enumerate(data if isinstance(data, list) else ())
+    )
+    for key, value in items:
+        yield from places(value, (*at, key))
+
+
+def changed(rng, data):
+    """Plain data with one place replaced, removed, renamed or doubled."""
+    path = rng.choice(list(places(data)))
+    if not path:
+        return rng.choice(VALUES)
+    made = json.loads(json.dumps(data))
+    where = made
+    for key in path[:-1]:
+        where = where[key]
+    way, key = rng.randrange(6), path[-1]
+    if way == 0:
+        del where[key]
+    elif way == 1 and isinstance(where, dict):
+        where[rng.choice(["x", "", "name", "kind", str(key) + "s"])] = where.pop(key)
+    elif way == 2 and isinstance(where, list):
+        where.extend([where[key]] * rng.choice([1, 3, 50]))
+    elif way == 3 and type(where[key]) in (int, float) and abs(where[key]) < 1e300:
+        where[key] *= rng.choice([0, -1, 2, 0.5, 1e-9, 1e9, 1e200])
+    else:
+        where[key] = rng.choice(VALUES)
+    return made
+
+
+def text_of(rng, kind):
+    """A file of a kind with a few places changed, or a few of its bytes."""
+    text = seeds()[kind]
+    if kind == "gemm" or rng.random() < 0.15:
+        for _ in range(rng.randint(1, 4)):
+            at = rng.randrange(len(text) + 1)
+            text = (
+                text[:at]
+                + rng.choice(["", ",", "{", "]", "0", "-", "&a ", "\x00", "\n", "é"])
+                + text[at + rng.randint(0, 3) :]
+            )
+        return text
+    data = json.loads(text)
+    for _ in range(rng.choice([1, 1, 1, 2, 4])):
+        data = changed(rng, data)
+    return json.dumps(data)
+
+
+@cache
+def options_of(name):
+    """Options of a command as the program itself lists them: (words, whether it takes a value)."""
+    import typer.main
+
+    from phaze_fast.cli.app import app
+
+    found = typer.main.get_command(app).commands[name]
+    skipped = {"--help", "--executor", "--output", "--resume", "--cache", "--report", "--parquet"}
+    skipped |= {"--emit-benchmark", "--csv", "--latex", "--write", "--samples"}
+    return [
+        (each.opts[0], not getattr(each, "is_flag", False))
+        for each in found.params
+        if each.opts[0].startswith("-") and not skipped & set(each.opts)
+    ]
+
+
+def random_case(rng):
+    if rng.random() < 0.5:
+        kind = rng.choice(list(READ_BY))
+        words = [*rng.choice(READ_BY[kind]), "{fuzzed}"]
+        files = {"fuzzed" + rng.choice([".json", ".yaml", ".jsonl"]): text_of(rng, kind)}
+    else:
+        words, files = list(COMMANDS[rng.choice(list(COMMANDS))]), {}
+        for option, valued in rng.sample(options_of(words[0]), min(2, len(options_of(words[0])))):
+            words += [option, rng.choice(TEXTS)] if valued else [option]
+        if rng.random() < 0.1:
+            words.insert(rng.randrange(len(words)), rng.choice(TEXTS))
+    words += ["--json"] * (rng.random() < 0.3)
+    return Case(words, files)
+
+
+def given_words(case, folder):
+    """Write the case's files, and name them in its words."""
+    paths = {}
+    for kind in ("space", "chip", "layers", "problem", "plan", "trace", "gemm"):
+        if any(f"{{{kind}}}" in word for word in case.words):
+            paths[kind] = folder / f"{kind}{'.csv' if kind == 'gemm' else '.json'}"
+            paths[kind].write_text(seeds()[kind])
+    for name, text in case.files.items():
+        paths[name.partition(".")[0]] = folder / name
+        (folder / name).write_text(text, encoding="utf-8", errors="surrogateescape")
+    return [str(paths.get(word[1:-1], word)) if word[:1] == "{" else word for word in case.words]
+
+
+def finding(case):
+    """What is wrong with how the program takes a case; empty where nothing is."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        before = sorted(case.files)
+        words = given_words(case, folder)
+        os.chdir(folder)
+        made = {each.name for each in folder.iterdir()}
+        code, _, err = command(words)
+        os.chdir("/")
+        left = {each.name for each in folder.iterdir()} - made
+    lines = err.splitlines()
+    if code not in ALLOWED:
+        return f"exit {code}: {lines[-1:]}"
+    if "Traceback" in err or "Warning" in err:
+        return f"standard error: {err[:300]!r}"
+    if code == 2 and not 1 <= len(lines) <= MOST_LINES:
+        return f"{len(lines)} lines for bad input"
+    return f"left {sorted(left)} beside {before}" if left else ""
+
+
+def in_a_child(case):
+    """`finding` in a process of its own; seconds or memory beyond the limits are findings too."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        resource.setrlimit(resource.RLIMIT_AS, (GIBIBYTES * 2**30,) * 2)
+        try:
+            said = finding(case)
+        except BaseException as error:
+            said = f"raised {type(error).__name__}: {error}"
+        os.write(writing, said.encode(errors="replace")[:60_000])
+        os._exit(0)
+    os.close(writing)
+    begin = time.monotonic()
+    while os.waitpid(child, os.WNOHANG)[0] == 0:
+        if time.monotonic() - begin > SECONDS:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os.close(reading)
+            return f"not done in {SECONDS} s"
+        time.sleep(0.002)
+    with os.fdopen(reading, "rb") as pipe:
+        return pipe.read().decode(errors="replace")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="Append what is found to this file.")
+    asked = parser.parse_args()
+    rng, begin = random.Random(asked.seed), time.monotonic()
+    seeds(), [options_of(name) for name in COMMANDS]
+    count, found = 0, Counter()
+    while time.monotonic() - begin < 60 * asked.minutes:
+        case = random_case(rng)
+        said = in_a_child(case)
+        count += 1
+        if said:
+            found[said[:100]] += 1
+            sys.stdout.write(f"{said}\n    {case.to_json()[:3000]}\n")
+            sys.stdout.flush()
+            if asked.keep:
+                with asked.keep.open("a") as file:
+                    file.write(case.to_json() + "\n")
+    seconds = time.monotonic() - begin
+    sys.stdout.write(
+        f"{count} cases, {count / seconds:.1f} a second, seed {asked.seed}: "
+        f"{sum(found.values())} findings, {len(found)} different\n"
+    )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
