@@ -144,11 +144,15 @@ def random_spec(rng, model, widths, even=False):
             found["stages"] = _chunks_at_random(rng, blocks + 2, chunks)
         if rng.random() < 0.5:
             recompute = tuple(rng.choice([*MODES, "full:1", "full:2/norms"]) for _ in range(p))
+    zero = rng.choice([0, 1, 2, 3])
+    if zero and rng.random() < 0.5:
+        ep, d = found["ep"], found["dp"]
+        found["shard"] = rng.choice([s for s in range(ep, d + 1, ep) if d % s == 0])
     return PlanSpec(
         **found,
         schedule=schedule,
         global_batch=rounds * found["dp"] * found["microbatch"],
-        zero=rng.choice([0, 1, 2, 3]),
+        zero=zero,
         recompute=recompute,
         rank_order=rng.choice(["replicas-inside", "stages-inside"]),
         optimizer=rng.choice(OPTIMIZERS),
@@ -206,7 +210,7 @@ def spec_of(evaluator, row):
         tp=strategy.tensor_parallel, cp=strategy.context_parallel, ep=strategy.expert_parallel,
         pp=int(row["stages"]), dp=d, microbatch=b, zero=int(row["zero"]),
         schedule=SCHEDULES[int(row["schedule"])], virtual=int(row["virtual_stages"]),
-        rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True,
+        rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True, shard=int(row["shard"]) or None,
     )  # fmt: skip
 
 

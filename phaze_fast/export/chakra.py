@@ -131,7 +131,7 @@ class ChakraTrace:
         found: dict[str, tuple[int, ...]] = {}
         for rank in range(len(self.ranks)):
             place = self.ranks.place(rank)
-            for kind in ("tensor", "context", "expert", "data", "expert-data"):
+            for kind in ("tensor", "context", "expert", "data", "expert-data", "copies"):
                 ranks = self.ranks.group(place, kind)
                 if len(ranks) > 1 and min(ranks) == rank:
                     found[f"{kind}.{rank}"] = tuple(sorted(ranks))
@@ -246,6 +246,11 @@ class ChakraTrace:
         if self.plan.zero == 1:
             bytes_ = self._spec.gradient_bytes
             yield from self._sync(writer, layers, "step", "reduce-scatter", bytes_)
+        if self.plan.hybrid:
+            share = sum(self._parameters(layers)) / (self.plan.shard * self.plan.cp)
+            bytes_ = self._spec.gradient_bytes
+            added = Piece("all-reduce of copies", "copies", "all-reduce", 0.0, 0, int(share * bytes_))
+            yield from writer.piece("step", added)
         seconds = self.plan.parts_s["optimizer"]
         state = int(sum(stage.memory[t] for t in ("weights", "gradients", "optimizer")))
         yield from writer.piece("step", Piece("optimizer", "", "", seconds, 0, state))

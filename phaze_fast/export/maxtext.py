@@ -40,6 +40,8 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         )
     elif spec.virtual > 1:
         found.append(Unexpressed(f"--virtual {spec.virtual}", "one stage has no chunks"))
+    if spec.zero == 1 and spec.shard is not None and spec.shard < spec.dp:
+        found.append(Unexpressed(f"--shard {spec.shard}", "with ZeRO 1 all replicas share"))
     if spec.zero == 2:
         found.append(Unexpressed("--zero 2", "written as 3: weights are shared too"))
     if _policy(request, names) is None:
@@ -71,15 +73,15 @@ def write_maxtext(request: Request) -> Exported:
     missing = _missing(request, names)
     rounds = spec.global_batch // (spec.dp * spec.microbatch)
     shared = spec.zero >= 2
-    outer = spec.dp // spec.ep
+    outer, sharing = spec.dp // spec.ep, (spec.shard or spec.dp) // spec.ep
     at_once = spec.dp * spec.microbatch * (rounds if spec.pp > 1 else 1)
     values: dict[str, Any] = {
         "model": names.tables["models"].get(model.name, "default"),
         "tp_sequence" if spec.sequence_parallel and spec.tp > 1 else "tp": spec.tp,
         "cp": spec.cp,
         "ep": spec.ep,
-        "data": 1 if shared else outer,
-        "fsdp": outer if shared else 1,
+        "data": outer // sharing if shared else outer,
+        "fsdp": sharing if shared else 1,
         "zero_1": spec.zero == 1,
         "pp": spec.pp,
         "device_batch": at_once / spec.devices,
@@ -153,11 +155,6 @@ def read_maxtext(text: str, source: str, model: TransformerModel, devices: int |
     tp = count("tp") * count("tp_sequence")
     pp, cp, ep = count("pp"), count("cp"), count("ep")
     data, fsdp = count("data"), count("fsdp", _rest(devices, tp * pp * cp * ep))
-    if data > 1 and fsdp > 1:
-        raise InvalidInputError(
-            f"{source}: {names['data']}: {data} is not accepted with {names['fsdp']}={fsdp}; "
-            "expected one of both to be 1"
-        )
     dp = data * fsdp * ep
     used = tp * pp * cp * dp
     rounds = count("microbatches", pp) if pp > 1 else count("accumulation")
@@ -180,6 +177,7 @@ def read_maxtext(text: str, source: str, model: TransformerModel, devices: int |
         "global_batch": batch,
         "seq": count("seq", 2048),
         "zero": zero,
+        "shard": fsdp * ep if data > 1 and fsdp > 1 else None,
         "schedule": "1f1b" if pp == 1 else "gpipe" if repeats == 1 else "interleaved",
         "virtual": repeats,
         "recompute": _read_recompute(names, given.get(names["recompute"], "full"), source),

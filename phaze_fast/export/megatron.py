@@ -17,7 +17,7 @@ __all__ = ["read_megatron", "write_megatron"]
 
 _WHOLE = (
     *("tp", "pp", "cp", "ep", "expert_tp", "virtual", "virtual_layers", "first_stage"),
-    *("last_stage", "microbatch", "global_batch", "seq", "recompute_layers", "layers"),
+    *("last_stage", "microbatch", "global_batch", "seq", "recompute_layers", "layers", "instances"),
 )
 _FLAGS = (
     *("count_embedding", "count_head", "sequence_parallel", "stages_inside", "zero_1", "fsdp"),

@@ -105,6 +105,8 @@ def _sharing(request: Request) -> Terms:
     found: Terms = {"overlap_gradients": True}
     if spec.zero:
         found |= {"zero_1": True, "overlap_weights": True}
+    if spec.shard is not None and spec.shard < spec.dp:
+        found["instances"] = spec.dp // spec.shard
     if spec.zero >= 2:
         found |= {"fsdp": True, "fsdp_strategy": _FSDP[spec.zero]}
     return found
@@ -215,7 +217,7 @@ def read_terms(
         "microbatch": microbatch,
         "global_batch": int(terms.get("global_batch", dp * microbatch)),
         "seq": terms.get("seq"),
-        "zero": _read_sharing(terms, say),
+        **_read_sharing(terms, dp, say),
         "schedule": "interleaved" if virtual > 1 else "1f1b",
         "virtual": virtual,
         "stages": sizes,
@@ -276,7 +278,19 @@ def _ends_given(
     return [per_stage[k % pp] // virtual for k in range(pp * virtual)]
 
 
-def _read_sharing(terms: Mapping[str, Any], say: Callable[[str], str]) -> int:
+def _read_sharing(
+    terms: Mapping[str, Any], dp: int, say: Callable[[str], str]
+) -> dict[str, int | None]:
+    """ZeRO stage, and the replicas that share."""
+    zero, groups = _read_zero(terms, say), int(terms.get("instances") or 1)
+    if groups > 1 and dp % groups:
+        raise InvalidInputError(
+            f"{say('instances')}: {groups} is not accepted; expected a divisor of {dp} replicas"
+        )
+    return {"zero": zero, "shard": dp // groups if zero and groups > 1 else None}
+
+
+def _read_zero(terms: Mapping[str, Any], say: Callable[[str], str]) -> int:
     if terms.get("fsdp"):
         word = str(terms.get("fsdp_strategy", "optim_grads_params"))
         if word not in _SHARED:

@@ -60,8 +60,9 @@ class Ranks:
         place
             Of a rank.
         kind
-            ``tensor``, ``context``, ``expert``, ``data`` (all that hold the same weights) or
-            ``expert-data`` (all that hold the same experts).
+            ``tensor``, ``context``, ``expert``, ``data`` (all that hold the same weights and share
+            their state), ``expert-data`` (all that hold the same experts and share theirs) or
+            ``copies`` (all that hold the same share of that state).
         """
         plan, t, c, d, s = self.plan, place.tensor, place.context, place.replica, place.stage
         if kind == "tensor":
@@ -71,5 +72,11 @@ class Ranks:
         first = d - d % plan.ep
         if kind == "expert":
             return tuple(self.rank(t, c, first + k, s) for k in range(plan.ep))
-        replicas = range(plan.dp) if kind == "data" else range(d % plan.ep, plan.dp, plan.ep)
+        if kind == "copies":
+            return tuple(self.rank(t, c, r, s) for r in range(d % plan.shard, plan.dp, plan.shard))
+        begin = d - d % plan.shard
+        end = begin + plan.shard
+        replicas = range(begin, end)
+        if kind == "expert-data":
+            replicas = range(begin + d % plan.ep, end, plan.ep)
         return tuple(self.rank(t, k, r, s) for r in replicas for k in range(plan.cp))

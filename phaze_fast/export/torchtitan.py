@@ -88,8 +88,8 @@ def write_torchtitan(request: Request) -> Exported:
         "steps": 10,
         "precision": _PRECISION.get(spec.optimizer, "bfloat16"),
         "reduce": "float32",
-        "replicas": spec.dp if replicated else 1,
-        "shards": 1 if replicated else spec.dp,
+        "replicas": spec.dp if replicated else spec.dp // (spec.shard or spec.dp),
+        "shards": 1 if replicated else spec.shard or spec.dp,
         "reshard": _RESHARD[zero],
         "tp": spec.tp,
         "cp": spec.cp,
@@ -155,11 +155,6 @@ def read_torchtitan(
                 f"a multiple of {tp} x {pp} x {cp} x {replicas}"
             )
         shards = devices // (tp * pp * cp * replicas)
-    if replicas > 1 and shards > 1:
-        raise InvalidInputError(
-            f"{source}: {names['replicas']}: {replicas} is not accepted with {shards} shards; "
-            "expected one of both to be 1"
-        )
     dp = replicas * shards
     microbatch = number("microbatch", 1) if pp > 1 else number("microbatch_pp1", 8)
     local = number("microbatch_pp1", 8)
@@ -179,7 +174,8 @@ def read_torchtitan(
         "microbatch": microbatch,
         "global_batch": batch if batch > 0 else local * dp,
         "seq": number("seq", 2048),
-        "zero": _read_zero(data, names, replicas, shards * cp, pp, source),
+        "zero": _read_zero(data, names, shards * cp, pp, source),
+        "shard": shards if replicas > 1 and shards * cp > 1 else None,
         "schedule": schedule,
         "virtual": virtual,
         "stages": sizes,
@@ -198,9 +194,9 @@ def _notes(source: str, pp: int, local: int, fields: Mapping[str, Any]) -> tuple
 
 
 def _read_zero(
-    data: Mapping[str, Any], names: FlagNames, replicas: int, shared: int, pp: int, source: str
+    data: Mapping[str, Any], names: FlagNames, shared: int, pp: int, source: str
 ) -> int:
-    if shared == 1 or replicas > 1:
+    if shared == 1:
         return 0
     word = get(data, names["reshard"]) or "default"
     known = {"always": 3, "never": 2, "default": 2 if pp > 1 else 3}

@@ -23,6 +23,7 @@ _FIELDS = MappingProxyType(
         "cp": "context_parallel",
         "ep": "expert_parallel",
         "zero": "zero",
+        "shard": "shard",
         "microbatch": "microbatch",
         "schedule": "schedule",
         "virtual": "virtual",
@@ -116,7 +117,7 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     plans
         What `plan` found.
     asked
-        Fields of a plan and their values: tp, pp, dp, cp, ep, zero, microbatch, schedule, virtual,
+        Fields of a plan and their values: tp, pp, dp, cp, ep, zero, shard, microbatch, schedule, virtual,
         recompute, rank_order. The others stay as free as they were.
     threads
         At most this many, by default all cores; the answer does not depend on it.

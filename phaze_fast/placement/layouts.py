@@ -15,6 +15,7 @@ from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import FOLDED, SCHEDULES
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.placement.hybrid import shard_choices, shard_words, shards_tried
 from phaze_fast.placement.training import RANK_ORDERS, Training, recompute_modes
 
 __all__ = ["Shape", "layouts_of", "node_devices", "nothing_to_try", "space_text", "strategies"]
@@ -189,19 +190,47 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
             for order, tried in _orders(shape, training, d, p)
         ]
     parts: list[Array] = []
-    zeros = sorted(set(training.zero))
-    for number, zero in enumerate(zeros):
-        # One shard is the same under every ZeRO stage.
-        told_apart = True if number == 0 else d * shape.context_parallel > 1
+    shards = {
+        (order, zero): _shards(shape, training, zero, order, d, p, counted)
+        for order, *_ in choices
+        for zero in set(training.zero) - {0}
+    }
+    for zero, told_apart in _zeros(shape, training, d):
         for order, schedule, v, possible in choices:
-            at = np.flatnonzero(possible & told_apart)
-            rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-            rows["stages"], rows["data_parallel"], rows["microbatches"] = p[at], d[at], m[at]
-            rows["schedule"], rows["virtual_stages"] = schedule, v
-            rows["zero"], rows["rank_order"] = zero, order
-            parts.append(rows)
+            for shard in shards.get((order, zero), [np.zeros(len(d), dtype=np.int64)]):
+                at = np.flatnonzero(possible & told_apart & (shard >= 0))
+                rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
+                rows["stages"], rows["data_parallel"], rows["microbatches"] = p[at], d[at], m[at]
+                rows["schedule"], rows["virtual_stages"] = schedule, v
+                rows["zero"], rows["rank_order"], rows["shard"] = zero, order, shard[at]
+                parts.append(rows)
     rejected.update({why: count for why, count in counted.items() if count})
     return np.concatenate(parts)
+
+
+def _zeros(shape: Shape, training: Training, d: Array) -> Iterator[tuple[int, Array | bool]]:
+    """ZeRO stages, and the layouts each is told apart for.
+
+    One shard is the same under every ZeRO stage.
+    """
+    for number, zero in enumerate(sorted(set(training.zero))):
+        yield zero, True if number == 0 else d * shape.context_parallel > 1
+
+
+def _shards(
+    shape: Shape,
+    training: Training,
+    zero: int,
+    order: int,
+    d: Array,
+    p: Array,
+    rejected: Counter[str],
+) -> list[Array]:
+    """How many replicas share state, one array per choice; -1: not this choice."""
+    apart = shape.inner * (p if RANK_ORDERS[order] == "stages-inside" else np.ones_like(p))
+    widths = (shape.expert_parallel, shape.context_parallel)
+    wanted = shards_tried(training.shard, zero)
+    return list(shard_choices(wanted, d, shape.node // apart, *widths, rejected))
 
 
 def space_text(model: Model, cluster: Cluster, training: Training) -> str:
@@ -231,7 +260,7 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
         f"micro-batch {listed(sorted(training.microbatch))}",
         f"replicas {listed(sorted(d)) if d else 'that divide the batch'}",
         f"stages {listed(sorted(p)) if p else f'up to {_MOST_STAGES}'}",
-        f"ZeRO {listed(sorted(training.zero))}",
+        f"ZeRO {listed(shard_words(training.shard, zero) for zero in sorted(training.zero))}",
         f"schedules {listed(names)}",
         f"recomputation by stage of {listed(recompute_modes(training))}{some}",
         f"rank order {training.rank_order}",

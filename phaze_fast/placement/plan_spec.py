@@ -11,6 +11,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks
 from phaze_fast.opgraph import Strategy
+from phaze_fast.placement.hybrid import check_shard
 from phaze_fast.placement.pipelines import refusal
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in
@@ -44,6 +45,9 @@ class PlanSpec(Record):
     """Expert-parallel width; a part of the replicas."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    shard: Count | None = None
+    """How many neighbouring replicas share it, while such groups hold copies of it (hybrid
+    sharding); by default all."""
     microbatch: Count = 1
     """Sequences a device works on at once."""
     schedule: ScheduleName = "1f1b"
@@ -106,6 +110,8 @@ class PlanSpec(Record):
         check_chunks(self.schedule, self.virtual)
         if self.dp % self.ep:
             raise ValueError(f"ep: {self.ep} does not divide dp = {self.dp}")
+        if self.shard is not None and not (self.shard == self.dp and self.zero == 0):
+            check_shard(self.shard, self.dp, self.ep, self.zero)
         rounds = self.global_batch // (self.dp * self.microbatch)
         if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.virtual)):
             raise ValueError(
@@ -161,7 +167,7 @@ class PlanSpec(Record):
         given = {name: data[name] for name in (*names, "rank_order")}
         given["idle"] = True
         given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
-        for name in ("seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
+        for name in ("shard", "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
                 given[name] = data[name]
         if "stages" in data:

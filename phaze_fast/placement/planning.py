@@ -199,7 +199,7 @@ def _leaders(
             *(int(rows[name][k]) for name in ("stages", "data_parallel", "zero")),
         ),
     )
-    names = ("stages", "data_parallel", "zero", "schedule", "virtual_stages")
+    names = ("stages", "data_parallel", "zero", "shard", "schedule", "virtual_stages")
     first: dict[tuple[int, ...], int] = {}
     for k in order:
         key = (*widths[k].tolist(), *(int(rows[name][k]) for name in names))

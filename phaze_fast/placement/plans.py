@@ -95,6 +95,8 @@ class Plan:
     """Expert-parallel width; a part of the replicas."""
     zero: int
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
+    shard: int
+    """Neighbouring replicas that share it; fewer than all in hybrid sharding."""
     microbatch: int
     """Sequences a device works on at once."""
     microbatches: int
@@ -151,6 +153,11 @@ class Plan:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def hybrid(self) -> bool:
+        """Whether groups of replicas share state and hold copies of it."""
+        return self.zero > 0 and self.shard < self.dp
+
+    @property
     def recompute(self) -> str:
         """What stages recompute, in one word; ``mixed`` where they differ."""
         kinds = {stage.recompute for stage in self.stages}
@@ -205,6 +212,7 @@ class Plan:
             Where a field is missing or malformed.
         """
         try:
+            data = {"shard": data["dp"], **data}  # files of 0.1.0 have no hybrid sharding
             values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
@@ -215,7 +223,8 @@ class Plan:
 
     def __str__(self) -> str:
         return (
-            f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp} ep {self.ep} zero {self.zero} "
+            f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp} ep {self.ep} "
+            f"zero {self.zero}{f' of {self.shard}' if self.hybrid else ''} "
             f"micro-batch {self.microbatch} {self.schedule}: {format_time(self.time_s)}, "
             f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
         )

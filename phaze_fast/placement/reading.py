@@ -143,6 +143,7 @@ def read_plan(
         cp=strategy.context_parallel,
         ep=strategy.expert_parallel,
         zero=int(layout["zero"]),
+        shard=int(layout["shard"]) or replicas,
         microbatch=strategy.microbatch,
         microbatches=rounds,
         schedule=SCHEDULES[int(layout["schedule"])],

@@ -24,6 +24,12 @@ def _several(value: Any) -> Any:
     return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else (value,)
 
 
+def _sharing(value: Any) -> Any:
+    """Take counts, also as text, and the words for them."""
+    words = _several(value)
+    return tuple(int(w) if isinstance(w, str) and w.isdecimal() else w for w in words)
+
+
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_length=1)]
 
 
@@ -63,6 +69,14 @@ class Training(Record):
         tuple[Literal[0, 1, 2, 3], ...], BeforeValidator(_several), Field(min_length=1)
     ] = (0, 1)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    shard: Annotated[
+        tuple[Count | Literal["auto", "all", "node"], ...],
+        BeforeValidator(_sharing),
+        Field(min_length=1),
+    ] = ("auto",)
+    """How many neighbouring replicas share what ZeRO shares, while such groups hold copies of it
+    (hybrid sharding): a count, ``all``, or ``node`` for as many as a node holds; auto: all, and
+    with ZeRO 2 and 3 those of a node too."""
     recompute: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)] = (
         "auto",
     )

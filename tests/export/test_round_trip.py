@@ -76,6 +76,9 @@ def random_plan(rng):
             "seq": rng.choice([None, 1024]),
             "optimizer": rng.choice(["adam", "adam", *OPTIMIZERS]),
         }
+        if given["zero"] and dp % 2 == 0:
+            own = random.Random(str(given))
+            given["shard"] = own.choice([None, None, None, dp, dp // 2])
         try:
             spec = pf.PlanSpec.from_dict(given)
             spare = rng.choice([0, 0, 0, 8])

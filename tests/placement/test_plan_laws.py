@@ -96,7 +96,7 @@ def least_scatter_s(fabric, ranks, payload):
 def test_gradients_and_weights_must_cross(zero):
     """A step takes what its gradients take over the ports, and with ZeRO-3 its weights."""
     for _, model, cluster, given in cases(range(4000, 4030), count=2):
-        spec = given.replace(zero=zero)
+        spec = given.replace(zero=zero, shard=None)
         plan = predict(model, cluster, spec)
         layers = Layers(model, cluster, spec, Network(cluster, spec))
         ranks = layers.network.replicas(experts=False)

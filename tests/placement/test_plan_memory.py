@@ -63,7 +63,7 @@ def row_of(layers, spec, stage, k, buffers):
     optimizer = OPTIMIZERS[spec.optimizer]
     for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
         row[name] = getattr(optimizer, name)
-    row["data_parallel"], row["zero"] = spec.dp * spec.cp, spec.zero
+    row["data_parallel"], row["zero"] = (spec.shard or spec.dp) * spec.cp, spec.zero
     row["schedule"] = SCHEDULES.index(spec.schedule)
     row["stages"], row["stage"], row["virtual"] = spec.pp, k, spec.virtual
     row["microbatches"] = spec.global_batch // (spec.dp * spec.microbatch)
@@ -106,7 +106,7 @@ def test_even_plans_have_the_footprint_that_users_ask_for():
             layers = layers_of(model, cluster, spec)
             pipeline = Pipeline(
                 stages=spec.pp, microbatches=plan.microbatches, schedule=spec.schedule,
-                data_parallel=spec.dp * spec.cp, zero=spec.zero,
+                data_parallel=(spec.shard or spec.dp) * spec.cp, zero=spec.zero,
             )  # fmt: skip
             rows = stage_rows(layers.graph, pipeline, mode, spec.optimizer)
             for stage, counted in zip(plan.stages, footprint_batch(rows), strict=True):

@@ -48,11 +48,15 @@ def assert_batch_agrees(model, cluster, specs):
         }
         modes = ["none", "selective", "full", "norms:1/activations", "full:2", "auto"]
         zeros, orders = [0, 1, 2, 3, 1, 0], ["replicas-inside", "stages-inside"] * 3
+        shards = [spec.shard if zero else None for zero in zeros]
         rows = predict_batch(
-            model, cluster, training, **widths, zero=zeros, recompute=modes, rank_order=orders
-        )
+            model, cluster, training, **widths, zero=zeros, recompute=modes, rank_order=orders,
+            shard=[shard or 0 for shard in shards],
+        )  # fmt: skip
         for i, (zero, mode, order) in enumerate(zip(zeros, modes, orders, strict=True)):
-            same = spec.replace(zero=zero, recompute=mode, rank_order=order, stages=None)
+            same = spec.replace(
+                zero=zero, recompute=mode, rank_order=order, stages=None, shard=shards[i]
+            )
             expected = evaluate(model, cluster, same)
             assert rows.time_s[i] == pytest.approx(expected["time_s"], rel=CLOSE), same
             assert rows.memory_bytes[i] == pytest.approx(expected["memory_bytes"], rel=CLOSE), same

@@ -65,19 +65,32 @@ class Network:
             self.known[key] = min(prices.values()) if prices else 0.0
         return self.known[key]
 
-    def replicas(self, experts, stage=0):
-        """Ranks that hold the same weights: all replicas, or those with the same experts."""
+    def replicas(self, experts, count=None):
+        """Ranks that hold the same weights: all replicas, or those with the same experts.
+
+        Of the first `count` replicas, by default of all.
+        """
         step = self.spec.ep if experts else 1
         return [
-            self.rank[0, ci, di, stage]
-            for di in range(0, self.spec.dp, step)
+            self.rank[0, ci, di, 0]
+            for di in range(0, count or self.spec.dp, step)
             for ci in range(self.spec.cp)
         ]
 
     def shared(self, op, dense_bytes, expert_bytes):
-        """A collective over all replicas, then one of the experts over those that hold them."""
-        dense = self.collective(op, dense_bytes, self.replicas(experts=False))
-        return dense + self.collective(op, expert_bytes, self.replicas(experts=True))
+        """A collective over the replicas that share, then one over those with the same experts."""
+        dense = self.collective(op, dense_bytes, self.replicas(False, self.spec.shard))
+        return dense + self.collective(op, expert_bytes, self.replicas(True, self.spec.shard))
+
+    def among_groups(self, dense_bytes, expert_bytes):
+        """Shares of gradients added up over the groups of replicas that share state."""
+        step = self.spec.shard or self.spec.dp
+        ranks = [self.rank[0, 0, di, 0] for di in range(0, self.spec.dp, step)]
+        dense = dense_bytes / len(self.replicas(False, self.spec.shard))
+        experts = expert_bytes / len(self.replicas(True, self.spec.shard))
+        return self.collective("all-reduce", dense, ranks) + self.collective(
+            "all-reduce", experts, ranks
+        )
 
     def message(self, payload, a, b):
         """From stage a to stage b: every device sends one, and the slowest counts."""
@@ -161,7 +174,7 @@ class Layers:
         self.kinds = layer_times(model, self.strategy, chip, fabric, stride)
         self.optimizer = OPTIMIZERS[spec.optimizer]
         self.order = self.graph.order
-        self.shards = spec.dp * spec.cp
+        self.shards = (spec.shard or spec.dp) * spec.cp
         tied = model.tied_embeddings and model.head in ("lm", "mlm") and spec.pp > 1
         self.copied = -(-model.vocab // spec.tp) * model.hidden if tied else 0
         tuning = cluster.chip.tuning
@@ -218,8 +231,10 @@ class Layers:
         return self.kinds[self.order[i]]["weight_grad"]
 
     def sync(self, i):
-        op = "reduce-scatter" if self.spec.zero else "all-reduce"
-        return self.over_replicas(op, i, self.optimizer.gradient_bytes)
+        op, each = "reduce-scatter" if self.spec.zero else "all-reduce", self.optimizer.gradient_bytes
+        held, experts = self.parameters(i)
+        among = self.network.among_groups((held - experts) * each, experts * each)
+        return self.over_replicas(op, i, each) + among
 
     def step(self, i):
         """The optimiser, and weights that are gathered after it."""

@@ -63,6 +63,7 @@ def asked(training: dict[str, Any]) -> pf.Training:
         given["recompute"] = MODES
     given.setdefault("context_parallel", 1)
     given.setdefault("expert_parallel", 1)
+    given.setdefault("shard", "all")
     return pf.Training(**given, recompute_some=False)
 
 

@@ -63,6 +63,9 @@ struct LayoutRecord {
   std::int32_t rank_order;  // RankOrder
   std::int64_t data_parallel;
   std::int64_t microbatches;  // of one replica in one step
+  // Neighbouring replicas that share state among themselves, while such groups hold copies of it
+  // (hybrid sharding); 0: all replicas.
+  std::int64_t shard;
 };
 
 // What a stage recomputes: the first `count` blocks of each of its chunks as variant `more` has it,
@@ -134,8 +137,9 @@ enum class PlanStatus : std::int32_t {
   kBadExperts = 8,     // expert-parallel width does not divide the replicas
   kBadStrategy = 9,    // the widths break a rule of the model
   kBrokenTie = 10,     // a cut between layers that belong together
+  kBadShard = 11,      // replicas that share state are uneven groups, or share nothing
 };
-inline constexpr int kPlanStatusCount = 11;
+inline constexpr int kPlanStatusCount = 12;
 
 constexpr const char* sentence(PlanStatus status) noexcept {
   switch (status) {
@@ -161,6 +165,9 @@ constexpr const char* sentence(PlanStatus status) noexcept {
       return "the widths do not divide the model";
     case PlanStatus::kBrokenTie:
       return "a stage ends between layers that one stage must hold";
+    case PlanStatus::kBadShard:
+      return "sharing replicas do not divide data parallelism, are no multiple of expert "
+             "parallelism, or share nothing with ZeRO 0";
   }
   return "unknown status";
 }

@@ -189,6 +189,8 @@ class Estimator {
     double synced = 2.0 * gradients;
     if (l.zero == 1) synced = gradients + weights;
     if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;
+    const double among = 2.0 * (frame_.copies - 1.0) / frame_.copies;  // groups that share state
+    synced += among * held * t.gradient_bytes / frame_.shards;
     const double hops = l.stages > 1 ? l.stages * l.virtual_stages - 1 : 0.0;
     const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
     return inner * m * passes_j + inner * moved * t.hbm_byte_j + sent * t.network_byte_j +

@@ -37,13 +37,19 @@ bool good_training(const TrainingRecord& t) noexcept {
          good(t.network_byte_j);
 }
 
+bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
+  if (l.shard == 0 || l.shard == l.data_parallel) return true;
+  return l.shard > 0 && l.zero > 0 && l.data_parallel % l.shard == 0 &&
+         l.shard % s.expert_parallel == 0;
+}
+
 bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
   const std::int64_t inner = s.tensor_parallel * s.context_parallel;
   return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.virtual_stages >= 1 && l.zero >= 0 &&
          l.zero <= 3 && l.data_parallel >= 1 && l.microbatches >= 1 &&
          (l.rank_order == 0 || l.rank_order == 1) && inner <= devices &&
          l.data_parallel <= devices / inner && l.stages <= devices / (inner * l.data_parallel) &&
-         l.data_parallel % s.expert_parallel == 0;
+         l.data_parallel % s.expert_parallel == 0 && good_shard(l, s);
 }
 
 // Whether each tier of switches is at least as slow for messages as those inside it.
@@ -184,9 +190,11 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
 }
 
 Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
-  using Key = std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
+  using Key = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int32_t, std::int32_t,
+                         std::int32_t>;
   const auto key_of = [](const LayoutRecord& l) {
-    return Key{l.strategy, l.data_parallel, l.zero, l.rank_order, l.rank_order ? l.stages : 0};
+    return Key{l.strategy, l.data_parallel, sharing_replicas(l),
+               l.zero,     l.rank_order,    l.rank_order ? l.stages : 0};
   };
   std::map<Key, std::int32_t> most;  // stages of the layouts that share a frame
   std::int32_t last = 0;
@@ -287,7 +295,9 @@ Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
   const std::int64_t inner = s.tensor_parallel * s.context_parallel;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  frame.shards = static_cast<double>(layout.data_parallel * s.context_parallel);
+  const std::int64_t sharing = sharing_replicas(layout);
+  frame.shards = static_cast<double>(sharing * s.context_parallel);
+  frame.copies = static_cast<double>(layout.data_parallel / sharing);
   Status status = Status::kOk;
   const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
   frame.bucket_s =
@@ -303,7 +313,9 @@ Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
 }
 
 // Gradients and weights of a layer go between all devices that hold the same ones: context-parallel
-// devices of all replicas; an expert's, of the replicas that hold that expert.
+// devices of all replicas; an expert's, of the replicas that hold that expert. Where groups of
+// replicas share state, gradients are reduced inside each group, and then the shares of a device
+// are added up over all groups, once in a step.
 void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame,
                              Status* status) const {
   const StrategyRecord& s = strategies[at(layout.strategy)];
@@ -312,17 +324,23 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  const std::int64_t sharing = sharing_replicas(layout);
   const double experts = size.expert_parameters;
   const double dense = size.parameters - experts;
   const auto seconds = [&](CollectiveOp op, double bytes) {
     const int code = static_cast<int>(op);
     return collective_s(code, bytes * dense, s.context_parallel, s.tensor_parallel,
-                        layout.data_parallel, apart, status) +
+                        sharing, apart, status) +
            collective_s(code, bytes * experts, s.context_parallel, s.tensor_parallel,
-                        layout.data_parallel / s.expert_parallel, apart * s.expert_parallel,
-                        status);
+                        sharing / s.expert_parallel, apart * s.expert_parallel, status);
   };
   const int zero = layout.zero;
+  const std::int64_t copies = layout.data_parallel / sharing;
+  const auto across = [&](double parameters, std::int64_t holders) {
+    const double share = parameters / static_cast<double>(holders * s.context_parallel);
+    return collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.gradient_bytes * share,
+                        copies, apart * sharing, 1, 0, status);
+  };
   const double shared = shared_parameters(size.parameters, experts, frame->shards,
                                           static_cast<double>(s.expert_parallel));
   const double weights_s =
@@ -331,9 +349,12 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum());
   frame->gather_bytes.push_back(
       size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));
-  frame->sync_s.push_back(
+  const double reduced_s =
       seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
-              training.gradient_bytes));
+              training.gradient_bytes);
+  frame->sync_s.push_back(reduced_s + across(dense, sharing) +
+                          across(experts, sharing / s.expert_parallel));
+  frame->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
   frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
   frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved);
   frame->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);

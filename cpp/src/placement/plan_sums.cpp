@@ -31,7 +31,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
       const std::size_t kind = at(space.kind_at(i, row.layout.stages));
       // Gradients that are not kept whole go with every micro-batch.
       double b = times.backward_s[at(v) * at(space.kinds) + timed];
-      if (zero >= 2) b = std::max(b, frame_->fetch_s[kind] + frame_->sync_s[kind]);
+      if (zero >= 2) b = std::max(b, frame_->fetch_s[kind] + frame_->each_s[kind]);
       backward[i + 1] = backward[i] + b;
       stash[i + 1] = stash[i] + space.size_of(strategy, static_cast<int>(kind)).stash_bytes[v];
     }
@@ -51,7 +51,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
         step_[n] + frame_->step_bytes[kind] / times.hbm_bytes_per_s + frame_->shared_s[kind];
     weight_grad_[n + 1] = weight_grad_[n] + times.weight_grad_s[timed];
     double plain = times.plain_s[timed];
-    if (zero >= 2) plain = std::max(plain, frame_->fetch_s[kind] + frame_->sync_s[kind]);
+    if (zero >= 2) plain = std::max(plain, frame_->fetch_s[kind] + frame_->each_s[kind]);
     plain_[n + 1] = plain_[n] + plain;
     double least = backward_[n + 1] - backward_[n];
     for (int v = 1; v < variants_; ++v) {
