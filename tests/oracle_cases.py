@@ -13,7 +13,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import MixtureOfExperts, TransformerModel
-from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.placement import PlanSpec, Training
 from phaze_fast.placement.training import RANK_ORDERS
 
@@ -110,12 +110,13 @@ def random_widths(rng, model):
         p = rng.choice([p for p in (1, 2, 2, 3, 4, 5, 6, 8) if p <= blocks])
         sp = rng.random() < 0.7
         b = rng.choice([1, 1, 2, 3])
+        kind = random.Random(f"{t} {cp} {d} {p} {b}").choice(CONTEXT_KINDS)
         strategy = Strategy(
             tensor_parallel=t, sequence_parallel=sp and t > 1, context_parallel=cp,
-            expert_parallel=ep, microbatch=b,
+            context_kind=kind, expert_parallel=ep, microbatch=b,
         )  # fmt: skip
         if t * cp * d * p <= 192 and not reasons(model, strategy):
-            return {"tp": t, "cp": cp, "ep": ep, "dp": d, "pp": p, "microbatch": b,
+            return {"tp": t, "cp": cp, "cp_kind": kind, "ep": ep, "dp": d, "pp": p, "microbatch": b,
                     "sequence_parallel": sp}  # fmt: skip
 
 
@@ -208,6 +209,7 @@ def spec_of(evaluator, row):
     return PlanSpec(
         global_batch=int(row["microbatches"]) * d * b,
         tp=strategy.tensor_parallel, cp=strategy.context_parallel, ep=strategy.expert_parallel,
+        cp_kind=strategy.context_kind,
         pp=int(row["stages"]), dp=d, microbatch=b, zero=int(row["zero"]),
         schedule=SCHEDULES[int(row["schedule"])], virtual=int(row["virtual_stages"]),
         rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True, shard=int(row["shard"]) or None,

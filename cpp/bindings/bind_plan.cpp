@@ -335,7 +335,7 @@ void bind_plan(py::module_& module) {
                        once_bytes, end, unused);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tensor_parallel, context_parallel, expert_parallel,
                        microbatch, message_bytes, gathered_bytes, copied_parameters, sent_bytes,
-                       variants, unused);
+                       variants, way);
   PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, stages, virtual_stages, zero, rank_order,
                        data_parallel, microbatches, shard);
   PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, model_validator
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
-from phaze_fast.opgraph import Layer, LayerGraph
+from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.records import Count, Record
 from phaze_fast.units import format_bytes
 
@@ -29,6 +29,7 @@ __all__ = [
     "Pipeline",
     "ScheduleName",
     "check_chunks",
+    "context_bytes",
     "footprint",
     "footprint_batch",
     "layouts_fit",
@@ -233,11 +234,27 @@ def stage_row(
 
 
 def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
-    """Count the gathered rows of sequence parallelism, and a message in and one out."""
+    """Count gathered rows, what context parallelism holds, and a message in and one out."""
     strategy, share = graph.strategy, graph.message_bytes
     split = strategy.sequence_parallel and strategy.tensor_parallel > 1
     whole = share * strategy.tensor_parallel * split
-    return whole + 2.0 * share * (pipeline.stages > 1)
+    return whole + context_bytes(graph) + 2.0 * share * (pipeline.stages > 1)
+
+
+def context_bytes(graph: LayerGraph) -> float:
+    """Bytes that a layer holds for a moment to attend to rows of other devices.
+
+    Gathered keys and values, and their gradients; in a ring those at work and those that arrive;
+    where rows are exchanged for heads, what is sent.
+    """
+    s, found = graph.strategy, 0.0
+    if s.context_parallel == 1:
+        return found
+    times = {"all-gather": 2.0, "ring": 4.0 / s.context_parallel, "ulysses": 1.0}
+    for layer in graph.layers:
+        ops = layer.forward.ops[layer.forward.ops["group"] == GROUPS.index("context")]
+        found = max(found, float(ops["payload_bytes"].max(initial=0.0)))
+    return times[s.context_kind] * found
 
 
 def stage_rows(

@@ -10,9 +10,10 @@ from phaze_fast.opgraph.graph import (
     check_recompute,
 )
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
-from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
+from phaze_fast.opgraph.strategy import CONTEXT_KINDS, RULES, Rule, Strategy, reasons
 
 __all__ = [
+    "CONTEXT_KINDS",
     "GROUPS",
     "KINDS",
     "RECOMPUTE_SETS",

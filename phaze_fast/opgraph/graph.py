@@ -135,7 +135,9 @@ RECOMPUTE_SETS = FrozenDict(
         "activations": frozenset({"activation"}),
         "gated-product": frozenset({"multiply"}),
         "up-projection": frozenset({"up", "gate", "gate-up"}),
-        "attention": frozenset({"scores", "score-cap", "softmax", "score-dropout", "attention"}),
+        "attention": frozenset(
+            {"scores", "score-cap", "softmax", "score-dropout", "attention", "attention-early"}
+        ),
     }
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphModel, Model, TransformerModel
 from phaze_fast.models.split_rules import widths_divide
 from phaze_fast.records import Count, Record
 
-__all__ = ["RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
+__all__ = ["CONTEXT_KINDS", "RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
+
+
+CONTEXT_KINDS = ("all-gather", "ring", "ulysses")
+"""How devices that share a sequence attend to all of it: keys and values gathered, sent round a ring
+while attention is at work, or rows exchanged for heads."""
 
 
 class Strategy(Record):
@@ -34,6 +39,8 @@ class Strategy(Record):
     """Whether those devices also share the rows of norms, residuals and dropouts."""
     context_parallel: Count = 1
     """Devices that share the rows of a sequence everywhere."""
+    context_kind: Literal["all-gather", "ring", "ulysses"] = "all-gather"
+    """How those devices attend to the whole sequence, one of `CONTEXT_KINDS`."""
     expert_parallel: Count = 1
     """Devices that share the experts of a mixture."""
     microbatch: Count = 1
@@ -103,11 +110,34 @@ def _positions(model: TransformerModel, s: Strategy) -> str:
     return f"seq: {seq} is more than the {held} positions of {model.name}"
 
 
+def _context_kind(model: TransformerModel, s: Strategy) -> str:
+    cp, t, kind = s.context_parallel, s.tensor_parallel, s.context_kind
+    if cp == 1 or kind == "all-gather":
+        return ""
+    if kind == "ring":
+        if model.attention == "flash":
+            return ""
+        return (
+            f"context_kind: ring is not accepted for {model.name}, which computes all scores of a "
+            "row at once; expected all-gather or ulysses, or fused attention"
+        )
+    names = {"heads": model.heads // t, "key/value heads": (model.kv_heads or model.heads) // t}
+    for what, count in names.items():
+        if count % cp:
+            return (
+                f"context_kind: ulysses over {cp} devices does not share out the {count} {what} of "
+                f"a device at tensor_parallel {t}; expected a divisor of {max(1, count)}, or ring "
+                "or all-gather"
+            )
+    return ""
+
+
 RULES = (
     Rule("heads are shared evenly", _heads),
     Rule("key/value heads are shared or replicated evenly", _kv_heads),
     Rule("feed-forward widths are shared evenly", _ffn),
     Rule("rows are shared evenly", _sequence),
+    Rule("context-parallel devices can attend that way", _context_kind),
     Rule("experts are shared evenly", _experts),
     Rule("learned positions reach", _positions),
 )

@@ -21,6 +21,7 @@ _FIELDS = MappingProxyType(
         "pp": "pipeline",
         "dp": "data_parallel",
         "cp": "context_parallel",
+        "cp_kind": "context_kind",
         "ep": "expert_parallel",
         "zero": "zero",
         "shard": "shard",
@@ -117,7 +118,7 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     plans
         What `plan` found.
     asked
-        Fields of a plan and their values: tp, pp, dp, cp, ep, zero, shard, microbatch, schedule, virtual,
+        Fields of a plan and their values: tp, pp, dp, cp, ep, zero, shard, cp_kind, microbatch, schedule, virtual,
         recompute, rank_order. The others stay as free as they were.
     threads
         At most this many, by default all cores; the answer does not depend on it.

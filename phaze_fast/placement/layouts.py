@@ -14,7 +14,7 @@ from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.memory import FOLDED, SCHEDULES
 from phaze_fast.models import Model, TransformerModel
-from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.placement.hybrid import shard_choices, shard_words, shards_tried
 from phaze_fast.placement.training import RANK_ORDERS, Training, recompute_modes
 
@@ -69,6 +69,19 @@ def _context_widths(model: Model, training: Training) -> list[int]:
     return [1] + [cp for cp in (2, 4, 8, 16, 32) if tokens >= cp * _TOKENS_OF_A_DEVICE]
 
 
+def _context_kinds(training: Training) -> tuple[Any, ...]:
+    """Ways to attend to a shared sequence, those that were asked for alone."""
+    tried = training.context_kind
+    return CONTEXT_KINDS if "auto" in tried else tuple(k for k in CONTEXT_KINDS if k in tried)
+
+
+def _contexts(model: Model, training: Training) -> list[tuple[int, Any]]:
+    """Context-parallel widths with the ways to attend; one device has no need of any."""
+    several = [cp for cp in _context_widths(model, training) if cp > 1]
+    alone = [(1, "all-gather")] if 1 in _context_widths(model, training) else []
+    return alone + [(cp, kind) for cp in several for kind in _context_kinds(training)]
+
+
 def _expert_widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
     if training.expert_parallel is not None:
         return sorted(training.expert_parallel)
@@ -84,20 +97,23 @@ def strategies(
     """Give what the model, the cluster and the batch allow; count the rest by reason."""
     choices = itertools.product(
         _widths(model, cluster, training),
-        _context_widths(model, training),
+        _contexts(model, training),
         _expert_widths(model, cluster, training),
         sorted(training.microbatch),
     )
-    for t, cp, ep, microbatch in choices:
+    for t, (cp, kind), ep, microbatch in choices:
         strategy = Strategy(
             tensor_parallel=t,
             sequence_parallel=training.sequence_parallel and t > 1,
             context_parallel=cp,
+            context_kind=kind,
             expert_parallel=ep,
             microbatch=microbatch,
             seq=training.seq,
         )
         broken = reasons(model, strategy)
+        if broken and broken[0].startswith("context_kind") and "auto" in training.context_kind:
+            continue  # not asked for
         if t * cp * ep > cluster.devices:
             used = f"{t} x {cp}" + (f" x {ep}" if ep > 1 else "")
             broken.append(
@@ -255,7 +271,8 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     dealt = any(name not in ("1f1b", "zb-h1") for name in training.schedule)
     texts = [
         f"tensor parallel {listed(_widths(model, cluster, training))}",
-        f"context parallel {listed(_context_widths(model, training))}",
+        f"context parallel {listed(_context_widths(model, training))}"
+        + f" ({listed(_context_kinds(training))})" * (max(_context_widths(model, training)) > 1),
         f"expert parallel {listed(_expert_widths(model, cluster, training))}",
         f"micro-batch {listed(sorted(training.microbatch))}",
         f"replicas {listed(sorted(d)) if d else 'that divide the batch'}",

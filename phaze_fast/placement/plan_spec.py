@@ -41,6 +41,9 @@ class PlanSpec(Record):
     """Replicas."""
     cp: Count = 1
     """Context-parallel width."""
+    cp_kind: Literal["all-gather", "ring", "ulysses"] = "all-gather"
+    """How its devices attend to the whole sequence: keys and values gathered, sent round a ring, or
+    rows exchanged for heads."""
     ep: Count = 1
     """Expert-parallel width; a part of the replicas."""
     zero: Literal[0, 1, 2, 3] = 0
@@ -95,6 +98,7 @@ class PlanSpec(Record):
             tensor_parallel=self.tp,
             sequence_parallel=self.sequence_parallel and self.tp > 1,
             context_parallel=self.cp,
+            context_kind=self.cp_kind if self.cp > 1 else "all-gather",
             expert_parallel=self.ep,
             microbatch=self.microbatch,
             seq=self.seq,
@@ -167,7 +171,7 @@ class PlanSpec(Record):
         given = {name: data[name] for name in (*names, "rank_order")}
         given["idle"] = True
         given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
-        for name in ("shard", "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
+        for name in ("shard", "cp_kind", "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
                 given[name] = data[name]
         if "stages" in data:

@@ -91,6 +91,8 @@ class Plan:
     """Replicas."""
     cp: int
     """Context-parallel width."""
+    cp_kind: str
+    """How its devices attend to the whole sequence: all-gather, ring or ulysses."""
     ep: int
     """Expert-parallel width; a part of the replicas."""
     zero: int
@@ -212,7 +214,7 @@ class Plan:
             Where a field is missing or malformed.
         """
         try:
-            data = {"shard": data["dp"], **data}  # files of 0.1.0 have no hybrid sharding
+            data = {"shard": data["dp"], "cp_kind": "all-gather", **data}  # as 0.1.0 had them
             values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
@@ -221,9 +223,13 @@ class Plan:
             raise InvalidInputError(f"plan: not what `to_dict` writes: {error!r}") from None
         return cls(**values)
 
+    @property
+    def _kind(self) -> str:
+        return f" ({self.cp_kind})" if self.cp > 1 else ""
+
     def __str__(self) -> str:
         return (
-            f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp} ep {self.ep} "
+            f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp}{self._kind} ep {self.ep} "
             f"zero {self.zero}{f' of {self.shard}' if self.hybrid else ''} "
             f"micro-batch {self.microbatch} {self.schedule}: {format_time(self.time_s)}, "
             f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"

@@ -15,7 +15,7 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import Model, load
-from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.placement.batch_rules import BAD_STRATEGY, SCHEDULE_CODES, statuses
 from phaze_fast.placement.columns import coded, recompute_words, whole
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
@@ -221,6 +221,7 @@ def predict_batch(
     expert_parallel: Any = 1,
     rank_order: Any = "replicas-inside",
     shard: Any = 0,
+    context_kind: Any = "all-gather",
     threads: int | None = None,
 ) -> Predictions:
     """Time many plans in one call, each with blocks dealt out evenly; the GIL is released.
@@ -244,6 +245,8 @@ def predict_batch(
         ``replicas-inside`` or ``stages-inside``, or an array of these.
     shard
         Neighbouring replicas that share what ZeRO shares; 0: all.
+    context_kind
+        Names of `phaze_fast.opgraph.CONTEXT_KINDS`, or an array of these.
     threads
         At most this many threads, by default all cores; the answer does not depend on it.
 
@@ -281,6 +284,7 @@ def predict_batch(
         "cp": whole("context_parallel", context_parallel, 1),
         "ep": whole("expert_parallel", expert_parallel, 1),
         "shard": whole("shard", shard, 0),
+        "kind": coded("context_kind", context_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
         "mode": mode,
         "schedule": coded("schedule", schedule, SCHEDULE_CODES),
         "order": coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
@@ -309,15 +313,17 @@ def _predicted(
     good = np.flatnonzero(status == 0)
     inside = (rows["order"] == 1) & (rows["ep"] > 1)
     apart = np.where(inside, rows["p"], 0)
-    keys = np.stack([rows[name] for name in ("t", "cp", "ep", "b")] + [apart], axis=1)[good]
+    kind = np.where(rows["cp"] > 1, rows["kind"], 0)
+    keys = np.stack([rows[name] for name in ("t", "cp", "ep", "b")] + [apart, kind], axis=1)[good]
     kinds, which = np.unique(keys, axis=0, return_inverse=True)
     sizes: list[StrategySizes] = []
     number = np.full(len(kinds), -1)
-    for k, (t, cp, ep, b, stages) in enumerate(kinds.tolist()):
+    for k, (t, cp, ep, b, stages, kind) in enumerate(kinds.tolist()):
         strategy = Strategy(
             tensor_parallel=t,
             sequence_parallel=training.sequence_parallel and t > 1,
             context_parallel=cp,
+            context_kind=CONTEXT_KINDS[kind],
             expert_parallel=ep,
             microbatch=b,
             seq=training.seq,

@@ -141,6 +141,7 @@ def read_plan(
         pp=int(layout["stages"]),
         dp=replicas,
         cp=strategy.context_parallel,
+        cp_kind=strategy.context_kind,
         ep=strategy.expert_parallel,
         zero=int(layout["zero"]),
         shard=int(layout["shard"]) or replicas,

@@ -11,9 +11,9 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import energy_table
-from phaze_fast.memory import FRAGMENTATION, Optimizer
+from phaze_fast.memory import FRAGMENTATION, Optimizer, context_bytes
 from phaze_fast.models import Model
-from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
+from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import DEFAULT, Software, load_software, model_as_run
 
@@ -155,7 +155,8 @@ def strategy_sizes(
     record["expert_parallel"], record["microbatch"] = s.expert_parallel, s.microbatch
     record["message_bytes"] = message
     split = s.sequence_parallel and s.tensor_parallel > 1
-    record["gathered_bytes"] = message * s.tensor_parallel * split
+    record["gathered_bytes"] = message * s.tensor_parallel * split + context_bytes(graph)
+    record["way"] = CONTEXT_KINDS.index(s.context_kind) if s.context_parallel > 1 else 0
     record["copied_parameters"] = graph.copied_parameters
     record["sent_bytes"] = sum(
         layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))

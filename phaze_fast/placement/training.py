@@ -60,6 +60,14 @@ class Training(Record):
     context_parallel: Counts | None = None
     """Widths over the sequence to try; by default 1, and for long sequences powers of two that
     leave a device 8,192 tokens or more."""
+    context_kind: Annotated[
+        tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
+        BeforeValidator(_several),
+        Field(min_length=1),
+    ] = ("auto",)
+    """How devices that share a sequence attend to all of it, to be tried: keys and values gathered
+    (``all-gather``), sent round a ``ring``, or rows exchanged for heads (``ulysses``); auto: all
+    that the model allows."""
     expert_parallel: Counts | None = None
     """Widths over the experts to try, a part of the replicas; by default 1, and for mixtures of
     experts powers of two that divide them, up to 64."""

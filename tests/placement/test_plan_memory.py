@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from oracle_cases import ACTIVATIONS, FIVE, PIPED, random_cases, small_problem, spec_of
-from reference.plan import least_memory, modes_of
+from reference.plan import context_bytes, least_memory, modes_of
 from reference.plan_layers import Layers, Network
 
 from phaze_fast.memory import (
@@ -80,6 +80,7 @@ def test_the_kernel_and_the_numba_rule_count_the_same_bytes():
             split = spec.sequence_parallel and spec.tp > 1
             message = rows / spec.tp if split else rows
             buffers = rows * split + 2 * message * (spec.pp > 1)
+            buffers += context_bytes(model, spec, rows / 2 / model.hidden)
             described = [row_of(layers, spec, s, k, buffers) for k, s in enumerate(plan.stages)]
             terms = footprint_batch(np.concatenate(described))
             for stage, counted in zip(plan.stages, terms, strict=True):

@@ -41,6 +41,7 @@ def assert_batch_agrees(model, cluster, specs):
             "pipeline": spec.pp,
             "data_parallel": spec.dp,
             "context_parallel": spec.cp,
+            "context_kind": spec.cp_kind,
             "expert_parallel": spec.ep,
             "microbatch": spec.microbatch,
             "schedule": spec.schedule,

@@ -134,6 +134,20 @@ def activations(spec, stage, kept):
     return max(counted, *(sum(n * b for n, b in zip(now, kept, strict=True)) for now in moments))
 
 
+def context_bytes(model, spec, rows):
+    """Bytes that a layer holds for a moment to attend to rows of other devices."""
+    if spec.cp == 1:
+        return 0.0
+    queries = model.heads // spec.tp * model.head_width
+    keys = max(1, (model.kv_heads or model.heads) // spec.tp) * model.head_width
+    own = 2 * rows * 2 * keys
+    if spec.cp_kind == "all-gather":
+        return 2 * own * spec.cp  # of all devices, and their gradients
+    if spec.cp_kind == "ring":
+        return 4 * own  # at work and arriving, and their gradients
+    return 2 * rows * queries + own  # sent in exchange for heads
+
+
 def stage_memory(model, layers, spec, chunks, stage, text):
     """Bytes of a device of a stage, by term."""
     opt, zero = layers.optimizer, spec.zero
@@ -156,6 +170,7 @@ def stage_memory(model, layers, spec, chunks, stage, text):
             largest = max(largest, layers.parameters(i)[0] * opt.weight_bytes)
     rows = spec.microbatch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
+    buffers += context_bytes(model, spec, rows)
     if spec.pp > 1:
         buffers += 2 * message_bytes(model, spec)
     if zero == 3:

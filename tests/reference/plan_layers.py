@@ -163,6 +163,7 @@ class Layers:
             tensor_parallel=spec.tp,
             sequence_parallel=spec.sequence_parallel and spec.tp > 1,
             context_parallel=spec.cp,
+            context_kind=spec.cp_kind if spec.cp > 1 else "all-gather",
             expert_parallel=spec.ep,
             microbatch=spec.microbatch,
             seq=spec.seq,

@@ -51,7 +51,7 @@ struct StrategyRecord {
   double copied_parameters;  // of the embedding that a last stage copies, where it ties to it
   double sent_bytes;         // that a device sends in the collectives of all layers, both passes
   std::int32_t variants;     // ways to run a stage (what is recomputed), least recomputed first
-  std::int32_t unused;
+  std::int32_t way;  // number of how context and expert groups work; plans that differ in it differ
 };
 
 struct LayoutRecord {
