@@ -110,14 +110,17 @@ def random_widths(rng, model):
         p = rng.choice([p for p in (1, 2, 2, 3, 4, 5, 6, 8) if p <= blocks])
         sp = rng.random() < 0.7
         b = rng.choice([1, 1, 2, 3])
-        kind = random.Random(f"{t} {cp} {d} {p} {b}").choice(CONTEXT_KINDS)
+        own = random.Random(f"{t} {cp} {d} {p} {b}")  # of what was added later
+        kind, etp = own.choice(CONTEXT_KINDS), own.choice([None, None, *range(1, t + 1)])
+        etp = etp if model.moe and ep > 1 else None
         strategy = Strategy(
             tensor_parallel=t, sequence_parallel=sp and t > 1, context_parallel=cp,
-            context_kind=kind, expert_parallel=ep, microbatch=b,
+            context_kind=kind, expert_parallel=ep, expert_tensor=etp, microbatch=b,
         )  # fmt: skip
         if t * cp * d * p <= 192 and not reasons(model, strategy):
+            facts = {"expert_imbalance": 1.0 + own.random(), "expert_overlap": own.random()}
             return {"tp": t, "cp": cp, "cp_kind": kind, "ep": ep, "dp": d, "pp": p, "microbatch": b,
-                    "sequence_parallel": sp}  # fmt: skip
+                    "etp": etp, "sequence_parallel": sp, **(facts if ep > 1 else {})}  # fmt: skip
 
 
 def _chunks_at_random(rng, layers, chunks):
@@ -148,7 +151,9 @@ def random_spec(rng, model, widths, even=False):
     zero = rng.choice([0, 1, 2, 3])
     if zero and rng.random() < 0.5:
         ep, d = found["ep"], found["dp"]
-        found["shard"] = rng.choice([s for s in range(ep, d + 1, ep) if d % s == 0])
+        parts = found["tp"] // (found.get("etp") or found["tp"])
+        step = max(1, ep // parts)
+        found["shard"] = rng.choice([s for s in range(step, d + 1, step) if d % s == 0])
     return PlanSpec(
         **found,
         schedule=schedule,

@@ -25,7 +25,7 @@ _BACKWARD_FROM = _COMPUTED.index("gemm-input-gradient")
 KINDS = (*_COMPUTED[:_BACKWARD_FROM], "collective", *_COMPUTED[_BACKWARD_FROM:])
 """What an operator is: forward kinds, collectives, backward kinds."""
 UNITS = ("TC", "VC", "TC+VC", "NET")
-GROUPS = ("none", "tensor", "context", "expert")
+GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
 _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphModel, Model, TransformerModel
@@ -43,10 +45,33 @@ class Strategy(Record):
     """How those devices attend to the whole sequence, one of `CONTEXT_KINDS`."""
     expert_parallel: Count = 1
     """Devices that share the experts of a mixture."""
+    expert_tensor: Count | None = None
+    """Devices that share the matrices of each expert, a divisor of `tensor_parallel`; by default as
+    many. With fewer, expert-parallel groups take in the devices of a tensor group, each of which
+    sends its own share of the rows."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
     microbatch: Count = 1
     """Sequences a device works on at once."""
     seq: Count | None = None
     """Sequence length; by default the model's."""
+
+    @property
+    def expert_width(self) -> int:
+        """Devices that share the matrices of each expert."""
+        return self.expert_tensor or self.tensor_parallel
+
+    @property
+    def expert_parts(self) -> int:
+        """Parts of a tensor group that hold different experts."""
+        return max(1, self.tensor_parallel // self.expert_width)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Replicas over which an expert group is spread."""
+        return max(1, self.expert_parallel // self.expert_parts)
 
 
 @dataclass(frozen=True)
@@ -77,11 +102,31 @@ def _ffn(model: TransformerModel, s: Strategy) -> str:
     t = s.tensor_parallel
     widths = [model.ffn] if model.moe is None or model.moe_layers < model.layers else []
     if model.moe is not None:
-        widths += [model.moe.expert_ffn, model.moe.shared_width]
+        widths += [model.moe.shared_width] + [model.moe.expert_ffn] * (s.expert_width == t)
     wrong = [width for width in widths if width % t]
     return (
         f"tensor_parallel: {t} does not divide the feed-forward width {wrong[0]}" if wrong else ""
     )
+
+
+def _expert_tensor(model: TransformerModel, s: Strategy) -> str:
+    own, t, ep = s.expert_tensor, s.tensor_parallel, s.expert_parallel
+    if own is None or own == t:
+        return ""
+    what = f"expert_tensor: {own} with tensor_parallel {t} is not accepted"
+    if model.moe is None:
+        return f"{what}; {model.name} has no experts"
+    if t % own:
+        return f"{what}; expected a divisor of {t}"
+    if not s.sequence_parallel:
+        return f"{what} without sequence parallelism, by which devices have rows of their own"
+    if ep % s.expert_parts:
+        return (
+            f"{what} with expert_parallel {ep}; expected a multiple of {t} / {own} = "
+            f"{s.expert_parts} for the parts of a tensor group, or expert_tensor {t}"
+        )
+    width = model.moe.expert_ffn
+    return f"{what}: it does not divide the experts' width {width}" if width % own else ""
 
 
 def _sequence(model: TransformerModel, s: Strategy) -> str:
@@ -139,6 +184,7 @@ RULES = (
     Rule("rows are shared evenly", _sequence),
     Rule("context-parallel devices can attend that way", _context_kind),
     Rule("experts are shared evenly", _experts),
+    Rule("experts can be split that way", _expert_tensor),
     Rule("learned positions reach", _positions),
 )
 

@@ -23,6 +23,7 @@ _FIELDS = MappingProxyType(
         "cp": "context_parallel",
         "cp_kind": "context_kind",
         "ep": "expert_parallel",
+        "etp": "expert_tensor",
         "zero": "zero",
         "shard": "shard",
         "microbatch": "microbatch",
@@ -118,7 +119,7 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     plans
         What `plan` found.
     asked
-        Fields of a plan and their values: tp, pp, dp, cp, ep, zero, shard, cp_kind, microbatch, schedule, virtual,
+        Fields of a plan and their values: tp, pp, dp, cp, ep, zero, shard, cp_kind, etp, microbatch, schedule, virtual,
         recompute, rank_order. The others stay as free as they were.
     threads
         At most this many, by default all cores; the answer does not depend on it.

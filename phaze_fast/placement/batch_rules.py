@@ -28,6 +28,8 @@ def statuses(rows: Mapping[str, Array], devices: int, batch: int) -> Array:
     several = np.isin(rows["schedule"], [2, *_FOLDED])
     folded = np.isin(rows["schedule"], _FOLDED)
     status[((rows["v"] > 1) != several) | (folded & (rows["v"] != 2))] = _BAD_SCHEDULE
+    parts = np.where(rows["own"] > 0, np.maximum(t // np.maximum(rows["own"], 1), 1), 1)
+    ep = np.maximum(ep // parts, 1)  # replicas of an expert group
     status[d % ep != 0] = _BAD_EXPERTS
     sharing = np.where(rows["shard"] > 0, rows["shard"], d)
     uneven = (d % sharing != 0) | (sharing % ep != 0) | ((rows["zero"] == 0) & (sharing != d))

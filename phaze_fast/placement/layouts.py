@@ -16,7 +16,7 @@ from phaze_fast.memory import FOLDED, SCHEDULES
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.placement.hybrid import shard_choices, shard_words, shards_tried
-from phaze_fast.placement.training import RANK_ORDERS, Training, recompute_modes
+from phaze_fast.placement.training import RANK_ORDERS, Training, expert_fields, recompute_modes
 
 __all__ = ["Shape", "layouts_of", "node_devices", "nothing_to_try", "space_text", "strategies"]
 
@@ -99,23 +99,28 @@ def strategies(
         _widths(model, cluster, training),
         _contexts(model, training),
         _expert_widths(model, cluster, training),
+        sorted(training.expert_tensor) if training.expert_tensor else [None],
         sorted(training.microbatch),
     )
-    for t, (cp, kind), ep, microbatch in choices:
+    for t, (cp, kind), ep, own, microbatch in choices:
+        apart = {} if ep == 1 else expert_fields(training)
         strategy = Strategy(
             tensor_parallel=t,
             sequence_parallel=training.sequence_parallel and t > 1,
             context_parallel=cp,
             context_kind=kind,
             expert_parallel=ep,
+            expert_tensor=None if own == t else own,
+            **apart,
             microbatch=microbatch,
             seq=training.seq,
         )
         broken = reasons(model, strategy)
         if broken and broken[0].startswith("context_kind") and "auto" in training.context_kind:
             continue  # not asked for
-        if t * cp * ep > cluster.devices:
-            used = f"{t} x {cp}" + (f" x {ep}" if ep > 1 else "")
+        spread = strategy.expert_replicas
+        if t * cp * spread > cluster.devices:
+            used = f"{t} x {cp}" + (f" x {spread}" if ep > 1 else "")
             broken.append(
                 f"tensor x context{' x expert' if ep > 1 else ''} parallelism: {used} devices are "
                 f"more than {cluster.devices}"
@@ -273,7 +278,9 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
         f"tensor parallel {listed(_widths(model, cluster, training))}",
         f"context parallel {listed(_context_widths(model, training))}"
         + f" ({listed(_context_kinds(training))})" * (max(_context_widths(model, training)) > 1),
-        f"expert parallel {listed(_expert_widths(model, cluster, training))}",
+        f"expert parallel {listed(_expert_widths(model, cluster, training))}"
+        + f" with experts over {listed(sorted(training.expert_tensor or ()))} devices each"
+        * bool(training.expert_tensor),
         f"micro-batch {listed(sorted(training.microbatch))}",
         f"replicas {listed(sorted(d)) if d else 'that divide the batch'}",
         f"stages {listed(sorted(p)) if p else f'up to {_MOST_STAGES}'}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,10 +11,11 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks
 from phaze_fast.opgraph import Strategy
-from phaze_fast.placement.hybrid import check_shard
+from phaze_fast.placement.hybrid import check_shard, nearest_counts
 from phaze_fast.placement.pipelines import refusal
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in
+from phaze_fast.placement.training import expert_fields
 from phaze_fast.records import Bytes, Count, Record
 from phaze_fast.software import DEFAULT, SoftwareOrName, load_software
 
@@ -46,6 +47,12 @@ class PlanSpec(Record):
     rows exchanged for heads."""
     ep: Count = 1
     """Expert-parallel width; a part of the replicas."""
+    etp: Count | None = None
+    """Devices that share the matrices of each expert, a divisor of `tp`; by default as many."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
     shard: Count | None = None
@@ -100,6 +107,8 @@ class PlanSpec(Record):
             context_parallel=self.cp,
             context_kind=self.cp_kind if self.cp > 1 else "all-gather",
             expert_parallel=self.ep,
+            expert_tensor=None if self.etp == self.tp else self.etp,
+            **({} if self.ep == 1 else expert_fields(self)),
             microbatch=self.microbatch,
             seq=self.seq,
         )
@@ -112,10 +121,13 @@ class PlanSpec(Record):
                 f"{self.dp} x {self.microbatch} = {self.dp * self.microbatch}"
             )
         check_chunks(self.schedule, self.virtual)
-        if self.dp % self.ep:
-            raise ValueError(f"ep: {self.ep} does not divide dp = {self.dp}")
+        spread = self.strategy.expert_replicas
+        if self.dp % spread:
+            parts = "" if spread == self.ep else f" / (tp / etp) = {spread}"
+            near = nearest_counts(spread, (n for n in range(1, self.dp + 1) if self.dp % n == 0))
+            raise ValueError(f"ep: {self.ep}{parts} does not divide dp = {self.dp}; nearest: {near}")
         if self.shard is not None and not (self.shard == self.dp and self.zero == 0):
-            check_shard(self.shard, self.dp, self.ep, self.zero)
+            check_shard(self.shard, self.dp, spread, self.zero)
         rounds = self.global_batch // (self.dp * self.microbatch)
         if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.virtual)):
             raise ValueError(
@@ -171,7 +183,8 @@ class PlanSpec(Record):
         given = {name: data[name] for name in (*names, "rank_order")}
         given["idle"] = True
         given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
-        for name in ("shard", "cp_kind", "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
+        names = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap")
+        for name in (*names, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
                 given[name] = data[name]
         if "stages" in data:

@@ -32,6 +32,10 @@ them; filling and draining the pipeline; the slowest stage against the mean; ope
 again; the optimiser's step; waiting for the host. How they are told apart: docs/placement.md."""
 
 
+_ONCE = {"cp_kind": "all-gather", "expert_imbalance": 1.0, "expert_overlap": 0.0}
+"""Fields of plans that were always so in 0.1.0, whose files do not have them."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of a plan, as one of its devices sees it."""
@@ -95,6 +99,12 @@ class Plan:
     """How its devices attend to the whole sequence: all-gather, ring or ulysses."""
     ep: int
     """Expert-parallel width; a part of the replicas."""
+    etp: int
+    """Devices that share the matrices of each expert; `tp` unless told otherwise."""
+    expert_imbalance: float
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: float
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
     zero: int
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
     shard: int
@@ -214,7 +224,7 @@ class Plan:
             Where a field is missing or malformed.
         """
         try:
-            data = {"shard": data["dp"], "cp_kind": "all-gather", **data}  # as 0.1.0 had them
+            data = {**_ONCE, "shard": data["dp"], "etp": data["tp"], **data}
             values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})

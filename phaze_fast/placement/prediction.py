@@ -24,7 +24,7 @@ from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, modes_in, recompute_code
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes
 from phaze_fast.placement.times import KindTimes, free_times_on_chip, memory_of
-from phaze_fast.placement.training import RANK_ORDERS, Training
+from phaze_fast.placement.training import RANK_ORDERS, Training, expert_fields
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
@@ -222,6 +222,7 @@ def predict_batch(
     rank_order: Any = "replicas-inside",
     shard: Any = 0,
     context_kind: Any = "all-gather",
+    expert_tensor: Any = 0,
     threads: int | None = None,
 ) -> Predictions:
     """Time many plans in one call, each with blocks dealt out evenly; the GIL is released.
@@ -245,6 +246,8 @@ def predict_batch(
         ``replicas-inside`` or ``stages-inside``, or an array of these.
     shard
         Neighbouring replicas that share what ZeRO shares; 0: all.
+    expert_tensor
+        Devices that share the matrices of each expert; 0: the tensor-parallel width.
     context_kind
         Names of `phaze_fast.opgraph.CONTEXT_KINDS`, or an array of these.
     threads
@@ -285,6 +288,7 @@ def predict_batch(
         "ep": whole("expert_parallel", expert_parallel, 1),
         "shard": whole("shard", shard, 0),
         "kind": coded("context_kind", context_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
+        "own": whole("expert_tensor", expert_tensor, 0),
         "mode": mode,
         "schedule": coded("schedule", schedule, SCHEDULE_CODES),
         "order": coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
@@ -314,17 +318,21 @@ def _predicted(
     inside = (rows["order"] == 1) & (rows["ep"] > 1)
     apart = np.where(inside, rows["p"], 0)
     kind = np.where(rows["cp"] > 1, rows["kind"], 0)
-    keys = np.stack([rows[name] for name in ("t", "cp", "ep", "b")] + [apart, kind], axis=1)[good]
+    own = np.where(rows["own"] == rows["t"], 0, rows["own"])
+    wide = [rows[name] for name in ("t", "cp", "ep", "b")]
+    keys = np.stack([*wide, apart, kind, own], axis=1)[good]
     kinds, which = np.unique(keys, axis=0, return_inverse=True)
     sizes: list[StrategySizes] = []
     number = np.full(len(kinds), -1)
-    for k, (t, cp, ep, b, stages, kind) in enumerate(kinds.tolist()):
+    for k, (t, cp, ep, b, stages, kind, own) in enumerate(kinds.tolist()):
         strategy = Strategy(
             tensor_parallel=t,
             sequence_parallel=training.sequence_parallel and t > 1,
             context_parallel=cp,
             context_kind=CONTEXT_KINDS[kind],
             expert_parallel=ep,
+            expert_tensor=own or None,
+            **({} if ep == 1 else expert_fields(training)),
             microbatch=b,
             seq=training.seq,
         )

@@ -73,6 +73,12 @@ class StrategySizes:
         return self.strategy.tensor_parallel * self.strategy.context_parallel
 
     @property
+    def hidden(self) -> Mapping[str, float]:
+        """Shares of the seconds of collectives that other work hides, by group of devices."""
+        found = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
+        return FrozenDict({group: share for group, share in found.items() if share})
+
+    @property
     def blocks(self) -> int:
         """Layers that are neither the embedding nor the head."""
         return sum(layer.count for layer in self.graph.layers if layer.kind not in _ENDS)
@@ -145,18 +151,19 @@ def strategy_sizes(
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tensor_parallel, "context": s.context_parallel}
-    widths["expert"] = s.expert_parallel
+    widths |= {"expert": s.expert_parallel, "expert-tensor": s.expert_width}
     ranks = {GROUPS.index(name): width for name, width in widths.items()}
     message = graph.message_bytes
     if used.scattered_messages and not s.sequence_parallel:
         message /= s.tensor_parallel
     record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
     record["tensor_parallel"], record["context_parallel"] = s.tensor_parallel, s.context_parallel
-    record["expert_parallel"], record["microbatch"] = s.expert_parallel, s.microbatch
+    record["expert_parallel"], record["microbatch"] = s.expert_replicas, s.microbatch
     record["message_bytes"] = message
     split = s.sequence_parallel and s.tensor_parallel > 1
     record["gathered_bytes"] = message * s.tensor_parallel * split + context_bytes(graph)
-    record["way"] = CONTEXT_KINDS.index(s.context_kind) if s.context_parallel > 1 else 0
+    attends = CONTEXT_KINDS.index(s.context_kind) if s.context_parallel > 1 else 0
+    record["way"] = attends + len(CONTEXT_KINDS) * (s.expert_parts - 1)
     record["copied_parameters"] = graph.copied_parameters
     record["sent_bytes"] = sum(
         layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))

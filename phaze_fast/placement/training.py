@@ -13,7 +13,7 @@ from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.records import Bytes, Count, Record
 from phaze_fast.software import DEFAULT, SoftwareOrName, load_software
 
-__all__ = ["RANK_ORDERS", "Training", "recompute_modes"]
+__all__ = ["RANK_ORDERS", "Training", "expert_fields", "recompute_modes"]
 
 RANK_ORDERS = ("replicas-inside", "stages-inside")
 """Which of the two lies closer together in rank order, after the tensor-parallel groups."""
@@ -71,6 +71,13 @@ class Training(Record):
     expert_parallel: Counts | None = None
     """Widths over the experts to try, a part of the replicas; by default 1, and for mixtures of
     experts powers of two that divide them, up to 64."""
+    expert_tensor: Counts | None = None
+    """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
+    default that width."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
     sequence_parallel: bool = True
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     zero: Annotated[
@@ -143,3 +150,8 @@ class Training(Record):
 def recompute_modes(training: Training) -> tuple[str, ...]:
     """Ways to recompute that a stage may choose from, least first."""
     return RECOMPUTE if training.recompute == ("auto",) else training.recompute
+
+
+def expert_fields(asked: Any) -> dict[str, float]:
+    """Facts about expert parallelism that a `Training` or a `PlanSpec` gives, by field."""
+    return {name: getattr(asked, name) for name in ("expert_imbalance", "expert_overlap")}

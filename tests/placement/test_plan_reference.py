@@ -35,6 +35,8 @@ def assert_batch_agrees(model, cluster, specs):
             optimizer=spec.optimizer,
             reserved_bytes=spec.reserved_bytes,
             sequence_parallel=spec.sequence_parallel,
+            expert_imbalance=spec.expert_imbalance,
+            expert_overlap=spec.expert_overlap,
         )
         widths = {
             "tensor_parallel": spec.tp,
@@ -42,6 +44,7 @@ def assert_batch_agrees(model, cluster, specs):
             "data_parallel": spec.dp,
             "context_parallel": spec.cp,
             "context_kind": spec.cp_kind,
+            "expert_tensor": spec.etp or 0,
             "expert_parallel": spec.ep,
             "microbatch": spec.microbatch,
             "schedule": spec.schedule,

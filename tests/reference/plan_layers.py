@@ -50,6 +50,11 @@ def rank_numbers(spec):
     return found
 
 
+def expert_replicas(spec):
+    """Replicas that hold different experts: the parts of a tensor group hold different ones too."""
+    return spec.ep // (spec.tp // (spec.etp or spec.tp)) if spec.ep > 1 else 1
+
+
 class Network:
     """Prices of the groups and messages of a plan, over the ranks of replica 0 and tensor 0."""
 
@@ -70,7 +75,7 @@ class Network:
 
         Of the first `count` replicas, by default of all.
         """
-        step = self.spec.ep if experts else 1
+        step = expert_replicas(self.spec) if experts else 1
         return [
             self.rank[0, ci, di, 0]
             for di in range(0, count or self.spec.dp, step)
@@ -122,6 +127,7 @@ def layer_times(model, strategy, chip, fabric, expert_stride):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
     graph = graph_of(model, strategy)
     costs = estimate_costs(graph, chip, fabric, expert_stride=expert_stride)
+    costs = costs.without(("expert",), strategy.expert_overlap)
     makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
     found = []
     for k, layer in enumerate(graph.layers):
@@ -165,6 +171,9 @@ class Layers:
             context_parallel=spec.cp,
             context_kind=spec.cp_kind if spec.cp > 1 else "all-gather",
             expert_parallel=spec.ep,
+            expert_tensor=spec.etp if spec.etp != spec.tp else None,
+            expert_imbalance=spec.expert_imbalance if spec.ep > 1 else 1.0,
+            expert_overlap=spec.expert_overlap if spec.ep > 1 else 0.0,
             microbatch=spec.microbatch,
             seq=spec.seq,
         )
@@ -206,7 +215,9 @@ class Layers:
     def share(self, i):
         """Parameters that a device is left with where replicas share them."""
         held, experts = self.parameters(i)
-        return (held - experts) / self.shards + experts / max(1, self.shards / self.spec.ep)
+        return (held - experts) / self.shards + experts / max(
+            1, self.shards / expert_replicas(self.spec)
+        )
 
     def over_replicas(self, op, i, bytes_each):
         held, experts = self.parameters(i)
