@@ -12,7 +12,7 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.names import flag_names
 from phaze_fast.export.nested import get, put
-from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed
+from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed, facts_unsaid
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanSpec
 
@@ -22,7 +22,7 @@ _GRADIENTS = {"adam": "fp32", "adam-bf16-grad": "bf16"}
 
 
 def _missing(request: Request) -> list[Unexpressed]:
-    spec, found = request.spec, []
+    spec, found = request.spec, facts_unsaid(request.spec)
     if spec.pp > 1:
         found.append(
             Unexpressed(

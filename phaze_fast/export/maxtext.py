@@ -7,7 +7,7 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.megatron import comments, not_used
 from phaze_fast.export.names import FlagNames, flag_names
-from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed
+from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed, facts_unsaid
 from phaze_fast.export.shell import command, settings_of
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanSpec
@@ -19,7 +19,7 @@ _LARGEST = 2.0**40
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec, model, found = request.spec, request.model, []
+    spec, model, found = request.spec, request.model, facts_unsaid(request.spec)
     rounds = spec.global_batch // (spec.dp * spec.microbatch)
     if spec.pp > 1:
         if spec.schedule != "gpipe":
@@ -40,6 +40,10 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         )
     elif spec.virtual > 1:
         found.append(Unexpressed(f"--virtual {spec.virtual}", "one stage has no chunks"))
+    if spec.cp > 1 and spec.cp_kind != "all-gather":
+        found.append(Unexpressed(f"--cp-kind {spec.cp_kind}", "written as all-gather"))
+    if spec.ep > 1 and spec.etp not in (None, spec.tp):
+        found.append(Unexpressed(f"--etp {spec.etp}", "experts are split as all else"))
     if spec.zero == 1 and spec.shard is not None and spec.shard < spec.dp:
         found.append(Unexpressed(f"--shard {spec.shard}", "with ZeRO 1 all replicas share"))
     if spec.zero == 2:

@@ -16,7 +16,7 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Plan, PlanSpec
 from phaze_fast.placement.recompute import split_recompute
 
-__all__ = ["Chunk", "Exported", "ReadPlan", "Request", "Unexpressed"]
+__all__ = ["Chunk", "Exported", "ReadPlan", "Request", "Unexpressed", "facts_unsaid"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,18 @@ class Unexpressed:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}"
+
+
+def facts_unsaid(spec: PlanSpec) -> list[Unexpressed]:
+    """List what a plan says of data and library, for which no format has a setting."""
+    found = []
+    if spec.ep > 1 and spec.expert_imbalance != 1.0:
+        what = f"--expert-imbalance {spec.expert_imbalance}"
+        found.append(Unexpressed(what, "the data and the router decide"))
+    if spec.ep > 1 and spec.expert_overlap:
+        what = f"--expert-overlap {spec.expert_overlap}"
+        found.append(Unexpressed(what, "the library's dispatcher decides"))
+    return found
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ __all__ = ["CONTEXT_KINDS", "RULES", "Rule", "Shapes", "Strategy", "reasons", "s
 
 
 CONTEXT_KINDS = ("all-gather", "ring", "ulysses")
-"""How devices that share a sequence attend to all of it: keys and values gathered, sent round a ring
-while attention is at work, or rows exchanged for heads."""
+"""How devices that share a sequence attend to all of it: keys and values gathered, sent round a
+ring while attention is at work, or rows exchanged for heads."""
 
 
 class Strategy(Record):

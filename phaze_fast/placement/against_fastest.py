@@ -119,8 +119,8 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     plans
         What `plan` found.
     asked
-        Fields of a plan and their values: tp, pp, dp, cp, ep, zero, shard, cp_kind, etp, microbatch, schedule, virtual,
-        recompute, rank_order. The others stay as free as they were.
+        Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, zero, shard,
+        microbatch, schedule, virtual, recompute, rank_order. The others stay as free as they were.
     threads
         At most this many, by default all cores; the answer does not depend on it.
 

@@ -125,7 +125,9 @@ class PlanSpec(Record):
         if self.dp % spread:
             parts = "" if spread == self.ep else f" / (tp / etp) = {spread}"
             near = nearest_counts(spread, (n for n in range(1, self.dp + 1) if self.dp % n == 0))
-            raise ValueError(f"ep: {self.ep}{parts} does not divide dp = {self.dp}; nearest: {near}")
+            raise ValueError(
+                f"ep: {self.ep}{parts} does not divide dp = {self.dp}; nearest: {near}"
+            )
         if self.shard is not None and not (self.shard == self.dp and self.zero == 0):
             check_shard(self.shard, self.dp, spread, self.zero)
         rounds = self.global_batch // (self.dp * self.microbatch)

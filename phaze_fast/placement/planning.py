@@ -188,7 +188,9 @@ def _leaders(
     """Positions of the best plans, of which none differ in rank order alone, and of the front."""
     rows = evaluator.layouts[[p.layout for p in placed]]
     ways = [int(s.record["way"][0]) for s in evaluator.sizes]
-    widths = np.array([[s.inner, *_widths(s), way] for s, way in zip(evaluator.sizes, ways, strict=True)])
+    widths = np.array(
+        [[s.inner, *_widths(s), way] for s, way in zip(evaluator.sizes, ways, strict=True)]
+    )
     widths = widths[rows["strategy"]]
     devices = widths[:, 0] * rows["stages"] * rows["data_parallel"]
     order = sorted(

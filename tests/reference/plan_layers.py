@@ -243,7 +243,10 @@ class Layers:
         return self.kinds[self.order[i]]["weight_grad"]
 
     def sync(self, i):
-        op, each = "reduce-scatter" if self.spec.zero else "all-reduce", self.optimizer.gradient_bytes
+        op, each = (
+            "reduce-scatter" if self.spec.zero else "all-reduce",
+            self.optimizer.gradient_bytes,
+        )
         held, experts = self.parameters(i)
         among = self.network.among_groups((held - experts) * each, experts * each)
         return self.over_replicas(op, i, each) + among
