@@ -129,9 +129,11 @@ def _in_a_ring(w: BlockWriter, whole: OperatorSpec, sent: Exchanged) -> int:
     last = 1.0 / w.strategy.context_parallel
 
     def part(name: str, inputs: tuple[int, ...], share: float) -> int:
-        sizes = {"flops": share * whole.flops, "read_bytes": share * whole.read_bytes}
         keys = max(1, -int(-share * whole.n // 1))
-        return w.builder.custom(replace(whole, name=name, inputs=inputs, n=keys, **sizes))
+        flops, read = share * whole.flops, share * whole.read_bytes
+        return w.builder.custom(
+            replace(whole, name=name, inputs=inputs, n=keys, flops=flops, read_bytes=read)
+        )
 
     early = part(f"{whole.name}-early", whole.inputs, 1.0 - last)
     return part(whole.name, (sent.query, sent.arriving, early), last)

@@ -211,7 +211,7 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
             for order, tried in _orders(shape, training, d, p)
         ]
     parts: list[Array] = []
-    shards = {
+    shards: dict[tuple[int, int], list[Array]] = {
         (order, zero): _shards(shape, training, zero, order, d, p, counted)
         for order, *_ in choices
         for zero in set(training.zero) - {0}

@@ -185,8 +185,8 @@ class PlanSpec(Record):
         given = {name: data[name] for name in (*names, "rank_order")}
         given["idle"] = True
         given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
-        names = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap")
-        for name in (*names, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
+        later = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap")
+        for name in (*later, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
                 given[name] = data[name]
         if "stages" in data:
