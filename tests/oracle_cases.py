@@ -141,10 +141,12 @@ def random_spec(rng, model, widths, even=False):
         found["virtual"] = rng.choice(virtual) if schedule == "interleaved" else 2
         if schedule == "dualpipe-v":
             rounds = max(rounds, 2 * p)
+    if p > 1 and p % 2 == 0 and random.Random(str(found)).random() < 0.2:
+        schedule, found["virtual"], rounds = "dualpipe", 2, max(rounds + rounds % 2, 2 * p)
     recompute = rng.choice([*MODES, "auto", "norms:2/gated-product"])
     if not even:
         if rng.random() < 0.7:
-            chunks = p * found.get("virtual", 1)
+            chunks = p if schedule == "dualpipe" else p * found.get("virtual", 1)
             found["stages"] = _chunks_at_random(rng, blocks + 2, chunks)
         if rng.random() < 0.5:
             recompute = tuple(rng.choice([*MODES, "full:1", "full:2/norms"]) for _ in range(p))

@@ -7,6 +7,7 @@ from phaze_fast.memory.footprint import (
     STAGE_DTYPE,
     TERMS,
     TERMS_DTYPE,
+    TWO_CHUNKS,
     Footprint,
     Pipeline,
     ScheduleName,
@@ -15,6 +16,7 @@ from phaze_fast.memory.footprint import (
     footprint,
     footprint_batch,
     layouts_fit,
+    places,
     stage_row,
     stage_rows,
 )
@@ -28,6 +30,7 @@ __all__ = [
     "STAGE_DTYPE",
     "TERMS",
     "TERMS_DTYPE",
+    "TWO_CHUNKS",
     "Footprint",
     "Optimizer",
     "Pipeline",
@@ -38,6 +41,7 @@ __all__ = [
     "footprint_batch",
     "layouts_fit",
     "optimizer",
+    "places",
     "stage_row",
     "stage_rows",
 ]

@@ -25,6 +25,7 @@ __all__ = [
     "STAGE_DTYPE",
     "TERMS",
     "TERMS_DTYPE",
+    "TWO_CHUNKS",
     "Footprint",
     "Pipeline",
     "ScheduleName",
@@ -33,6 +34,7 @@ __all__ = [
     "footprint",
     "footprint_batch",
     "layouts_fit",
+    "places",
     "stage_row",
     "stage_rows",
 ]
@@ -52,6 +54,20 @@ SCHEDULES = (
 """Orders of forward and backward passes; the position is the code that the kernels use."""
 FOLDED = ("zb-v", "dualpipe-v")
 """Schedules with two chunks a stage, the model folded into a V."""
+TWO_CHUNKS = (*FOLDED, "dualpipe")
+"""Schedules with two chunks a stage; by DualPipe these are the two ends of the model, which is held
+twice."""
+
+
+def places(schedule: str, stages: int, virtual: int) -> int:
+    """Chunks that a model is cut into.
+
+    Examples
+    --------
+    >>> places("dualpipe-v", 4, 2), places("dualpipe", 4, 2)
+    (8, 4)
+    """
+    return stages if schedule == "dualpipe" else stages * virtual
 
 
 def _schedule_name(value: Any) -> Any:
@@ -60,7 +76,7 @@ def _schedule_name(value: Any) -> Any:
 
 
 ScheduleName = Annotated[
-    Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"],
+    Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v"],
     BeforeValidator(_schedule_name),
 ]
 TERMS = (
@@ -110,7 +126,7 @@ def check_chunks(schedule: str, virtual: int) -> None:
     ValueError
         Where the schedule has another one.
     """
-    if schedule in FOLDED:
+    if schedule in TWO_CHUNKS:
         good, takes = virtual == 2, "2"
     else:
         good, takes = (virtual > 1) == (schedule == "interleaved"), "1"
@@ -134,7 +150,7 @@ class Pipeline(Record):
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes."""
     virtual: Count = 1
-    """Chunks of layers per stage: 2 or more where interleaved, 2 where folded (zb-v, dualpipe-v),
+    """Chunks of layers per stage: 2 or more where interleaved, 2 by zb-v, dualpipe and dualpipe-v,
     else 1."""
     data_parallel: Count = 1
     """Replicas."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.memory import FOLDED, SCHEDULES
+from phaze_fast.memory import TWO_CHUNKS, SCHEDULES
 
 __all__ = ["BAD_STRATEGY", "SCHEDULE_CODES", "statuses"]
 
 Array = np.ndarray[Any, Any]
 
-SCHEDULE_CODES = {name: code for code, name in enumerate(SCHEDULES) if name != "dualpipe"}
+SCHEDULE_CODES = {name: code for code, name in enumerate(SCHEDULES)}
 SCHEDULE_CODES["zero-bubble"] = SCHEDULE_CODES["zb-h1"]
-_FOLDED = [SCHEDULES.index(name) for name in FOLDED]
+_TWO = [SCHEDULES.index(name) for name in TWO_CHUNKS]
 _BAD_DEVICES, _BAD_BATCH, _BAD_SCHEDULE, _BAD_EXPERTS, BAD_STRATEGY = 3, 4, 6, 8, 9
 _BAD_SHARD = 11
 
@@ -25,8 +25,8 @@ def statuses(rows: Mapping[str, Array], devices: int, batch: int) -> Array:
     t, p, d, b, cp, ep = (rows[name] for name in ("t", "p", "d", "b", "cp", "ep"))
     status = np.zeros(len(t), dtype=np.int32)
     status[rows["zero"] > 3] = BAD_STRATEGY
-    several = np.isin(rows["schedule"], [2, *_FOLDED])
-    folded = np.isin(rows["schedule"], _FOLDED)
+    several = np.isin(rows["schedule"], [2, *_TWO])
+    folded = np.isin(rows["schedule"], _TWO)
     status[((rows["v"] > 1) != several) | (folded & (rows["v"] != 2))] = _BAD_SCHEDULE
     parts = np.where(rows["own"] > 0, np.maximum(t // np.maximum(rows["own"], 1), 1), 1)
     ep = np.maximum(ep // parts, 1)  # replicas of an expert group

@@ -12,7 +12,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
-from phaze_fast.memory import FOLDED, SCHEDULES
+from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
 from phaze_fast.models import Model, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.placement.hybrid import shard_choices, shard_words, shards_tried
@@ -168,13 +168,18 @@ def _schedules(
     piped = p > 1
     for schedule in sorted({SCHEDULES.index(name) for name in training.schedule}):
         name = SCHEDULES[schedule]
-        several = sorted(training.virtual) if name == "interleaved" else [1 + (name in FOLDED)]
+        several = sorted(training.virtual) if name == "interleaved" else [1 + (name in TWO_CHUNKS)]
         for v in several:
-            enough = p * v <= shape.layers
+            enough = places(name, 1, v) * p <= shape.layers
             chunks = f" with {v} chunks a stage" if v > 1 else ""
             why = f"schedule: {name}{chunks} has more chunks than the model's {shape.layers} layers"
             rejected[why] += int((piped & ~enough).sum())
-            if name == "dualpipe-v":
+            if name == "dualpipe":
+                even = (p % 2 == 0) & (m % 2 == 0)
+                why = f"schedule: {name} needs an even number of stages and of micro-batches"
+                rejected[why] += int((piped & enough & ~even).sum())
+                enough = enough & even
+            if name in ("dualpipe", "dualpipe-v"):
                 full = m >= 2 * p
                 why = f"schedule: {name} needs twice as many micro-batches as stages, or more"
                 rejected[why] += int((piped & enough & ~full).sum())

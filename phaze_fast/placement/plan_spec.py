@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks
+from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks, places
 from phaze_fast.opgraph import Strategy
 from phaze_fast.placement.hybrid import check_shard, nearest_counts
 from phaze_fast.placement.pipelines import refusal
@@ -62,9 +62,9 @@ class PlanSpec(Record):
     """Sequences a device works on at once."""
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
-    dualpipe-v."""
+    dualpipe, dualpipe-v."""
     virtual: Count = 1
-    """Chunks per stage: 2 or more where interleaved, 2 where folded (zb-v, dualpipe-v), else 1."""
+    """Chunks per stage: 2 or more where interleaved, 2 by zb-v, dualpipe and dualpipe-v, else 1."""
     recompute: str | tuple[str, ...] = "auto"
     """What is computed again in the backward pass, for all stages or for each: ``none``,
     ``selective``, ``full``, sets of operators joined by ``+``, any of them with ``:N`` for the
@@ -137,11 +137,11 @@ class PlanSpec(Record):
                 f"{self.global_batch} / ({self.dp} x {self.microbatch}) = {rounds} micro-batches "
                 f"is not accepted; {why}"
             )
-        chunks = self.pp * self.virtual
+        chunks = places(self.schedule, self.pp, self.virtual)
         if self.stages is not None and len(self.stages) != chunks:
+            each = "pp" if chunks == self.pp else f"pp x virtual = {self.pp} x {self.virtual}"
             raise ValueError(
-                f"stages: {len(self.stages)} entries are not accepted; expected pp x virtual = "
-                f"{self.pp} x {self.virtual} = {chunks}"
+                f"stages: {len(self.stages)} entries are not accepted; expected {each} = {chunks}"
             )
         words = self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
         for word in words:
@@ -202,11 +202,11 @@ def _chunk_sizes(
     stages: Sequence[Mapping[str, Any]], schedule: int, virtual: int
 ) -> tuple[int, ...]:
     """Layers of each chunk, in the order of the model."""
-    places = _core.pipeline_chain(schedule, len(stages), virtual).tolist()
+    chain = _core.pipeline_chain(schedule, len(stages), virtual).tolist()
     chunks = [int(n) for stage in stages for n in stage["chunks"]]
-    if len(chunks) != len(places):
+    if len(chunks) != len(chain):
         raise InvalidInputError(
             f"stages: {len(chunks)} chunks are not accepted; expected {len(stages)} stages x "
             f"{virtual}"
         )
-    return tuple(chunks[places.index(place)] for place in range(len(places)))
+    return tuple(chunks[chain.index(place)] for place in range(max(chain) + 1))

@@ -124,7 +124,8 @@ def read_plan(
     estimate, stages = what
     strategy, model = sizes.strategy, sizes.graph.model
     rounds, replicas = int(layout["microbatches"]), int(layout["data_parallel"])
-    again = sum(_stage_flops(sizes, stage) for stage in stages)
+    twice = SCHEDULES[int(layout["schedule"])] == "dualpipe"  # half of the micro-batches each way
+    again = sum(_stage_flops(sizes, stage) for stage in stages) / (1 + twice)
     time_s = float(estimate["time_s"])
     sequences = replicas * rounds * strategy.microbatch
     speed = step_throughput(

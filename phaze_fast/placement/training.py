@@ -107,7 +107,7 @@ class Training(Record):
         Field(min_length=1),
     ] = ("1f1b", "interleaved")
     """Orders of forward and backward passes to try: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
-    dualpipe-v."""
+    dualpipe, dualpipe-v."""
     virtual: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     optimizer: str = "adam"

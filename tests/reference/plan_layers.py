@@ -249,7 +249,11 @@ class Layers:
         )
         held, experts = self.parameters(i)
         among = self.network.among_groups((held - experts) * each, experts * each)
-        return self.over_replicas(op, i, each) + among
+        paired = 0.0
+        if self.spec.schedule == "dualpipe":  # the other device with this layer, furthest apart
+            own = self.share(i) if self.spec.zero else held
+            paired = 2 * self.network.message(own * each / 2, 0, self.spec.pp - 1)
+        return self.over_replicas(op, i, each) + among + paired
 
     def step(self, i):
         """The optimiser, and weights that are gathered after it."""

@@ -293,7 +293,7 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   const StageRooms& rooms = space.stage_rooms[at(own.rooms)];
   const double r_share = t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0;
   double longest = 0.0;
-  if (space.blocks > 0) {
+  if (space.blocks > 0 && !both_ways(row.layout)) {  // two devices have half of each load
     const auto& longest_of = space.some_blocks ? longest_mixed : longest_stage;
     longest = longest_of(rooms, row.layout.stages, space.blocks, r_share * kSure);
   }

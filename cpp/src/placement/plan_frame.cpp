@@ -76,8 +76,7 @@ bool slower_outward(const FabricRecord& fabric) noexcept {
 }
 
 bool known_schedule(std::int32_t code) noexcept {
-  return code >= 0 && code < kPipelineScheduleCount &&
-         code != static_cast<std::int32_t>(PipelineSchedule::kDualPipe);
+  return code >= 0 && code < kPipelineScheduleCount;
 }
 
 }  // namespace
@@ -191,10 +190,11 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
 
 Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
   using Key = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int32_t, std::int32_t,
-                         std::int32_t>;
+                         std::int32_t, bool>;
   const auto key_of = [](const LayoutRecord& l) {
-    return Key{l.strategy, l.data_parallel, sharing_replicas(l),
-               l.zero,     l.rank_order,    l.rank_order ? l.stages : 0};
+    const std::int32_t stages = l.rank_order || both_ways(l) ? l.stages : 0;
+    return Key{l.strategy,   l.data_parallel, sharing_replicas(l), l.zero,
+               l.rank_order, stages,          both_ways(l)};
   };
   std::map<Key, std::int32_t> most;  // stages of the layouts that share a frame
   std::int32_t last = 0;
@@ -352,8 +352,15 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const double reduced_s =
       seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
               training.gradient_bytes);
+  double paired_s = 0.0;
+  if (both_ways(layout)) {
+    // The other device with the same layers: each sends the other half of its gradients, then half
+    // of the sums. The ends of the pipeline are furthest apart.
+    const double bytes = training.gradient_bytes * (zero >= 1 ? shared : size.parameters);
+    paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.stages - 1, status);
+  }
   frame->sync_s.push_back(reduced_s + across(dense, sharing) +
-                          across(experts, sharing / s.expert_parallel));
+                          across(experts, sharing / s.expert_parallel) + paired_s);
   frame->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
   frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
   frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved);

@@ -114,7 +114,7 @@ double limit_of(const PlanSpaceImpl& space, const Candidate& c, const Leaders& l
   const LayoutRecord& l = row.layout;
   const auto m = static_cast<double>(l.microbatches);
   const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
-  double most = l.virtual_stages > 1 ? even : space.blocks;
+  double most = l.virtual_stages > 1 ? (both_ways(l) ? 2.0 * even : even) : space.blocks;
   double least = least_memory(space, row, room_bytes, most);
   double limit = leaders.below(least);
   if (c.bound_s > limit) return limit;

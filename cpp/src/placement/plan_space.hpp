@@ -13,6 +13,22 @@ inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
   return static_cast<PipelineSchedule>(layout.schedule);
 }
 
+// Whether micro-batches enter from both ends, half of them each way, so that two devices hold every
+// part of the model.
+inline bool both_ways(const LayoutRecord& layout) noexcept {
+  return schedule_of(layout) == PipelineSchedule::kDualPipe;
+}
+
+// Chunks that the model is cut into.
+inline int places_of(const LayoutRecord& layout) noexcept {
+  return both_ways(layout) ? layout.stages : layout.stages * layout.virtual_stages;
+}
+
+// Passes of each chunk of a device in one step.
+inline double rounds_of(const LayoutRecord& layout) noexcept {
+  return static_cast<double>(layout.microbatches) * (both_ways(layout) ? 0.5 : 1.0);
+}
+
 // Layers of a strategy under given replicas, ZeRO stage and rank order. Arrays are by kind; the
 // kind after the last is the head with its copy of a tied embedding, which stands for the head
 // where there are several stages.
