@@ -241,7 +241,8 @@ def plan_model(
     schedule: Annotated[
         str,
         typer.Option(
-            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe, dualpipe-v; several to try."
+            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe, dualpipe-v; several to "
+            "try."
         ),
     ] = "1f1b,interleaved",
     virtual: Annotated[

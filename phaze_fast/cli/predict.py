@@ -140,7 +140,8 @@ def predict_plan(
     schedule: Annotated[
         str | None,
         typer.Option(
-            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v (default 1f1b)."
+            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v (default "
+            "1f1b)."
         ),
     ] = None,
     virtual: Annotated[int | None, typer.Option(help="Chunks per stage where interleaved.")] = None,

@@ -1,6 +1,7 @@
 """Forward and backward operator graphs of a model under a parallel strategy."""
 
 from phaze_fast.opgraph.builder import Tensor
+from phaze_fast.opgraph.context import BESIDE_RING, RING
 from phaze_fast.opgraph.graph import (
     GROUPS,
     KINDS,
@@ -13,10 +14,12 @@ from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_
 from phaze_fast.opgraph.strategy import CONTEXT_KINDS, RULES, Rule, Strategy, reasons
 
 __all__ = [
+    "BESIDE_RING",
     "CONTEXT_KINDS",
     "GROUPS",
     "KINDS",
     "RECOMPUTE_SETS",
+    "RING",
     "RULES",
     "UNITS",
     "Layer",

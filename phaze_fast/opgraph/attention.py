@@ -12,7 +12,13 @@ from dataclasses import replace
 from phaze_fast.models import LatentAttention
 from phaze_fast.models.flops import visible_keys
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
-from phaze_fast.opgraph.context import Exchanged, attention_shape, exchange, exchange_back
+from phaze_fast.opgraph.context import (
+    BESIDE_RING,
+    Exchanged,
+    attention_shape,
+    exchange,
+    exchange_back,
+)
 from phaze_fast.opgraph.writer import FLOAT_BYTES, BlockWriter
 
 __all__ = ["attend"]
@@ -135,7 +141,8 @@ def _in_a_ring(w: BlockWriter, whole: OperatorSpec, sent: Exchanged) -> int:
             replace(whole, name=name, inputs=inputs, n=keys, flops=flops, read_bytes=read)
         )
 
-    early = part(f"{whole.name}-early", whole.inputs, 1.0 - last)
+    name = whole.name.removesuffix("attention") + BESIDE_RING
+    early = part(name, whole.inputs, 1.0 - last)
     return part(whole.name, (sent.query, sent.arriving, early), last)
 
 

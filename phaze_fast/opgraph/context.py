@@ -5,7 +5,8 @@
 - ring: keys and values go round while attention works on those that are there; the backward pass
   sends them round again with their gradients (Liu et al. 2023, arXiv:2310.01889). Of n steps, each
   attention a and a transfer c, the first step has its own keys: n a, or (n - 1) c + a if that is
-  longer. Two operators say the same: (n - 1) a beside (n - 1) c, then a.
+  longer. Two operators say the same: (n - 1) a beside (n - 1) c, then a. Of the transfers those
+  seconds count that outlast the attention beside them.
 - ulysses: rows of all heads for all rows of some heads, and back (Jacobs et al. 2023,
   arXiv:2309.14509)
 """
@@ -16,7 +17,10 @@ from typing import NamedTuple
 
 from phaze_fast.opgraph.writer import BlockWriter
 
-__all__ = ["Exchanged", "attention_shape", "exchange", "exchange_back"]
+__all__ = ["BESIDE_RING", "RING", "Exchanged", "attention_shape", "exchange", "exchange_back"]
+
+RING, BESIDE_RING = "kv-ring", "attention-early"
+"""How the names of a ring and of the attention that runs beside it end."""
 
 
 class Exchanged(NamedTuple):
@@ -68,7 +72,7 @@ def exchange(
     gather = ("all-gather", kv_bytes * width, "context")
     if kind == "ring":
         back = ("reduce-scatter", 2.0 * kv_bytes * width, "context")
-        arriving = w.builder.network(f"{prefix}kv-ring", (k, v), gather, back)
+        arriving = w.builder.network(f"{prefix}{RING}", (k, v), gather, back)
         return Exchanged(q, k, v, arriving)
     scatter = ("reduce-scatter", kv_bytes * width, "context")
     whole = w.builder.network(f"{prefix}kv-gather", (k, v), gather, scatter, regather=True)

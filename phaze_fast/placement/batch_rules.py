@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.memory import TWO_CHUNKS, SCHEDULES
+from phaze_fast.memory import SCHEDULES, TWO_CHUNKS
 
 __all__ = ["BAD_STRATEGY", "SCHEDULE_CODES", "statuses"]
 

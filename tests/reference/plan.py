@@ -249,10 +249,14 @@ def passes(model, layers, spec, chunks, modes, way=0):
         here = stage_of(spec, c, way)
         received = returned = 0.0
         if c > 0 and stage_of(spec, c - 1, way) != here:
-            ends = sorted((stage_of(spec, c - 1, way), here)) if way else (stage_of(spec, c - 1), here)
+            ends = (
+                sorted((stage_of(spec, c - 1, way), here)) if way else (stage_of(spec, c - 1), here)
+            )
             received = messages_in(edges, chunk) * network.message(payload, *ends)
         if c < last and stage_of(spec, c + 1, way) != here:
-            ends = sorted((here, stage_of(spec, c + 1, way))) if way else (here, stage_of(spec, c + 1))
+            ends = (
+                sorted((here, stage_of(spec, c + 1, way))) if way else (here, stage_of(spec, c + 1))
+            )
             returned = messages_back(edges, chunk) * network.message(payload, *ends)
         f.append(received + sum(layers.forward(i) for i in chunk))
         b.append(returned + stage_backward(layers, [chunk], modes[here]))
@@ -312,7 +316,9 @@ def evaluate(model, cluster, spec):
     positions = [[i for chunk in own for i in chunk] for own in stages]
     modes = chosen_modes(model, cluster, layers, spec, stages)
     f, b, w = passes(model, layers, spec, chunks, modes)
-    other = passes(model, layers, spec, chunks, modes, way=1) if spec.schedule == "dualpipe" else None
+    other = (
+        passes(model, layers, spec, chunks, modes, way=1) if spec.schedule == "dualpipe" else None
+    )
     pipeline = played(spec, f, b, w, other)
     loads = [sum(f[c] + b[c] for c in chunks_on(spec, k)) for k in range(p)]
     if other is not None:
