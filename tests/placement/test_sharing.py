@@ -296,3 +296,38 @@ def test_parts_add_up_and_an_infinite_fabric_removes_communication():
     for name in PARTS:
         if name.endswith("_comm"):
             assert np.abs(free.parts_s[name][good]).max() < 1e-9 * free.time_s[good].max()
+
+
+@pytest.mark.slow
+def test_parts_of_ten_thousand_random_plans_add_up():
+    rng = np.random.default_rng(17)
+    names = ["1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved", "zb-v", "dualpipe", "dualpipe-v"]
+    counted, worst = 0, 0.0
+    while counted < 10_000:
+        model, count = (LLAMA, MIXTURE)[rng.integers(2)], 6000
+        schedule = rng.choice(names, count)
+        several = np.isin(schedule, names[4:])
+        rows = {
+            "tensor_parallel": rng.choice([1, 2, 4], count),
+            "pipeline": rng.choice([1, 2, 4], count),
+            "context_parallel": rng.choice([1, 2, 4], count),
+            "microbatch": rng.choice([1, 2], count),
+            "zero": rng.choice([0, 1, 2, 3], count),
+            "recompute": rng.choice(["none", "full", "norms", "full:1", "auto"], count),
+            "schedule": schedule,
+            "virtual": np.where(several, 2, 1),
+            "expert_parallel": rng.choice([1, 2, 4], count) if model is MIXTURE else 1,
+            "expert_tensor": rng.choice([0, 1, 2], count) if model is MIXTURE else 0,
+            "rank_order": rng.choice(["replicas-inside", "stages-inside"], count),
+            "shard": rng.choice([0, 0, 2, 4], count),
+            "context_kind": rng.choice(CONTEXT_KINDS, count),
+        }
+        inner = rows["tensor_parallel"] * rows["pipeline"] * rows["context_parallel"]
+        rows["data_parallel"] = np.maximum(1, 64 // inner)
+        step = pf.Training(global_batch=int(rng.choice([64, 256])), expert_imbalance=1.2)
+        found = predict_batch(model, WIDE, step, **rows)
+        good = found.status <= 1
+        total = sum(found.parts_s[name][good] for name in PARTS)
+        worst = max(worst, float(np.abs(total / found.time_s[good] - 1).max()))
+        counted += int(good.sum())
+    assert worst < 1e-12
