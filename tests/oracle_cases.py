@@ -16,9 +16,11 @@ from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.placement import PlanSpec, Training
 from phaze_fast.placement.training import RANK_ORDERS
+from phaze_fast.software import DEFAULT, load_software
 
 CHIPS = ("h100", "a100-80", "tpuv4")
 MODES = ("none", "selective", "full")
+CONTENDED = load_software(DEFAULT).replace(name="contended", overlap_slowdown=1.3)
 OPTIMIZERS = ("adam", "adam-bf16", "sgd-bf16", "adam-fp32")
 KINDS = ("dense", "dense", "grouped", "experts", "experts", "encoder-decoder")
 
@@ -165,6 +167,7 @@ def random_spec(rng, model, widths, even=False):
         rank_order=rng.choice(["replicas-inside", "stages-inside"]),
         optimizer=rng.choice(OPTIMIZERS),
         reserved_bytes=rng.choice([0, 3 * 2**29]),
+        software=CONTENDED if found["dp"] % 2 else DEFAULT,
     )
 
 

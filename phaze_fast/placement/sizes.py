@@ -39,6 +39,7 @@ def training_record(optimizer: Optimizer, software: Software) -> Array:
     record["fragmentation"] = FRAGMENTATION
     hides = software.overlap_gradients
     record["bucket_bytes"] = software.bucket_bytes if hides else _UNHIDDEN_BYTES
+    record["contention"] = 1.0 - 1.0 / software.overlap_slowdown
     record["hbm_byte_j"] = prices.hbm_byte_j
     record["network_byte_j"] = prices.network_byte_j
     return record

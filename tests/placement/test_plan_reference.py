@@ -37,6 +37,7 @@ def assert_batch_agrees(model, cluster, specs):
             sequence_parallel=spec.sequence_parallel,
             expert_imbalance=spec.expert_imbalance,
             expert_overlap=spec.expert_overlap,
+            software=spec.software,
         )
         widths = {
             "tensor_parallel": spec.tp,

@@ -6,9 +6,12 @@ import pytest
 import phaze_fast as pf
 from phaze_fast import models
 from phaze_fast.cli.main import main
+from phaze_fast.cost import message_batch
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Tier, TieredFabric
 from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, Strategy, layer_graph, reasons
 from phaze_fast.placement import PARTS, predict_batch
+from phaze_fast.software import DEFAULT, load_software
 
 WIDE = pf.Cluster(devices=64, fabric="dgx-h100", chip="h100")
 NODE = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
@@ -331,3 +334,36 @@ def test_parts_of_ten_thousand_random_plans_add_up():
         worst = max(worst, float(np.abs(total / found.time_s[good] - 1).max()))
         counted += int(good.sum())
     assert worst < 1e-12
+
+
+# ---- fabrics and software ----
+
+
+def test_messages_in_a_full_mesh_may_be_slower_than_beyond_it():
+    """Of ranks 0-3, 1-4 and 2-5 the first pair is in one node, whose links are slower."""
+    tiers = (
+        Tier(name="node", size=4, bandwidth_bytes_per_s=12e9, links="full-mesh"),
+        Tier(name="rest", bandwidth_bytes_per_s=10e9),
+    )
+    mesh = TieredFabric(name="mesh", tiers=tiers)
+    fast = pf.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
+    given = {"pp": 2, "dp": 3, "global_batch": 6, "recompute": "none"}
+    slow, free = (
+        pf.predict(LLAMA, pf.Cluster(devices=6, fabric=f, chip="h100"), given) for f in (mesh, fast)
+    )
+    rows = 2 * LLAMA.seq * LLAMA.hidden
+    wanted = max(message_batch(mesh, [rows] * 3, [0, 1, 2], [3, 4, 5]).time_s)
+    assert wanted == pytest.approx(rows / 4e9, rel=1e-12)
+    found = slow.stages[1].load_s - free.stages[1].load_s
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_work_beside_an_exchange_takes_longer():
+    slowed = load_software(DEFAULT).replace(name="slowed", overlap_slowdown=1.25)
+    for zero in (0, 1, 3):
+        given = {**FSDP, "zero": zero, "global_batch": 128}
+        plain = pf.predict("llama2-7b", WIDE, given)
+        contended = pf.predict("llama2-7b", WIDE, {**given, "software": slowed})
+        assert contended.time_s > plain.time_s
+        assert contended.parts_s["data_comm"] > plain.parts_s["data_comm"]
+        assert contended.parts_s["compute"] == pytest.approx(plain.parts_s["compute"], rel=1e-12)

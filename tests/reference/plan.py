@@ -291,7 +291,8 @@ def longest_tail(layers, spec, stages):
         sync = sum(layers.sync(i) for i in positions)
         step = sum(layers.step(i) for i in positions)
         exposed = min(sync, max(sync - back, bucket))
-        longest = max(longest, exposed + step - before)
+        lost = (sync - exposed) * (1 - 1 / spec.software.overlap_slowdown)
+        longest = max(longest, exposed + lost + step - before)
         if spec.schedule != "dualpipe":  # whose devices end together
             before += back
     return longest

@@ -227,7 +227,7 @@ class Layers:
         own = self.kinds[self.order[i]]["forward"]
         if self.spec.zero < 3:
             return own
-        return max(own, self.over_replicas("all-gather", i, self.optimizer.weight_bytes))
+        return self.beside(own, self.over_replicas("all-gather", i, self.optimizer.weight_bytes))
 
     def backward(self, i, mode):
         kind = self.kinds[self.order[i]]
@@ -237,7 +237,13 @@ class Layers:
         moved = self.over_replicas("reduce-scatter", i, self.optimizer.gradient_bytes)
         if self.spec.zero == 3:
             moved += self.over_replicas("all-gather", i, self.optimizer.weight_bytes)
-        return max(own, moved)
+        return self.beside(own, moved)
+
+    def beside(self, work, moved):
+        """Work with an exchange beside it, during which it goes on so many times more slowly."""
+        slower = self.spec.software.overlap_slowdown
+        done_meanwhile = moved / slower
+        return moved if done_meanwhile >= work else moved + work - done_meanwhile
 
     def weight_grad(self, i):
         return self.kinds[self.order[i]]["weight_grad"]

@@ -91,6 +91,7 @@ struct TrainingRecord {
   double state_bytes;
   double fragmentation;  // share of moving bytes that an allocator loses
   double bucket_bytes;   // of the gradients that are synchronised last
+  double contention;     // of a second in which gradients or weights move, what work beside loses
   double hbm_byte_j;
   double network_byte_j;
 };

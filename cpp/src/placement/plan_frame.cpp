@@ -34,7 +34,7 @@ bool good_strategy(const StrategyRecord& s) noexcept {
 bool good_training(const TrainingRecord& t) noexcept {
   return good(t.weight_bytes) && good(t.gradient_bytes) && good(t.state_bytes) &&
          good(t.fragmentation) && good(t.bucket_bytes) && good(t.hbm_byte_j) &&
-         good(t.network_byte_j);
+         good(t.network_byte_j) && good(t.contention) && t.contention < 1.0;
 }
 
 bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
@@ -52,23 +52,27 @@ bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyReco
          l.data_parallel % s.expert_parallel == 0 && good_shard(l, s);
 }
 
-// Whether each tier of switches is at least as slow for messages as those inside it.
+// Whether each tier is at least as slow for messages as those inside it. In a full mesh a message
+// has one of a device's links.
 bool slower_outward(const FabricRecord& fabric) noexcept {
   if (fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid)) return false;
   const auto exchange = static_cast<int>(Transfer::kExchange);
+  const auto link_s = [&](int l) {
+    const double links = fabric.full_mesh[l] != 0 ? static_cast<double>(fabric.size[l] - 1) : 1.0;
+    return links / fabric.bytes_per_s[l];
+  };
   for (int i = 0; i < fabric.protocols[exchange]; ++i) {
     const ProtocolRecord& p = fabric.protocol[exchange][i];
     const auto begin_s = [&](int l) { return p.startup_s[l] + p.step_s[l]; };
     const auto byte_s = [&](int l) {
-      return 1.0 / (fabric.bytes_per_s[l] * p.share[l]) + p.copy_s_per_byte[l];
+      return link_s(l) / p.share[l] + p.copy_s_per_byte[l];
     };
     for (int l = 1; l < fabric.levels; ++l) {
       if (begin_s(l) < begin_s(l - 1) || byte_s(l) < byte_s(l - 1)) return false;
     }
   }
   for (int l = 1; l < fabric.levels; ++l) {
-    if (fabric.bytes_per_s[l] > fabric.bytes_per_s[l - 1] ||
-        fabric.latency_s[l] < fabric.latency_s[l - 1]) {
+    if (link_s(l) < link_s(l - 1) || fabric.latency_s[l] < fabric.latency_s[l - 1]) {
       return false;
     }
   }
