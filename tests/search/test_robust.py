@@ -10,7 +10,6 @@ from robust_cases import CLUSTER, MODEL, STEP, brute_force, case
 import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.report.page import report_page
 from phaze_fast.search.area_range import AreaRange, terms_mm2, widened_space
 from phaze_fast.search.constants import AREA_TERMS, Uncertainty, default_uncertainty
 

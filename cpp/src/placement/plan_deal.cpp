@@ -123,9 +123,8 @@ PlanSolver::Played PlanSolver::play(const Partition& partition) {
       step += sums_.step_s(i, j);
       own_s += sums_.plain_s(i, j);
     }
-    const double tail_s =
-        tail_after(sync, own_s / chunks, frame_->bucket_s, step, before_s / chunks,
-                   space_->training.contention);
+    const double tail_s = tail_after(sync, own_s / chunks, frame_->bucket_s, step,
+                                     before_s / chunks, space_->training.contention);
     found.tail_s = std::max(found.tail_s, tail_s);
     // Passes that go both ways end on all devices at about the same time.
     if (!both_ways(row_->layout)) before_s += own_s;

@@ -193,8 +193,8 @@ class Estimator {
     synced += among * held * t.gradient_bytes / frame_.shards;
     const double hops = l.stages > 1 ? places_of(l) - 1 : 0.0;
     const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
-    return inner * rounds_of(l) * passes_j + inner * moved * t.hbm_byte_j + sent * t.network_byte_j +
-           times_.static_w * time_s * inner * l.stages;
+    return inner * rounds_of(l) * passes_j + inner * moved * t.hbm_byte_j +
+           sent * t.network_byte_j + times_.static_w * time_s * inner * l.stages;
   }
 
   const Impl& space_;

@@ -64,9 +64,7 @@ bool slower_outward(const FabricRecord& fabric) noexcept {
   for (int i = 0; i < fabric.protocols[exchange]; ++i) {
     const ProtocolRecord& p = fabric.protocol[exchange][i];
     const auto begin_s = [&](int l) { return p.startup_s[l] + p.step_s[l]; };
-    const auto byte_s = [&](int l) {
-      return link_s(l) / p.share[l] + p.copy_s_per_byte[l];
-    };
+    const auto byte_s = [&](int l) { return link_s(l) / p.share[l] + p.copy_s_per_byte[l]; };
     for (int l = 1; l < fabric.levels; ++l) {
       if (begin_s(l) < begin_s(l - 1) || byte_s(l) < byte_s(l - 1)) return false;
     }
@@ -333,8 +331,8 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const double dense = size.parameters - experts;
   const auto seconds = [&](CollectiveOp op, double bytes) {
     const int code = static_cast<int>(op);
-    return collective_s(code, bytes * dense, s.context_parallel, s.tensor_parallel,
-                        sharing, apart, status) +
+    return collective_s(code, bytes * dense, s.context_parallel, s.tensor_parallel, sharing, apart,
+                        status) +
            collective_s(code, bytes * experts, s.context_parallel, s.tensor_parallel,
                         sharing / s.expert_parallel, apart * s.expert_parallel, status);
   };
@@ -353,9 +351,8 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum());
   frame->gather_bytes.push_back(
       size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));
-  const double reduced_s =
-      seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
-              training.gradient_bytes);
+  const double reduced_s = seconds(
+      zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter, training.gradient_bytes);
   double paired_s = 0.0;
   if (both_ways(layout)) {
     // The other device with the same layers: each sends the other half of its gradients, then half

@@ -35,9 +35,17 @@ bool sooner(const Candidate& a, const Candidate& b) noexcept {
 using Kind = std::array<std::int64_t, 11>;
 Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
   const StrategyRecord& s = space.strategies[at(l.strategy)];
-  return {s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch,
-          l.schedule,        l.stages,           l.virtual_stages,  l.zero,
-          l.data_parallel,   sharing_replicas(l), s.way};
+  return {s.tensor_parallel,
+          s.context_parallel,
+          s.expert_parallel,
+          s.microbatch,
+          l.schedule,
+          l.stages,
+          l.virtual_stages,
+          l.zero,
+          l.data_parallel,
+          sharing_replicas(l),
+          s.way};
 }
 
 // Plans found so far: the best of each kind, and the front of time and memory.

@@ -35,15 +35,15 @@ inline double rounds_of(const LayoutRecord& layout) noexcept {
 struct PlanFrame {
   std::vector<double> resident_bytes;
   std::vector<double> gather_bytes;  // before an allocator's losses
-  std::vector<double> sync_s;  // of gradients, once in a step
-  std::vector<double> each_s;  // of gradients that go with every micro-batch; else zeros
-  std::vector<double> fetch_s;     // of weights that come layer by layer; zeros where they stay
-  std::vector<double> step_bytes;  // that the optimiser moves to and from HBM
-  std::vector<double> shared_s;    // to gather weights after the step
-  std::vector<double> message_s;   // from stage k - 1 to stage k; entry 0 is not used
-  double bucket_s = 0.0;           // of the gradients that are synchronised last
-  double shards = 1.0;  // devices that share state
-  double copies = 1.0;  // of that state
+  std::vector<double> sync_s;        // of gradients, once in a step
+  std::vector<double> each_s;        // of gradients that go with every micro-batch; else zeros
+  std::vector<double> fetch_s;       // of weights that come layer by layer; zeros where they stay
+  std::vector<double> step_bytes;    // that the optimiser moves to and from HBM
+  std::vector<double> shared_s;      // to gather weights after the step
+  std::vector<double> message_s;     // from stage k - 1 to stage k; entry 0 is not used
+  double bucket_s = 0.0;             // of the gradients that are synchronised last
+  double shards = 1.0;               // devices that share state
+  double copies = 1.0;               // of that state
 };
 
 // How many blocks the stages of a layout have room for, by place: entry s - 1 is the s-th stage
