@@ -371,6 +371,9 @@ class PlanSpace:
     def top_plans(
         self, times: object, room: int, top: int, threads: int
     ) -> tuple[_Array, _Array, int, int]: ...
+    def front(
+        self, times: object, room: int, threads: int
+    ) -> tuple[_Array, _Array, int, int]: ...
     def best(
         self, strategy: int, times: object, least: object, below_s: _Array, threads: int
     ) -> tuple[_Array, _Array]: ...

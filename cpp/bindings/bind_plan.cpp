@@ -13,37 +13,27 @@ class PyPlanSpace {
               const py::object& tied, const py::object& strategies, const py::object& sizes,
               const py::object& layouts, const py::object& rooms, const py::object& fits,
               bool some_blocks) {
-    const auto pairs = view<std::int32_t>(edges, "edges");
-    const auto ties = view<std::int32_t>(tied, "tied");
-    std::vector<std::int32_t> from, to, tied_from, tied_to;
-    for (std::size_t e = 0; e + 1 < pairs.size(); e += 2) {
-      from.push_back(pairs[e]);
-      to.push_back(pairs[e + 1]);
-    }
-    for (std::size_t e = 0; e + 1 < ties.size(); e += 2) {
-      tied_from.push_back(ties[e]);
-      tied_to.push_back(ties[e + 1]);
-    }
+    const Pairs edge(view<std::int32_t>(edges, "edges"));
+    const Pairs tie(view<std::int32_t>(tied, "tied"));
     const PlanProblem problem{view<FabricRecord>(fabric, "fabric", 1)[0],
                               devices,
                               view<TrainingRecord>(training, "training", 1)[0],
                               kinds,
                               view<std::int32_t>(order, "order"),
-                              from,
-                              to,
-                              tied_from,
-                              tied_to,
+                              edge.from,
+                              edge.to,
+                              tie.from,
+                              tie.to,
                               view<StrategyRecord>(strategies, "strategies"),
                               view<LayerKindRecord>(sizes, "sizes"),
                               view<LayoutRecord>(layouts, "layouts"),
                               some_blocks};
     const auto room = view<double>(rooms, "rooms");
     const auto may = view<std::uint8_t>(fits, "fits");
-    Status status = Status::kOk;
-    {
+    const Status status = [&] {
       const py::gil_scoped_release release;
-      status = space_.build(problem, room, may);
-    }
+      return space_.build(problem, room, may);
+    }();
     if (status != Status::kOk) throw InvalidInput(std::string("plan: ") + sentence(status));
   }
 
@@ -61,7 +51,7 @@ class PyPlanSpace {
     }
     const auto at = view<std::int64_t>(layout, "layout");
     const auto chosen = view<std::int32_t>(variant, "variant", static_cast<py::ssize_t>(at.size()));
-    for (std::size_t k = 0; k < at.size(); ++k) check(at[k]);
+    for (std::size_t k = 0; k < at.size(); ++k) row_of(at[k]);
     const int workers = checked_threads(threads);
     py::array_t<PlanEstimate> found(static_cast<py::ssize_t>(at.size()));
     const std::span<PlanEstimate> out = writable(found);
@@ -82,8 +72,7 @@ class PyPlanSpace {
   py::tuple estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
                      const py::object& variants, double room_bytes, const py::object& free) const {
     const TimesView timed(times, space_.kinds(), "times");
-    check(layout);
-    const auto row = static_cast<std::size_t>(layout);
+    const std::size_t row = row_of(layout);
     const bool one = timed.rows() == 1;
     if (!one && timed.rows() != space_.strategies()) throw InvalidInput("times: expected one row");
     const KindTimes own = timed[one ? 0 : static_cast<std::size_t>(space_.layout(row).strategy)];
@@ -103,8 +92,7 @@ class PyPlanSpace {
   py::tuple passes(const py::object& times, std::int64_t layout, const py::object& cuts,
                    const py::object& variants) const {
     const TimesView timed = by_strategy(times);
-    check(layout);
-    const auto row = static_cast<std::size_t>(layout);
+    const std::size_t row = row_of(layout);
     const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
     const PlanPasses found = space_.passes(row, partition_of(row, cuts, variants), timed[strategy]);
     return py::make_tuple(array(found.forward_s), array(found.backward_s),
@@ -115,8 +103,7 @@ class PyPlanSpace {
   py::tuple even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
                            double room_bytes) const {
     const TimesView timed = by_strategy(times);
-    check(layout);
-    const auto row = static_cast<std::size_t>(layout);
+    const std::size_t row = row_of(layout);
     const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
     Partition partition;
     const PlanStatus status =
@@ -129,8 +116,7 @@ class PyPlanSpace {
   py::array_t<std::int32_t> recompute(const py::object& times, std::int64_t layout,
                                       const py::object& cuts, double room_bytes) const {
     const TimesView timed = by_strategy(times);
-    check(layout);
-    const auto row = static_cast<std::size_t>(layout);
+    const std::size_t row = row_of(layout);
     const LayoutRecord& l = space_.layout(row);
     const auto borders = view<std::int32_t>(cuts, "cuts");
     const auto stages = static_cast<std::size_t>(l.stages);
@@ -142,25 +128,22 @@ class PyPlanSpace {
     return array(partition.variants);
   }
 
-  // The fastest plans of one chip and the front of time and memory; how many layouts were solved.
+  // The fastest plans of one chip, and how many layouts were solved and had none.
   py::tuple top_plans(const py::object& times, std::int64_t room, std::int64_t top,
                       int threads) const {
-    const TimesView timed = by_strategy(times);
-    check_room(room);
     if (top < 1) throw InvalidInput("top: expected at least 1");
     const int workers = checked_threads(threads);
-    std::vector<KindTimes> all;
-    for (std::size_t s = 0; s < timed.rows(); ++s) all.push_back(timed[s]);
-    std::vector<PlacedPlan> plans;
-    std::int64_t solved = 0;
-    std::int64_t empty = 0;
-    {
-      const py::gil_scoped_release release;
-      plans = space_.top_plans(all, static_cast<std::size_t>(room), static_cast<std::size_t>(top),
-                               workers, &solved, &empty);
-    }
-    const py::tuple found = hand_out(plans);
-    return py::make_tuple(found[0], found[1], solved, empty);
+    return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
+      return space_.top_plans(all, static_cast<std::size_t>(room), static_cast<std::size_t>(top),
+                              workers, settled);
+    });
+  }
+
+  py::tuple front(const py::object& times, std::int64_t room, int threads) const {
+    const int workers = checked_threads(threads);
+    return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
+      return space_.front(all, static_cast<std::size_t>(room), workers, settled);
+    });
   }
 
   // The best plan of a strategy on each chip with each room, where it takes at most `below_s`
@@ -206,13 +189,12 @@ class PyPlanSpace {
       if (!inside || rows[k] < 0 || rows[k] >= static_cast<std::int64_t>(timed.rows())) {
         throw InvalidInput("placed: cuts, variants or rows are out of range");
       }
-      check(p.layout);
+      const std::size_t layout = row_of(p.layout);
       const auto run = [&](std::int64_t at, std::int64_t count) {
         const auto first = pool.begin() + at;
         return std::vector<std::int32_t>(first, first + count);
       };
       const Partition partition{run(p.cuts_at, p.cuts), run(p.variants_at, p.variants)};
-      const auto layout = static_cast<std::size_t>(p.layout);
       if (space_.check_partition(layout, partition) != PlanStatus::kOk) {
         throw InvalidInput("placed: not a partition of this layout");
       }
@@ -268,9 +250,8 @@ class PyPlanSpace {
   py::tuple solve(const py::object& times, std::int64_t layout, std::int64_t room,
                   double below_s) const {
     const TimesView timed = by_strategy(times);
-    check(layout);
+    const std::size_t row = row_of(layout);
     check_room(room);
-    const auto row = static_cast<std::size_t>(layout);
     const KindTimes own = timed[static_cast<std::size_t>(space_.layout(row).strategy)];
     const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(room));
     const PlacedPlan plan =
@@ -289,6 +270,22 @@ class PyPlanSpace {
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
     return found;
   }
+  // The plans that `find` gives of all strategies' times, with what became of the layouts.
+  template <typename Find>
+  py::tuple leading(const py::object& times, std::int64_t room, const Find& find) const {
+    const TimesView timed = by_strategy(times);
+    check_room(room);
+    std::vector<KindTimes> all;
+    for (std::size_t s = 0; s < timed.rows(); ++s) all.push_back(timed[s]);
+    SettledLayouts settled{};
+    const auto plans = [&] {
+      const py::gil_scoped_release release;
+      return find(all, &settled);
+    }();
+    const py::tuple found = hand_out(plans);
+    return py::make_tuple(found[0], found[1], settled.solved, settled.empty);
+  }
+
   TimesView by_strategy(const py::object& times) const {
     const TimesView timed(times, space_.kinds(), "times");
     if (timed.rows() != space_.strategies()) {
@@ -308,11 +305,12 @@ class PyPlanSpace {
     }
     return found;
   }
-  void check(std::int64_t layout) const {
+  std::size_t row_of(std::int64_t layout) const {
     if (layout < 0 || layout >= static_cast<std::int64_t>(space_.layouts())) {
       throw InvalidInput("layout: " + std::to_string(layout) + " is not accepted; expected 0 to " +
                          std::to_string(space_.layouts()) + " (exclusive)");
     }
+    return static_cast<std::size_t>(layout);
   }
   void check_room(std::int64_t room) const {
     if (room < 0 || room >= static_cast<std::int64_t>(space_.rooms())) {
@@ -384,6 +382,7 @@ void bind_plan(py::module_& module) {
            py::arg("cuts"), py::arg("room_bytes"))
       .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"), py::arg("top"),
            py::arg("threads"))
+      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("room"), py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
       .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),

@@ -93,4 +93,15 @@ inline py::tuple hand_out(const std::vector<PlacedPlan>& plans) {
   return py::make_tuple(freeze(std::move(records)), freeze(std::move(borders)));
 }
 
+// Pairs of positions that stand one after another in an array.
+struct Pairs {
+  explicit Pairs(std::span<const std::int32_t> flat) {
+    for (std::size_t e = 0; e + 1 < flat.size(); e += 2) {
+      from.push_back(flat[e]);
+      to.push_back(flat[e + 1]);
+    }
+  }
+  std::vector<std::int32_t> from, to;
+};
+
 }  // namespace phaze::bindings

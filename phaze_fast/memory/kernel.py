@@ -112,6 +112,7 @@ def _resident(
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def _packed(
+    stop: int,
     last: int,
     waiting: float,
     room: float,
@@ -123,12 +124,15 @@ def _packed(
     variants: int,
     lost: float,
 ) -> int:
-    """Find where the longest stage that ends before position `last` begins and still fits."""
+    """Find where the longest stage that ends before position `last` begins and still fits.
+
+    Stages that begin before `stop` are not looked at.
+    """
     first = last
     for v in range(variants):
         state, stash, live, once, gather = 0.0, 0.0, 0.0, 0.0, 0.0
         i = last
-        while i > 0:
+        while i > stop:
             k = order[i - 1]
             state += resident[k]
             stash += sizes[k]["stash_bytes"][v]
@@ -140,6 +144,8 @@ def _packed(
                 break
             i -= 1
         first = min(first, i)
+        if first == stop:
+            break
     return first
 
 
@@ -147,7 +153,7 @@ def _packed(
 def _dealt_may_fit(
     layout: Any,
     room: float,
-    order: np.ndarray[Any, Any],
+    counts: np.ndarray[Any, Any],
     sizes: np.ndarray[Any, Any],
     resident: np.ndarray[Any, Any],
     gathers: np.ndarray[Any, Any],
@@ -158,9 +164,9 @@ def _dealt_may_fit(
     """Whether a stage without ends would fit with the fewest blocks it can be dealt."""
     stages, chunks = layout["stages"], layout["virtual_stages"]
     blocks, state, gather = 0, np.inf, np.inf
-    for k in order:
-        if sizes[k]["end"] == 0:
-            blocks += 1
+    for k in range(len(counts)):
+        if counts[k] > 0 and sizes[k]["end"] == 0:
+            blocks += counts[k]
             state, gather = min(state, resident[k]), min(gather, gathers[k])
     least = chunks * (blocks // (stages * chunks)) - (2 if stages <= 2 else 0)
     if least <= 0:
@@ -169,8 +175,8 @@ def _dealt_may_fit(
     waiting = _in_flight(layout["schedule"], stages, stage, layout["microbatches"], chunks)
     for v in range(variants):
         stash, live = np.inf, np.inf
-        for k in order:
-            if sizes[k]["end"] == 0:
+        for k in range(len(counts)):
+            if counts[k] > 0 and sizes[k]["end"] == 0:
                 stash = min(stash, sizes[k]["stash_bytes"][v])
                 live = min(live, sizes[k]["live_bytes"][v])
         moving = waiting * least * stash + live + buffers + gather
@@ -204,8 +210,9 @@ def _room_for_all(
             waiting = _in_flight(layout["schedule"], stages, stages - k, layout["microbatches"], 1)
             last = stages - k + 1
             first = _packed(
-                last, waiting, room, order, sizes, resident, gathers, buffers, variants, lost
-            )
+                last - 1, last, waiting, room, order, sizes, resident, gathers, buffers, variants,
+                lost,
+            )  # fmt: skip
             if first == last:
                 return False
         return True
@@ -245,6 +252,9 @@ def layouts_fit(
     resident, gathers = np.zeros(kinds + 1), np.zeros(kinds + 1)
     lost = 1.0 + training["fragmentation"]
     own = order.copy()
+    counts = np.zeros(kinds, dtype=np.int64)  # layers of each kind
+    for k in order:
+        counts[k] += 1
     reach = np.zeros(len(order) + 2, dtype=np.int64)
     for c in range(len(rooms)):
         room = rooms[c] * (1.0 + 1e-12)
@@ -275,13 +285,13 @@ def layouts_fit(
             packs = layout["schedule"] == 0 or (layout["schedule"] == 3 and m >= stages)
             if stages > 1 and not packs:
                 fits[r, c] = _dealt_may_fit(
-                    layout, room, own, mine, resident, gathers, buffers, variants, lost
+                    layout, room, counts, mine, resident, gathers, buffers, variants, lost
                 )
             elif stages <= len(order):
                 while packed < stages:
                     waiting = _in_flight(layout["schedule"], stages, stages - packed - 1, m, 1)
                     reach[packed + 1] = _packed(
-                        reach[packed], waiting, room, own, mine, resident, gathers, buffers,
+                        0, reach[packed], waiting, room, own, mine, resident, gathers, buffers,
                         variants, lost,
                     )  # fmt: skip
                     packed += 1

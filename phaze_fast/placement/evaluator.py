@@ -211,11 +211,15 @@ class PlanEvaluator:
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
     def top(self, times: KindTimes, top: int, room: int = 0, threads: int = 1) -> list[Placed]:
-        """Give the fastest plans, distinct but for rank order, and the front; fastest first."""
+        """Give the fastest plans, distinct but for rank order; fastest first."""
         records, pool, _, empty = self.space.top_plans(times, room, top, threads)
         if empty:
             self.rejected[_APART if self.training.tied or self.training.uncut else _NO_DEAL] = empty
         return _placed(records, pool)
+
+    def front(self, times: KindTimes, room: int = 0, threads: int = 1) -> list[Placed]:
+        """Give, of all layouts' fastest plans, those that none beats in time and memory at once."""
+        return _placed(*self.space.front(times, room, threads)[:2])
 
     def best(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -37,8 +38,6 @@ class Plans(Table):
     top: int
     plans: tuple[Plan, ...]
     """Fastest first; the best of each kind of layout."""
-    front: tuple[Plan, ...]
-    """Plans of which none is both faster and smaller than another, fastest first."""
     tried: int
     """Layouts that fit some partition: all are settled, by their bound or exactly."""
     rejected: dict[str, int]
@@ -63,6 +62,20 @@ class Plans(Table):
         if not self.plans:
             raise InfeasibleError(f"{self.model.name}: {self.shortfall or 'no plan fits'}")
         return self.plans[0]
+
+    @cached_property
+    def front(self) -> tuple[Plan, ...]:
+        """Plans of which none is both faster and smaller than another, fastest first.
+
+        Found when they are first asked for: of every layout its fastest plan counts.
+        """
+        if not self.plans:
+            return ()
+        evaluator = _evaluator(self.model, self.cluster, self.training)
+        workers = thread_count(None)
+        times = evaluator.times(self.cluster, None, workers)
+        placed = evaluator.front(times, threads=workers)
+        return tuple(evaluator.plan(each, times) for each in placed)
 
     def mfu(self, plan: Plan) -> float:
         """Share of the cluster's peak that goes into the model."""
@@ -160,9 +173,8 @@ def plan(
         )
     if top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
-    capacity = room(cluster, training) + float(training.reserved_bytes)
     workers = thread_count(threads)
-    evaluator = PlanEvaluator(model, cluster, training, [capacity])
+    evaluator = _evaluator(model, cluster, training)
     done = len(evaluator)
     placed: list[Placed] = []
     if evaluator.fits.any():
@@ -174,51 +186,13 @@ def plan(
     rejected = evaluator.rejected + _too_large(evaluator)
     tried, why = int(evaluator.fits.sum()), dict(rejected.most_common())
     if not placed:
-        return Plans(*common, (), (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
-    kept, front = _leaders(evaluator, placed, top)
-    listed = {k: evaluator.plan(placed[k], times) for k in {*kept, *front}}
-    return Plans(
-        *common, tuple(listed[k] for k in kept), tuple(listed[k] for k in front), tried, why
-    )
+        return Plans(*common, (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
+    return Plans(*common, tuple(evaluator.plan(each, times) for each in placed), tried, why)
 
 
-def _leaders(
-    evaluator: PlanEvaluator, placed: Sequence[Placed], top: int
-) -> tuple[list[int], list[int]]:
-    """Positions of the best plans, of which none differ in rank order alone, and of the front."""
-    rows = evaluator.layouts[[p.layout for p in placed]]
-    ways = [int(s.record["way"][0]) for s in evaluator.sizes]
-    widths = np.array(
-        [[s.inner, *_widths(s), way] for s, way in zip(evaluator.sizes, ways, strict=True)]
-    )
-    widths = widths[rows["strategy"]]
-    devices = widths[:, 0] * rows["stages"] * rows["data_parallel"]
-    order = sorted(
-        range(len(placed)),
-        key=lambda k: (
-            placed[k].time_s,
-            placed[k].memory_bytes,
-            int(devices[k]),
-            int(widths[k, 1]),
-            *(int(rows[name][k]) for name in ("stages", "data_parallel", "zero")),
-        ),
-    )
-    names = ("stages", "data_parallel", "zero", "shard", "schedule", "virtual_stages")
-    first: dict[tuple[int, ...], int] = {}
-    for k in order:
-        key = (*widths[k].tolist(), *(int(rows[name][k]) for name in names))
-        first.setdefault(key, k)
-    distinct = list(first.values())
-    front: list[int] = []
-    for k in distinct:
-        if not front or placed[k].memory_bytes < placed[front[-1]].memory_bytes:
-            front.append(k)
-    return distinct[:top], front
-
-
-def _widths(sizes: Any) -> tuple[int, int, int, int]:
-    s = sizes.strategy
-    return s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch
+def _evaluator(model: Model, cluster: Cluster, training: Training) -> PlanEvaluator:
+    capacity = room(cluster, training) + float(training.reserved_bytes)
+    return PlanEvaluator(model, cluster, training, [capacity])
 
 
 def _too_large(evaluator: PlanEvaluator) -> Counter[str]:

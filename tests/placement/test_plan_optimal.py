@@ -240,17 +240,12 @@ def test_the_front_is_that_of_the_fastest_plans_of_all_layouts(block):
     for problem in map(some_problem, range(4000 + 20 * block, 4020 + 20 * block)):
         if problem is None:
             continue
-        model, cluster, training, evaluator, rows = problem
+        model, cluster, training, _, rows = problem
         plans = plan(model, cluster, training, top=3, threads=1)
-        best = {}
-        for at in np.argsort(rows[:, 0], kind="stable").tolist():
-            if np.isfinite(rows[at, 0]):
-                best.setdefault(kind_of_layout(evaluator, at), tuple(rows[at, :2]))
         front = [(each.time_s, each.memory_bytes) for each in plans.front]
-        wanted = front_of(best.values())
+        wanted = front_of(map(tuple, rows[np.isfinite(rows[:, 0]), :2].tolist()))
         assert len(front) == len(wanted)
         assert np.allclose(front, wanted, rtol=1e-9, atol=0)
-        assert len({kind_of(each) for each in plans.front}) == len(front)
         compared += len(front)
     assert compared > 20
 

@@ -123,9 +123,20 @@ struct GroupShape {
 // Checks everything a FabricRecord must satisfy; kOk or kBadFabric.
 Status check_fabric(const FabricRecord& fabric) noexcept;
 
+// A fabric that is checked once, for many calls.
+struct CheckedFabric {
+  explicit CheckedFabric(const FabricRecord& record) noexcept;
+
+  FabricRecord record;
+  Status status;
+  std::int64_t devices;  // that it has; 0 where it is not as it must be
+};
+
 // The fastest algorithm for this group and its time. Two runs that join into one (outer_stride ==
 // ranks * stride) give the bits of that one run.
 CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                            const GroupShape& shape) noexcept;
+CollectiveResult collective(const CheckedFabric& fabric, CollectiveOp op, double bytes,
                             const GroupShape& shape) noexcept;
 CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
                             std::int64_t ranks, std::int64_t stride) noexcept;
@@ -135,6 +146,8 @@ CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double 
 // different nodes of 8. From rank 0 the two are equal to the last bit. A message to oneself is
 // free; kBadRanks for a negative rank, kGroupTooLarge for one the fabric does not have.
 CollectiveResult message(const FabricRecord& fabric, double bytes, std::int64_t from,
+                         std::int64_t to) noexcept;
+CollectiveResult message(const CheckedFabric& fabric, double bytes, std::int64_t from,
                          std::int64_t to) noexcept;
 
 // One named algorithm; kNotApplicable where it cannot run.

@@ -244,6 +244,13 @@ struct PlacedPlan {
   bool proven = true;  // whether no other partition of the layout's space is faster
 };
 
+// What became of the layouts that were looked at.
+struct SettledLayouts {
+  std::int64_t solved;  // exactly; all others by their bounds
+  std::int64_t empty;   // of those, layouts of which no partition fits that keeps together what
+                        // belongs together
+};
+
 // Seconds of one micro-batch's passes by a plan, each at [stage * chunks + chunk], messages that a
 // pass waits for included, and of the step that they make up, without what follows the last pass.
 struct PlanPasses {
@@ -322,13 +329,15 @@ class PlanSpace {
   void best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                      std::span<const double> below_s, std::span<PlacedPlan> plans) const;
 
-  // The fastest `top` plans over several strategies on one chip, distinct but for rank order, and
-  // every plan that is on the front of time and memory; fastest first.
-  // `solved` counts the layouts that were solved, `empty` those of which no partition fits that
-  // keeps together what belongs together.
+  // The fastest `top` plans over several strategies on one chip, distinct but for rank order;
+  // fastest first.
   std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t room,
-                                    std::size_t top, int threads, std::int64_t* solved,
-                                    std::int64_t* empty) const;
+                                    std::size_t top, int threads, SettledLayouts* settled) const;
+
+  // Of the fastest plans of all layouts those of which none is both faster and smaller than
+  // another; fastest first.
+  std::vector<PlacedPlan> front(std::span<const KindTimes> times, std::size_t room, int threads,
+                                SettledLayouts* settled) const;
 
   // ---- bounds ----
 

@@ -146,10 +146,22 @@ Status check_fabric(const FabricRecord& fabric) noexcept {
   return good_library(fabric) ? Status::kOk : Status::kBadFabric;
 }
 
+CheckedFabric::CheckedFabric(const FabricRecord& given) noexcept
+    : record(given),
+      status(check_fabric(given)),
+      devices(status == Status::kOk ? capacity(given) : 0) {}
+
 CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
                             const GroupShape& shape) noexcept {
   if (check_fabric(fabric) != Status::kOk) return failed(Status::kBadFabric);
   Call call{fabric, op, bytes, shape, 1};
+  return prepared_and_fastest(call);
+}
+
+CollectiveResult collective(const CheckedFabric& fabric, CollectiveOp op, double bytes,
+                            const GroupShape& shape) noexcept {
+  if (fabric.status != Status::kOk) return failed(fabric.status);
+  Call call{fabric.record, op, bytes, shape, 1};
   return prepared_and_fastest(call);
 }
 
@@ -203,6 +215,12 @@ CollectiveResult message(const FabricRecord& fabric, double bytes, std::int64_t 
                          std::int64_t to) noexcept {
   if (check_fabric(fabric) != Status::kOk) return failed(Status::kBadFabric);
   return checked_message(fabric, capacity(fabric), bytes, from, to);
+}
+
+CollectiveResult message(const CheckedFabric& fabric, double bytes, std::int64_t from,
+                         std::int64_t to) noexcept {
+  if (fabric.status != Status::kOk) return failed(fabric.status);
+  return checked_message(fabric.record, fabric.devices, bytes, from, to);
 }
 
 void collective_batch(const CollectiveQuery& query, const CollectiveAnswer& answer, int threads) {

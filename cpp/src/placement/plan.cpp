@@ -144,9 +144,14 @@ void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, con
 }
 
 std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times, std::size_t room,
-                                             std::size_t top, int threads, std::int64_t* solved,
-                                             std::int64_t* empty) const {
-  return phaze::top_plans(*impl_, times, room, top, threads, solved, empty);
+                                             std::size_t top, int threads,
+                                             SettledLayouts* settled) const {
+  return phaze::top_plans(*impl_, times, room, top, threads, settled);
+}
+
+std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::size_t room,
+                                         int threads, SettledLayouts* settled) const {
+  return plan_front(*impl_, times, room, threads, settled);
 }
 
 double PlanSpace::layout_bound_s(std::size_t layout, const KindTimes& least,

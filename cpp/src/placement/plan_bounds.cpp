@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "placement/plan_rooms.hpp"
@@ -18,21 +19,42 @@ constexpr double kLoose = 1.0 + 1e-9;
 
 std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
-// The smallest load, in blocks that are not recomputed, with which all stages together hold every
-// block, where a stage recomputes all of its blocks or none, and one takes 1 + r.
-double longest_stage(const StageRooms& rooms, int stages, int blocks, double r) noexcept {
-  const auto holds = [&](double load) {
-    const double plain = std::floor(load * kLoose);
-    const double lean = std::floor(load / (1.0 + r) * kLoose);
-    double held = 0.0;
-    for (int s = 0; s < stages; ++s) {
-      held += std::max(std::min(plain, rooms.plain[at(s)]), std::min(lean, rooms.lean[at(s)]));
-      if (held >= blocks) return true;
-    }
-    return false;
-  };
+// Blocks that a stage holds with a load, in blocks that are not recomputed, where a stage
+// recomputes all of its blocks or none, and one takes 1 + r.
+struct WholeStages {
+  double r;
+  double operator()(double load, double plain, double lean) const noexcept {
+    return std::max(std::min(std::floor(load * kLoose), plain),
+                    std::min(std::floor(load / (1.0 + r) * kLoose), lean));
+  }
+};
+
+// The same where a stage recomputes as many of its blocks as it must, and r is what it takes to
+// save the bytes of one.
+struct SomeBlocks {
+  double r;
+  double operator()(double load, double plain, double lean) const noexcept {
+    const double own = load <= plain ? load : (load + r * plain) / (1.0 + r);
+    return std::min(std::floor(own * kLoose), std::max(std::floor(plain), lean));
+  }
+};
+
+template <typename Held>
+bool all_held(const StageRooms& rooms, int stages, int blocks, double load,
+              const Held& held) noexcept {
+  double sum = 0.0;
+  for (int s = 0; s < stages; ++s) {
+    sum += held(load, rooms.plain[at(s)], rooms.lean[at(s)]);
+    if (sum >= blocks) return true;
+  }
+  return false;
+}
+
+// The smallest load with which all stages together hold every block.
+double longest_stage(const StageRooms& rooms, int stages, int blocks, WholeStages held) noexcept {
+  const auto holds = [&](double load) { return all_held(rooms, stages, blocks, load, held); };
   double least = kInfinite;
-  for (const double unit : {1.0, 1.0 + r}) {
+  for (const double unit : {1.0, 1.0 + held.r}) {
     int low = 0;
     int high = blocks;
     if (!holds(high * unit)) continue;
@@ -45,28 +67,59 @@ double longest_stage(const StageRooms& rooms, int stages, int blocks, double r) 
   return std::isfinite(least) ? least : 1.0;
 }
 
-// The same where a stage recomputes as many of its blocks as it must, and r is what it takes to
-// save the bytes of one.
-double longest_mixed(const StageRooms& rooms, int stages, int blocks, double r) noexcept {
-  const auto holds = [&](double load) {
-    double held = 0.0;
-    for (int s = 0; s < stages; ++s) {
-      const double plain = rooms.plain[at(s)];
-      const double own = load <= plain ? load : (load + r * plain) / (1.0 + r);
-      const double most = std::max(std::floor(plain), rooms.lean[at(s)]);
-      held += std::min(std::floor(own * kLoose), most);
-      if (held >= blocks) return true;
-    }
-    return false;
-  };
+double longest_stage(const StageRooms& rooms, int stages, int blocks, SomeBlocks held) noexcept {
+  const auto holds = [&](double load) { return all_held(rooms, stages, blocks, load, held); };
   double low = std::ceil(static_cast<double>(blocks) / stages);
   if (holds(low)) return low;
-  double high = blocks * (1.0 + r);
+  double high = blocks * (1.0 + held.r);
   for (int step = 0; step < 12; ++step) {
     const double middle = 0.5 * (low + high);
     (holds(middle) ? high : low) = middle;
   }
   return low;
+}
+
+// The least time in which the stages of an interleaved pipeline, each with what it waits for before
+// its first pass and after its last, have all blocks through; `low_s` is known already.
+template <typename Held>
+double interleaved_s(const PlanSpaceImpl& space, const PlanRow& row, const StageRooms& rooms,
+                     const StepTotals& t, double low_s, const Held& held) noexcept {
+  const LayoutRecord& l = row.layout;
+  const std::vector<double>& message_s = space.frames[at(row.frame)].message_s;
+  const auto m = static_cast<double>(l.microbatches);
+  const double chunks = l.virtual_stages;
+  const double wrap_s = (chunks - 1.0) * (l.stages == 2 ? message_s[1] : row.wrap_s);
+  const double block_s = t.block_s * kLoose;  // as many blocks as in exact numbers, or more
+  const auto holds = [&](double time_s) {
+    double before_s = 0.0;
+    double sum = 0.0;
+    for (int k = 0; k < l.stages; ++k) {
+      const bool last = k + 1 == l.stages;
+      const double enters_s = k > 0 ? message_s[at(k)] : 0.0;
+      const double leaves_s = last ? 0.0 : message_s[at(k) + 1];
+      // The first chunk of all may hold a block less, where the embedding counts as one.
+      const double waits_s = before_s + std::max(0.0, k * row.bound.chunk - 1.0) * t.block_s;
+      double load_s = (time_s - waits_s) / m - chunks * (enters_s + leaves_s);
+      if (k == 0) load_s -= t.first_s + wrap_s;
+      if (last) load_s -= t.last_s + wrap_s;
+      const std::size_t place = at(l.stages - 1 - k);
+      if (load_s < 0.0) return false;
+      sum += held(load_s / block_s * (kLoose * kLoose), rooms.plain[place], rooms.lean[place]);
+      before_s += enters_s + leaves_s;
+    }
+    return sum >= space.blocks;
+  };
+  if (!(t.block_s > 0.0) || holds(low_s)) return low_s;
+  double high_s = low_s * 1.125;
+  for (int step = 0; step < 24 && !holds(high_s); ++step) {
+    low_s = high_s;
+    high_s *= 1.125;
+  }
+  for (int step = 0; step < 8; ++step) {
+    const double middle = 0.5 * (low_s + high_s);
+    (holds(middle) ? high_s : low_s) = middle;
+  }
+  return low_s;
 }
 
 // Load of the longest stage, were there room for all. With `whole` blocks a stage at most, so many
@@ -108,9 +161,7 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
   LayoutBound b{};
   if (schedule_of(l) == PipelineSchedule::kInterleaved) {
     b.works = 1.0;
-    // The first chunk of all may hold a block less, where the embedding counts as one.
-    const double chunk = std::floor(blocks / (p * l.virtual_stages));
-    b.fill = std::max(0.0, 0.5 * (p - 1.0) * chunk - (p - 1.0) / p);
+    b.chunk = std::floor(blocks / (p * l.virtual_stages));
   } else if (schedule_of(l) == PipelineSchedule::kOneForwardOneBackward) {
     const bool many = m >= p + 1.0;
     b.loads = many ? m - p - 1.0 : 0.0;
@@ -119,6 +170,10 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
   }
   if (static_cast<int>(schedule_of(l)) < static_cast<int>(PipelineSchedule::kZeroBubbleH1)) {
     for (int k = 1; k < l.stages; ++k) b.sends_s += 2.0 * frame.message_s[at(k)];
+    if (b.chunk > 0.0) {
+      const double around_s = l.stages == 2 ? frame.message_s[1] : row.wrap_s;
+      b.sends_s = l.virtual_stages * b.sends_s + 2.0 * (l.virtual_stages - 1.0) * around_s;
+    }
   }
   const int own = l.stages == 1 ? layers : 1;  // of several stages the first holds this at least
   double sync = 0.0;
@@ -145,9 +200,8 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
   return b;
 }
 
-StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, double room_bytes) const {
+StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, const RoomForBlocks& room) const {
   const LayoutRecord& l = row.layout;
-  const RoomForBlocks room(*this, row, room_bytes);
   const bool shared = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward && l.stages > 1;
   const int count = shared ? static_cast<int>(frames[at(row.frame)].message_s.size()) : l.stages;
   StageRooms found;
@@ -172,9 +226,8 @@ StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, double room_bytes) const 
 // Blocks that the stages of a layout have room for without recomputation leave so many that must
 // be recomputed.
 double PlanSpaceImpl::recomputed_blocks(const PlanRow& row, const StageRooms& stage,
-                                        double room_bytes) const {
+                                        const RoomForBlocks& room) const {
   const LayoutRecord& l = row.layout;
-  const RoomForBlocks room(*this, row, room_bytes);
   const auto in_flight = [&](int s) {
     return microbatches_in_flight(schedule_of(l), l.stages, l.stages - s, l.microbatches,
                                   l.virtual_stages);
@@ -197,20 +250,29 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
   for (std::size_t c = 0; c < rooms.size(); ++c) {
     std::map<Key, std::int32_t> known;  // stages of a layout by 1F1B have room as any others
+    // Layouts of a frame stand next to each other, and have the same room but for one stage alone.
+    std::optional<RoomForBlocks> room;
+    std::int32_t room_frame = -1;
+    bool room_alone = false;
     for (std::size_t r = 0; r < rows.size(); ++r) {
       PlanRow& row = rows[r];
       if (c == 0) row.bound = bound_of(row);
       if (fits[r * rooms.size() + c] == 0) continue;
       const LayoutRecord& l = row.layout;
+      if (room_frame != row.frame || room_alone != (l.stages == 1)) {
+        room.emplace(*this, row, rooms[c]);
+        room_frame = row.frame;
+        room_alone = l.stages == 1;
+      }
       const bool plain = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward;
       const Key key{row.frame, l.schedule, plain && l.stages > 1 ? 0 : l.stages, l.virtual_stages};
       auto at_key = known.find(key);
       if (at_key == known.end()) {
         at_key = known.emplace(key, static_cast<std::int32_t>(stage_rooms.size())).first;
-        stage_rooms.push_back(rooms_of(row, rooms[c]));
+        stage_rooms.push_back(rooms_of(row, *room));
       }
       const StageRooms& own = stage_rooms[at(at_key->second)];
-      row_rooms[r * rooms.size() + c] = {at_key->second, recomputed_blocks(row, own, rooms[c])};
+      row_rooms[r * rooms.size() + c] = {at_key->second, recomputed_blocks(row, own, *room)};
       const LayoutBound& b = row.bound;
       const double part = 1.0 / l.stages;
       const double slope =
@@ -283,7 +345,11 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   };
   double load = work / p;
   const double after = b.tail_s + step_s + row.exchange_s;
-  const double filled = m * work / p + b.fill * t.block_s;
+  // A stage waits for the first chunks of those before it, on average for half of them all.
+  double filled = m * work / p;
+  if (b.chunk > 0.0) {
+    filled += std::max(0.0, 0.5 * (p - 1.0) * b.chunk - (p - 1.0) / p) * t.block_s;
+  }
   const double quick = (std::max(filled, passes(load, b.works, m)) + after) * kSure;
   if (quick > enough_s) return quick;
   // A folded pipeline has both ends on its first stage.
@@ -291,13 +357,19 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
     load = std::max(load, load_with_ends(b, t));
   }
   const StageRooms& rooms = space.stage_rooms[at(own.rooms)];
-  const double r_share = t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0;
-  double longest = 0.0;
+  const double r_share = (t.block_s > 0.0 ? std::max(0.0, t.again_s / t.block_s) : 0.0) * kSure;
   if (space.blocks > 0 && !both_ways(row.layout)) {  // two devices have half of each load
-    const auto& longest_of = space.some_blocks ? longest_mixed : longest_stage;
-    longest = longest_of(rooms, row.layout.stages, space.blocks, r_share * kSure);
+    const int stages = row.layout.stages;
+    const double longest = space.some_blocks
+                               ? longest_stage(rooms, stages, space.blocks, SomeBlocks{r_share})
+                               : longest_stage(rooms, stages, space.blocks, WholeStages{r_share});
+    load = std::max(load, longest * t.block_s * kSure);
+    if (b.chunk > 0.0 && stages > 1) {
+      filled = space.some_blocks
+                   ? interleaved_s(space, row, rooms, t, filled, SomeBlocks{r_share})
+                   : interleaved_s(space, row, rooms, t, filled, WholeStages{r_share});
+    }
   }
-  load = std::max(load, longest * t.block_s * kSure);
   if (load_s != nullptr) *load_s = load;
   // Of the step, all but the backward work; and that hides as much of the gradients at most.
   const double less = passes(load, std::max(b.works - 1.0, 0.0), std::max(m - p, 0.0));

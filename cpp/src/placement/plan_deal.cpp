@@ -134,8 +134,14 @@ PlanSolver::Played PlanSolver::play(const Partition& partition) {
                         std::accumulate(backward_s_.begin(), backward_s_.end(), 0.0);
     found.step_s = static_cast<double>(rounds_) * pass;
   } else {
-    found.step_s = player_.step_s(schedule_of(row_->layout), {stages_, chunks, rounds_, forward_s_,
-                                                              backward_s_, weight_grad_s_, 1.0});
+    const PipelineSchedule schedule = schedule_of(row_->layout);
+    const PipelineLoads loads{stages_,     chunks,         rounds_, forward_s_,
+                              backward_s_, weight_grad_s_, 1.0};
+    if (played_ != nullptr) key_.set(schedule, loads);
+    if (played_ == nullptr || !played_->find(key_, &found.step_s)) {
+      found.step_s = player_.step_s(schedule, loads);
+      if (played_ != nullptr) played_->add(key_, found.step_s);
+    }
   }
   return found;
 }

@@ -52,31 +52,6 @@ bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyReco
          l.data_parallel % s.expert_parallel == 0 && good_shard(l, s);
 }
 
-// Whether each tier is at least as slow for messages as those inside it. In a full mesh a message
-// has one of a device's links.
-bool slower_outward(const FabricRecord& fabric) noexcept {
-  if (fabric.kind == static_cast<std::int32_t>(FabricKind::kGrid)) return false;
-  const auto exchange = static_cast<int>(Transfer::kExchange);
-  const auto link_s = [&](int l) {
-    const double links = fabric.full_mesh[l] != 0 ? static_cast<double>(fabric.size[l] - 1) : 1.0;
-    return links / fabric.bytes_per_s[l];
-  };
-  for (int i = 0; i < fabric.protocols[exchange]; ++i) {
-    const ProtocolRecord& p = fabric.protocol[exchange][i];
-    const auto begin_s = [&](int l) { return p.startup_s[l] + p.step_s[l]; };
-    const auto byte_s = [&](int l) { return link_s(l) / p.share[l] + p.copy_s_per_byte[l]; };
-    for (int l = 1; l < fabric.levels; ++l) {
-      if (begin_s(l) < begin_s(l - 1) || byte_s(l) < byte_s(l - 1)) return false;
-    }
-  }
-  for (int l = 1; l < fabric.levels; ++l) {
-    if (link_s(l) < link_s(l - 1) || fabric.latency_s[l] < fabric.latency_s[l - 1]) {
-      return false;
-    }
-  }
-  return true;
-}
-
 bool known_schedule(std::int32_t code) noexcept {
   return code >= 0 && code < kPipelineScheduleCount;
 }
@@ -103,9 +78,9 @@ Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
       problem.sizes.size() != problem.strategies.size() * at(kinds)) {
     return Status::kBadLayers;
   }
-  if (check_fabric(problem.fabric) != Status::kOk || problem.devices < 1) return Status::kBadFabric;
+  fabric = CheckedFabric(problem.fabric);
+  if (fabric.status != Status::kOk || problem.devices < 1) return Status::kBadFabric;
   if (!good_training(problem.training)) return Status::kNotFinite;
-  fabric = problem.fabric;
   devices = problem.devices;
   training = problem.training;
   some_blocks = problem.some_blocks;
@@ -252,6 +227,36 @@ double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std
   return found.time_s;
 }
 
+// Where each tier of switches is at least as slow for so many bytes as those inside it, a message
+// is as slow as the highest tier it crosses: of the pairs of ranks `low`, ..., `low` + `block` - 1
+// and `distance` further, a sender whose message crosses the highest, and the units below that
+// tier.
+PlanSpaceImpl::Sender PlanSpaceImpl::highest_sender(std::int64_t low, std::int64_t block,
+                                                    std::int64_t distance) const noexcept {
+  Sender found{low, 1};
+  std::int64_t unit = 1;
+  for (int l = 0; l + 1 < fabric.record.levels; ++l) {
+    unit *= fabric.record.size[l];
+    const std::int64_t border = (low / unit + 1) * unit;
+    const std::int64_t rank = std::min(border - 1, low + block - 1);
+    if (rank + distance >= border) found = {rank, unit};
+  }
+  return found;
+}
+
+bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
+  if (fabric.record.kind == static_cast<std::int32_t>(FabricKind::kGrid)) return false;
+  std::int64_t unit = 1;
+  double inside_s = 0.0;
+  for (int l = 0; l < fabric.record.levels && unit < fabric.devices; ++l) {
+    const double own_s = message(fabric, bytes, 0, unit).time_s;
+    if (!(own_s >= inside_s)) return false;
+    inside_s = own_s;
+    unit *= std::max<std::int64_t>(fabric.record.size[l], 1);
+  }
+  return true;
+}
+
 // The slowest of the messages that all devices of stage `from` send to those of stage `to`: the
 // devices of a stage are whole blocks of ranks, one for each run of replicas.
 double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
@@ -263,30 +268,27 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
   const std::int64_t block = replicas_inside ? inner * layout.data_parallel : inner;
   const std::int64_t runs = replicas_inside ? 1 : layout.data_parallel;
   const std::int64_t apart = inner * layout.stages;  // from block to block of a stage
-  const std::int64_t distance = (to - from) * block;
+  const std::int64_t distance = std::abs(to - from) * block;
+  const std::int64_t first = std::min(from, to) * block;
   double slowest = 0.0;
+  // A message takes the same there and back.
   const auto send = [&](std::int64_t rank) {
     const CollectiveResult sent = message(fabric, bytes, rank, rank + distance);
     if (sent.status != Status::kOk) *status = sent.status;
     slowest = std::max(slowest, sent.time_s);
   };
+  if (slower_outward(bytes)) {
+    Sender highest = highest_sender(first, block, distance);
+    for (std::int64_t k = 1; k < runs; ++k) {
+      const Sender own = highest_sender(first + k * apart, block, distance);
+      if (own.unit > highest.unit) highest = own;
+    }
+    send(highest.rank);
+    return slowest;
+  }
   for (std::int64_t k = 0; k < runs; ++k) {
-    const std::int64_t first = k * apart + from * block;
-    if (!slower_outward(fabric)) {
-      for (std::int64_t rank = first; rank < first + block; ++rank) send(rank);
-      continue;
-    }
-    // A message is as slow as the highest tier it crosses: of the ranks before each border of a
-    // tier's units the last one tells.
-    send(first);
-    std::int64_t unit = 1;
-    for (int l = 0; l < fabric.levels && fabric.size[l] > 0; ++l) {
-      unit *= fabric.size[l];
-      const std::int64_t low = distance > 0 ? first : first + distance;
-      const std::int64_t border = (low / unit + 1) * unit;
-      const std::int64_t rank = std::min(border - 1, low + block - 1);
-      if (rank + std::abs(distance) >= border) send(distance > 0 ? rank : rank - distance);
-    }
+    const std::int64_t low = first + k * apart;
+    for (std::int64_t rank = low; rank < low + block; ++rank) send(rank);
   }
   return slowest;
 }

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <numeric>
+#include <tuple>
 
 #include "phaze/parallel.hpp"
 #include "placement/plan_solver.hpp"
@@ -20,10 +20,9 @@ std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
 struct Candidate {
   double bound_s;
-  double load_s;   // that some stage has at least
-  double block_s;  // both passes of the shortest block
-  double work_s;   // of a micro-batch, messages included
+  double load_s;  // that some stage has at least
   std::int64_t row;
+  bool quick;  // whether the bound is the quick one, and may still rise
 };
 
 bool sooner(const Candidate& a, const Candidate& b) noexcept {
@@ -48,42 +47,60 @@ Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
           s.way};
 }
 
-// Plans found so far: the best of each kind, and the front of time and memory.
-class Leaders {
+// The times of the fastest plans found so far, one of each kind.
+class Fastest {
  public:
-  explicit Leaders(std::size_t top) : top_(top) {}
+  explicit Fastest(std::size_t top) : top_(top) {}
 
+  // What a plan may take to be among them.
+  double limit_s() const { return times_.size() < top_ ? kInfinite : times_[top_ - 1]; }
+
+  void add(double time_s, const Kind& kind) {
+    const auto [known, fresh] = best_.try_emplace(kind, time_s);
+    if (!fresh) {
+      if (!(time_s < known->second)) return;
+      times_.erase(std::lower_bound(times_.begin(), times_.end(), known->second));
+      known->second = time_s;
+    }
+    times_.insert(std::upper_bound(times_.begin(), times_.end(), time_s), time_s);
+  }
+
+ private:
+  std::size_t top_;
+  std::map<Kind, double> best_;
+  std::vector<double> times_;  // of those, rising
+};
+
+// The plans found so far of which none is both faster and smaller than another.
+class Front {
+ public:
   // What a plan of at least so many bytes may take to be of interest.
   double below(double least_bytes) const {
-    const double limit = times_.size() < top_ ? kInfinite : times_[top_ - 1];
-    if (stale_) refresh();
     const auto above =
         std::upper_bound(front_.begin(), front_.end(), least_bytes,
                          [](double bytes, const Leader& l) { return bytes < l.bytes; });
-    const double front = above == front_.begin() ? kInfinite : std::prev(above)->time_s;
-    return std::max(limit, front);
+    return above == front_.begin() ? kInfinite : std::prev(above)->time_s;
   }
 
-  // Bytes of the leanest plan that takes less than this; infinite where there is none, or where a
-  // plan would be among the fastest.
+  // Bytes of the leanest plan that takes less than this; infinite where there is none.
   double least_bytes(double time_s) const {
-    if (times_.size() < top_ || time_s <= times_[top_ - 1]) return kInfinite;
-    if (stale_) refresh();
     const auto slower = std::partition_point(front_.begin(), front_.end(),
                                              [&](const Leader& l) { return l.time_s >= time_s; });
     return slower == front_.end() ? kInfinite : slower->bytes;
   }
 
-  void add(const PlacedPlan& plan, const Kind& kind) {
+  void add(const PlacedPlan& plan) {
     const Leader leader{plan.memory_bytes, plan.time_s};
-    const auto [known, fresh] = best_.try_emplace(kind, leader);
-    if (!fresh) {
-      if (!(leader.time_s < known->second.time_s)) return;
-      times_.erase(std::lower_bound(times_.begin(), times_.end(), known->second.time_s));
-      known->second = leader;
+    const auto place =
+        std::lower_bound(front_.begin(), front_.end(), leader.bytes,
+                         [](const Leader& l, double bytes) { return l.bytes < bytes; });
+    if (place != front_.begin() && std::prev(place)->time_s <= leader.time_s) return;
+    if (place != front_.end() && place->bytes == leader.bytes && place->time_s <= leader.time_s) {
+      return;
     }
-    times_.insert(std::upper_bound(times_.begin(), times_.end(), leader.time_s), leader.time_s);
-    stale_ = true;
+    const auto end = std::find_if(place, front_.end(),
+                                  [&](const Leader& l) { return l.time_s < leader.time_s; });
+    front_.insert(front_.erase(place, end), leader);
   }
 
  private:
@@ -91,76 +108,145 @@ class Leaders {
     double bytes;
     double time_s;
   };
-
-  // A slower rank order of a kind is no plan of its own, so the front is made of leaders alone.
-  void refresh() const {
-    sorted_.clear();
-    for (const auto& [_, leader] : best_) sorted_.push_back(leader);
-    std::sort(sorted_.begin(), sorted_.end(), [](const Leader& a, const Leader& b) {
-      return a.bytes != b.bytes ? a.bytes < b.bytes : a.time_s < b.time_s;
-    });
-    front_.clear();
-    for (const Leader& leader : sorted_) {
-      if (front_.empty() || leader.time_s < front_.back().time_s) front_.push_back(leader);
-    }
-    stale_ = false;
-  }
-
-  std::size_t top_;
-  std::map<Kind, Leader> best_;
-  std::vector<double> times_;  // of those, rising
-  mutable std::vector<Leader> sorted_;
-  mutable std::vector<Leader> front_;  // more bytes, less time
-  mutable bool stale_ = false;
+  std::vector<Leader> front_;  // more bytes, less time
 };
 
-// What a layout's plan may take to be of interest. A plan that takes no longer has no stage above a
-// load, so none with more blocks than that; hence a least memory, and a sharper limit.
-double limit_of(const PlanSpaceImpl& space, const Candidate& c, const Leaders& leaders,
-                double room_bytes) {
+// What a layout's plan may take to be on the front. A plan that takes no longer has no stage above
+// a load, so none with more blocks than that; hence a least memory, and a sharper limit.
+double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepTotals& totals,
+                     const Front& front, double room_bytes) {
   const PlanRow& row = space.rows[at(c.row)];
   const LayoutRecord& l = row.layout;
   const auto m = static_cast<double>(l.microbatches);
   const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
   double most = l.virtual_stages > 1 ? (both_ways(l) ? 2.0 * even : even) : space.blocks;
   double least = least_memory(space, row, room_bytes, most);
-  double limit = leaders.below(least);
+  double limit = front.below(least);
   if (c.bound_s > limit) return limit;
-  const double known = leaders.least_bytes(c.bound_s);
+  const double known = front.least_bytes(c.bound_s);
   if (known < kInfinite && !holds_all(space, row, room_bytes, known)) return 0.0;
   least = least_memory_of_all(space, row, room_bytes, least);
-  limit = leaders.below(least);
+  limit = front.below(least);
+  const double work_s = totals.work_s + row.bound.sends_s;
   for (int round = 0; round < 4 && c.bound_s <= limit && limit < kInfinite; ++round) {
-    if (!(c.block_s > 0.0) || l.virtual_stages > 1) break;
+    if (!(totals.block_s > 0.0) || l.virtual_stages > 1) break;
     double load = limit / m;
     if (l.schedule == 0 && m > l.stages + 1.0) {
-      load = std::min(load, (limit - 2.0 * c.work_s) / (m - l.stages - 1.0));
+      load = std::min(load, (limit - 2.0 * work_s) / (m - l.stages - 1.0));
     }
-    most = std::min(most, std::floor(load / c.block_s * (1.0 + 1e-9)));
+    most = std::min(most, std::floor(load / totals.block_s * (1.0 + 1e-9)));
     least = std::max(least, least_memory(space, row, room_bytes, most));
-    const double sharper = leaders.below(least);
+    const double sharper = front.below(least);
     if (sharper >= limit) break;
     limit = sharper;
   }
   return limit;
 }
 
-// Of plans in order, those that are among the first of their kind, and those on the front.
-std::vector<PlacedPlan> leading(const PlanSpaceImpl& space, std::vector<PlacedPlan> plans,
-                                std::size_t top) {
-  std::vector<PlacedPlan> kept;
-  std::map<Kind, bool> known;
-  double least = kInfinite;
-  for (PlacedPlan& plan : plans) {
-    const bool first =
-        known.emplace(kind_of(space, space.rows[at(plan.layout)].layout), true).second;
-    if (!first) continue;
-    if (known.size() > top && plan.memory_bytes >= least) continue;
-    least = std::min(least, plan.memory_bytes);
-    kept.push_back(std::move(plan));
-  }
-  return kept;
+// In the order in which plans are listed: of equal ones that on the fewest devices, then by widths,
+// whatever the order of the layouts.
+void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
+  const auto key = [&](const PlacedPlan& plan) {
+    const LayoutRecord& l = space.rows[at(plan.layout)].layout;
+    const StrategyRecord& s = space.strategies[at(l.strategy)];
+    const std::int64_t devices =
+        s.tensor_parallel * s.context_parallel * l.stages * l.data_parallel;
+    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tensor_parallel, l.stages,
+                      l.data_parallel, l.zero, plan.layout);
+  };
+  std::sort(plans->begin(), plans->end(),
+            [&](const PlacedPlan& a, const PlacedPlan& b) { return key(a) < key(b); });
 }
+
+// All layouts of all strategies on one chip, in the order of their bounds.
+class Layouts {
+ public:
+  Layouts(const PlanSpaceImpl& space, std::span<const KindTimes> times, std::size_t room)
+      : space_(space), times_(times), room_(room) {
+    for (std::size_t s = 0; s < space.strategies.size(); ++s) {
+      totals_.push_back(totals_of(space, static_cast<int>(s), times[s]));
+      for (const std::int64_t r : space.fitting[s * space.rooms.size() + room]) {
+        const double bound_s = bound_of_row(space, at(r), room, totals_[s],
+                                            times[s].hbm_bytes_per_s, -kInfinite, nullptr);
+        if (bound_s < kInfinite) queue_.push_back({bound_s, 0.0, r, true});
+      }
+    }
+    std::make_heap(queue_.begin(), queue_.end(), later);
+  }
+
+  // Solves every layout that a plan of interest may have: `limit` gives what a candidate's plan may
+  // take, `offer` is called with the plans found, in the order of the bounds.
+  template <typename Limit, typename Offer>
+  SettledLayouts settle(int threads, const Limit& limit, const Offer& offer) {
+    SettledLayouts settled{};
+    PlayedSteps played;
+    std::vector<Candidate> wave;
+    std::vector<double> below;
+    while (!queue_.empty()) {
+      wave.clear();
+      below.clear();
+      while (!queue_.empty() && wave.size() < kWave) {
+        const Candidate own = next();
+        const double most_s = limit(own, totals_[strategy_of(own)]);
+        if (own.bound_s > most_s) continue;
+        if (own.quick) {
+          sharpen(own);
+          continue;
+        }
+        wave.push_back(own);
+        below.push_back(most_s);
+      }
+      std::vector<PlacedPlan> found(wave.size());
+      parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
+        PlanSolver solver(&played);
+        for (std::size_t k = begin; k < end; ++k) {
+          found[k] = solver.best(space_, at(wave[k].row), times_[strategy_of(wave[k])],
+                                 space_.rooms[room_], below[k], wave[k].load_s);
+        }
+      });
+      settled.solved += static_cast<std::int64_t>(wave.size());
+      for (std::size_t k = 0; k < found.size(); ++k) {
+        if (found[k].time_s < kInfinite) {
+          offer(std::move(found[k]));
+        } else {
+          settled.empty += below[k] == kInfinite;
+        }
+      }
+    }
+    return settled;
+  }
+
+ private:
+  static bool later(const Candidate& a, const Candidate& b) noexcept { return sooner(b, a); }
+
+  std::size_t strategy_of(const Candidate& c) const noexcept {
+    return at(space_.rows[at(c.row)].layout.strategy);
+  }
+
+  Candidate next() {
+    std::pop_heap(queue_.begin(), queue_.end(), later);
+    const Candidate own = queue_.back();
+    queue_.pop_back();
+    return own;
+  }
+
+  // Puts a candidate back with the bound that takes longer to find.
+  void sharpen(Candidate own) {
+    const std::size_t s = strategy_of(own);
+    own.bound_s =
+        std::max(own.bound_s, bound_of_row(space_, at(own.row), room_, totals_[s],
+                                           times_[s].hbm_bytes_per_s, kInfinite, &own.load_s));
+    own.quick = false;
+    queue_.push_back(own);
+    std::push_heap(queue_.begin(), queue_.end(), later);
+  }
+
+  const PlanSpaceImpl& space_;
+  std::span<const KindTimes> times_;
+  std::size_t room_;
+  std::vector<StepTotals> totals_;  // by strategy
+  std::vector<Candidate> queue_;    // a heap, the lowest bound on top
+};
 
 }  // namespace
 
@@ -174,7 +260,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     double load = 0.0;
     const double bound =
         bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, below_s, &load);
-    if (bound <= below_s) candidates.push_back({bound, load, 0.0, 0.0, r});
+    if (bound <= below_s) candidates.push_back({bound, load, r, false});
   }
   std::sort(candidates.begin(), candidates.end(), sooner);
   double limit = below_s;
@@ -192,60 +278,51 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
 
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t room, std::size_t top, int threads,
-                                  std::int64_t* solved, std::int64_t* empty) {
-  std::vector<Candidate> candidates;
-  for (std::size_t s = 0; s < space.strategies.size(); ++s) {
-    const StepTotals totals = totals_of(space, static_cast<int>(s), times[s]);
-    for (const std::int64_t r : space.fitting[s * space.rooms.size() + room]) {
-      double load = 0.0;
-      const double bound =
-          bound_of_row(space, at(r), room, totals, times[s].hbm_bytes_per_s, kInfinite, &load);
-      if (bound == kInfinite) continue;
-      const double work = totals.work_s + space.rows[at(r)].bound.sends_s;
-      candidates.push_back({bound, load, totals.block_s, work, r});
-    }
-  }
-  std::sort(candidates.begin(), candidates.end(), sooner);
-  Leaders leaders(top);
+                                  SettledLayouts* settled) {
+  Layouts layouts(space, times, room);
+  Fastest fastest(top);
+  const auto kind = [&](const PlacedPlan& plan) {
+    return kind_of(space, space.rows[at(plan.layout)].layout);
+  };
   std::vector<PlacedPlan> plans;
-  std::vector<const Candidate*> wave;
-  std::vector<double> below;
-  *solved = 0;
-  *empty = 0;
-  for (std::size_t next = 0; next < candidates.size();) {
-    wave.clear();
-    below.clear();
-    for (; next < candidates.size() && wave.size() < kWave; ++next) {
-      const double limit = limit_of(space, candidates[next], leaders, space.rooms[room]);
-      if (candidates[next].bound_s > limit) continue;
-      wave.push_back(&candidates[next]);
-      below.push_back(limit);
-    }
-    std::vector<PlacedPlan> found(wave.size());
-    parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
-      PlanSolver solver;
-      for (std::size_t k = begin; k < end; ++k) {
-        const std::size_t row = at(wave[k]->row);
-        const std::size_t s = at(space.rows[row].layout.strategy);
-        found[k] = solver.best(space, row, times[s], space.rooms[room], below[k], wave[k]->load_s);
-      }
-    });
-    *solved += static_cast<std::int64_t>(wave.size());
-    for (std::size_t k = 0; k < found.size(); ++k) {
-      PlacedPlan& plan = found[k];
-      if (plan.time_s == kInfinite) {
-        *empty += below[k] == kInfinite;
-        continue;
-      }
-      leaders.add(plan, kind_of(space, space.rows[at(plan.layout)].layout));
-      plans.push_back(std::move(plan));
-    }
+  *settled = layouts.settle(
+      threads, [&](const Candidate&, const StepTotals&) { return fastest.limit_s(); },
+      [&](PlacedPlan plan) {
+        fastest.add(plan.time_s, kind(plan));
+        plans.push_back(std::move(plan));
+      });
+  sort_plans(space, &plans);
+  std::vector<PlacedPlan> kept;
+  std::map<Kind, bool> known;
+  for (PlacedPlan& plan : plans) {
+    if (!known.emplace(kind(plan), true).second) continue;
+    kept.push_back(std::move(plan));
+    if (kept.size() == top) break;
   }
-  std::stable_sort(plans.begin(), plans.end(), [](const PlacedPlan& a, const PlacedPlan& b) {
-    if (a.time_s != b.time_s) return a.time_s < b.time_s;
-    return a.memory_bytes != b.memory_bytes ? a.memory_bytes < b.memory_bytes : a.layout < b.layout;
-  });
-  return leading(space, std::move(plans), top);
+  return kept;
+}
+
+std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
+                                   std::size_t room, int threads, SettledLayouts* settled) {
+  Layouts layouts(space, times, room);
+  Front front;
+  std::vector<PlacedPlan> plans;
+  *settled = layouts.settle(
+      threads,
+      [&](const Candidate& c, const StepTotals& totals) {
+        return front_limit_s(space, c, totals, front, space.rooms[room]);
+      },
+      [&](PlacedPlan plan) {
+        front.add(plan);
+        plans.push_back(std::move(plan));
+      });
+  sort_plans(space, &plans);
+  std::vector<PlacedPlan> kept;
+  for (PlacedPlan& plan : plans) {
+    if (!kept.empty() && plan.memory_bytes >= kept.back().memory_bytes) continue;
+    kept.push_back(std::move(plan));
+  }
+  return kept;
 }
 
 }  // namespace phaze

@@ -7,11 +7,15 @@
 
 #include "phaze/pipeline_schedule.hpp"
 #include "placement/plan_sums.hpp"
+#include "placement/played_steps.hpp"
 
 namespace phaze {
 
 class PlanSolver {
  public:
+  // `played`, where given, is looked up before a step is played; several solvers may share it.
+  explicit PlanSolver(PlayedSteps* played = nullptr) noexcept : played_(played) {}
+
   // The fastest plan that takes at most `below_s`; time_s infinite where there is none.
   // `load_s` is a load that some stage has at least, where that is known; it only saves time.
   PlacedPlan best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
@@ -138,6 +142,8 @@ class PlanSolver {
   std::vector<std::int32_t> extra_;  // by chunk: whether it has a layer more than others
   std::vector<double> forward_s_, backward_s_, weight_grad_s_;
   PipelinePlayer player_;
+  PlayedSteps* played_ = nullptr;
+  PlayedSteps::Key key_;
   PipelineSchedule held_schedule_{};  // of what is held, and its stages, chunks, micro-batches
   std::int64_t held_shape_[3] = {0, 0, 0};
   std::vector<std::vector<double>> held_;  // by stage, see PipelinePlayer::held_chunks
@@ -150,7 +156,9 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
                             double below_s, PlanSolver* solver);
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t room, std::size_t top, int threads,
-                                  std::int64_t* solved, std::int64_t* empty);
+                                  SettledLayouts* settled);
+std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
+                                   std::size_t room, int threads, SettledLayouts* settled);
 
 // What a step takes by a plan; `solver` is scratch.
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,

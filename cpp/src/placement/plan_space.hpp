@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "phaze/collective.hpp"
 #include "phaze/plan.hpp"
 #include "placement/memory_rule.hpp"
 
@@ -58,7 +59,7 @@ struct StageRooms {
 struct LayoutBound {
   double loads;  // of the longest load
   double works;  // of the work of a micro-batch
-  double fill;   // blocks that the first chunks hold, halved: what stages wait for on average
+  double chunk;  // interleaved: blocks of a chunk at least
   double early;  // stages that as many others follow as there are micro-batches; 0: not counted
   double sends_s;
   double tail_s;
@@ -88,6 +89,8 @@ struct BoundLine {
   double height_s;
 };
 
+class RoomForBlocks;  // plan_rooms.hpp
+
 class PlanSpaceImpl {
  public:
   Status build(const PlanProblem& problem, std::span<const double> rooms,
@@ -103,7 +106,7 @@ class PlanSpaceImpl {
   bool free_cuts = true;     // whether stages may begin anywhere
   bool alike = false;        // all blocks are of one kind
   bool some_blocks = false;  // whether a stage may recompute some of its blocks and not others
-  FabricRecord fabric{};
+  CheckedFabric fabric{FabricRecord{}};
   std::int64_t devices = 0;
   TrainingRecord training{};
   std::vector<std::int32_t> order;
@@ -150,14 +153,21 @@ class PlanSpaceImpl {
   Status take_layouts(const PlanProblem& problem);
   Status add_frame(const LayoutRecord& layout, int most_stages);
   void add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame, Status* status) const;
+  struct Sender {
+    std::int64_t rank;
+    std::int64_t unit;  // ranks below the tier that its message crosses
+  };
+  Sender highest_sender(std::int64_t low, std::int64_t block, std::int64_t distance) const noexcept;
+  bool slower_outward(double bytes) const noexcept;
   double message_s(const LayoutRecord& layout, double bytes, int from, int to,
                    Status* status) const;
   double collective_s(int op, double bytes, std::int64_t ranks, std::int64_t stride,
                       std::int64_t outer, std::int64_t outer_stride, Status* status) const;
   void add_bounds(std::span<const std::uint8_t> fits);  // plan_bounds.cpp
   LayoutBound bound_of(const PlanRow& row) const;
-  StageRooms rooms_of(const PlanRow& row, double room_bytes) const;
-  double recomputed_blocks(const PlanRow& row, const StageRooms& stage, double room_bytes) const;
+  StageRooms rooms_of(const PlanRow& row, const RoomForBlocks& room) const;
+  double recomputed_blocks(const PlanRow& row, const StageRooms& stage,
+                           const RoomForBlocks& room) const;
 };
 
 // What bounds on a step are made of; one micro-batch on one device.

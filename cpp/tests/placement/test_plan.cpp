@@ -168,11 +168,20 @@ void one_case(unsigned seed) {
   const PlacedPlan whole = c.space.best_of_strategy(0, times, times, 0, kInfinite);
   CHECK(whole.time_s == kInfinite ? best == kInfinite
                                   : std::abs(whole.time_s - best) <= 1e-12 * best);
-  std::int64_t solved = 0;
-  std::int64_t empty = 0;
+  SettledLayouts settled{};
   const std::vector<KindTimes> all{times};
-  const auto one = c.space.top_plans(all, 0, 3, 1, &solved, &empty);
-  const auto two = c.space.top_plans(all, 0, 3, 2, &solved, &empty);
+  const auto one = c.space.top_plans(all, 0, 3, 1, &settled);
+  const auto two = c.space.top_plans(all, 0, 3, 2, &settled);
+  const auto front = c.space.front(all, 0, 1, &settled);
+  CHECK(front.empty() == one.empty());
+  for (std::size_t k = 0; k < front.size(); ++k) {
+    if (k == 0) {
+      CHECK(front[0].time_s == one[0].time_s);
+    } else {
+      CHECK(front[k].time_s > front[k - 1].time_s &&
+            front[k].memory_bytes < front[k - 1].memory_bytes);
+    }
+  }
   CHECK(one.size() == two.size());
   for (std::size_t k = 0; k < one.size(); ++k) {
     CHECK(one[k].time_s == two[k].time_s && one[k].layout == two[k].layout);

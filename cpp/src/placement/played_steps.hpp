@@ -1,0 +1,71 @@
+// Steps that were played, by the passes they are made of. Layouts that differ in what follows the
+// last pass (ZeRO stage) or in ranks that lie alike have the same passes, and the same step.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "phaze/pipeline_schedule.hpp"
+
+namespace phaze {
+
+// Safe to use from several threads.
+class PlayedSteps {
+ public:
+  struct Key {
+    std::array<std::int64_t, 4> shape;  // schedule, stages, chunks, micro-batches
+    std::vector<double> passes_s;
+    std::uint64_t hash;
+
+    void set(PipelineSchedule schedule, const PipelineLoads& loads) {
+      shape = {static_cast<std::int64_t>(schedule), loads.stages, loads.chunks, loads.microbatches};
+      passes_s.clear();
+      hash = 0;
+      for (const std::int64_t part : shape) mix(static_cast<std::uint64_t>(part));
+      for (const auto& own : {loads.forward_s, loads.backward_s, loads.weight_grad_s}) {
+        for (const double pass_s : own) {
+          passes_s.push_back(pass_s);
+          mix(std::bit_cast<std::uint64_t>(pass_s));
+        }
+      }
+    }
+
+   private:
+    void mix(std::uint64_t word) noexcept {
+      hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
+      hash ^= hash >> 29U;
+    }
+  };
+
+  bool find(const Key& key, double* step_s) const {
+    const std::scoped_lock lock(mutex_);
+    const auto known = steps_.find(key.hash);
+    if (known == steps_.end()) return false;
+    const Key& own = known->second.key;
+    if (own.shape != key.shape || own.passes_s != key.passes_s) return false;
+    *step_s = known->second.step_s;
+    return true;
+  }
+
+  void add(const Key& key, double step_s) {
+    const std::scoped_lock lock(mutex_);
+    if (steps_.size() >= kMost) steps_.clear();
+    steps_.insert_or_assign(key.hash, Step{key, step_s});
+  }
+
+ private:
+  struct Step {
+    Key key;
+    double step_s;
+  };
+  static constexpr std::size_t kMost = 4096;
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, Step> steps_;
+};
+
+}  // namespace phaze
