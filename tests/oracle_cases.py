@@ -13,12 +13,14 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import MixtureOfExperts, TransformerModel
-from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.placement import PlanSpec, Training
 from phaze_fast.placement.training import RANK_ORDERS
+from phaze_fast.software import DEFAULT, load_software
 
 CHIPS = ("h100", "a100-80", "tpuv4")
 MODES = ("none", "selective", "full")
+CONTENDED = load_software(DEFAULT).replace(name="contended", overlap_slowdown=1.3)
 OPTIMIZERS = ("adam", "adam-bf16", "sgd-bf16", "adam-fp32")
 KINDS = ("dense", "dense", "grouped", "experts", "experts", "encoder-decoder")
 
@@ -110,13 +112,17 @@ def random_widths(rng, model):
         p = rng.choice([p for p in (1, 2, 2, 3, 4, 5, 6, 8) if p <= blocks])
         sp = rng.random() < 0.7
         b = rng.choice([1, 1, 2, 3])
+        own = random.Random(f"{t} {cp} {d} {p} {b}")  # of what was added later
+        kind, etp = own.choice(CONTEXT_KINDS), own.choice([None, None, *range(1, t + 1)])
+        etp = etp if model.moe and ep > 1 else None
         strategy = Strategy(
             tensor_parallel=t, sequence_parallel=sp and t > 1, context_parallel=cp,
-            expert_parallel=ep, microbatch=b,
+            context_kind=kind, expert_parallel=ep, expert_tensor=etp, microbatch=b,
         )  # fmt: skip
         if t * cp * d * p <= 192 and not reasons(model, strategy):
-            return {"tp": t, "cp": cp, "ep": ep, "dp": d, "pp": p, "microbatch": b,
-                    "sequence_parallel": sp}  # fmt: skip
+            facts = {"expert_imbalance": 1.0 + own.random(), "expert_overlap": own.random()}
+            return {"tp": t, "cp": cp, "cp_kind": kind, "ep": ep, "dp": d, "pp": p, "microbatch": b,
+                    "etp": etp, "sequence_parallel": sp, **(facts if ep > 1 else {})}  # fmt: skip
 
 
 def _chunks_at_random(rng, layers, chunks):
@@ -137,22 +143,31 @@ def random_spec(rng, model, widths, even=False):
         found["virtual"] = rng.choice(virtual) if schedule == "interleaved" else 2
         if schedule == "dualpipe-v":
             rounds = max(rounds, 2 * p)
+    if p > 1 and p % 2 == 0 and random.Random(str(found)).random() < 0.2:
+        schedule, found["virtual"], rounds = "dualpipe", 2, max(rounds + rounds % 2, 2 * p)
     recompute = rng.choice([*MODES, "auto", "norms:2/gated-product"])
     if not even:
         if rng.random() < 0.7:
-            chunks = p * found.get("virtual", 1)
+            chunks = p if schedule == "dualpipe" else p * found.get("virtual", 1)
             found["stages"] = _chunks_at_random(rng, blocks + 2, chunks)
         if rng.random() < 0.5:
             recompute = tuple(rng.choice([*MODES, "full:1", "full:2/norms"]) for _ in range(p))
+    zero = rng.choice([0, 1, 2, 3])
+    if zero and rng.random() < 0.5:
+        ep, d = found["ep"], found["dp"]
+        parts = found["tp"] // (found.get("etp") or found["tp"])
+        step = max(1, ep // parts)
+        found["shard"] = rng.choice([s for s in range(step, d + 1, step) if d % s == 0])
     return PlanSpec(
         **found,
         schedule=schedule,
         global_batch=rounds * found["dp"] * found["microbatch"],
-        zero=rng.choice([0, 1, 2, 3]),
+        zero=zero,
         recompute=recompute,
         rank_order=rng.choice(["replicas-inside", "stages-inside"]),
         optimizer=rng.choice(OPTIMIZERS),
         reserved_bytes=rng.choice([0, 3 * 2**29]),
+        software=CONTENDED if found["dp"] % 2 else DEFAULT,
     )
 
 
@@ -204,9 +219,10 @@ def spec_of(evaluator, row):
     return PlanSpec(
         global_batch=int(row["microbatches"]) * d * b,
         tp=strategy.tensor_parallel, cp=strategy.context_parallel, ep=strategy.expert_parallel,
+        cp_kind=strategy.context_kind,
         pp=int(row["stages"]), dp=d, microbatch=b, zero=int(row["zero"]),
         schedule=SCHEDULES[int(row["schedule"])], virtual=int(row["virtual_stages"]),
-        rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True,
+        rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True, shard=int(row["shard"]) or None,
     )  # fmt: skip
 
 

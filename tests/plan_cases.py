@@ -1,6 +1,7 @@
 """Random small planning problems, and a slow, obvious search over all their plans."""
 
 import itertools
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,7 +106,9 @@ def random_training(rng, model, devices, most_batch=24):
         context_parallel=rng.choice([(1,), (1,), (1, 2), (2,)]),
         expert_parallel=rng.choice([(1,), (2,), (1, 2, 4)]) if model.moe else (1,),
         zero=some(rng, [0, 1, 2, 3]),
-        schedule=some(rng, list(SCHEDULES)),
+        shard=random.Random(batch).choice([("auto",), ("all", "node"), (2, "all"), (1, 4)]),
+        expert_tensor=random.Random(batch).choice([None, (1, 2)]) if model.moe else None,
+        schedule=some(rng, list(SCHEDULES)) + ("dualpipe",) * (batch in (4, 8, 12)),
         virtual=some(rng, [2, 3]),
         recompute=rng.choice([("none", "norms", "full"), ("none", "full"), ("none",), ("full",)]),
         recompute_some=rng.random() < 0.6,
@@ -150,8 +153,8 @@ def partitions(evaluator, layout):
     """All cuts that a layout may have: any, or deals of which chunks differ by a layer at most."""
     layers, blocks = len(evaluator.sizes[0].graph.order), evaluator.sizes[0].blocks
     stages = int(layout["stages"])
-    count = stages * int(layout["virtual_stages"])
     name = SCHEDULE_NAMES[int(layout["schedule"])]
+    count = stages if name == "dualpipe" else stages * int(layout["virtual_stages"])
     searched = name == "1f1b" or (name == "zb-h1" and layout["microbatches"] >= stages)
     if stages == 1 or searched:
         for inner in itertools.combinations(range(1, layers), count - 1):
@@ -196,8 +199,11 @@ def spec_of(evaluator, layout, cuts, words):
         pp=int(layout["stages"]),
         dp=int(layout["data_parallel"]),
         cp=s.context_parallel,
+        cp_kind=s.context_kind,
         ep=s.expert_parallel,
+        etp=s.expert_tensor,
         zero=int(layout["zero"]),
+        shard=int(layout["shard"]) or None,
         microbatch=s.microbatch,
         schedule=SCHEDULE_NAMES[int(layout["schedule"])],
         virtual=int(layout["virtual_stages"]),
@@ -260,7 +266,7 @@ def exhaustive(model, cluster, training):
 def kind_of(plan):
     """What tells listed plans apart: all but rank order, stages and what they recompute."""
     widths = plan.tp, plan.cp, plan.ep, plan.microbatch, plan.pp, plan.dp, plan.zero
-    return (*widths, plan.schedule, plan.virtual)
+    return (*widths, plan.schedule, plan.virtual, plan.cp_kind, plan.etp, plan.shard)
 
 
 def kind_of_layout(evaluator, at):
@@ -269,4 +275,6 @@ def kind_of_layout(evaluator, at):
     s = evaluator.sizes[int(layout["strategy"])].strategy
     widths = s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch
     rest = (int(layout[name]) for name in ("stages", "data_parallel", "zero"))
-    return (*widths, *rest, SCHEDULE_NAMES[int(layout["schedule"])], int(layout["virtual_stages"]))
+    ways = s.context_kind, s.expert_width, int(layout["shard"]) or int(layout["data_parallel"])
+    name = SCHEDULE_NAMES[int(layout["schedule"])]
+    return (*widths, *rest, name, int(layout["virtual_stages"]), *ways)

@@ -67,6 +67,8 @@ _FIELDS = {
     "data_parallel": "dp",
     "context_parallel": "cp",
     "expert_parallel": "ep",
+    "context_kind": "cp_kind",
+    "expert_tensor": "etp",
     "reserved_bytes": "reserve",
     "time_limit_s": "time_limit",
 }

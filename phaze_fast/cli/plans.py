@@ -26,6 +26,7 @@ from phaze_fast.cli.output import (
 )
 from phaze_fast.cli.plan_files import problem_of
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
+from phaze_fast.cli.sharing_options import SharingTried
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.models import Model
 from phaze_fast.placement import Plan, Plans, Training, WhyNot, infeasible, plan, read_asked
@@ -41,14 +42,22 @@ def _schedule(plan: Plan) -> str:
     return plan.schedule if plan.virtual == 1 else f"{plan.schedule} x{plan.virtual}"
 
 
+def _zero(plan: Plan) -> str:
+    return f"{plan.zero} of {plan.shard}" if plan.hybrid else str(plan.zero)
+
+
+def _cp(plan: Plan) -> str:
+    return f"{plan.cp} {plan.cp_kind}" if plan.cp > 1 else "1"
+
+
 def _row(found: Plans, each: Plan) -> list[str]:
     return [
         str(each.tp),
         str(each.pp),
         str(each.dp),
-        str(each.cp),
-        str(each.ep),
-        str(each.zero),
+        _cp(each),
+        str(each.ep) if each.etp == each.tp else f"{each.ep} etp {each.etp}",
+        _zero(each),
         str(each.microbatch),
         _schedule(each),
         each.recompute,
@@ -67,7 +76,7 @@ def _short_row(each: Plan) -> list[str]:
     said = " ".join(f"{name}{width}" for name, width in widths.items())
     how = f"{_schedule(each)}, recompute {each.recompute}"
     return [
-        f"{said} zero{each.zero} micro{each.microbatch}, {how}",
+        f"{said} zero{_zero(each)} micro{each.microbatch}, {how}",
         format_time(each.time_s),
         format_bytes(each.memory_bytes),
         f"{each.mfu:.1%}",
@@ -177,6 +186,7 @@ def plan_model(
     model: ModelName,
     where: Hardware,
     step: Step,
+    sharing: SharingTried,
     budget: Budget,
     global_batch: Annotated[
         int, typer.Option(help="Sequences of one training step, over all replicas.")
@@ -231,7 +241,8 @@ def plan_model(
     schedule: Annotated[
         str,
         typer.Option(
-            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v; several to try."
+            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe, dualpipe-v; several to "
+            "try."
         ),
     ] = "1f1b,interleaved",
     virtual: Annotated[
@@ -271,6 +282,7 @@ def plan_model(
     training = Training.from_dict(
         {
             **step.given(),
+            **sharing.given(),
             "global_batch": global_batch,
             "microbatch": several(microbatch, "microbatch"),
             "tensor_parallel": several(tp, "tp"),

@@ -15,6 +15,7 @@ from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, fields, note, ta
 from phaze_fast.cli.plan_files import problem_of
 from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.cli.plans import stage_rows
+from phaze_fast.cli.sharing_options import Sharing
 from phaze_fast.documents import read_document
 from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Calibration, presets
@@ -109,6 +110,7 @@ def predict_plan(
     model: ModelName,
     where: Hardware,
     step: Step,
+    sharing: Sharing,
     budget: Budget,
     plan: Annotated[
         Path | None,
@@ -138,7 +140,8 @@ def predict_plan(
     schedule: Annotated[
         str | None,
         typer.Option(
-            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v or dualpipe-v (default 1f1b)."
+            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v (default "
+            "1f1b)."
         ),
     ] = None,
     virtual: Annotated[int | None, typer.Option(help="Chunks per stage where interleaved.")] = None,
@@ -172,6 +175,7 @@ def predict_plan(
         plan,
         {
             **step.given(),
+            **sharing.given(),
             "tp": tp,
             "pp": pp,
             "dp": dp,

@@ -100,7 +100,8 @@ def search_chips(
     schedule: Annotated[
         str,
         typer.Option(
-            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe-v; several to try."
+            help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe, dualpipe-v; several to "
+            "try."
         ),
     ] = "1f1b,interleaved",
     seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,

@@ -116,7 +116,7 @@ def show(
     ] = "none",
     schedule: Annotated[
         str,
-        typer.Option(help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v or dualpipe-v."),
+        typer.Option(help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v."),
     ] = "1f1b",
     virtual: Annotated[int, typer.Option(help="Chunks per stage, interleaved.")] = 1,
     optimizer: Annotated[str, typer.Option(help="adam, sgd, ...")] = "adam",

@@ -22,7 +22,7 @@ from phaze_fast.cost.network import collectives_s, rank_groups
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
+from phaze_fast.opgraph import BESIDE_RING, GROUPS, RING, LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
 
 __all__ = ["Costs", "distinct_operators", "estimate_costs"]
@@ -111,19 +111,31 @@ class Costs:
         )
         return replace(self, _network_s=network)
 
+    def _exposed_s(self, graph: int, chip: int | None) -> Array:
+        """Seconds of collectives; of a ring those that outlast the attention beside it."""
+        network, names = self._network_s[graph], self.graphs[graph].names
+        rings = [k for k, name in enumerate(names) if name.endswith(RING)]
+        if not rings:
+            return network
+        hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
+        beside = self._look_up("time_s", graph, chip)[:, hides]
+        found = np.repeat(network[None, :], len(beside), axis=0)
+        found[:, rings] = np.maximum(0.0, network[rings] - beside)
+        return found
+
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Seconds on all cores, shape (chips, operators); collectives over the fabric."""
-        found: Array = self._look_up("time_s", graph, chip) + self._network_s[graph]
+        found: Array = self._look_up("time_s", graph, chip) + self._exposed_s(graph, chip)
         return found
 
     def one_core_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Seconds on one core of each type, shape (chips, operators)."""
-        found: Array = self._look_up("one_core_s", graph, chip) + self._network_s[graph]
+        found: Array = self._look_up("one_core_s", graph, chip) + self._exposed_s(graph, chip)
         return found
 
     def bound_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Lower bounds of `time_s`, shape (chips, operators)."""
-        found: Array = self._look_up("bound_s", graph, chip) + self._network_s[graph]
+        found: Array = self._look_up("bound_s", graph, chip) + self._exposed_s(graph, chip)
         return found
 
     @property

@@ -27,17 +27,26 @@ class RankGroups(NamedTuple):
     """Of each group of `GROUPS`."""
     stride: tuple[int, ...]
     """Ranks between neighbours of each."""
+    runs: tuple[int, ...]
+    """Of each, how many such runs of ranks there are."""
+    apart: tuple[int, ...]
+    """Ranks from one such run to the next."""
 
     @property
     def devices(self) -> int:
         """Devices from the first rank of the groups to the last."""
-        return 1 + sum((n - 1) * s for n, s in zip(self.ranks, self.stride, strict=True))
+        rows = zip(GROUPS, *self, strict=True)
+        reach = {name: ((n - 1) * s, (runs - 1) * apart) for name, n, s, runs, apart in rows}
+        inside = self.apart[GROUPS.index("expert")] > 0  # its runs are parts of tensor groups
+        beyond = reach["expert"][1] if inside else reach["expert"][0]
+        return 1 + reach["tensor"][0] + reach["context"][0] + beyond
 
     @property
     def widths(self) -> str:
         """Names and numbers, as a message shows them."""
-        named = zip(GROUPS, self.ranks, strict=True)
-        return ", ".join(f"{name}_parallel {ranks}" for name, ranks in named if name != "none")
+        named = zip(GROUPS, self.ranks, self.runs, strict=True)
+        shown = ("tensor", "context", "expert")
+        return ", ".join(f"{name}_parallel {n * runs}" for name, n, runs in named if name in shown)
 
 
 def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankGroups | None:
@@ -57,13 +66,15 @@ def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankG
             f"tensor_parallel {s.tensor_parallel} and context_parallel {s.context_parallel}"
         )
     laid_out = {
-        "none": (1, 1),
-        "tensor": (s.tensor_parallel, 1),
-        "context": (s.context_parallel, s.tensor_parallel),
-        "expert": (s.expert_parallel, apart),
+        "none": (1, 1, 1, 0),
+        "tensor": (s.tensor_parallel, 1, 1, 0),
+        "context": (s.context_parallel, s.tensor_parallel, 1, 0),
+        "expert": (s.expert_parallel, apart, 1, 0),
+        "expert-tensor": (s.expert_width, 1, 1, 0),
     }
-    ranks, stride = zip(*(laid_out[name] for name in GROUPS), strict=True)
-    return RankGroups(ranks, stride)
+    if s.expert_parts > 1:  # the parts of a tensor group, on so many replicas
+        laid_out["expert"] = (s.expert_parts, s.expert_width, s.expert_replicas, apart)
+    return RankGroups(*zip(*(laid_out[name] for name in GROUPS), strict=True))
 
 
 def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> None:
@@ -105,6 +116,8 @@ def collectives_s(
         ops["payload_bytes"],
         np.array(groups.ranks)[ops["group"]],
         np.array(groups.stride)[ops["group"]],
+        outer_ranks=np.array(groups.runs)[ops["group"]],
+        outer_stride=np.array(groups.apart)[ops["group"]],
     )
     _refuse_too_few_devices(groups, fabric)
     if asked.status.any():

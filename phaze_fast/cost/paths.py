@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -12,7 +13,7 @@ from phaze_fast.cost.engine import distinct_operators
 from phaze_fast.cost.machines import in_format, machines
 from phaze_fast.cost.network import collectives_s, rank_groups
 from phaze_fast.hardware import Accelerator, Cluster
-from phaze_fast.opgraph import LayerGraph, OpGraph
+from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
 
 __all__ = ["roofline_work_s"]
@@ -39,6 +40,7 @@ def roofline_work_s(
     like: Accelerator,
     threads: int | None = None,
     expert_stride: int | None = None,
+    hidden: Mapping[str, float] | None = None,
 ) -> Array:
     """Bound the seconds of all layers, forward and backward, from below on each of many chips.
 
@@ -60,6 +62,8 @@ def roofline_work_s(
         At most this many, by default all cores; the result does not depend on it.
     expert_stride
         As in `estimate_costs`.
+    hidden
+        Shares of the seconds of collectives that other work hides, by group of devices.
 
     Examples
     --------
@@ -74,7 +78,8 @@ def roofline_work_s(
     asked = machines(records, like=like)
     groups = rank_groups(graph, expert_stride)
     shapes, which = distinct_operators(np.concatenate([part.ops for part in flat]))
-    network_s = [collectives_s(part, cluster, groups) for part in flat]
+    shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
+    network_s = [collectives_s(part, cluster, groups) * shares[part.ops["group"]] for part in flat]
     paths = (
         np.array([0, *accumulate(len(part) for part in flat)], dtype=np.int64),
         which.astype(np.int32),

@@ -26,7 +26,7 @@ _MODEL = (
 )
 _WHOLE = (
     *("tp", "pp", "cp", "ep", "expert_tp", "virtual", "first_stage", "last_stage", "layers"),
-    *("microbatch", "global_batch", "seq", "recompute_layers"),
+    *("microbatch", "global_batch", "seq", "recompute_layers", "instances"),
 )
 _NOTHING = ("", "null", "None", "none")
 

@@ -78,6 +78,10 @@ def _pieces(graph: OpGraph, seconds: Any, wanted: frozenset[str] | None = None) 
     return found
 
 
+_GROUPS = ("tensor", "expert-tensor", "context", "expert", "data", "expert-data", "copies")
+"""Kinds of groups that communicate."""
+
+
 class _Layers:
     """Pieces of each kind of layer, forward, backward, and of what is computed again."""
 
@@ -131,7 +135,7 @@ class ChakraTrace:
         found: dict[str, tuple[int, ...]] = {}
         for rank in range(len(self.ranks)):
             place = self.ranks.place(rank)
-            for kind in ("tensor", "context", "expert", "data", "expert-data"):
+            for kind in _GROUPS:
                 ranks = self.ranks.group(place, kind)
                 if len(ranks) > 1 and min(ranks) == rank:
                     found[f"{kind}.{rank}"] = tuple(sorted(ranks))
@@ -246,6 +250,13 @@ class ChakraTrace:
         if self.plan.zero == 1:
             bytes_ = self._spec.gradient_bytes
             yield from self._sync(writer, layers, "step", "reduce-scatter", bytes_)
+        if self.plan.hybrid:
+            share = sum(self._parameters(layers)) / (self.plan.shard * self.plan.cp)
+            bytes_ = self._spec.gradient_bytes
+            added = Piece(
+                "all-reduce of copies", "copies", "all-reduce", 0.0, 0, int(share * bytes_)
+            )
+            yield from writer.piece("step", added)
         seconds = self.plan.parts_s["optimizer"]
         state = int(sum(stage.memory[t] for t in ("weights", "gradients", "optimizer")))
         yield from writer.piece("step", Piece("optimizer", "", "", seconds, 0, state))

@@ -12,7 +12,7 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.names import flag_names
 from phaze_fast.export.nested import get, put
-from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed
+from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed, facts_unsaid
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanSpec
 
@@ -22,7 +22,7 @@ _GRADIENTS = {"adam": "fp32", "adam-bf16-grad": "bf16"}
 
 
 def _missing(request: Request) -> list[Unexpressed]:
-    spec, found = request.spec, []
+    spec, found = request.spec, facts_unsaid(request.spec)
     if spec.pp > 1:
         found.append(
             Unexpressed(
@@ -47,6 +47,8 @@ def _missing(request: Request) -> list[Unexpressed]:
         found.append(Unexpressed(f"--optimizer {spec.optimizer}", "written as adam"))
     if spec.rank_order == "stages-inside" and spec.dp > 1 and spec.pp > 1:
         found.append(Unexpressed("--rank-order stages-inside", "the program says it"))
+    if spec.shard is not None and spec.shard < spec.dp and spec.zero < 3:
+        found.append(Unexpressed(f"--shard {spec.shard}", "MiCS shares with ZeRO 3 alone"))
     if spec.seq is not None and spec.seq != request.model.seq:
         found.append(Unexpressed(f"--seq {spec.seq}", "the data say it"))
     return found
@@ -63,6 +65,8 @@ def write_deepspeed(request: Request) -> Exported:
     if spec.tp > 1:
         put(data, names["tp"], spec.tp)
     put(data, names["zero"], spec.zero)
+    if spec.zero == 3 and spec.shard is not None and spec.shard < spec.dp:
+        put(data, names["shard"], spec.shard)
     put(data, names["overlap"], True)
     put(data, names["bf16"], True)
     put(data, names["gradients"], _GRADIENTS.get(spec.optimizer, "fp32"))
@@ -79,6 +83,12 @@ def _count(data: Mapping[str, Any], name: str, source: str, default: int | None 
             f"{source}: {name}: {value!r} is not accepted; expected a whole number"
         )
     return value
+
+
+def _read_shard(data: Mapping[str, Any], name: str, source: str) -> int | None:
+    """Replicas that share state by MiCS; it is off where the size is not positive."""
+    value = get(data, name)
+    return None if value in (None, -1, 0) else _count(data, name, source)
 
 
 def read_deepspeed(
@@ -103,6 +113,7 @@ def read_deepspeed(
         "microbatch": microbatch,
         "global_batch": batch,
         "zero": _count(data, names["zero"], source, 0),
+        "shard": _read_shard(data, names["shard"], source),
         "recompute": "none",
         "sequence_parallel": tp == 1,
         "optimizer": "adam-bf16-grad" if half else "adam",

@@ -7,7 +7,7 @@ from typing import Any
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.megatron import comments, not_used
 from phaze_fast.export.names import FlagNames, flag_names
-from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed
+from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed, facts_unsaid
 from phaze_fast.export.shell import command, settings_of
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanSpec
@@ -19,7 +19,7 @@ _LARGEST = 2.0**40
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec, model, found = request.spec, request.model, []
+    spec, model, found = request.spec, request.model, facts_unsaid(request.spec)
     rounds = spec.global_batch // (spec.dp * spec.microbatch)
     if spec.pp > 1:
         if spec.schedule != "gpipe":
@@ -40,6 +40,12 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         )
     elif spec.virtual > 1:
         found.append(Unexpressed(f"--virtual {spec.virtual}", "one stage has no chunks"))
+    if spec.cp > 1 and spec.cp_kind != "all-gather":
+        found.append(Unexpressed(f"--cp-kind {spec.cp_kind}", "written as all-gather"))
+    if spec.ep > 1 and spec.etp not in (None, spec.tp):
+        found.append(Unexpressed(f"--etp {spec.etp}", "experts are split as all else"))
+    if spec.zero == 1 and spec.shard is not None and spec.shard < spec.dp:
+        found.append(Unexpressed(f"--shard {spec.shard}", "with ZeRO 1 all replicas share"))
     if spec.zero == 2:
         found.append(Unexpressed("--zero 2", "written as 3: weights are shared too"))
     if _policy(request, names) is None:
@@ -71,15 +77,15 @@ def write_maxtext(request: Request) -> Exported:
     missing = _missing(request, names)
     rounds = spec.global_batch // (spec.dp * spec.microbatch)
     shared = spec.zero >= 2
-    outer = spec.dp // spec.ep
+    outer, sharing = spec.dp // spec.ep, (spec.shard or spec.dp) // spec.ep
     at_once = spec.dp * spec.microbatch * (rounds if spec.pp > 1 else 1)
     values: dict[str, Any] = {
         "model": names.tables["models"].get(model.name, "default"),
         "tp_sequence" if spec.sequence_parallel and spec.tp > 1 else "tp": spec.tp,
         "cp": spec.cp,
         "ep": spec.ep,
-        "data": 1 if shared else outer,
-        "fsdp": outer if shared else 1,
+        "data": outer // sharing if shared else outer,
+        "fsdp": sharing if shared else 1,
         "zero_1": spec.zero == 1,
         "pp": spec.pp,
         "device_batch": at_once / spec.devices,
@@ -153,11 +159,6 @@ def read_maxtext(text: str, source: str, model: TransformerModel, devices: int |
     tp = count("tp") * count("tp_sequence")
     pp, cp, ep = count("pp"), count("cp"), count("ep")
     data, fsdp = count("data"), count("fsdp", _rest(devices, tp * pp * cp * ep))
-    if data > 1 and fsdp > 1:
-        raise InvalidInputError(
-            f"{source}: {names['data']}: {data} is not accepted with {names['fsdp']}={fsdp}; "
-            "expected one of both to be 1"
-        )
     dp = data * fsdp * ep
     used = tp * pp * cp * dp
     rounds = count("microbatches", pp) if pp > 1 else count("accumulation")
@@ -180,6 +181,7 @@ def read_maxtext(text: str, source: str, model: TransformerModel, devices: int |
         "global_batch": batch,
         "seq": count("seq", 2048),
         "zero": zero,
+        "shard": fsdp * ep if data > 1 and fsdp > 1 else None,
         "schedule": "1f1b" if pp == 1 else "gpipe" if repeats == 1 else "interleaved",
         "virtual": repeats,
         "recompute": _read_recompute(names, given.get(names["recompute"], "full"), source),

@@ -17,13 +17,21 @@ __all__ = ["read_megatron", "write_megatron"]
 
 _WHOLE = (
     *("tp", "pp", "cp", "ep", "expert_tp", "virtual", "virtual_layers", "first_stage"),
-    *("last_stage", "microbatch", "global_batch", "seq", "recompute_layers", "layers"),
+    *("last_stage", "microbatch", "global_batch", "seq", "recompute_layers", "layers", "instances"),
 )
 _FLAGS = (
     *("count_embedding", "count_head", "sequence_parallel", "stages_inside", "zero_1", "fsdp"),
     *("recompute_selective", "bf16", "gradients_bf16"),
 )
-_WORDS = ("layout", "fsdp_strategy", "recompute", "recompute_method", "optimizer", "sgd_momentum")
+_WORDS = (
+    "layout",
+    "cp_kind",
+    "fsdp_strategy",
+    "recompute",
+    "recompute_method",
+    "optimizer",
+    "sgd_momentum",
+)
 
 
 def comments(names: FlagNames, request: Request, missing: Sequence[Unexpressed]) -> list[str]:

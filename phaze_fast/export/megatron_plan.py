@@ -7,7 +7,7 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.layout import layout_text, read_layout, sizes_of
-from phaze_fast.export.request import Request, Unexpressed
+from phaze_fast.export.request import Request, Unexpressed, facts_unsaid
 from phaze_fast.models import TransformerModel
 
 __all__ = ["plan_terms", "read_terms"]
@@ -17,6 +17,7 @@ Terms = dict[str, Any]
 
 _FSDP = {2: "optim_grads", 3: "optim_grads_params"}
 _SHARED = {"no_shard": 0, "optim": 1, **{word: stage for stage, word in _FSDP.items()}}
+_CP_KINDS = {"all-gather": "allgather", "ring": "p2p", "ulysses": "a2a"}
 _OPTIMIZERS: dict[str, Terms] = {
     "adam": {"optimizer": "adam", "bf16": True},
     "adam-bf16-grad": {"optimizer": "adam", "bf16": True, "gradients_bf16": True},
@@ -32,10 +33,12 @@ _OPTIMIZERS: dict[str, Terms] = {
 def plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     """Say a plan in the terms of Megatron-Core, and what of it they cannot say."""
     spec = request.spec
-    missing: list[Unexpressed] = []
+    missing: list[Unexpressed] = facts_unsaid(spec)
     terms: Terms = {"tp": spec.tp, "pp": spec.pp, "cp": spec.cp}
+    if spec.cp > 1:
+        terms["cp_kind"] = _CP_KINDS[spec.cp_kind]
     if request.model.moe is not None:
-        terms |= {"ep": spec.ep, "expert_tp": spec.tp}
+        terms |= {"ep": spec.ep, "expert_tp": spec.etp or spec.tp}
     terms |= {
         "microbatch": spec.microbatch,
         "global_batch": spec.global_batch,
@@ -105,6 +108,8 @@ def _sharing(request: Request) -> Terms:
     found: Terms = {"overlap_gradients": True}
     if spec.zero:
         found |= {"zero_1": True, "overlap_weights": True}
+    if spec.shard is not None and spec.shard < spec.dp:
+        found["instances"] = spec.dp // spec.shard
     if spec.zero >= 2:
         found |= {"fsdp": True, "fsdp_strategy": _FSDP[spec.zero]}
     return found
@@ -198,11 +203,7 @@ def read_terms(
             f"{say('node_devices')}: {world} devices are not accepted; expected a multiple of "
             f"tp x pp x cp = {tp} x {pp} x {cp}"
         )
-    if int(terms.get("expert_tp", tp)) != tp:
-        raise InvalidInputError(
-            f"{say('expert_tp')}: {terms['expert_tp']} is not accepted; expected the "
-            f"tensor-parallel width, {tp}"
-        )
+    own = int(terms.get("expert_tp", tp))
     sizes, virtual = _read_stages(terms, model, pp, say)
     dp = world // (tp * pp * cp)
     microbatch = int(terms.get("microbatch", 1))
@@ -211,11 +212,13 @@ def read_terms(
         "pp": pp,
         "cp": cp,
         "dp": dp,
+        "cp_kind": _read_cp_kind(terms, model, cp, say),
         "ep": int(terms.get("ep", 1)),
+        "etp": None if own == tp else own,
         "microbatch": microbatch,
         "global_batch": int(terms.get("global_batch", dp * microbatch)),
         "seq": terms.get("seq"),
-        "zero": _read_sharing(terms, say),
+        **_read_sharing(terms, dp, say),
         "schedule": "interleaved" if virtual > 1 else "1f1b",
         "virtual": virtual,
         "stages": sizes,
@@ -276,7 +279,32 @@ def _ends_given(
     return [per_stage[k % pp] // virtual for k in range(pp * virtual)]
 
 
-def _read_sharing(terms: Mapping[str, Any], say: Callable[[str], str]) -> int:
+def _read_cp_kind(
+    terms: Mapping[str, Any], model: TransformerModel, cp: int, say: Callable[[str], str]
+) -> str:
+    """How a sequence is attended to: Megatron-Core has a ring unless told otherwise."""
+    kinds = {word: kind for kind, word in _CP_KINDS.items()}
+    word = str(terms.get("cp_kind", "p2p" if model.attention == "flash" else "allgather"))
+    if cp > 1 and word not in kinds:
+        raise InvalidInputError(
+            f"{say('cp_kind')}: {word!r} is not accepted; expected {', '.join(kinds)}"
+        )
+    return kinds[word] if cp > 1 else "all-gather"
+
+
+def _read_sharing(
+    terms: Mapping[str, Any], dp: int, say: Callable[[str], str]
+) -> dict[str, int | None]:
+    """ZeRO stage, and the replicas that share."""
+    zero, groups = _read_zero(terms, say), int(terms.get("instances") or 1)
+    if groups > 1 and dp % groups:
+        raise InvalidInputError(
+            f"{say('instances')}: {groups} is not accepted; expected a divisor of {dp} replicas"
+        )
+    return {"zero": zero, "shard": dp // groups if zero and groups > 1 else None}
+
+
+def _read_zero(terms: Mapping[str, Any], say: Callable[[str], str]) -> int:
     if terms.get("fsdp"):
         word = str(terms.get("fsdp_strategy", "optim_grads_params"))
         if word not in _SHARED:

@@ -60,16 +60,28 @@ class Ranks:
         place
             Of a rank.
         kind
-            ``tensor``, ``context``, ``expert``, ``data`` (all that hold the same weights) or
-            ``expert-data`` (all that hold the same experts).
+            ``tensor``, ``expert-tensor`` (that share an expert), ``context``, ``expert``, ``data``
+            (all that hold the same weights and share their state), ``expert-data`` (all that hold
+            the same experts and share theirs) or ``copies`` (all with the same share of state).
         """
         plan, t, c, d, s = self.plan, place.tensor, place.context, place.replica, place.stage
         if kind == "tensor":
             return tuple(self.rank(k, c, d, s) for k in range(plan.tp))
         if kind == "context":
             return tuple(self.rank(t, k, d, s) for k in range(plan.cp))
-        first = d - d % plan.ep
-        if kind == "expert":
-            return tuple(self.rank(t, c, first + k, s) for k in range(plan.ep))
-        replicas = range(plan.dp) if kind == "data" else range(d % plan.ep, plan.dp, plan.ep)
+        if kind == "expert-tensor":
+            near = t - t % plan.etp
+            return tuple(self.rank(near + k, c, d, s) for k in range(plan.etp))
+        spread = max(1, plan.ep // max(1, plan.tp // plan.etp))
+        first = d - d % spread
+        if kind == "expert":  # parts of the tensor group, on so many replicas
+            parts = range(t % plan.etp, plan.tp, plan.etp) if plan.ep > 1 else [t]
+            return tuple(self.rank(k, c, first + r, s) for r in range(spread) for k in parts)
+        if kind == "copies":
+            return tuple(self.rank(t, c, r, s) for r in range(d % plan.shard, plan.dp, plan.shard))
+        begin = d - d % plan.shard
+        end = begin + plan.shard
+        replicas = range(begin, end)
+        if kind == "expert-data":
+            replicas = range(begin + d % spread, end, spread)
         return tuple(self.rank(t, k, r, s) for r in replicas for k in range(plan.cp))

@@ -11,12 +11,12 @@ from typing import Any
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.memory import SCHEDULES
+from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import Plan, PlanSpec
 from phaze_fast.placement.recompute import split_recompute
 
-__all__ = ["Chunk", "Exported", "ReadPlan", "Request", "Unexpressed"]
+__all__ = ["Chunk", "Exported", "ReadPlan", "Request", "Unexpressed", "facts_unsaid"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,18 @@ class Unexpressed:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.why}"
+
+
+def facts_unsaid(spec: PlanSpec) -> list[Unexpressed]:
+    """List what a plan says of data and library, for which no format has a setting."""
+    found = []
+    if spec.ep > 1 and spec.expert_imbalance != 1.0:
+        what = f"--expert-imbalance {spec.expert_imbalance}"
+        found.append(Unexpressed(what, "the data and the router decide"))
+    if spec.ep > 1 and spec.expert_overlap:
+        what = f"--expert-overlap {spec.expert_overlap}"
+        found.append(Unexpressed(what, "the library's dispatcher decides"))
+    return found
 
 
 @dataclass(frozen=True)
@@ -110,7 +122,7 @@ class Request:
                 "`plan --json` and `predict --json` write it"
             )
         if spec.stages is None:
-            blocks, chunks = _blocks(model), spec.pp * spec.virtual
+            blocks, chunks = _blocks(model), places(spec.schedule, spec.pp, spec.virtual)
             if blocks % chunks:
                 raise InvalidInputError(
                     f"stages: missing, and {blocks} blocks are not a multiple of pp x virtual = "
@@ -133,11 +145,11 @@ class Request:
         spec, last = self.spec, _blocks(self.model) + 1
         stages = spec.stages or ()
         code = SCHEDULES.index(spec.schedule)
-        places = _core.pipeline_chain(code, spec.pp, spec.virtual).tolist()
+        chain = _core.pipeline_chain(code, spec.pp, spec.virtual).tolist()
         words = spec.recompute if isinstance(spec.recompute, tuple) else (spec.recompute,) * spec.pp
         found = []
         for k, (i, j) in enumerate(pairwise([0, *accumulate(stages)])):
-            stage = places.index(k) // spec.virtual
+            stage = chain.index(k) // spec.virtual
             blocks = range(max(i, 1) - 1, min(j, last) - 1)
             found.append(Chunk(i == 0, blocks, j == last + 1, words[stage]))
         return tuple(found)

@@ -11,13 +11,14 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.megatron import comments
 from phaze_fast.export.names import FlagNames, flag_names
 from phaze_fast.export.nested import get, put
-from phaze_fast.export.request import Chunk, Exported, ReadPlan, Request, Unexpressed
+from phaze_fast.export.request import Chunk, Exported, ReadPlan, Request, Unexpressed, facts_unsaid
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanSpec
 
 __all__ = ["read_torchtitan", "write_torchtitan"]
 
 _RESHARD = {2: "never", 3: "always"}
+_CP_KINDS = {"all-gather": "allgather", "ring": "alltoall"}
 _PRECISION = {"adam": "bfloat16", "adam-fp32": "float32"}
 
 
@@ -28,7 +29,7 @@ def _modules(chunk: Chunk) -> list[str]:
 
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
-    spec, model, found = request.spec, request.model, []
+    spec, model, found = request.spec, request.model, facts_unsaid(request.spec)
     if spec.zero == 1 and spec.dp * spec.cp > 1:
         found.append(
             Unexpressed("--zero 1", "weights are shared too; written as ZeRO 2, never resharded")
@@ -40,6 +41,10 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         )
     elif spec.zero == 0 and spec.cp > 1:
         found.append(Unexpressed("--zero 0", "weights are shared along the sequence as well"))
+    if spec.cp > 1 and spec.cp_kind not in _CP_KINDS:
+        found.append(Unexpressed(f"--cp-kind {spec.cp_kind}", "written as all-gather"))
+    if spec.ep > 1 and spec.etp not in (None, 1, spec.tp):
+        found.append(Unexpressed(f"--etp {spec.etp}", f"1 or {spec.tp}; written as {spec.tp}"))
     if spec.schedule not in names.tables["schedules"] and spec.pp > 1:
         found.append(Unexpressed(f"--schedule {spec.schedule}", "written as 1F1B"))
     if spec.virtual > 1 and spec.pp == 1:
@@ -88,14 +93,18 @@ def write_torchtitan(request: Request) -> Exported:
         "steps": 10,
         "precision": _PRECISION.get(spec.optimizer, "bfloat16"),
         "reduce": "float32",
-        "replicas": spec.dp if replicated else 1,
-        "shards": 1 if replicated else spec.dp,
+        "replicas": spec.dp if replicated else spec.dp // (spec.shard or spec.dp),
+        "shards": 1 if replicated else spec.shard or spec.dp,
         "reshard": _RESHARD[zero],
         "tp": spec.tp,
         "cp": spec.cp,
         "ep": spec.ep,
         "pp": spec.pp,
     }
+    if spec.cp > 1:
+        values["cp_kind"] = _CP_KINDS.get(spec.cp_kind, "allgather")
+    if spec.ep > 1:
+        values["etp"] = 1 if spec.etp == 1 else spec.tp
     if spec.pp > 1:
         values["schedule"] = names.tables["schedules"].get(spec.schedule, "1F1B")
         values["microbatch"] = spec.microbatch
@@ -155,11 +164,6 @@ def read_torchtitan(
                 f"a multiple of {tp} x {pp} x {cp} x {replicas}"
             )
         shards = devices // (tp * pp * cp * replicas)
-    if replicas > 1 and shards > 1:
-        raise InvalidInputError(
-            f"{source}: {names['replicas']}: {replicas} is not accepted with {shards} shards; "
-            "expected one of both to be 1"
-        )
     dp = replicas * shards
     microbatch = number("microbatch", 1) if pp > 1 else number("microbatch_pp1", 8)
     local = number("microbatch_pp1", 8)
@@ -175,11 +179,14 @@ def read_torchtitan(
         "pp": pp,
         "cp": cp,
         "dp": dp,
+        "cp_kind": _read_cp_kind(data, names, source) if cp > 1 else "all-gather",
         "ep": number("ep", 1),
+        "etp": None if number("etp", tp) == tp else number("etp", tp),
         "microbatch": microbatch,
         "global_batch": batch if batch > 0 else local * dp,
         "seq": number("seq", 2048),
-        "zero": _read_zero(data, names, replicas, shards * cp, pp, source),
+        "zero": _read_zero(data, names, shards * cp, pp, source),
+        "shard": shards if replicas > 1 and shards * cp > 1 else None,
         "schedule": schedule,
         "virtual": virtual,
         "stages": sizes,
@@ -190,6 +197,16 @@ def read_torchtitan(
     return ReadPlan(PlanSpec.from_dict(fields, source), _notes(source, pp, local, fields))
 
 
+def _read_cp_kind(data: Mapping[str, Any], names: FlagNames, source: str) -> str:
+    kinds = {word: kind for kind, word in _CP_KINDS.items()}
+    word = get(data, names["cp_kind"]) or "allgather"
+    if word not in kinds:
+        raise InvalidInputError(
+            f"{source}: {names['cp_kind']}: {word!r} is not accepted; expected {', '.join(kinds)}"
+        )
+    return kinds[word]
+
+
 def _notes(source: str, pp: int, local: int, fields: Mapping[str, Any]) -> tuple[str, ...]:
     rounds = fields["global_batch"] // max(1, fields["dp"] * local)
     if pp == 1 or rounds == 1:
@@ -197,10 +214,8 @@ def _notes(source: str, pp: int, local: int, fields: Mapping[str, Any]) -> tuple
     return (f"{source}: the pipeline is filled and drained {rounds} times a step; timed as once",)
 
 
-def _read_zero(
-    data: Mapping[str, Any], names: FlagNames, replicas: int, shared: int, pp: int, source: str
-) -> int:
-    if shared == 1 or replicas > 1:
+def _read_zero(data: Mapping[str, Any], names: FlagNames, shared: int, pp: int, source: str) -> int:
+    if shared == 1:
         return 0
     word = get(data, names["reshard"]) or "default"
     known = {"always": 3, "never": 2, "default": 2 if pp > 1 else 3}

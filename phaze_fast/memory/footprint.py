@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, model_validator
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
-from phaze_fast.opgraph import Layer, LayerGraph
+from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
 from phaze_fast.records import Count, Record
 from phaze_fast.units import format_bytes
 
@@ -25,13 +25,16 @@ __all__ = [
     "STAGE_DTYPE",
     "TERMS",
     "TERMS_DTYPE",
+    "TWO_CHUNKS",
     "Footprint",
     "Pipeline",
     "ScheduleName",
     "check_chunks",
+    "context_bytes",
     "footprint",
     "footprint_batch",
     "layouts_fit",
+    "places",
     "stage_row",
     "stage_rows",
 ]
@@ -51,6 +54,20 @@ SCHEDULES = (
 """Orders of forward and backward passes; the position is the code that the kernels use."""
 FOLDED = ("zb-v", "dualpipe-v")
 """Schedules with two chunks a stage, the model folded into a V."""
+TWO_CHUNKS = (*FOLDED, "dualpipe")
+"""Schedules with two chunks a stage; by DualPipe these are the two ends of the model, which is held
+twice."""
+
+
+def places(schedule: str, stages: int, virtual: int) -> int:
+    """Chunks that a model is cut into.
+
+    Examples
+    --------
+    >>> places("dualpipe-v", 4, 2), places("dualpipe", 4, 2)
+    (8, 4)
+    """
+    return stages if schedule == "dualpipe" else stages * virtual
 
 
 def _schedule_name(value: Any) -> Any:
@@ -59,7 +76,7 @@ def _schedule_name(value: Any) -> Any:
 
 
 ScheduleName = Annotated[
-    Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe-v"],
+    Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v"],
     BeforeValidator(_schedule_name),
 ]
 TERMS = (
@@ -109,7 +126,7 @@ def check_chunks(schedule: str, virtual: int) -> None:
     ValueError
         Where the schedule has another one.
     """
-    if schedule in FOLDED:
+    if schedule in TWO_CHUNKS:
         good, takes = virtual == 2, "2"
     else:
         good, takes = (virtual > 1) == (schedule == "interleaved"), "1"
@@ -133,7 +150,7 @@ class Pipeline(Record):
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes."""
     virtual: Count = 1
-    """Chunks of layers per stage: 2 or more where interleaved, 2 where folded (zb-v, dualpipe-v),
+    """Chunks of layers per stage: 2 or more where interleaved, 2 by zb-v, dualpipe and dualpipe-v,
     else 1."""
     data_parallel: Count = 1
     """Replicas."""
@@ -233,11 +250,27 @@ def stage_row(
 
 
 def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
-    """Count the gathered rows of sequence parallelism, and a message in and one out."""
+    """Count gathered rows, what context parallelism holds, and a message in and one out."""
     strategy, share = graph.strategy, graph.message_bytes
     split = strategy.sequence_parallel and strategy.tensor_parallel > 1
     whole = share * strategy.tensor_parallel * split
-    return whole + 2.0 * share * (pipeline.stages > 1)
+    return whole + context_bytes(graph) + 2.0 * share * (pipeline.stages > 1)
+
+
+def context_bytes(graph: LayerGraph) -> float:
+    """Bytes that a layer holds for a moment to attend to rows of other devices.
+
+    Gathered keys and values, and their gradients; in a ring those at work and those that arrive;
+    where rows are exchanged for heads, what is sent.
+    """
+    s, found = graph.strategy, 0.0
+    if s.context_parallel == 1:
+        return found
+    times = {"all-gather": 2.0, "ring": 4.0 / s.context_parallel, "ulysses": 1.0}
+    for layer in graph.layers:
+        ops = layer.forward.ops[layer.forward.ops["group"] == GROUPS.index("context")]
+        found = max(found, float(ops["payload_bytes"].max(initial=0.0)))
+    return times[s.context_kind] * found
 
 
 def stage_rows(

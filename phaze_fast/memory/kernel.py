@@ -92,7 +92,8 @@ def _resident(
     gathers: np.ndarray[Any, Any],
 ) -> None:
     """Write the state and the gathered weights of one layer of each kind, bytes."""
-    shards = float(layout["data_parallel"] * strategy["context_parallel"])
+    sharing = layout["shard"] if layout["shard"] > 0 else layout["data_parallel"]
+    shards = float(sharing * strategy["context_parallel"])
     zero = layout["zero"]
     for k in range(sizes.shape[0]):
         held = sizes[k]["parameters"]
@@ -270,6 +271,7 @@ def layouts_fit(
                 and layouts[r - 1]["strategy"] == layout["strategy"]
                 and layouts[r - 1]["data_parallel"] == layout["data_parallel"]
                 and layouts[r - 1]["zero"] == layout["zero"]
+                and layouts[r - 1]["shard"] == layout["shard"]
                 and 1 < layouts[r - 1]["stages"] <= stages
             )
             buffers = strategy["gathered_bytes"]

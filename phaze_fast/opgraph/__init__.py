@@ -1,6 +1,7 @@
 """Forward and backward operator graphs of a model under a parallel strategy."""
 
 from phaze_fast.opgraph.builder import Tensor
+from phaze_fast.opgraph.context import BESIDE_RING, RING
 from phaze_fast.opgraph.graph import (
     GROUPS,
     KINDS,
@@ -10,12 +11,15 @@ from phaze_fast.opgraph.graph import (
     check_recompute,
 )
 from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_graph
-from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
+from phaze_fast.opgraph.strategy import CONTEXT_KINDS, RULES, Rule, Strategy, reasons
 
 __all__ = [
+    "BESIDE_RING",
+    "CONTEXT_KINDS",
     "GROUPS",
     "KINDS",
     "RECOMPUTE_SETS",
+    "RING",
     "RULES",
     "UNITS",
     "Layer",

@@ -7,9 +7,18 @@ and those up from them are split by heads.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from phaze_fast.models import LatentAttention
 from phaze_fast.models.flops import visible_keys
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
+from phaze_fast.opgraph.context import (
+    BESIDE_RING,
+    Exchanged,
+    attention_shape,
+    exchange,
+    exchange_back,
+)
 from phaze_fast.opgraph.writer import FLOAT_BYTES, BlockWriter
 
 __all__ = ["attend"]
@@ -40,13 +49,14 @@ def attend(w: BlockWriter, prefix: str, x: int, memory: int, causal: bool) -> in
     if m.kv_expanded:  # copies for every query head; what they were made from may go
         builder.keep(f"{prefix}expanded-key", query_bytes, k)
         builder.keep(f"{prefix}expanded-value", query_bytes, v)
-    k, v = _gathered(w, prefix, k, v, 2.0 * kv_bytes)
+    sent = exchange(w, prefix, (q, k, v), float(query_bytes), 2.0 * kv_bytes)
     if m.attention == "flash":
         read = ELEMENT_BYTES * s.rows * (s.query_width + 2 * s.kv_width)
-        out = _flash(w, prefix, (q, k, v), causal, read, query_bytes)
+        out = _flash(w, prefix, sent, causal, read, query_bytes)
     else:
-        out = _explicit(w, prefix, q, k, v, causal)
+        out = _explicit(w, prefix, *sent[:3], causal)
     builder.keep(f"{prefix}context", query_bytes, out)
+    out = exchange_back(w, prefix, out, float(query_bytes))
     return builder.linear(f"{prefix}proj", out, s.rows, s.query_width, m.hidden, m.out_bias)
 
 
@@ -76,60 +86,71 @@ def _normed(w: BlockWriter, name: str, x: int, width: int, heads: int) -> int:
     return w.norm_of(name, x, rows, width)
 
 
-def _gathered(w: BlockWriter, prefix: str, k: int, v: int, own_bytes: float) -> tuple[int, int]:
-    """Keys and values of all tokens, where devices share the rows of a sequence."""
-    width = w.strategy.context_parallel
-    if width == 1:
-        return k, v
-    gather = ("all-gather", own_bytes * width, "context")
-    scatter = ("reduce-scatter", own_bytes * width, "context")
-    made = w.builder.network(f"{prefix}kv-gather", k, gather, scatter)
-    return made, made
-
-
 def _flash(
     w: BlockWriter,
     prefix: str,
-    inputs: tuple[int, ...],
+    sent: Exchanged,
     causal: bool,
     read_bytes: float,
     write_bytes: float,
+    *also: int,
 ) -> int:
-    """Fused attention. Within a window, each query meets the mean number of keys it sees."""
+    """Fused attention. Within a window, each query meets the mean number of keys it sees.
+
+    It reads what `sent` names, and the operators of `also`.
+    """
     s = w.shapes
-    seq_here = s.seq // w.strategy.context_parallel
-    pairs = s.batch * s.heads
+    heads, seq_here = attention_shape(w)
+    pairs = s.batch * heads
     width, keys = 4.0 * s.head_width, float(s.seq)
     if w.model.latent is not None:
         width = 2.0 * (w.model.latent.query_width + w.model.latent.value_width)
     if w.windowed:
         keys, causal = visible_keys(w.model, s.seq), False
-    made = w.builder.custom(
-        OperatorSpec(
-            f"{prefix}attention",
-            "attention",
-            "TC+VC",
-            tuple(dict.fromkeys(inputs)),
-            b=pairs,
-            m=seq_here,
-            n=-int(-keys // 1),
-            k=s.head_width,
-            flops=width * pairs * seq_here * keys,
-            read_bytes=read_bytes,
-            write_bytes=write_bytes,
-            causal=causal,
-        )
+    inputs = tuple(dict.fromkeys((*sent[:3], *also)))
+    whole = OperatorSpec(
+        f"{prefix}attention",
+        "attention",
+        "TC+VC",
+        inputs,
+        b=pairs,
+        m=seq_here,
+        n=-int(-keys // 1),
+        k=s.head_width,
+        flops=width * pairs * seq_here * keys,
+        read_bytes=read_bytes,
+        write_bytes=write_bytes,
+        causal=causal,
     )
+    made = _in_a_ring(w, whole, sent)
     w.builder.keep(f"{prefix}log-sum-exp", FLOAT_BYTES * s.heads * s.rows, made, statistic=True)
     w.builder.keep(f"{prefix}random-state", _RANDOM_STATE_BYTES, made, statistic=True)
     return made
 
 
+def _in_a_ring(w: BlockWriter, whole: OperatorSpec, sent: Exchanged) -> int:
+    """Add attention: at once, or in a ring while keys arrive and after the last have arrived."""
+    if sent.arriving is None:
+        return w.builder.custom(whole)
+    last = 1.0 / w.strategy.context_parallel
+
+    def part(name: str, inputs: tuple[int, ...], share: float) -> int:
+        keys = max(1, -int(-share * whole.n // 1))
+        flops, read = share * whole.flops, share * whole.read_bytes
+        return w.builder.custom(
+            replace(whole, name=name, inputs=inputs, n=keys, flops=flops, read_bytes=read)
+        )
+
+    name = whole.name.removesuffix("attention") + BESIDE_RING
+    early = part(name, whole.inputs, 1.0 - last)
+    return part(whole.name, (sent.query, sent.arriving, early), last)
+
+
 def _explicit(w: BlockWriter, prefix: str, q: int, k: int, v: int, causal: bool) -> int:
     """Scores, softmax and mix one after another; a window masks scores and saves nothing."""
     s, builder = w.shapes, w.builder
-    seq_here = s.seq // w.strategy.context_parallel
-    pairs, width = s.batch * s.heads, s.head_width
+    heads, seq_here = attention_shape(w)
+    pairs, width = s.batch * heads, s.head_width
     shared = s.heads // s.kv_heads
     scores = builder.product(f"{prefix}scores", q, k, pairs, seq_here, width, s.seq, shared)
     square = pairs * seq_here * s.seq
@@ -175,8 +196,10 @@ def _latent(w: BlockWriter, latent: LatentAttention, prefix: str, x: int, causal
     shared = builder.vector(f"{prefix}rotate-k", "rotary", (down,), rows, latent.rotary_width)
     for name, width, maker in (("query", queries, q), ("key", queries, kv), ("value", values, kv)):
         builder.keep(f"{prefix}{name}", ELEMENT_BYTES * rows * width, maker)
-    kv, _ = _gathered(w, prefix, kv, kv, float(ELEMENT_BYTES * rows * (queries + values)))
+    own = [float(ELEMENT_BYTES * rows * width) for width in (queries, queries + values, values)]
+    sent = exchange(w, prefix, (q, kv, kv), own[0], own[1])
     read, written = (ELEMENT_BYTES * rows * width for width in (2 * queries + values, values))
-    out = _flash(w, prefix, (q, kv, shared), causal, read, written)
+    out = _flash(w, prefix, sent, causal, read, written, shared)
     builder.keep(f"{prefix}context", written, out)
+    out = exchange_back(w, prefix, out, own[2])
     return builder.linear(f"{prefix}proj", out, rows, values, m.hidden, m.out_bias)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.attention import attend
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
-from phaze_fast.opgraph.feed_forward import experts, feed_forward
+from phaze_fast.opgraph.feed_forward import experts, experts_of_rows, feed_forward, own_experts
 from phaze_fast.opgraph.strategy import Strategy
 from phaze_fast.opgraph.writer import BlockWriter
 
@@ -33,12 +33,17 @@ def block_kinds(model: TransformerModel, seq: int) -> list[str]:
     ]
 
 
-def _sublayer(w: BlockWriter, name: str, skip: int, write: Callable[[int], int]) -> int:
-    """Wrap attention or feed-forward in its norms and residual."""
+def _sublayer(
+    w: BlockWriter, name: str, skip: int, write: Callable[[int], int], region: bool = True
+) -> int:
+    """Wrap attention or feed-forward in its norms and residual.
+
+    It is written inside a tensor-parallel region unless it sees to that itself.
+    """
     position = w.model.norm_position
     x = w.norm(f"{name}-norm", skip) if position in ("pre", "sandwich") else skip
     w.keep_input(name, x)
-    x = w.leave(name, write(w.enter(name, x)))
+    x = w.leave(name, write(w.enter(name, x))) if region else write(x)
     if position in ("output", "sandwich"):
         x = w.norm(f"{name}-output-norm", x)
     x = w.add_residual(name, x, skip)
@@ -89,5 +94,8 @@ def block_builder(model: TransformerModel, strategy: Strategy, kind: str = "bloc
         memory = -1  # the encoder's output enters the layer beside its input
         w.builder.keep("memory", ELEMENT_BYTES * w.shapes.rows * model.hidden, -1)
         x = _sublayer(w, "cross", x, lambda inner: attend(w, "cross-", inner, memory, False))
-    _sublayer(w, "ffn", x, body)
+    if kind.endswith("moe-block") and own_experts(w):
+        _sublayer(w, "ffn", x, lambda inner: experts_of_rows(w, inner), region=False)
+    else:
+        _sublayer(w, "ffn", x, body)
     return w.builder

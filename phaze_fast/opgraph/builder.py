@@ -51,7 +51,9 @@ class OperatorSpec:
     function: str = ""
     """What it computes, where its kind leaves that open; see `opgraph.functions`."""
     regather: bool = False
-    """Whether weight gradients gather their input again before they can start."""
+    """Whether gradients that read its output gather it again before they can start."""
+    sources: int = 1
+    """Of a collective: how many of its inputs, from the first, get gradients."""
 
 
 @dataclass
@@ -159,7 +161,7 @@ class LayerBuilder:
     def network(
         self,
         name: str,
-        x: int,
+        x: int | tuple[int, ...],
         forward: tuple[str, float, str] | None,
         backward: tuple[str, float, str] | None,
         regather: bool = False,
@@ -169,18 +171,20 @@ class LayerBuilder:
 
         It waits for the operators in `after` as well, to which no gradient flows back.
         """
+        sent = (x,) if isinstance(x, int) else tuple(dict.fromkeys(x))
         op, payload, group = forward or ("", 0.0, "none")
         return self._add(
             OperatorSpec(
                 name,
                 "collective",
                 "NET",
-                (x, *after),
+                (*sent, *after),
                 payload_bytes=payload,
                 collective=op,
                 group=group,
                 virtual=forward is None,
                 gradient=backward,
                 regather=regather,
+                sources=len(sent),
             )
         )

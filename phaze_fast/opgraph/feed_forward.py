@@ -6,7 +6,7 @@ from phaze_fast.models import MixtureOfExperts
 from phaze_fast.opgraph.builder import ELEMENT_BYTES
 from phaze_fast.opgraph.writer import BlockWriter
 
-__all__ = ["experts", "feed_forward"]
+__all__ = ["experts", "experts_of_rows", "feed_forward", "own_experts"]
 
 _GELU_STEPS = {"cube": 1, "scale": 1, "sum": 2, "widen": 1, "tanh": 1, "shift": 1, "halve": 1}
 """Operators of the tanh form of GELU before its last product, and the arrays that each reads."""
@@ -65,22 +65,55 @@ def _gelu_steps(w: BlockWriter, prefix: str, x: int, rows: int, width: int) -> i
     return x
 
 
+def own_experts(w: BlockWriter) -> bool:
+    """Whether experts are split over fewer devices than all else."""
+    return w.strategy.expert_width < w.strategy.tensor_parallel
+
+
 def experts(w: BlockWriter, x: int) -> int:
-    """Router, dispatch, experts, combine. Tokens are taken to spread evenly."""
-    s, m, builder = w.shapes, w.model, w.builder
-    moe = m.moe
-    if moe is None:
+    """Router, dispatch, experts, combine, of all rows, in a tensor-parallel region."""
+    s, moe = w.shapes, _mixture(w)
+    out = _routed(w, moe, x, s.rows)
+    return _shared(w, moe, x, out) if moe.shared_width else out
+
+
+def experts_of_rows(w: BlockWriter, x: int) -> int:
+    """Write the same where each part of a tensor group sends its own share of the rows.
+
+    What every token visits is in a tensor-parallel region of its own.
+    """
+    moe, rows = _mixture(w), w.shapes.rows // w.strategy.expert_parts
+    out = _routed(w, moe, w.enter_experts("experts", x, rows), rows)
+    out = w.leave_experts("experts", out, rows)
+    if not moe.shared_width:
+        return out
+    shared = w.leave("ffn", _visited_by_all(w, moe, w.enter("ffn", x)))
+    return w.builder.vector(
+        "shared-sum", "residual", (out, shared), w.shapes.split_rows, w.model.hidden, reads=2
+    )
+
+
+def _mixture(w: BlockWriter) -> MixtureOfExperts:
+    if w.model.moe is None:
         raise AssertionError("a moe-block needs a model with experts")
-    ep, t = w.strategy.expert_parallel, w.strategy.tensor_parallel
-    router = builder.linear("router", x, s.rows, m.hidden, moe.experts, bias=moe.router_bias)
+    return w.model.moe
+
+
+def _routed(w: BlockWriter, moe: MixtureOfExperts, x: int, own_rows: int) -> int:
+    """Router, dispatch, experts, combine. Tokens spread evenly but for `expert_imbalance`."""
+    m, builder = w.model, w.builder
+    ep = w.strategy.expert_parallel
+    router = builder.linear("router", x, own_rows, m.hidden, moe.experts, bias=moe.router_bias)
     factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
-    routed = max(1, int(s.rows * moe.top_k * factor))  # an expert has room for one token or more
+    routed = max(1, int(own_rows * moe.top_k * factor))  # an expert has room for a token or more
     sent = -(-routed // moe.experts) * moe.experts
-    payload = float(ELEMENT_BYTES * sent * m.hidden)
+    # What the busiest device gets; no more than all there is. A capacity is the same for all.
+    busy = min(w.strategy.expert_imbalance, ep) if moe.capacity_factor is None else 1.0
+    payload = busy * ELEMENT_BYTES * sent * m.hidden
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
     dispatched = builder.network("dispatch", x, exchange, exchange, after=(router,))
-    local, rows = moe.experts // ep, sent // moe.experts * ep
-    width = moe.expert_ffn // t
+    local, rows = moe.experts // ep, -int(-busy * (sent // moe.experts * ep) // 1)
+    width = moe.expert_ffn // w.strategy.expert_width
     builder.keep("dispatched", ELEMENT_BYTES * local * rows * m.hidden, dispatched)
     up = builder.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width)
     gate = -1
@@ -91,15 +124,20 @@ def experts(w: BlockWriter, x: int) -> int:
     combined = builder.network("combine", down, exchange, exchange)
     out = builder.vector("weigh", "multiply", (combined, router), sent, m.hidden)
     builder.keep("expert-output", ELEMENT_BYTES * sent * m.hidden, combined)
-    return _shared(w, moe, x, out) if moe.shared_width else out
+    return out
 
 
 def _shared(w: BlockWriter, moe: MixtureOfExperts, x: int, out: int) -> int:
     """Add what every token visits to what the routed experts give."""
+    s, m, shared = w.shapes, w.model, _visited_by_all(w, moe, x)
+    return w.builder.vector("shared-sum", "residual", (out, shared), s.rows, m.hidden, reads=2)
+
+
+def _visited_by_all(w: BlockWriter, moe: MixtureOfExperts, x: int) -> int:
     s, m, builder = w.shapes, w.model, w.builder
     shared = _dense(w, "shared-", x, moe.shared_width // w.strategy.tensor_parallel)
     if moe.shared_gate:
         weight = builder.linear("shared-router", x, s.rows, m.hidden, 1, bias=False)
         builder.keep("shared-output", ELEMENT_BYTES * s.rows * m.hidden, shared)
         shared = builder.vector("shared-weigh", "multiply", (shared, weight), s.rows, m.hidden)
-    return builder.vector("shared-sum", "residual", (out, shared), s.rows, m.hidden, reads=2)
+    return shared

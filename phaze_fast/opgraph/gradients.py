@@ -17,17 +17,27 @@ def gradients(specs: list[OperatorSpec]) -> list[OperatorSpec]:
     gathered: dict[int, int] = {}  # operator -> its output gathered again, once for all who need it
     for i in reversed(range(len(specs))):
         spec, upstream = specs[i], tuple(dict.fromkeys(arriving.get(i, [])))
-        source = spec.inputs[0]
-        shared = spec.kind == "gemm" and source >= 0 and specs[source].regather
-        if shared and source not in gathered:
-            again = replace(specs[source], name=f"{specs[source].name}-again", inputs=(-1,))
+        needed = _gathered_again(specs, spec)
+        if needed is not None and needed not in gathered:
+            again = replace(specs[needed], name=f"{specs[needed].name}-again", inputs=(-1,))
             made.append(again)
-            gathered[source] = len(made) - 1
-        for slot, gradient in _gradients_of(spec, upstream, gathered.get(source), made):
+            gathered[needed] = len(made) - 1
+        whole = None if needed is None else gathered[needed]
+        for slot, gradient in _gradients_of(spec, upstream, whole, made):
             source = spec.inputs[slot]
             if source >= 0:
                 arriving.setdefault(source, []).append(gradient)
     return made
+
+
+def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None:
+    """Which input the gradients of an operator need whole again, though it is kept in shares."""
+    for source in dict.fromkeys(spec.inputs):
+        if source < 0 or not specs[source].regather:
+            continue
+        if spec.kind == "gemm" or specs[source].group == "context":
+            return source
+    return None
 
 
 def _gradients_of(
@@ -35,7 +45,7 @@ def _gradients_of(
 ) -> list[tuple[int, int]]:
     """Append an operator's gradient operators to `made`; give (input slot, gradient of that input).
 
-    `gathered` is where a product's input, kept in shares, is made whole again.
+    `gathered` is where an input that is kept in shares is made whole again.
     """
 
     def add(new: OperatorSpec) -> int:
@@ -45,6 +55,8 @@ def _gradients_of(
     name = f"d-{spec.name}"
     if spec.kind == "gemm":
         return _linear_gradients(spec, upstream, gathered, add)
+    if gathered is not None:
+        upstream = (*upstream, gathered)
     if spec.kind == "batched-gemm":
         return [(slot, add(g)) for slot, g in enumerate(_product_gradients(spec, upstream, name))]
     if spec.kind == "collective":
@@ -58,7 +70,8 @@ def _gradients_of(
             group=group,
             virtual=spec.gradient is None,
         )
-        return [(0, add(ended))]
+        ending = add(ended)
+        return [(slot, ending) for slot in range(spec.sources)]
     if spec.kind == "residual":
         passed = add(replace(spec, name=name, inputs=upstream, virtual=True))
         return [(slot, passed) for slot in range(len(spec.inputs))]

@@ -25,7 +25,7 @@ _BACKWARD_FROM = _COMPUTED.index("gemm-input-gradient")
 KINDS = (*_COMPUTED[:_BACKWARD_FROM], "collective", *_COMPUTED[_BACKWARD_FROM:])
 """What an operator is: forward kinds, collectives, backward kinds."""
 UNITS = ("TC", "VC", "TC+VC", "NET")
-GROUPS = ("none", "tensor", "context", "expert")
+GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
 _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 
@@ -135,7 +135,9 @@ RECOMPUTE_SETS = FrozenDict(
         "activations": frozenset({"activation"}),
         "gated-product": frozenset({"multiply"}),
         "up-projection": frozenset({"up", "gate", "gate-up"}),
-        "attention": frozenset({"scores", "score-cap", "softmax", "score-dropout", "attention"}),
+        "attention": frozenset(
+            {"scores", "score-cap", "softmax", "score-dropout", "attention", "attention-early"}
+        ),
     }
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the

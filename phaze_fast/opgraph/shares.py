@@ -63,7 +63,7 @@ def block_share(model: TransformerModel, strategy: Strategy, kind: str) -> Share
     if moe is None or not kind.endswith("moe-block"):
         return Share(whole + model.ffn_parameters(model.ffn), device + _ffn(model, s.ffn))
     local = moe.experts // strategy.expert_parallel
-    experts = local * _ffn(model, moe.expert_ffn // t)
+    experts = local * _ffn(model, moe.expert_ffn // strategy.expert_width)
     device += (model.hidden + moe.router_bias) * moe.experts + experts
     if moe.shared_width:
         device += _ffn(model, moe.shared_width // t) + moe.shared_gate * model.hidden

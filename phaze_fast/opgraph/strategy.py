@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphModel, Model, TransformerModel
 from phaze_fast.models.split_rules import widths_divide
 from phaze_fast.records import Count, Record
 
-__all__ = ["RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
+__all__ = ["CONTEXT_KINDS", "RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
+
+
+CONTEXT_KINDS = ("all-gather", "ring", "ulysses")
+"""How devices that share a sequence attend to all of it: keys and values gathered, sent round a
+ring while attention is at work, or rows exchanged for heads."""
 
 
 class Strategy(Record):
@@ -34,12 +41,37 @@ class Strategy(Record):
     """Whether those devices also share the rows of norms, residuals and dropouts."""
     context_parallel: Count = 1
     """Devices that share the rows of a sequence everywhere."""
+    context_kind: Literal["all-gather", "ring", "ulysses"] = "all-gather"
+    """How those devices attend to the whole sequence, one of `CONTEXT_KINDS`."""
     expert_parallel: Count = 1
     """Devices that share the experts of a mixture."""
+    expert_tensor: Count | None = None
+    """Devices that share the matrices of each expert, a divisor of `tensor_parallel`; by default as
+    many. With fewer, expert-parallel groups take in the devices of a tensor group, each of which
+    sends its own share of the rows."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
     microbatch: Count = 1
     """Sequences a device works on at once."""
     seq: Count | None = None
     """Sequence length; by default the model's."""
+
+    @property
+    def expert_width(self) -> int:
+        """Devices that share the matrices of each expert."""
+        return self.expert_tensor or self.tensor_parallel
+
+    @property
+    def expert_parts(self) -> int:
+        """Parts of a tensor group that hold different experts."""
+        return max(1, self.tensor_parallel // self.expert_width)
+
+    @property
+    def expert_replicas(self) -> int:
+        """Replicas over which an expert group is spread."""
+        return max(1, self.expert_parallel // self.expert_parts)
 
 
 @dataclass(frozen=True)
@@ -70,11 +102,31 @@ def _ffn(model: TransformerModel, s: Strategy) -> str:
     t = s.tensor_parallel
     widths = [model.ffn] if model.moe is None or model.moe_layers < model.layers else []
     if model.moe is not None:
-        widths += [model.moe.expert_ffn, model.moe.shared_width]
+        widths += [model.moe.shared_width] + [model.moe.expert_ffn] * (s.expert_width == t)
     wrong = [width for width in widths if width % t]
     return (
         f"tensor_parallel: {t} does not divide the feed-forward width {wrong[0]}" if wrong else ""
     )
+
+
+def _expert_tensor(model: TransformerModel, s: Strategy) -> str:
+    own, t, ep = s.expert_tensor, s.tensor_parallel, s.expert_parallel
+    if own is None or own == t:
+        return ""
+    what = f"expert_tensor: {own} with tensor_parallel {t} is not accepted"
+    if model.moe is None:
+        return f"{what}; {model.name} has no experts"
+    if t % own:
+        return f"{what}; expected a divisor of {t}"
+    if not s.sequence_parallel:
+        return f"{what} without sequence parallelism, by which devices have rows of their own"
+    if ep % s.expert_parts:
+        return (
+            f"{what} with expert_parallel {ep}; expected a multiple of {t} / {own} = "
+            f"{s.expert_parts} for the parts of a tensor group, or expert_tensor {t}"
+        )
+    width = model.moe.expert_ffn
+    return f"{what}: it does not divide the experts' width {width}" if width % own else ""
 
 
 def _sequence(model: TransformerModel, s: Strategy) -> str:
@@ -103,12 +155,36 @@ def _positions(model: TransformerModel, s: Strategy) -> str:
     return f"seq: {seq} is more than the {held} positions of {model.name}"
 
 
+def _context_kind(model: TransformerModel, s: Strategy) -> str:
+    cp, t, kind = s.context_parallel, s.tensor_parallel, s.context_kind
+    if cp == 1 or kind == "all-gather":
+        return ""
+    if kind == "ring":
+        if model.attention == "flash":
+            return ""
+        return (
+            f"context_kind: ring is not accepted for {model.name}, which computes all scores of a "
+            "row at once; expected all-gather or ulysses, or fused attention"
+        )
+    names = {"heads": model.heads // t, "key/value heads": (model.kv_heads or model.heads) // t}
+    for what, count in names.items():
+        if count % cp:
+            return (
+                f"context_kind: ulysses over {cp} devices does not share out the {count} {what} of "
+                f"a device at tensor_parallel {t}; expected a divisor of {max(1, count)}, or ring "
+                "or all-gather"
+            )
+    return ""
+
+
 RULES = (
     Rule("heads are shared evenly", _heads),
     Rule("key/value heads are shared or replicated evenly", _kv_heads),
     Rule("feed-forward widths are shared evenly", _ffn),
     Rule("rows are shared evenly", _sequence),
+    Rule("context-parallel devices can attend that way", _context_kind),
     Rule("experts are shared evenly", _experts),
+    Rule("experts can be split that way", _expert_tensor),
     Rule("learned positions reach", _positions),
 )
 

@@ -55,6 +55,25 @@ class BlockWriter:
             f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None
         )
 
+    def enter_experts(self, name: str, x: int, rows: int) -> int:
+        """Begin a region in which the devices of each expert hold different columns."""
+        if self.strategy.expert_width == 1:
+            return x
+        size = float(ELEMENT_BYTES * rows * self.model.hidden)
+        gather = ("all-gather", size, "expert-tensor")
+        scatter = ("reduce-scatter", size, "expert-tensor")
+        return self.builder.network(f"{name}-gather", x, gather, scatter, regather=True)
+
+    def leave_experts(self, name: str, x: int, rows: int) -> int:
+        """End it: sum the devices' parts."""
+        if self.strategy.expert_width == 1:
+            return x
+        size = float(ELEMENT_BYTES * rows * self.model.hidden)
+        scatter = ("reduce-scatter", size, "expert-tensor")
+        return self.builder.network(
+            f"{name}-scatter", x, scatter, ("all-gather", size, "expert-tensor")
+        )
+
     # ---- norms and residuals ----
 
     def norm(self, name: str, x: int) -> int:

@@ -21,8 +21,11 @@ _FIELDS = MappingProxyType(
         "pp": "pipeline",
         "dp": "data_parallel",
         "cp": "context_parallel",
+        "cp_kind": "context_kind",
         "ep": "expert_parallel",
+        "etp": "expert_tensor",
         "zero": "zero",
+        "shard": "shard",
         "microbatch": "microbatch",
         "schedule": "schedule",
         "virtual": "virtual",
@@ -116,8 +119,8 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     plans
         What `plan` found.
     asked
-        Fields of a plan and their values: tp, pp, dp, cp, ep, zero, microbatch, schedule, virtual,
-        recompute, rank_order. The others stay as free as they were.
+        Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, zero, shard,
+        microbatch, schedule, virtual, recompute, rank_order. The others stay as free as they were.
     threads
         At most this many, by default all cores; the answer does not depend on it.
 

@@ -121,7 +121,7 @@ class PlanEvaluator:
                 inner=first.inner,
                 blocks=first.blocks,
                 layers=len(first.graph.order),
-                expert_parallel=strategy.expert_parallel,
+                expert_parallel=strategy.expert_replicas,
                 microbatch=strategy.microbatch,
                 context_parallel=strategy.context_parallel,
                 node=node,

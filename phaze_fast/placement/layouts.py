@@ -13,10 +13,11 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import Cluster, TieredFabric
-from phaze_fast.memory import FOLDED, SCHEDULES
+from phaze_fast.memory import SCHEDULES, TWO_CHUNKS, places
 from phaze_fast.models import Model, TransformerModel
-from phaze_fast.opgraph import Strategy, reasons
-from phaze_fast.placement.training import RANK_ORDERS, Training, recompute_modes
+from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
+from phaze_fast.placement.hybrid import shard_choices, shard_words, shards_tried
+from phaze_fast.placement.training import RANK_ORDERS, Training, expert_fields, recompute_modes
 
 __all__ = ["Shape", "layouts_of", "node_devices", "nothing_to_try", "space_text", "strategies"]
 
@@ -69,6 +70,19 @@ def _context_widths(model: Model, training: Training) -> list[int]:
     return [1] + [cp for cp in (2, 4, 8, 16, 32) if tokens >= cp * _TOKENS_OF_A_DEVICE]
 
 
+def _context_kinds(training: Training) -> tuple[Any, ...]:
+    """Ways to attend to a shared sequence, those that were asked for alone."""
+    tried = training.context_kind
+    return CONTEXT_KINDS if "auto" in tried else tuple(k for k in CONTEXT_KINDS if k in tried)
+
+
+def _contexts(model: Model, training: Training) -> list[tuple[int, Any]]:
+    """Context-parallel widths with the ways to attend; one device has no need of any."""
+    several = [cp for cp in _context_widths(model, training) if cp > 1]
+    alone = [(1, "all-gather")] if 1 in _context_widths(model, training) else []
+    return alone + [(cp, kind) for cp in several for kind in _context_kinds(training)]
+
+
 def _expert_widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
     if training.expert_parallel is not None:
         return sorted(training.expert_parallel)
@@ -84,22 +98,30 @@ def strategies(
     """Give what the model, the cluster and the batch allow; count the rest by reason."""
     choices = itertools.product(
         _widths(model, cluster, training),
-        _context_widths(model, training),
+        _contexts(model, training),
         _expert_widths(model, cluster, training),
+        sorted(training.expert_tensor) if training.expert_tensor else [None],
         sorted(training.microbatch),
     )
-    for t, cp, ep, microbatch in choices:
+    for t, (cp, kind), ep, own, microbatch in choices:
+        apart = {} if ep == 1 else expert_fields(training)
         strategy = Strategy(
             tensor_parallel=t,
             sequence_parallel=training.sequence_parallel and t > 1,
             context_parallel=cp,
+            context_kind=kind,
             expert_parallel=ep,
+            expert_tensor=None if own == t else own,
+            **apart,
             microbatch=microbatch,
             seq=training.seq,
         )
         broken = reasons(model, strategy)
-        if t * cp * ep > cluster.devices:
-            used = f"{t} x {cp}" + (f" x {ep}" if ep > 1 else "")
+        if broken and broken[0].startswith("context_kind") and "auto" in training.context_kind:
+            continue  # not asked for
+        spread = strategy.expert_replicas
+        if t * cp * spread > cluster.devices:
+            used = f"{t} x {cp}" + (f" x {spread}" if ep > 1 else "")
             broken.append(
                 f"tensor x context{' x expert' if ep > 1 else ''} parallelism: {used} devices are "
                 f"more than {cluster.devices}"
@@ -150,13 +172,18 @@ def _schedules(
     piped = p > 1
     for schedule in sorted({SCHEDULES.index(name) for name in training.schedule}):
         name = SCHEDULES[schedule]
-        several = sorted(training.virtual) if name == "interleaved" else [1 + (name in FOLDED)]
+        several = sorted(training.virtual) if name == "interleaved" else [1 + (name in TWO_CHUNKS)]
         for v in several:
-            enough = p * v <= shape.layers
+            enough = places(name, 1, v) * p <= shape.layers
             chunks = f" with {v} chunks a stage" if v > 1 else ""
             why = f"schedule: {name}{chunks} has more chunks than the model's {shape.layers} layers"
             rejected[why] += int((piped & ~enough).sum())
-            if name == "dualpipe-v":
+            if name == "dualpipe":
+                even = (p % 2 == 0) & (m % 2 == 0)
+                why = f"schedule: {name} needs an even number of stages and of micro-batches"
+                rejected[why] += int((piped & enough & ~even).sum())
+                enough = enough & even
+            if name in ("dualpipe", "dualpipe-v"):
                 full = m >= 2 * p
                 why = f"schedule: {name} needs twice as many micro-batches as stages, or more"
                 rejected[why] += int((piped & enough & ~full).sum())
@@ -193,19 +220,47 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
             for order, tried in _orders(shape, training, d, p)
         ]
     parts: list[Array] = []
-    zeros = sorted(set(training.zero))
-    for number, zero in enumerate(zeros):
-        # One shard is the same under every ZeRO stage.
-        told_apart = True if number == 0 else d * shape.context_parallel > 1
+    shards: dict[tuple[int, int], list[Array]] = {
+        (order, zero): _shards(shape, training, zero, order, d, p, counted)
+        for order, *_ in choices
+        for zero in set(training.zero) - {0}
+    }
+    for zero, told_apart in _zeros(shape, training, d):
         for order, schedule, v, possible in choices:
-            at = np.flatnonzero(possible & told_apart)
-            rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-            rows["stages"], rows["data_parallel"], rows["microbatches"] = p[at], d[at], m[at]
-            rows["schedule"], rows["virtual_stages"] = schedule, v
-            rows["zero"], rows["rank_order"] = zero, order
-            parts.append(rows)
+            for shard in shards.get((order, zero), [np.zeros(len(d), dtype=np.int64)]):
+                at = np.flatnonzero(possible & told_apart & (shard >= 0))
+                rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
+                rows["stages"], rows["data_parallel"], rows["microbatches"] = p[at], d[at], m[at]
+                rows["schedule"], rows["virtual_stages"] = schedule, v
+                rows["zero"], rows["rank_order"], rows["shard"] = zero, order, shard[at]
+                parts.append(rows)
     rejected.update({why: count for why, count in counted.items() if count})
     return np.concatenate(parts)
+
+
+def _zeros(shape: Shape, training: Training, d: Array) -> Iterator[tuple[int, Array | bool]]:
+    """ZeRO stages, and the layouts each is told apart for.
+
+    One shard is the same under every ZeRO stage.
+    """
+    for number, zero in enumerate(sorted(set(training.zero))):
+        yield zero, True if number == 0 else d * shape.context_parallel > 1
+
+
+def _shards(
+    shape: Shape,
+    training: Training,
+    zero: int,
+    order: int,
+    d: Array,
+    p: Array,
+    rejected: Counter[str],
+) -> list[Array]:
+    """How many replicas share state, one array per choice; -1: not this choice."""
+    apart = shape.inner * (p if RANK_ORDERS[order] == "stages-inside" else np.ones_like(p))
+    widths = (shape.expert_parallel, shape.context_parallel)
+    wanted = shards_tried(training.shard, zero)
+    return list(shard_choices(wanted, d, shape.node // apart, *widths, rejected))
 
 
 def space_text(model: Model, cluster: Cluster, training: Training) -> str:
@@ -230,12 +285,15 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     dealt = any(name not in ("1f1b", "zb-h1") for name in training.schedule)
     texts = [
         f"tensor parallel {listed(_widths(model, cluster, training))}",
-        f"context parallel {listed(_context_widths(model, training))}",
-        f"expert parallel {listed(_expert_widths(model, cluster, training))}",
+        f"context parallel {listed(_context_widths(model, training))}"
+        + f" ({listed(_context_kinds(training))})" * (max(_context_widths(model, training)) > 1),
+        f"expert parallel {listed(_expert_widths(model, cluster, training))}"
+        + f" with experts over {listed(sorted(training.expert_tensor or ()))} devices each"
+        * bool(training.expert_tensor),
         f"micro-batch {listed(sorted(training.microbatch))}",
         f"replicas {listed(sorted(d)) if d else 'that divide the batch'}",
         f"stages {listed(sorted(p)) if p else f'up to {_MOST_STAGES}'}",
-        f"ZeRO {listed(sorted(training.zero))}",
+        f"ZeRO {listed(shard_words(training.shard, zero) for zero in sorted(training.zero))}",
         f"schedules {listed(names)}",
         f"recomputation by stage of {listed(recompute_modes(training))}{some}",
         f"rank order {training.rank_order}",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks
+from phaze_fast.memory import SCHEDULES, ScheduleName, check_chunks, places
 from phaze_fast.opgraph import Strategy
+from phaze_fast.placement.hybrid import check_shard, nearest_counts
 from phaze_fast.placement.pipelines import refusal
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in
+from phaze_fast.placement.training import expert_fields
 from phaze_fast.records import Bytes, Count, Record
 from phaze_fast.software import DEFAULT, SoftwareOrName, load_software
 
@@ -40,17 +42,29 @@ class PlanSpec(Record):
     """Replicas."""
     cp: Count = 1
     """Context-parallel width."""
+    cp_kind: Literal["all-gather", "ring", "ulysses"] = "all-gather"
+    """How its devices attend to the whole sequence: keys and values gathered, sent round a ring, or
+    rows exchanged for heads."""
     ep: Count = 1
     """Expert-parallel width; a part of the replicas."""
+    etp: Count | None = None
+    """Devices that share the matrices of each expert, a divisor of `tp`; by default as many."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    shard: Count | None = None
+    """How many neighbouring replicas share it, while such groups hold copies of it (hybrid
+    sharding); by default all."""
     microbatch: Count = 1
     """Sequences a device works on at once."""
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
-    dualpipe-v."""
+    dualpipe, dualpipe-v."""
     virtual: Count = 1
-    """Chunks per stage: 2 or more where interleaved, 2 where folded (zb-v, dualpipe-v), else 1."""
+    """Chunks per stage: 2 or more where interleaved, 2 by zb-v, dualpipe and dualpipe-v, else 1."""
     recompute: str | tuple[str, ...] = "auto"
     """What is computed again in the backward pass, for all stages or for each: ``none``,
     ``selective``, ``full``, sets of operators joined by ``+``, any of them with ``:N`` for the
@@ -91,7 +105,10 @@ class PlanSpec(Record):
             tensor_parallel=self.tp,
             sequence_parallel=self.sequence_parallel and self.tp > 1,
             context_parallel=self.cp,
+            context_kind=self.cp_kind if self.cp > 1 else "all-gather",
             expert_parallel=self.ep,
+            expert_tensor=None if self.etp == self.tp else self.etp,
+            **({} if self.ep == 1 else expert_fields(self)),
             microbatch=self.microbatch,
             seq=self.seq,
         )
@@ -104,8 +121,15 @@ class PlanSpec(Record):
                 f"{self.dp} x {self.microbatch} = {self.dp * self.microbatch}"
             )
         check_chunks(self.schedule, self.virtual)
-        if self.dp % self.ep:
-            raise ValueError(f"ep: {self.ep} does not divide dp = {self.dp}")
+        spread = self.strategy.expert_replicas
+        if self.dp % spread:
+            parts = "" if spread == self.ep else f" / (tp / etp) = {spread}"
+            near = nearest_counts(spread, (n for n in range(1, self.dp + 1) if self.dp % n == 0))
+            raise ValueError(
+                f"ep: {self.ep}{parts} does not divide dp = {self.dp}; nearest: {near}"
+            )
+        if self.shard is not None and not (self.shard == self.dp and self.zero == 0):
+            check_shard(self.shard, self.dp, spread, self.zero)
         rounds = self.global_batch // (self.dp * self.microbatch)
         if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.virtual)):
             raise ValueError(
@@ -113,11 +137,11 @@ class PlanSpec(Record):
                 f"{self.global_batch} / ({self.dp} x {self.microbatch}) = {rounds} micro-batches "
                 f"is not accepted; {why}"
             )
-        chunks = self.pp * self.virtual
+        chunks = places(self.schedule, self.pp, self.virtual)
         if self.stages is not None and len(self.stages) != chunks:
+            each = "pp" if chunks == self.pp else f"pp x virtual = {self.pp} x {self.virtual}"
             raise ValueError(
-                f"stages: {len(self.stages)} entries are not accepted; expected pp x virtual = "
-                f"{self.pp} x {self.virtual} = {chunks}"
+                f"stages: {len(self.stages)} entries are not accepted; expected {each} = {chunks}"
             )
         words = self.recompute if isinstance(self.recompute, tuple) else (self.recompute,)
         for word in words:
@@ -161,7 +185,8 @@ class PlanSpec(Record):
         given = {name: data[name] for name in (*names, "rank_order")}
         given["idle"] = True
         given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
-        for name in ("seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
+        later = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap")
+        for name in (*later, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
                 given[name] = data[name]
         if "stages" in data:
@@ -177,11 +202,11 @@ def _chunk_sizes(
     stages: Sequence[Mapping[str, Any]], schedule: int, virtual: int
 ) -> tuple[int, ...]:
     """Layers of each chunk, in the order of the model."""
-    places = _core.pipeline_chain(schedule, len(stages), virtual).tolist()
+    chain = _core.pipeline_chain(schedule, len(stages), virtual).tolist()
     chunks = [int(n) for stage in stages for n in stage["chunks"]]
-    if len(chunks) != len(places):
+    if len(chunks) != len(chain):
         raise InvalidInputError(
             f"stages: {len(chunks)} chunks are not accepted; expected {len(stages)} stages x "
             f"{virtual}"
         )
-    return tuple(chunks[places.index(place)] for place in range(len(places)))
+    return tuple(chunks[chain.index(place)] for place in range(max(chain) + 1))

@@ -32,6 +32,10 @@ them; filling and draining the pipeline; the slowest stage against the mean; ope
 again; the optimiser's step; waiting for the host. How they are told apart: docs/placement.md."""
 
 
+_ONCE = {"cp_kind": "all-gather", "expert_imbalance": 1.0, "expert_overlap": 0.0}
+"""Fields of plans that were always so in 0.1.0, whose files do not have them."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """One stage of a plan, as one of its devices sees it."""
@@ -91,10 +95,20 @@ class Plan:
     """Replicas."""
     cp: int
     """Context-parallel width."""
+    cp_kind: str
+    """How its devices attend to the whole sequence: all-gather, ring or ulysses."""
     ep: int
     """Expert-parallel width; a part of the replicas."""
+    etp: int
+    """Devices that share the matrices of each expert; `tp` unless told otherwise."""
+    expert_imbalance: float
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: float
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
     zero: int
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
+    shard: int
+    """Neighbouring replicas that share it; fewer than all in hybrid sharding."""
     microbatch: int
     """Sequences a device works on at once."""
     microbatches: int
@@ -151,6 +165,11 @@ class Plan:
         return self.tp * self.cp * self.pp * self.dp
 
     @property
+    def hybrid(self) -> bool:
+        """Whether groups of replicas share state and hold copies of it."""
+        return self.zero > 0 and self.shard < self.dp
+
+    @property
     def recompute(self) -> str:
         """What stages recompute, in one word; ``mixed`` where they differ."""
         kinds = {stage.recompute for stage in self.stages}
@@ -205,6 +224,7 @@ class Plan:
             Where a field is missing or malformed.
         """
         try:
+            data = {**_ONCE, "shard": data["dp"], "etp": data["tp"], **data}
             values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})
@@ -213,9 +233,14 @@ class Plan:
             raise InvalidInputError(f"plan: not what `to_dict` writes: {error!r}") from None
         return cls(**values)
 
+    @property
+    def _kind(self) -> str:
+        return f" ({self.cp_kind})" if self.cp > 1 else ""
+
     def __str__(self) -> str:
         return (
-            f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp} ep {self.ep} zero {self.zero} "
+            f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp}{self._kind} ep {self.ep} "
+            f"zero {self.zero}{f' of {self.shard}' if self.hybrid else ''} "
             f"micro-batch {self.microbatch} {self.schedule}: {format_time(self.time_s)}, "
             f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
         )

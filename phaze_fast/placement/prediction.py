@@ -13,9 +13,10 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster
-from phaze_fast.memory import FOLDED, SCHEDULES
+from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import Model, load
-from phaze_fast.opgraph import Strategy, reasons
+from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
+from phaze_fast.placement.batch_rules import BAD_STRATEGY, SCHEDULE_CODES, statuses
 from phaze_fast.placement.columns import coded, recompute_words, whole
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
 from phaze_fast.placement.plan_spec import PlanSpec
@@ -23,7 +24,7 @@ from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, modes_in, recompute_code
 from phaze_fast.placement.sizes import StrategySizes, strategy_sizes
 from phaze_fast.placement.times import KindTimes, free_times_on_chip, memory_of
-from phaze_fast.placement.training import RANK_ORDERS, Training
+from phaze_fast.placement.training import RANK_ORDERS, Training, expert_fields
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
@@ -48,6 +49,7 @@ def _layout(spec: PlanSpec) -> Array:
     row["stages"], row["virtual_stages"], row["zero"] = spec.pp, spec.virtual, spec.zero
     row["rank_order"] = RANK_ORDERS.index(spec.rank_order)
     row["data_parallel"] = spec.dp
+    row["shard"] = 0 if spec.shard == spec.dp else spec.shard or 0
     row["microbatches"] = spec.global_batch // (spec.dp * spec.microbatch)
     return row
 
@@ -203,12 +205,6 @@ class Predictions(Table):
         return found
 
 
-_CODES = {name: code for code, name in enumerate(SCHEDULES) if name != "dualpipe"}
-_CODES["zero-bubble"] = _CODES["zb-h1"]
-_FOLDED = [SCHEDULES.index(name) for name in FOLDED]
-_BAD_DEVICES, _BAD_BATCH, _BAD_SCHEDULE, _BAD_EXPERTS, _BAD_STRATEGY = 3, 4, 6, 8, 9
-
-
 def predict_batch(
     model: Model | str,
     cluster: Cluster,
@@ -224,6 +220,9 @@ def predict_batch(
     context_parallel: Any = 1,
     expert_parallel: Any = 1,
     rank_order: Any = "replicas-inside",
+    shard: Any = 0,
+    context_kind: Any = "all-gather",
+    expert_tensor: Any = 0,
     threads: int | None = None,
 ) -> Predictions:
     """Time many plans in one call, each with blocks dealt out evenly; the GIL is released.
@@ -245,6 +244,12 @@ def predict_batch(
         Names as in `PlanSpec`, or an array of these.
     rank_order
         ``replicas-inside`` or ``stages-inside``, or an array of these.
+    shard
+        Neighbouring replicas that share what ZeRO shares; 0: all.
+    expert_tensor
+        Devices that share the matrices of each expert; 0: the tensor-parallel width.
+    context_kind
+        Names of `phaze_fast.opgraph.CONTEXT_KINDS`, or an array of these.
     threads
         At most this many threads, by default all cores; the answer does not depend on it.
 
@@ -281,8 +286,11 @@ def predict_batch(
         "v": whole("virtual", virtual, 1),
         "cp": whole("context_parallel", context_parallel, 1),
         "ep": whole("expert_parallel", expert_parallel, 1),
+        "shard": whole("shard", shard, 0),
+        "kind": coded("context_kind", context_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
+        "own": whole("expert_tensor", expert_tensor, 0),
         "mode": mode,
-        "schedule": coded("schedule", schedule, _CODES),
+        "schedule": coded("schedule", schedule, SCHEDULE_CODES),
         "order": coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
     }
     try:
@@ -295,22 +303,6 @@ def predict_batch(
     return _predicted(known, cluster, training, words, rows, workers)
 
 
-def _statuses(rows: Mapping[str, Array], devices: int, batch: int) -> Array:
-    """Why plans cannot be, as far as the model does not matter; 0 where they can."""
-    t, p, d, b, cp, ep = (rows[name] for name in ("t", "p", "d", "b", "cp", "ep"))
-    status = np.zeros(len(t), dtype=np.int32)
-    status[rows["zero"] > 3] = _BAD_STRATEGY
-    several = np.isin(rows["schedule"], [2, *_FOLDED])
-    folded = np.isin(rows["schedule"], _FOLDED)
-    status[((rows["v"] > 1) != several) | (folded & (rows["v"] != 2))] = _BAD_SCHEDULE
-    status[d % ep != 0] = _BAD_EXPERTS
-    # Products of large numbers would wrap around; as floats they only lose digits.
-    shared = np.where(d.astype(np.float64) * b <= batch, d * b, batch + 1)
-    status[batch % shared != 0] = _BAD_BATCH
-    status[t.astype(np.float64) * p * d * cp != devices] = _BAD_DEVICES
-    return status
-
-
 def _predicted(
     model: Model,
     cluster: Cluster,
@@ -321,20 +313,26 @@ def _predicted(
 ) -> Predictions:
     modes = RECOMPUTE if "auto" in words[:1] else ()
     modes = tuple(dict.fromkeys([*modes, *modes_in(words[1:])])) or ("none",)
-    status = _statuses(rows, cluster.devices, training.global_batch)
+    status = statuses(rows, cluster.devices, training.global_batch)
     good = np.flatnonzero(status == 0)
     inside = (rows["order"] == 1) & (rows["ep"] > 1)
     apart = np.where(inside, rows["p"], 0)
-    keys = np.stack([rows[name] for name in ("t", "cp", "ep", "b")] + [apart], axis=1)[good]
+    kind = np.where(rows["cp"] > 1, rows["kind"], 0)
+    own = np.where(rows["own"] == rows["t"], 0, rows["own"])
+    wide = [rows[name] for name in ("t", "cp", "ep", "b")]
+    keys = np.stack([*wide, apart, kind, own], axis=1)[good]
     kinds, which = np.unique(keys, axis=0, return_inverse=True)
     sizes: list[StrategySizes] = []
     number = np.full(len(kinds), -1)
-    for k, (t, cp, ep, b, stages) in enumerate(kinds.tolist()):
+    for k, (t, cp, ep, b, stages, kind, own) in enumerate(kinds.tolist()):
         strategy = Strategy(
             tensor_parallel=t,
             sequence_parallel=training.sequence_parallel and t > 1,
             context_parallel=cp,
+            context_kind=CONTEXT_KINDS[kind],
             expert_parallel=ep,
+            expert_tensor=own or None,
+            **({} if ep == 1 else expert_fields(training)),
             microbatch=b,
             seq=training.seq,
         )
@@ -343,7 +341,7 @@ def _predicted(
             stride = t * cp * max(stages, 1) if ep > 1 else 0
             sizes.append(strategy_sizes(model, strategy, modes, stride, training.software))
     strategy_of = number[which.reshape(-1)]
-    status[good[strategy_of < 0]] = _BAD_STRATEGY
+    status[good[strategy_of < 0]] = BAD_STRATEGY
     good, strategy_of = good[strategy_of >= 0], strategy_of[strategy_of >= 0]
     estimates: Array = np.zeros(len(status), dtype=_core.ESTIMATE_DTYPE)
     estimates["time_s"], estimates["status"] = np.nan, status
@@ -355,7 +353,7 @@ def _predicted(
         layouts["strategy"], layouts["schedule"] = strategy_of[order], some["schedule"]
         layouts["stages"], layouts["virtual_stages"] = some["p"], some["v"]
         layouts["zero"], layouts["rank_order"] = some["zero"], some["order"]
-        layouts["data_parallel"] = some["d"]
+        layouts["data_parallel"], layouts["shard"] = some["d"], some["shard"]
         layouts["microbatches"] = training.global_batch // (some["d"] * some["b"])
         evaluator = PlanEvaluator(model, cluster, training, [], (sizes, layouts))
         estimates[good[order]] = evaluator.estimate_even(

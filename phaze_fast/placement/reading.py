@@ -124,7 +124,8 @@ def read_plan(
     estimate, stages = what
     strategy, model = sizes.strategy, sizes.graph.model
     rounds, replicas = int(layout["microbatches"]), int(layout["data_parallel"])
-    again = sum(_stage_flops(sizes, stage) for stage in stages)
+    twice = SCHEDULES[int(layout["schedule"])] == "dualpipe"  # half of the micro-batches each way
+    again = sum(_stage_flops(sizes, stage) for stage in stages) / (1 + twice)
     time_s = float(estimate["time_s"])
     sequences = replicas * rounds * strategy.microbatch
     speed = step_throughput(
@@ -141,8 +142,13 @@ def read_plan(
         pp=int(layout["stages"]),
         dp=replicas,
         cp=strategy.context_parallel,
+        cp_kind=strategy.context_kind,
         ep=strategy.expert_parallel,
+        etp=strategy.expert_width,
+        expert_imbalance=strategy.expert_imbalance,
+        expert_overlap=strategy.expert_overlap,
         zero=int(layout["zero"]),
+        shard=int(layout["shard"]) or replicas,
         microbatch=strategy.microbatch,
         microbatches=rounds,
         schedule=SCHEDULES[int(layout["schedule"])],

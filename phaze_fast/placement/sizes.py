@@ -11,9 +11,9 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.hardware import energy_table
-from phaze_fast.memory import FRAGMENTATION, Optimizer
+from phaze_fast.memory import FRAGMENTATION, Optimizer, context_bytes
 from phaze_fast.models import Model
-from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
+from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import DEFAULT, Software, load_software, model_as_run
 
@@ -39,6 +39,7 @@ def training_record(optimizer: Optimizer, software: Software) -> Array:
     record["fragmentation"] = FRAGMENTATION
     hides = software.overlap_gradients
     record["bucket_bytes"] = software.bucket_bytes if hides else _UNHIDDEN_BYTES
+    record["contention"] = 1.0 - 1.0 / software.overlap_slowdown
     record["hbm_byte_j"] = prices.hbm_byte_j
     record["network_byte_j"] = prices.network_byte_j
     return record
@@ -71,6 +72,12 @@ class StrategySizes:
     def inner(self) -> int:
         """Devices that hold one stage of one replica."""
         return self.strategy.tensor_parallel * self.strategy.context_parallel
+
+    @property
+    def hidden(self) -> Mapping[str, float]:
+        """Shares of the seconds of collectives that other work hides, by group of devices."""
+        found = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
+        return FrozenDict({group: share for group, share in found.items() if share})
 
     @property
     def blocks(self) -> int:
@@ -145,17 +152,19 @@ def strategy_sizes(
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tensor_parallel, "context": s.context_parallel}
-    widths["expert"] = s.expert_parallel
+    widths |= {"expert": s.expert_parallel, "expert-tensor": s.expert_width}
     ranks = {GROUPS.index(name): width for name, width in widths.items()}
     message = graph.message_bytes
     if used.scattered_messages and not s.sequence_parallel:
         message /= s.tensor_parallel
     record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
     record["tensor_parallel"], record["context_parallel"] = s.tensor_parallel, s.context_parallel
-    record["expert_parallel"], record["microbatch"] = s.expert_parallel, s.microbatch
+    record["expert_parallel"], record["microbatch"] = s.expert_replicas, s.microbatch
     record["message_bytes"] = message
     split = s.sequence_parallel and s.tensor_parallel > 1
-    record["gathered_bytes"] = message * s.tensor_parallel * split
+    record["gathered_bytes"] = message * s.tensor_parallel * split + context_bytes(graph)
+    attends = CONTEXT_KINDS.index(s.context_kind) if s.context_parallel > 1 else 0
+    record["way"] = attends + len(CONTEXT_KINDS) * (s.expert_parts - 1)
     record["copied_parameters"] = graph.copied_parameters
     record["sent_bytes"] = sum(
         layer.count * (_sent_bytes(layer.forward, ranks) + _sent_bytes(layer.backward, ranks))

@@ -37,7 +37,11 @@ T = TypeVar("T")
 MAX_NODES = 20_000
 """Of the search for one layer's schedule."""
 
-FREE_LEVELS = (("expert",), ("expert", "context"), ("expert", "context", "tensor"))
+FREE_LEVELS = (
+    ("expert",),
+    ("expert", "context"),
+    ("expert", "context", "expert-tensor", "tensor"),
+)
 """Groups of devices whose collectives are free, level by level, where a step is taken apart."""
 
 
@@ -251,15 +255,17 @@ def _priced(
     memory_of(chip)
     if chip is None:
         return
-    alike: dict[tuple[int | None, Software], list[StrategySizes]] = {}
+    alike: dict[tuple[int | None, Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
             stride = s.expert_stride if s.strategy.expert_parallel > 1 else None
-            alike.setdefault((stride, s.software), []).append(s)
-    for (stride, software), some in alike.items():
+            alike.setdefault((stride, s.software, s.strategy.expert_overlap), []).append(s)
+    for (stride, software, _), some in alike.items():
         graphs, run = [s.graph for s in some], chip_as_run(chip, software)
         costs = estimate_costs(graphs, run, cluster, threads=threads, expert_stride=stride)
-        yield some, costs.without(("tensor",), software.hidden_tensor), np.ones(1)
+        for group, share in some[0].hidden.items():
+            costs = costs.without((group,), share)
+        yield some, costs, np.ones(1)
 
 
 def _streaming(times: KindTimes, cluster: Cluster, optimizer: Optimizer) -> KindTimes:

@@ -13,7 +13,7 @@ from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.records import Bytes, Count, Record
 from phaze_fast.software import DEFAULT, SoftwareOrName, load_software
 
-__all__ = ["RANK_ORDERS", "Training", "recompute_modes"]
+__all__ = ["RANK_ORDERS", "Training", "expert_fields", "recompute_modes"]
 
 RANK_ORDERS = ("replicas-inside", "stages-inside")
 """Which of the two lies closer together in rank order, after the tensor-parallel groups."""
@@ -22,6 +22,12 @@ RANK_ORDERS = ("replicas-inside", "stages-inside")
 def _several(value: Any) -> Any:
     """Take one value where several are accepted, and none twice."""
     return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple) else (value,)
+
+
+def _sharing(value: Any) -> Any:
+    """Take counts, also as text, and the words for them."""
+    words = _several(value)
+    return tuple(int(w) if isinstance(w, str) and w.isdecimal() else w for w in words)
 
 
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_several), Field(min_length=1)]
@@ -54,15 +60,38 @@ class Training(Record):
     context_parallel: Counts | None = None
     """Widths over the sequence to try; by default 1, and for long sequences powers of two that
     leave a device 8,192 tokens or more."""
+    context_kind: Annotated[
+        tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
+        BeforeValidator(_several),
+        Field(min_length=1),
+    ] = ("auto",)
+    """How devices that share a sequence attend to all of it, to be tried: keys and values gathered
+    (``all-gather``), sent round a ``ring``, or rows exchanged for heads (``ulysses``); auto: all
+    that the model allows."""
     expert_parallel: Counts | None = None
     """Widths over the experts to try, a part of the replicas; by default 1, and for mixtures of
     experts powers of two that divide them, up to 64."""
+    expert_tensor: Counts | None = None
+    """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
+    default that width."""
+    expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
+    """Tokens of the busiest device of an expert group over their mean."""
+    expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Share of the seconds of expert-parallel exchanges that other work hides."""
     sequence_parallel: bool = True
     """Whether tensor-parallel devices share the rows of norms and residuals."""
     zero: Annotated[
         tuple[Literal[0, 1, 2, 3], ...], BeforeValidator(_several), Field(min_length=1)
     ] = (0, 1)
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
+    shard: Annotated[
+        tuple[Count | Literal["auto", "all", "node"], ...],
+        BeforeValidator(_sharing),
+        Field(min_length=1),
+    ] = ("auto",)
+    """How many neighbouring replicas share what ZeRO shares, while such groups hold copies of it
+    (hybrid sharding): a count, ``all``, or ``node`` for as many as a node holds; auto: all, and
+    with ZeRO 2 and 3 those of a node too."""
     recompute: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)] = (
         "auto",
     )
@@ -78,7 +107,7 @@ class Training(Record):
         Field(min_length=1),
     ] = ("1f1b", "interleaved")
     """Orders of forward and backward passes to try: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
-    dualpipe-v."""
+    dualpipe, dualpipe-v."""
     virtual: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     optimizer: str = "adam"
@@ -121,3 +150,8 @@ class Training(Record):
 def recompute_modes(training: Training) -> tuple[str, ...]:
     """Ways to recompute that a stage may choose from, least first."""
     return RECOMPUTE if training.recompute == ("auto",) else training.recompute
+
+
+def expert_fields(asked: Any) -> dict[str, float]:
+    """Facts about expert parallelism that a `Training` or a `PlanSpec` gives, by field."""
+    return {name: getattr(asked, name) for name in ("expert_imbalance", "expert_overlap")}

@@ -87,7 +87,8 @@ class PricedChips:
             like=chip_as_run(like, sizes.software),
             expert_stride=expert_stride(sizes),
         )
-        costs = costs.without(("tensor",), sizes.software.hidden_tensor)
+        for group, share in sizes.hidden.items():
+            costs = costs.without((group,), share)
         rate = optimizer_bytes_per_s(records, like, optimizer)
         return cls(costs, FixedParts.of(sizes, costs, rate))
 

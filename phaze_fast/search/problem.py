@@ -67,7 +67,9 @@ class SearchProblem:
         """Bound the work of a micro-batch of strategy `s` on chips by rooflines."""
         sizes = self.evaluator.sizes[s]
         stride = expert_stride(sizes)
-        return roofline_work_s(sizes.graph, records, self.cluster, self.like, threads, stride)
+        return roofline_work_s(
+            sizes.graph, records, self.cluster, self.like, threads, stride, sizes.hidden
+        )
 
     def price(self, s: int, chips: Chips, threads: int = 1) -> PricedChips:
         """Price the operators of strategy `s` on chips, if that is not done."""

@@ -73,6 +73,9 @@ class Software(Record):
     """Whether GELU is one kernel, whatever the model's own code does."""
     overlap_gradients: bool = True
     """Whether gradients are synchronised while the backward pass goes on."""
+    overlap_slowdown: Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)] = 1.0
+    """How many times as long work takes while gradients or weights move beside it: both use the
+    same memory and some of the same cores."""
     bucket_bytes: Bytes = 100_000_000
     """Gradients that are synchronised in one go; the last such bucket is not hidden."""
     network_share: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0

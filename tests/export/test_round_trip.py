@@ -76,6 +76,12 @@ def random_plan(rng):
             "seq": rng.choice([None, 1024]),
             "optimizer": rng.choice(["adam", "adam", *OPTIMIZERS]),
         }
+        own = random.Random(str(given))  # of what was added later
+        given["cp_kind"] = own.choice(["all-gather", "all-gather", "ring", "ulysses"])
+        if given["ep"] > 1 and own.random() < 0.3:
+            given |= {"etp": 1, "expert_imbalance": own.choice([1.0, 1.5])}
+        if given["zero"] and dp % 2 == 0:
+            given["shard"] = own.choice([None, None, None, dp, dp // 2])
         try:
             spec = pf.PlanSpec.from_dict(given)
             spare = rng.choice([0, 0, 0, 8])

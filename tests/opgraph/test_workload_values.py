@@ -48,7 +48,7 @@ def test_a_vocabulary_is_padded_to_the_next_multiple():
         ({"tensor_parallel": 4}, 2, 2 * 2 * 1024 * 768),
         ({"tensor_parallel": 4, "sequence_parallel": True}, 1, 2 * 1024 * 768),  # gathered rows
         ({"tensor_parallel": 4, "sequence_parallel": True}, 2, 2 * 1024 * 768 * (1 + 2 / 4)),
-        ({"context_parallel": 2, "microbatch": 3}, 2, 2 * 2 * 3 * 512 * 768),
+        ({"context_parallel": 2, "microbatch": 3}, 2, (2 + 2 * 2 * 2) * 2 * 3 * 512 * 768),
     ],
 )
 def test_buffers(strategy, stages, expected):

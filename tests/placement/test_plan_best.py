@@ -54,7 +54,7 @@ def alone(training, spec):
         global_batch=spec.global_batch, microbatch=spec.microbatch, tensor_parallel=spec.tp,
         context_parallel=spec.cp, expert_parallel=spec.ep, pipeline=spec.pp, data_parallel=spec.dp,
         zero=spec.zero, schedule=spec.schedule, virtual=max(spec.virtual, 2),
-        rank_order=spec.rank_order,
+        rank_order=spec.rank_order, shard=spec.shard or "all", context_kind=spec.cp_kind,
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from case_counts import some_or_many
 from oracle_cases import ACTIVATIONS, FIVE, PIPED, random_cases, small_problem, spec_of
-from reference.plan import least_memory, modes_of
+from reference.plan import context_bytes, least_memory, modes_of
 from reference.plan_layers import Layers, Network
 
 from phaze_fast.memory import (
@@ -60,7 +60,7 @@ def row_of(layers, spec, stage, k, buffers):
     optimizer = OPTIMIZERS[spec.optimizer]
     for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
         row[name] = getattr(optimizer, name)
-    row["data_parallel"], row["zero"] = spec.dp * spec.cp, spec.zero
+    row["data_parallel"], row["zero"] = (spec.shard or spec.dp) * spec.cp, spec.zero
     row["schedule"] = SCHEDULES.index(spec.schedule)
     row["stages"], row["stage"], row["virtual"] = spec.pp, k, spec.virtual
     row["microbatches"] = spec.global_batch // (spec.dp * spec.microbatch)
@@ -77,6 +77,7 @@ def test_the_kernel_and_the_numba_rule_count_the_same_bytes():
             split = spec.sequence_parallel and spec.tp > 1
             message = rows / spec.tp if split else rows
             buffers = rows * split + 2 * message * (spec.pp > 1)
+            buffers += context_bytes(model, spec, rows / 2 / model.hidden)
             described = [row_of(layers, spec, s, k, buffers) for k, s in enumerate(found.stages)]
             terms = footprint_batch(np.concatenate(described))
             for stage, counted in zip(found.stages, terms, strict=True):
@@ -103,7 +104,7 @@ def test_even_plans_have_the_footprint_that_users_ask_for():
             layers = layers_of(model, cluster, spec)
             pipeline = Pipeline(
                 stages=spec.pp, microbatches=found.microbatches, schedule=spec.schedule,
-                data_parallel=spec.dp * spec.cp, zero=spec.zero,
+                data_parallel=(spec.shard or spec.dp) * spec.cp, zero=spec.zero,
             )  # fmt: skip
             rows = stage_rows(layers.graph, pipeline, mode, spec.optimizer)
             for stage, counted in zip(found.stages, footprint_batch(rows), strict=True):

@@ -35,12 +35,17 @@ def assert_batch_agrees(model, cluster, specs):
             optimizer=spec.optimizer,
             reserved_bytes=spec.reserved_bytes,
             sequence_parallel=spec.sequence_parallel,
+            expert_imbalance=spec.expert_imbalance,
+            expert_overlap=spec.expert_overlap,
+            software=spec.software,
         )
         widths = {
             "tensor_parallel": spec.tp,
             "pipeline": spec.pp,
             "data_parallel": spec.dp,
             "context_parallel": spec.cp,
+            "context_kind": spec.cp_kind,
+            "expert_tensor": spec.etp or 0,
             "expert_parallel": spec.ep,
             "microbatch": spec.microbatch,
             "schedule": spec.schedule,
@@ -48,11 +53,15 @@ def assert_batch_agrees(model, cluster, specs):
         }
         modes = ["none", "selective", "full", "norms:1/activations", "full:2", "auto"]
         zeros, orders = [0, 1, 2, 3, 1, 0], ["replicas-inside", "stages-inside"] * 3
+        shards = [spec.shard if zero else None for zero in zeros]
         rows = predict_batch(
-            model, cluster, training, **widths, zero=zeros, recompute=modes, rank_order=orders
-        )
+            model, cluster, training, **widths, zero=zeros, recompute=modes, rank_order=orders,
+            shard=[shard or 0 for shard in shards],
+        )  # fmt: skip
         for i, (zero, mode, order) in enumerate(zip(zeros, modes, orders, strict=True)):
-            same = spec.replace(zero=zero, recompute=mode, rank_order=order, stages=None)
+            same = spec.replace(
+                zero=zero, recompute=mode, rank_order=order, stages=None, shard=shards[i]
+            )
             expected = evaluate(model, cluster, same)
             assert rows.time_s[i] == pytest.approx(expected["time_s"], rel=CLOSE), same
             assert rows.memory_bytes[i] == pytest.approx(expected["memory_bytes"], rel=CLOSE), same

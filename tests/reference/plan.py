@@ -35,7 +35,7 @@ def even_chunks(layers, chunks):
 def chunks_of(layers, spec):
     """Positions of each chunk, in the order of the model."""
     if spec.stages is None:
-        return even_chunks(layers, spec.pp * spec.virtual)
+        return even_chunks(layers, places(spec))
     found, at = [], 0
     for size in spec.stages:
         found.append(list(range(at, at + size)))
@@ -43,9 +43,16 @@ def chunks_of(layers, spec):
     return found
 
 
-def stage_of(spec, c):
-    """Stage that holds chunk c of the model."""
+def places(spec):
+    """Chunks of the model; by DualPipe two devices hold each of them."""
+    return spec.pp if spec.schedule == "dualpipe" else spec.pp * spec.virtual
+
+
+def stage_of(spec, c, way=0):
+    """Stage that holds chunk c of the model, for micro-batches that go one way."""
     p = spec.pp
+    if spec.schedule == "dualpipe":
+        return p - 1 - c if way else c
     if spec.schedule in FOLDED and c >= p:
         return 2 * p - 1 - c
     return c % p
@@ -53,6 +60,8 @@ def stage_of(spec, c):
 
 def chunks_on(spec, k):
     """Chunks of the model that stage k holds, in their order."""
+    if spec.schedule == "dualpipe":
+        return [k, spec.pp - 1 - k]
     return [c for c in range(spec.pp * spec.virtual) if stage_of(spec, c) == k]
 
 
@@ -102,6 +111,7 @@ def in_flight(spec, stage):
         "zb-h1": min(m, p),
         "zb-h2": min(m, 2 * p - 1),
         "zb-v": min(m, p),
+        "dualpipe": (p + 1) / 2,
         "dualpipe-v": (2 * p + 1) / 2,
     }[spec.schedule]
 
@@ -134,6 +144,20 @@ def activations(spec, stage, kept):
     return max(counted, *(sum(n * b for n, b in zip(now, kept, strict=True)) for now in moments))
 
 
+def context_bytes(model, spec, rows):
+    """Bytes that a layer holds for a moment to attend to rows of other devices."""
+    if spec.cp == 1:
+        return 0.0
+    queries = model.heads // spec.tp * model.head_width
+    keys = max(1, (model.kv_heads or model.heads) // spec.tp) * model.head_width
+    own = 2 * rows * 2 * keys
+    if spec.cp_kind == "all-gather":
+        return 2 * own * spec.cp  # of all devices, and their gradients
+    if spec.cp_kind == "ring":
+        return 4 * own  # at work and arriving, and their gradients
+    return 2 * rows * queries + own  # sent in exchange for heads
+
+
 def stage_memory(model, layers, spec, chunks, stage, text):
     """Bytes of a device of a stage, by term."""
     opt, zero = layers.optimizer, spec.zero
@@ -156,6 +180,7 @@ def stage_memory(model, layers, spec, chunks, stage, text):
             largest = max(largest, layers.parameters(i)[0] * opt.weight_bytes)
     rows = spec.microbatch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
+    buffers += context_bytes(model, spec, rows)
     if spec.pp > 1:
         buffers += 2 * message_bytes(model, spec)
     if zero == 3:
@@ -215,35 +240,43 @@ def chosen_modes(model, cluster, layers, spec, stages):
 # ---- a step ----
 
 
-def passes(model, layers, spec, chunks, modes):
+def passes(model, layers, spec, chunks, modes, way=0):
     """Forward, backward and deferrable seconds of each chunk, messages received included."""
     network, last = layers.network, len(chunks) - 1
     payload, edges = message_bytes(model, spec), layers.graph.edges
     f, b, w = [], [], []
     for c, chunk in enumerate(chunks):
-        here = stage_of(spec, c)
+        here = stage_of(spec, c, way)
         received = returned = 0.0
-        if c > 0 and stage_of(spec, c - 1) != here:
-            received = messages_in(edges, chunk) * network.message(
-                payload, stage_of(spec, c - 1), here
+        if c > 0 and stage_of(spec, c - 1, way) != here:
+            ends = (
+                sorted((stage_of(spec, c - 1, way), here)) if way else (stage_of(spec, c - 1), here)
             )
-        if c < last and stage_of(spec, c + 1) != here:
-            returned = messages_back(edges, chunk) * network.message(
-                payload, here, stage_of(spec, c + 1)
+            received = messages_in(edges, chunk) * network.message(payload, *ends)
+        if c < last and stage_of(spec, c + 1, way) != here:
+            ends = (
+                sorted((here, stage_of(spec, c + 1, way))) if way else (here, stage_of(spec, c + 1))
             )
+            returned = messages_back(edges, chunk) * network.message(payload, *ends)
         f.append(received + sum(layers.forward(i) for i in chunk))
         b.append(returned + stage_backward(layers, [chunk], modes[here]))
         w.append(min(b[-1], sum(layers.weight_grad(i) for i in chunk)))
     return f, b, w
 
 
-def played(spec, f, b, w):
-    """The pipeline's seconds, event by event; `f`, `b` and `w` are by chunk of the model."""
+def played(spec, f, b, w, back=None):
+    """The pipeline's seconds, event by event; `f`, `b` and `w` are by chunk of the model.
+
+    By DualPipe `back` has the same for micro-batches that go the other way.
+    """
     p, m = spec.pp, spec.global_batch // (spec.dp * spec.microbatch)
     if p == 1:
         return m * (sum(f) + sum(b))
     held = [chunks_on(spec, k) for k in range(p)]
     by_stage = [[[seconds[c] for c in own] for own in held] for seconds in (f, b, w)]
+    if spec.schedule == "dualpipe":
+        both = zip((f, b, w), back, strict=True)
+        by_stage = [[[one[k], other[p - 1 - k]] for k in range(p)] for one, other in both]
     return makespan(simulate(spec.schedule, *by_stage, m))
 
 
@@ -258,8 +291,10 @@ def longest_tail(layers, spec, stages):
         sync = sum(layers.sync(i) for i in positions)
         step = sum(layers.step(i) for i in positions)
         exposed = min(sync, max(sync - back, bucket))
-        longest = max(longest, exposed + step - before)
-        before += back
+        lost = (sync - exposed) * (1 - 1 / spec.software.overlap_slowdown)
+        longest = max(longest, exposed + lost + step - before)
+        if spec.schedule != "dualpipe":  # whose devices end together
+            before += back
     return longest
 
 
@@ -282,7 +317,14 @@ def evaluate(model, cluster, spec):
     positions = [[i for chunk in own for i in chunk] for own in stages]
     modes = chosen_modes(model, cluster, layers, spec, stages)
     f, b, w = passes(model, layers, spec, chunks, modes)
-    pipeline = played(spec, f, b, w)
+    other = (
+        passes(model, layers, spec, chunks, modes, way=1) if spec.schedule == "dualpipe" else None
+    )
+    pipeline = played(spec, f, b, w, other)
+    loads = [sum(f[c] + b[c] for c in chunks_on(spec, k)) for k in range(p)]
+    if other is not None:
+        turned = [p - 1 - k for k in range(p)]
+        loads = [(f[k] + b[k] + other[0][q] + other[1][q]) / 2 for k, q in enumerate(turned)]
     tail, tied = longest_tail(layers, spec, positions), exchange(layers, spec)
     memory = [stage_memory(model, layers, spec, own, k, modes[k]) for k, own in enumerate(stages)]
     return {
@@ -295,7 +337,7 @@ def evaluate(model, cluster, spec):
             {
                 "layers": positions[k],
                 "recompute": modes[k],
-                "load_s": sum(f[c] + b[c] for c in chunks_on(spec, k)),
+                "load_s": loads[k],
                 "memory": memory[k],
                 "chunks": own,
             }
@@ -309,7 +351,7 @@ def evaluate(model, cluster, spec):
 
 def deals(layers, spec):
     """Chunks that differ by a layer at most, the ends counted as layers or not."""
-    total, count = len(layers.order), spec.pp * spec.virtual
+    total, count = len(layers.order), places(spec)
     blocks = [i for i in range(total) if layers.is_block(i)]
     for first, last in product((False, True), repeat=2):
         begin = 0 if first else blocks[0]

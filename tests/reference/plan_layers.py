@@ -50,6 +50,11 @@ def rank_numbers(spec):
     return found
 
 
+def expert_replicas(spec):
+    """Replicas that hold different experts: the parts of a tensor group hold different ones too."""
+    return spec.ep // (spec.tp // (spec.etp or spec.tp)) if spec.ep > 1 else 1
+
+
 class Network:
     """Prices of the groups and messages of a plan, over the ranks of replica 0 and tensor 0."""
 
@@ -65,19 +70,32 @@ class Network:
             self.known[key] = min(prices.values()) if prices else 0.0
         return self.known[key]
 
-    def replicas(self, experts, stage=0):
-        """Ranks that hold the same weights: all replicas, or those with the same experts."""
-        step = self.spec.ep if experts else 1
+    def replicas(self, experts, count=None):
+        """Ranks that hold the same weights: all replicas, or those with the same experts.
+
+        Of the first `count` replicas, by default of all.
+        """
+        step = expert_replicas(self.spec) if experts else 1
         return [
-            self.rank[0, ci, di, stage]
-            for di in range(0, self.spec.dp, step)
+            self.rank[0, ci, di, 0]
+            for di in range(0, count or self.spec.dp, step)
             for ci in range(self.spec.cp)
         ]
 
     def shared(self, op, dense_bytes, expert_bytes):
-        """A collective over all replicas, then one of the experts over those that hold them."""
-        dense = self.collective(op, dense_bytes, self.replicas(experts=False))
-        return dense + self.collective(op, expert_bytes, self.replicas(experts=True))
+        """A collective over the replicas that share, then one over those with the same experts."""
+        dense = self.collective(op, dense_bytes, self.replicas(False, self.spec.shard))
+        return dense + self.collective(op, expert_bytes, self.replicas(True, self.spec.shard))
+
+    def among_groups(self, dense_bytes, expert_bytes):
+        """Shares of gradients added up over the groups of replicas that share state."""
+        step = self.spec.shard or self.spec.dp
+        ranks = [self.rank[0, 0, di, 0] for di in range(0, self.spec.dp, step)]
+        dense = dense_bytes / len(self.replicas(False, self.spec.shard))
+        experts = expert_bytes / len(self.replicas(True, self.spec.shard))
+        return self.collective("all-reduce", dense, ranks) + self.collective(
+            "all-reduce", experts, ranks
+        )
 
     def message(self, payload, a, b):
         """From stage a to stage b: every device sends one, and the slowest counts."""
@@ -109,6 +127,7 @@ def layer_times(model, strategy, chip, fabric, expert_stride):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
     graph = graph_of(model, strategy)
     costs = estimate_costs(graph, chip, fabric, expert_stride=expert_stride)
+    costs = costs.without(("expert",), strategy.expert_overlap)
     makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
     found = []
     for k, layer in enumerate(graph.layers):
@@ -150,7 +169,11 @@ class Layers:
             tensor_parallel=spec.tp,
             sequence_parallel=spec.sequence_parallel and spec.tp > 1,
             context_parallel=spec.cp,
+            context_kind=spec.cp_kind if spec.cp > 1 else "all-gather",
             expert_parallel=spec.ep,
+            expert_tensor=spec.etp if spec.etp != spec.tp else None,
+            expert_imbalance=spec.expert_imbalance if spec.ep > 1 else 1.0,
+            expert_overlap=spec.expert_overlap if spec.ep > 1 else 0.0,
             microbatch=spec.microbatch,
             seq=spec.seq,
         )
@@ -161,7 +184,7 @@ class Layers:
         self.kinds = layer_times(model, self.strategy, chip, fabric, stride)
         self.optimizer = OPTIMIZERS[spec.optimizer]
         self.order = self.graph.order
-        self.shards = spec.dp * spec.cp
+        self.shards = (spec.shard or spec.dp) * spec.cp
         tied = model.tied_embeddings and model.head in ("lm", "mlm") and spec.pp > 1
         self.copied = -(-model.vocab // spec.tp) * model.hidden if tied else 0
         tuning = cluster.chip.tuning
@@ -192,7 +215,9 @@ class Layers:
     def share(self, i):
         """Parameters that a device is left with where replicas share them."""
         held, experts = self.parameters(i)
-        return (held - experts) / self.shards + experts / max(1, self.shards / self.spec.ep)
+        return (held - experts) / self.shards + experts / max(
+            1, self.shards / expert_replicas(self.spec)
+        )
 
     def over_replicas(self, op, i, bytes_each):
         held, experts = self.parameters(i)
@@ -202,7 +227,7 @@ class Layers:
         own = self.kinds[self.order[i]]["forward"]
         if self.spec.zero < 3:
             return own
-        return max(own, self.over_replicas("all-gather", i, self.optimizer.weight_bytes))
+        return self.beside(own, self.over_replicas("all-gather", i, self.optimizer.weight_bytes))
 
     def backward(self, i, mode):
         kind = self.kinds[self.order[i]]
@@ -212,14 +237,29 @@ class Layers:
         moved = self.over_replicas("reduce-scatter", i, self.optimizer.gradient_bytes)
         if self.spec.zero == 3:
             moved += self.over_replicas("all-gather", i, self.optimizer.weight_bytes)
-        return max(own, moved)
+        return self.beside(own, moved)
+
+    def beside(self, work, moved):
+        """Work with an exchange beside it, during which it goes on so many times more slowly."""
+        slower = self.spec.software.overlap_slowdown
+        done_meanwhile = moved / slower
+        return moved if done_meanwhile >= work else moved + work - done_meanwhile
 
     def weight_grad(self, i):
         return self.kinds[self.order[i]]["weight_grad"]
 
     def sync(self, i):
-        op = "reduce-scatter" if self.spec.zero else "all-reduce"
-        return self.over_replicas(op, i, self.optimizer.gradient_bytes)
+        op, each = (
+            "reduce-scatter" if self.spec.zero else "all-reduce",
+            self.optimizer.gradient_bytes,
+        )
+        held, experts = self.parameters(i)
+        among = self.network.among_groups((held - experts) * each, experts * each)
+        paired = 0.0
+        if self.spec.schedule == "dualpipe":  # the other device with this layer, furthest apart
+            own = self.share(i) if self.spec.zero else held
+            paired = 2 * self.network.message(own * each / 2, 0, self.spec.pp - 1)
+        return self.over_replicas(op, i, each) + among + paired
 
     def step(self, i):
         """The optimiser, and weights that are gathered after it."""

@@ -51,7 +51,7 @@ struct StrategyRecord {
   double copied_parameters;  // of the embedding that a last stage copies, where it ties to it
   double sent_bytes;         // that a device sends in the collectives of all layers, both passes
   std::int32_t variants;     // ways to run a stage (what is recomputed), least recomputed first
-  std::int32_t unused;
+  std::int32_t way;  // number of how context and expert groups work; plans that differ in it differ
 };
 
 struct LayoutRecord {
@@ -63,6 +63,9 @@ struct LayoutRecord {
   std::int32_t rank_order;  // RankOrder
   std::int64_t data_parallel;
   std::int64_t microbatches;  // of one replica in one step
+  // Neighbouring replicas that share state among themselves, while such groups hold copies of it
+  // (hybrid sharding); 0: all replicas.
+  std::int64_t shard;
 };
 
 // What a stage recomputes: the first `count` blocks of each of its chunks as variant `more` has it,
@@ -88,6 +91,7 @@ struct TrainingRecord {
   double state_bytes;
   double fragmentation;  // share of moving bytes that an allocator loses
   double bucket_bytes;   // of the gradients that are synchronised last
+  double contention;     // of a second in which gradients or weights move, what work beside loses
   double hbm_byte_j;
   double network_byte_j;
 };
@@ -134,8 +138,9 @@ enum class PlanStatus : std::int32_t {
   kBadExperts = 8,     // expert-parallel width does not divide the replicas
   kBadStrategy = 9,    // the widths break a rule of the model
   kBrokenTie = 10,     // a cut between layers that belong together
+  kBadShard = 11,      // replicas that share state are uneven groups, or share nothing
 };
-inline constexpr int kPlanStatusCount = 11;
+inline constexpr int kPlanStatusCount = 12;
 
 constexpr const char* sentence(PlanStatus status) noexcept {
   switch (status) {
@@ -161,6 +166,9 @@ constexpr const char* sentence(PlanStatus status) noexcept {
       return "the widths do not divide the model";
     case PlanStatus::kBrokenTie:
       return "a stage ends between layers that one stage must hold";
+    case PlanStatus::kBadShard:
+      return "sharing replicas do not divide data parallelism, are no multiple of expert "
+             "parallelism, or share nothing with ZeRO 0";
   }
   return "unknown status";
 }

@@ -50,6 +50,11 @@ inline double shared_parameters(double parameters, double experts, double shards
   return (parameters - experts) / shards + experts / copies;
 }
 
+// Replicas that share state among themselves.
+inline std::int64_t sharing_replicas(const LayoutRecord& layout) noexcept {
+  return layout.shard > 0 ? layout.shard : layout.data_parallel;
+}
+
 // Bytes of weights, gradients and optimiser state under ZeRO.
 struct StateBytes {
   double weights;

@@ -53,11 +53,18 @@ inline PipelineClock joined(const PipelineClock& rest, const StagePass& stage, s
 }
 
 // Gradients go while the last backward pass goes on, all but a bucket; a later stage has the time,
-// too, in which the backward pass goes through those before it.
+// too, in which the backward pass goes through those before it. Of each second that is hidden the
+// backward pass loses `contention`.
 inline double tail_after(double sync_s, double own_backward_s, double bucket_s, double step_s,
-                         double backward_before_s) noexcept {
+                         double backward_before_s, double contention = 0.0) noexcept {
   const double exposed = std::min(sync_s, std::max(sync_s - own_backward_s, bucket_s));
-  return std::max(0.0, exposed + step_s - backward_before_s);
+  const double slowed = contention * (sync_s - exposed);
+  return std::max(0.0, exposed + slowed + step_s - backward_before_s);
+}
+
+// Work beside which as many seconds of exchange go on.
+inline double beside(double work_s, double exchange_s, double contention) noexcept {
+  return std::max(exchange_s, work_s + contention * exchange_s);
 }
 
 }  // namespace phaze

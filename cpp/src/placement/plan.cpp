@@ -60,7 +60,7 @@ PlanPasses PlanSpace::passes(std::size_t layout, const Partition& partition,
 // A cut may not be where layers belong together; every chunk holds a layer, every stage a variant.
 PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& partition) const {
   const LayoutRecord& l = impl_->rows[layout].layout;
-  const std::size_t chunks = at(l.stages) * at(l.virtual_stages);
+  const std::size_t chunks = at(places_of(l));
   if (partition.cuts.size() != chunks + 1 || partition.variants.size() != at(l.stages) ||
       partition.cuts.front() != 0 || partition.cuts.back() != impl_->layers) {
     return PlanStatus::kTooManyStages;

@@ -266,7 +266,7 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
     const double longest = longest_stage(rooms, row.layout.stages, space.blocks, held);
     load = std::max(load, longest * t.block_s * kSure);
   };
-  if (space.blocks > 0) {
+  if (space.blocks > 0 && !both_ways(row.layout)) {  // two devices have half of each load
     space.some_blocks ? hold_blocks(SomeBlocks{r_share}) : hold_blocks(WholeStages{r_share});
   }
   if (above) return std::max(quick, std::nextafter(enough_s, kInfinite));

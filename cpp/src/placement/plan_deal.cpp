@@ -24,7 +24,7 @@ PlanStatus PlanSolver::check_deal() const {
   const LayoutRecord& l = row_->layout;
   const int ends =
       (space_->first_block > 0 ? 1 : 0) + (space_->layers > space_->last_block ? 1 : 0);
-  if (stages_ * l.virtual_stages > std::max(1, space_->blocks + ends)) {
+  if (places_of(l) > std::max(1, space_->blocks + ends)) {
     return PlanStatus::kTooManyStages;
   }
   if (stages_ == 1) return PlanStatus::kOk;
@@ -52,7 +52,7 @@ bool PlanSolver::cut(bool count_first, int base, Partition* partition) const {
 PlanStatus PlanSolver::deal_evenly(Partition* partition) {
   const PlanStatus status = check_deal();
   if (status != PlanStatus::kOk) return status;
-  const int count = stages_ * row_->layout.virtual_stages;
+  const int count = places_of(row_->layout);
   // Ends count as layers where there would be too few blocks otherwise.
   const bool ends = space_->blocks < count;
   const int total = ends ? space_->layers : std::max(space_->blocks, 1);
@@ -88,14 +88,14 @@ double PlanSolver::message_between(int from, int to) const noexcept {
 double PlanSolver::enters_s(int stage, int chunk, int i, int j) const noexcept {
   const int place = chain_of(stage, chunk);
   if (place == 0 && space_->chain) return 0.0;
-  const int from = place == 0 ? stage : stage_of(place - 1);
+  const int from = place == 0 ? stage : stage_of(place - 1, chunk);
   return space_->enters(i, j) * message_between(from, stage);
 }
 
 double PlanSolver::leaves_s(int stage, int chunk, int i, int j) const noexcept {
   const int place = chain_of(stage, chunk);
-  const bool last = place + 1 == stages_ * row_->layout.virtual_stages;
-  return last ? 0.0 : space_->leaves(i, j) * message_between(stage_of(place + 1), stage);
+  const bool last = place + 1 == places_of(row_->layout);
+  return last ? 0.0 : space_->leaves(i, j) * message_between(stage_of(place + 1, chunk), stage);
 }
 
 PlanSolver::Played PlanSolver::play(const Partition& partition) {
@@ -123,10 +123,11 @@ PlanSolver::Played PlanSolver::play(const Partition& partition) {
       step += sums_.step_s(i, j);
       own_s += sums_.plain_s(i, j);
     }
-    const double tail_s =
-        tail_after(sync, own_s / chunks, frame_->bucket_s, step, before_s / chunks);
+    const double tail_s = tail_after(sync, own_s / chunks, frame_->bucket_s, step,
+                                     before_s / chunks, space_->training.contention);
     found.tail_s = std::max(found.tail_s, tail_s);
-    before_s += own_s;
+    // Passes that go both ways end on all devices at about the same time.
+    if (!both_ways(row_->layout)) before_s += own_s;
   }
   if (stages_ == 1) {
     const double pass = std::accumulate(forward_s_.begin(), forward_s_.end(), 0.0) +
@@ -196,7 +197,7 @@ double PlanSolver::least_dealt(const Partition& partition, const Way& way) const
       if (c == 0) first = own;
       load += own;
     }
-    least = std::max(least, before + static_cast<double>(rounds_) * load);
+    least = std::max(least, before + rounds_of(row_->layout) * load);
     if (interleaved) before += first;
   }
   return least;
@@ -207,7 +208,7 @@ double PlanSolver::least_dealt(const Partition& partition, const Way& way) const
 PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
   PlacedPlan best{kInfinite, 0.0, 0, {}};
   if (check_deal() != PlanStatus::kOk) return best;
-  const int count = stages_ * row_->layout.virtual_stages;
+  const int count = places_of(row_->layout);
   Partition partition;
   bool all = true;
   dealt_.clear();
@@ -236,8 +237,8 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
     const int base = total / count;
     const int extras = total % count;
     extra_.assign(at(count), 0);
-    spread(base, extras, first, last);
-    offer(first, base);
+    if (!both_ways(row_->layout)) spread(base, extras, first, last);
+    if (extras == 0 || !both_ways(row_->layout)) offer(first, base);
     if (extras == 0) continue;
     if (choices(count, extras) <= kMaxDeals) {
       extra_.assign(at(count), 0);

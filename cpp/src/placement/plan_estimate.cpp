@@ -92,13 +92,14 @@ class Estimator {
   StageSum stage(int k) const {
     const StageRecompute way = StageRecompute::of(partition_.variants[at(k)]);
     const PlanSums& sums = solver_.sums();
+    const double share = rounds_of(row_.layout) / static_cast<double>(row_.layout.microbatches);
     StageSum own;
     MovingBytes moving{0.0, 0.0, 0.0, 0.0};
     double gather = 0.0;
     StateBytes state{0.0, 0.0, 0.0};
     for_chunks(k, [&](int c, int i, int j) {
-      own.load_s += solver_.enters_s(k, c, i, j) + solver_.leaves_s(k, c, i, j) +
-                    sums.forward_s(i, j) + sums.backward_s(way, i, j);
+      own.load_s += share * (solver_.enters_s(k, c, i, j) + solver_.leaves_s(k, c, i, j) +
+                             sums.forward_s(i, j) + sums.backward_s(way, i, j));
       gather = std::max(gather, sums.gather_bytes(i, j));
       moving.live = std::max(moving.live, sums.live_bytes(way, i, j));
       moving.once += sums.once_bytes(i, j);
@@ -127,7 +128,7 @@ class Estimator {
   void divide(const PlanSolver::Played& played, PlanParts* parts) const {
     const PlanSums& sums = solver_.sums();
     const int count = row_.layout.stages;
-    const auto m = static_cast<double>(row_.layout.microbatches);
+    const double m = rounds_of(row_.layout);
     double mean = 0.0;
     double again = 0.0;
     double most = 0.0;
@@ -188,10 +189,12 @@ class Estimator {
     double synced = 2.0 * gradients;
     if (l.zero == 1) synced = gradients + weights;
     if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;
-    const double hops = l.stages > 1 ? l.stages * l.virtual_stages - 1 : 0.0;
+    const double among = 2.0 * (frame_.copies - 1.0) / frame_.copies;  // groups that share state
+    synced += among * held * t.gradient_bytes / frame_.shards;
+    const double hops = l.stages > 1 ? places_of(l) - 1 : 0.0;
     const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
-    return inner * m * passes_j + inner * moved * t.hbm_byte_j + sent * t.network_byte_j +
-           times_.static_w * time_s * inner * l.stages;
+    return inner * rounds_of(l) * passes_j + inner * moved * t.hbm_byte_j +
+           sent * t.network_byte_j + times_.static_w * time_s * inner * l.stages;
   }
 
   const Impl& space_;

@@ -34,7 +34,13 @@ bool good_strategy(const StrategyRecord& s) noexcept {
 bool good_training(const TrainingRecord& t) noexcept {
   return good(t.weight_bytes) && good(t.gradient_bytes) && good(t.state_bytes) &&
          good(t.fragmentation) && good(t.bucket_bytes) && good(t.hbm_byte_j) &&
-         good(t.network_byte_j);
+         good(t.network_byte_j) && good(t.contention) && t.contention < 1.0;
+}
+
+bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
+  if (l.shard == 0 || l.shard == l.data_parallel) return true;
+  return l.shard > 0 && l.zero > 0 && l.data_parallel % l.shard == 0 &&
+         l.shard % s.expert_parallel == 0;
 }
 
 bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
@@ -43,12 +49,11 @@ bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyReco
          l.zero <= 3 && l.data_parallel >= 1 && l.microbatches >= 1 &&
          (l.rank_order == 0 || l.rank_order == 1) && inner <= devices &&
          l.data_parallel <= devices / inner && l.stages <= devices / (inner * l.data_parallel) &&
-         l.data_parallel % s.expert_parallel == 0;
+         l.data_parallel % s.expert_parallel == 0 && good_shard(l, s);
 }
 
 bool known_schedule(std::int32_t code) noexcept {
-  return code >= 0 && code < kPipelineScheduleCount &&
-         code != static_cast<std::int32_t>(PipelineSchedule::kDualPipe);
+  return code >= 0 && code < kPipelineScheduleCount;
 }
 
 }  // namespace
@@ -161,9 +166,12 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
 }
 
 Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
-  using Key = std::tuple<std::int32_t, std::int64_t, std::int32_t, std::int32_t, std::int32_t>;
+  using Key = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int32_t, std::int32_t,
+                         std::int32_t, bool>;
   const auto key_of = [](const LayoutRecord& l) {
-    return Key{l.strategy, l.data_parallel, l.zero, l.rank_order, l.rank_order ? l.stages : 0};
+    const std::int32_t stages = l.rank_order || both_ways(l) ? l.stages : 0;
+    return Key{l.strategy,   l.data_parallel, sharing_replicas(l), l.zero,
+               l.rank_order, stages,          both_ways(l)};
   };
   std::map<Key, std::int32_t> most;  // stages of the layouts that share a frame
   std::int32_t last = 0;
@@ -291,7 +299,9 @@ Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
   const std::int64_t inner = s.tensor_parallel * s.context_parallel;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  frame.shards = static_cast<double>(layout.data_parallel * s.context_parallel);
+  const std::int64_t sharing = sharing_replicas(layout);
+  frame.shards = static_cast<double>(sharing * s.context_parallel);
+  frame.copies = static_cast<double>(layout.data_parallel / sharing);
   Status status = Status::kOk;
   const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
   frame.bucket_s =
@@ -307,7 +317,9 @@ Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
 }
 
 // Gradients and weights of a layer go between all devices that hold the same ones: context-parallel
-// devices of all replicas; an expert's, of the replicas that hold that expert.
+// devices of all replicas; an expert's, of the replicas that hold that expert. Where groups of
+// replicas share state, gradients are reduced inside each group, and then the shares of a device
+// are added up over all groups, once in a step.
 void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* frame,
                              Status* status) const {
   const StrategyRecord& s = strategies[at(layout.strategy)];
@@ -316,17 +328,23 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  const std::int64_t sharing = sharing_replicas(layout);
   const double experts = size.expert_parameters;
   const double dense = size.parameters - experts;
   const auto seconds = [&](CollectiveOp op, double bytes) {
     const int code = static_cast<int>(op);
-    return collective_s(code, bytes * dense, s.context_parallel, s.tensor_parallel,
-                        layout.data_parallel, apart, status) +
+    return collective_s(code, bytes * dense, s.context_parallel, s.tensor_parallel, sharing, apart,
+                        status) +
            collective_s(code, bytes * experts, s.context_parallel, s.tensor_parallel,
-                        layout.data_parallel / s.expert_parallel, apart * s.expert_parallel,
-                        status);
+                        sharing / s.expert_parallel, apart * s.expert_parallel, status);
   };
   const int zero = layout.zero;
+  const std::int64_t copies = layout.data_parallel / sharing;
+  const auto across = [&](double parameters, std::int64_t holders) {
+    const double share = parameters / static_cast<double>(holders * s.context_parallel);
+    return collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.gradient_bytes * share,
+                        copies, apart * sharing, 1, 0, status);
+  };
   const double shared = shared_parameters(size.parameters, experts, frame->shards,
                                           static_cast<double>(s.expert_parallel));
   const double weights_s =
@@ -335,9 +353,18 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum());
   frame->gather_bytes.push_back(
       size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));
-  frame->sync_s.push_back(
-      seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
-              training.gradient_bytes));
+  const double reduced_s = seconds(
+      zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter, training.gradient_bytes);
+  double paired_s = 0.0;
+  if (both_ways(layout)) {
+    // The other device with the same layers: each sends the other half of its gradients, then half
+    // of the sums. The ends of the pipeline are furthest apart.
+    const double bytes = training.gradient_bytes * (zero >= 1 ? shared : size.parameters);
+    paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.stages - 1, status);
+  }
+  frame->sync_s.push_back(reduced_s + across(dense, sharing) +
+                          across(experts, sharing / s.expert_parallel) + paired_s);
+  frame->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
   frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
   frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved);
   frame->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);

@@ -32,12 +32,20 @@ bool later(const Candidate& a, const Candidate& b) noexcept {
 
 // Layouts that differ in rank order alone are one kind of plan, although a strategy whose expert
 // groups lie further apart is another one.
-using Kind = std::array<std::int64_t, 9>;
+using Kind = std::array<std::int64_t, 11>;
 Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
   const StrategyRecord& s = space.strategies[at(l.strategy)];
-  return {s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch,
-          l.schedule,        l.stages,           l.virtual_stages,  l.zero,
-          l.data_parallel};
+  return {s.tensor_parallel,
+          s.context_parallel,
+          s.expert_parallel,
+          s.microbatch,
+          l.schedule,
+          l.stages,
+          l.virtual_stages,
+          l.zero,
+          l.data_parallel,
+          sharing_replicas(l),
+          s.way};
 }
 
 // The times of the fastest plans found so far, one of each kind.
@@ -112,7 +120,7 @@ double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepT
   const LayoutRecord& l = row.layout;
   const auto m = static_cast<double>(l.microbatches);
   const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
-  double most = l.virtual_stages > 1 ? even : space.blocks;
+  double most = l.virtual_stages > 1 ? (both_ways(l) ? 2.0 * even : even) : space.blocks;
   double least = least_memory(space, row, room_bytes, most);
   double limit = front.below(least);
   if (c.bound_s > limit) return limit;

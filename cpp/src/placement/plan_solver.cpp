@@ -27,7 +27,10 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
       std::fill(times_s->begin(), times_s->end(), 0.0);
     };
     if (free.data) {
-      for (auto* s : {&free_frame_.sync_s, &free_frame_.fetch_s, &free_frame_.shared_s}) clear(s);
+      for (auto* s : {&free_frame_.sync_s, &free_frame_.each_s, &free_frame_.fetch_s,
+                      &free_frame_.shared_s}) {
+        clear(s);
+      }
       free_frame_.bucket_s = 0.0;
       free_row_.exchange_s = 0.0;
     }

@@ -108,7 +108,9 @@ class PlanSolver {
   template <typename Way>
   double least_dealt(const Partition& partition, const Way& way) const;
   double message_between(int from, int to) const noexcept;
-  int stage_of(int place) const noexcept {
+  // The device that holds a place of the model for the direction of a chunk.
+  int stage_of(int place, int chunk = 0) const noexcept {
+    if (both_ways(row_->layout)) return chunk == 0 ? place : stages_ - 1 - place;
     const bool folded =
         schedule_of(row_->layout) != PipelineSchedule::kInterleaved && place >= stages_;
     return folded ? 2 * stages_ - 1 - place : place % stages_;

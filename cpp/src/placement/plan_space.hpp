@@ -15,19 +15,37 @@ inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
   return static_cast<PipelineSchedule>(layout.schedule);
 }
 
+// Whether micro-batches enter from both ends, half of them each way, so that two devices hold every
+// part of the model.
+inline bool both_ways(const LayoutRecord& layout) noexcept {
+  return schedule_of(layout) == PipelineSchedule::kDualPipe;
+}
+
+// Chunks that the model is cut into.
+inline int places_of(const LayoutRecord& layout) noexcept {
+  return both_ways(layout) ? layout.stages : layout.stages * layout.virtual_stages;
+}
+
+// Passes of each chunk of a device in one step.
+inline double rounds_of(const LayoutRecord& layout) noexcept {
+  return static_cast<double>(layout.microbatches) * (both_ways(layout) ? 0.5 : 1.0);
+}
+
 // Layers of a strategy under given replicas, ZeRO stage and rank order. Arrays are by kind; the
 // kind after the last is the head with its copy of a tied embedding, which stands for the head
 // where there are several stages.
 struct PlanFrame {
   std::vector<double> resident_bytes;
   std::vector<double> gather_bytes;  // before an allocator's losses
-  std::vector<double> sync_s;
-  std::vector<double> fetch_s;     // of weights that come layer by layer; zeros where they stay
-  std::vector<double> step_bytes;  // that the optimiser moves to and from HBM
-  std::vector<double> shared_s;    // to gather weights after the step
-  std::vector<double> message_s;   // from stage k - 1 to stage k; entry 0 is not used
-  double bucket_s = 0.0;           // of the gradients that are synchronised last
-  double shards = 1.0;
+  std::vector<double> sync_s;        // of gradients, once in a step
+  std::vector<double> each_s;        // of gradients that go with every micro-batch; else zeros
+  std::vector<double> fetch_s;       // of weights that come layer by layer; zeros where they stay
+  std::vector<double> step_bytes;    // that the optimiser moves to and from HBM
+  std::vector<double> shared_s;      // to gather weights after the step
+  std::vector<double> message_s;     // from stage k - 1 to stage k; entry 0 is not used
+  double bucket_s = 0.0;             // of the gradients that are synchronised last
+  double shards = 1.0;               // devices that share state
+  double copies = 1.0;               // of that state
 };
 
 // How many blocks the stages of a layout have room for, by place: entry s - 1 is the s-th stage

@@ -22,6 +22,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
     (*sums)[0] = 0.0;
   }
   const int zero = row.layout.zero;
+  const double contention = space.training.contention;
   for (int v = 0; v < variants_; ++v) {
     double* backward = &backward_[at(v) * width];
     double* stash = &stash_[at(v) * width];
@@ -31,7 +32,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
       const std::size_t kind = at(space.kind_at(i, row.layout.stages));
       // Gradients that are not kept whole go with every micro-batch.
       double b = times.backward_s[at(v) * at(space.kinds) + timed];
-      if (zero >= 2) b = std::max(b, frame_->fetch_s[kind] + frame_->sync_s[kind]);
+      if (zero >= 2) b = beside(b, frame_->fetch_s[kind] + frame_->each_s[kind], contention);
       backward[i + 1] = backward[i] + b;
       stash[i + 1] = stash[i] + space.size_of(strategy, static_cast<int>(kind)).stash_bytes[v];
     }
@@ -42,7 +43,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
     const std::size_t kind = at(space.kind_at(i, row.layout.stages));
     // Weights are fetched while the layer before is at work.
     double forward = times.forward_s[timed];
-    if (zero >= 3) forward = std::max(forward, frame_->fetch_s[kind]);
+    if (zero >= 3) forward = beside(forward, frame_->fetch_s[kind], contention);
     forward_[n + 1] = forward_[n] + forward;
     resident_[n + 1] = resident_[n] + frame_->resident_bytes[kind];
     once_[n + 1] = once_[n] + space.size_of(strategy, static_cast<int>(kind)).once_bytes;
@@ -51,7 +52,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
         step_[n] + frame_->step_bytes[kind] / times.hbm_bytes_per_s + frame_->shared_s[kind];
     weight_grad_[n + 1] = weight_grad_[n] + times.weight_grad_s[timed];
     double plain = times.plain_s[timed];
-    if (zero >= 2) plain = std::max(plain, frame_->fetch_s[kind] + frame_->sync_s[kind]);
+    if (zero >= 2) plain = beside(plain, frame_->fetch_s[kind] + frame_->each_s[kind], contention);
     plain_[n + 1] = plain_[n] + plain;
     double least = backward_[n + 1] - backward_[n];
     for (int v = 1; v < variants_; ++v) {
@@ -132,7 +133,8 @@ StagePass PlanSums::pass(StageRecompute r, int i, int j, int stage) const noexce
   const double out_s =
       stage + 1 < row_->layout.stages ? space_->leaves(i, j) * frame_->message_s[k + 1] : 0.0;
   return {in_s + forward_s(i, j), out_s + backward_s(r, i, j), weight_grad_s(i, j),
-          tail_after(sync_s(i, j), plain_s(i, j), frame_->bucket_s, step_s(i, j), plain_s(0, i))};
+          tail_after(sync_s(i, j), plain_s(i, j), frame_->bucket_s, step_s(i, j), plain_s(0, i),
+                     space_->training.contention)};
 }
 
 }  // namespace phaze
