@@ -89,6 +89,7 @@ STAGE_DTYPE = np.dtype(
         ("weight_bytes", "f8"),  # per parameter, as the two below
         ("gradient_bytes", "f8"),
         ("state_bytes", "f8"),
+        ("copy_bytes", "f8"),  # of weights in a smaller format, all layers together
         ("data_parallel", "i8"),
         ("zero", "i4"),
         ("schedule", "i4"),
@@ -225,6 +226,7 @@ def stage_row(
     row["buffer_bytes"] = _buffers(graph, pipeline)
     row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
     row["state_bytes"] = spec.state_bytes
+    row["copy_bytes"] = sum(layer.copy_bytes for layer in layers)
     row["data_parallel"], row["zero"] = pipeline.data_parallel, pipeline.zero
     row["schedule"] = SCHEDULES.index(pipeline.schedule)
     row["stages"], row["stage"] = pipeline.stages, stage

@@ -52,6 +52,12 @@ def _gathered(zero: int, largest: float, weight_bytes: float, shards: float) -> 
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _copied(size: float, zero: int, held: float, spread: float) -> float:
+    """Bytes that go with the weights, such as their copies in a smaller format."""
+    return size * (spread / held) if zero >= 3 and held > 0.0 else size
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: float) -> None:
     """Write the terms of every row; arrays have the dtypes of `footprint`."""
     for i in range(rows.shape[0]):
@@ -61,6 +67,7 @@ def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: f
         held = row["parameters"]
         spread = _shared(held, row["expert_parameters"], shards, float(row["expert_parallel"]))
         weights = (spread if zero >= 3 else held) * row["weight_bytes"]
+        weights += _copied(row["copy_bytes"], zero, held, spread)
         gradients = (spread if zero >= 2 else held) * row["gradient_bytes"]
         state = (spread if zero >= 1 else held) * row["state_bytes"]
         gathered = _gathered(zero, row["largest_layer"], row["weight_bytes"], shards)
@@ -103,7 +110,7 @@ def _resident(
             (spread if zero >= 3 else held) * training["weight_bytes"]
             + (spread if zero >= 2 else held) * training["gradient_bytes"]
             + (spread if zero >= 1 else held) * training["state_bytes"]
-        )
+        ) + _copied(sizes[k]["copy_bytes"], zero, held, spread)
         gathers[k] = 0.0
         if sizes[k]["end"] == 0:
             gathers[k] = _gathered(zero, held, training["weight_bytes"], shards)

@@ -2,6 +2,7 @@
 
 from phaze_fast.opgraph.builder import Tensor
 from phaze_fast.opgraph.graph import (
+    FORMATS,
     GROUPS,
     KINDS,
     RECOMPUTE_SETS,
@@ -13,6 +14,7 @@ from phaze_fast.opgraph.layers import Layer, LayerGraph, build_op_graphs, layer_
 from phaze_fast.opgraph.strategy import RULES, Rule, Strategy, reasons
 
 __all__ = [
+    "FORMATS",
     "GROUPS",
     "KINDS",
     "RECOMPUTE_SETS",

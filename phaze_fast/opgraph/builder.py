@@ -7,6 +7,7 @@ its position for the next.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 __all__ = ["ELEMENT_BYTES", "LayerBuilder", "OperatorSpec", "Tensor"]
 
@@ -23,6 +24,8 @@ class Tensor:
     """Operator that makes it, or ``input`` for what enters the layer."""
     statistic: bool = False
     """Whether closed forms leave it out: row statistics, random states, a shared mask."""
+    operand: Literal["", "only", "also"] = ""
+    """Whether a product with weights reads it, and nothing else, or others too."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class OperatorSpec:
     """What it computes, where its kind leaves that open; see `opgraph.functions`."""
     regather: bool = False
     """Whether weight gradients gather their input again before they can start."""
+    format: str = ""
+    """Number format of a product's operands; empty: that of activations."""
 
 
 @dataclass
@@ -66,13 +71,20 @@ class LayerBuilder:
         self.specs.append(spec)
         return len(self.specs) - 1
 
-    def keep(self, name: str, size: float, producer: int, statistic: bool = False) -> None:
+    def keep(
+        self,
+        name: str,
+        size: float,
+        producer: int,
+        statistic: bool = False,
+        operand: Literal["", "only", "also"] = "",
+    ) -> None:
         """Note that the output of an operator (or -1, the input) is needed again."""
         while producer >= 0 and self.specs[producer].virtual:  # it is spliced out of the graph
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name
-            self.kept.append(Tensor(name, int(size), maker, statistic))
+            self.kept.append(Tensor(name, int(size), maker, statistic, operand))
 
     def linear(self, name: str, x: int, rows: int, inner: int, cols: int, bias: bool) -> int:
         """Add rows x inner times inner x cols."""

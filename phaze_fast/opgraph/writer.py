@@ -77,8 +77,11 @@ class BlockWriter:
             self.builder.keep(f"{name}-dropout-mask", rows * hidden, x)
         return self.builder.vector(f"{name}-residual", "residual", (x, skip), rows, hidden, reads=2)
 
-    def keep_input(self, name: str, x: int) -> None:
-        """Keep what a sub-layer's first projections read."""
+    def keep_input(self, name: str, x: int, routed: bool = False) -> None:
+        """Keep what a sub-layer's first projections read, and a router where it is `routed`."""
         self.builder.keep(
-            f"{name}-input", ELEMENT_BYTES * self.shapes.split_rows * self.model.hidden, x
+            f"{name}-input",
+            ELEMENT_BYTES * self.shapes.split_rows * self.model.hidden,
+            x,
+            operand="" if routed else "only",
         )

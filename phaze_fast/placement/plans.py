@@ -111,6 +111,8 @@ class Plan:
     """Tokens of a sequence."""
     optimizer: str
     """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    precision: str
+    """Number format of the blocks' products, by name."""
     software: str
     """Profile of what runs the step, by name."""
     reserved_bytes: float

@@ -71,12 +71,13 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
         sequence_parallel=spec.sequence_parallel,
         reserved_bytes=spec.reserved_bytes,
         software=spec.software,
+        precision=spec.precision,
     )
     stride = strategy.tensor_parallel * strategy.context_parallel
     if spec.rank_order == "stages-inside":
         stride *= spec.pp
     apart = stride if spec.ep > 1 else 0
-    sizes = strategy_sizes(model, strategy, spec.modes, apart, spec.software)
+    sizes = strategy_sizes(model, strategy, spec.modes, apart, spec.software, spec.precision)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], _layout(spec)))
 
@@ -341,7 +342,8 @@ def _predicted(
         if not reasons(model, strategy):
             number[k] = len(sizes)
             stride = t * cp * max(stages, 1) if ep > 1 else 0
-            sizes.append(strategy_sizes(model, strategy, modes, stride, training.software))
+            runs = (training.software, training.precision)
+            sizes.append(strategy_sizes(model, strategy, modes, stride, *runs))
     strategy_of = number[which.reshape(-1)]
     status[good[strategy_of < 0]] = _BAD_STRATEGY
     good, strategy_of = good[strategy_of >= 0], strategy_of[strategy_of >= 0]

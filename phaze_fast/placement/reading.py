@@ -151,6 +151,7 @@ def read_plan(
         sequence_parallel=training.sequence_parallel,
         seq=training.seq or model.seq,
         optimizer=training.optimizer,
+        precision=training.precision.name,
         software=training.software.name,
         reserved_bytes=float(training.reserved_bytes),
         layers_proven=proven,

@@ -15,7 +15,15 @@ from phaze_fast.memory import FRAGMENTATION, Optimizer
 from phaze_fast.models import Model
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
 from phaze_fast.records import FrozenDict
-from phaze_fast.software import DEFAULT, Software, load_software, model_as_run
+from phaze_fast.software import (
+    BF16,
+    DEFAULT,
+    Precision,
+    Software,
+    load_precision,
+    load_software,
+    model_as_run,
+)
 
 __all__ = ["StrategySizes", "strategy_sizes", "training_record"]
 
@@ -51,6 +59,8 @@ class StrategySizes:
     graph: LayerGraph
     software: Software
     """What runs them."""
+    precision: Precision
+    """Number format of their products."""
     variants: tuple[str, ...]
     """Ways to run a stage by what is recomputed, least first; each changes something."""
     variant_of: Mapping[str, int]
@@ -111,6 +121,7 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str]) -> Array:
         record["expert_parameters"] = layer.expert_parameters
         record["end"] = end
         record["once_bytes"] = whole if head else 0.0
+        record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
         for v, mode in enumerate(variants):
             kept = whole if end else layer.forward.stashed_bytes(mode)
             record["stash_bytes"][v] = 0.0 if head else kept
@@ -125,6 +136,7 @@ def strategy_sizes(
     recompute: tuple[str, ...],
     expert_stride: int = 0,
     software: Software | None = None,
+    precision: Precision | None = None,
 ) -> StrategySizes:
     """Work out what no chip changes of a model's layers under a strategy; kept for the next call.
 
@@ -138,10 +150,13 @@ def strategy_sizes(
         Ranks between neighbours of an expert-parallel group; 0 = the replicas are neighbours.
     software
         What runs them, by default the default profile.
+    precision
+        Number format of their products, by default bf16.
     """
     used = load_software(DEFAULT) if software is None else software
     model = model_as_run(model, used, strategy.tensor_parallel)
-    graph = layer_graph(model, strategy)
+    formats = load_precision(BF16) if precision is None else precision
+    graph = layer_graph(model, strategy, precision=formats)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tensor_parallel, "context": s.context_parallel}
@@ -165,6 +180,7 @@ def strategy_sizes(
     return StrategySizes(
         graph=graph,
         software=used,
+        precision=formats,
         variants=variants,
         variant_of=FrozenDict(variant_of),
         expert_stride=expert_stride or s.tensor_parallel * s.context_parallel,

@@ -58,6 +58,10 @@ def stage_terms(row, schedules, fragmentation):
         return (params - experts) * each / d + experts * each / own
 
     weights = shared("weight_bytes", 3)
+    copies = float(row["copy_bytes"])
+    if zero == 3 and params > 0:
+        copies *= ((params - experts) / d + experts / own) / params
+    weights += copies
     gradients = shared("gradient_bytes", 2)
     optimizer = shared("state_bytes", 1)
     waiting = in_flight(

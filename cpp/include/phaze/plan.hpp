@@ -37,6 +37,8 @@ struct LayerKindRecord {
   double stash_bytes[kMaxVariants];
   double live_bytes[kMaxVariants];  // while one layer is recomputed
   double once_bytes;                // kept once, however many micro-batches are in flight
+  double copy_bytes;                // of weights in a smaller format, beside the weights
+  double cast_bytes;                // moved once a step to make them
   std::int32_t end;                 // 1: embedding or head, 0: block
   std::int32_t unused;
 };

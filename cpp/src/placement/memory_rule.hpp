@@ -66,6 +66,11 @@ inline StateBytes state_bytes(const TrainingRecord& training, int zero, double p
           training.state_bytes * (zero >= 1 ? shared : parameters)};
 }
 
+// Bytes that go with the weights of a layer, such as their copies in a smaller format.
+inline double copied_weights(double bytes, int zero, double parameters, double shared) noexcept {
+  return zero >= 3 && parameters > 0.0 ? bytes * (shared / parameters) : bytes;
+}
+
 // The layer at work and the one fetched ahead of it are whole for a moment.
 inline double gathered_weights_bytes(const TrainingRecord& training, int zero, double largest_layer,
                                      double shards) noexcept {

@@ -118,7 +118,8 @@ class Estimator {
         shared_parameters(size.parameters, size.expert_parameters, frame_.shards,
                           static_cast<double>(space_.strategies[at(l.strategy)].expert_parallel));
     const StateBytes bytes = state_bytes(space_.training, l.zero, size.parameters, shared);
-    state->weights += bytes.weights;
+    state->weights +=
+        bytes.weights + copied_weights(size.copy_bytes, l.zero, size.parameters, shared);
     state->gradients += bytes.gradients;
     state->optimizer += bytes.optimizer;
   }

@@ -17,6 +17,7 @@ bool good(double value) noexcept { return std::isfinite(value) && value >= 0.0; 
 
 bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
   bool fine = good(kind.parameters) && good(kind.expert_parameters) && good(kind.once_bytes) &&
+              good(kind.copy_bytes) && good(kind.cast_bytes) &&
               kind.expert_parameters <= kind.parameters;
   for (int v = 0; v < variants; ++v) {
     fine = fine && good(kind.stash_bytes[v]) && good(kind.live_bytes[v]);
@@ -332,14 +333,16 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const double weights_s =
       zero >= 1 ? seconds(CollectiveOp::kAllGather, training.weight_bytes) : 0.0;
   const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
-  frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum());
+  frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum() +
+                                  copied_weights(size.copy_bytes, zero, size.parameters, shared));
   frame->gather_bytes.push_back(
       size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));
   frame->sync_s.push_back(
       seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
               training.gradient_bytes));
   frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
-  frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved);
+  frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved +
+                              copied_weights(size.cast_bytes, zero, size.parameters, shared));
   frame->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);
 }
 
