@@ -3,6 +3,7 @@
 from phaze_fast.memory.footprint import (
     FOLDED,
     FRAGMENTATION,
+    INSTANTS,
     SCHEDULES,
     STAGE_DTYPE,
     TERMS,
@@ -22,6 +23,7 @@ from phaze_fast.memory.optimizer import OPTIMIZERS, Optimizer, optimizer
 __all__ = [
     "FOLDED",
     "FRAGMENTATION",
+    "INSTANTS",
     "OPTIMIZERS",
     "SCHEDULES",
     "STAGE_DTYPE",

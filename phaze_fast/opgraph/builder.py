@@ -26,6 +26,8 @@ class Tensor:
     """Whether closed forms leave it out: row statistics, random states, a shared mask."""
     operand: Literal["", "only", "also"] = ""
     """Whether a product with weights reads it, and nothing else, or others too."""
+    instead_of: str = ""
+    """Operator in whose place it is kept: where that is computed again, and not otherwise."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,19 @@ class LayerBuilder:
         producer: int,
         statistic: bool = False,
         operand: Literal["", "only", "also"] = "",
+        instead_of: int = -1,
     ) -> None:
-        """Note that the output of an operator (or -1, the input) is needed again."""
+        """Note that the output of an operator (or -1, the input) is needed again.
+
+        Where it is kept `instead_of` what another operator made, it is needed only to compute that
+        again.
+        """
         while producer >= 0 and self.specs[producer].virtual:  # it is spliced out of the graph
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name
-            self.kept.append(Tensor(name, int(size), maker, statistic, operand))
+            other = self.specs[instead_of].name if instead_of >= 0 else ""
+            self.kept.append(Tensor(name, int(size), maker, statistic, operand, other))
 
     def linear(self, name: str, x: int, rows: int, inner: int, cols: int, bias: bool) -> int:
         """Add rows x inner times inner x cols."""

@@ -102,7 +102,9 @@ class OpGraph:
         return sum(
             tensor.bytes
             for tensor in self.tensors
-            if tensor.producer not in again and (statistics or not tensor.statistic)
+            if tensor.producer not in again
+            and (not tensor.instead_of or tensor.instead_of in again)
+            and (statistics or not tensor.statistic)
         )
 
     def recomputed(self, recompute: str | Iterable[str]) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import GraphModel, Model, TransformerModel
@@ -13,6 +14,7 @@ from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.fusion import fuse
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
+from phaze_fast.opgraph.lifetimes import backward_work_bytes
 from phaze_fast.opgraph.quantise import quantised, quantised_tensors
 from phaze_fast.opgraph.shares import Share, block_share, embedding_share, head_share
 from phaze_fast.opgraph.strategy import Strategy, shapes
@@ -42,6 +44,11 @@ class Layer:
     """Of its weights on one device in a smaller format, kept beside them."""
     cast_bytes: float = 0.0
     """That one device moves once a step to make those."""
+
+    @cached_property
+    def work_bytes(self) -> float:
+        """Held at most in its backward pass beyond what its forward pass kept."""
+        return backward_work_bytes(self.forward, self.backward)
 
 
 @dataclass(frozen=True)

@@ -183,6 +183,8 @@ class Predictions(Table):
     """Seconds by what they are spent on."""
     memory: dict[str, Array]
     """Bytes of the fullest device by term."""
+    instant: Array
+    """When that device holds most, a position in `phaze_fast.memory.INSTANTS`."""
     status: Array
     """0 where the plan fits, 1 where it needs more memory than there is, else a code into
     `reasons`."""
@@ -386,5 +388,6 @@ def _read(estimates: Array, room: float) -> Predictions:
         energy_j=column(estimates["energy_j"]),
         parts_s={name.removesuffix("_s"): column(parts[name]) for name in parts.dtype.names or ()},
         memory={name: column(memory[name]) for name in memory.dtype.names or ()},
+        instant=column(estimates["instant"]),
         status=column(estimates["status"]),
     )

@@ -49,6 +49,8 @@ def training_record(optimizer: Optimizer, software: Software) -> Array:
     record["bucket_bytes"] = software.bucket_bytes if hides else _UNHIDDEN_BYTES
     record["hbm_byte_j"] = prices.hbm_byte_j
     record["network_byte_j"] = prices.network_byte_j
+    record["workspace_bytes"] = software.workspace_bytes
+    record["late_gradients"] = not software.resident_gradients
     return record
 
 
@@ -125,7 +127,7 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str]) -> Array:
         for v, mode in enumerate(variants):
             kept = whole if end else layer.forward.stashed_bytes(mode)
             record["stash_bytes"][v] = 0.0 if head else kept
-            record["live_bytes"][v] = whole - kept
+            record["live_bytes"][v] = 0.0 if end else whole - kept + layer.work_bytes
     return kinds
 
 

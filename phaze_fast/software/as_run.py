@@ -37,8 +37,13 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["dropout"] = True
     if model.gelu_new and not software.fused_gelu:
         changed["gelu_by_steps"] = True
-    if software.logit_bytes != 4:
-        changed["logit_bytes"] = software.logit_bytes
+    if software.norm_by_steps and model.norm == "rmsnorm":
+        changed["norm_by_steps"] = True
+    logit_bytes = software.logit_bytes
+    if model.head == "mlm" and software.masked_logit_bytes is not None:
+        logit_bytes = software.masked_logit_bytes
+    if logit_bytes != 4:
+        changed["logit_bytes"] = logit_bytes
     if software.loss_passes:
         changed["loss_passes"] = software.loss_passes
     multiple = software.vocabulary_multiple * tensor_parallel

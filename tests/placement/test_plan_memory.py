@@ -55,7 +55,8 @@ def row_of(layers, spec, stage, k, buffers):
     row["expert_parallel"] = spec.ep
     row["largest_layer"] = max((layers.parameters(i)[0] for i in blocks), default=0)
     row["stash_bytes"] += sum(kept.values())
-    row["live_bytes"] = max((whole[i] - kept[i] for i in blocks), default=0)
+    work = {i: layers.layer(i).work_bytes for i in blocks}
+    row["live_bytes"] = max((whole[i] - kept[i] + work[i] for i in blocks), default=0)
     row["buffer_bytes"] = buffers
     optimizer = OPTIMIZERS[spec.optimizer]
     for name in ("weight_bytes", "gradient_bytes", "state_bytes"):

@@ -6,7 +6,9 @@ Every stage is a list of positions; `reference.plan_layers` has the layers and t
 from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, permutations, product
 
+from phaze_fast.memory import TERMS
 from phaze_fast.placement.recompute import RECOMPUTE
+from reference.memory import peak_terms
 from reference.pipeline_events import makespan, simulate
 from reference.plan_layers import Layers, Network
 
@@ -152,7 +154,8 @@ def stage_memory(model, layers, spec, chunks, stage, text):
         else:
             kept = forward.stashed_bytes(modes[i])
             stashes[i] = kept
-            live = max(live, forward.stashed_bytes() - kept)
+            work = layers.layer(i).work_bytes
+            live = max(live, forward.stashed_bytes() - kept + work)
             largest = max(largest, layers.parameters(i)[0] * opt.weight_bytes)
     rows = spec.microbatch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
@@ -160,19 +163,24 @@ def stage_memory(model, layers, spec, chunks, stage, text):
         buffers += 2 * message_bytes(model, spec)
     if zero == 3:
         buffers += 2 * largest * (1 - 1 / layers.shards)
-    terms = {
-        "weights": (share if zero >= 3 else held) * opt.weight_bytes,
-        "gradients": (share if zero >= 2 else held) * opt.gradient_bytes,
-        "optimizer": (share if zero >= 1 else held) * opt.state_bytes,
-        "activations": activations(
-            spec, stage, [sum(stashes[i] for i in chunk) for chunk in chunks]
-        ),
-        "recompute": live,
-        "logits": logits,
-        "communication": buffers,
-    }
-    moving = sum(terms[name] for name in ("activations", "recompute", "logits", "communication"))
-    return {**terms, "fragmentation": FRAGMENTATION * moving}
+    found = peak_terms(
+        {
+            "weights": (share if zero >= 3 else held) * opt.weight_bytes,
+            "optimizer": (share if zero >= 1 else held) * opt.state_bytes,
+            "communication": buffers,
+        },
+        (share if zero >= 2 else held) * opt.gradient_bytes,
+        [0.0, 0.0, 0.0],  # the default software's gradients are there all the time
+        kept=activations(spec, stage, [sum(stashes[i] for i in chunk) for chunk in chunks])
+        / in_flight(spec, stage),
+        first_kept=0.0,
+        live=live,
+        logits=logits,
+        waiting=in_flight(spec, stage),
+        microbatches=spec.global_batch // (spec.dp * spec.microbatch),
+        fragmentation=FRAGMENTATION,
+    )
+    return {term: found[term] for term in TERMS}
 
 
 def recompute_texts(blocks, modes):

@@ -10,6 +10,10 @@ steps take longer than version 0.1.0 said, never less, with three exceptions:
 - ZB-H1 is played today. On uneven stages the formula was off by up to `ZB_OFF`.
 - Layers that version 0.1.0 had not scheduled optimally, those of encoder-decoders over several
   devices, take up to `SOONER` less.
+
+Bytes are those of an instant today. Version 0.1.0 added up terms that are not there at one time (the
+loss and a layer that is computed again) and left out what a layer's backward pass holds: between
+`LESS` and `MORE` of what it said is held.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ FILE = Path(__file__).parents[1] / "golden" / "v0_1_0_answers.json"
 SAME = 1e-9
 ZB_OFF = 0.013
 SOONER = 0.004
-UNEVEN = 0.003
+LESS, MORE = 0.8, 1.05
 MODES = ("none", "selective", "full")
 LARGE = ["bertlarge", "megatronbert", "opt", "gpt2", "megatrongpt2-54", "megatrongpt2-72", "llama2"]
 TIED_AND_PIPED = "megatrongpt3"
@@ -239,10 +243,7 @@ def hold(
     again = predicted(model, cluster, training, plan)
     slack = slack_of(model, plan)
     assert again.time_s >= plan["time_s"] * (1.0 - slack), plan
-    assert again.memory_bytes >= plan["memory_bytes"] * (1.0 - SAME), plan
-    # The first and last chunks of interleaved stages are larger, which was not counted.
-    slack_bytes = UNEVEN if plan["schedule"] == "interleaved" else SAME
-    assert again.memory_bytes == pytest.approx(plan["memory_bytes"], rel=slack_bytes), plan
+    assert LESS < again.memory_bytes / plan["memory_bytes"] < MORE, plan
     if mended(model, cluster, plan) or hidden(training):
         return False, again
     assert again.time_s == pytest.approx(plan["time_s"], rel=slack), plan
@@ -297,8 +298,7 @@ def hold_small(number: int) -> int:
         assert new.index == old["index"]
         assert new.time_s == pytest.approx(old["time_s"], rel=SAME)
         assert new.energy_j == pytest.approx(old["energy_j"], rel=SAME)
-        slack_bytes = UNEVEN if was["schedule"] == "interleaved" else SAME
-        assert new.plan.memory_bytes == pytest.approx(was["memory_bytes"], rel=slack_bytes)
+        assert LESS < new.plan.memory_bytes / was["memory_bytes"] < MORE
         assert shape_of(found_of(new.plan)) == shape_of(was)
     # No answer is slower than that of version 0.1.0 by today's clock, nor faster than it was said
     # to be, unless by plans that there were not.

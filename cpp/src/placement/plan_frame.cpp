@@ -35,7 +35,7 @@ bool good_strategy(const StrategyRecord& s) noexcept {
 bool good_training(const TrainingRecord& t) noexcept {
   return good(t.weight_bytes) && good(t.gradient_bytes) && good(t.state_bytes) &&
          good(t.fragmentation) && good(t.bucket_bytes) && good(t.hbm_byte_j) &&
-         good(t.network_byte_j);
+         good(t.network_byte_j) && good(t.workspace_bytes);
 }
 
 bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
@@ -333,8 +333,12 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const double weights_s =
       zero >= 1 ? seconds(CollectiveOp::kAllGather, training.weight_bytes) : 0.0;
   const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
-  frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum() +
-                                  copied_weights(size.copy_bytes, zero, size.parameters, shared));
+  const StateBytes state = state_bytes(training, zero, size.parameters, shared);
+  const bool late = training.late_gradients != 0;
+  frame->resident_bytes.push_back(state.weights + state.optimizer +
+                                  copied_weights(size.copy_bytes, zero, size.parameters, shared) +
+                                  (late ? 0.0 : state.gradients));
+  frame->late_bytes.push_back(late ? state.gradients : 0.0);
   frame->gather_bytes.push_back(
       size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));
   frame->sync_s.push_back(
@@ -348,7 +352,8 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
 
 double PlanSpaceImpl::buffer_bytes(const PlanRow& row) const noexcept {
   const StrategyRecord& s = strategies[at(row.layout.strategy)];
-  return s.gathered_bytes + (row.layout.stages > 1 ? 2.0 * s.message_bytes : 0.0);
+  return training.workspace_bytes + s.gathered_bytes +
+         (row.layout.stages > 1 ? 2.0 * s.message_bytes : 0.0);
 }
 
 }  // namespace phaze

@@ -20,6 +20,7 @@ inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
 // where there are several stages.
 struct PlanFrame {
   std::vector<double> resident_bytes;
+  std::vector<double> late_bytes;    // of gradients that are not there all the time
   std::vector<double> gather_bytes;  // before an allocator's losses
   std::vector<double> sync_s;
   std::vector<double> fetch_s;     // of weights that come layer by layer; zeros where they stay
