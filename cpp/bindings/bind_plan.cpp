@@ -330,7 +330,7 @@ class PyPlanSpace {
 
 void bind_plan(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
-                       once_bytes, copy_bytes, cast_bytes, end, unused);
+                       once_bytes, copy_bytes, cast_bytes, shape_bytes, end, unused);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tensor_parallel, context_parallel, expert_parallel,
                        microbatch, message_bytes, gathered_bytes, copied_parameters, sent_bytes,
                        variants, unused);

@@ -175,7 +175,8 @@ def _resident(
         ) + _copied(sizes[k]["copy_bytes"], zero, held, spread)
         gathers[k] = 0.0
         if sizes[k]["end"] == 0:
-            gathers[k] = _gathered(zero, held, training["weight_bytes"], shards)
+            gathers[k] = sizes[k]["shape_bytes"]
+            gathers[k] += _gathered(zero, held, training["weight_bytes"], shards)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]

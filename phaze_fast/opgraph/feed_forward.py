@@ -46,7 +46,8 @@ def _activate(w: BlockWriter, prefix: str, up: int, gate: int, rows: int, width:
     if not m.gated:
         builder.keep(f"{prefix}activation-output", size, active, operand="also" if relu else "only")
         return active
-    builder.keep(f"{prefix}activation-output", size, active)
+    if not m.fused_activation:
+        builder.keep(f"{prefix}activation-output", size, active)
     builder.keep(f"{prefix}up-output", size, up)
     gated = builder.vector(f"{prefix}multiply", "multiply", (active, up), rows, width, reads=2)
     builder.keep(f"{prefix}gated", size, gated, operand="only")

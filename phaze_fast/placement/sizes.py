@@ -12,8 +12,8 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import energy_table
 from phaze_fast.memory import FRAGMENTATION, Optimizer
-from phaze_fast.models import Model
-from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
+from phaze_fast.models import Model, TransformerModel
+from phaze_fast.opgraph import GROUPS, KINDS, Layer, LayerGraph, OpGraph, Strategy, layer_graph
 from phaze_fast.records import FrozenDict
 from phaze_fast.software import (
     BF16,
@@ -114,7 +114,22 @@ def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
     return total
 
 
-def _kind_records(graph: LayerGraph, variants: Sequence[str]) -> Array:
+def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
+    """Bytes of one bf16 gradient for each shape of weights in a layer; all experts have one."""
+    moe = graph.model.moe if isinstance(graph.model, TransformerModel) else None
+    here = 1 if moe is None else max(1, moe.experts // graph.strategy.expert_parallel)
+    whole = layer.device_parameters - layer.expert_parameters
+    return 2.0 * (whole + layer.expert_parameters / here)
+
+
+def _table_bytes(graph: LayerGraph) -> float:
+    """Bytes of the bf16 gradient of the weights that make logits."""
+    head = graph.layers[graph.order[-1]].backward
+    products = head.ops[head.ops["kind"] == KINDS.index("gemm-weight-gradient")]
+    return float(products["write_bytes"].max(initial=0.0))
+
+
+def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software) -> Array:
     kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
     for record, layer in zip(kinds, graph.layers, strict=True):
         end, head = layer.kind in _ENDS, layer.kind == "head"
@@ -123,7 +138,11 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str]) -> Array:
         record["expert_parameters"] = layer.expert_parameters
         record["end"] = end
         record["once_bytes"] = whole if head else 0.0
+        if head and software.gradient_stand_ins:
+            record["once_bytes"] += _table_bytes(graph)
         record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
+        if software.gradient_stand_ins and not end:
+            record["shape_bytes"] = _stand_ins(layer, graph)
         for v, mode in enumerate(variants):
             kept = whole if end else layer.forward.stashed_bytes(mode)
             record["stash_bytes"][v] = 0.0 if head else kept
@@ -186,6 +205,6 @@ def strategy_sizes(
         variants=variants,
         variant_of=FrozenDict(variant_of),
         expert_stride=expert_stride or s.tensor_parallel * s.context_parallel,
-        kinds=_kind_records(graph, variants),
+        kinds=_kind_records(graph, variants, used),
         record=record,
     )

@@ -37,6 +37,8 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["dropout"] = True
     if model.gelu_new and not software.fused_gelu:
         changed["gelu_by_steps"] = True
+    if software.fused_activation and model.gated:
+        changed["fused_activation"] = True
     if software.norm_by_steps and model.norm == "rmsnorm":
         changed["norm_by_steps"] = True
     logit_bytes = software.logit_bytes

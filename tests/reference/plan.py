@@ -136,19 +136,29 @@ def activations(spec, stage, kept):
     return max(counted, *(sum(n * b for n, b in zip(now, kept, strict=True)) for now in moments))
 
 
+def head_table(model, width):
+    """Weights of a head's largest product on one device."""
+    logits = -(-model.vocab // width)
+    columns = {"none": 0, "classifier": model.classes, "mlm": max(logits, model.hidden)}
+    return model.hidden * columns.get(model.head, logits)
+
+
 def stage_memory(model, layers, spec, chunks, stage, text):
     """Bytes of a device of a stage, by term."""
     opt, zero = layers.optimizer, spec.zero
     modes, positions = modes_of(layers, chunks, text), [i for chunk in chunks for i in chunk]
     held = sum(layers.parameters(i)[0] for i in positions)
     share = sum(layers.share(i) for i in positions)
-    live = logits = largest = 0.0
+    live = logits = largest = stand_ins = 0.0
+    local = model.moe.experts // spec.ep if model.moe else 1
     stashes = dict.fromkeys(positions, 0.0)
     for i in positions:
         forward = layers.layer(i).forward
         kind = layers.layer(i).kind
         if kind == "head":
             logits += forward.stashed_bytes()
+            if spec.software.gradient_stand_ins:
+                logits += 2 * head_table(model, spec.tp)
         elif kind == "embedding":
             stashes[i] = forward.stashed_bytes()
         else:
@@ -156,12 +166,19 @@ def stage_memory(model, layers, spec, chunks, stage, text):
             stashes[i] = kept
             work = layers.layer(i).work_bytes
             live = max(live, forward.stashed_bytes() - kept + work)
-            largest = max(largest, layers.parameters(i)[0] * opt.weight_bytes)
+            whole, routed = layers.parameters(i)
+            largest = max(largest, whole * opt.weight_bytes)
+            if spec.software.gradient_stand_ins:
+                own = 2 * (whole - routed + routed / local)
+                gathered = 2 * whole * opt.weight_bytes * (1 - 1 / layers.shards) * (zero == 3)
+                stand_ins = max(stand_ins, own + gathered)
     rows = spec.microbatch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
     if spec.pp > 1:
         buffers += 2 * message_bytes(model, spec)
-    if zero == 3:
+    if spec.software.gradient_stand_ins:
+        buffers += stand_ins
+    elif zero == 3:
         buffers += 2 * largest * (1 - 1 / layers.shards)
     found = peak_terms(
         {

@@ -31,6 +31,7 @@ import pytest
 import phaze_fast as pf
 from phaze_fast.hardware import TieredFabric
 from phaze_fast.models import TransformerModel
+from phaze_fast.software import DEFAULT, Software, load_software
 
 FILE = Path(__file__).parents[1] / "golden" / "v0_1_0_answers.json"
 SAME = 1e-9
@@ -52,6 +53,12 @@ def plan_of(row: list[Any]) -> dict[str, Any]:
 
 
 @cache
+def software() -> Software:
+    """The default profile without what was learnt since of the tensors that it keeps."""
+    return load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
+
+
+@cache
 def space(name: str) -> pf.ArchitectureSpace:
     whole = {
         "published": pf.ArchitectureSpace.published,
@@ -67,7 +74,7 @@ def asked(training: dict[str, Any]) -> pf.Training:
         given["recompute"] = MODES
     given.setdefault("context_parallel", 1)
     given.setdefault("expert_parallel", 1)
-    return pf.Training(**given, recompute_some=False)
+    return pf.Training(**given, recompute_some=False, software=software())
 
 
 def cluster_of(case: dict[str, Any]) -> pf.Cluster:
@@ -218,7 +225,7 @@ def predicted(
     given["global_batch"], given["idle"] = training["global_batch"], True
     if plan["virtual"] == 1:
         given["stages"] = tuple(plan["layers"])
-    given["recompute"] = plan["recompute"]
+    given["recompute"], given["software"] = plan["recompute"], software()
     if plan["recompute"] == "mixed":
         given["recompute"] = recomputed(model, cluster, given)
     return pf.predict(model, cluster, given)

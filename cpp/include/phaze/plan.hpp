@@ -39,6 +39,7 @@ struct LayerKindRecord {
   double once_bytes;                // kept once, however many micro-batches are in flight
   double copy_bytes;                // of weights in a smaller format, beside the weights
   double cast_bytes;                // moved once a step to make them
+  double shape_bytes;               // held once for all layers of the kind on a device
   std::int32_t end;                 // 1: embedding or head, 0: block
   std::int32_t unused;
 };

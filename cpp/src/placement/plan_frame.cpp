@@ -17,7 +17,7 @@ bool good(double value) noexcept { return std::isfinite(value) && value >= 0.0; 
 
 bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
   bool fine = good(kind.parameters) && good(kind.expert_parameters) && good(kind.once_bytes) &&
-              good(kind.copy_bytes) && good(kind.cast_bytes) &&
+              good(kind.copy_bytes) && good(kind.cast_bytes) && good(kind.shape_bytes) &&
               kind.expert_parameters <= kind.parameters;
   for (int v = 0; v < variants; ++v) {
     fine = fine && good(kind.stash_bytes[v]) && good(kind.live_bytes[v]);
@@ -340,7 +340,9 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
                                   (late ? 0.0 : state.gradients));
   frame->late_bytes.push_back(late ? state.gradients : 0.0);
   frame->gather_bytes.push_back(
-      size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));
+      size.end != 0 ? 0.0
+                    : size.shape_bytes + gathered_weights_bytes(training, zero, size.parameters,
+                                                                frame->shards));
   frame->sync_s.push_back(
       seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
               training.gradient_bytes));

@@ -21,7 +21,7 @@ inline PipelineSchedule schedule_of(const LayoutRecord& layout) noexcept {
 struct PlanFrame {
   std::vector<double> resident_bytes;
   std::vector<double> late_bytes;    // of gradients that are not there all the time
-  std::vector<double> gather_bytes;  // before an allocator's losses
+  std::vector<double> gather_bytes;  // of one layer at a time, before an allocator's losses
   std::vector<double> sync_s;
   std::vector<double> fetch_s;     // of weights that come layer by layer; zeros where they stay
   std::vector<double> step_bytes;  // that the optimiser moves to and from HBM
