@@ -48,7 +48,7 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
     >>> from phaze_fast.opgraph import layer_graph
     >>> block = layer_graph(models.load("llama2-7b").replace(seq=1024)).layers[1]
     >>> round(backward_work_bytes(block.forward, block.backward) / (2 * 1024 * 11008), 2)
-    2.37
+    2.0
     """
     uses = _last_uses(forward, backward)
     freed = [0.0] * (len(backward) + 1)  # of what was kept, after each operator

@@ -179,9 +179,9 @@ class Plan:
 
     @property
     def peak(self) -> Mapping[str, str]:
-        """When the fullest device holds most, and the largest term then but for what is always there.
+        """When the fullest device holds most, and the largest term then.
 
-        Weights and optimiser state are.
+        Weights and optimiser state, which are always there, do not count.
         """
         stage = self.fullest
         moving = {t: b for t, b in stage.memory.items() if t not in ("weights", "optimizer")}
