@@ -207,6 +207,7 @@ def spec_of(evaluator, row):
         pp=int(row["stages"]), dp=d, microbatch=b, zero=int(row["zero"]),
         schedule=SCHEDULES[int(row["schedule"])], virtual=int(row["virtual_stages"]),
         rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True,
+        software=evaluator.training.software,
     )  # fmt: skip
 
 

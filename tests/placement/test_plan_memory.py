@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from case_counts import some_or_many
 from oracle_cases import ACTIVATIONS, FIVE, PIPED, random_cases, small_problem, spec_of
-from reference.plan import head_table, least_memory, modes_of
+from reference.plan import head_table, least_memory, modes_of, stage_memory
 from reference.plan_layers import Layers, Network
 
 from phaze_fast.memory import (
@@ -185,6 +185,38 @@ def test_a_layout_fits_where_one_of_all_partitions_does(recompute, cases):
     assert wrong == 0  # of those that are searched; of dealt ones the mark means that they may
     assert dealt > 20 * cases
     assert made_of_dealt > cases
+
+
+LATE = PLAIN.replace(resident_gradients=False, workspace_bytes=123_456)
+
+
+def test_gradients_that_come_late_fit_where_one_of_all_partitions_does():
+    checked, instants = 0, set()
+    for seed in range(40, 52):
+        rows = random.Random(seed).choices(range(100_000), k=8)
+        model, cluster, training = small_problem(seed, MIXED)
+        few = training.replace(schedule=SCHEDULES_TRIED, software=LATE, global_batch=4)
+        for spec, fits, marked, made in needs_and_fits(model, cluster, few, rows):
+            assert marked or not fits, spec
+            assert made in (None, fits), spec
+            assert not (searched(spec) and marked and not fits), spec
+            checked += 1
+            if made:
+                instants |= {s.instant for s in predict(model, cluster, spec).stages}
+    assert checked > 300
+    assert len(instants) >= 3
+
+
+def test_late_gradients_take_what_the_oracle_says():
+    for seed in range(7200, 7220):
+        model, cluster, specs = random_cases(random.Random(seed), 3)
+        for given in specs:
+            spec = given.replace(software=LATE, optimizer="adam-bf16-grad")
+            plan = predict(model, cluster, spec)
+            layers = layers_of(model, cluster, spec)
+            for k, stage in enumerate(plan.stages):
+                expected = stage_memory(model, layers, spec, chunks_of(stage), k, stage.recompute)
+                assert stage.memory == pytest.approx(expected, rel=CLOSE), spec
 
 
 def test_every_stage_of_a_layout_that_fits_has_layers():

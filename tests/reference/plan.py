@@ -136,6 +136,17 @@ def activations(spec, stage, kept):
     return max(counted, *(sum(n * b for n, b in zip(now, kept, strict=True)) for now in moments))
 
 
+def first_layers(layers, chunks):
+    """Positions of a stage's first block in the order of the model, and of what is before it."""
+    lowest = min((chunk for chunk in chunks if len(chunk)), key=lambda chunk: chunk[0])
+    found = []
+    for i in lowest:
+        found.append(i)
+        if layers.is_block(i):
+            break
+    return found if layers.is_block(found[-1]) else found[:1]
+
+
 def head_table(model, width):
     """Weights of a head's largest product on one device."""
     logits = -(-model.vocab // width)
@@ -180,17 +191,28 @@ def stage_memory(model, layers, spec, chunks, stage, text):
         buffers += stand_ins
     elif zero == 3:
         buffers += 2 * largest * (1 - 1 / layers.shards)
+    resident = (share if zero >= 2 else held) * opt.gradient_bytes
+    late, first_kept = [0.0, 0.0, 0.0], 0.0
+    if not spec.software.resident_gradients:
+        begun = first_layers(layers, chunks)
+        late = [
+            opt.gradient_bytes
+            * sum(layers.share(i) if zero >= 2 else layers.parameters(i)[0] for i in some)
+            for some in (positions, [i for i in positions if layers.layer(i).kind == "head"], begun)
+        ]
+        resident, first_kept = 0.0, sum(stashes[i] for i in begun)
+    buffers += spec.software.workspace_bytes
     found = peak_terms(
         {
             "weights": (share if zero >= 3 else held) * opt.weight_bytes,
             "optimizer": (share if zero >= 1 else held) * opt.state_bytes,
             "communication": buffers,
         },
-        (share if zero >= 2 else held) * opt.gradient_bytes,
-        [0.0, 0.0, 0.0],  # the default software's gradients are there all the time
+        resident,
+        late,
         kept=activations(spec, stage, [sum(stashes[i] for i in chunk) for chunk in chunks])
         / in_flight(spec, stage),
-        first_kept=0.0,
+        first_kept=first_kept,
         live=live,
         logits=logits,
         waiting=in_flight(spec, stage),
