@@ -93,7 +93,7 @@ struct TrainingRecord {
   double bucket_bytes;   // of the gradients that are synchronised last
   double hbm_byte_j;
   double network_byte_j;
-  double workspace_bytes;      // that libraries hold whatever runs
+  double workspace_bytes;       // that libraries hold whatever runs
   std::int32_t late_gradients;  // 1: a gradient is there from its layer's first backward pass on
   std::int32_t unused;
 };

@@ -110,8 +110,10 @@ class Estimator {
     moving.stash = solver_.stash_bytes(partition_, k, way);
     const LateGradients late = solver_.late_gradients(partition_, k, way);
     const PeakBytes peak = sums.peak(moving, late, k);
-    own.memory = {state.weights, state.gradients + peak.gradients, state.optimizer,
-                  peak.activations, peak.live, peak.once, moving.buffers, peak.lost};
+    own.memory = {state.weights,   state.gradients + peak.gradients,
+                  state.optimizer, peak.activations,
+                  peak.live,       peak.once,
+                  moving.buffers,  peak.lost};
     own.instant = static_cast<std::int32_t>(peak.instant);
     return own;
   }

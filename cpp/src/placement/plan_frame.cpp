@@ -341,8 +341,8 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   frame->late_bytes.push_back(late ? state.gradients : 0.0);
   frame->gather_bytes.push_back(
       size.end != 0 ? 0.0
-                    : size.shape_bytes + gathered_weights_bytes(training, zero, size.parameters,
-                                                                frame->shards));
+                    : size.shape_bytes +
+                          gathered_weights_bytes(training, zero, size.parameters, frame->shards));
   frame->sync_s.push_back(
       seconds(zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter,
               training.gradient_bytes));
