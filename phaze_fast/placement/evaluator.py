@@ -40,7 +40,6 @@ __all__ = ["Placed", "PlanEvaluator"]
 
 Array = np.ndarray[Any, Any]
 
-
 _APART = "tied, uncut: no partition that fits keeps these layers together"
 _NO_DEAL = "memory: no deal of the layers to the chunks of the schedule fits"
 
@@ -138,8 +137,8 @@ class PlanEvaluator:
         return sizes, layouts
 
     def _sized(self, strategy: Strategy, modes: tuple[str, ...], stride: int) -> StrategySizes:
-        step = self.training
-        return strategy_sizes(self.model, strategy, modes, stride, step.software, step.precision)
+        t = self.training
+        return strategy_sizes(self.model, strategy, modes, stride, t.software, t.precision)
 
     def __len__(self) -> int:
         return len(self.sizes)
