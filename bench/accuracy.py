@@ -26,7 +26,7 @@ def fitted(runs):
 
     def some(software, chip, source=""):
         named = [r for r in runs if r.software.startswith(software) and r.chip.startswith(chip)]
-        return [r for r in named if source in r.source]
+        return [r for r in named if source in r.source and r.precision == "bf16"]
 
     old = [r for r in some("megatron-lm", "a100") if not r.source.startswith("vTrain")]
     node = some("megatron-lm-2021", "a100", "single")[::3]

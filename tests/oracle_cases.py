@@ -223,6 +223,7 @@ def spec_of(evaluator, row):
         pp=int(row["stages"]), dp=d, microbatch=b, zero=int(row["zero"]),
         schedule=SCHEDULES[int(row["schedule"])], virtual=int(row["virtual_stages"]),
         rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True, shard=int(row["shard"]) or None,
+        software=evaluator.training.software,
     )  # fmt: skip
 
 

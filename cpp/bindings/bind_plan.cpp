@@ -330,22 +330,23 @@ class PyPlanSpace {
 
 void bind_plan(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
-                       once_bytes, end, unused);
+                       once_bytes, copy_bytes, cast_bytes, shape_bytes, end, unused);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tensor_parallel, context_parallel, expert_parallel,
                        microbatch, message_bytes, gathered_bytes, copied_parameters, sent_bytes,
                        variants, way);
   PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, stages, virtual_stages, zero, rank_order,
                        data_parallel, microbatches, shard);
   PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,
-                       bucket_bytes, contention, hbm_byte_j, network_byte_j);
+                       bucket_bytes, contention, hbm_byte_j, network_byte_j, workspace_bytes,
+                       late_gradients, unused);
   PYBIND11_NUMPY_DTYPE(PlanParts, compute_s, tensor_comm_s, context_comm_s, expert_comm_s,
                        pipeline_comm_s, data_comm_s, bubble_s, imbalance_s, recompute_s,
                        optimizer_s, host_s);
   PYBIND11_NUMPY_DTYPE(MemoryTerms, weights, gradients, optimizer, activations, recompute, logits,
                        communication, fragmentation);
   PYBIND11_NUMPY_DTYPE(PlanEstimate, time_s, energy_j, parts, memory, memory_bytes, max_load_s,
-                       fullest, status);
-  PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory);
+                       fullest, status, instant, unused);
+  PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants);
   module.attr("MAX_DEALS") = kMaxDeals;

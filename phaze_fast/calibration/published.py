@@ -263,13 +263,10 @@ def _plan(
         "zero": zero,
         "sequence_parallel": row.text("sp") not in ("", "0"),
         "seq": model.seq,
+        "precision": named,
         "software": software,
         "optimizer": software.optimizer,
     }
-    if named != "bf16":
-        if "precision" not in PlanSpec.model_fields:
-            raise UnsupportedError(f"precision {named}")
-        given["precision"] = named
     try:
         return PlanSpec(**given)
     except InvalidInputError as error:
@@ -293,11 +290,9 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     time_s, gib = row.number("iter_time_s"), row.number("memory_gib")
     if math.isnan(time_s):
         raise row.fault("iter_time_s", "the seconds of a step")
-    precision = _entry("precision", row.text("precision"))
+    precision = _entry("precision", row.text("precision"), row.text("source"))
     if precision is None:
-        raise row.fault("precision", "bf16, fp16, fp8, mxfp8 or nvfp4")
-    if "unsupported" in precision:
-        raise UnsupportedError(precision["unsupported"])
+        raise row.fault("precision", "bf16, fp16, fp8, mxfp8, nvfp4 or int8")
     software = _entry("software", row.text("framework"), row.text("source"))
     if software is None:
         raise UnsupportedError(f"software {row.text('framework') or '(none)'}: no profile")

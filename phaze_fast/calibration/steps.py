@@ -187,7 +187,7 @@ def validate_steps(
 
 
 def _value(plan: Plan, column: str) -> float:
-    return 1e3 * plan.time_s if column == "step_ms" else plan.memory_bytes
+    return 1e3 * plan.time_s if column == "step_ms" else plan.allocated_bytes
 
 
 _ALONE = FlatFabric(name="one device", bandwidth_bytes_per_s=1e9)

@@ -73,7 +73,7 @@ class RunGroup:
         if not known:
             return None
         measured = [row.run.memory_bytes for row in known]
-        return summarise(measured, [row.plan.memory_bytes for row in known])
+        return summarise(measured, [row.plan.allocated_bytes for row in known])
 
     @property
     def regret(self) -> Mapping[str, float | int] | None:

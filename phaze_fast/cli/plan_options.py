@@ -10,9 +10,9 @@ import typer
 from phaze_fast.cli.model_argument import MODEL_HELP
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster, presets
-from phaze_fast.software import DEFAULT, software_names
+from phaze_fast.software import BF16, DEFAULT, precision_names, software_names
 
-__all__ = ["Hardware", "ModelName", "SoftwareName", "Step", "several"]
+__all__ = ["Hardware", "ModelName", "PrecisionName", "SoftwareName", "Step", "several"]
 
 
 SoftwareName = Annotated[
@@ -21,6 +21,17 @@ SoftwareName = Annotated[
         metavar="NAME|FILE",
         help=f"Profile of the software that runs the step: {', '.join(software_names())}, or a "
         f"file (default {DEFAULT}).",
+    ),
+]
+
+
+PrecisionName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"Number format of the blocks' products: {', '.join(precision_names())} (default "
+        f"{BF16}).",
+        autocompletion=lambda: list(precision_names()),
     ),
 ]
 
@@ -120,6 +131,7 @@ class Step:
     optimizer: Annotated[str | None, typer.Option(help="Whose state is kept (default adam).")] = (
         None
     )
+    precision: PrecisionName = None
     software: SoftwareName = None
 
     def given(self) -> dict[str, Any]:
@@ -129,6 +141,7 @@ class Step:
             "sequence_parallel": self.sequence_parallel,
             "reserved_bytes": self.reserve,
             "optimizer": self.optimizer,
+            "precision": self.precision,
             "software": self.software,
         }
         return {name: value for name, value in named.items() if value is not None}

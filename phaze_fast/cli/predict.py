@@ -39,6 +39,7 @@ def _document(
         "hfu",
         "memory_bytes",
         "memory",
+        "peak",
     )
     return {
         **{name: data[name] for name in top},
@@ -67,6 +68,7 @@ def _human(
         ("tokens/s", f"{plan.tokens_per_s:,.0f}"),
         ("MFU, HFU", f"{plan.mfu:.1%}, {plan.hfu:.1%}"),
         ("memory", f"{format_bytes(plan.memory_bytes)} of the fullest device, {fits}"),
+        ("held most", f"{plan.peak['instant']}; beside weights and optimiser, {plan.peak['term']}"),
         ("energy", f"{plan.energy_j:,.0f} J a step"),
     ]
     parts = [

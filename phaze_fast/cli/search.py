@@ -15,7 +15,7 @@ import typer
 
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, emit, folder, note, target, write_text
-from phaze_fast.cli.plan_options import SoftwareName, several
+from phaze_fast.cli.plan_options import PrecisionName, SoftwareName, several
 from phaze_fast.cli.progress import shown_progress
 from phaze_fast.cli.search_tables import search_tables
 from phaze_fast.errors import InfeasibleError, InvalidInputError
@@ -23,7 +23,7 @@ from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.pipeline import compare, search
 from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult
-from phaze_fast.software import DEFAULT
+from phaze_fast.software import BF16, DEFAULT
 from phaze_fast.threads import thread_count
 
 __all__ = ["add_commands"]
@@ -49,6 +49,7 @@ def _training(options: dict[str, Any]) -> Training:
             "recompute": tuple(options["recompute"].lower().split(",")),
             "schedule": tuple(options["schedule"].lower().split(",")),
             "optimizer": options["optimizer"],
+            "precision": options["precision"] or BF16,
             "software": options["software"] or DEFAULT,
         }
     )
@@ -106,6 +107,7 @@ def search_chips(
     ] = "1f1b,interleaved",
     seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam",
+    precision: PrecisionName = None,
     software: SoftwareName = None,
     weights: Annotated[str | None, typer.Option(help="Of several models, with commas.")] = None,
     top: Annotated[int, typer.Option(help="Chips to find and prove.")] = 10,

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from phaze_fast.cost.network import collectives_s, rank_groups
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.opgraph import BESIDE_RING, GROUPS, RING, LayerGraph, OpGraph
+from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
 
 __all__ = ["Costs", "distinct_operators", "estimate_costs"]
@@ -285,6 +285,11 @@ def _tabled(
     return _Table(time_s, one_core_s, bound_s, dynamic_j, chip_of, column_of)
 
 
+def _format(code: int) -> Dtype:
+    """Name the number format of an operator that does not have the batch's."""
+    return cast(Dtype, FORMATS[code])
+
+
 def _cores(records: Array) -> Array:
     columns = (records["tensor_cores"], records["vector_cores"], np.ones(len(records)))
     cores: Array = np.minimum(np.stack(columns, axis=1), 2**30).astype(np.int32)
@@ -315,7 +320,7 @@ def estimate_costs(
         What collectives run over; needed where a graph has any. A tensor group is neighbours, a
         context group lies `tensor_parallel` ranks apart, an expert group `expert_stride`.
     dtype
-        Number format of the operands.
+        Number format of the operands, but for operators that name one of their own.
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
@@ -368,23 +373,23 @@ def estimate_costs(
         else np.zeros(0, dtype=_core.OPERATOR_DTYPE)
     )
     alone = (ops["function"] == 0) & (ops["epilogue"] == 0)
-    tables = (
-        _tabled(
-            ops,
-            np.flatnonzero(alone),
-            asked,
-            _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS,
-            workers,
-            bounds_only,
-        ),
-        _tabled(ops, np.flatnonzero(~alone), asked, _UNSEEN_OF_CHIP, workers, bounds_only),
-    )
+    tables = []
+    for code in np.unique(ops["format"]).tolist() or [0]:
+        own = asked if code == 0 else machines(chips, _format(code), tuning, energy, like)
+        mine = ops["format"] == code
+        for which, unseen in (
+            (alone & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),
+            (~alone & mine, _UNSEEN_OF_CHIP),
+        ):
+            positions = np.flatnonzero(which)
+            if code == 0 or len(positions):
+                tables.append(_tabled(ops, positions, own, unseen, workers, bounds_only))
     return Costs(
         graphs=flat,
         chips=len(asked),
         cores=_cores(asked.records),
         evaluations=sum(table.time_s.size for table in tables),
-        _tables=tables,
+        _tables=tuple(tables),
         _static_w=asked.static_w,
         _ends=(0, *accumulate(len(graph) for graph in flat)),
         _network_s=tuple(network),

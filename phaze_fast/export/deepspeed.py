@@ -51,6 +51,8 @@ def _missing(request: Request) -> list[Unexpressed]:
         found.append(Unexpressed(f"--shard {spec.shard}", "MiCS shares with ZeRO 3 alone"))
     if spec.seq is not None and spec.seq != request.model.seq:
         found.append(Unexpressed(f"--seq {spec.seq}", "the data say it"))
+    if spec.precision.low:
+        found.append(Unexpressed(f"--precision {spec.precision.name}", "written as bf16"))
     return found
 
 

@@ -32,6 +32,7 @@ _WORDS = (
     "optimizer",
     "sgd_momentum",
 )
+_FORMATS = ("fp8_format", "fp8_recipe", "fp4_format", "fp4_recipe")
 
 
 def comments(names: FlagNames, request: Request, missing: Sequence[Unexpressed]) -> list[str]:
@@ -79,7 +80,7 @@ def read_megatron(text: str, source: str, model: TransformerModel, devices: int 
         if names[key] in options:
             terms[key] = whole(options, names[key], 0)
     terms |= {key: names[key] in options for key in _FLAGS}
-    for key in _WORDS:
+    for key in (*_WORDS, *_FORMATS):
         if options.get(names[key]):
             terms[key] = options[names[key]][0]
     if names["recompute_modules"] in options:

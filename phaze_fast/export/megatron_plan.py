@@ -30,6 +30,16 @@ _OPTIMIZERS: dict[str, Terms] = {
 # ---- written ----
 
 
+_PRECISIONS: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp8": {"fp8_format": "hybrid", "fp8_recipe": "delayed"},
+    "fp8-current": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+    "fp8-block": {"fp8_format": "e4m3", "fp8_recipe": "blockwise"},
+    "mxfp8": {"fp8_format": "e4m3", "fp8_recipe": "mxfp8"},
+    "nvfp4": {"fp4_format": "e2m1", "fp4_recipe": "nvfp4"},
+}
+
+
 def plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     """Say a plan in the terms of Megatron-Core, and what of it they cannot say."""
     spec = request.spec
@@ -49,6 +59,12 @@ def plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     terms |= _stages(request, missing)
     terms |= _sharing(request)
     terms |= _recompute(request, missing)
+    if spec.precision.name in _PRECISIONS:
+        terms |= _PRECISIONS[spec.precision.name]
+    else:
+        missing.append(
+            Unexpressed(f"--precision {spec.precision.name}", "no such recipe; written as bf16")
+        )
     if spec.optimizer in _OPTIMIZERS:
         terms |= _OPTIMIZERS[spec.optimizer]
     else:
@@ -225,6 +241,7 @@ def read_terms(
         "recompute": _read_recompute(terms, model, say),
         "rank_order": "stages-inside" if terms.get("stages_inside") else "replicas-inside",
         "sequence_parallel": bool(terms.get("sequence_parallel")) or tp == 1,
+        "precision": _read_precision(terms, say),
         "optimizer": _read_optimizer(terms, say),
         "idle": "node_devices" in terms,
     }
@@ -341,6 +358,20 @@ def _read_recompute(
             f"{', '.join(names)}"
         )
     return "+".join(names[word] for word in modules)
+
+
+def _read_precision(terms: Mapping[str, Any], say: Callable[[str], str]) -> str:
+    """Read the number format of products; fp8 without a recipe is delayed scaling."""
+    if terms.get("fp4_format"):
+        return "nvfp4"
+    if not terms.get("fp8_format"):
+        return "bf16"
+    recipe = str(terms.get("fp8_recipe") or "delayed")
+    for name, said in _PRECISIONS.items():
+        if said.get("fp8_recipe") == recipe:
+            return name
+    known = ", ".join(s["fp8_recipe"] for s in _PRECISIONS.values() if "fp8_recipe" in s)
+    raise InvalidInputError(f"{say('fp8_recipe')}: {recipe!r} is not accepted; expected {known}")
 
 
 def _read_optimizer(terms: Mapping[str, Any], say: Callable[[str], str]) -> str:

@@ -66,6 +66,8 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         found.append(Unexpressed(f"--optimizer {spec.optimizer}", "written as adam"))
     if model.encoder_layers or model.patches is not None or model.head != "lm":
         found.append(Unexpressed(model.name, "torchtitan has decoders of text; bring your own"))
+    if spec.precision.low:
+        found.append(Unexpressed(f"--precision {spec.precision.name}", "written as bf16"))
     return found
 
 

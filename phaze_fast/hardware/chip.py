@@ -44,7 +44,7 @@ __all__ = [
     "load_chip",
 ]
 
-Dtype = Literal["bf16", "fp16", "fp8", "fp4", "fp32", "tf32"]
+Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8", "fp32", "tf32"]
 """Number formats a tensor core can multiply."""
 
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]

@@ -3,6 +3,7 @@
 from phaze_fast.memory.footprint import (
     FOLDED,
     FRAGMENTATION,
+    INSTANTS,
     SCHEDULES,
     STAGE_DTYPE,
     TERMS,
@@ -25,6 +26,7 @@ from phaze_fast.memory.optimizer import OPTIMIZERS, Optimizer, optimizer
 __all__ = [
     "FOLDED",
     "FRAGMENTATION",
+    "INSTANTS",
     "OPTIMIZERS",
     "SCHEDULES",
     "STAGE_DTYPE",

@@ -21,6 +21,7 @@ from phaze_fast.units import format_bytes
 __all__ = [
     "FOLDED",
     "FRAGMENTATION",
+    "INSTANTS",
     "SCHEDULES",
     "STAGE_DTYPE",
     "TERMS",
@@ -106,6 +107,11 @@ STAGE_DTYPE = np.dtype(
         ("weight_bytes", "f8"),  # per parameter, as the two below
         ("gradient_bytes", "f8"),
         ("state_bytes", "f8"),
+        ("copy_bytes", "f8"),  # of weights in a smaller format, all layers together
+        ("last_parameters", "f8"),  # of what stands after the blocks
+        ("first_parameters", "f8"),  # of the first block and what stands before it
+        ("first_experts", "f8"),  # of those, in experts
+        ("first_stash_bytes", "f8"),  # that these keep
         ("data_parallel", "i8"),
         ("zero", "i4"),
         ("schedule", "i4"),
@@ -113,9 +119,14 @@ STAGE_DTYPE = np.dtype(
         ("stage", "i4"),
         ("microbatches", "i4"),
         ("virtual", "i4"),
+        ("late_gradients", "i4"),  # 1: gradients come with their layer's first backward pass
     ]
 )
-TERMS_DTYPE = np.dtype([(term, "f8") for term in (*TERMS, "total")])
+TERMS_DTYPE = np.dtype([*((term, "f8") for term in (*TERMS, "total")), ("instant", "i8")])
+INSTANTS = ("loss", "backward", "first layer backward", "step")
+"""When a device holds most: as the last forward pass in flight ends, with the loss where there is
+one; as the last layer runs backward; as the first layer of the first micro-batch does; as all
+gradients are there."""
 
 
 def check_chunks(schedule: str, virtual: int) -> None:
@@ -237,11 +248,13 @@ def stage_row(
     row["expert_parallel"] = strategy.expert_parallel
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
     row["stash_bytes"] = stash
-    row["live_bytes"] = max(whole[kind] - kept[kind] for kind in kept)
+    work = {layer.kind: layer.work_bytes for layer in layers}
+    row["live_bytes"] = max(whole[kind] - kept[kind] + work[kind] for kind in kept)
     row["head_bytes"] = head.forward.stashed_bytes() if last and head is not None else 0.0
     row["buffer_bytes"] = _buffers(graph, pipeline)
     row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
     row["state_bytes"] = spec.state_bytes
+    row["copy_bytes"] = sum(layer.copy_bytes for layer in layers)
     row["data_parallel"], row["zero"] = pipeline.data_parallel, pipeline.zero
     row["schedule"] = SCHEDULES.index(pipeline.schedule)
     row["stages"], row["stage"] = pipeline.stages, stage

@@ -52,6 +52,59 @@ def _gathered(zero: int, largest: float, weight_bytes: float, shards: float) -> 
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _copied(size: float, zero: int, held: float, spread: float) -> float:
+    """Bytes that go with the weights, such as their copies in a smaller format."""
+    return size * (spread / held) if zero >= 3 and held > 0.0 else size
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
+def _peak(
+    stash: float,
+    live: float,
+    once: float,
+    buffers: float,
+    late: tuple[float, float, float, float],
+    waiting: float,
+    microbatches: float,
+    lost: float,
+) -> tuple[int, float, float, float, float, float]:
+    """Find the most over the instants of a step, but for what is always there.
+
+    `late` are gradients that are not: all, those after the blocks, those of the first block and
+    what is before it, and what these keep. cpp/src/placement/memory_rule.hpp has the same rule.
+
+    Returns
+    -------
+    instant, activations, live, once, gradients, total
+    """
+    every, last, first, first_stash = late
+    kept, others = waiting * stash, max(waiting - 1.0, 0.0) * stash
+    loss = min(waiting, 1.0) * once
+    share = lost - 1.0
+    before = microbatches > waiting
+    grown = every if before else 0.0
+    moving = kept + loss + buffers
+    found = (0, kept, 0.0, loss, grown, grown + moving + share * moving)
+    grown = every if before else last
+    moving = kept + live + buffers
+    total = grown + moving + share * moving
+    if total > found[5]:
+        found = (1, kept, live, 0.0, grown, total)
+    if before:
+        return found
+    moving = others + first_stash + live + buffers
+    total = every - first + moving + share * moving
+    if total > found[5]:
+        found = (2, others + first_stash, live, 0.0, every - first, total)
+    working = live if waiting > 1.0 else 0.0  # of the second micro-batch
+    moving = others + working + buffers
+    total = every + moving + share * moving
+    if total > found[5]:
+        found = (1 if waiting > 1.0 else 3, others, working, 0.0, every, total)
+    return found
+
+
+@njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
 def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: float) -> None:
     """Write the terms of every row; arrays have the dtypes of `footprint`."""
     for i in range(rows.shape[0]):
@@ -61,25 +114,38 @@ def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: f
         held = row["parameters"]
         spread = _shared(held, row["expert_parameters"], shards, float(row["expert_parallel"]))
         weights = (spread if zero >= 3 else held) * row["weight_bytes"]
+        weights += _copied(row["copy_bytes"], zero, held, spread)
         gradients = (spread if zero >= 2 else held) * row["gradient_bytes"]
         state = (spread if zero >= 1 else held) * row["state_bytes"]
         gathered = _gathered(zero, row["largest_layer"], row["weight_bytes"], shards)
         waiting = _in_flight(
             row["schedule"], row["stages"], row["stage"], row["microbatches"], row["virtual"]
         )
-        activations = waiting * row["stash_bytes"]
-        logits = min(waiting, 1.0) * row["head_bytes"]
+        late = (0.0, 0.0, 0.0, 0.0)
+        if row["late_gradients"]:
+            each, shared = row["gradient_bytes"], zero >= 2
+            last, first = row["last_parameters"], row["first_parameters"]
+            if shared:
+                last /= shards
+                first = _shared(first, row["first_experts"], shards, float(row["expert_parallel"]))
+            late = (gradients, last * each, first * each, row["first_stash_bytes"])
+            gradients = 0.0
         communication = row["buffer_bytes"] + gathered
-        moving = activations + row["live_bytes"] + logits + communication
+        instant, activations, live, logits, grown, total = _peak(
+            row["stash_bytes"], row["live_bytes"], row["head_bytes"], communication, late, waiting,
+            float(row["microbatches"]), 1.0 + fragmentation,
+        )  # fmt: skip
+        moving = activations + live + logits + communication
         out[i]["weights"] = weights
-        out[i]["gradients"] = gradients
+        out[i]["gradients"] = gradients + grown
         out[i]["optimizer"] = state
         out[i]["activations"] = activations
-        out[i]["recompute"] = row["live_bytes"]
+        out[i]["recompute"] = live
         out[i]["logits"] = logits
         out[i]["communication"] = communication
         out[i]["fragmentation"] = fragmentation * moving
-        out[i]["total"] = weights + gradients + state + moving + fragmentation * moving
+        out[i]["total"] = weights + gradients + state + total
+        out[i]["instant"] = instant
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -89,9 +155,10 @@ def _resident(
     strategy: Any,
     training: Any,
     out: np.ndarray[Any, Any],
+    lates: np.ndarray[Any, Any],
     gathers: np.ndarray[Any, Any],
 ) -> None:
-    """Write the state and the gathered weights of one layer of each kind, bytes."""
+    """Write the state, late gradients and gathered weights of one layer of each kind, bytes."""
     sharing = layout["shard"] if layout["shard"] > 0 else layout["data_parallel"]
     shards = float(sharing * strategy["context_parallel"])
     zero = layout["zero"]
@@ -100,14 +167,17 @@ def _resident(
         spread = _shared(
             held, sizes[k]["expert_parameters"], shards, float(strategy["expert_parallel"])
         )
+        gradients = (spread if zero >= 2 else held) * training["gradient_bytes"]
+        lates[k] = gradients if training["late_gradients"] else 0.0
         out[k] = (
             (spread if zero >= 3 else held) * training["weight_bytes"]
-            + (spread if zero >= 2 else held) * training["gradient_bytes"]
+            + (gradients - lates[k])
             + (spread if zero >= 1 else held) * training["state_bytes"]
-        )
+        ) + _copied(sizes[k]["copy_bytes"], zero, held, spread)
         gathers[k] = 0.0
         if sizes[k]["end"] == 0:
-            gathers[k] = _gathered(zero, held, training["weight_bytes"], shards)
+            gathers[k] = sizes[k]["shape_bytes"]
+            gathers[k] += _gathered(zero, held, training["weight_bytes"], shards)
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
@@ -115,10 +185,12 @@ def _packed(
     stop: int,
     last: int,
     waiting: float,
+    microbatches: float,
     room: float,
     order: np.ndarray[Any, Any],
     sizes: np.ndarray[Any, Any],
     resident: np.ndarray[Any, Any],
+    lates: np.ndarray[Any, Any],
     gathers: np.ndarray[Any, Any],
     buffers: float,
     variants: int,
@@ -131,16 +203,26 @@ def _packed(
     first = last
     for v in range(variants):
         state, stash, live, once, gather = 0.0, 0.0, 0.0, 0.0, 0.0
+        every, tail = 0.0, 0.0
         i = last
         while i > stop:
             k = order[i - 1]
+            end = sizes[k]["end"] != 0
             state += resident[k]
             stash += sizes[k]["stash_bytes"][v]
             live = max(live, sizes[k]["live_bytes"][v])
             once += sizes[k]["once_bytes"]
             gather = max(gather, gathers[k])
-            moving = waiting * stash + live + min(waiting, 1.0) * once + buffers + gather
-            if state + lost * moving > room:
+            every += lates[k]
+            if end and i == len(order):
+                tail = lates[k]
+            begun, begun_stash = lates[k], sizes[k]["stash_bytes"][v]
+            if end and i == 1 and last > 1:
+                begun += lates[order[1]]
+                begun_stash += sizes[order[1]]["stash_bytes"][v]
+            late = (every, tail, begun, begun_stash)
+            peak = _peak(stash, live, once, buffers + gather, late, waiting, microbatches, lost)
+            if state + peak[5] > room:
                 break
             i -= 1
         first = min(first, i)
@@ -156,6 +238,7 @@ def _dealt_may_fit(
     counts: np.ndarray[Any, Any],
     sizes: np.ndarray[Any, Any],
     resident: np.ndarray[Any, Any],
+    lates: np.ndarray[Any, Any],
     gathers: np.ndarray[Any, Any],
     buffers: float,
     variants: int,
@@ -163,16 +246,19 @@ def _dealt_may_fit(
 ) -> bool:
     """Whether a stage without ends would fit with the fewest blocks it can be dealt."""
     stages, chunks = layout["stages"], layout["virtual_stages"]
-    blocks, state, gather = 0, np.inf, np.inf
+    blocks, state, gather, late = 0, np.inf, np.inf, np.inf
     for k in range(len(counts)):
         if counts[k] > 0 and sizes[k]["end"] == 0:
             blocks += counts[k]
             state, gather = min(state, resident[k]), min(gather, gathers[k])
+            late = min(late, lates[k])
     least = chunks * (blocks // (stages * chunks)) - (2 if stages <= 2 else 0)
     if least <= 0:
         return True
     stage = 1 if stages > 2 else 0
     waiting = _in_flight(layout["schedule"], stages, stage, layout["microbatches"], chunks)
+    if layout["microbatches"] > waiting:  # gradients of earlier ones are there
+        state += late
     for v in range(variants):
         stash, live = np.inf, np.inf
         for k in range(len(counts)):
@@ -193,6 +279,7 @@ def _room_for_all(
     order: np.ndarray[Any, Any],
     sizes: np.ndarray[Any, Any],
     resident: np.ndarray[Any, Any],
+    lates: np.ndarray[Any, Any],
     gathers: np.ndarray[Any, Any],
     buffers: float,
     variants: int,
@@ -210,8 +297,8 @@ def _room_for_all(
             waiting = _in_flight(layout["schedule"], stages, stages - k, layout["microbatches"], 1)
             last = stages - k + 1
             first = _packed(
-                last - 1, last, waiting, room, order, sizes, resident, gathers, buffers, variants,
-                lost,
+                last - 1, last, waiting, float(layout["microbatches"]), room, order, sizes,
+                resident, lates, gathers, buffers, variants, lost,
             )  # fmt: skip
             if first == last:
                 return False
@@ -249,7 +336,7 @@ def layouts_fit(
         Written: 1 where a layout fits, shape (layouts, rooms).
     """
     kinds = sizes.shape[1] - 1
-    resident, gathers = np.zeros(kinds + 1), np.zeros(kinds + 1)
+    resident, lates, gathers = np.zeros(kinds + 1), np.zeros(kinds + 1), np.zeros(kinds + 1)
     lost = 1.0 + training["fragmentation"]
     own = order.copy()
     counts = np.zeros(kinds, dtype=np.int64)  # layers of each kind
@@ -274,27 +361,28 @@ def layouts_fit(
                 and layouts[r - 1]["shard"] == layout["shard"]
                 and 1 < layouts[r - 1]["stages"] <= stages
             )
-            buffers = strategy["gathered_bytes"]
+            buffers = training["workspace_bytes"] + strategy["gathered_bytes"]
             if stages > 1:
                 buffers += 2.0 * strategy["message_bytes"]
             if not goes_on:
-                _resident(mine, layout, strategy, training, resident, gathers)
+                _resident(mine, layout, strategy, training, resident, lates, gathers)
                 own[-1] = kinds if stages > 1 else order[-1]
                 packed, reach[0] = 0, len(order)
             fits[r, c] = False
             packs = layout["schedule"] == 0 or (layout["schedule"] == 3 and m >= stages)
             if stages > 1 and not packs:
                 fits[r, c] = _dealt_may_fit(
-                    layout, room, counts, mine, resident, gathers, buffers, variants, lost
+                    layout, room, counts, mine, resident, lates, gathers, buffers, variants, lost
                 )
             elif stages <= len(order):
                 while packed < stages:
                     waiting = _in_flight(layout["schedule"], stages, stages - packed - 1, m, 1)
                     reach[packed + 1] = _packed(
-                        0, reach[packed], waiting, room, own, mine, resident, gathers, buffers,
-                        variants, lost,
+                        0, reach[packed], waiting, float(m), room, own, mine, resident, lates,
+                        gathers, buffers, variants, lost,
                     )  # fmt: skip
                     packed += 1
                 fits[r, c] = _room_for_all(
-                    layout, reach, room, own, mine, resident, gathers, buffers, variants, lost
-                )
+                    layout, reach, room, own, mine, resident, lates, gathers, buffers, variants,
+                    lost,
+                )  # fmt: skip

@@ -117,6 +117,12 @@ class TransformerModel(Record):
     elementwise operators."""
     gelu_by_steps: bool = False
     """Whether GELU is computed operator by operator, which keeps what each of them made."""
+    fused_activation: bool = False
+    """Whether a gated activation is one kernel, which keeps what enters it and nothing of its
+    own."""
+    norm_by_steps: bool = False
+    """Whether an RMS norm is computed operator by operator, which keeps its input in fp32 and the
+    scaled rows."""
     loss_passes: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
     """How often a loss that is not one fused kernel moves its fp32 logits through memory, forward
     and backward together; 0 = fused, on bf16 logits."""

@@ -3,6 +3,7 @@
 from phaze_fast.opgraph.builder import Tensor
 from phaze_fast.opgraph.context import BESIDE_RING, RING
 from phaze_fast.opgraph.graph import (
+    FORMATS,
     GROUPS,
     KINDS,
     RECOMPUTE_SETS,
@@ -16,6 +17,7 @@ from phaze_fast.opgraph.strategy import CONTEXT_KINDS, RULES, Rule, Strategy, re
 __all__ = [
     "BESIDE_RING",
     "CONTEXT_KINDS",
+    "FORMATS",
     "GROUPS",
     "KINDS",
     "RECOMPUTE_SETS",

@@ -55,7 +55,7 @@ def attend(w: BlockWriter, prefix: str, x: int, memory: int, causal: bool) -> in
         out = _flash(w, prefix, sent, causal, read, query_bytes)
     else:
         out = _explicit(w, prefix, *sent[:3], causal)
-    builder.keep(f"{prefix}context", query_bytes, out)
+    builder.keep(f"{prefix}context", query_bytes, out, operand="also")
     out = exchange_back(w, prefix, out, float(query_bytes))
     return builder.linear(f"{prefix}proj", out, s.rows, s.query_width, m.hidden, m.out_bias)
 
@@ -183,12 +183,12 @@ def _latent(w: BlockWriter, latent: LatentAttention, prefix: str, x: int, causal
         rank = latent.query_rank
         q = builder.linear(f"{prefix}q-down", x, rows, m.hidden, rank, m.qkv_bias)
         q = w.norm_of(f"{prefix}q-norm", q, rows, rank)
-        builder.keep(f"{prefix}q-latent", ELEMENT_BYTES * rows * rank, q)
+        builder.keep(f"{prefix}q-latent", ELEMENT_BYTES * rows * rank, q, operand="only")
         q = builder.linear(f"{prefix}q-up", q, rows, rank, queries, bias=False)
     wide = latent.kv_rank + latent.rotary_width
     down = builder.linear(f"{prefix}kv-down", x, rows, m.hidden, wide, m.qkv_bias)
     kv = w.norm_of(f"{prefix}kv-norm", down, rows, latent.kv_rank)
-    builder.keep(f"{prefix}kv-latent", ELEMENT_BYTES * rows * latent.kv_rank, kv)
+    builder.keep(f"{prefix}kv-latent", ELEMENT_BYTES * rows * latent.kv_rank, kv, operand="only")
     columns = heads * (latent.plain_width + latent.value_width)
     kv = builder.linear(f"{prefix}kv-up", kv, rows, latent.kv_rank, columns, bias=False)
     turned = heads * latent.rotary_width
@@ -200,6 +200,6 @@ def _latent(w: BlockWriter, latent: LatentAttention, prefix: str, x: int, causal
     sent = exchange(w, prefix, (q, kv, kv), own[0], own[1])
     read, written = (ELEMENT_BYTES * rows * width for width in (2 * queries + values, values))
     out = _flash(w, prefix, sent, causal, read, written, shared)
-    builder.keep(f"{prefix}context", written, out)
+    builder.keep(f"{prefix}context", written, out, operand="also")
     out = exchange_back(w, prefix, out, own[2])
     return builder.linear(f"{prefix}proj", out, rows, values, m.hidden, m.out_bias)

@@ -42,7 +42,7 @@ def _sublayer(
     """
     position = w.model.norm_position
     x = w.norm(f"{name}-norm", skip) if position in ("pre", "sandwich") else skip
-    w.keep_input(name, x)
+    w.keep_input(name, x, routed=name == "ffn" and w.kind.endswith("moe-block"))
     x = w.leave(name, write(w.enter(name, x))) if region else write(x)
     if position in ("output", "sandwich"):
         x = w.norm(f"{name}-output-norm", x)

@@ -7,6 +7,7 @@ its position for the next.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 __all__ = ["ELEMENT_BYTES", "LayerBuilder", "OperatorSpec", "Tensor"]
 
@@ -23,6 +24,10 @@ class Tensor:
     """Operator that makes it, or ``input`` for what enters the layer."""
     statistic: bool = False
     """Whether closed forms leave it out: row statistics, random states, a shared mask."""
+    operand: Literal["", "only", "also"] = ""
+    """Whether a product with weights reads it, and nothing else, or others too."""
+    instead_of: str = ""
+    """Operator in whose place it is kept: where that is computed again, and not otherwise."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class OperatorSpec:
     """Whether gradients that read its output gather it again before they can start."""
     sources: int = 1
     """Of a collective: how many of its inputs, from the first, get gradients."""
+    format: str = ""
+    """Number format of a product's operands; empty: that of activations."""
 
 
 @dataclass
@@ -68,13 +75,26 @@ class LayerBuilder:
         self.specs.append(spec)
         return len(self.specs) - 1
 
-    def keep(self, name: str, size: float, producer: int, statistic: bool = False) -> None:
-        """Note that the output of an operator (or -1, the input) is needed again."""
+    def keep(
+        self,
+        name: str,
+        size: float,
+        producer: int,
+        statistic: bool = False,
+        operand: Literal["", "only", "also"] = "",
+        instead_of: int = -1,
+    ) -> None:
+        """Note that the output of an operator (or -1, the input) is needed again.
+
+        Where it is kept `instead_of` what another operator made, it is needed only to compute that
+        again.
+        """
         while producer >= 0 and self.specs[producer].virtual:  # it is spliced out of the graph
             producer = self.specs[producer].inputs[0]
         if size:
             maker = "input" if producer < 0 else self.specs[producer].name
-            self.kept.append(Tensor(name, int(size), maker, statistic))
+            other = self.specs[instead_of].name if instead_of >= 0 else ""
+            self.kept.append(Tensor(name, int(size), maker, statistic, operand, other))
 
     def linear(self, name: str, x: int, rows: int, inner: int, cols: int, bias: bool) -> int:
         """Add rows x inner times inner x cols."""

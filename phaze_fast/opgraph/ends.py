@@ -5,6 +5,7 @@ from __future__ import annotations
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.strategy import Strategy, shapes
+from phaze_fast.opgraph.writer import keep_norm_input
 
 __all__ = ["embedding_builder", "head_builder"]
 
@@ -67,8 +68,9 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     size = ELEMENT_BYTES * rows * hidden
     x = -1
     if model.final_norm:
-        builder.keep("final-norm-input", size, x)
-        x = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
+        made = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
+        keep_norm_input(builder, "final-norm", model, rows * hidden, x, made)
+        x = made
     if model.head == "mlm":
         builder.keep("transform-input", size, x)
         x = builder.linear("transform", x, rows, hidden, hidden, bias=True)

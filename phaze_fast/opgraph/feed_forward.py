@@ -42,12 +42,15 @@ def _activate(w: BlockWriter, prefix: str, up: int, gate: int, rows: int, width:
     active = builder.vector(
         f"{prefix}activation", "activation", (bent,), rows, width, function=m.activation
     )
-    builder.keep(f"{prefix}activation-output", size, active)
+    relu = m.activation == "relu"
     if not m.gated:
+        builder.keep(f"{prefix}activation-output", size, active, operand="also" if relu else "only")
         return active
+    if not m.fused_activation:
+        builder.keep(f"{prefix}activation-output", size, active)
     builder.keep(f"{prefix}up-output", size, up)
     gated = builder.vector(f"{prefix}multiply", "multiply", (active, up), rows, width, reads=2)
-    builder.keep(f"{prefix}gated", size, gated)
+    builder.keep(f"{prefix}gated", size, gated, operand="only")
     return gated
 
 
@@ -114,7 +117,7 @@ def _routed(w: BlockWriter, moe: MixtureOfExperts, x: int, own_rows: int) -> int
     dispatched = builder.network("dispatch", x, exchange, exchange, after=(router,))
     local, rows = moe.experts // ep, -int(-busy * (sent // moe.experts * ep) // 1)
     width = moe.expert_ffn // w.strategy.expert_width
-    builder.keep("dispatched", ELEMENT_BYTES * local * rows * m.hidden, dispatched)
+    builder.keep("dispatched", ELEMENT_BYTES * local * rows * m.hidden, dispatched, operand="only")
     up = builder.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width)
     gate = -1
     if m.gated:

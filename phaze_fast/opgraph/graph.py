@@ -16,7 +16,16 @@ from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.opgraph.functions import function_code
 from phaze_fast.records import FrozenDict
 
-__all__ = ["GROUPS", "KINDS", "RECOMPUTE_SETS", "UNITS", "OpGraph", "check_recompute", "lay_out"]
+__all__ = [
+    "FORMATS",
+    "GROUPS",
+    "KINDS",
+    "RECOMPUTE_SETS",
+    "UNITS",
+    "OpGraph",
+    "check_recompute",
+    "lay_out",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +35,8 @@ KINDS = (*_COMPUTED[:_BACKWARD_FROM], "collective", *_COMPUTED[_BACKWARD_FROM:])
 """What an operator is: forward kinds, collectives, backward kinds."""
 UNITS = ("TC", "VC", "TC+VC", "NET")
 GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
+FORMATS = ("", "fp8", "fp4", "int8")
+"""Number formats of a product's operands; the first stands for that of activations."""
 _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 
@@ -91,7 +102,9 @@ class OpGraph:
         return sum(
             tensor.bytes
             for tensor in self.tensors
-            if tensor.producer not in again and (statistics or not tensor.statistic)
+            if tensor.producer not in again
+            and (not tensor.instead_of or tensor.instead_of in again)
+            and (statistics or not tensor.statistic)
         )
 
     def recomputed(self, recompute: str | Iterable[str]) -> frozenset[str]:
@@ -186,7 +199,7 @@ def figures(spec: OperatorSpec) -> tuple[Any, ...]:
         spec.causal,
         spec.epilogue,
         function_code(spec.kind, spec.function),
-        0,
+        FORMATS.index(spec.format),
     )
 
 

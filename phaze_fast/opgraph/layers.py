@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import GraphModel, Model, TransformerModel
 from phaze_fast.opgraph.block import block_builder, block_kinds
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
@@ -12,11 +14,16 @@ from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.fusion import fuse
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
+from phaze_fast.opgraph.lifetimes import backward_work_bytes
+from phaze_fast.opgraph.quantise import quantised, quantised_tensors
 from phaze_fast.opgraph.shares import Share, block_share, embedding_share, head_share
 from phaze_fast.opgraph.strategy import Strategy, shapes
 from phaze_fast.opgraph.traced import traced_layers
+from phaze_fast.software import Precision
 
 __all__ = ["Layer", "LayerGraph", "build_op_graphs", "layer_graph"]
+
+_ENDS = ("embedding", "head")
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,15 @@ class Layer:
     """Of one such layer that one device holds; norms and row-wise biases are on every one."""
     expert_parameters: int = 0
     """Of those, the experts', which expert-parallel devices share out: each is on one of them."""
+    copy_bytes: float = 0.0
+    """Of its weights on one device in a smaller format, kept beside them."""
+    cast_bytes: float = 0.0
+    """That one device moves once a step to make those."""
+
+    @cached_property
+    def work_bytes(self) -> float:
+        """Held at most in its backward pass beyond what its forward pass kept."""
+        return backward_work_bytes(self.forward, self.backward)
 
 
 @dataclass(frozen=True)
@@ -82,10 +98,15 @@ def _builders(
     return found, ["embedding", *order, "head"]
 
 
-def _graphs(builder: LayerBuilder, fused: bool) -> tuple[OpGraph, OpGraph]:
+def _graphs(
+    builder: LayerBuilder, fused: bool, precision: Precision | None, width: int
+) -> tuple[OpGraph, OpGraph]:
     """Forward and backward graph of a layer."""
     forward, kept = builder.specs, tuple(builder.kept)
     backward = gradients(builder.specs)
+    if precision is not None:
+        forward, backward = (quantised(way, precision, width) for way in (forward, backward))
+        kept = quantised_tensors(kept, precision)
     if fused:
         forward, kept = fuse(forward, kept)
         backward, _ = fuse(backward, ())
@@ -93,6 +114,13 @@ def _graphs(builder: LayerBuilder, fused: bool) -> tuple[OpGraph, OpGraph]:
         lay_out(f"{builder.name}/forward", forward, kept),
         lay_out(f"{builder.name}/backward", backward, ()),
     )
+
+
+def _copies(share: Share, precision: Precision | None) -> tuple[float, float]:
+    """Bytes of a layer's weights in a smaller format, and those moved to make them."""
+    if precision is None:
+        return 0.0, 0.0
+    return share.device * precision.weight_copies, share.device * precision.weight_casts
 
 
 def _traced_graph(model: GraphModel, strategy: Strategy) -> LayerGraph:
@@ -113,7 +141,12 @@ def _traced_graph(model: GraphModel, strategy: Strategy) -> LayerGraph:
     return LayerGraph(model, strategy, layers, model.order, model.edges, message_bytes=sent / share)
 
 
-def layer_graph(model: Model, strategy: Strategy | None = None, fused: bool = False) -> LayerGraph:
+def layer_graph(
+    model: Model,
+    strategy: Strategy | None = None,
+    fused: bool = False,
+    precision: Precision | None = None,
+) -> LayerGraph:
     """Build the layers of a model as one device runs them.
 
     Parameters
@@ -124,11 +157,15 @@ def layer_graph(model: Model, strategy: Strategy | None = None, fused: bool = Fa
         How a layer is split over devices; by default not at all.
     fused
         Whether element-wise operators are fused onto the matrix products they follow.
+    precision
+        Number format of the blocks' products; by default bf16.
 
     Raises
     ------
     InfeasibleError
         Where the strategy breaks a rule of divisibility.
+    InvalidInputError
+        Where a model that is given by its graph is asked for in fewer bits.
 
     Examples
     --------
@@ -138,17 +175,24 @@ def layer_graph(model: Model, strategy: Strategy | None = None, fused: bool = Fa
     [('embedding', 1), ('block', 96), ('head', 1)]
     """
     strategy = Strategy() if strategy is None else strategy
+    low = precision if precision is not None and precision.low else None
     if isinstance(model, GraphModel):
+        if low is not None:
+            raise InvalidInputError(
+                f"precision: {low.name} is not accepted for {model.name}, which is given by its "
+                "graph; expected bf16 or fp16"
+            )
         return _traced_graph(model, strategy)
     builders, kinds = _builders(model, strategy)
     layers = tuple(
         Layer(
             kind,
             kinds.count(kind),
-            *_graphs(builder, fused),
+            *_graphs(builder, fused, None if kind in _ENDS else low, strategy.tensor_parallel),
             share.whole,
             share.device,
             share.experts,
+            *_copies(share, None if kind in _ENDS else low),
         )
         for kind, share, builder in builders
     )

@@ -12,9 +12,21 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
 from phaze_fast.opgraph.strategy import Shapes, Strategy, shapes
 
-__all__ = ["FLOAT_BYTES", "BlockWriter"]
+__all__ = ["FLOAT_BYTES", "BlockWriter", "keep_norm_input"]
 
 FLOAT_BYTES = 4  # statistics are kept in fp32
+
+
+def keep_norm_input(
+    builder: LayerBuilder, name: str, model: TransformerModel, elements: int, x: int, made: int
+) -> None:
+    """Keep what a norm's gradient reads: its input `x`, or copies that its own operators made."""
+    if model.norm_by_steps:
+        builder.keep(f"{name}-input-fp32", FLOAT_BYTES * elements, made)
+        builder.keep(f"{name}-scaled", ELEMENT_BYTES * elements, made)
+        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x, instead_of=made)
+    else:
+        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x)
 
 
 class BlockWriter:
@@ -83,7 +95,7 @@ class BlockWriter:
     def norm_of(self, name: str, x: int, rows: int, width: int) -> int:
         """Normalise rows of a width."""
         made = self.builder.vector(name, "norm", (x,), rows, width, function=self.model.norm)
-        self.builder.keep(f"{name}-input", ELEMENT_BYTES * rows * width, x)
+        keep_norm_input(self.builder, name, self.model, rows * width, x, made)
         values = 2 if self.model.norm == "layernorm" else 1  # mean and spread, or spread alone
         self.builder.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, made, statistic=True)
         return made
@@ -96,8 +108,11 @@ class BlockWriter:
             self.builder.keep(f"{name}-dropout-mask", rows * hidden, x)
         return self.builder.vector(f"{name}-residual", "residual", (x, skip), rows, hidden, reads=2)
 
-    def keep_input(self, name: str, x: int) -> None:
-        """Keep what a sub-layer's first projections read."""
+    def keep_input(self, name: str, x: int, routed: bool = False) -> None:
+        """Keep what a sub-layer's first projections read, and a router where it is `routed`."""
         self.builder.keep(
-            f"{name}-input", ELEMENT_BYTES * self.shapes.split_rows * self.model.hidden, x
+            f"{name}-input",
+            ELEMENT_BYTES * self.shapes.split_rows * self.model.hidden,
+            x,
+            operand="" if routed else "only",
         )

@@ -18,6 +18,7 @@ from phaze_fast import _core
 from phaze_fast.hardware import Cluster, cluster_record
 from phaze_fast.memory import layouts_fit, optimizer
 from phaze_fast.models import Model
+from phaze_fast.opgraph import Strategy
 from phaze_fast.placement.intervals import plan_interval_s
 from phaze_fast.placement.layouts import (
     Shape,
@@ -38,7 +39,6 @@ from phaze_fast.software import fabric_as_run
 __all__ = ["Placed", "PlanEvaluator"]
 
 Array = np.ndarray[Any, Any]
-
 
 _APART = "tied, uncut: no partition that fits keeps these layers together"
 _NO_DEAL = "memory: no deal of the layers to the chunks of the schedule fits"
@@ -115,7 +115,7 @@ class PlanEvaluator:
         allowed = list(strategies(self.model, self.cluster, training, self.rejected))
         self.strategies_rejected = sum(self.rejected.values())
         for strategy in allowed:
-            first = strategy_sizes(self.model, strategy, modes, 0, training.software)
+            first = self._sized(strategy, modes, 0)
             shape = Shape(
                 devices=devices,
                 inner=first.inner,
@@ -131,10 +131,14 @@ class PlanEvaluator:
                 self.rejected[why] += 1
             for stride, own in _by_expert_stride(first, rows):
                 own["strategy"] = len(sizes)
-                sizes.append(strategy_sizes(self.model, strategy, modes, stride, training.software))
+                sizes.append(self._sized(strategy, modes, stride))
                 parts.append(own)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
         return sizes, layouts
+
+    def _sized(self, strategy: Strategy, modes: tuple[str, ...], stride: int) -> StrategySizes:
+        t = self.training
+        return strategy_sizes(self.model, strategy, modes, stride, t.software, t.precision)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -380,7 +384,7 @@ class PlanEvaluator:
     @cached_property
     def _peak(self) -> float:
         chip = self.cluster.chip
-        return 0.0 if chip is None else chip.peak_flops("bf16")
+        return 0.0 if chip is None else chip.peak_flops(self.training.precision.format)
 
 
 def _coded(sizes: StrategySizes, text: str) -> int:

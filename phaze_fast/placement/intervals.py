@@ -16,11 +16,16 @@ from phaze_fast.documents import parse_text
 from phaze_fast.hardware import Cluster
 from phaze_fast.placement.layouts import node_devices
 from phaze_fast.placement.plans import Plan
+from phaze_fast.software import load_precision
 
 __all__ = ["NOMINAL", "groups_of", "plan_groups", "plan_interval_s", "plan_kind"]
 
 NOMINAL = 0.8
 """Share of measured steps that intervals are meant to cover."""
+
+
+FEWER_BITS = "fewer than 16 bits"
+"""All runs whose products are neither bf16 nor fp16."""
 
 
 def plan_kind(tp: int, pp: int, cp: int, zero: int, devices: int) -> str:
@@ -67,7 +72,13 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """Name the groups that a plan on a cluster belongs to, the most alike first."""
     kind = plan_kind(plan.tp, plan.pp, plan.cp, plan.zero, plan.devices)
     named = "" if cluster.chip is None else cluster.chip.name
-    return groups_of(named, plan.software, plan.devices > node_devices(cluster), kind)
+    precision, software = load_precision(plan.precision), plan.software
+    if precision.low:  # told apart, down to the last but one
+        software = f"{software} in {precision.format}"
+    for group in groups_of(named, software, plan.devices > node_devices(cluster), kind):
+        if group == "all" and precision.low:
+            yield FEWER_BITS
+        yield group
 
 
 def plan_interval_s(plan: Plan, cluster: Cluster) -> tuple[float, float]:

@@ -17,7 +17,14 @@ from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in
 from phaze_fast.placement.training import expert_fields
 from phaze_fast.records import Bytes, Count, Record
-from phaze_fast.software import DEFAULT, SoftwareOrName, load_software
+from phaze_fast.software import (
+    BF16,
+    DEFAULT,
+    PrecisionOrName,
+    SoftwareOrName,
+    load_precision,
+    load_software,
+)
 
 __all__ = ["PlanSpec"]
 
@@ -80,6 +87,9 @@ class PlanSpec(Record):
     """Tokens of a sequence; by default the model's."""
     optimizer: str = "adam"
     """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
+    """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
+    mxfp8, nvfp4, int8."""
     software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
     """What runs the step: a profile, by name or as a file."""
     reserved_bytes: Bytes = 3 * 2**29
@@ -185,7 +195,7 @@ class PlanSpec(Record):
         given = {name: data[name] for name in (*names, "rank_order")}
         given["idle"] = True
         given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
-        later = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap")
+        later = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap", "precision")
         for name in (*later, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
                 given[name] = data[name]

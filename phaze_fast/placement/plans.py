@@ -51,7 +51,9 @@ class Stage:
     load_s: float
     """Seconds per micro-batch, messages included."""
     memory: Mapping[str, float]
-    """Bytes by term."""
+    """Bytes by term, as it holds most."""
+    instant: str
+    """When that is; one of `phaze_fast.memory.INSTANTS`."""
 
     @property
     def memory_bytes(self) -> float:
@@ -68,6 +70,7 @@ class Stage:
             "load_s": self.load_s,
             "memory_bytes": self.memory_bytes,
             "memory": dict(self.memory),
+            "instant": self.instant,
         }
 
     @classmethod
@@ -80,6 +83,7 @@ class Stage:
             recompute=str(data["recompute"]),
             load_s=float(data["load_s"]),
             memory=FrozenDict({term: float(data["memory"][term]) for term in TERMS}),
+            instant=str(data["instant"]),
         )
 
 
@@ -125,6 +129,8 @@ class Plan:
     """Tokens of a sequence."""
     optimizer: str
     """A name of `phaze_fast.memory.OPTIMIZERS`."""
+    precision: str
+    """Number format of the blocks' products, by name."""
     software: str
     """Profile of what runs the step, by name."""
     reserved_bytes: float
@@ -181,9 +187,29 @@ class Plan:
         return max(self.parts_s, key=lambda name: self.parts_s[name])
 
     @property
+    def fullest(self) -> Stage:
+        """The stage whose devices hold most."""
+        return max(self.stages, key=lambda stage: stage.memory_bytes)
+
+    @property
     def memory(self) -> Mapping[str, float]:
-        """Bytes of the fullest device by term."""
-        return max(self.stages, key=lambda stage: stage.memory_bytes).memory
+        """Bytes of the fullest device by term, as it holds most."""
+        return self.fullest.memory
+
+    @property
+    def peak(self) -> Mapping[str, str]:
+        """When the fullest device holds most, and the largest term then.
+
+        Weights and optimiser state, which are always there, do not count.
+        """
+        stage = self.fullest
+        moving = {t: b for t, b in stage.memory.items() if t not in ("weights", "optimizer")}
+        return {"instant": stage.instant, "term": max(moving, key=lambda term: moving[term])}
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Of the fullest device without what its allocator loses: what frameworks report."""
+        return self.memory_bytes - self.memory["fragmentation"]
 
     @property
     def over_bytes(self) -> float:
@@ -209,6 +235,7 @@ class Plan:
         found["interval_s"] = list(self.interval_s)
         found["devices"], found["recompute"] = self.devices, self.recompute
         found["memory"], found["over_bytes"] = dict(self.memory), self.over_bytes
+        found["peak"] = dict(self.peak)
         found["bottleneck"] = self.bottleneck
         if stages:
             found["stages"] = [stage.to_dict() for stage in self.stages]

@@ -73,12 +73,13 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
         sequence_parallel=spec.sequence_parallel,
         reserved_bytes=spec.reserved_bytes,
         software=spec.software,
+        precision=spec.precision,
     )
     stride = strategy.tensor_parallel * strategy.context_parallel
     if spec.rank_order == "stages-inside":
         stride *= spec.pp
     apart = stride if spec.ep > 1 else 0
-    sizes = strategy_sizes(model, strategy, spec.modes, apart, spec.software)
+    sizes = strategy_sizes(model, strategy, spec.modes, apart, spec.software, spec.precision)
     capacity = float(memory_of(cluster.chip).capacity_bytes)
     return PlanEvaluator(model, cluster, training, [capacity], ([sizes], _layout(spec)))
 
@@ -184,6 +185,8 @@ class Predictions(Table):
     """Seconds by what they are spent on."""
     memory: dict[str, Array]
     """Bytes of the fullest device by term."""
+    instant: Array
+    """When that device holds most, a position in `phaze_fast.memory.INSTANTS`."""
     status: Array
     """0 where the plan fits, 1 where it needs more memory than there is, else a code into
     `reasons`."""
@@ -339,7 +342,8 @@ def _predicted(
         if not reasons(model, strategy):
             number[k] = len(sizes)
             stride = t * cp * max(stages, 1) if ep > 1 else 0
-            sizes.append(strategy_sizes(model, strategy, modes, stride, training.software))
+            runs = (training.software, training.precision)
+            sizes.append(strategy_sizes(model, strategy, modes, stride, *runs))
     strategy_of = number[which.reshape(-1)]
     status[good[strategy_of < 0]] = BAD_STRATEGY
     good, strategy_of = good[strategy_of >= 0], strategy_of[strategy_of >= 0]
@@ -382,5 +386,6 @@ def _read(estimates: Array, room: float) -> Predictions:
         energy_j=column(estimates["energy_j"]),
         parts_s={name.removesuffix("_s"): column(parts[name]) for name in parts.dtype.names or ()},
         memory={name: column(memory[name]) for name in memory.dtype.names or ()},
+        instant=column(estimates["instant"]),
         status=column(estimates["status"]),
     )

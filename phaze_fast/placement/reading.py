@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast import _core
-from phaze_fast.memory import SCHEDULES, TERMS
+from phaze_fast.memory import INSTANTS, SCHEDULES, TERMS
 from phaze_fast.opgraph import OpGraph
 from phaze_fast.placement.plans import PARTS, Plan, Stage
 from phaze_fast.placement.recompute import block_mode, recompute_code, recompute_text
@@ -69,6 +69,7 @@ def read_stages(
     """Put the stages of a plan into words and numbers, first to last."""
     count, graph = int(layout["stages"]), sizes.graph
     loads, memory = estimates["load_s"].tolist(), estimates["memory"].tolist()
+    instants = estimates["instant"].tolist()
     each = int(layout["virtual_stages"])
     places = _core.pipeline_chain(int(layout["schedule"]), count, each).tolist()
     stages = []
@@ -87,6 +88,7 @@ def read_stages(
                 recompute=recompute_text(variants[k], sizes.variants),
                 load_s=loads[k],
                 memory=FrozenDict(zip(TERMS, memory[k], strict=True)),
+                instant=INSTANTS[instants[k]],
             )
         )
     return tuple(stages)
@@ -157,6 +159,7 @@ def read_plan(
         sequence_parallel=training.sequence_parallel,
         seq=training.seq or model.seq,
         optimizer=training.optimizer,
+        precision=training.precision.name,
         software=training.software.name,
         reserved_bytes=float(training.reserved_bytes),
         layers_proven=proven,

@@ -12,10 +12,27 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.hardware import energy_table
 from phaze_fast.memory import FRAGMENTATION, Optimizer, context_bytes
-from phaze_fast.models import Model
-from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, LayerGraph, OpGraph, Strategy, layer_graph
+from phaze_fast.models import Model, TransformerModel
+from phaze_fast.opgraph import (
+    CONTEXT_KINDS,
+    GROUPS,
+    KINDS,
+    Layer,
+    LayerGraph,
+    OpGraph,
+    Strategy,
+    layer_graph,
+)
 from phaze_fast.records import FrozenDict
-from phaze_fast.software import DEFAULT, Software, load_software, model_as_run
+from phaze_fast.software import (
+    BF16,
+    DEFAULT,
+    Precision,
+    Software,
+    load_precision,
+    load_software,
+    model_as_run,
+)
 
 __all__ = ["StrategySizes", "strategy_sizes", "training_record"]
 
@@ -42,6 +59,8 @@ def training_record(optimizer: Optimizer, software: Software) -> Array:
     record["contention"] = 1.0 - 1.0 / software.overlap_slowdown
     record["hbm_byte_j"] = prices.hbm_byte_j
     record["network_byte_j"] = prices.network_byte_j
+    record["workspace_bytes"] = software.workspace_bytes
+    record["late_gradients"] = not software.resident_gradients
     return record
 
 
@@ -52,6 +71,8 @@ class StrategySizes:
     graph: LayerGraph
     software: Software
     """What runs them."""
+    precision: Precision
+    """Number format of their products."""
     variants: tuple[str, ...]
     """Ways to run a stage by what is recomputed, least first; each changes something."""
     variant_of: Mapping[str, int]
@@ -109,7 +130,22 @@ def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
     return total
 
 
-def _kind_records(graph: LayerGraph, variants: Sequence[str]) -> Array:
+def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
+    """Bytes of one bf16 gradient for each shape of weights in a layer; all experts have one."""
+    moe = graph.model.moe if isinstance(graph.model, TransformerModel) else None
+    here = 1 if moe is None else max(1, moe.experts // graph.strategy.expert_parallel)
+    whole = layer.device_parameters - layer.expert_parameters
+    return 2.0 * (whole + layer.expert_parameters / here)
+
+
+def _table_bytes(graph: LayerGraph) -> float:
+    """Bytes of the bf16 gradient of the weights that make logits."""
+    head = graph.layers[graph.order[-1]].backward
+    products = head.ops[head.ops["kind"] == KINDS.index("gemm-weight-gradient")]
+    return float(products["write_bytes"].max(initial=0.0))
+
+
+def _kind_records(graph: LayerGraph, variants: Sequence[str], software: Software) -> Array:
     kinds: Array = np.zeros(len(graph.layers), dtype=_core.LAYER_KIND_DTYPE)
     for record, layer in zip(kinds, graph.layers, strict=True):
         end, head = layer.kind in _ENDS, layer.kind == "head"
@@ -118,10 +154,15 @@ def _kind_records(graph: LayerGraph, variants: Sequence[str]) -> Array:
         record["expert_parameters"] = layer.expert_parameters
         record["end"] = end
         record["once_bytes"] = whole if head else 0.0
+        if head and software.gradient_stand_ins:
+            record["once_bytes"] += _table_bytes(graph)
+        record["copy_bytes"], record["cast_bytes"] = layer.copy_bytes, layer.cast_bytes
+        if software.gradient_stand_ins and not end:
+            record["shape_bytes"] = _stand_ins(layer, graph)
         for v, mode in enumerate(variants):
             kept = whole if end else layer.forward.stashed_bytes(mode)
             record["stash_bytes"][v] = 0.0 if head else kept
-            record["live_bytes"][v] = whole - kept
+            record["live_bytes"][v] = 0.0 if end else whole - kept + layer.work_bytes
     return kinds
 
 
@@ -132,6 +173,7 @@ def strategy_sizes(
     recompute: tuple[str, ...],
     expert_stride: int = 0,
     software: Software | None = None,
+    precision: Precision | None = None,
 ) -> StrategySizes:
     """Work out what no chip changes of a model's layers under a strategy; kept for the next call.
 
@@ -145,10 +187,13 @@ def strategy_sizes(
         Ranks between neighbours of an expert-parallel group; 0 = the replicas are neighbours.
     software
         What runs them, by default the default profile.
+    precision
+        Number format of their products, by default bf16.
     """
     used = load_software(DEFAULT) if software is None else software
     model = model_as_run(model, used, strategy.tensor_parallel)
-    graph = layer_graph(model, strategy)
+    formats = load_precision(BF16) if precision is None else precision
+    graph = layer_graph(model, strategy, precision=formats)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
     widths = {"tensor": s.tensor_parallel, "context": s.context_parallel}
@@ -174,9 +219,10 @@ def strategy_sizes(
     return StrategySizes(
         graph=graph,
         software=used,
+        precision=formats,
         variants=variants,
         variant_of=FrozenDict(variant_of),
         expert_stride=expert_stride or s.tensor_parallel * s.context_parallel,
-        kinds=_kind_records(graph, variants),
+        kinds=_kind_records(graph, variants, used),
         record=record,
     )

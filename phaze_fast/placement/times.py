@@ -18,7 +18,7 @@ from phaze_fast.opgraph import GROUPS, Layer
 from phaze_fast.placement.rates import host_s, optimizer_bytes_per_s
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
-from phaze_fast.software import Software, chip_as_run
+from phaze_fast.software import Software, check_precision, chip_as_run
 
 __all__ = [
     "FREE_LEVELS",
@@ -255,6 +255,8 @@ def _priced(
     memory_of(chip)
     if chip is None:
         return
+    for precision in dict.fromkeys(s.precision for s in sizes):
+        check_precision(precision, chip)
     alike: dict[tuple[int | None, Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:

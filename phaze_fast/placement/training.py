@@ -11,7 +11,14 @@ from phaze_fast.memory import OPTIMIZERS, ScheduleName
 from phaze_fast.opgraph import check_recompute
 from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.records import Bytes, Count, Record
-from phaze_fast.software import DEFAULT, SoftwareOrName, load_software
+from phaze_fast.software import (
+    BF16,
+    DEFAULT,
+    PrecisionOrName,
+    SoftwareOrName,
+    load_precision,
+    load_software,
+)
 
 __all__ = ["RANK_ORDERS", "Training", "expert_fields", "recompute_modes"]
 
@@ -115,6 +122,9 @@ class Training(Record):
     rank_order: Literal["auto", "replicas-inside", "stages-inside"] = "auto"
     """Which dimension lies closer together; auto: replicas, and stages too where those of a replica
     fit into a node, whichever is faster."""
+    precision: PrecisionOrName = Field(default_factory=lambda: load_precision(BF16))
+    """Number format of the blocks' products, by name: bf16, fp16, fp8, fp8-current, fp8-block,
+    mxfp8, nvfp4, int8."""
     software: SoftwareOrName = Field(default_factory=lambda: load_software(DEFAULT))
     """What runs the step: a profile, by name or as a file."""
     reserved_bytes: Bytes = 3 * 2**29

@@ -239,7 +239,7 @@ def _binds(plan: Plan) -> list[str]:
     room = f"{format_bytes(left)} free" if left >= 0 else f"{format_bytes(-left)} too much"
     said.append(
         f"memory: stage {fullest} holds {format_bytes(plan.memory_bytes)}, {room}; most of it is "
-        f"{term} ({format_bytes(memory[term])})"
+        f"{term} ({format_bytes(memory[term])}), at the instant: {plan.stages[fullest].instant}"
     )
     return said
 

@@ -20,7 +20,7 @@ from phaze_fast.placement.rates import optimizer_bytes_per_s
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.placement.times import MAX_NODES, FixedParts, KindTimes
 from phaze_fast.schedule import schedule_layers
-from phaze_fast.software import chip_as_run
+from phaze_fast.software import check_precision, chip_as_run
 
 __all__ = [
     "STEPS",
@@ -79,6 +79,7 @@ class PricedChips:
         threads
             At most this many; the answer does not depend on it.
         """
+        check_precision(sizes.precision, like)
         costs = estimate_costs(
             sizes.graph,
             records,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from phaze_fast.hardware import Accelerator, FlatFabric, MeshFabric, TieredFabric, TorusFabric
 from phaze_fast.hardware.chip import Dtype
@@ -37,8 +37,15 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["dropout"] = True
     if model.gelu_new and not software.fused_gelu:
         changed["gelu_by_steps"] = True
-    if software.logit_bytes != 4:
-        changed["logit_bytes"] = software.logit_bytes
+    if software.fused_activation and model.gated:
+        changed["fused_activation"] = True
+    if software.norm_by_steps and model.norm == "rmsnorm":
+        changed["norm_by_steps"] = True
+    logit_bytes = software.logit_bytes
+    if model.head == "mlm" and software.masked_logit_bytes is not None:
+        logit_bytes = software.masked_logit_bytes
+    if logit_bytes != 4:
+        changed["logit_bytes"] = logit_bytes
     if software.loss_passes:
         changed["loss_passes"] = software.loss_passes
     multiple = software.vocabulary_multiple * tensor_parallel
@@ -49,16 +56,16 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
     return model.replace(**changed)
 
 
-def _step_share(chip: Accelerator, dtype: Dtype) -> float:
+def _step_share(chip: Accelerator, dtype: str) -> float:
     """Share of a lone product's rate that the products of a running job keep.
 
     A chip that is limited by power runs at a lower clock, which slows every product down alike. A
     format without a rate of its own loses the share that bf16 loses.
     """
     tuning = chip.tuning
-    if not tuning.step_flops:
+    named = cast(Dtype, dtype if dtype in tuning.step_flops else "bf16")
+    if named not in tuning.step_flops:
         return 1.0
-    named: Dtype = dtype if dtype in tuning.step_flops else "bf16"
     own = tuning.formats.get(named, FormatTuning())
     alone = chip.peak_flops(named) * tuning.clock_factor * (own.efficiency or tuning.efficiency)
     if own.sustained_flops is not None:
@@ -75,7 +82,7 @@ def _slowed(format_tuning: FormatTuning, share: float) -> FormatTuning:
 
 
 @lru_cache(maxsize=512)
-def chip_as_run(chip: Accelerator, software: Software, dtype: Dtype = "bf16") -> Accelerator:
+def chip_as_run(chip: Accelerator, software: Software) -> Accelerator:
     """Give the chip as whole steps see it: rates of a running job, attention by its kernel.
 
     Parameters
@@ -84,8 +91,6 @@ def chip_as_run(chip: Accelerator, software: Software, dtype: Dtype = "bf16") ->
         Whose `tuning.step_flops` says what its products reach for as long as a step takes.
     software
         Whose attention kernel is used.
-    dtype
-        Number format of the products.
 
     Examples
     --------
@@ -97,12 +102,18 @@ def chip_as_run(chip: Accelerator, software: Software, dtype: Dtype = "bf16") ->
     """
     tuning = chip.tuning
     changed: dict[str, Any] = {}
-    share = _step_share(chip, dtype) * software.product_speed.get(chip.name, 1.0)
+    speed_of_products = software.product_speed.get(chip.name, 1.0)
+    share = _step_share(chip, "bf16") * speed_of_products
     if share != 1.0:
         changed["efficiency"] = tuning.efficiency * share
         if tuning.sustained_flops is not None:
             changed["sustained_flops"] = tuning.sustained_flops * share
-        changed["formats"] = {name: _slowed(own, share) for name, own in tuning.formats.items()}
+    formats = {
+        name: _slowed(own, _step_share(chip, name) * speed_of_products)
+        for name, own in tuning.formats.items()
+    }
+    if formats != dict(tuning.formats):
+        changed["formats"] = formats
     if software.functions and tuning.functions:
         changed["functions"] = {**tuning.functions, **software.functions}
     kernels = {str(name): kernel for name, kernel in tuning.attention_kernels.items()}

@@ -92,6 +92,21 @@ class Software(Record):
     it is one fused kernel."""
     logit_bytes: Annotated[int, Field(strict=True, ge=1, le=64)] = 4
     """Bytes that each logit takes while the loss is computed, copies and gradients included."""
+    masked_logit_bytes: Annotated[int, Field(strict=True, ge=1, le=64)] | None = None
+    """The same for models that predict masked tokens, where it differs."""
+    fused_activation: bool = False
+    """Whether activation and gate of a feed-forward are one kernel, which keeps what enters it."""
+    gradient_stand_ins: bool = False
+    """Whether gradients that products add to fp32 buffers themselves leave an empty bf16 one for
+    each shape of weights in a layer, and the logits' weights one while they run backward."""
+    norm_by_steps: bool = False
+    """Whether an RMS norm is a row of operators, which keep an fp32 copy of its input and the
+    scaled rows."""
+    resident_gradients: bool = True
+    """Whether buffers of all gradients are there all the time; else each comes with the first
+    backward pass of its layer and goes with the step."""
+    workspace_bytes: Bytes = 0
+    """That libraries and the process hold on a device beside a step."""
     optimizer: str = "adam"
     """Whose state it keeps unless told otherwise; a name of `phaze_fast.memory.OPTIMIZERS`."""
     fitted: tuple[str, ...] = ()

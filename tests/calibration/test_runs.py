@@ -101,7 +101,6 @@ def test_rows_that_contradict_themselves_are_refused_by_number(change, said):
         ({"model": "Nemotron_3_Nano"}, "Mamba"),
         ({"gpu": "Abacus"}, "Abacus"),
         ({"framework": "Pen and paper"}, "Pen and paper"),
-        ({"precision": "int8"}, "int8"),
     ],
 )
 def test_rows_beyond_the_model_say_why(change, said):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from case_counts import some_or_many
 from oracle_cases import ACTIVATIONS, FIVE, PIPED, random_cases, small_problem, spec_of
-from reference.plan import context_bytes, least_memory, modes_of
+from reference.plan import context_bytes, head_table, least_memory, modes_of, stage_memory
 from reference.plan_layers import Layers, Network
 
 from phaze_fast.memory import (
@@ -21,8 +21,11 @@ from phaze_fast.memory import (
 )
 from phaze_fast.placement import PlanEvaluator, plan, predict
 from phaze_fast.placement.training import recompute_modes
+from phaze_fast.software import DEFAULT, load_software
 
 CLOSE = 1e-9
+PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
+"""Of whose own tensors `footprint` knows nothing."""
 
 # ---- predict and footprint_batch ----
 
@@ -40,6 +43,9 @@ def chunks_of(stage):
 def row_of(layers, spec, stage, k, buffers):
     """A stage of a plan, whatever its layers, as the Numba rule takes it."""
     row = np.zeros(1, dtype=STAGE_DTYPE)
+    model = layers.graph.model
+    table = head_table(model, spec.tp)
+    local = model.moe.experts // spec.ep if model.moe else 1
     held = [layers.parameters(i) for i in stage.layers]
     blocks = [i for i in stage.layers if layers.is_block(i)]
     modes = modes_of(layers, chunks_of(stage), stage.recompute)
@@ -47,7 +53,7 @@ def row_of(layers, spec, stage, k, buffers):
     whole = {i: layers.layer(i).forward.stashed_bytes() for i in stage.layers}
     for i in stage.layers:
         if layers.layer(i).kind == "head":
-            row["head_bytes"] = whole[i]
+            row["head_bytes"] = whole[i] + 2 * table
         elif i not in kept:
             row["stash_bytes"] = whole[i]
     row["parameters"] = sum(mine for mine, _ in held)
@@ -55,8 +61,12 @@ def row_of(layers, spec, stage, k, buffers):
     row["expert_parallel"] = spec.ep
     row["largest_layer"] = max((layers.parameters(i)[0] for i in blocks), default=0)
     row["stash_bytes"] += sum(kept.values())
-    row["live_bytes"] = max((whole[i] - kept[i] for i in blocks), default=0)
-    row["buffer_bytes"] = buffers
+    work = {i: layers.layer(i).work_bytes for i in blocks}
+    row["live_bytes"] = max((whole[i] - kept[i] + work[i] for i in blocks), default=0)
+    each = [layers.parameters(i) for i in blocks]
+    row["buffer_bytes"] = buffers + max(
+        (2 * (all_of - routed + routed / local) for all_of, routed in each), default=0
+    )
     optimizer = OPTIMIZERS[spec.optimizer]
     for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
         row[name] = getattr(optimizer, name)
@@ -96,7 +106,7 @@ def test_even_plans_have_the_footprint_that_users_ask_for():
         model, cluster, specs = random_cases(random.Random(seed), 2)
         for given in specs:
             mode = "full" if given.recompute == "auto" else "none"
-            fields = {"stages": None, "recompute": mode}
+            fields = {"stages": None, "recompute": mode, "software": PLAIN}
             if given.virtual > 1:  # whose chunks footprint does not tell apart
                 fields |= {"schedule": "1f1b", "virtual": 1}
             spec = given.replace(**fields)
@@ -176,6 +186,38 @@ def test_a_layout_fits_where_one_of_all_partitions_does(recompute, cases):
     assert wrong == 0  # of those that are searched; of dealt ones the mark means that they may
     assert dealt > 20 * cases
     assert made_of_dealt > cases
+
+
+LATE = PLAIN.replace(resident_gradients=False, workspace_bytes=123_456)
+
+
+def test_gradients_that_come_late_fit_where_one_of_all_partitions_does():
+    checked, instants = 0, set()
+    for seed in range(40, 52):
+        rows = random.Random(seed).choices(range(100_000), k=8)
+        model, cluster, training = small_problem(seed, MIXED)
+        few = training.replace(schedule=SCHEDULES_TRIED, software=LATE, global_batch=4)
+        for spec, fits, marked, made in needs_and_fits(model, cluster, few, rows):
+            assert marked or not fits, spec
+            assert made in (None, fits), spec
+            assert not (searched(spec) and marked and not fits), spec
+            checked += 1
+            if made:
+                instants |= {s.instant for s in predict(model, cluster, spec).stages}
+    assert checked > 300
+    assert len(instants) >= 3
+
+
+def test_late_gradients_take_what_the_oracle_says():
+    for seed in range(7200, 7220):
+        model, cluster, specs = random_cases(random.Random(seed), 3)
+        for given in specs:
+            spec = given.replace(software=LATE, optimizer="adam-bf16-grad")
+            plan = predict(model, cluster, spec)
+            layers = layers_of(model, cluster, spec)
+            for k, stage in enumerate(plan.stages):
+                expected = stage_memory(model, layers, spec, chunks_of(stage), k, stage.recompute)
+                assert stage.memory == pytest.approx(expected, rel=CLOSE), spec
 
 
 def test_every_stage_of_a_layout_that_fits_has_layers():

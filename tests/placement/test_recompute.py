@@ -268,7 +268,7 @@ def test_a_little_too_much_costs_a_little(lacking):
     found = predict("llama2-7b", short, given)
     assert all_of_it.over_bytes == 0
     assert all_of_it.time_s > 1.1 * plain.time_s
-    assert all_of_it.limit_bytes - all_of_it.stages[0].memory_bytes > 60 * GIB
+    assert all_of_it.limit_bytes - all_of_it.stages[0].memory_bytes > 55 * GIB
     assert found.over_bytes == 0
     assert found.time_s < 1.001 * plain.time_s
     first = found.stages[0]

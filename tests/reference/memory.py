@@ -58,6 +58,10 @@ def stage_terms(row, schedules, fragmentation):
         return (params - experts) * each / d + experts * each / own
 
     weights = shared("weight_bytes", 3)
+    copies = float(row["copy_bytes"])
+    if zero == 3 and params > 0:
+        copies *= ((params - experts) / d + experts / own) / params
+    weights += copies
     gradients = shared("gradient_bytes", 2)
     optimizer = shared("state_bytes", 1)
     waiting = in_flight(
@@ -71,16 +75,61 @@ def stage_terms(row, schedules, fragmentation):
     if zero == 3:
         whole = float(row["largest_layer"]) * float(row["weight_bytes"])
         gathered = 2 * (whole - whole / d)
-    terms = {
-        "weights": weights,
-        "gradients": gradients,
-        "optimizer": optimizer,
-        "activations": waiting * float(row["stash_bytes"]),
-        "recompute": float(row["live_bytes"]),
-        "logits": min(waiting, 1) * float(row["head_bytes"]),
-        "communication": float(row["buffer_bytes"]) + gathered,
-    }
-    moving = sum(terms[t] for t in ("activations", "recompute", "logits", "communication"))
-    terms["fragmentation"] = fragmentation * moving
-    terms["total"] = sum(terms.values())
-    return terms
+    always = {"weights": weights, "optimizer": optimizer}
+    always["communication"] = float(row["buffer_bytes"]) + gathered
+    late = [0.0, 0.0, 0.0]
+    if row["late_gradients"]:
+        each = float(row["gradient_bytes"])
+        last, first = float(row["last_parameters"]), float(row["first_parameters"])
+        if zero >= 2:
+            inside = float(row["first_experts"])
+            last, first = last / d, (first - inside) / d + inside / own
+        late, gradients = [gradients, last * each, first * each], 0.0
+    return peak_terms(
+        always,
+        gradients,
+        late,
+        kept=float(row["stash_bytes"]),
+        first_kept=float(row["first_stash_bytes"]) if row["late_gradients"] else 0.0,
+        live=float(row["live_bytes"]),
+        logits=float(row["head_bytes"]),
+        waiting=waiting,
+        microbatches=int(row["microbatches"]),
+        fragmentation=fragmentation,
+    )
+
+
+def peak_terms(
+    always, gradients, late, kept, first_kept, live, logits, waiting, microbatches, fragmentation
+):
+    """Terms of the instant at which a stage holds most; the earliest of several alike.
+
+    `late` are gradients that come with the first backward pass: all, those after the blocks, those
+    of the first block and what is before it.
+    """
+    everything, tail, head = late
+    others = max(waiting - 1, 0) * kept
+    before = everything if microbatches > waiting else None
+    # activations, recomputed and working, logits, late gradients
+    instants = [
+        (waiting * kept, 0.0, min(waiting, 1) * logits, before or 0.0),
+        (waiting * kept, live, 0.0, tail if before is None else before),
+    ]
+    if before is None:
+        instants.append((others + first_kept, live, 0.0, everything - head))
+        instants.append((others, live if waiting > 1 else 0.0, 0.0, everything))
+    found = None
+    for code, (activations, recompute, loss, grown) in enumerate(instants):
+        terms = {
+            **always,
+            "gradients": gradients + grown,
+            "activations": activations,
+            "recompute": recompute,
+            "logits": loss,
+        }
+        moving = activations + recompute + loss + always["communication"]
+        terms["fragmentation"] = fragmentation * moving
+        terms["total"] = sum(terms.values())
+        if found is None or terms["total"] > found["total"] * (1 + 1e-15):
+            found = {**terms, "instant": 1 if code == 3 and waiting > 1 else code}
+    return found

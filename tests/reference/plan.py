@@ -6,7 +6,9 @@ Every stage is a list of positions; `reference.plan_layers` has the layers and t
 from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, permutations, product
 
+from phaze_fast.memory import TERMS
 from phaze_fast.placement.recompute import RECOMPUTE
+from reference.memory import peak_terms
 from reference.pipeline_events import makespan, simulate
 from reference.plan_layers import Layers, Network
 
@@ -158,46 +160,91 @@ def context_bytes(model, spec, rows):
     return 2 * rows * queries + own  # sent in exchange for heads
 
 
+def first_layers(layers, chunks):
+    """Positions of a stage's first block in the order of the model, and of what is before it."""
+    lowest = min((chunk for chunk in chunks if len(chunk)), key=lambda chunk: chunk[0])
+    found = []
+    for i in lowest:
+        found.append(i)
+        if layers.is_block(i):
+            break
+    return found if layers.is_block(found[-1]) else found[:1]
+
+
+def head_table(model, width):
+    """Weights of a head's largest product on one device."""
+    logits = -(-model.vocab // width)
+    columns = {"none": 0, "classifier": model.classes, "mlm": max(logits, model.hidden)}
+    return model.hidden * columns.get(model.head, logits)
+
+
 def stage_memory(model, layers, spec, chunks, stage, text):
     """Bytes of a device of a stage, by term."""
     opt, zero = layers.optimizer, spec.zero
     modes, positions = modes_of(layers, chunks, text), [i for chunk in chunks for i in chunk]
     held = sum(layers.parameters(i)[0] for i in positions)
     share = sum(layers.share(i) for i in positions)
-    live = logits = largest = 0.0
+    live = logits = largest = stand_ins = 0.0
+    local = model.moe.experts // spec.ep if model.moe else 1
     stashes = dict.fromkeys(positions, 0.0)
     for i in positions:
         forward = layers.layer(i).forward
         kind = layers.layer(i).kind
         if kind == "head":
             logits += forward.stashed_bytes()
+            if spec.software.gradient_stand_ins:
+                logits += 2 * head_table(model, spec.tp)
         elif kind == "embedding":
             stashes[i] = forward.stashed_bytes()
         else:
             kept = forward.stashed_bytes(modes[i])
             stashes[i] = kept
-            live = max(live, forward.stashed_bytes() - kept)
-            largest = max(largest, layers.parameters(i)[0] * opt.weight_bytes)
+            work = layers.layer(i).work_bytes
+            live = max(live, forward.stashed_bytes() - kept + work)
+            whole, routed = layers.parameters(i)
+            largest = max(largest, whole * opt.weight_bytes)
+            if spec.software.gradient_stand_ins:
+                own = 2 * (whole - routed + routed / local)
+                gathered = 2 * whole * opt.weight_bytes * (1 - 1 / layers.shards) * (zero == 3)
+                stand_ins = max(stand_ins, own + gathered)
     rows = spec.microbatch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
     buffers += context_bytes(model, spec, rows)
     if spec.pp > 1:
         buffers += 2 * message_bytes(model, spec)
-    if zero == 3:
+    if spec.software.gradient_stand_ins:
+        buffers += stand_ins
+    elif zero == 3:
         buffers += 2 * largest * (1 - 1 / layers.shards)
-    terms = {
-        "weights": (share if zero >= 3 else held) * opt.weight_bytes,
-        "gradients": (share if zero >= 2 else held) * opt.gradient_bytes,
-        "optimizer": (share if zero >= 1 else held) * opt.state_bytes,
-        "activations": activations(
-            spec, stage, [sum(stashes[i] for i in chunk) for chunk in chunks]
-        ),
-        "recompute": live,
-        "logits": logits,
-        "communication": buffers,
-    }
-    moving = sum(terms[name] for name in ("activations", "recompute", "logits", "communication"))
-    return {**terms, "fragmentation": FRAGMENTATION * moving}
+    resident = (share if zero >= 2 else held) * opt.gradient_bytes
+    late, first_kept = [0.0, 0.0, 0.0], 0.0
+    if not spec.software.resident_gradients:
+        begun = first_layers(layers, chunks)
+        late = [
+            opt.gradient_bytes
+            * sum(layers.share(i) if zero >= 2 else layers.parameters(i)[0] for i in some)
+            for some in (positions, [i for i in positions if layers.layer(i).kind == "head"], begun)
+        ]
+        resident, first_kept = 0.0, sum(stashes[i] for i in begun)
+    buffers += spec.software.workspace_bytes
+    found = peak_terms(
+        {
+            "weights": (share if zero >= 3 else held) * opt.weight_bytes,
+            "optimizer": (share if zero >= 1 else held) * opt.state_bytes,
+            "communication": buffers,
+        },
+        resident,
+        late,
+        kept=activations(spec, stage, [sum(stashes[i] for i in chunk) for chunk in chunks])
+        / in_flight(spec, stage),
+        first_kept=first_kept,
+        live=live,
+        logits=logits,
+        waiting=in_flight(spec, stage),
+        microbatches=spec.global_batch // (spec.dp * spec.microbatch),
+        fragmentation=FRAGMENTATION,
+    )
+    return {term: found[term] for term in TERMS}
 
 
 def recompute_texts(blocks, modes):

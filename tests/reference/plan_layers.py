@@ -12,7 +12,7 @@ from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.placement.recompute import RECOMPUTE
 from phaze_fast.schedule import schedule_layers
-from phaze_fast.software import chip_as_run
+from phaze_fast.software import chip_as_run, model_as_run
 from reference.rank_groups import price_message, price_ranks
 
 MODES = RECOMPUTE
@@ -122,6 +122,12 @@ def graph_of(model, strategy):
     return layer_graph(model, strategy)
 
 
+def _saves_nothing(graph, mode):
+    return all(
+        each.forward.stashed_bytes(mode) == each.forward.stashed_bytes() for each in graph.layers
+    )
+
+
 @cache
 def layer_times(model, strategy, chip, fabric, expert_stride):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
@@ -136,6 +142,8 @@ def layer_times(model, strategy, chip, fabric, expert_stride):
         again = {"none": 0.0, "full": forward}
         for mode in (*MODES[1:-1], "norms", "activations", "gated-product", "norms+activations"):
             chosen = layer.forward.recomputed(mode)
+            if _saves_nothing(graph, mode):  # and is not computed again
+                chosen = frozenset()
             again[mode] = sum(
                 float(s)
                 for s, name in zip(ahead, layer.forward.names, strict=True)
@@ -165,6 +173,7 @@ class Layers:
 
     def __init__(self, model, cluster, spec, network):
         self.spec, self.network = spec, network
+        model = model_as_run(model, spec.software, spec.tp)
         self.strategy = Strategy(
             tensor_parallel=spec.tp,
             sequence_parallel=spec.sequence_parallel and spec.tp > 1,

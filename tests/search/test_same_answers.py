@@ -10,6 +10,10 @@ steps take longer than version 0.1.0 said, never less, with three exceptions:
 - ZB-H1 is played today. On uneven stages the formula was off by up to `ZB_OFF`.
 - Layers that version 0.1.0 had not scheduled optimally, those of encoder-decoders over several
   devices, take up to `SOONER` less.
+
+Bytes are those of an instant today. Version 0.1.0 added up terms that are not there at one time (the
+loss and a layer that is computed again) and left out what a layer's backward pass holds: between
+`LESS` and `MORE` of what it said is held.
 """
 
 from __future__ import annotations
@@ -27,12 +31,13 @@ import pytest
 import phaze_fast as pf
 from phaze_fast.hardware import TieredFabric
 from phaze_fast.models import TransformerModel
+from phaze_fast.software import DEFAULT, Software, load_software
 
 FILE = Path(__file__).parents[1] / "golden" / "v0_1_0_answers.json"
 SAME = 1e-9
 ZB_OFF = 0.013
 SOONER = 0.004
-UNEVEN = 0.003
+LESS, MORE = 0.8, 1.05
 MODES = ("none", "selective", "full")
 LARGE = ["bertlarge", "megatronbert", "opt", "gpt2", "megatrongpt2-54", "megatrongpt2-72", "llama2"]
 TIED_AND_PIPED = "megatrongpt3"
@@ -45,6 +50,12 @@ def recorded() -> Any:
 
 def plan_of(row: list[Any]) -> dict[str, Any]:
     return dict(zip(recorded()["plan_fields"], row, strict=True))
+
+
+@cache
+def software() -> Software:
+    """The default profile without what was learnt since of the tensors that it keeps."""
+    return load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
 
 
 @cache
@@ -65,7 +76,7 @@ def asked(training: dict[str, Any]) -> pf.Training:
     given.setdefault("expert_parallel", 1)
     given.setdefault("shard", "all")
     given.setdefault("context_kind", "all-gather")
-    return pf.Training(**given, recompute_some=False)
+    return pf.Training(**given, recompute_some=False, software=software())
 
 
 def cluster_of(case: dict[str, Any]) -> pf.Cluster:
@@ -216,7 +227,7 @@ def predicted(
     given["global_batch"], given["idle"] = training["global_batch"], True
     if plan["virtual"] == 1:
         given["stages"] = tuple(plan["layers"])
-    given["recompute"] = plan["recompute"]
+    given["recompute"], given["software"] = plan["recompute"], software()
     if plan["recompute"] == "mixed":
         given["recompute"] = recomputed(model, cluster, given)
     return pf.predict(model, cluster, given)
@@ -241,10 +252,7 @@ def hold(
     again = predicted(model, cluster, training, plan)
     slack = slack_of(model, plan)
     assert again.time_s >= plan["time_s"] * (1.0 - slack), plan
-    assert again.memory_bytes >= plan["memory_bytes"] * (1.0 - SAME), plan
-    # The first and last chunks of interleaved stages are larger, which was not counted.
-    slack_bytes = UNEVEN if plan["schedule"] == "interleaved" else SAME
-    assert again.memory_bytes == pytest.approx(plan["memory_bytes"], rel=slack_bytes), plan
+    assert LESS < again.memory_bytes / plan["memory_bytes"] < MORE, plan
     if mended(model, cluster, plan) or hidden(training):
         return False, again
     assert again.time_s == pytest.approx(plan["time_s"], rel=slack), plan
@@ -299,8 +307,7 @@ def hold_small(number: int) -> int:
         assert new.index == old["index"]
         assert new.time_s == pytest.approx(old["time_s"], rel=SAME)
         assert new.energy_j == pytest.approx(old["energy_j"], rel=SAME)
-        slack_bytes = UNEVEN if was["schedule"] == "interleaved" else SAME
-        assert new.plan.memory_bytes == pytest.approx(was["memory_bytes"], rel=slack_bytes)
+        assert LESS < new.plan.memory_bytes / was["memory_bytes"] < MORE
         assert shape_of(found_of(new.plan)) == shape_of(was)
     # No answer is slower than that of version 0.1.0 by today's clock, nor faster than it was said
     # to be, unless by plans that there were not.

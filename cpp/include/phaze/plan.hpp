@@ -35,8 +35,11 @@ struct LayerKindRecord {
   double parameters;
   double expert_parameters;  // of those, the routed experts'
   double stash_bytes[kMaxVariants];
-  double live_bytes[kMaxVariants];  // while one layer is recomputed
+  double live_bytes[kMaxVariants];  // while one layer is recomputed and runs backward
   double once_bytes;                // kept once, however many micro-batches are in flight
+  double copy_bytes;                // of weights in a smaller format, beside the weights
+  double cast_bytes;                // moved once a step to make them
+  double shape_bytes;               // held once for all layers of the kind on a device
   std::int32_t end;                 // 1: embedding or head, 0: block
   std::int32_t unused;
 };
@@ -94,6 +97,9 @@ struct TrainingRecord {
   double contention;     // of a second in which gradients or weights move, what work beside loses
   double hbm_byte_j;
   double network_byte_j;
+  double workspace_bytes;       // that libraries hold whatever runs
+  std::int32_t late_gradients;  // 1: a gradient is there from its layer's first backward pass on
+  std::int32_t unused;
 };
 
 struct PlanProblem {
@@ -195,7 +201,15 @@ struct PlanParts {
 // collectives of expert groups, of context groups, of tensor groups, and the host.
 inline constexpr std::size_t kFreeLevels = 4;
 
-// Bytes of one device by term.
+// When a device holds most.
+enum class PeakInstant : std::int32_t {
+  kLoss = 0,      // the last forward pass in flight has ended, with the loss where there is one
+  kBackward = 1,  // the last layer of a micro-batch runs backward
+  kFirst = 2,     // the first layer of the first micro-batch runs backward
+  kStep = 3,      // all gradients are there
+};
+
+// Bytes of one device by term, at that instant.
 struct MemoryTerms {
   double weights;
   double gradients;
@@ -222,11 +236,15 @@ struct PlanEstimate {
   double max_load_s;     // of the slowest stage, per micro-batch
   std::int32_t fullest;  // stage
   std::int32_t status;   // PlanStatus
+  std::int32_t instant;  // PeakInstant of the fullest stage
+  std::int32_t unused;
 };
 
 struct StageEstimate {
   double load_s;  // per micro-batch, messages included
   MemoryTerms memory;
+  std::int32_t instant;  // PeakInstant
+  std::int32_t unused;
 };
 
 // The partition of a plan: positions where chunks begin (stages x virtual_stages + 1 of them, chunk

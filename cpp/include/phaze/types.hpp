@@ -162,7 +162,7 @@ struct OperatorRecord {
   std::int32_t causal;      // 1 where attention leaves out half of its products
   std::int32_t epilogue;    // element-wise operators fused onto the product
   std::int32_t function;    // position in the opgraph package's list of vector functions
-  std::int32_t reserved;    // keeps the record free of hidden padding
+  std::int32_t format;      // position in the opgraph package's list of number formats
 };
 
 }  // namespace phaze

@@ -60,8 +60,6 @@ struct StateBytes {
   double weights;
   double gradients;
   double optimizer;
-
-  double sum() const noexcept { return weights + gradients + optimizer; }
 };
 
 inline StateBytes state_bytes(const TrainingRecord& training, int zero, double parameters,
@@ -69,6 +67,11 @@ inline StateBytes state_bytes(const TrainingRecord& training, int zero, double p
   return {training.weight_bytes * (zero >= 3 ? shared : parameters),
           training.gradient_bytes * (zero >= 2 ? shared : parameters),
           training.state_bytes * (zero >= 1 ? shared : parameters)};
+}
+
+// Bytes that go with the weights of a layer, such as their copies in a smaller format.
+inline double copied_weights(double bytes, int zero, double parameters, double shared) noexcept {
+  return zero >= 3 && parameters > 0.0 ? bytes * (shared / parameters) : bytes;
 }
 
 // The layer at work and the one fetched ahead of it are whole for a moment.
@@ -85,8 +88,53 @@ struct MovingBytes {
   double buffers;  // of collectives and messages, gathered weights included
 };
 
-inline double moving_bytes(const MovingBytes& m, double in_flight) noexcept {
-  return in_flight * m.stash + m.live + std::min(in_flight, 1.0) * m.once + m.buffers;
+// Gradients of a stage that are not there all the time, bytes.
+struct LateGradients {
+  double all;          // of all its layers
+  double last;         // of what stands after its blocks
+  double first;        // of its first block and what stands before it
+  double first_stash;  // that those keep of one micro-batch
+};
+
+// What a stage holds at its fullest besides what is always there.
+struct PeakBytes {
+  PeakInstant instant;
+  double activations;
+  double live;
+  double once;
+  double gradients;
+  double lost;   // by the allocator
+  double total;  // of all these and the buffers
+};
+
+// The most over the instants of a step. Activations of all micro-batches in flight are there when
+// the last of their forward passes ends; from then on gradients come as activations go, and after
+// the first backward pass all are there, which is before that instant where there are more
+// micro-batches than fit in flight. `share` is what an allocator loses.
+inline PeakBytes peak_bytes(const MovingBytes& m, const LateGradients& g, double in_flight,
+                            double microbatches, double share) noexcept {
+  const double stash = in_flight * m.stash;
+  const double once = std::min(in_flight, 1.0) * m.once;
+  const double others = std::max(in_flight - 1.0, 0.0) * m.stash;
+  const bool all = microbatches > in_flight;
+  PeakBytes found{PeakInstant::kLoss, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0};
+  const auto offer = [&](PeakInstant instant, double kept, double live, double loss,
+                         double gradients) {
+    const double moving = kept + live + loss + m.buffers;
+    const double sum = gradients + moving + share * moving;
+    if (sum > found.total) found = {instant, kept, live, loss, gradients, share * moving, sum};
+  };
+  offer(PeakInstant::kLoss, stash, 0.0, once, all ? g.all : 0.0);
+  offer(PeakInstant::kBackward, stash, m.live, 0.0, all ? g.all : g.last);
+  if (!all) {
+    offer(PeakInstant::kFirst, others + g.first_stash, m.live, 0.0, g.all - g.first);
+    if (in_flight > 1.0) {  // the second micro-batch
+      offer(PeakInstant::kBackward, others, m.live, 0.0, g.all);
+    } else {
+      offer(PeakInstant::kStep, 0.0, 0.0, 0.0, g.all);
+    }
+  }
+  return found;
 }
 
 }  // namespace phaze

@@ -15,6 +15,7 @@ std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 struct StageSum {
   double load_s = 0.0;  // messages included
   MemoryTerms memory{};
+  std::int32_t instant = 0;
 };
 
 class Estimator {
@@ -40,8 +41,9 @@ class Estimator {
         found.memory_bytes = bytes;
         found.memory = own.memory;
         found.fullest = k;
+        found.instant = own.instant;
       }
-      if (stages != nullptr) stages->push_back({own.load_s, own.memory});
+      if (stages != nullptr) stages->push_back({own.load_s, own.memory, own.instant, 0});
     }
     const PlanSolver::Played played = solver_.play(partition_);
     found.time_s = played.step_s + played.tail_s + row_.exchange_s;
@@ -107,7 +109,13 @@ class Estimator {
     });
     moving.buffers = space_.buffer_bytes(row_) + gather;
     moving.stash = solver_.stash_bytes(partition_, k, way);
-    own.memory = terms(state, moving, k);
+    const LateGradients late = solver_.late_gradients(partition_, k, way);
+    const PeakBytes peak = sums.peak(moving, late, k);
+    own.memory = {state.weights,   state.gradients + peak.gradients,
+                  state.optimizer, peak.activations,
+                  peak.live,       peak.once,
+                  moving.buffers,  peak.lost};
+    own.instant = static_cast<std::int32_t>(peak.instant);
     return own;
   }
 
@@ -119,8 +127,9 @@ class Estimator {
         shared_parameters(size.parameters, size.expert_parameters, frame_.shards,
                           static_cast<double>(space_.strategies[at(l.strategy)].expert_parallel));
     const StateBytes bytes = state_bytes(space_.training, l.zero, size.parameters, shared);
-    state->weights += bytes.weights;
-    state->gradients += bytes.gradients;
+    state->weights +=
+        bytes.weights + copied_weights(size.copy_bytes, l.zero, size.parameters, shared);
+    if (space_.training.late_gradients == 0) state->gradients += bytes.gradients;
     state->optimizer += bytes.optimizer;
   }
 
@@ -147,14 +156,6 @@ class Estimator {
     parts->imbalance_s = m * (most - mean);
     parts->bubble_s = played.step_s - m * most;
     parts->optimizer_s = played.tail_s;
-  }
-
-  MemoryTerms terms(const StateBytes& state, const MovingBytes& moving, int k) const {
-    const double in_flight = solver_.sums().in_flight(k);
-    return {state.weights,   state.gradients,
-            state.optimizer, in_flight * moving.stash,
-            moving.live,     std::min(in_flight, 1.0) * moving.once,
-            moving.buffers,  space_.training.fragmentation * moving_bytes(moving, in_flight)};
   }
 
   // Operators on the chip and what flows whatever runs, the optimiser's traffic to HBM, and the

@@ -17,6 +17,7 @@ bool good(double value) noexcept { return std::isfinite(value) && value >= 0.0; 
 
 bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
   bool fine = good(kind.parameters) && good(kind.expert_parameters) && good(kind.once_bytes) &&
+              good(kind.copy_bytes) && good(kind.cast_bytes) && good(kind.shape_bytes) &&
               kind.expert_parameters <= kind.parameters;
   for (int v = 0; v < variants; ++v) {
     fine = fine && good(kind.stash_bytes[v]) && good(kind.live_bytes[v]);
@@ -34,7 +35,8 @@ bool good_strategy(const StrategyRecord& s) noexcept {
 bool good_training(const TrainingRecord& t) noexcept {
   return good(t.weight_bytes) && good(t.gradient_bytes) && good(t.state_bytes) &&
          good(t.fragmentation) && good(t.bucket_bytes) && good(t.hbm_byte_j) &&
-         good(t.network_byte_j) && good(t.contention) && t.contention < 1.0;
+         good(t.network_byte_j) && good(t.workspace_bytes) && good(t.contention) &&
+         t.contention < 1.0;
 }
 
 bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
@@ -350,9 +352,16 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const double weights_s =
       zero >= 1 ? seconds(CollectiveOp::kAllGather, training.weight_bytes) : 0.0;
   const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
-  frame->resident_bytes.push_back(state_bytes(training, zero, size.parameters, shared).sum());
+  const StateBytes state = state_bytes(training, zero, size.parameters, shared);
+  const bool late = training.late_gradients != 0;
+  frame->resident_bytes.push_back(state.weights + state.optimizer +
+                                  copied_weights(size.copy_bytes, zero, size.parameters, shared) +
+                                  (late ? 0.0 : state.gradients));
+  frame->late_bytes.push_back(late ? state.gradients : 0.0);
   frame->gather_bytes.push_back(
-      size.end != 0 ? 0.0 : gathered_weights_bytes(training, zero, size.parameters, frame->shards));
+      size.end != 0 ? 0.0
+                    : size.shape_bytes +
+                          gathered_weights_bytes(training, zero, size.parameters, frame->shards));
   const double reduced_s = seconds(
       zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter, training.gradient_bytes);
   double paired_s = 0.0;
@@ -366,13 +375,15 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
                           across(experts, sharing / s.expert_parallel) + paired_s);
   frame->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
   frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
-  frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved);
+  frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved +
+                              copied_weights(size.cast_bytes, zero, size.parameters, shared));
   frame->shared_s.push_back(zero == 1 || zero == 2 ? weights_s : 0.0);
 }
 
 double PlanSpaceImpl::buffer_bytes(const PlanRow& row) const noexcept {
   const StrategyRecord& s = strategies[at(row.layout.strategy)];
-  return s.gathered_bytes + (row.layout.stages > 1 ? 2.0 * s.message_bytes : 0.0);
+  return training.workspace_bytes + s.gathered_bytes +
+         (row.layout.stages > 1 ? 2.0 * s.message_bytes : 0.0);
 }
 
 }  // namespace phaze

@@ -126,8 +126,26 @@ double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecom
   }
   moving.buffers += gather;
   moving.stash = stash_bytes(partition, stage, way);
-  return resident +
-         (1.0 + space_->training.fragmentation) * moving_bytes(moving, sums_.in_flight(stage));
+  return resident + sums_.peak(moving, late_gradients(partition, stage, way), stage).total;
+}
+
+// Of several chunks, the first of the model is the last to run backward.
+LateGradients PlanSolver::late_gradients(const Partition& partition, int stage,
+                                         StageRecompute way) const {
+  LateGradients found{0.0, 0.0, 0.0, 0.0};
+  std::size_t lowest = at(space_->layers);
+  for (int c = 0; c < row_->layout.virtual_stages; ++c) {
+    const std::size_t chunk = at(chain_of(stage, c));
+    const LateGradients own =
+        sums_.late_gradients(way, partition.cuts[chunk], partition.cuts[chunk + 1]);
+    found.all += own.all;
+    found.last += own.last;
+    if (chunk >= lowest) continue;
+    lowest = chunk;
+    found.first = own.first;
+    found.first_stash = own.first_stash;
+  }
+  return found;
 }
 
 std::int32_t PlanSolver::recompute_chunks(const Partition& partition, int stage,

@@ -27,14 +27,16 @@ class RoomForBlocks {
     std::fill_n(live_, kMaxVariants, std::numeric_limits<double>::infinity());
     for (int k = 0; k < space.kinds; ++k) {
       const LayerKindRecord& size = space.size_of(strategy, k);
-      const double held = frame.resident_bytes[PlanSpaceImpl::at(k)] + lost * size.once_bytes;
+      const double held = frame.resident_bytes[PlanSpaceImpl::at(k)];
+      once_ += space.last_count[PlanSpaceImpl::at(k)] * lost * size.once_bytes;
       first_ += space.first_count[PlanSpaceImpl::at(k)] * held;
       last_ += space.last_count[PlanSpaceImpl::at(k)] * held;
       for (int v = 0; v < variants_; ++v) {
         first_stash_[v] += space.first_count[PlanSpaceImpl::at(k)] * lost * size.stash_bytes[v];
       }
       if (space.block_count[PlanSpaceImpl::at(k)] == 0) continue;
-      alike_ = space.block_count[PlanSpaceImpl::at(k)] == space.blocks;
+      alike_ = space.block_count[PlanSpaceImpl::at(k)] == space.blocks &&
+               space.training.late_gradients == 0;
       resident_ = std::min(resident_, frame.resident_bytes[PlanSpaceImpl::at(k)]);
       gather = std::min(gather, frame.gather_bytes[PlanSpaceImpl::at(k)]);
       for (int v = 0; v < variants_; ++v) {
@@ -63,10 +65,11 @@ class RoomForBlocks {
     double left = left_;
     if (first) left -= first_ + in_flight * first_stash_[v];
     if (last) left -= last_;
+    const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
     const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
-    const double fit = (left - live_[v]) / each * kRoomy;
+    const double fit = (left - std::max(live_[v], loss)) / each * kRoomy;
     const double none =
-        left >= 0.0 ? 0.0 : -std::numeric_limits<double>::infinity();  // a stage of ends alone
+        left >= loss ? 0.0 : -std::numeric_limits<double>::infinity();  // a stage of ends alone
     return std::min(std::max(fit, none), static_cast<double>(blocks_));
   }
 
@@ -79,10 +82,11 @@ class RoomForBlocks {
     for (int v = 0; v < variants_; ++v) {
       const double fixed = ends + (first ? in_flight * first_stash_[v] : 0.0) + buffers_;
       const double each = resident_ + in_flight * stash_[v];
-      const double live = least > 0.0 ? live_[v] : 0.0;
-      const double needed = fixed + live + least * each;
+      const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
+      const double needed = fixed + std::max(least > 0.0 ? live_[v] : 0.0, loss) + least * each;
       found = std::min(found, v == 0 ? needed : std::max(needed, filled(in_flight)));
-      if (v == 0 && alike_ && fixed + live_[v] + most * each <= left_ + buffers_) break;
+      const double all = fixed + std::max(live_[v], loss) + most * each;
+      if (v == 0 && alike_ && all <= left_ + buffers_) break;
     }
     return found;
   }
@@ -93,7 +97,8 @@ class RoomForBlocks {
     for (int v = 0; v < variants_; ++v) {
       const double needed = buffers_ + live_[v] + even * (resident_ + stash_[v]);
       found = std::min(found, v == 0 ? needed : std::max(needed, filled(most_in_flight)));
-      const double all = live_[v] + most * (resident_ + most_in_flight * stash_[v]);
+      const double all =
+          std::max(live_[v], once_) + most * (resident_ + most_in_flight * stash_[v]);
       if (v == 0 && alike_ && first_ + last_ + most_in_flight * first_stash_[v] + all <= left_)
         break;
     }
@@ -133,12 +138,13 @@ class RoomForBlocks {
   int blocks_;
   bool some_blocks_;
   int variants_ = 1;
-  bool alike_ = false;  // all blocks are of one kind
+  bool alike_ = false;  // all blocks are of one kind, and a stage's bytes are known by their number
   double left_ = 0.0;
   double buffers_ = 0.0;
   double resident_ = std::numeric_limits<double>::infinity();
   double first_ = 0.0;
   double last_ = 0.0;
+  double once_ = 0.0;  // of the last stage, while the loss is computed
   double stash_[kMaxVariants];
   double live_[kMaxVariants];
   double first_stash_[kMaxVariants] = {};

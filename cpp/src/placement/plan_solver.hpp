@@ -69,6 +69,7 @@ class PlanSolver {
   // Activations of a stage at its worst moment, in micro-batches' worth of all its chunks: as many
   // as are in flight; more where chunks differ and the moment holds more of the larger ones.
   double stash_bytes(const Partition& partition, int stage, StageRecompute way) const;
+  LateGradients late_gradients(const Partition& partition, int stage, StageRecompute way) const;
 
  private:
   struct Tail {

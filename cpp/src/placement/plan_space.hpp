@@ -36,7 +36,8 @@ inline double rounds_of(const LayoutRecord& layout) noexcept {
 // where there are several stages.
 struct PlanFrame {
   std::vector<double> resident_bytes;
-  std::vector<double> gather_bytes;  // before an allocator's losses
+  std::vector<double> late_bytes;    // of gradients that are not there all the time
+  std::vector<double> gather_bytes;  // of one layer at a time, before an allocator's losses
   std::vector<double> sync_s;        // of gradients, once in a step
   std::vector<double> each_s;        // of gradients that go with every micro-batch; else zeros
   std::vector<double> fetch_s;       // of weights that come layer by layer; zeros where they stay

@@ -17,7 +17,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
   const std::size_t width = at(layers_) + 1;
   for (auto* sums : {&backward_, &stash_}) sums->resize(at(variants_) * width);
   for (auto* sums :
-       {&forward_, &resident_, &once_, &sync_, &step_, &weight_grad_, &plain_, &work_}) {
+       {&forward_, &resident_, &late_, &once_, &sync_, &step_, &weight_grad_, &plain_, &work_}) {
     sums->resize(width);
     (*sums)[0] = 0.0;
   }
@@ -46,6 +46,7 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
     if (zero >= 3) forward = beside(forward, frame_->fetch_s[kind], contention);
     forward_[n + 1] = forward_[n] + forward;
     resident_[n + 1] = resident_[n] + frame_->resident_bytes[kind];
+    late_[n + 1] = late_[n] + frame_->late_bytes[kind];
     once_[n + 1] = once_[n] + space.size_of(strategy, static_cast<int>(kind)).once_bytes;
     sync_[n + 1] = sync_[n] + frame_->sync_s[kind];
     step_[n + 1] =
@@ -124,7 +125,24 @@ double PlanSums::gather_bytes(int i, int j) const noexcept {
 double PlanSums::bytes(StageRecompute r, int i, int j, int stage) const noexcept {
   const MovingBytes moving{stash_bytes(r, i, j), live_bytes(r, i, j), once_bytes(i, j),
                            buffers_ + gather_bytes(i, j)};
-  return resident_bytes(i, j) + lost_ * moving_bytes(moving, in_flight_[at(stage)]);
+  return resident_bytes(i, j) + peak(moving, late_gradients(r, i, j), stage).total;
+}
+
+LateGradients PlanSums::late_gradients(StageRecompute r, int i, int j) const noexcept {
+  const int first = std::min(std::max(i, space_->first_block) + 1, j);
+  return {part(late_, 0, i, j), part(late_, 0, std::min(std::max(i, space_->last_block), j), j),
+          part(late_, 0, i, first), first_stash(r, i, j, first)};
+}
+
+double PlanSums::first_stash(StageRecompute r, int i, int j, int first) const noexcept {
+  const int border = std::min(border_of(r, i, j), first);
+  return part(stash_, r.more, i, border) + part(stash_, r.rest, border, first);
+}
+
+PeakBytes PlanSums::peak(const MovingBytes& moving, const LateGradients& late,
+                         int stage) const noexcept {
+  return peak_bytes(moving, late, in_flight_[at(stage)],
+                    static_cast<double>(row_->layout.microbatches), lost_ - 1.0);
 }
 
 StagePass PlanSums::pass(StageRecompute r, int i, int j, int stage) const noexcept {

@@ -25,6 +25,7 @@ class PlanSums {
     return part(stash_, r.more, i, border) + part(stash_, r.rest, border, j);
   }
   double resident_bytes(int i, int j) const noexcept { return part(resident_, 0, i, j); }
+  double late_bytes(int i, int j) const noexcept { return part(late_, 0, i, j); }
   double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
   double sync_s(int i, int j) const noexcept { return part(sync_, 0, i, j); }
   double step_s(int i, int j) const noexcept { return part(step_, 0, i, j); }
@@ -49,6 +50,9 @@ class PlanSums {
 
   // All bytes of stage number `stage`, layers i..j, in a variant.
   double bytes(StageRecompute r, int i, int j, int stage) const noexcept;
+  LateGradients late_gradients(StageRecompute r, int i, int j) const noexcept;
+  // What a stage holds at its fullest besides what is always there.
+  PeakBytes peak(const MovingBytes& moving, const LateGradients& late, int stage) const noexcept;
   // The stage as the pipeline's clock sees it.
   StagePass pass(StageRecompute r, int i, int j, int stage) const noexcept;
   // Blocks of a chunk.
@@ -67,6 +71,7 @@ class PlanSums {
     return sums[first + at(j)] - sums[first + at(i)];
   }
   double live_of(int v, int i, int j) const noexcept;
+  double first_stash(StageRecompute r, int i, int j, int first) const noexcept;
   void add_kinds();
   void add_in_flight();
 
@@ -77,9 +82,9 @@ class PlanSums {
   int variants_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;
-  double lost_ = 1.0;                     // 1 + an allocator's losses
+  double lost_ = 1.0;                     // 1 + what an allocator loses
   std::vector<double> backward_, stash_;  // [variant][position]
-  std::vector<double> forward_, resident_, once_, sync_, step_, weight_grad_, plain_, work_;
+  std::vector<double> forward_, resident_, late_, once_, sync_, step_, weight_grad_, plain_, work_;
   std::vector<double> in_flight_;         // by stage
   std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
   std::vector<std::int32_t> kind_count_;  // [of held_kinds_][position]

@@ -65,9 +65,9 @@ void build(Case& c, std::mt19937& random) {
     c.to.push_back(i + 1);
   }
   c.strategies = {{1, 1, 1, 1, 1e6, 0.0, draw(0, 1) * 2e5, 1e6, 2, 0}};
-  LayerKindRecord embedding{3e5, 0.0, {1e5, 1e5}, {0.0, 0.0}, 0.0, 1, 0};
-  LayerKindRecord block{1e6, 0.0, {4e6, 5e5}, {0.0, 3.5e6}, 0.0, 0, 0};
-  LayerKindRecord head{3e5, 0.0, {0.0, 0.0}, {0.0, 0.0}, 2e6, 1, 0};
+  LayerKindRecord embedding{3e5, 0.0, {1e5, 1e5}, {0.0, 0.0}, 0.0, 0.0, 0.0, 0.0, 1, 0};
+  LayerKindRecord block{1e6, 0.0, {4e6, 5e5}, {0.0, 3.5e6}, 0.0, 0.0, 0.0, 0.0, 0, 0};
+  LayerKindRecord head{3e5, 0.0, {0.0, 0.0}, {0.0, 0.0}, 2e6, 0.0, 0.0, 0.0, 1, 0};
   c.sizes = {embedding, block, head};
   const int codes[] = {0, 2, 3};
   for (int k = 0; k < 12; ++k) {
@@ -131,7 +131,7 @@ void one_case(unsigned seed) {
   std::mt19937 random(seed);
   Case c;
   build(c, random);
-  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8};
+  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 0.0, 0, 0};
   const PlanProblem problem{c.fabric, 8,  training,     3,       c.order,  c.from, c.to,
                             {},       {}, c.strategies, c.sizes, c.layouts};
   const std::vector<double> rooms{c.room};
@@ -193,7 +193,7 @@ void refuses_nonsense() {
   std::mt19937 random(1);
   Case c;
   build(c, random);
-  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8};
+  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 0.0, 0, 0};
   const auto built = [&](const std::vector<LayoutRecord>& layouts) {
     const PlanProblem problem{c.fabric, 8,  training,     3,       c.order, c.from, c.to,
                               {},       {}, c.strategies, c.sizes, layouts};

@@ -1,0 +1,149 @@
+"""Number formats of a step as data: which products run in which, what casts and copies cost.
+
+A precision names the format of the products in a model's blocks (projections, feed-forward,
+experts). Attention, routers, the embedding and the head stay in bf16 in every recipe that
+frameworks offer; master weights, gradients and moments are the optimiser's
+(`phaze_fast.memory.OPTIMIZERS`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from phaze_fast.documents import parse_text
+from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.hardware import Accelerator
+from phaze_fast.hardware.chip import Dtype
+from phaze_fast.records import Quantity, Record
+
+__all__ = [
+    "BF16",
+    "Precision",
+    "PrecisionOrName",
+    "check_precision",
+    "load_precision",
+    "precision_names",
+]
+
+BF16 = "bf16"
+"""The precision where none is named."""
+
+Product = Literal["forward", "input-gradient", "weight-gradient"]
+
+
+class Precision(Record):
+    """What a step computes in a format of fewer bits than bf16, and what that takes.
+
+    Examples
+    --------
+    >>> load_precision("mxfp8").element_bytes
+    1.03125
+    """
+
+    what: ClassVar[str] = "precision"
+    name: str = Field(min_length=1)
+    """What to call it."""
+    format: Dtype
+    """Number format that the products below multiply; the chip must have it."""
+    products: tuple[Product, ...] = ()
+    """Products of blocks that run in it; none where all run as bf16 ones do."""
+    element_bytes: Quantity = 2.0
+    """Bytes of an element in it, its share of the scaling factors included."""
+    copies: Quantity = 1.0
+    """Layouts that a cast writes: 2 where products of the backward pass read the transpose."""
+    amax_reads: Quantity = 0.0
+    """How often a cast reads its input beforehand to find the largest value."""
+    fused_casts: tuple[Literal["norm", "activation"], ...] = ()
+    """Operators whose kernel writes the low format itself, so that no cast follows them."""
+    gathers: bool = False
+    """Whether tensor-parallel gathers of what products read carry the low format."""
+    weight_copies: Quantity = 0.0
+    """Bytes of copies beside each weight of a block, kept from one step to the next."""
+    weight_casts: Quantity = 0.0
+    """Bytes moved for each weight of a block once a step to make those copies."""
+    sources: tuple[str, ...] = ()
+    """Where facts come from."""
+    notes: str = ""
+    """What a reader should know about them."""
+
+    @property
+    def low(self) -> bool:
+        """Whether any product runs in fewer bits than 16."""
+        return bool(self.products)
+
+
+@cache
+def precision_names() -> tuple[str, ...]:
+    """Names of the precisions that come with the package.
+
+    Examples
+    --------
+    >>> "mxfp8" in precision_names()
+    True
+    """
+    folder = resources.files(__package__) / "precisions"
+    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
+
+
+@cache
+def load_precision(name: str) -> Precision:
+    """Load a precision by name.
+
+    Raises
+    ------
+    InvalidInputError
+        Where there is none of that name.
+
+    Examples
+    --------
+    >>> load_precision("bf16").low
+    False
+    """
+    if name not in precision_names():
+        raise InvalidInputError(
+            f"precision: {name!r} is not accepted; {nearest(name, precision_names())}"
+        )
+    file = resources.files(__package__) / "precisions" / f"{name}.yaml"
+    return Precision.from_dict(parse_text(file.read_text("utf-8"), name), name)
+
+
+def check_precision(precision: Precision, chip: Accelerator) -> None:
+    """Check that a chip multiplies a precision's format.
+
+    Raises
+    ------
+    InvalidInputError
+        Where it does not; the message names what it has.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> check_precision(load_precision("fp8"), presets.chip("h100"))
+    """
+    rates = chip.tensor_core.rates
+    if precision.format in rates:
+        return
+    accepted = [n for n in precision_names() if load_precision(n).format in rates]
+    raise InvalidInputError(
+        f"precision: {precision.name} is not accepted on {chip.name}, which does not multiply "
+        f"{precision.format}; it multiplies {', '.join(rates)}, for which there are "
+        f"{', '.join(accepted)}"
+    )
+
+
+def _resolved(value: Any) -> Any:
+    """Take a precision's name in place of the precision."""
+    if isinstance(value, str):
+        try:
+            return load_precision(value)
+        except InvalidInputError as error:
+            raise ValueError(str(error).removeprefix("precision: ")) from None
+    return value
+
+
+PrecisionOrName = Annotated[Precision, BeforeValidator(_resolved)]
+"""A precision, also by its name."""

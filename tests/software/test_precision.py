@@ -1,0 +1,213 @@
+"""Number formats of a step: what is cast, what it costs, who may run it, and one answer for all."""
+
+import numpy as np
+import pytest
+
+import phaze_fast as pf
+from phaze_fast import models
+from phaze_fast.cli.main import main
+from phaze_fast.export import export_plan, read_plan
+from phaze_fast.hardware import presets
+from phaze_fast.memory import TERMS, Pipeline, footprint_batch, stage_rows
+from phaze_fast.opgraph import FORMATS, Strategy, layer_graph
+from phaze_fast.placement import PlanSpec, predict, predict_batch
+from phaze_fast.software import (
+    DEFAULT,
+    check_precision,
+    load_precision,
+    load_software,
+    precision_names,
+)
+
+H100 = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
+B200 = pf.Cluster(devices=16, fabric="dgx-b200", chip="b200")
+GIVEN = {"tp": 2, "pp": 2, "dp": 4, "global_batch": 64, "zero": 1, "recompute": "none"}
+
+
+def step(precision, cluster=H100, model="llama3-8b", **more):
+    return predict(model, cluster, {**GIVEN, **more, "precision": precision})
+
+
+@pytest.mark.parametrize("name", precision_names())
+def test_every_precision_is_read_and_cites_its_source(name):
+    found = load_precision(name)
+    assert found.name == name
+    assert found.sources
+    assert found.low == (name not in ("bf16", "fp16"))
+
+
+def test_bf16_is_what_a_step_without_a_precision_is():
+    assert predict("llama3-8b", H100, GIVEN) == step("bf16")
+    assert step("fp16").time_s == step("bf16").time_s
+
+
+def test_fewer_bits_take_less_time_and_less_of_their_own_peak():
+    by_name = {name: step(name, B200) for name in ("bf16", "fp8", "nvfp4")}
+    seconds = [plan.time_s for plan in by_name.values()]
+    assert seconds == sorted(seconds, reverse=True)
+    used = [plan.mfu for plan in by_name.values()]
+    assert used == sorted(used, reverse=True)
+    rate = [plan.tflops_per_device / plan.mfu for plan in by_name.values()]
+    assert rate == pytest.approx([2250, 4500, 9000], rel=0.01)  # dense peak of each format
+
+
+def test_casts_that_read_more_take_longer():
+    assert step("fp8").time_s < step("fp8-current").time_s
+
+
+@pytest.mark.parametrize(
+    ("name", "element", "reads"), [("fp8-current", 1.0, 4.0), ("mxfp8", 1.03125, 2.0)]
+)
+def test_each_operand_is_cast_once(name, element, reads):
+    """Llama's block by hand: four inputs forward, seven arriving gradients backward."""
+    model = models.load("llama3-8b").replace(seq=1024)
+    low = layer_graph(model, Strategy(), precision=load_precision(name))
+    whole = layer_graph(model, Strategy())
+    rows, h, f, kv = 1024, 4096, 14336, 1024
+    ways = zip(
+        (low.layers[1].forward, low.layers[1].backward),
+        (whole.layers[1].forward, whole.layers[1].backward),
+        ([h, h, h, f], [h, kv, kv, h, f, f, h]),
+        strict=True,
+    )
+    for cast, plain, widths in ways:
+        added = [op for op, n in zip(cast.ops, cast.names, strict=True) if n.endswith("-cast")]
+        assert sorted(int(op["m"]) for op in added) == sorted(rows * width for width in widths)
+        assert sum(op["read_bytes"] for op in added) == reads * rows * sum(widths)
+        assert sum(op["write_bytes"] for op in added) == 2 * element * rows * sum(widths)
+        assert cast.flops == plain.flops
+        assert len(cast) == len(plain) + len(added)
+        code = FORMATS.index("fp8")
+        products = [n for op, n in zip(cast.ops, cast.names, strict=True) if op["format"] == code]
+        assert len(products) == 7 * (1 + ("backward" in cast.name))
+    for layer in (low.layers[0], low.layers[2]):  # the ends stay as they are
+        assert not layer.forward.ops["format"].any()
+        assert not layer.backward.ops["format"].any()
+
+
+def test_delayed_scaling_casts_where_no_norm_wrote_fp8():
+    graph = layer_graph(models.load("llama3-8b"), Strategy(), precision=load_precision("fp8"))
+    casts = [name for name in graph.layers[1].forward.names if name.endswith("-cast")]
+    assert casts == ["attention-cast", "multiply-cast"]
+
+
+def test_gathers_carry_the_smaller_format():
+    strategy = Strategy(tensor_parallel=2, sequence_parallel=True)
+    model = models.load("llama3-8b")
+    whole, low = (
+        layer_graph(model, strategy, precision=load_precision(p)).layers[1] for p in ("bf16", "fp8")
+    )
+    for way in ("forward", "backward"):
+        sent = [getattr(layer, way) for layer in (whole, low)]
+        by_name = [dict(zip(g.names, g.ops["payload_bytes"], strict=True)) for g in sent]
+        for name, payload in by_name[0].items():
+            forward, end = name.partition("d-")[0] != "", name.rpartition("-")[2]
+            gather = end in ("gather", "again") if forward else end == "scatter"
+            assert by_name[1][name] == payload / (2 if gather and payload else 1), name
+
+
+def test_routers_stay_in_bf16():
+    graph = layer_graph(models.load("mixtral-8x7b"), Strategy(), precision=load_precision("fp8"))
+    block = next(layer for layer in graph.layers if layer.kind == "moe-block").forward
+    formats = dict(zip(block.names, block.ops["format"].tolist(), strict=True))
+    assert formats["router"] == 0
+    assert formats["expert-up"] == FORMATS.index("fp8")
+
+
+@pytest.mark.parametrize("name", ["fp8", "mxfp8", "nvfp4"])
+def test_weights_have_copies_and_operands_are_kept_small(name):
+    precision = load_precision(name)
+    low, whole = step(name, B200), step("bf16", B200)
+    assert low.memory["activations"] < whole.memory["activations"]
+    copies = low.stages[1].memory["weights"] - whole.stages[1].memory["weights"]
+    model = models.load("llama3-8b")
+    block = layer_graph(model, Strategy(tensor_parallel=2)).layers[1]
+    assert copies == pytest.approx(16 * block.device_parameters * precision.weight_copies)
+
+
+def test_the_kernel_and_the_numba_rule_count_the_same_bytes():
+    for zero in (0, 1, 3):
+        plain = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
+        spec = PlanSpec(**{**GIVEN, "precision": "mxfp8", "zero": zero, "software": plain})
+        plan = predict("llama3-8b", B200, spec)
+        graph = layer_graph(models.load("llama3-8b"), spec.strategy, precision=spec.precision)
+        pipeline = Pipeline(
+            stages=2, microbatches=plan.microbatches, data_parallel=spec.dp, zero=zero
+        )
+        for stage, terms in zip(
+            plan.stages, footprint_batch(stage_rows(graph, pipeline)), strict=True
+        ):
+            expected = {term: float(terms[term]) for term in TERMS}
+            assert stage.memory == pytest.approx(expected, rel=1e-9)
+
+
+def test_plan_predict_and_batch_give_one_answer():
+    training = pf.Training(global_batch=64, precision="fp8", microbatch=1, recompute="none")
+    best = pf.plan("llama3-8b", H100, training, top=1).best
+    assert best.precision == "fp8"
+    assert predict("llama3-8b", H100, best).time_s == pytest.approx(best.time_s, rel=1e-12)
+    batch = predict_batch(
+        "llama3-8b", H100, training, tensor_parallel=2, pipeline=2, data_parallel=4, zero=1,
+        recompute="none",
+    )  # fmt: skip
+    alone = step("fp8")
+    assert batch.time_s[0] == alone.time_s
+    assert batch.memory_bytes[0] == alone.memory_bytes
+    assert sum(alone.parts_s.values()) == pytest.approx(alone.time_s, rel=1e-12)
+    assert pf.Plan.from_dict(alone.to_dict()) == alone
+    assert PlanSpec.of(alone.to_dict()).precision.name == "fp8"
+
+
+def test_a_chip_without_the_format_says_what_it_has():
+    with pytest.raises(pf.InvalidInputError, match="nvfp4 is not accepted on h100.*fp4.*fp8-block"):
+        step("nvfp4")
+    with pytest.raises(pf.InvalidInputError, match="fp8 is not accepted on a100-80"):
+        check_precision(load_precision("fp8"), presets.chip("a100-80"))
+    space = pf.ArchitectureSpace.published()
+    with pytest.raises(pf.InvalidInputError, match="precision: fp8 is not accepted"):
+        pf.search(
+            "bertlarge",
+            space[:4],
+            pf.Cluster(devices=8, fabric="tpuv4-pod"),
+            pf.Training(global_batch=64, precision="fp8"),
+        )
+
+
+def test_the_command_line_takes_a_name_and_refuses_others_in_one_line(capsys):
+    said = ["predict", "llama3-8b", "--chip", "h100", "--devices", "8", "--dp", "8", "--zero", "1"]
+    assert main([*said, "--global-batch", "64", "--precision", "fp8", "--json"]) == 0
+    assert '"precision": "fp8"' in capsys.readouterr().out
+    for name, why in (("fp7", "precision: 'fp7' is not accepted"), ("nvfp4", "does not multiply")):
+        assert main([*said, "--precision", name]) == 2
+        told = capsys.readouterr().err
+        assert why in told
+        assert len(told.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8-current", "fp8-block", "mxfp8", "nvfp4", "int8"])
+def test_frameworks_are_told_or_it_is_said_that_they_are_not(name, tmp_path):
+    model = models.load("llama3-8b")
+    spec = PlanSpec(**{**GIVEN, "precision": name})
+    for kind in ("megatron", "torchtitan"):
+        written = export_plan(spec, model, kind)
+        unsaid = any(f"--precision {name}" in str(item) for item in written.unexpressed)
+        assert unsaid == (kind == "torchtitan" or name == "int8")
+        if not unsaid:
+            file = tmp_path / "run.sh"
+            file.write_text(written.text)
+            assert read_plan(file, model, 16).spec.precision.name == name
+
+
+def test_seconds_of_a_low_product_are_those_of_the_format_alone():
+    from phaze_fast.cost import estimate_costs
+
+    chip = presets.chip("h200")
+    graph = (
+        layer_graph(models.load("llama3-8b"), precision=load_precision("mxfp8")).layers[1].forward
+    )
+    mixed = estimate_costs(graph, chip).time_s(0)[0]
+    all_low = estimate_costs(graph, chip, dtype="fp8").time_s(0)[0]
+    plain = estimate_costs(graph, chip, dtype="bf16").time_s(0)[0]
+    low = graph.ops["format"] > 0
+    assert np.array_equal(mixed[low], all_low[low])
+    assert np.array_equal(mixed[~low], plain[~low])
