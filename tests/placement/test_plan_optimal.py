@@ -9,7 +9,6 @@ from plan_cases import (
     allowed,
     evaluator_of,
     exhaustive,
-    kind_of,
     kind_of_layout,
     partitions,
     plans_of_layout,
