@@ -266,7 +266,7 @@ def exhaustive(model, cluster, training):
 def kind_of(plan):
     """What tells listed plans apart: all but rank order, stages and what they recompute."""
     widths = plan.tp, plan.cp, plan.ep, plan.microbatch, plan.pp, plan.dp, plan.zero
-    return (*widths, plan.schedule, plan.virtual, plan.cp_kind, plan.etp, plan.shard)
+    return (*widths, plan.schedule, plan.virtual, plan.cp_kind, plan.etp or plan.tp, plan.shard)
 
 
 def kind_of_layout(evaluator, at):

@@ -56,7 +56,7 @@ def _row(found: Plans, each: Plan) -> list[str]:
         str(each.pp),
         str(each.dp),
         _cp(each),
-        str(each.ep) if each.etp == each.tp else f"{each.ep} etp {each.etp}",
+        str(each.ep) if each.etp is None else f"{each.ep} etp {each.etp}",
         _zero(each),
         str(each.microbatch),
         _schedule(each),

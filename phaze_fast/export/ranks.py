@@ -69,13 +69,14 @@ class Ranks:
             return tuple(self.rank(k, c, d, s) for k in range(plan.tp))
         if kind == "context":
             return tuple(self.rank(t, k, d, s) for k in range(plan.cp))
+        width = plan.etp or plan.tp
         if kind == "expert-tensor":
-            near = t - t % plan.etp
-            return tuple(self.rank(near + k, c, d, s) for k in range(plan.etp))
-        spread = max(1, plan.ep // max(1, plan.tp // plan.etp))
+            near = t - t % width
+            return tuple(self.rank(near + k, c, d, s) for k in range(width))
+        spread = max(1, plan.ep // max(1, plan.tp // width))
         first = d - d % spread
         if kind == "expert":  # parts of the tensor group, on so many replicas
-            parts = range(t % plan.etp, plan.tp, plan.etp) if plan.ep > 1 else [t]
+            parts = range(t % width, plan.tp, width) if plan.ep > 1 else [t]
             return tuple(self.rank(k, c, first + r, s) for r in range(spread) for k in parts)
         if kind == "copies":
             return tuple(self.rank(t, c, r, s) for r in range(d % plan.shard, plan.dp, plan.shard))

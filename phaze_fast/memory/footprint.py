@@ -245,7 +245,7 @@ def stage_row(
     row = np.zeros(1, dtype=STAGE_DTYPE)
     row["parameters"] = parameters
     row["expert_parameters"] = sum(layer.expert_parameters for layer in layers)
-    row["expert_parallel"] = strategy.expert_parallel
+    row["expert_parallel"] = strategy.expert_replicas
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
     row["stash_bytes"] = stash
     work = {layer.kind: layer.work_bytes for layer in layers}

@@ -149,7 +149,11 @@ class PlanSpec(Record):
             )
         chunks = places(self.schedule, self.pp, self.virtual)
         if self.stages is not None and len(self.stages) != chunks:
-            each = "pp" if chunks == self.pp else f"pp x virtual = {self.pp} x {self.virtual}"
+            each = (
+                "pp"
+                if self.schedule == "dualpipe"
+                else f"pp x virtual = {self.pp} x {self.virtual}"
+            )
             raise ValueError(
                 f"stages: {len(self.stages)} entries are not accepted; expected {each} = {chunks}"
             )

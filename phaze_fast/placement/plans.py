@@ -32,7 +32,7 @@ them; filling and draining the pipeline; the slowest stage against the mean; ope
 again; the optimiser's step; waiting for the host. How they are told apart: docs/placement.md."""
 
 
-_ONCE = {"cp_kind": "all-gather", "expert_imbalance": 1.0, "expert_overlap": 0.0}
+_ONCE = {"cp_kind": "all-gather", "etp": None, "expert_imbalance": 1.0, "expert_overlap": 0.0}
 """Fields of plans that were always so in 0.1.0, whose files do not have them."""
 
 
@@ -103,8 +103,8 @@ class Plan:
     """How its devices attend to the whole sequence: all-gather, ring or ulysses."""
     ep: int
     """Expert-parallel width; a part of the replicas."""
-    etp: int
-    """Devices that share the matrices of each expert; `tp` unless told otherwise."""
+    etp: int | None
+    """Devices that share the matrices of each expert; None: `tp` of them."""
     expert_imbalance: float
     """Tokens of the busiest device of an expert group over their mean."""
     expert_overlap: float
@@ -251,7 +251,7 @@ class Plan:
             Where a field is missing or malformed.
         """
         try:
-            data = {**_ONCE, "shard": data["dp"], "etp": data["tp"], **data}
+            data = {**_ONCE, "shard": data["dp"], **data}
             values = {f.name: data[f.name] for f in fields(cls) if f.name not in ("stages",)}
             values["interval_s"] = tuple(float(s) for s in values["interval_s"])
             values["parts_s"] = FrozenDict({n: float(values["parts_s"][n]) for n in PARTS})

@@ -146,7 +146,7 @@ def read_plan(
         cp=strategy.context_parallel,
         cp_kind=strategy.context_kind,
         ep=strategy.expert_parallel,
-        etp=strategy.expert_width,
+        etp=strategy.expert_tensor,
         expert_imbalance=strategy.expert_imbalance,
         expert_overlap=strategy.expert_overlap,
         zero=int(layout["zero"]),

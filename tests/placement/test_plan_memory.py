@@ -58,7 +58,7 @@ def row_of(layers, spec, stage, k, buffers):
             row["stash_bytes"] = whole[i]
     row["parameters"] = sum(mine for mine, _ in held)
     row["expert_parameters"] = sum(experts for _, experts in held)
-    row["expert_parallel"] = spec.ep
+    row["expert_parallel"] = spec.strategy.expert_replicas
     row["largest_layer"] = max((layers.parameters(i)[0] for i in blocks), default=0)
     row["stash_bytes"] += sum(kept.values())
     work = {i: layers.layer(i).work_bytes for i in blocks}
