@@ -74,7 +74,7 @@ def test_expert_and_context_widths_are_tried_where_practice_does():
     assert "expert parallel 1;" in dense.space
     assert "context parallel 1;" in dense.space
     long = plan("llama2-7b", cluster, step.model_copy(update={"seq": 32768}), threads=1)
-    assert "context parallel 1, 2, 4;" in long.space
+    assert "context parallel 1, 2, 4 (all-gather, ring, ulysses);" in long.space
     assert models.load("llama2-7b").moe is None
 
 

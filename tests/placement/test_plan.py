@@ -23,6 +23,11 @@ from phaze_fast.placement import (
     predict,
 )
 
+from phaze_fast.software import DEFAULT, load_software
+
+PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
+"""Of whose own tensors `footprint` knows nothing."""
+
 
 def cluster(devices, memory_gib=80, fabric="dgx-h100"):
     chip = presets.chip("h100")
@@ -82,7 +87,8 @@ def test_plans_and_the_memory_model_agree_term_by_term(schedule, models):
         graph = pf.layer_graph(pf.models.load(model), strategy)
         common = {"schedule": schedule, "virtual": virtual, "zero": zero}
         pipeline = Pipeline(stages=2, microbatches=8, data_parallel=4, **common)
-        spec = PlanSpec(global_batch=32, tp=2, pp=2, dp=4, recompute=recompute, **common)
+        given = {"recompute": recompute, "software": PLAIN, **common}
+        spec = PlanSpec(global_batch=32, tp=2, pp=2, dp=4, **given)
         for k, stage in enumerate(predict(model, cluster(16), spec).stages):
             terms = footprint(graph, pipeline, k, recompute).terms
             if len(set(stage.chunks)) > 1:  # chunks that differ, which footprint does not tell
@@ -106,7 +112,8 @@ def variants_of(sizes, stage):
 
 
 def test_a_plan_takes_as_long_as_its_schedule_simulated():
-    plans = found("llama2-7b", 16, schedule="1f1b", pipeline=(4,), tensor_parallel=(1, 2))
+    widths = {"pipeline": (4,), "tensor_parallel": (1, 2)}
+    plans = found("llama2-7b", 16, schedule="1f1b", software=PLAIN, **widths)
     evaluator = PlanEvaluator(plans.model, plans.cluster, plans.training, [80 * 2**30])
     times, order = evaluator.times(plans.cluster), evaluator.sizes[0].graph.order
     widths = [(x.strategy.tensor_parallel, x.strategy.microbatch) for x in evaluator.sizes]

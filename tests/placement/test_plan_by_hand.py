@@ -5,6 +5,7 @@ import pytest
 from phaze_fast.hardware import Cluster, FlatFabric, Tier, TieredFabric
 from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.placement import PlanSpec, predict
+from phaze_fast.software import DEFAULT, load_software
 
 TINY = TransformerModel(
     name="tiny", layers=4, hidden=64, heads=4, ffn=128, vocab=1000, seq=32, norm="rmsnorm",
@@ -33,6 +34,10 @@ def flat(rate):
     return FlatFabric(name="flat", bandwidth_bytes_per_s=rate)
 
 
+PLAIN = load_software(DEFAULT).replace(gradient_stand_ins=False)
+"""Without the empty gradients that Transformer Engine keeps."""
+
+
 def found(fabric, model=TINY, chip="h100", **fields):
     widths = {name: fields[name] for name in ("tp", "pp", "dp", "cp") if name in fields}
     devices = 1
@@ -40,7 +45,9 @@ def found(fabric, model=TINY, chip="h100", **fields):
         devices *= width
     microbatches = fields.pop("microbatches", 1)
     batch = microbatches * fields.get("dp", 1) * fields.get("microbatch", 1)
-    spec = PlanSpec(**{"global_batch": batch, "recompute": "none", **fields})
+    spec = PlanSpec(
+        **{"global_batch": batch, "recompute": "none", "software": PLAIN, **fields}
+    )
     return predict(model, Cluster(devices=devices, fabric=fabric, chip=chip), spec)
 
 
@@ -246,6 +253,11 @@ def test_buffers_by_hand():
     assert both == MESSAGE + 2 * MESSAGE / 2
     zero = found(flat(1e9), dp=2, zero=3).memory["communication"]
     assert zero == 2 * WEIGHT * BLOCK * (1 - 1 / 2)
+
+
+def test_stand_ins_by_hand():
+    """Transformer Engine keeps an empty bf16 gradient of each shape of a block's weights."""
+    assert found(flat(1e9), software=DEFAULT).memory["communication"] == 2 * BLOCK
 
 
 def test_micro_batches_in_flight_by_hand():

@@ -64,10 +64,12 @@ def row_of(layers, spec, stage, k, buffers):
     work = {i: layers.layer(i).work_bytes for i in blocks}
     row["live_bytes"] = max((whole[i] - kept[i] + work[i] for i in blocks), default=0)
     each = [layers.parameters(i) for i in blocks]
-    row["buffer_bytes"] = buffers + max(
-        (2 * (all_of - routed + routed / local) for all_of, routed in each), default=0
-    )
     optimizer = OPTIMIZERS[spec.optimizer]
+    # Of one layer at a time: a stand-in of each shape, and with ZeRO-3 its weights, which the rule
+    # counts for the largest layer.
+    fetched = 2 * optimizer.weight_bytes * (1 - 1 / layers.shards) * (spec.zero == 3)
+    both = [2 * (mine - routed + routed / local) + fetched * mine for mine, routed in each]
+    row["buffer_bytes"] = buffers + max(both, default=0) - fetched * row["largest_layer"]
     for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
         row[name] = getattr(optimizer, name)
     row["data_parallel"], row["zero"] = (spec.shard or spec.dp) * spec.cp, spec.zero
