@@ -25,7 +25,7 @@ def test_what_was_found_stays_mended(case):
     assert finding(Case(**case)) == ""
 
 
-@some_or_many(40, 150)
+@some_or_many(20, 100)
 def test_random_files_and_words(cases):
     rng = random.Random(2)
     for _ in range(cases):

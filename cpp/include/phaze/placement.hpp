@@ -17,6 +17,7 @@ namespace phaze {
 inline constexpr int kMaxVariants = 12;
 inline constexpr int kMaxPlacedLayers = 4096;
 inline constexpr std::int64_t kMostDevices = std::int64_t{1} << 29;
+inline constexpr std::int64_t kMostMicrobatches = std::int64_t{1} << 53;
 inline constexpr std::int32_t kMaxCuts = 20'000;  // ways to cut a graph that are looked at
 
 // The layers of a model under one strategy, in an order in which edges go forward. Arrays of

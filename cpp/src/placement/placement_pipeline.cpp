@@ -273,8 +273,9 @@ Status place_pipeline(const PlacementLayers& layers, const PipelineRules& rules,
   plans->clear();
   const Status status = check_placement(layers);
   if (status != Status::kOk) return status;
-  if (rules.microbatches < 1 || rules.first_stages < 1 || rules.last_stages < rules.first_stages ||
-      !(rules.memory_bytes >= 0.0) || !(rules.piped_bytes >= 0.0) || !(rules.bucket_s >= 0.0)) {
+  if (rules.microbatches < 1 || rules.microbatches > kMostMicrobatches || rules.first_stages < 1 ||
+      rules.last_stages < rules.first_stages || !(rules.memory_bytes >= 0.0) ||
+      !(rules.piped_bytes >= 0.0) || !(rules.bucket_s >= 0.0)) {
     return Status::kBadRules;
   }
   PlacementCuts cuts;

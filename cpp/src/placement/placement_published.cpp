@@ -379,7 +379,8 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
   const Status status = check_placement(layers);
   if (status != Status::kOk) return status;
   if (rules.devices < 1 || rules.microbatches < 1 || rules.width < 1 || rules.stages < 0 ||
-      rules.replicas < 0 || !(rules.memory_bytes >= 0.0) || rules.devices > kMostDevices) {
+      rules.replicas < 0 || !(rules.memory_bytes >= 0.0) || rules.devices > kMostDevices ||
+      rules.microbatches > kMostMicrobatches) {
     return Status::kBadRules;
   }
   PlacementCuts cuts;

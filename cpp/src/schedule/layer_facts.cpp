@@ -351,8 +351,10 @@ Status check_layer(const LayerProblem& problem) noexcept {
     if (cores < 0) return Status::kBadChip;
   }
   for (int i = 0; i < problem.size; ++i) {
-    const int count = problem.first_mode[i + 1] - problem.first_mode[i];
-    if (count < 1 || count > kMaxModes) return Status::kBadMode;
+    const std::int32_t first = problem.first_mode[i];
+    const std::int32_t last = problem.first_mode[i + 1];
+    if (first < 0 || last > kMaxLayerOps * kMaxModes) return Status::kBadMode;
+    if (last <= first || last - first > kMaxModes) return Status::kBadMode;
     if ((problem.before[i] >> i) != 0) return Status::kBadEdge;
     for (int m = problem.first_mode[i]; m < problem.first_mode[i + 1]; ++m) {
       const LayerMode& mode = problem.modes[m];
