@@ -70,4 +70,5 @@ def test_the_largest_layer_is_live_while_it_is_recomputed():
     assert row["live_bytes"][0] == live["decoder-block"]
     first = stage_row(graph, Pipeline(stages=2), 0, "full")
     assert first["live_bytes"][0] == live["encoder-block"]
-    assert stage_row(graph, Pipeline())["live_bytes"][0] == 0
+    work = max(kinds[kind].work_bytes for kind in live)  # of a backward pass alone
+    assert stage_row(graph, Pipeline())["live_bytes"][0] == work > 0

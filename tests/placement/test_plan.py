@@ -22,7 +22,6 @@ from phaze_fast.placement import (
     plan,
     predict,
 )
-
 from phaze_fast.software import DEFAULT, load_software
 
 PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)

@@ -45,9 +45,7 @@ def found(fabric, model=TINY, chip="h100", **fields):
         devices *= width
     microbatches = fields.pop("microbatches", 1)
     batch = microbatches * fields.get("dp", 1) * fields.get("microbatch", 1)
-    spec = PlanSpec(
-        **{"global_batch": batch, "recompute": "none", "software": PLAIN, **fields}
-    )
+    spec = PlanSpec(**{"global_batch": batch, "recompute": "none", "software": PLAIN, **fields})
     return predict(model, Cluster(devices=devices, fabric=fabric, chip=chip), spec)
 
 
