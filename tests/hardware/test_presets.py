@@ -95,7 +95,14 @@ def test_every_chip_says_what_its_times_rest_on():
 
 
 def test_constants_that_are_carried_over_are_those_of_the_chip_they_come_from():
-    """A preset that names h200 uses its constants, but for clock, tiles and power limit."""
+    """A preset that names h200 uses its constants, but for clock, tiles and power limits."""
+
+    def of(chip, field):
+        value = getattr(chip.tuning, field)
+        if field != "formats":
+            return value
+        return {name: own.replace(sustained_flops=None) for name, own in value.items()}
+
     own = {"clock_factor", "blocks", "sustained_flops", "carried_from"}
     own |= {"fitted", "fitted_range", "sources", "step_flops"}
     for name in presets.chip_names():
@@ -107,7 +114,7 @@ def test_constants_that_are_carried_over_are_those_of_the_chip_they_come_from():
             # There is no flash attention 2 for the V100.
             other = {"attention", "attention_kernels"} if name == "v100-32" else set()
             for field in set(Tuning.model_fields) - own - other - {"dispatch_s"}:
-                assert getattr(chip.tuning, field) == getattr(theirs.tuning, field), (name, field)
+                assert of(chip, field) == of(theirs, field), (name, field)
 
 
 def test_a_chip_of_ones_own_is_not_fitted_and_a_design_never_is():
