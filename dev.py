@@ -175,7 +175,7 @@ def slow(arguments: list[str]) -> None:
     """Run the slow tests, which only CI does by default."""
     install()
     say("running the slow tests")
-    run(PYTHON, "-m", "pytest", *ON_ALL_CORES, "-m", "slow", *arguments)
+    run(PYTHON, "-m", "pytest", *ON_ALL_CORES, "-m", "slow", "--durations=15", *arguments)
 
 
 def fuzz(arguments: list[str]) -> None:

@@ -19,8 +19,8 @@ loss and a layer that is computed again) and left out what a layer's backward pa
 from __future__ import annotations
 
 import itertools
-import math
 import json
+import math
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
