@@ -207,7 +207,10 @@ void refuses_nonsense() {
   bad.data_parallel = 9;
   CHECK(built({bad}) == Status::kBadRules);
   bad = good;
-  bad.schedule = 6;  // DualPipe holds every stage twice
+  bad.schedule = kPipelineScheduleCount;
+  CHECK(built({bad}) == Status::kBadRules);
+  bad = good;
+  bad.shard = 3;  // of one replica, and nothing is shared
   CHECK(built({bad}) == Status::kBadRules);
   bad = good;
   bad.strategy = 7;
