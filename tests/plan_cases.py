@@ -19,7 +19,10 @@ from phaze_fast.hardware import (
 from phaze_fast.memory import SCHEDULES as SCHEDULE_NAMES
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanEvaluator, PlanSpec, Training, predict
+from phaze_fast.software import DEFAULT, load_software
 
+PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
+"""The default profile without the tensors of its own, of which `footprint` knows nothing."""
 SCHEDULES = ("1f1b", "interleaved", "zb-h1", "gpipe", "zb-h2", "zb-v", "dualpipe-v")
 RECOMPUTE = ("none", "selective", "full")
 

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_cases import PLAIN
 from reference.pipeline_simulation import simulate_1f1b
 
 import phaze_fast as pf
@@ -22,10 +23,6 @@ from phaze_fast.placement import (
     plan,
     predict,
 )
-from phaze_fast.software import DEFAULT, load_software
-
-PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
-"""Of whose own tensors `footprint` knows nothing."""
 
 
 def cluster(devices, memory_gib=80, fabric="dgx-h100"):

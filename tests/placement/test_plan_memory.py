@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from case_counts import some_or_many
 from oracle_cases import ACTIVATIONS, FIVE, PIPED, random_cases, small_problem, spec_of
+from plan_cases import PLAIN
 from reference.plan import context_bytes, head_table, least_memory, modes_of, stage_memory
 from reference.plan_layers import Layers, Network
 
@@ -21,12 +22,8 @@ from phaze_fast.memory import (
 )
 from phaze_fast.placement import PlanEvaluator, plan, predict
 from phaze_fast.placement.training import recompute_modes
-from phaze_fast.software import DEFAULT, load_software
 
 CLOSE = 1e-9
-PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
-"""Of whose own tensors `footprint` knows nothing."""
-
 # ---- predict and footprint_batch ----
 
 

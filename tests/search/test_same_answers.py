@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plan_cases import PLAIN
 
 import phaze_fast as pf
 from phaze_fast.hardware import TieredFabric
 from phaze_fast.models import TransformerModel
-from phaze_fast.software import DEFAULT, Software, load_software
 
 FILE = Path(__file__).parents[1] / "golden" / "v0_1_0_answers.json"
 SAME = 1e-9
@@ -54,11 +54,6 @@ def plan_of(row: list[Any]) -> dict[str, Any]:
 
 
 @cache
-def software() -> Software:
-    """The default profile without what was learnt since of the tensors that it keeps."""
-    return load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)
-
-
 @cache
 def space(name: str) -> pf.ArchitectureSpace:
     whole = {
@@ -77,7 +72,7 @@ def asked(training: dict[str, Any]) -> pf.Training:
     given.setdefault("expert_parallel", 1)
     given.setdefault("shard", "all")
     given.setdefault("context_kind", "all-gather")
-    return pf.Training(**given, recompute_some=False, software=software())
+    return pf.Training(**given, recompute_some=False, software=PLAIN)
 
 
 def cluster_of(case: dict[str, Any]) -> pf.Cluster:
@@ -228,7 +223,7 @@ def predicted(
     given["global_batch"], given["idle"] = training["global_batch"], True
     if plan["virtual"] == 1:
         given["stages"] = tuple(plan["layers"])
-    given["recompute"], given["software"] = plan["recompute"], software()
+    given["recompute"], given["software"] = plan["recompute"], PLAIN
     if plan["recompute"] == "mixed":
         given["recompute"] = recomputed(model, cluster, given)
     return pf.predict(model, cluster, given)

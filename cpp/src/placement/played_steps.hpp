@@ -19,7 +19,7 @@ class PlayedSteps {
  public:
   struct Key {
     std::array<std::int64_t, 4> shape;  // schedule, stages, chunks, micro-batches
-    std::vector<double> passes_s;
+    std::vector<double> passes_s;  // after the share of two that run together
     std::uint64_t hash;
 
     void set(PipelineSchedule schedule, const PipelineLoads& loads) {
@@ -27,6 +27,8 @@ class PlayedSteps {
       passes_s.clear();
       hash = 0;
       for (const std::int64_t part : shape) mix(static_cast<std::uint64_t>(part));
+      passes_s.push_back(loads.overlap);
+      mix(std::bit_cast<std::uint64_t>(loads.overlap));
       for (const auto& own : {loads.forward_s, loads.backward_s, loads.weight_grad_s}) {
         for (const double pass_s : own) {
           passes_s.push_back(pass_s);
