@@ -19,7 +19,7 @@ class PlayedSteps {
  public:
   struct Key {
     std::array<std::int64_t, 4> shape;  // schedule, stages, chunks, micro-batches
-    std::vector<double> passes_s;  // after the share of two that run together
+    std::vector<double> passes_s;       // after the share of two that run together
     std::uint64_t hash;
 
     void set(PipelineSchedule schedule, const PipelineLoads& loads) {
