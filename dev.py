@@ -172,10 +172,12 @@ def test(arguments: list[str]) -> None:
 
 
 def slow(arguments: list[str]) -> None:
-    """Run the slow tests, which only CI does by default."""
+    """Run the slow tests, which only CI does by default; ``--all`` adds the thorough ones."""
     install()
     say("running the slow tests")
-    run(PYTHON, "-m", "pytest", *ON_ALL_CORES, "-m", "slow", "--durations=15", *arguments)
+    chosen = "slow" if "--all" in arguments else "slow and not thorough"
+    words = [word for word in arguments if word != "--all"]
+    run(PYTHON, "-m", "pytest", *ON_ALL_CORES, "-m", chosen, "--durations=15", *words)
 
 
 def fuzz(arguments: list[str]) -> None:
@@ -252,7 +254,7 @@ def build(source: Path, folder: Path, *options: str) -> None:
 def use_the_installed_core() -> None:
     """Install the core somewhere, build the example against that, and check what it prints."""
     core = ROOT / "build" / "core"
-    build(ROOT, core, "-DPHAZE_BUILD_PYTHON=OFF")
+    build(ROOT, core, "-DPHAZE_BUILD_PYTHON=OFF", "-DCMAKE_BUILD_TYPE=Debug")
     with tempfile.TemporaryDirectory() as name:
         prefix, example = Path(name) / "prefix", Path(name) / "example"
         run(BIN / "cmake", "--install", core, "--prefix", prefix)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_counts import slow_or_thorough
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import gemm as oracle
@@ -206,10 +207,10 @@ def test_the_best_mapping_is_that_of_brute_force():
         check_case(rng)
 
 
-@pytest.mark.slow
-def test_the_best_mapping_is_that_of_brute_force_on_ten_thousand_cases():
+@slow_or_thorough(3_000, 10_000)
+def test_the_best_mapping_is_that_of_brute_force_on_ten_thousand_cases(cases):
     rng = random.Random(4)
-    for _ in range(10_000):
+    for _ in range(cases):
         check_case(rng)
 
 

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from case_counts import first_slow
 from plan_cases import random_fabric, with_memory
 
 from phaze_fast import _core
@@ -134,8 +135,7 @@ def test_the_best_deal_of_other_schedules_is_the_best_of_all(schedule):
     assert sum(hold(seed, schedule) > 3 for seed in range(20)) > 7
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 3000, 250))
+@first_slow("first", range(1000, 3000, 250))
 def test_the_best_deal_is_the_best_of_all_in_many_cases(first):
     assert sum(hold(seed) > 10 for seed in range(first, first + 250)) > 80
 

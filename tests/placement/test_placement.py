@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
+from case_counts import slow_or_thorough
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.placement import best_by_count, best_pipeline, best_published, faults
@@ -171,10 +172,10 @@ def test_chains_are_those_of_enumeration(objective):
     AGAINST[objective](random.Random(41), 800, chain)
 
 
-@pytest.mark.slow
+@slow_or_thorough(1500, 5000)
 @pytest.mark.parametrize("objective", AGAINST)
-def test_five_thousand_chains_are_those_of_enumeration(objective):
-    AGAINST[objective](random.Random(42), 5000, chain)
+def test_five_thousand_chains_are_those_of_enumeration(objective, cases):
+    AGAINST[objective](random.Random(42), cases, chain)
 
 
 @pytest.mark.parametrize("objective", AGAINST)
@@ -182,10 +183,10 @@ def test_branching_graphs_are_those_of_enumeration(objective):
     AGAINST[objective](random.Random(43), 150, branching)
 
 
-@pytest.mark.slow
+@slow_or_thorough(400, 1200)
 @pytest.mark.parametrize("objective", AGAINST)
-def test_a_thousand_branching_graphs_are_those_of_enumeration(objective):
-    AGAINST[objective](random.Random(44), 1200, branching)
+def test_a_thousand_branching_graphs_are_those_of_enumeration(objective, cases):
+    AGAINST[objective](random.Random(44), cases, branching)
 
 
 @pytest.mark.parametrize("objective", AGAINST)

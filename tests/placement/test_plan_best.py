@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from case_counts import first_slow
 from oracle_cases import small_problem, spec_of
 from reference.plan import (
     chunks_on,
@@ -82,8 +83,7 @@ def test_no_partition_is_faster_than_the_plan_that_is_found():
         assert_best(seed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(3))
+@first_slow("block", range(3))
 def test_no_partition_is_faster_on_many_small_models(block):
     for seed in range(1000 + 50 * block, 1050 + 50 * block):
         assert_best(seed)

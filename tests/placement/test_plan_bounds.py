@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 import pytest
+from case_counts import first_slow
 from plan_cases import SCHEDULES, evaluator_of, random_problem, with_memory
 
 import phaze_fast as pf
@@ -54,11 +55,10 @@ def test_bounds_of_random_problems_are_never_above_exact_times():
     assert len(check_problems(range(40), 8, 8)) > 1000
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(2))
+@first_slow("block", range(6))
 def test_bounds_of_many_random_problems_are_never_above_exact_times(block):
-    seeds = range(1000 + 120 * block, 1120 + 120 * block)
-    assert len(check_problems(seeds, 12, 16)) > 5000
+    seeds = range(1000 + 40 * block, 1040 + 40 * block)
+    assert len(check_problems(seeds, 12, 16)) > 1500
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from itertools import accumulate, islice
 
 import numpy as np
 import pytest
-from case_counts import some_or_many
+from case_counts import first_slow, some_or_many
 from plan_cases import (
     allowed,
     evaluator_of,
@@ -90,8 +90,7 @@ def test_no_plan_of_a_small_problem_is_faster(block):
     assert tried > 500
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(4))
+@first_slow("block", range(4))
 def test_no_plan_of_a_middling_problem_is_faster(block):
     seeds = range(1000 + 40 * block, 1040 + 40 * block)
     assert sum(check_exhaustively(seed, 5, 6) for seed in seeds) > 2000

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from case_counts import slow_or_thorough
 
 import phaze_fast as pf
 from phaze_fast import models
@@ -301,13 +302,13 @@ def test_parts_add_up_and_an_infinite_fabric_removes_communication():
             assert np.abs(free.parts_s[name][good]).max() < 1e-9 * free.time_s[good].max()
 
 
-@pytest.mark.slow
-def test_parts_of_ten_thousand_random_plans_add_up():
+@slow_or_thorough(3_000, 10_000)
+def test_parts_of_ten_thousand_random_plans_add_up(cases):
     rng = np.random.default_rng(17)
     names = ["1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved", "zb-v", "dualpipe", "dualpipe-v"]
     counted, worst = 0, 0.0
-    while counted < 10_000:
-        model, count = (LLAMA, MIXTURE)[rng.integers(2)], 6000
+    while counted < cases:
+        model, count = (LLAMA, MIXTURE)[rng.integers(2)], 3000
         schedule = rng.choice(names, count)
         several = np.isin(schedule, names[4:])
         rows = {

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from case_counts import slow_or_thorough
 from reference.layer import best_makespan, best_makespan_by_moments
 from reference.layers_at_random import check, random_layer, wide_range
 
@@ -115,11 +116,11 @@ def test_bound_optimum_and_makespan_are_in_order_for_all_ranges(rule, decades):
     assert proven >= 19
 
 
-@pytest.mark.slow
+@slow_or_thorough(120, 800)
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
-def test_more_layers_of_all_ranges(rule):
+def test_more_layers_of_all_ranges(rule, cases):
     rng = random.Random(32)
-    for _ in range(800):
+    for _ in range(cases):
         layer = instance_from_dict(wide_range(rng, rng.randint(2, 7), rng.choice([2, 7, 13, 18])))
         (exact,) = schedule_instances([layer], rule, highs=False)
         between_bounds(layer, rule, exact.makespan)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_counts import slow_or_thorough
 from hypothesis import given
 from hypothesis import strategies as st
 from reference.layer import best_makespan, best_makespan_by_moments
@@ -61,11 +62,11 @@ def test_small_layers_are_those_of_enumeration(rule):
         against_enumeration(rng, 4, rule, most_modes=3)
 
 
-@pytest.mark.slow
+@slow_or_thorough(60, 300)
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
-def test_more_layers_are_those_of_enumeration(rule):
+def test_more_layers_are_those_of_enumeration(rule, cases):
     rng = random.Random(12)
-    for _ in range(300):
+    for _ in range(cases):
         against_enumeration(rng, 6, rule)
 
 
@@ -147,13 +148,13 @@ def test_more_layers_with_every_way_to_run(rule):
         whatever_way(rng, rng.randint(3, 6), rule)
 
 
-@pytest.mark.slow
+@slow_or_thorough(100, 600)
 @pytest.mark.parametrize("rule", ["exclusive", "overlap"])
-def test_layers_of_ten_operators_are_those_of_enumeration(rule):
+def test_layers_of_ten_operators_are_those_of_enumeration(rule, cases):
     rng = random.Random(18)
-    for _ in range(600):
+    for _ in range(cases):
         against_moments(rng, rng.randint(6, 8), rule)
-    for _ in range(5):
+    for _ in range(cases // 100):
         against_moments(rng, 10, rule)
 
 
@@ -175,10 +176,10 @@ def test_highs_agrees(rule):
         against_highs(rng, 8, rule)
 
 
-@pytest.mark.slow
-def test_highs_agrees_on_two_thousand_layers():
+@slow_or_thorough(300, 2000)
+def test_highs_agrees_on_two_thousand_layers(cases):
     rng = random.Random(14)
-    for i in range(2000):
+    for i in range(cases):
         against_highs(rng, 7, "overlap" if i % 4 == 0 else "exclusive")
 
 

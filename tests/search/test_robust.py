@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from case_counts import first_slow
 from robust_cases import CLUSTER, MODEL, STEP, brute_force, case
 
 import phaze_fast as pf
@@ -49,8 +50,7 @@ def test_certificates_hold_against_brute_force(block):
     assert any(telling)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("block", range(9))
+@first_slow("block", range(9), slow=2)
 def test_certificates_hold_against_brute_force_on_many(block):
     for seed in range(12 + 10 * block, 22 + 10 * block):
         check_certificate(seed)

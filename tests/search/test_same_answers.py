@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from case_counts import first_slow
 from plan_cases import PLAIN
 
 import phaze_fast as pf
@@ -340,8 +341,7 @@ def test_some_small_searches(first: int, exact: int) -> None:
     assert sum(hold_small(number) for number in range(first, first + 40, 5)) == exact
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 200, 10))
+@first_slow("first", range(0, 200, 10), slow=4)
 def test_every_small_search(first: int) -> None:
     for number in range(first, first + 10):
         hold_small(number)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from case_counts import slow_or_thorough
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
@@ -334,12 +335,12 @@ def test_other_methods_and_what_moves_the_winner():
         pf.compare(found, "spotlight")
 
 
-@pytest.mark.slow
-def test_fifty_parts_of_the_published_space_against_every_chip():
+@slow_or_thorough(15, 50)
+def test_fifty_parts_of_the_published_space_against_every_chip(cases):
     """Best, top ten and front, bit for bit, with one and two threads."""
     rng = np.random.default_rng(50)
     names = ["bert-large", "gpt2-small", "vit-b16"]
-    for trial in range(50):
+    for trial in range(cases):
         space = some(1000 + trial, 200)
         cluster = pf.Cluster(devices=int(rng.choice([2, 4])), fabric="tpuv4-pod")
         step = pf.Training(

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from case_counts import first_slow
 from reference import mesh_simulator as sim
 from reference.mesh_simulator import Collective, block, random_work, simulate, simulate_alone
 
@@ -242,8 +243,7 @@ def test_concurrent_sets_at_random(ops):
     agree_at_random(34, ops, 8)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@first_slow("seed", range(8))
 def test_many_concurrent_sets_at_random(seed):
     agree_at_random(seed, OPS, 60)
 
