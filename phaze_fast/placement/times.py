@@ -109,6 +109,8 @@ class KindTimes:
     @classmethod
     def joined(cls, parts: Sequence[KindTimes]) -> KindTimes:
         """Several, one after another; missing variants are zeros."""
+        if len(parts) == 1:
+            return parts[0]
         most = max(part.backward_s.shape[1] for part in parts)
         columns = []
         for field in fields(cls):

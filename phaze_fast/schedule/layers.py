@@ -96,17 +96,23 @@ class LayerTimes:
 def _batch(layer: OpGraph, one: Array, every: Array, cores: Array) -> Packed:
     """One graph on many chips as the kernel takes it."""
     chips, ops = one.shape
-    edges = np.array(layer.edges(), dtype=np.int32).reshape(-1, 2)
+    froms = np.repeat(np.arange(ops, dtype=np.int32), np.diff(layer.indptr))
+    intos = layer.indices.astype(np.int32)
     steps = np.arange(chips + 1, dtype=np.int64)
+
+    def for_each(values: Array, count: int = chips) -> Array:
+        """Repeat values `count` times, one after another."""
+        return np.ascontiguousarray(np.broadcast_to(values, (count, len(values)))).reshape(-1)
+
     return (
         steps * ops,
-        np.tile(_TYPE_OF_UNIT[layer.ops["unit"]], chips),
+        for_each(_TYPE_OF_UNIT[layer.ops["unit"]]),
         np.arange(chips * ops + 1, dtype=np.int64) * 2,
-        np.tile(np.array([1, 0], dtype=np.int32), chips * ops),
-        np.ascontiguousarray(np.stack([one, every], axis=-1).reshape(-1)),
-        steps * len(edges),
-        np.tile(edges[:, 0], chips),
-        np.tile(edges[:, 1], chips),
+        for_each(np.array([1, 0], dtype=np.int32), chips * ops),
+        np.stack([one, every], axis=-1).reshape(-1),
+        steps * len(intos),
+        for_each(froms),
+        for_each(intos),
         np.ascontiguousarray(cores.reshape(-1)),
     )
 

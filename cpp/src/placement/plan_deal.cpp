@@ -178,29 +178,22 @@ void PlanSolver::spread(int base, int extras, bool count_first, bool count_last)
   }
 }
 
-// A time that the schedule of a partition takes at least: a stage's work, and where chunks are
-// interleaved the passes through the first chunks of the stages before it, both ways.
-template <typename Way>
-double PlanSolver::least_dealt(const Partition& partition, const Way& way) const {
-  const bool interleaved = schedule_of(row_->layout) == PipelineSchedule::kInterleaved;
-  double before = 0.0;
-  double least = 0.0;
-  for (int stage = 0; stage < stages_; ++stage) {
-    double load = 0.0;
-    double first = 0.0;
-    for (int c = 0; c < row_->layout.virtual_stages; ++c) {
-      const std::size_t chunk = at(chain_of(stage, c));
-      const int i = partition.cuts[chunk];
-      const int j = partition.cuts[chunk + 1];
-      const double own = sums_.forward_s(i, j) + sums_.backward_s(way(stage), i, j) +
-                         enters_s(stage, c, i, j) + leaves_s(stage, c, i, j);
-      if (c == 0) first = own;
-      load += own;
-    }
-    least = std::max(least, before + rounds_of(row_->layout) * load);
-    if (interleaved) before += first;
+double PlanSolver::add_stage(const Partition& partition, int stage, StageRecompute way,
+                             DealtBound* bound) const {
+  double load = 0.0;
+  double first = 0.0;
+  for (int c = 0; c < row_->layout.virtual_stages; ++c) {
+    const std::size_t chunk = at(chain_of(stage, c));
+    const int i = partition.cuts[chunk];
+    const int j = partition.cuts[chunk + 1];
+    const double own = sums_.forward_s(i, j) + sums_.backward_s(way, i, j) +
+                       enters_s(stage, c, i, j) + leaves_s(stage, c, i, j);
+    if (c == 0) first = own;
+    load += own;
   }
-  return least;
+  bound->least_s = std::max(bound->least_s, bound->before_s + rounds_of(row_->layout) * load);
+  if (schedule_of(row_->layout) == PipelineSchedule::kInterleaved) bound->before_s += first;
+  return bound->least_s;
 }
 
 // The best of deals in which chunks differ by a layer at most, where the embedding and the head
@@ -215,11 +208,11 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
   const auto offer = [&](bool count_first, int base) {
     if (!cut(count_first, base, &partition)) return;
     const double limit = (std::min(below_s, best.time_s) - row_->exchange_s) * (1.0 + 1e-12);
-    const StageRecompute nothing{};
-    if (least_dealt(partition, [&](int) { return nothing; }) > limit) return;
-    if (!choose_dealt(room_bytes, &partition)) return;
-    const auto chosen = [&](int k) { return StageRecompute::of(partition.variants[at(k)]); };
-    if (least_dealt(partition, chosen) > limit) return;
+    DealtBound bound;
+    for (int stage = 0; stage < stages_; ++stage) {
+      if (add_stage(partition, stage, StageRecompute{}, &bound) > limit) return;
+    }
+    if (!choose_dealt(room_bytes, limit, &partition)) return;
     const Played played = play(partition);
     const double time_s = played.step_s + played.tail_s + row_->exchange_s;
     if (!(time_s <= below_s) || !(time_s < best.time_s)) return;

@@ -191,41 +191,42 @@ bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partit
 }
 
 // Stages of a deal are alike where their chunks have as many layers each and the same ends.
-bool PlanSolver::choose_dealt(double room_bytes, Partition* partition) {
-  if (!space_->alike || row_->layout.virtual_stages > 24) {
-    return choose_recompute(room_bytes, false, partition);
-  }
-  partition->variants.assign(at(stages_), 0);
+std::int32_t PlanSolver::recompute_dealt(const Partition& partition, int stage, double room_bytes) {
   const int chunks = row_->layout.virtual_stages;
+  if (!space_->alike || chunks > 24) return recompute_chunks(partition, stage, room_bytes);
+  int least = space_->layers;
+  std::int64_t ends = 0;
+  for (int c = 0; c < chunks; ++c) {
+    const std::size_t chunk = at(chain_of(stage, c));
+    const int i = partition.cuts[chunk];
+    const int j = partition.cuts[chunk + 1];
+    least = std::min(least, sums_.blocks(i, j));
+    if (i < space_->first_block) ends += 1;
+    if (j == space_->layers) ends += 2;
+  }
+  std::int64_t longer = 0;  // by chunk, how many blocks more than the shortest has
+  for (int c = 0; c < chunks; ++c) {
+    const std::size_t chunk = at(chain_of(stage, c));
+    const int own = sums_.blocks(partition.cuts[chunk], partition.cuts[chunk + 1]);
+    longer = longer * 3 + (own - least);
+  }
+  const std::int64_t key = ((longer * 4096 + least) * 4 + ends) * 4096 + stage;
+  const auto known = std::find_if(dealt_.begin(), dealt_.end(),
+                                  [&](const auto& entry) { return entry.first == key; });
+  if (known != dealt_.end()) return known->second;
+  const std::int32_t code = recompute_chunks(partition, stage, room_bytes);
+  dealt_.emplace_back(key, code);
+  return code;
+}
+
+bool PlanSolver::choose_dealt(double room_bytes, double limit_s, Partition* partition) {
+  partition->variants.assign(at(stages_), 0);
+  DealtBound bound;
   for (int stage = 0; stage < stages_; ++stage) {
-    int least = space_->layers;
-    std::int64_t ends = 0;
-    for (int c = 0; c < chunks; ++c) {
-      const std::size_t chunk = at(chain_of(stage, c));
-      const int i = partition->cuts[chunk];
-      const int j = partition->cuts[chunk + 1];
-      least = std::min(least, sums_.blocks(i, j));
-      if (i < space_->first_block) ends += 1;
-      if (j == space_->layers) ends += 2;
-    }
-    std::int64_t longer = 0;  // by chunk, how many blocks more than the shortest has
-    for (int c = 0; c < chunks; ++c) {
-      const std::size_t chunk = at(chain_of(stage, c));
-      const int own = sums_.blocks(partition->cuts[chunk], partition->cuts[chunk + 1]);
-      longer = longer * 3 + (own - least);
-    }
-    const std::int64_t key = ((longer * 4096 + least) * 4 + ends) * 4096 + stage;
-    const auto known = std::find_if(dealt_.begin(), dealt_.end(),
-                                    [&](const auto& entry) { return entry.first == key; });
-    std::int32_t code = 0;
-    if (known == dealt_.end()) {
-      code = recompute_chunks(*partition, stage, room_bytes);
-      dealt_.emplace_back(key, code);
-    } else {
-      code = known->second;
-    }
+    const std::int32_t code = recompute_dealt(*partition, stage, room_bytes);
     if (code < 0) return false;
     partition->variants[at(stage)] = code;
+    if (add_stage(*partition, stage, StageRecompute::of(code), &bound) > limit_s) return false;
   }
   return true;
 }

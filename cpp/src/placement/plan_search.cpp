@@ -25,10 +25,37 @@ struct Candidate {
   bool quick;  // whether the bound is the quick one, and may still rise
 };
 
-// The order of a heap with the lowest bound on top.
-bool later(const Candidate& a, const Candidate& b) noexcept {
-  return a.bound_s != b.bound_s ? a.bound_s > b.bound_s : a.row > b.row;
-}
+// Layouts in the order of their bounds; what is taken may come back with a higher one.
+class CandidateQueue {
+ public:
+  // Adds a layout whose quick bound is known; `arrange` follows the last of them.
+  void add(double quick_s, std::int64_t row) { heap_.push_back({quick_s, 0.0, row, true}); }
+  void arrange() { std::make_heap(heap_.begin(), heap_.end(), later); }
+
+  bool empty() const noexcept { return heap_.empty(); }
+
+  Candidate take() {
+    std::pop_heap(heap_.begin(), heap_.end(), later);
+    const Candidate own = heap_.back();
+    heap_.pop_back();
+    return own;
+  }
+
+  // Puts a candidate back with the bound that takes longer to find.
+  void put_back(Candidate own, double sharper_s) {
+    own.bound_s = std::max(own.bound_s, sharper_s);
+    own.quick = false;
+    heap_.push_back(own);
+    std::push_heap(heap_.begin(), heap_.end(), later);
+  }
+
+ private:
+  static bool later(const Candidate& a, const Candidate& b) noexcept {
+    return a.bound_s != b.bound_s ? a.bound_s > b.bound_s : a.row > b.row;
+  }
+
+  std::vector<Candidate> heap_;
+};
 
 // Layouts that differ in rank order alone are one kind of plan, although a strategy whose expert
 // groups lie further apart is another one.
@@ -169,10 +196,10 @@ class Layouts {
       for (const std::int64_t r : space.fitting[s * space.rooms.size() + room]) {
         const double bound_s = bound_of_row(space, at(r), room, totals_[s],
                                             times[s].hbm_bytes_per_s, -kInfinite, nullptr);
-        if (bound_s < kInfinite) queue_.push_back({bound_s, 0.0, r, true});
+        if (bound_s < kInfinite) queue_.add(bound_s, r);
       }
     }
-    std::make_heap(queue_.begin(), queue_.end(), later);
+    queue_.arrange();
   }
 
   // Solves every layout that a plan of interest may have: `limit` gives what a candidate's plan may
@@ -187,11 +214,12 @@ class Layouts {
       wave.clear();
       below.clear();
       while (!queue_.empty() && wave.size() < kWave) {
-        const Candidate own = next();
+        Candidate own = queue_.take();
         const double most_s = limit(own, totals_[strategy_of(own)]);
         if (own.bound_s > most_s) continue;
         if (own.quick) {
-          sharpen(own);
+          const double sharper_s = sharper(&own);
+          queue_.put_back(own, sharper_s);
           continue;
         }
         wave.push_back(own);
@@ -222,29 +250,17 @@ class Layouts {
     return at(space_.rows[at(c.row)].layout.strategy);
   }
 
-  Candidate next() {
-    std::pop_heap(queue_.begin(), queue_.end(), later);
-    const Candidate own = queue_.back();
-    queue_.pop_back();
-    return own;
-  }
-
-  // Puts a candidate back with the bound that takes longer to find.
-  void sharpen(Candidate own) {
-    const std::size_t s = strategy_of(own);
-    own.bound_s =
-        std::max(own.bound_s, bound_of_row(space_, at(own.row), room_, totals_[s],
-                                           times_[s].hbm_bytes_per_s, kInfinite, &own.load_s));
-    own.quick = false;
-    queue_.push_back(own);
-    std::push_heap(queue_.begin(), queue_.end(), later);
+  double sharper(Candidate* own) const {
+    const std::size_t s = strategy_of(*own);
+    return bound_of_row(space_, at(own->row), room_, totals_[s], times_[s].hbm_bytes_per_s,
+                        kInfinite, &own->load_s);
   }
 
   const PlanSpaceImpl& space_;
   std::span<const KindTimes> times_;
   std::size_t room_;
   std::vector<StepTotals> totals_;  // by strategy
-  std::vector<Candidate> queue_;    // a heap, the lowest bound on top
+  CandidateQueue queue_;
 };
 
 }  // namespace
@@ -258,22 +274,18 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
     return bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, enough_s, load_s);
   };
-  std::vector<Candidate> queue;
+  CandidateQueue queue;
   for (const std::int64_t r : space.fitting[at(strategy) * space.rooms.size() + room]) {
     const double quick_s = bound_s(r, -kInfinite, nullptr);
-    if (quick_s <= limit && quick_s < kInfinite) queue.push_back({quick_s, 0.0, r, true});
+    if (quick_s <= limit && quick_s < kInfinite) queue.add(quick_s, r);
   }
-  std::make_heap(queue.begin(), queue.end(), later);
-  while (!queue.empty() && queue.front().bound_s <= limit) {
-    std::pop_heap(queue.begin(), queue.end(), later);
-    Candidate c = queue.back();
-    queue.pop_back();
+  queue.arrange();
+  while (!queue.empty()) {
+    Candidate c = queue.take();
+    if (c.bound_s > limit) break;
     if (c.quick) {
-      c.quick = false;
-      c.bound_s = std::max(c.bound_s, bound_s(c.row, limit, &c.load_s));
-      if (c.bound_s > limit) continue;
-      queue.push_back(c);
-      std::push_heap(queue.begin(), queue.end(), later);
+      const double sharper_s = bound_s(c.row, limit, &c.load_s);
+      if (sharper_s <= limit) queue.put_back(c, sharper_s);
       continue;
     }
     PlacedPlan found = solver->best(space, at(c.row), times, space.rooms[room], limit, c.load_s);

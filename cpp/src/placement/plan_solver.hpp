@@ -87,7 +87,10 @@ class PlanSolver {
   // What makes the stage i..j fastest and fits, or -1; with that its load.
   std::int32_t recompute(int i, int j, int stage);
   std::int32_t recompute_chunks(const Partition& partition, int stage, double room_bytes) const;
-  bool choose_dealt(double room_bytes, Partition* partition);
+  std::int32_t recompute_dealt(const Partition& partition, int stage, double room_bytes);
+  // Chooses what each stage recomputes; false where a stage does not fit, or once it is clear that
+  // the step takes longer than the limit.
+  bool choose_dealt(double room_bytes, double limit_s, Partition* partition);
   std::int32_t fastest(int i, int j, int stage, double* load_s);
   bool pack(double load_s, PlacedPlan* plan, double* next_s);
   double quick_plan(double load_s, PlacedPlan* best);
@@ -106,8 +109,15 @@ class PlanSolver {
   bool cut(bool count_first, int base, Partition* partition) const;
   PlanStatus deal_evenly(Partition* partition);
   void spread(int base, int extras, bool count_first, bool count_last);
-  template <typename Way>
-  double least_dealt(const Partition& partition, const Way& way) const;
+  // A time that a deal's schedule takes at least, stage by stage from the first: a stage's work,
+  // and where chunks are interleaved the passes through the first chunks of the stages before it,
+  // both ways.
+  struct DealtBound {
+    double before_s = 0.0;
+    double least_s = 0.0;
+  };
+  double add_stage(const Partition& partition, int stage, StageRecompute way,
+                   DealtBound* bound) const;
   double message_between(int from, int to) const noexcept;
   // The device that holds a place of the model for the direction of a chunk.
   int stage_of(int place, int chunk = 0) const noexcept {
