@@ -268,7 +268,7 @@ class Record(BaseModel):
         return to_yaml(self.to_dict())
 
     def replace(self, **changes: object) -> Self:
-        """Return a copy with some fields changed, validated again.
+        """Return a copy with some fields changed, validated again; defaults stay defaults.
 
         Examples
         --------
@@ -276,7 +276,7 @@ class Record(BaseModel):
         >>> presets.chip("tpuv4").replace(name="mine").name
         'mine'
         """
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self).from_dict({**fields, **changes})
 
     def digest(self) -> str:

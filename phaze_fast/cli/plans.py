@@ -225,12 +225,12 @@ def plan_model(
         ),
     ] = None,
     zero: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="What replicas share: 0 nothing, 1 optimiser state, 2 gradients too, 3 weights "
-            "too; several to try."
+            "too; several to try. By default 0 and 1, and where nothing fits 2 and 3."
         ),
-    ] = "0,1",
+    ] = None,
     recompute: Annotated[
         str,
         typer.Option(
@@ -290,7 +290,7 @@ def plan_model(
             "data_parallel": several(dp, "dp"),
             "context_parallel": several(cp, "cp"),
             "expert_parallel": several(ep, "ep"),
-            "zero": several(zero, "zero"),
+            **({} if zero is None else {"zero": several(zero, "zero")}),
             "recompute": tuple(recompute.lower().split(",")),
             "schedule": tuple(schedule.lower().split(",")),
             "virtual": several(virtual, "virtual"),

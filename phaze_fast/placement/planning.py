@@ -27,6 +27,9 @@ __all__ = ["Plans", "infeasible", "plan", "room"]
 
 Progress = Callable[[int, int], None]
 
+_MORE_SHARED = (2, 3)
+"""ZeRO stages that are tried where nothing fits with those tried by default."""
+
 
 @dataclass(frozen=True)
 class Plans(Table):
@@ -129,6 +132,8 @@ def plan(
 
     Every combination of widths, micro-batch, replicas, stages, ZeRO stage, schedule and rank order
     is settled: by a lower bound, or by its best partition. What cannot be is counted by reason.
+    Where nothing fits and `training` does not say what replicas share, they share gradients and
+    weights too (ZeRO 2 and 3); `Plans.space` says so.
 
     Parameters
     ----------
@@ -175,6 +180,9 @@ def plan(
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
     workers = thread_count(threads)
     evaluator = _evaluator(model, cluster, training)
+    if not evaluator.fits.any() and "zero" not in training.model_fields_set:
+        training = training.replace(zero=_MORE_SHARED)
+        evaluator = _evaluator(model, cluster, training)
     done = len(evaluator)
     placed: list[Placed] = []
     if evaluator.fits.any():

@@ -265,3 +265,18 @@ def test_questions_that_are_not_right():
         _ = found("gpt3-175b", 8).best
     assert "33" in str(infeasible(found("gpt2-small", 8, pipeline=33)))
     assert "does not divide" in str(infeasible(found("gpt2-small", 8, data_parallel=3)))
+
+
+def test_where_nothing_fits_replicas_share_gradients_and_weights():
+    """Eight billion parameters and 65,536 tokens on eight H100s, as torchtitan ran them."""
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=4, context_parallel=2, tensor_parallel=1, pipeline=1)
+    longest = step.replace(seq=65_536)
+    found = plan("llama3-8b", cluster, longest, threads=1)
+    assert found.best.zero >= 2
+    assert found.training.zero == (2, 3)
+    assert "ZeRO 2" in found.space
+    assert "ZeRO 0" not in found.space
+    assert found.best.recompute != "full"
+    assert not plan("llama3-8b", cluster, longest.replace(zero=(0, 1)), threads=1).plans
+    assert plan("llama3-8b", cluster, step.replace(seq=4096)).training.zero == (0, 1)
