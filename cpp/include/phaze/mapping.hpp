@@ -102,12 +102,18 @@ struct MapRulesRecord {
   std::int32_t
       linear;  // 1: roles in rank order: columns and inner, then rows and copies, then batch
   std::int32_t stream_shared;  // 1: both directions off the wafer share one rate
+  std::int32_t chunks;         // runs of blocks that a stage has: 1, or interleaved ones
+  std::int32_t zero_bubble;    // 1: ZB-H1, weight gradients fill the pipeline's bubble; one chunk
+  double outer_tail_s;         // after the last micro-batch, whatever the mapping
 
   // Bytes of the busier direction off the wafer where so many come and go; all where they share it.
   double streamed(double in_bytes, double out_bytes) const noexcept {
     if (stream_shared != 0) return in_bytes + out_bytes;
     return in_bytes > out_bytes ? in_bytes : out_bytes;
   }
+
+  // Micro-batches whose activations a stage holds at its worst moment.
+  double in_flight(int stages, int stage) const noexcept;
 };
 
 struct MapTables {  // one row per operator, one column per combination of factors
@@ -116,6 +122,7 @@ struct MapTables {  // one row per operator, one column per combination of facto
   std::span<const double> stash_bytes;
   std::span<const double> live_bytes;
   std::span<const double> parameters;
+  std::span<const double> weight_grad_s;  // part of backward_s that nobody waits for
 };
 
 struct MapProblem {
@@ -196,6 +203,7 @@ class Mapping {
   // against collectives beside it.
   struct Node {
     double forward_s, backward_s;  // work
+    double weight_grad_s;          // part of backward_s
     double blocking_f_s, blocking_b_s;
     double hidden_f_s, hidden_b_s;
     double stream_s;
@@ -266,6 +274,7 @@ class Mapping {
   std::size_t divisors_;
   std::size_t columns_;
   std::vector<double> forward_s_, backward_s_, stash_bytes_, live_bytes_, parameters_;
+  std::vector<double> weight_grad_s_;
   std::vector<std::int32_t> blocks_;
   std::vector<double> boundary_;
   std::vector<std::int32_t> chain_;

@@ -134,6 +134,7 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
   Node n{};
   n.forward_s = forward_s_[cell];
   n.backward_s = backward_s_[cell];
+  n.weight_grad_s = weight_grad_s_[cell];
   n.stash_bytes = stash_bytes_[cell];
   n.live_bytes = live_bytes_[cell];
   if (record.stat_bytes > 0.0 && columns != 0) {

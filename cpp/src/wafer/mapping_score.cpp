@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "phaze/mapping.hpp"
+#include "placement/memory_rule.hpp"
 
 namespace phaze {
 namespace {
@@ -11,6 +12,13 @@ constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
 using Outputs = std::array<std::uint8_t, kMaxMapOps>;
 
 }  // namespace
+
+double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
+  const PipelineSchedule schedule = zero_bubble != 0 ? PipelineSchedule::kZeroBubbleH1
+                                    : chunks > 1     ? PipelineSchedule::kInterleaved
+                                                     : PipelineSchedule::kOneForwardOneBackward;
+  return microbatches_in_flight(schedule, stages, stage, microbatches, chunks);
+}
 
 // An output that may be computed again or moved off the wafer instead of being kept.
 struct Mapping::Item {
@@ -23,7 +31,7 @@ struct Mapping::Item {
 
 // Sums over one part of the model: a block, or an end.
 struct Mapping::Block {
-  double forward_s = 0.0, backward_s = 0.0;
+  double forward_s = 0.0, backward_s = 0.0, weight_grad_s = 0.0;
   double blocking_f_s = 0.0, blocking_b_s = 0.0;
   double hidden_f_s = 0.0, hidden_b_s = 0.0;
   double stream_s = 0.0;
@@ -36,6 +44,7 @@ struct Mapping::Block {
   void add(const Node& n) noexcept {
     forward_s += n.forward_s;
     backward_s += n.backward_s;
+    weight_grad_s += n.weight_grad_s;
     blocking_f_s += n.blocking_f_s;
     blocking_b_s += n.blocking_b_s;
     hidden_f_s += n.hidden_f_s;
@@ -304,16 +313,18 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
   total.hidden_s = block.hidden_f_s + block.hidden_b_s;
   const int count = stages();
   if (described != nullptr) described->resize(kAt(count));
+  const double chunks = rules_.chunks;
   double sum_s = 0.0, slowest_s = 0.0, tail_s = 0.0;
+  double idle_s = 0.0, slowest_idle_s = 0.0;  // while the pipeline fills: of all, of the slowest
   for (int k = 0; k < count; ++k) {
     const double blocks = blocks_[kAt(k)];
     const bool first = k == 0, last = k == count - 1;
-    const double flight =
-        static_cast<double>(std::min<std::int64_t>(rules_.microbatches, count - k));
+    const double flight = rules_.in_flight(count, k);
     double state = blocks * block.state_bytes, live = blocks > 0.0 ? block.live_bytes : 0.0;
     double gathered = blocks > 0.0 ? block.gathered_bytes : 0.0, stash = 0.0, load = 0.0;
     double stream = blocks * block.stream_bytes;
     double sync = blocks * block.sync_s, step = blocks * block.step_s;
+    double weight_grad = blocks * block.weight_grad_s;
     for (int e = 0; e < 2; ++e) {
       if (!(e == 0 ? first : last)) continue;
       state += ends[e].state_bytes;
@@ -324,6 +335,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
       stream += ends[e].stream_bytes;
       sync += ends[e].sync_s;
       step += ends[e].step_s;
+      weight_grad += ends[e].weight_grad_s;
     }
     const double fixed = state + live + 2.0 * gathered + stash;
     const double kept = flight * blocks;  // copies of what a block keeps
@@ -350,7 +362,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
     const double per_block = block_s(block, chosen);
     double sending = boundary_[kAt(k)] * rules_.boundary_bytes;
     if (count > 1) {
-      const double ways = (first ? 0.0 : 1.0) + (last ? 0.0 : 1.0);
+      const double ways = 2.0 * chunks - (first ? 1.0 : 0.0) - (last ? 1.0 : 0.0);
       sending = std::min(sending * copies, sending + ways * regather);
     }
     load += blocks * per_block + sending;
@@ -359,7 +371,12 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
     const double exposed = std::max(sync - beside, std::min(sync, block.sync_s));
     tail_s = std::max(tail_s, exposed + step);
     sum_s += load;
-    slowest_s = std::max(slowest_s, load);
+    const double waits = rules_.zero_bubble != 0 ? std::max(0.0, load - 2.0 * weight_grad) : load;
+    idle_s += waits;
+    if (load > slowest_s) {
+      slowest_s = load;
+      slowest_idle_s = waits;
+    }
     total.memory_bytes = std::max(total.memory_bytes, memory);
     total.over_bytes = std::max(total.over_bytes, over);
     total.stream_bytes = std::max(total.stream_bytes, stream);
@@ -371,8 +388,12 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
   }
   if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;
   total.slowest_stage_s = slowest_s;
-  total.tail_s = tail_s;
-  total.time_s = static_cast<double>(rules_.microbatches - 1) * slowest_s + sum_s + tail_s;
+  total.tail_s = tail_s + rules_.outer_tail_s;
+  const auto batches = static_cast<double>(rules_.microbatches);
+  total.time_s = (batches - 1.0) * slowest_s + sum_s + total.tail_s;
+  if (rules_.zero_bubble != 0 || rules_.chunks > 1) {
+    total.time_s = batches * slowest_s + (idle_s - slowest_idle_s) / chunks + total.tail_s;
+  }
   return total;
 }
 
