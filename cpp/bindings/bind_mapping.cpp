@@ -38,11 +38,10 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
   p.rules = view<MapRulesRecord>(rules, "rules", 1)[0];
   p.divisors = view<std::int32_t>(divisors, "divisors");
   p.column = view<std::int32_t>(column, "column");
-  const py::object columns[] = {tables[0], tables[1], tables[2],
-                                tables[3], tables[4], tables[5]};
-  p.tables = {view<double>(columns[0], "forward_s"), view<double>(columns[1], "backward_s"),
+  const py::object columns[] = {tables[0], tables[1], tables[2], tables[3], tables[4], tables[5]};
+  p.tables = {view<double>(columns[0], "forward_s"),   view<double>(columns[1], "backward_s"),
               view<double>(columns[2], "stash_bytes"), view<double>(columns[3], "live_bytes"),
-              view<double>(columns[4], "parameters"), view<double>(columns[5], "weight_grad_s")};
+              view<double>(columns[4], "parameters"),  view<double>(columns[5], "weight_grad_s")};
   p.columns =
       p.ops.empty() ? 0 : static_cast<std::int32_t>(p.tables.forward_s.size() / p.ops.size());
   p.blocks = view<std::int32_t>(blocks, "blocks");

@@ -188,11 +188,14 @@ def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encodi
 
 
 def _whole_wafer(problem: Problem) -> list[Layout]:
-    """Largest rectangle that has no dead die, one stage, the whole batch at once."""
+    """Largest rectangle that has no dead die, one stage, all of its batch at once."""
     columns, rows = problem.wafer.grid
+    replicas, batch = problem.wafer.joined, problem.training.global_batch
     sides = [(w, h) for h in range(1, rows + 1) for w in range(1, columns + 1)]
+    if batch % replicas:
+        return []
     whole = [
-        Layout(w, h, 1, problem.training.global_batch)
+        Layout(w, h, 1, batch // replicas, replicas=replicas)
         for w, h in sides
         if tiles(problem.wafer, w, h)
     ]

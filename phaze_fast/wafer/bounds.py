@@ -9,16 +9,25 @@ from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
 from phaze_fast.memory import optimizer
 from phaze_fast.opgraph.graph import loose
-from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.layout import Layout, layouts
 from phaze_fast.wafer.operators import PARTS, passes
-from phaze_fast.wafer.problem import LeastWork, Problem
+from phaze_fast.wafer.prices import LeastWork
+from phaze_fast.wafer.problem import Problem
 
 _NEAR = 0.9  # a weight of work where it is seen whether less weight helps
 _START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
 _PRICES = tuple(float(at) for at in range(-12, 13, 2))  # powers of two, see _scale()
 _STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the stream from off the wafer
 
-__all__ = ["Roofline", "priced_mappings", "quick_bound", "roofline", "tight_bound", "work_bound"]
+__all__ = [
+    "Roofline",
+    "priced_mappings",
+    "quick_bound",
+    "quickest_s",
+    "roofline",
+    "tight_bound",
+    "work_bound",
+]
 
 
 @dataclass(frozen=True)
@@ -107,7 +116,15 @@ def roofline(problem: Problem) -> Roofline:
     if not problem.volume:
         for op, least_s in zip(problem.work.operators, _least_s(problem), strict=True):
             seconds[op.part] += least_s * (1.0 - 1e-9)  # rounding
-    return Roofline(LeastWork(*seconds.values(), weight_share=1.0), state, moved)
+    work = LeastWork(seconds["before"], seconds["block"], seconds["behind"], weight_share=1.0)
+    return Roofline(work, state, moved)
+
+
+def quickest_s(problem: Problem) -> float:
+    """Give a time that no mapping in any layout of a wafer beats: the least of all rooflines."""
+    over = roofline(problem)
+    every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    return min(over.bound_s(problem, layout) for layout in every)
 
 
 def _least_s(problem: Problem) -> list[float]:

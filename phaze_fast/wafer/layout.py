@@ -114,8 +114,8 @@ def microbatch_fault(global_batch: int, layout: Layout) -> str:
     share = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
     return (
         f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global batch "
-        f"of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies for so many "
-        f"micro-batches, with at most {_PADDING:.0%} of padding"
+        f"of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies for so "
+        f"many micro-batches, with at most {_PADDING:.0%} of padding"
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from phaze_fast.hardware import Accelerator, Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
+from phaze_fast.wafer.joined import replica_sums_s
 from phaze_fast.wafer.layout import (
     Layout,
     boundaries,
@@ -25,7 +26,14 @@ from phaze_fast.wafer.layout import (
     stages_on,
 )
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
-from phaze_fast.wafer.prices import combination, combinations, network_chip, operator_costs
+from phaze_fast.wafer.prices import (
+    LeastWork,
+    alike,
+    combination,
+    combinations,
+    network_chip,
+    operator_costs,
+)
 from phaze_fast.wafer.training import WaferTraining
 
 __all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem"]
@@ -58,27 +66,6 @@ def _priced(chip: str, model: str, seq: int) -> Times:
     """Give what is priced already on one die, to be added to."""
     del chip, model, seq  # the key
     return {}
-
-
-def _alike(work: Workload) -> list[int]:
-    """For each operator the first one of the same kind and size: those cost the same."""
-    first: dict[object, int] = {}
-    found = []
-    for i, op in enumerate(work.operators):
-        bare = replace(op.spec, name="", inputs=())
-        key = (bare, op.seq_rows, op.units, op.inner_units)
-        found.append(first.setdefault(key, i))
-    return found
-
-
-class LeastWork(NamedTuple):
-    """Seconds of a micro-batch where each operator is split at its best."""
-
-    before_s: float
-    block_s: float
-    behind_s: float
-    weight_share: float
-    """The most of any operator's work that its weight gradient is, however it is split."""
 
 
 class Problem:
@@ -144,7 +131,7 @@ class Problem:
         self.capacity_bytes = whole if capacity_bytes is None else min(capacity_bytes, whole)
         stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self.stream = stream
-        self._alike = _alike(self.work)
+        self._alike = alike(self.work.operators)
         key = (self.chip.digest() + self.network_chip.digest(), loaded.digest(), self.work.seq)
         self._times: Times = _priced(*key) if work is None else {}
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
@@ -271,7 +258,7 @@ class Problem:
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
             experts = local[:, 1] / op.seq_rows if op.expert else 1.0
             tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner * experts
-        self._least[key] = LeastWork(*least.values(), share)
+        self._least[key] = LeastWork(least["before"], least["block"], least["behind"], share)
         self._tables[key] = tables
         return tables
 
@@ -322,8 +309,7 @@ class Problem:
     def _rules(self, layout: Layout) -> Array:
         spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
         links = links_of(wafer, layout)
-        # Dies in use share what is off the wafer.
-        idle = wafer.dies / (layout.dies * stages_on(wafer, layout))
+        idle = wafer.dies / (layout.dies * stages_on(wafer, layout))  # share what is off the wafer
         hbm = self.chip.hbm
         memory = self.chip.buffer_bandwidth_bytes_per_s
         # Read and written once each: weights, gradients (read only) and state.
@@ -367,26 +353,11 @@ class Problem:
         return -(-self.training.global_batch // layout.replicas // layout.microbatch)
 
     def outer_tail_s(self, layout: Layout) -> float:
-        """Seconds in which replicas on joined wafers sum their gradients, in a ring over their I/O.
-
-        Each wafer has summed its own dies' before; the one with most parameters counts.
-        """
-        replicas, io = layout.replicas, self.wafer.io
-        if replicas == 1 or io is None or self.volume:
+        """Seconds in which replicas on joined wafers sum their gradients after a step."""
+        if layout.replicas == 1 or self.volume:
             return 0.0
-        here, blocks = stages_on(self.wafer, layout), self.blocks(layout.stages)
-        each = {
-            part: sum(op.parameters for op in self.work.operators if op.part == part)
-            for part in PARTS
-        }
-        held = [
-            each["block"] * sum(blocks[k : k + here]) for k in range(0, layout.stages, here)
-        ]
-        held[0] += each["before"]
-        held[-1] += each["behind"]
-        rounds = 2.0 * (replicas - 1)
-        size = max(held) * self.gradient_bytes
-        return rounds * (size / replicas / io.bandwidth_bytes_per_s + io.latency_s)
+        blocks = self.blocks(layout.stages)
+        return replica_sums_s(self.wafer, self.work, layout, blocks, self.gradient_bytes)
 
     def blocks(self, stages: int) -> tuple[int, ...]:
         """Split the blocks over stages evenly; the ends, which have more to do, get the fewer."""
@@ -400,11 +371,9 @@ class Problem:
         InvalidInputError
             Where some operator cannot be split over that many dies at all.
         """
-        refuse_microbatch(self.training.global_batch, layout)
-        fault = layout_fault(
-            self.wafer, self.work.blocks, self.training.global_batch, layout
-        )
-        if fault:
+        batch = self.training.global_batch
+        refuse_microbatch(batch, layout)
+        if fault := layout_fault(self.wafer, self.work.blocks, batch, layout):
             raise InvalidInputError(fault)
         divisors, column, _ = combinations(layout.dies)
         runs = [tuple(run) for run in slots_of(layout.width, layout.height)]

@@ -85,11 +85,7 @@ def search_task(
         "seed": seed,
         "below_s": below_s if math.isfinite(below_s) else None,
         "starts": [found.encoding.to_list() for found in starts],
-        "wanted": (
-            list(asdict(wanted).values())
-            if isinstance(wanted, Layout)
-            else wanted
-        ),
+        "wanted": (list(asdict(wanted).values()) if isinstance(wanted, Layout) else wanted),
     }
     return Task(search_data, problem, given, effort.budget_s)
 

@@ -77,7 +77,8 @@ bool good_rules(const MapRulesRecord& r) noexcept {
                             r.gradient_bytes, r.state_bytes, r.step_bytes, r.boundary_bytes}) {
     if (!is_size(size)) return false;
   }
-  if (!is_size(r.outer_tail_s) || r.chunks < 1 || (r.zero_bubble != 0 && r.chunks > 1)) return false;
+  if (!is_size(r.outer_tail_s) || r.chunks < 1 || (r.zero_bubble != 0 && r.chunks > 1))
+    return false;
   if (r.modes <= 0 || r.modes >= 1 << kWeightModeCount) return false;
   const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0 ||
                        (r.modes >> static_cast<int>(WeightMode::kOffload) & 1) != 0;

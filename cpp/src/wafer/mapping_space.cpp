@@ -94,6 +94,12 @@ Mapping::Mapping(const MapProblem& p)
     }
     std::sort(found.begin(), found.end());
   }
+  // No proposal has more changes, so that none of them runs out of memory half way.
+  proposed_.op_mappings.reserve(4 * ops_.size());
+  proposed_.nodes.reserve(4 * ops_.size());
+  proposed_.touched.reserve(4 * ops_.size());
+  proposed_.fans.reserve(fans_.size());
+  proposed_.seen.reserve(fans_.size());
   choices_.resize(ops_.size());
   for (int i = 0; i < ops(); ++i) enumerate(i);
 }
