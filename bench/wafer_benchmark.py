@@ -160,6 +160,11 @@ def write_instances() -> None:
 
 def _best_on(case: Any) -> tuple[Any, Any, float]:
     """Search one layout: (mapping, its score, a bound)."""
+    every = combinations(math.prod(case.sizes))[2].tolist()
+    for table in case.tables.values():  # the kernel has columns for splits that are not legal too
+        for i in range(len(case.ops)):
+            for cut in every:
+                table.setdefault((i, tuple(cut)), 0.0)
     mapping = _core.Mapping(**arguments(case))
     relaxation = mapping.relaxation()
     free, relaxed = relaxation.bound(1.0, 0.0)

@@ -78,7 +78,7 @@ def mapping_of(case: oracle.Case, answer: dict[str, Any]) -> list[oracle.Operato
         if not set(roles) <= set(op.roles):
             raise RefusedError(f"{where}.roles: accepted are {', '.join(op.roles)} of BMNKR")
         cut = oracle.factors(case, mapped)
-        if any(f > most for f, most in zip(cut, op.limit, strict=True)):
+        if any(f > max(most, 1) for f, most in zip(cut, op.limit, strict=True)):
             raise RefusedError(f"{where}.roles: more parts than the dimension has, {op.limit}")
         for axis in (0, 1):
             along = [r for r, slot in zip(roles, case.slots, strict=True) if slot[0] == axis]

@@ -27,7 +27,6 @@ PLACES = (
     ("dram-stream-wafer", "bertlarge", 1),
     ("dojo-tile-like", "llama2-7b", 1),
     ("dojo-tile-like", "gpt3-13b", 2),
-    ("dojo-tile-like", "gpt3-175b", 24),
     ("dojo-tile-like", "mixtral-8x7b", 8),
     ("dojo-tile-like", "bertlarge", 1),
 )

@@ -319,8 +319,10 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
         extra = stream_seconds(rules, moved, moved) if moved else 0.0
         return block.seconds(more, extra)
 
-    every = list(itertools.product(*(item.options for item in items)))
-    least = min(memory(_sums(items, ways)[0]) for ways in every)
+    every, least = [], math.nan
+    if given is None:
+        every = list(itertools.product(*(item.options for item in items)))
+        least = min(memory(_sums(items, ways)[0]) for ways in every)
     chosen = tuple(STASH for _ in items)
     if given is not None:
         chosen = tuple(given.get(item.op, STASH) for item in items)
