@@ -21,7 +21,7 @@ from reference.mesh_simulator import (
 class Player:
     """Stages of a mapping as packets on one mesh."""
 
-    def __init__(self, columns, rows, links, stream_rates=(), packets=10):
+    def __init__(self, columns, rows, links, stream_rates=(), packets=12):
         *self.rates, hop_s = links
         self.columns, self.packets = columns, packets
         self.traffic = Traffic(columns, rows, self.rates, hop_s, paced=True)

@@ -26,7 +26,7 @@ COPIED = ("inner", "copies")  # slots along which a block's output is whole
 # packets that wait for one another.
 SLOW = presets.wafer("dojo-tile-like").replace(columns=6, rows=4, hop_latency_s=0.0)
 SLOW = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=3, d2d_modules_y=4))
-SHAPES = (Layout(2, 2, 3, 8), Layout(3, 2, 2, 6), Layout(2, 4, 2, 8), Layout(4, 2, 3, 8))
+SHAPES = (Layout(2, 2, 3, 8), Layout(3, 2, 2, 6), Layout(2, 4, 2, 8), Layout(3, 2, 4, 6))
 
 
 def random_mapping(problem, layout, rng):

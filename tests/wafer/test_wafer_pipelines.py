@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -172,3 +173,21 @@ def test_the_bound_holds_on_joined_wafers():
         if score["over_bytes"] + score["stream_over_bytes"] <= 0:
             assert found.bound_s <= score["time_s"]
             assert mapping.relaxation().bound(1.0, 0.0)[0] <= score["time_s"]
+
+
+def test_joined_wafers_on_the_command_line(run, tmp_path):
+    file = tmp_path / "tile.yaml"
+    file.write_text(TILE.to_yaml())
+    words = ("bertlarge", "--global-batch", 8, "--seeds", 1, "--steps", 200, "--promising", 1)
+    code, out, _ = run(*words, "--wafer", file, "--joined", 2, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert "2 wafers" in found["bound_space"]
+    assert 0 < found["bound"] <= found["ours"]["time_s"]
+    for name, text in (
+        ("dram-wafer", "joined: 2 wafers without io are not accepted"),
+        ("wafer-space", "--joined: wafer-space is not accepted with it"),
+    ):
+        code, out, err = run(*words, "--wafer", name, "--joined", 2)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert text in err

@@ -22,11 +22,16 @@ class Chooser {
           double hidden_s, double stream_s, double stream_room)
       : forward_s_(forward_s), stream_room_(stream_room), by_work_(work_s >= hidden_s) {
     count_ = count;
-    for (int i = 0; i < count; ++i) order_[place(i)] = items + i;
-    std::sort(order_.begin(), order_.begin() + count, [&](const Item* a, const Item* b) {
-      const double left = least(*a) / a->saved_bytes, right = least(*b) / b->saved_bytes;
-      return left != right ? left < right : a->op < b->op;
-    });
+    for (int i = 0; i < count; ++i) {  // in the order of rates; ties as the operators stand
+      const double least = least_s(items[i]), rate = least / items[i].saved_bytes;
+      int at = i;
+      for (; at > 0 && rate_[place(at) - 1] > rate; --at) {
+        order_[place(at)] = order_[place(at) - 1];
+        rate_[place(at)] = rate_[place(at) - 1];
+      }
+      order_[place(at)] = items + i;
+      rate_[place(at)] = rate;
+    }
     for (int i = 0; i < count; ++i) {
       if (!items[i].offload) continue;
       offloads_ = true;
@@ -63,7 +68,7 @@ class Chooser {
   struct Sums {
     double blocking, work, hidden, stream, saved, moved;
   };
-  double least(const Item& item) const noexcept {
+  double least_s(const Item& item) const noexcept {
     if (!item.recompute) return std::numeric_limits<double>::infinity();
     return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
   }
@@ -77,7 +82,7 @@ class Chooser {
       if (offloads_ && (cost >= stream || !item.recompute)) break;
       if (!item.recompute) continue;
       const double part = std::min(item.saved_bytes, missing);
-      const double rate = least(item) / item.saved_bytes;
+      const double rate = rate_[place(i)];
       const double eased = offloads_ ? stream_s_per_byte_ : 0.0;
       if (offloads_ && cost + rate * part >= stream - eased * part) {
         return cost + rate * (stream - cost) / (rate + eased);
@@ -117,8 +122,9 @@ class Chooser {
     descend(at + 1, s);
   }
 
-  std::array<const Item*, kMaxMapOps> order_{};
-  std::array<double, kMaxMapOps + 1> rest_{};
+  std::array<const Item*, kMaxMapOps> order_;
+  std::array<double, kMaxMapOps> rate_;  // seconds per byte saved, of the first `count_` items
+  std::array<double, kMaxMapOps + 1> rest_;
   std::array<std::uint8_t, kMaxMapOps> now_{}, best_{};
   double forward_s_, stream_room_;
   bool by_work_;
