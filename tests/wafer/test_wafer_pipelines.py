@@ -20,12 +20,14 @@ from phaze_fast.wafer import (
     Layout,
     Problem,
     WaferTraining,
+    baselines,
     evaluate,
     megatron,
     search_mapping,
     step_energy,
     step_mfu,
 )
+from phaze_fast.wafer.baselines import baselines_on
 from phaze_fast.wafer.layout import boundaries, layouts
 from phaze_fast.wafer.mapping_rules import layout_faults
 
@@ -161,12 +163,12 @@ def test_layouts_of_joined_wafers_are_those_that_the_rules_accept():
 
 
 def test_the_bound_holds_on_joined_wafers():
-    problem = Problem("bertlarge", PAIR, WaferTraining(8))
+    problem = Problem("bertlarge", PAIR, WaferTraining(4))
     found = search_mapping(problem, Effort(seeds=1, steps=300, promising=2), threads=1)
     assert found.best.fits
     rng = random.Random(5)
-    every = list(layouts(PAIR, problem.work.blocks, 8))
-    for layout in rng.sample(every, 40):
+    every = list(layouts(PAIR, problem.work.blocks, 4))
+    for layout in rng.sample(every, 20):
         mapping = problem.mapping(layout)
         mapping.anneal(1, 30, 0.1)
         score = mapping.score()[0]
@@ -177,8 +179,8 @@ def test_the_bound_holds_on_joined_wafers():
 
 def test_joined_wafers_on_the_command_line(run, tmp_path):
     file = tmp_path / "tile.yaml"
-    file.write_text(TILE.to_yaml())
-    words = ("bertlarge", "--global-batch", 8, "--seeds", 1, "--steps", 200, "--promising", 1)
+    file.write_text(TILE.replace(rows=1).to_yaml())
+    words = ("bertlarge", "--global-batch", 2, "--seeds", 1, "--steps", 200, "--promising", 1)
     code, out, _ = run(*words, "--wafer", file, "--joined", 2, "--json")
     found = json.loads(out)
     assert code == 0
@@ -191,3 +193,11 @@ def test_joined_wafers_on_the_command_line(run, tmp_path):
         code, out, err = run(*words, "--wafer", name, "--joined", 2)
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert text in err
+
+
+def test_systems_without_pipelines_need_a_batch_that_wafers_divide():
+    assert "zero3" in baselines_on(Problem("bertlarge", PAIR, WaferTraining(8)))
+    odd = baselines_on(Problem("bertlarge", PAIR, WaferTraining(9)))
+    assert odd == ("megatron", "megatron_offload")
+    found = baselines(Problem("bertlarge", PAIR, WaferTraining(9)), odd)
+    assert all(each.best.encoding.layout.replicas == 1 for each in found.values())
