@@ -24,6 +24,21 @@ def _mapping() -> Any:
     return mapping, mapping.op_mappings()
 
 
+def _streaming() -> Any:
+    problem = Problem("llama2-7b", presets.wafer("dojo-tile-like"), WaferTraining(512))
+    mapping = problem.mapping(Layout(5, 5, 1, 2))
+    mapping.anneal(1, 2_000, 0.03)  # outputs are kept, computed again or moved off the wafer
+    return mapping, mapping.op_mappings()
+
+
+def _streams_fit(given: Any, found: Any) -> None:
+    op_mappings, score, evaluations = found
+    assert evaluations == STEPS + 1
+    given[0].assign(op_mappings)
+    assert given[0].score().tobytes() == score.tobytes()
+    assert score["over_bytes"][0] == 0.0
+
+
 def _anneal(given: Any) -> Any:
     mapping, op_mappings = given
     mapping.assign(op_mappings)
@@ -62,7 +77,18 @@ register(
         build=_mapping,
         run=_anneal,
         check=_fresh_agrees,
-        target="100,000 evaluations a second and core",
+        target="300,000 evaluations a second and core",
+    )
+)
+register(
+    Subject(
+        name="incremental-streaming",
+        stage="wafer",
+        items=STEPS,
+        build=_streaming,
+        run=_anneal,
+        check=_streams_fit,
+        target="300,000 evaluations a second and core",
     )
 )
 register(

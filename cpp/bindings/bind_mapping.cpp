@@ -30,7 +30,7 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
                                 const py::object& divisors, const py::object& column,
                                 const py::tuple& tables, const py::object& blocks,
                                 const py::object& boundary, const py::object& chain) {
-  if (tables.size() != 5) throw InvalidInput("tables: expected 5 arrays");
+  if (tables.size() != 6) throw InvalidInput("tables: expected 6 arrays");
   MapProblem p{};
   p.slots = view<MeshRun>(slots, "slots");
   p.ops = view<MapOpRecord>(ops, "ops");
@@ -38,10 +38,10 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
   p.rules = view<MapRulesRecord>(rules, "rules", 1)[0];
   p.divisors = view<std::int32_t>(divisors, "divisors");
   p.column = view<std::int32_t>(column, "column");
-  const py::object columns[] = {tables[0], tables[1], tables[2], tables[3], tables[4]};
-  p.tables = {view<double>(columns[0], "forward_s"), view<double>(columns[1], "backward_s"),
+  const py::object columns[] = {tables[0], tables[1], tables[2], tables[3], tables[4], tables[5]};
+  p.tables = {view<double>(columns[0], "forward_s"),   view<double>(columns[1], "backward_s"),
               view<double>(columns[2], "stash_bytes"), view<double>(columns[3], "live_bytes"),
-              view<double>(columns[4], "parameters")};
+              view<double>(columns[4], "parameters"),  view<double>(columns[5], "weight_grad_s")};
   p.columns =
       p.ops.empty() ? 0 : static_cast<std::int32_t>(p.tables.forward_s.size() / p.ops.size());
   p.blocks = view<std::int32_t>(blocks, "blocks");
@@ -218,7 +218,7 @@ void bind_mapping(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(MapRulesRecord, x_bytes_per_s, y_bytes_per_s, hop_s, capacity_bytes,
                        stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,
                        gradient_bytes, state_bytes, step_bytes, boundary_bytes, microbatches, modes,
-                       volume, linear, stream_shared);
+                       volume, linear, stream_shared, chunks, zero_bubble, outer_tail_s);
   PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,
                        slowest_stage_s, compute_s, blocking_s, hidden_s, tail_s);
   module.attr("MESH_RUN_DTYPE") = py::dtype::of<MeshRun>();

@@ -63,6 +63,20 @@ def _wafer_of(name: str) -> Wafer | WaferSpace:
     return Wafer.from_dict(data, source=name)
 
 
+def _joined(wafers: list[Wafer | WaferSpace], count: int) -> list[Wafer | WaferSpace]:
+    """Join several wafers of each kind."""
+    if count == 1:
+        return wafers
+    found: list[Wafer | WaferSpace] = []
+    for where in wafers:
+        if isinstance(where, WaferSpace):
+            raise InvalidInputError(
+                f"--joined: {where.name} is not accepted with it; expected wafers, not a space"
+            )
+        found.append(where.replace(joined=count))
+    return found
+
+
 def _with_faults(wafers: list[Wafer | WaferSpace], path: Path | None) -> list[Wafer | WaferSpace]:
     """Break the dies and links of a file on every wafer."""
     if path is None:
@@ -227,6 +241,9 @@ def wafer(
     global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 512,
     seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
     optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam-bf16-grad",
+    joined: Annotated[
+        int, typer.Option(help="Wafers of this kind that work together over their I/O.", min=1)
+    ] = 1,
     faults: Annotated[
         Path | None,
         typer.Option(help="Dead dies and links by row and column: a YAML or JSON file."),
@@ -291,7 +308,8 @@ def wafer(
     training = WaferTraining(global_batch, seq, optimizer)
     effort = Effort(seeds, steps, promising, budget)
     loaded = [_transformer(load_model(name, seq)) for name in model]
-    wafers = _with_faults([_wafer_of(name) for name in on or ["dram-wafer"]], faults)
+    named = [_wafer_of(name) for name in on or ["dram-wafer"]]
+    wafers = _with_faults(_joined(named, joined), faults)
     if encoding is not None:
         if len(loaded) > 1 or len(wafers) > 1 or compare:
             raise InvalidInputError(

@@ -45,7 +45,7 @@ from phaze_fast.hardware.tuning import (
     Tuning,
     tuning_record,
 )
-from phaze_fast.hardware.wafer import MemoryTier, OffWafer, Wafer
+from phaze_fast.hardware.wafer import MemoryTier, OffWafer, Wafer, WaferIo
 from phaze_fast.hardware.wafer_rules import broken_rules
 from phaze_fast.hardware.wafer_space import WaferSpace
 from phaze_fast.hardware.wafer_totals import WaferTotals, wafer_totals
@@ -83,6 +83,7 @@ __all__ = [
     "Tuning",
     "VectorCore",
     "Wafer",
+    "WaferIo",
     "WaferRules",
     "WaferSpace",
     "WaferTotals",

@@ -38,7 +38,7 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops
 
-__all__ = ["MemoryTier", "OffWafer", "Wafer", "load_wafer"]
+__all__ = ["MemoryTier", "OffWafer", "Wafer", "WaferIo", "load_wafer"]
 
 
 Position = tuple[FewOrNone, FewOrNone]
@@ -67,6 +67,16 @@ class OffWafer(Record):
     """Per direction, for the whole wafer."""
     duplex: Annotated[bool, Field(strict=True)] = True
     """Whether both directions have that bandwidth at once; false where they share it."""
+
+
+class WaferIo(Record):
+    """Links from one wafer to others of its kind."""
+
+    what: ClassVar[str] = "wafer I/O"
+    bandwidth_bytes_per_s: Bandwidth
+    """Per direction, for the whole wafer."""
+    latency_s: Seconds = 1e-6
+    """Of one message."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +128,10 @@ class Wafer(Record):
     """Assembled from tested dies, so that none is expected dead; false where it is monolithic."""
     off_wafer: OffWafer | None = None
     """Memory that the wafer streams from."""
+    io: WaferIo | None = None
+    """Links to other wafers; none where it stands alone."""
+    joined: Count = 1
+    """Wafers of this kind that train one model together, over their `io`."""
     power_cap_w: Watts | None = None
     """What can be supplied to all dies together and cooled away; none = no limit."""
     reserved_bytes: Bytes = 0

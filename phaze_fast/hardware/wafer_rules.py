@@ -14,7 +14,9 @@ from phaze_fast.hardware.die import Die, WaferRules
 
 __all__ = ["Rule", "broken_rules", "extent_mm", "fitting", "gaps_mm", "local_bytes"]
 
-Rule = Literal["reticle", "shoreline", "reach", "window", "area", "memory", "dead", "dead_links"]
+Rule = Literal[
+    "reticle", "shoreline", "reach", "window", "area", "memory", "joined", "dead", "dead_links"
+]
 """What a wafer can break."""
 
 _SLACK = 1 + 1e-9  # lengths are sums of rounded numbers
@@ -31,6 +33,10 @@ class _Wafer(Protocol):
     def gap_mm(self) -> float: ...
     @property
     def grid(self) -> tuple[int, int]: ...
+    @property
+    def joined(self) -> int: ...
+    @property
+    def io(self) -> object: ...
     @property
     def dead(self) -> tuple[tuple[int, int], ...]: ...
     @property
@@ -186,6 +192,12 @@ def _wafer_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:
             "memory",
             f"{local_bytes(wafer)} bytes of memory a die leave nothing beside reserved_bytes, "
             f"{wafer.reserved_bytes}; expected more",
+        )
+    if wafer.joined > 1 and wafer.io is None:
+        yield (
+            "joined",
+            f"{wafer.joined} wafers without io are not accepted; expected the bandwidth of their "
+            "links to each other, or 1 wafer",
         )
     yield from _fault_map_faults(wafer)
 

@@ -22,6 +22,7 @@ from phaze_fast.wafer.mesh import (
 )
 from phaze_fast.wafer.operator_mapping import OperatorMapping
 from phaze_fast.wafer.outcome import Effort, MappingResult
+from phaze_fast.wafer.pareto import WaferFront, WaferPoint, capped_s, pareto_front, search_front
 from phaze_fast.wafer.plans import megatron, zero3
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.search import search_mapping
@@ -48,10 +49,13 @@ __all__ = [
     "Run",
     "StepEnergy",
     "Transfer",
+    "WaferFront",
+    "WaferPoint",
     "WaferResult",
     "WaferTraining",
     "accpar",
     "baselines",
+    "capped_s",
     "compare_mappings",
     "concurrent_s",
     "describe",
@@ -62,6 +66,8 @@ __all__ = [
     "link_loads",
     "megatron",
     "mesh_collective",
+    "pareto_front",
+    "search_front",
     "search_mapping",
     "search_mappings",
     "search_wafers",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.layout import Layout, layouts, stages_on
 from phaze_fast.wafer.packing import is_bent
 from phaze_fast.wafer.plans import (
     OFFLOADED,
@@ -81,15 +81,17 @@ def megatron_shapes(
 
 def is_linear(problem: Problem, layout: Layout) -> bool:
     """Whether a stage is a run of ranks: part of a row, or whole rows."""
-    if is_bent(problem.wafer, layout.width, layout.height, layout.stages):
+    here = stages_on(problem.wafer, layout)
+    if is_bent(problem.wafer, layout.width, layout.height, here):
         return False
     return layout.height == 1 or layout.width == problem.wafer.grid[0]
 
 
 def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """Every legal layout, or those whose stages are runs of ranks."""
+    """Every legal layout of 1F1B or interleaved pipelines, or those that are runs of ranks."""
     found = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
-    return [each for each in found if not linear or is_linear(problem, each)]
+    known = (each for each in found if each.schedule != "zb-h1")
+    return [each for each in known if not linear or is_linear(problem, each)]
 
 
 def megatron_candidates(

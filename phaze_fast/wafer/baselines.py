@@ -188,11 +188,14 @@ def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encodi
 
 
 def _whole_wafer(problem: Problem) -> list[Layout]:
-    """Largest rectangle that has no dead die, one stage, the whole batch at once."""
+    """Largest rectangle that has no dead die, one stage, all of its batch at once."""
     columns, rows = problem.wafer.grid
+    replicas, batch = problem.wafer.joined, problem.training.global_batch
     sides = [(w, h) for h in range(1, rows + 1) for w in range(1, columns + 1)]
+    if batch % replicas:
+        return []
     whole = [
-        Layout(w, h, 1, problem.training.global_batch)
+        Layout(w, h, 1, batch // replicas, replicas=replicas)
         for w, h in sides
         if tiles(problem.wafer, w, h)
     ]
@@ -200,14 +203,19 @@ def _whole_wafer(problem: Problem) -> list[Layout]:
 
 
 def baselines_on(problem: Problem) -> tuple[str, ...]:
-    """Names of the systems that a wafer suits: some need memory off it.
+    """Names of the systems that a wafer suits.
+
+    Some need memory off it; all but Megatron-LM put the whole model on each of several joined
+    wafers, which then have to divide the batch.
 
     Examples
     --------
     >>> baselines_on(Problem("bertlarge", "dram-wafer"))
     ('megatron', 'zero3', 'accpar', 'hypar')
     """
-    return tuple(n for n in BASELINES if n not in OFF_WAFER or problem.stream is not None)
+    shared = problem.training.global_batch % problem.wafer.joined == 0
+    known = [n for n in BASELINES if n not in OFF_WAFER or problem.stream is not None]
+    return tuple(n for n in known if shared or n.startswith("megatron"))
 
 
 def baselines(

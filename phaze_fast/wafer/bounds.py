@@ -9,25 +9,33 @@ from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
 from phaze_fast.memory import optimizer
 from phaze_fast.opgraph.graph import loose
-from phaze_fast.wafer.layout import Layout
-from phaze_fast.wafer.operators import passes
+from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.operators import PARTS, passes
+from phaze_fast.wafer.prices import LeastWork
 from phaze_fast.wafer.problem import Problem
 
 _NEAR = 0.9  # a weight of work where it is seen whether less weight helps
 _START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
-_PRICES = tuple(float(at) for at in range(-2, 13, 2))  # powers of two, see _scale()
+_PRICES = tuple(float(at) for at in range(-12, 13, 2))  # powers of two, see _scale()
+_STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the stream from off the wafer
 
-__all__ = ["Roofline", "priced_mappings", "quick_bound", "roofline", "tight_bound", "work_bound"]
+__all__ = [
+    "Roofline",
+    "priced_mappings",
+    "quick_bound",
+    "quickest_s",
+    "roofline",
+    "tight_bound",
+    "work_bound",
+]
 
 
 @dataclass(frozen=True)
 class Roofline:
     """Work of a step at the dies' peak rates: quick, and below what any mapping takes."""
 
-    block_s: float
-    """Die-seconds of one block for one sequence."""
-    ends_s: float
-    """Die-seconds of everything else for one sequence."""
+    work: LeastWork
+    """Die-seconds of one sequence."""
     state_bytes: float
     """Of weights, gradients and optimiser state of the whole model."""
     streamed_share: float
@@ -41,7 +49,7 @@ class Roofline:
         here = layout.microbatch / layout.dies
         batches = problem.batches(layout)
         streamed_s = batches * self._stream_s(problem, layout)
-        return max(_step_s(problem, layout, self.block_s * here, self.ends_s * here), streamed_s)
+        return max(_step_s(problem, layout, self.work, here), streamed_s)
 
     def _stream_s(self, problem: Problem, layout: Layout) -> float:
         """Seconds per micro-batch in which state that has no room on the wafer comes and goes."""
@@ -50,15 +58,23 @@ class Roofline:
             return 0.0
         dies = layout.dies * layout.stages
         outside = max(0.0, self.state_bytes - dies * problem.capacity_bytes)
-        every = problem.wafer.dies * stream.bandwidth_bytes_per_s
+        wafers = problem.wafer.joined // layout.replicas
+        every = wafers * problem.wafer.dies * stream.bandwidth_bytes_per_s
         return outside * self.streamed_share / every
 
 
-def _step_s(problem: Problem, layout: Layout, block_s: float, ends_s: float) -> float:
-    """Seconds of a step whose blocks and ends take so long for a micro-batch, and nothing else."""
-    batches = problem.batches(layout)
+def _step_s(problem: Problem, layout: Layout, work: LeastWork, share: float = 1.0) -> float:
+    """Seconds of a step that has a share of this work and nothing else."""
     blocks = problem.blocks(layout.stages)
-    return (batches - 1) * max(blocks) * block_s + sum(blocks) * block_s + ends_s
+    loads = [count * work.block_s for count in blocks]
+    loads[0] += work.before_s
+    loads[-1] += work.behind_s
+    slowest = max(loads)
+    idle = 1.0 / layout.chunks
+    if layout.schedule == "zb-h1":
+        idle = max(0.0, 1.0 - 2.0 * work.weight_share)
+    step_s = problem.batches(layout) * slowest + idle * (sum(loads) - slowest)
+    return step_s * share + problem.outer_tail_s(layout)
 
 
 def work_bound(problem: Problem, layout: Layout) -> float:
@@ -73,7 +89,7 @@ def work_bound(problem: Problem, layout: Layout) -> float:
     >>> work_bound(problem, layout) < float(problem.mapping(layout).score()["time_s"][0])
     True
     """
-    return _step_s(problem, layout, *problem.least_work(layout)) * (1.0 - 1e-9)  # rounding
+    return _step_s(problem, layout, problem.least_work(layout)) * (1.0 - 1e-9)  # rounding
 
 
 def roofline(problem: Problem) -> Roofline:
@@ -85,7 +101,7 @@ def roofline(problem: Problem) -> Roofline:
     >>> from phaze_fast.hardware import presets
     >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
     >>> work_s = float(problem.mapping(Layout(1, 1, 1, 1)).score()["compute_s"][0])
-    >>> roofline(problem).block_s < work_s
+    >>> roofline(problem).work.block_s < work_s
     True
     """
     spec = optimizer(problem.training.optimizer)
@@ -96,12 +112,19 @@ def roofline(problem: Problem) -> Roofline:
     kept = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)  # weights stay
     moved = min(busier / each, kept) * (1.0 - 1e-9)
     state = each * problem.work.parameters
-    if problem.volume:
-        return Roofline(0.0, 0.0, state, moved)
-    seconds = [0.0, 0.0]  # of a block, of all else
-    for op, least_s in zip(problem.work.operators, _least_s(problem), strict=True):
-        seconds[op.part != "block"] += least_s * (1.0 - 1e-9)  # rounding
-    return Roofline(seconds[0], seconds[1], state, moved)
+    seconds = dict.fromkeys(PARTS, 0.0)
+    if not problem.volume:
+        for op, least_s in zip(problem.work.operators, _least_s(problem), strict=True):
+            seconds[op.part] += least_s * (1.0 - 1e-9)  # rounding
+    work = LeastWork(seconds["before"], seconds["block"], seconds["behind"], weight_share=1.0)
+    return Roofline(work, state, moved)
+
+
+def quickest_s(problem: Problem) -> float:
+    """Give a time that no mapping in any layout of a wafer beats: the least of all rooflines."""
+    over = roofline(problem)
+    every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    return min(over.bound_s(problem, layout) for layout in every)
 
 
 def _least_s(problem: Problem) -> list[float]:
@@ -147,16 +170,36 @@ def tight_bound(
     """
     scale = _scale(problem, layout, relaxation.bound(1.0, 0.0)[0])
     best, price = _priced(relaxation, 1.0, 0.0, scale, enough_s)
-    weights = []
     if relaxation.bound(_NEAR, price, 0.0, enough_s)[0] > best:
-        weights.append((0.5, 0.0))
+        best = max(best, _priced(relaxation, 0.5, 0.0, scale, enough_s)[0])
     if problem.stream is not None:
-        weights += [(1.0, 0.5), (1.0, 1.0)]
-    best = max(best, least_s)
-    for theta, phi in weights:
-        if best < enough_s:
-            best = max(best, _priced(relaxation, theta, phi, scale, enough_s)[0])
-    return best
+        best = max(best, _streamed(relaxation, scale, enough_s))
+    return max(best, least_s)
+
+
+def _streamed(relaxation: _core.Relaxation, scale: float, enough_s: float) -> float:
+    """Look for the weight of the stream from off the wafer that bounds best.
+
+    The best bound over prices is a concave function of that weight.
+    """
+    tried: dict[float, float] = {}
+
+    def bound_s(phi: float) -> float:
+        tried[phi] = _priced(relaxation, 1.0, phi, scale, enough_s)[0]
+        return tried[phi]
+
+    last = 0.0
+    for phi in _STREAMS:
+        if last >= enough_s or bound_s(phi) < last:
+            break
+        last = tried[phi]
+    peak = max(tried, key=lambda phi: tried[phi])
+    for step in (0.5, 0.25):
+        for phi in (peak * (1.0 - step / 2), peak * (1.0 + step)):
+            if max(tried.values()) < enough_s and phi <= 1.0:
+                bound_s(phi)
+        peak = max(tried, key=lambda phi: tried[phi])
+    return tried[peak]
 
 
 def priced_mappings(

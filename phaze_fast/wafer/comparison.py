@@ -259,6 +259,7 @@ def compare_mappings(
     executor: Executor | str | None = None,
     resume: Path | str | None = None,
     cache: Path | str | None = None,
+    lean: bool = True,
 ) -> Comparison:
     """Search a mapping and score other systems' plans and our own ablations as baselines.
 
@@ -278,6 +279,8 @@ def compare_mappings(
         Called with the name of each part before it starts.
     executor, resume, cache
         As for `search_wafers`; the parts of a comparison are tasks of their own.
+    lean
+        Whether to look for the least memory that ours needs at the speed of each system.
 
     Examples
     --------
@@ -293,7 +296,7 @@ def compare_mappings(
     """
     with Session(executor, threads, resume, cache) as session:
         return comparison_in(
-            session, problem, effort, seed, names, ablations, known, progress, report
+            session, problem, effort, seed, names, ablations, known, progress, report, lean
         )
 
 
@@ -307,6 +310,7 @@ def comparison_in(
     known: Sequence[Evaluation] = (),
     progress: Progress | None = None,
     report: Callable[[str], None] | None = None,
+    lean: bool = True,
 ) -> Comparison:
     """Compare in an open session; see `compare_mappings`."""
     effort = effort or Effort()
@@ -331,7 +335,8 @@ def comparison_in(
         ours = _merged(ours, again)
         taken["no_architecture"] = ours.best
     say("memory at equal speed")
-    rivals = {n: each.best for n, each in others.items() if each.best.fits and ours.best.fits}
+    fits = lean and ours.best.fits
+    rivals = {n: each.best for n, each in others.items() if fits and each.best.fits}
     mine = (ours.best, *ours.runners_up[:2])
     tasks = [
         Task(

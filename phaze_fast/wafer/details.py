@@ -45,7 +45,7 @@ def step_mfu(problem: Problem, found: Evaluation) -> float:
     """
     wafer = problem.wafer
     flops = model_flops(problem.model, problem.work.seq, problem.training.global_batch)
-    return mfu(flops, found.time_s, wafer.dies, wafer.die.chip.peak_flops())
+    return mfu(flops, found.time_s, wafer.joined * wafer.dies, wafer.die.chip.peak_flops())
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StepEnergy:
     links_j: float
     """Bytes over links between dies, once for every link they pass."""
     stream_j: float
-    """Bytes to and from off the wafer."""
+    """Bytes to and from off the wafer, other wafers included."""
     static_j: float
     """Leakage and clocks of all dies that work, for as long as the step takes."""
 
@@ -130,7 +130,7 @@ def _operators_j(problem: Problem, found: Evaluation) -> float:
         forward, *backward = (float(next(joules)) for _ in some)
         times = problem.work.blocks if op.part == "block" else 1
         total += times * (forward + sum(backward)) + more * forward
-    return total * layout.dies * problem.batches(layout)
+    return total * layout.dies * problem.batches(layout) * layout.replicas
 
 
 def _held(problem: Problem, found: Evaluation) -> list[tuple[float, float, str]]:
@@ -170,7 +170,18 @@ def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
             size = op.kept_bytes * layout.microbatch
             size /= parts["batch"] * parts["rows"] * parts["columns"]
             streamed += 2.0 * size * count * batches
-    return stepped * layout.dies, streamed * layout.dies
+    dies = layout.dies * layout.replicas
+    return stepped * dies, streamed * dies + _between_wafers(problem, found)
+
+
+def _between_wafers(problem: Problem, found: Evaluation) -> float:
+    """Bytes of a step between joined wafers: what stages send, and gradients of replicas."""
+    layout, wafers = found.encoding.layout, problem.wafer.joined
+    depth = wafers // layout.replicas
+    crossings = (depth - 1) * layout.chunks + (layout.chunks - 1) * (depth > 1)
+    size = problem.work.boundary_bytes * layout.microbatch * problem.batches(layout)
+    rings = 2.0 * (layout.replicas - 1) * problem.work.parameters * problem.gradient_bytes
+    return 2.0 * crossings * size * layout.replicas + rings
 
 
 def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None) -> StepEnergy:
@@ -196,11 +207,11 @@ def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None)
     loads = step_loads(problem, found.encoding) if loads is None else loads
     stepped, streamed = _moved_bytes(problem, found)
     own_byte_j = table.hbm_byte_j if problem.chip.hbm is not None else table.local_byte_j
-    static_w = table.static_w_per_mm2 * wafer.die.outline_mm2 * wafer.dies
+    static_w = table.static_w_per_mm2 * wafer.die.outline_mm2 * wafer.dies * wafer.joined
     return StepEnergy(
         operators_j=_operators_j(problem, found),
         optimizer_j=stepped * own_byte_j,
-        links_j=float(loads.sum()) * wafer.rules.d2d_byte_j,
+        links_j=float(loads.sum()) * wafer.joined * wafer.rules.d2d_byte_j,
         stream_j=streamed * table.network_byte_j,
         static_j=static_w * found.time_s,
     )
@@ -226,7 +237,7 @@ def causes(problem: Problem, found: Evaluation) -> dict[str, float]:
         "collectives_s": waits_s,
         # Recomputation, the model's ends, sends to the next stage, streams and gathers not hidden.
         "other_s": batches * slowest.load_s - work_s - waits_s,
-        "bubble_s": sum(stage.load_s for stage in found.stages) - slowest.load_s,
+        "bubble_s": max(0.0, found.time_s - found.tail_s - batches * slowest.load_s),
         "tail_s": found.tail_s,
     }
 

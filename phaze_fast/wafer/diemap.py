@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.hardware import Wafer
-from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.packing import stage_dies
 
 __all__ = ["die_map", "link_map", "stage_grid"]
@@ -26,7 +26,8 @@ def stage_grid(wafer: Wafer, layout: Layout) -> list[list[int]]:
     """
     columns, rows = wafer.grid
     grid = [[-1 if wafer.alive(x, y) else -2 for x in range(columns)] for y in range(rows)]
-    for stage, dies in enumerate(stage_dies(wafer, layout.width, layout.height, layout.stages)):
+    placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
+    for stage, dies in enumerate(placed):
         for x, y in dies:
             grid[y][x] = stage
     return grid

@@ -24,6 +24,7 @@ from phaze_fast.wafer.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.operator_mapping import OperatorMapping, Runs
 from phaze_fast.wafer.operators import ROLES
 from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
+from phaze_fast.wafer.schedules import SCHEDULES
 
 __all__ = ["Encoding"]
 
@@ -196,6 +197,9 @@ class Encoding:
         return cls(found.pop(), tuple(op_mappings))
 
 
+_OF_LAYOUT = ("rectangle", "stages", "microbatch", "schedule", "chunks", "replicas")
+
+
 def _whole(value: object, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
         raise InvalidInputError(
@@ -210,7 +214,9 @@ def _layout_of(entry: Mapping[str, Any], where: str) -> Layout:
         raise InvalidInputError(f"{where}.rectangle: {sides!r} is not accepted; expected two sides")
     width, height = (_whole(side, f"{where}.rectangle") for side in sides)
     stages, microbatch = (_whole(entry.get(k), f"{where}.{k}") for k in ("stages", "microbatch"))
-    return Layout(width, height, stages, microbatch)
+    chunks, replicas = (_whole(entry.get(k, 1), f"{where}.{k}") for k in ("chunks", "replicas"))
+    schedule = _name(entry.get("schedule", "1f1b"), f"{where}.schedule", SCHEDULES)
+    return Layout(width, height, stages, microbatch, schedule, chunks, replicas)
 
 
 def _runs_of(value: object, where: str) -> Runs:
@@ -249,7 +255,7 @@ def _name(value: object, where: str, accepted: Iterable[str]) -> str:
 def _op_mapping_of(entry: Mapping[str, Any], where: str) -> OperatorMapping:
     known = ("operator", "partition", "x", "y", "output", "weights", "collective")
     for key in entry:
-        if key not in (*known, "rectangle", "stages", "microbatch"):
+        if key not in (*known, *_OF_LAYOUT):
             raise InvalidInputError(f"{where}: unknown key {key!r}; {nearest(str(key), known)}")
     return OperatorMapping(
         str(entry.get("operator", "")),

@@ -18,7 +18,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import FaultMap, sample_faults
 from phaze_fast.tables import Table
 from phaze_fast.wafer.evaluate import Evaluation, score_op_mappings
-from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.layout import Layout, layouts, stages_on
 from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.packing import room
 from phaze_fast.wafer.problem import Problem
@@ -112,7 +112,7 @@ class _Known:
         placed = [
             (time_s, layout)
             for layout, (time_s, _) in self.mappings.items()
-            if room(wafer, layout.width, layout.height) >= layout.stages
+            if room(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
         ]
         for _, layout in sorted(placed)[:_SCORED]:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,16 +14,19 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer
 from phaze_fast.wafer.mesh import Links, Run, link_loads
 from phaze_fast.wafer.packing import is_bent, longest_line, room, stage_dies
+from phaze_fast.wafer.schedules import schedule_fault, schedules
 
 __all__ = [
     "Layout",
     "accepts_microbatch",
     "boundaries",
+    "layout_fault",
     "layouts",
     "links_of",
     "microbatch_fault",
     "refuse_microbatch",
     "slots_of",
+    "stages_on",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -39,9 +41,15 @@ class Layout:
     height: int
     """Dies of a stage along a column."""
     stages: int
-    """Rectangles in use, one pipeline stage each."""
+    """Rectangles in use, one pipeline stage each; of joined wafers, those of one pipeline."""
     microbatch: int
     """Sequences a stage works on at once."""
+    schedule: str = "1f1b"
+    """A name of `SCHEDULES`."""
+    chunks: int = 1
+    """Runs of blocks that a stage has; more than one where they are interleaved."""
+    replicas: int = 1
+    """Pipelines that share the batch out, each on as many of the joined wafers."""
 
     @property
     def dies(self) -> int:
@@ -50,11 +58,27 @@ class Layout:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
-        return {
+        found: dict[str, Any] = {
             "rectangle": [self.width, self.height],
             "stages": self.stages,
             "microbatch": self.microbatch,
         }
+        found |= {"schedule": self.schedule} if self.schedule != "1f1b" else {}
+        found |= {"chunks": self.chunks} if self.chunks > 1 else {}
+        return found | ({"replicas": self.replicas} if self.replicas > 1 else {})
+
+
+def stages_on(wafer: Wafer, layout: Layout) -> int:
+    """Stages that stand on each wafer: all, or those of one of several joined ones.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> tiles = presets.wafer("dojo-tile-like").replace(joined=4)
+    >>> stages_on(tiles, Layout(5, 1, 8, 1, replicas=2))
+    4
+    """
+    return layout.stages * layout.replicas // wafer.joined
 
 
 _PADDING = 0.1  # of the batch, at most
@@ -73,8 +97,9 @@ def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
     [32, 40, 80, 520]
     """
     b = layout.microbatch
-    if b < 1:
+    if b < 1 or global_batch % layout.replicas:
         return False
+    global_batch //= layout.replicas
     if global_batch % b == 0:
         return True
     padded = -(-global_batch // b) * b
@@ -86,11 +111,29 @@ def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
 
 def microbatch_fault(global_batch: int, layout: Layout) -> str:
     """Say what is wrong with a micro-batch."""
+    share = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
     return (
         f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global batch "
-        f"of {global_batch}, or the least multiple of a stage's {layout.dies} dies for so many "
-        f"micro-batches, with at most {_PADDING:.0%} of padding"
+        f"of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies for so "
+        f"many micro-batches, with at most {_PADDING:.0%} of padding"
     )
+
+
+def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -> str:
+    """Say why pipelines cannot run as a layout says; empty where they can."""
+    replicas = layout.replicas
+    if wafer.joined % replicas or global_batch % replicas:
+        return (
+            f"replicas: {replicas} is not accepted; expected a divisor of {wafer.joined} wafers "
+            f"and of the global batch of {global_batch}"
+        )
+    if layout.stages * replicas % wafer.joined:
+        return (
+            f"stages: {layout.stages} is not accepted; expected a multiple of the "
+            f"{wafer.joined // replicas} wafers of a pipeline"
+        )
+    batches = -(-global_batch // replicas // layout.microbatch)
+    return schedule_fault(layout.schedule, layout.chunks, layout.stages, blocks, batches)
 
 
 def refuse_microbatch(global_batch: int, layout: Layout) -> None:
@@ -138,7 +181,7 @@ def slots_of(width: int, height: int) -> tuple[Run, ...]:
 def links_of(wafer: Wafer, layout: Layout) -> Links:
     """Links between neighbouring dies of a stage; those of a line that bends are of both kinds."""
     x, y = wafer.link_bytes_per_s
-    if not is_bent(wafer, layout.width, layout.height, layout.stages):
+    if not is_bent(wafer, layout.width, layout.height, stages_on(wafer, layout)):
         return Links(x, y, wafer.hop_latency_s)
     slower = min(x, y)
     return Links(slower, slower, wafer.hop_latency_s * longest_line(wafer).hops)
@@ -151,13 +194,18 @@ def _boundaries(
     cut: tuple[tuple[tuple[int, int], tuple[int, int]], ...],
     links: Links,
     placed: tuple[tuple[tuple[int, int], ...], ...],
+    chunks: int,
 ) -> tuple[tuple[float, float], ...]:
     columns, rows = grid
     stages = len(placed)
     flows = []
-    for here, there in pairwise(placed):
+    pairs = [(k, k + 1, chunks) for k in range(stages - 1)]
+    if chunks > 1 and stages > 1:  # from the last stage's run of blocks to the first one's next
+        pairs.append((stages - 1, 0, chunks - 1))
+    for first, second, _ in pairs:
         ends = [
-            (v * columns + u, t * columns + s) for (u, v), (s, t) in zip(here, there, strict=True)
+            (v * columns + u, t * columns + s)
+            for (u, v), (s, t) in zip(placed[first], placed[second], strict=True)
         ]
         share = 1.0 / len(ends)
         flows.append([(a, b, share) for a, b in ends])
@@ -171,11 +219,11 @@ def _boundaries(
 
     total = loads([f for some in flows for f in some]) / rate
     sends, hops = [0.0] * stages, [0] * stages
-    for k in range(stages - 1):
-        for way, sender in ((0, k), (1, k + 1)):
+    for k, (first, second, times) in enumerate(pairs):
+        for way, sender in ((0, first), (1, second)):
             used = loads(flows[2 * k + way]) > 0
-            sends[sender] += float(total[used].max())
-            hops[sender] += int((loads(flows[2 * k + way][:1]) > 0).sum())
+            sends[sender] += times * float(total[used].max())
+            hops[sender] += times * int((loads(flows[2 * k + way][:1]) > 0).sum())
     return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
 
@@ -185,10 +233,35 @@ def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
     All stages send at once; what counts is the most loaded link on the way, and its hops.
     """
     x, y = wafer.link_bytes_per_s
-    placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
+    here = stages_on(wafer, layout)
+    placed = stage_dies(wafer, layout.width, layout.height, here)
     dead = tuple(sorted(wafer.dead))
     links = Links(x, y, wafer.hop_latency_s)
-    return _boundaries(wafer.grid, dead, wafer.dead_links, links, placed)
+    alone = here == layout.stages
+    one = _boundaries(
+        wafer.grid, dead, wafer.dead_links, links, placed, layout.chunks if alone else 1
+    )
+    return one if alone else _joined_boundaries(wafer, layout, one)
+
+
+def _joined_boundaries(
+    wafer: Wafer, layout: Layout, one: tuple[tuple[float, float], ...]
+) -> tuple[tuple[float, float], ...]:
+    """Stages of several wafers: on each as on one, and its ends send to the next wafer.
+
+    Runs of blocks that are interleaved pass every wafer again, from the last one to the first.
+    """
+    assert wafer.io is not None  # a rule of joined wafers
+    here, chunks = len(one), layout.chunks
+    byte_s, message_s = 1.0 / wafer.io.bandwidth_bytes_per_s, wafer.io.latency_s
+    found = []
+    for k in range(layout.stages):
+        rate_s, fixed_s = (chunks * value for value in one[k % here])
+        for end, last in ((k % here == here - 1, k == layout.stages - 1), (k % here == 0, k == 0)):
+            times = (chunks - 1 if last else chunks) if end else 0
+            rate_s, fixed_s = rate_s + times * byte_s, fixed_s + times * message_s
+        found.append((rate_s, fixed_s))
+    return tuple(found)
 
 
 def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
@@ -198,8 +271,8 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
     --------
     >>> from phaze_fast.hardware import presets
     >>> tile = presets.wafer("dojo-tile-like")
-    >>> every = [layout for layout in layouts(tile, 24, 375) if layout.dies == 25]
-    >>> sorted({layout.microbatch for layout in every})
+    >>> every = [each for each in layouts(tile, 24, 375) if each.dies == 25]
+    >>> sorted({each.microbatch for each in every})
     [1, 3, 5, 15, 25, 75, 125, 375]
     """
     columns, rows = wafer.grid
@@ -210,8 +283,20 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
         for width in range(1, longest + 1):
             if len(slots_of(width, height)) > _core.MAX_SLOTS:
                 continue
-            most = min(room(wafer, width, height), blocks, _core.MAX_MAP_STAGES)
-            most = most if x > 0 and y > 0 else min(most, 1)
-            for stages in range(1, most + 1):
-                for microbatch in _microbatches(global_batch, width * height):
-                    yield Layout(width, height, stages, microbatch)
+            for replicas in range(1, wafer.joined + 1):
+                if wafer.joined % replicas == 0 and global_batch % replicas == 0:
+                    yield from _pipelines(wafer, blocks, global_batch, (width, height), replicas)
+
+
+def _pipelines(
+    wafer: Wafer, blocks: int, global_batch: int, sides: tuple[int, int], replicas: int
+) -> Iterator[Layout]:
+    """List the layouts of one rectangle in which so many pipelines share the batch."""
+    depth, share = wafer.joined // replicas, global_batch // replicas
+    x, y = wafer.link_bytes_per_s
+    places = room(wafer, *sides) if x > 0 and y > 0 else min(room(wafer, *sides), 1)
+    most = min(places * depth, blocks, _core.MAX_MAP_STAGES)
+    for stages in range(depth, most + 1, depth):
+        for microbatch in _microbatches(share, sides[0] * sides[1]):
+            for schedule, chunks in schedules(stages, blocks, -(-share // microbatch)):
+                yield Layout(*sides, stages, microbatch, schedule, chunks, replicas)

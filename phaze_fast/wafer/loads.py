@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.layout import links_of
+from phaze_fast.wafer.layout import links_of, stages_on
 from phaze_fast.wafer.mesh import MeshGroup, collective_loads, link_loads
 from phaze_fast.wafer.packing import stage_dies
 from phaze_fast.wafer.problem import Problem
@@ -52,7 +51,8 @@ def _by_part(problem: Problem, encoding: Encoding) -> dict[str, Array]:
 def step_loads(problem: Problem, encoding: Encoding) -> Array:
     """Add up what each link carries in one step: collectives, and what stages send on.
 
-    Collectives that recomputation repeats are left out, as in `transfers`.
+    Collectives that recomputation repeats are left out, as in `transfers`. Of joined wafers: the
+    mean over those of one pipeline.
 
     Returns
     -------
@@ -71,7 +71,8 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     """
     wafer, layout = problem.wafer, encoding.layout
     columns, rows = wafer.grid
-    placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
+    here = stages_on(wafer, layout)
+    placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
     blocks = problem.blocks(layout.stages)
     parts = _by_part(problem, encoding)
     flows: list[Flow] = []
@@ -86,9 +87,12 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
             )
             flows.append((y * columns + x, v * columns + u, float(used[j, i, way])))
     share = problem.work.boundary_bytes * problem.batches(layout) * layout.microbatch / layout.dies
-    for here, there in pairwise(placed):
-        for (x, y), (u, v) in zip(here, there, strict=True):
-            flows.append((y * columns + x, v * columns + u, share))
-            flows.append((v * columns + u, y * columns + x, share))
+    sends = [(k, k + 1, layout.chunks) for k in range(layout.stages - 1) if (k + 1) % here]
+    if layout.chunks > 1 and here == layout.stages:
+        sends.append((layout.stages - 1, 0, layout.chunks - 1))
+    for first, second, times in sends:
+        for (x, y), (u, v) in zip(placed[first], placed[second], strict=True):
+            flows.append((y * columns + x, v * columns + u, times * share))
+            flows.append((v * columns + u, y * columns + x, times * share))
     dead = tuple(sorted(wafer.dead))
-    return link_loads(columns, rows, flows, dead, wafer.dead_links)
+    return link_loads(columns, rows, flows, dead, wafer.dead_links) / (layout.stages // here)

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from phaze_fast import _core
 from phaze_fast.errors import nearest
-from phaze_fast.wafer.layout import Layout, accepts_microbatch, microbatch_fault, slots_of
+from phaze_fast.wafer.layout import (
+    Layout,
+    accepts_microbatch,
+    layout_fault,
+    microbatch_fault,
+    slots_of,
+)
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.operator_mapping import OperatorMapping
 from phaze_fast.wafer.operators import ROLES, MeshOperator
@@ -130,8 +136,9 @@ RULES = (
 
 def layout_faults(problem: Problem, layout: Layout) -> list[str]:
     """Say what is wrong with a layout, one line each; none where it is legal."""
-    places = room(problem.wafer, layout.width, layout.height)
-    most = min(places, problem.work.blocks)
+    wafer, blocks, batch = problem.wafer, problem.work.blocks, problem.training.global_batch
+    places = room(wafer, layout.width, layout.height) * max(1, wafer.joined // layout.replicas)
+    most = min(places, blocks)
     found = []
     if not most:
         found.append(
@@ -143,6 +150,8 @@ def layout_faults(problem: Problem, layout: Layout) -> list[str]:
             f"stages: {layout.stages} rectangles of {layout.width} x {layout.height} dies are not "
             f"accepted; expected 1 to {most}"
         )
-    if not accepts_microbatch(problem.training.global_batch, layout):
-        found.append(microbatch_fault(problem.training.global_batch, layout))
+    if not accepts_microbatch(batch, layout):
+        found.append(microbatch_fault(batch, layout))
+    elif not found and layout_fault(wafer, blocks, batch, layout):
+        found.append(layout_fault(wafer, blocks, batch, layout))
     return found

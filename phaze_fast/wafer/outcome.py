@@ -41,8 +41,12 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
         "equal rectangles of dies as stages, in bands, or equal lines along one walk; any number "
         f"of them; blocks shared out evenly; micro-batches that divide {batch}; where a stage's "
         "dies do not divide it, also the least multiples of them for a number of micro-batches, "
-        "with at most a tenth of padding"
+        "with at most a tenth of padding; 1F1B, ZB-H1, or 2 to 4 interleaved runs of blocks"
     )
+    if problem.wafer.joined > 1:
+        known += (
+            f"; pipelines over equal shares of {problem.wafer.joined} wafers, stages on each alike"
+        )
     if problem.wafer.dead or problem.wafer.dead_links:
         known += "; no dead die or link inside a stage, all stages in one connected part"
     limits = [] if problem.recompute else ["nothing computed again"]

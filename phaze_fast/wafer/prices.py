@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +15,39 @@ from phaze_fast.cost import estimate_costs
 from phaze_fast.hardware import Accelerator, Wafer
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.opgraph.graph import loose
+from phaze_fast.wafer.operators import MeshOperator
 
-__all__ = ["combination", "combinations", "network_chip", "operator_costs"]
+__all__ = [
+    "LeastWork",
+    "alike",
+    "combination",
+    "combinations",
+    "network_chip",
+    "operator_costs",
+]
 
 Array = np.ndarray[Any, Any]
+
+
+class LeastWork(NamedTuple):
+    """Seconds of a micro-batch where each operator is split at its best."""
+
+    before_s: float
+    block_s: float
+    behind_s: float
+    weight_share: float
+    """The most of any operator's work that its weight gradient is, however it is split."""
+
+
+def alike(operators: Sequence[MeshOperator]) -> list[int]:
+    """For each operator the first one of the same kind and size: those cost the same."""
+    first: dict[object, int] = {}
+    found = []
+    for i, op in enumerate(operators):
+        bare = replace(op.spec, name="", inputs=())
+        key = (bare, op.seq_rows, op.units, op.inner_units)
+        found.append(first.setdefault(key, i))
+    return found
 
 
 @lru_cache(maxsize=512)

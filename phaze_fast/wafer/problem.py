@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -15,9 +15,25 @@ from phaze_fast.hardware import Accelerator, Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
-from phaze_fast.wafer.layout import Layout, boundaries, links_of, refuse_microbatch, slots_of
+from phaze_fast.wafer.joined import replica_sums_s
+from phaze_fast.wafer.layout import (
+    Layout,
+    boundaries,
+    layout_fault,
+    links_of,
+    refuse_microbatch,
+    slots_of,
+    stages_on,
+)
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
-from phaze_fast.wafer.prices import combination, combinations, network_chip, operator_costs
+from phaze_fast.wafer.prices import (
+    LeastWork,
+    alike,
+    combination,
+    combinations,
+    network_chip,
+    operator_costs,
+)
 from phaze_fast.wafer.training import WaferTraining
 
 __all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem"]
@@ -42,7 +58,7 @@ def _even_split(blocks: int, stages: int) -> tuple[int, ...]:
 
 
 Times = dict[int, dict[tuple[int, ...], list[float]]]
-"""By operator and local shape: forward and backward seconds, and live bytes."""
+"""By operator and local shape: seconds forward, backward, of its weight gradient; live bytes."""
 
 
 @lru_cache(maxsize=16)
@@ -50,17 +66,6 @@ def _priced(chip: str, model: str, seq: int) -> Times:
     """Give what is priced already on one die, to be added to."""
     del chip, model, seq  # the key
     return {}
-
-
-def _alike(work: Workload) -> list[int]:
-    """For each operator the first one of the same kind and size: those cost the same."""
-    first: dict[object, int] = {}
-    found = []
-    for i, op in enumerate(work.operators):
-        bare = replace(op.spec, name="", inputs=())
-        key = (bare, op.seq_rows, op.units, op.inner_units)
-        found.append(first.setdefault(key, i))
-    return found
 
 
 class Problem:
@@ -126,12 +131,12 @@ class Problem:
         self.capacity_bytes = whole if capacity_bytes is None else min(capacity_bytes, whole)
         stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self.stream = stream
-        self._alike = _alike(self.work)
+        self._alike = alike(self.work.operators)
         key = (self.chip.digest() + self.network_chip.digest(), loaded.digest(), self.work.seq)
         self._times: Times = _priced(*key) if work is None else {}
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
         self._compiled: dict[int, tuple[Array, Array]] = {}
-        self._least: dict[tuple[int, int], tuple[float, float]] = {}
+        self._least: dict[tuple[int, int], LeastWork] = {}
 
     def variant(
         self,
@@ -190,18 +195,20 @@ class Problem:
     def _price(self, wanted: dict[int, list[tuple[int, ...]]]) -> None:
         """Price shapes of operators: forward, and all their gradients together."""
         specs: list[tuple[OperatorSpec, int]] = []
-        made: list[tuple[int, int, Array]] = []
+        made: list[tuple[int, list[bool], Array]] = []
         for i, shapes in wanted.items():
             spec: Any = self.work.operators[i].parts(np.array(shapes))
             every = passes(spec)
             specs += [(each, len(shapes)) for each in every]
             weights = 2.0 * spec.k * spec.n * spec.b if spec.kind == "gemm" else 0.0
-            made.append((i, len(every), spec.read_bytes + spec.write_bytes - weights))
+            of_weights = [each.kind == "gemm-weight-gradient" for each in every]
+            made.append((i, of_weights, spec.read_bytes + spec.write_bytes - weights))
         seconds = operator_costs(self.chip, self.network_chip, specs)[0]
-        for i, runs, live in made:
-            mine, seconds = np.split(seconds, [runs * len(live)])
-            forward, *backward = mine.reshape(runs, -1)
-            values = np.stack([forward, sum(backward, np.zeros(len(live))), live], axis=1)
+        for i, of_weights, live in made:
+            mine, seconds = np.split(seconds, [len(of_weights) * len(live)])
+            forward, *backward = runs = mine.reshape(len(of_weights), -1)
+            own = sum((s for s, w in zip(runs, of_weights, strict=True) if w), np.zeros(len(live)))
+            values = np.stack([forward, sum(backward, np.zeros(len(live))), own, live], axis=1)
             self._times.setdefault(i, {}).update(zip(wanted[i], values.tolist(), strict=True))
 
     @cached_property
@@ -215,7 +222,7 @@ class Problem:
         if key in self._tables:
             return self._tables[key]
         parts = combinations(dies)[2]
-        tables = tuple(np.zeros((len(self.work.operators), len(parts))) for _ in range(5))
+        tables = tuple(np.zeros((len(self.work.operators), len(parts))) for _ in range(6))
         splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]] = {}
         wanted: dict[int, list[tuple[int, ...]]] = {}
         for i in set(self._alike):
@@ -235,25 +242,28 @@ class Problem:
             i: np.array([self._times[i][shape] for shape in shapes])
             for i, (_, _, shapes) in splits.items()
         }
-        least = [0.0, 0.0]  # of a block, of all else
+        least = dict.fromkeys(PARTS, 0.0)
+        share = 0.0  # the most of an operator's work that its weight gradient is
         for i, op in enumerate(self.work.operators):
             good, local, _ = splits[self._alike[i]]
-            forward, backward, live = values[self._alike[i]].T
+            forward, backward, of_weights, live = values[self._alike[i]].T
             if not self.volume:
                 tables[0][i, good], tables[1][i, good] = forward, backward
-                least[op.part != "block"] += float((forward + backward).min())
-            share = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
-            tables[2][i, good] = op.kept_bytes * share
+                tables[5][i, good] = of_weights
+                least[op.part] += float((forward + backward).min())
+                share = max(share, float((of_weights / (forward + backward)).max()))
+            held = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
+            tables[2][i, good] = op.kept_bytes * held
             tables[3][i, good] = live
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
             experts = local[:, 1] / op.seq_rows if op.expert else 1.0
             tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner * experts
-        self._least[key] = (least[0], least[1])
+        self._least[key] = LeastWork(least["before"], least["block"], least["behind"], share)
         self._tables[key] = tables
         return tables
 
-    def least_work(self, layout: Layout) -> tuple[float, float]:
-        """Seconds of a block and of all else for a micro-batch, each operator split at its best."""
+    def least_work(self, layout: Layout) -> LeastWork:
+        """Seconds of a micro-batch, each operator split at its best."""
         self._table(layout.dies, layout.microbatch)
         return self._least[layout.dies, layout.microbatch]
 
@@ -299,7 +309,7 @@ class Problem:
     def _rules(self, layout: Layout) -> Array:
         spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
         links = links_of(wafer, layout)
-        idle = wafer.dies / (layout.dies * layout.stages)  # dies in use share what is off the wafer
+        idle = wafer.dies / (layout.dies * stages_on(wafer, layout))  # share what is off the wafer
         hbm = self.chip.hbm
         memory = self.chip.buffer_bandwidth_bytes_per_s
         # Read and written once each: weights, gradients (read only) and state.
@@ -323,6 +333,9 @@ class Problem:
             self.volume,
             self.linear,
             wafer.off_wafer is not None and not wafer.off_wafer.duplex,
+            layout.chunks,
+            layout.schedule == "zb-h1",
+            self.outer_tail_s(layout),
         )
         return found
 
@@ -330,12 +343,21 @@ class Problem:
         if not self.volume:
             size = self.work.boundary_bytes * layout.microbatch
             return np.array([rate + fixed / size for rate, fixed in boundaries(self.wafer, layout)])
-        ways = [(k > 0) + (k < layout.stages - 1) for k in range(layout.stages)]
+        last = layout.stages - 1
+        both = 2 * layout.chunks if last else 2
+        ways = [both - (k == 0) - (k == last) for k in range(layout.stages)]
         return np.array(ways) / layout.dies
 
     def batches(self, layout: Layout) -> int:
-        """Micro-batches of a step; the last one is padded where the batch is no multiple."""
-        return -(-self.training.global_batch // layout.microbatch)
+        """Micro-batches of a pipeline; the last is padded where the batch is no multiple."""
+        return -(-self.training.global_batch // layout.replicas // layout.microbatch)
+
+    def outer_tail_s(self, layout: Layout) -> float:
+        """Seconds in which replicas on joined wafers sum their gradients after a step."""
+        if layout.replicas == 1 or self.volume:
+            return 0.0
+        blocks = self.blocks(layout.stages)
+        return replica_sums_s(self.wafer, self.work, layout, blocks, self.gradient_bytes)
 
     def blocks(self, stages: int) -> tuple[int, ...]:
         """Split the blocks over stages evenly; the ends, which have more to do, get the fewer."""
@@ -349,7 +371,10 @@ class Problem:
         InvalidInputError
             Where some operator cannot be split over that many dies at all.
         """
-        refuse_microbatch(self.training.global_batch, layout)
+        batch = self.training.global_batch
+        refuse_microbatch(batch, layout)
+        if fault := layout_fault(self.wafer, self.work.blocks, batch, layout):
+            raise InvalidInputError(fault)
         divisors, column, _ = combinations(layout.dies)
         runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
         slots = np.array(runs, dtype=_core.MESH_RUN_DTYPE)

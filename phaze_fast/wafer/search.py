@@ -279,6 +279,7 @@ class _Search:
     def promising(self, seen: list[_Tried]) -> list[_Tried]:
         """Take the best layouts, and half as many that do not fit yet and could be faster."""
         most = self.effort.promising
+        most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # near alike
         best = seen[0].rank[1] if not seen[0].rank[0] else float("inf")
         hopeful = [t for t in seen[most:] if t.rank[0] and t.bound_s < best]
         hopeful.sort(key=lambda tried: (tried.rank, tried.layout))

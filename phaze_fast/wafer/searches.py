@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.baseline_rules import is_linear
@@ -47,7 +48,7 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
     }
 
 
-def _wanted(problem: Problem, name: str | list[int]) -> list[Layout] | None:
+def _wanted(problem: Problem, name: str | list[Any]) -> list[Layout] | None:
     if isinstance(name, list):
         return [Layout(*name)]
     if name == "all":
@@ -84,11 +85,7 @@ def search_task(
         "seed": seed,
         "below_s": below_s if math.isfinite(below_s) else None,
         "starts": [found.encoding.to_list() for found in starts],
-        "wanted": (
-            [wanted.width, wanted.height, wanted.stages, wanted.microbatch]
-            if isinstance(wanted, Layout)
-            else wanted
-        ),
+        "wanted": (list(asdict(wanted).values()) if isinstance(wanted, Layout) else wanted),
     }
     return Task(search_data, problem, given, effort.budget_s)
 

@@ -21,9 +21,8 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import TransformerModel
 from phaze_fast.tables import Table, joined_columns
-from phaze_fast.wafer.bounds import roofline
+from phaze_fast.wafer.bounds import quickest_s
 from phaze_fast.wafer.details import details
-from phaze_fast.wafer.layout import layouts
 from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.searches import result_in, search_task
@@ -280,7 +279,7 @@ class _Tour:
         self.session, self.problems, self.effort = session, problems, effort
         self.seed, self.progress = seed, progress
         self.began = time.perf_counter()
-        self.bounds = {i: _roofline(problem) for i, problem in problems.items()}
+        self.bounds = {i: quickest_s(problem) for i, problem in problems.items()}
         self.found: dict[int, MappingResult] = {}
         self.late_ones: set[int] = set()
         self.evaluations = 0
@@ -392,9 +391,3 @@ class _Tour:
 def _room(wafer: Wafer) -> float:
     """Bytes of all tiers of all dies."""
     return wafer.dies * sum(float(tier.capacity_bytes) for tier in wafer.tiers())
-
-
-def _roofline(problem: Problem) -> float:
-    over = roofline(problem)
-    every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
-    return min(over.bound_s(problem, layout) for layout in every)

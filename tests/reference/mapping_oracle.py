@@ -85,6 +85,7 @@ class Part:
     def __init__(self):
         self.work, self.blocking, self.hidden = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
         self.stream_s = self.sync_s = self.step_s = 0.0
+        self.weight_s = 0.0  # of the backward pass, what makes weight gradients
         self.state_bytes = self.stream_bytes = self.stash_bytes = 0.0
         self.live_bytes = self.gathered_bytes = 0.0  # of the operator that has most
 
@@ -121,6 +122,7 @@ def add_op(case, i, op_mapping, part):
     gathered = over("all-gather", "M", op.gather_bytes / (b * n)) if op.gather_bytes else 0.0
     part.work[0] += forward
     part.work[1] += backward
+    part.weight_s += case.tables["weight_grad"][i, cut]
     part.blocking[0] += statistics + gathered
     part.blocking[1] += statistics + gathered
     part.hidden[1] += gathered
@@ -297,7 +299,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
     before, block, behind = parts
     ends = ([before] if k == 0 else []) + ([behind] if k == count - 1 else [])
     present = ends + ([block] if blocks else [])
-    flight = min(rules["microbatches"], count - k)
+    flight = in_flight(rules, count, k)
     copies = flight * blocks
 
     def total(name):
@@ -317,8 +319,10 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
         extra = stream_seconds(rules, moved, moved) if moved else 0.0
         return block.seconds(more, extra)
 
-    every = list(itertools.product(*(item.options for item in items)))
-    least = min(memory(_sums(items, ways)[0]) for ways in every)
+    every, least = [], math.nan
+    if given is None:
+        every = list(itertools.product(*(item.options for item in items)))
+        least = min(memory(_sums(items, ways)[0]) for ways in every)
     chosen = tuple(STASH for _ in items)
     if given is not None:
         chosen = tuple(given.get(item.op, STASH) for item in items)
@@ -341,7 +345,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
     if count > 1:  # each copy is sent, or one of them and spread behind
         algorithm = op_mappings[case.chain[-1]].algorithm
         spread = seconds(case, "all-gather", copied, rules["boundary_bytes"] / cut, algorithm)
-        received = (k > 0) + (k < count - 1)
+        received = 2 * rules["chunks"] - (k == 0) - (k == count - 1)
         many = math.prod(case.sizes[s] for s in copied)
         sending = min(sending * many, sending + received * spread)
     sync = total("sync_s")
@@ -355,6 +359,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
         over_bytes=max(0.0, memory(saved) - capacity),
         stream_bytes=streamed + copies * moved,
         tail_s=exposed + total("step_s"),
+        weight_s=total("weight_s"),
         outputs={item.op: way for item, way in zip(items, chosen, strict=True)},
         least_bytes=least,
     )
@@ -367,6 +372,26 @@ def evaluate(case, op_mappings, outputs=None):
         stage_of(case, op_mappings, parts, items, k, None if outputs is None else outputs[k])
         for k in range(len(case.blocks))
     ]
-    loads = [stage.load_s for stage in stages]
-    tail = max(stage.tail_s for stage in stages)
-    return (case.rules["microbatches"] - 1) * max(loads) + sum(loads) + tail, stages
+    tail = max(stage.tail_s for stage in stages) + case.rules["outer_tail_s"]
+    return pipeline_seconds(case.rules, stages) + tail, stages
+
+
+def in_flight(rules, count, k):
+    """Micro-batches that a stage holds: as counted by a play of the schedule, see the tests."""
+    batches, chunks = rules["microbatches"], rules["chunks"]
+    if rules["zero_bubble"]:
+        return min(batches, count)
+    if chunks > 1:
+        return min(2 * (count - k - 1) + (chunks - 1) * count + 1, batches * chunks) / chunks
+    return min(batches, count - k)
+
+
+def pipeline_seconds(rules, stages):
+    """The slowest stage for every micro-batch, and once what the others keep it waiting for."""
+    slowest = max(range(len(stages)), key=lambda k: stages[k].load_s)
+    others = [stage for k, stage in enumerate(stages) if k != slowest]
+    waits = [
+        max(0.0, stage.load_s - 2 * stage.weight_s) if rules["zero_bubble"] else stage.load_s
+        for stage in others
+    ]
+    return rules["microbatches"] * stages[slowest].load_s + sum(waits) / rules["chunks"]

@@ -27,7 +27,7 @@ class Traffic:
         self.columns, self.rows, self.hop_s, self.paced = columns, rows, hop_s, paced
         self.seconds_per_byte = [1.0 / rates[d // 2] for d in range(4)] * (columns * rows)
         self.routes, self.sizes, self.waits, self.then = [], [], [], []
-        self.followers = {}
+        self.followers, self.pauses, self.ends = {}, {}, {}
         self.received = [0.0] * (columns * rows)
 
     def route(self, source, target):
@@ -56,7 +56,11 @@ class Traffic:
     def send(self, source, target, size, after, behind=None):
         """Add a packet: after what has to arrive, and behind one that has to leave before it."""
         self.received[target] += size
-        node = self._add(self.route(source, target), size, after)
+        return self.send_along(self.route(source, target), size, after, behind)
+
+    def send_along(self, route, size, after, behind=None):
+        """Add a packet that takes the given links."""
+        node = self._add(route, size, after)
         if self.paced and behind is not None:
             self.waits[node] += 1
             self.followers[behind] = node
@@ -66,12 +70,21 @@ class Traffic:
         """Something that takes no time once everything in `after` has arrived."""
         return self._add((), 0.0, after)
 
+    def pause(self, seconds, after):
+        """Work: something that takes so long once everything in `after` has arrived."""
+        node = self._add((), 0.0, after)
+        self.pauses[node] = seconds
+        return node
+
     def play(self):
-        """Seconds until the last packet has arrived."""
+        """Seconds until the last packet has arrived; `ends` has when each one did."""
         free = [0.0] * len(self.seconds_per_byte)
         waits = list(self.waits)
         order = itertools.count()
-        events = [(0.0, next(order), node, 0) for node, left in enumerate(waits) if not left]
+        start = self.pauses.get
+        events = [
+            (start(node, 0.0), next(order), node, 0) for node, left in enumerate(waits) if not left
+        ]
         heapq.heapify(events)
         now, arrived = 0.0, 0
         while events:
@@ -89,11 +102,12 @@ class Traffic:
                     heapq.heappush(events, (end, next(order), node, LEFT))
             else:
                 arrived += 1
+                self.ends[node] = now
                 released = self.then[node]
             for other in released:
                 waits[other] -= 1
                 if not waits[other]:
-                    heapq.heappush(events, (now, next(order), other, 0))
+                    heapq.heappush(events, (now + start(other, 0.0), next(order), other, 0))
         if arrived != len(self.routes):
             raise ValueError("packets wait for one another")
         return now

@@ -23,8 +23,8 @@ def test_explicit_attention_is_mapped_too():
         problem = Problem(model, presets.wafer("dram-wafer"), WaferTraining(16))
         times.append(search_mapping(problem, QUICK).best.time_s)
         for dies, microbatch in ((1, 1), (6, 4)):
-            block_s, _ = problem.least_work(Layout(dies, 1, 1, microbatch))
-            assert roofline(problem).block_s * microbatch / dies <= block_s
+            least = problem.least_work(Layout(dies, 1, 1, microbatch))
+            assert roofline(problem).work.block_s * microbatch / dies <= least.block_s
     assert times[1] > times[0] > times[2]
 
 
@@ -39,18 +39,20 @@ def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roofline(model,
     over = roofline(problem)
     for dies, microbatch in ((1, 1), (4, 2), (12, 16), (35, 64)):
         layout = Layout(dies, 1, 1, microbatch)
-        block_s, ends_s = problem.least_work(layout)
+        least = problem.least_work(layout)
         share = microbatch / dies
-        assert over.block_s * share <= block_s
-        assert over.ends_s * share <= ends_s
-        assert work_bound(problem, layout) > 64 / microbatch * problem.work.blocks * block_s * 0.99
+        assert over.work.block_s * share <= least.block_s
+        assert over.work.before_s * share <= least.before_s
+        assert over.work.behind_s * share <= least.behind_s
+        every = problem.work.blocks * least.block_s + least.before_s + least.behind_s
+        assert work_bound(problem, layout) == pytest.approx(64 / microbatch * every)
 
 
 def test_parts_of_operators_are_priced_as_the_operators_they_are():
     """A split product, norm and attention cost what the same sizes cost on their own."""
     model, wafer = models.load("llama2-70b"), presets.wafer("dram-wafer")
     problem = Problem(model, wafer, WaferTraining(64))
-    forward, backward, kept, _, parameters = problem._table(12, 16)
+    forward, backward, kept, _, parameters, of_weights = problem._table(12, 16)
     at = {op.name: i for i, op in enumerate(problem.work.operators)}
     seq, hidden = problem.work.seq, model.hidden
 
@@ -65,6 +67,7 @@ def test_parts_of_operators_are_priced_as_the_operators_they_are():
     assert backward[up, split] == seconds(
         product_ops([(1, rows, width, hidden), (1, hidden, rows, width)])
     )
+    assert of_weights[up, split] == seconds(product_ops([(1, hidden, rows, width)]))
     assert parameters[up, split] == hidden * width
     # Columns in 4, inner in 3: the rows of all 16 sequences.
     down = at["down"]

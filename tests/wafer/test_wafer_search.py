@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 from itertools import starmap
 
 import numpy as np
@@ -108,7 +109,14 @@ def every_layout(problem: Problem) -> list[Layout]:
     columns, rows = problem.wafer.grid
     sides = [range(1, rows * columns + 1), range(1, rows + 1), range(1, problem.work.blocks + 1)]
     tried = itertools.product(*sides, range(1, 2 * problem.training.global_batch + 1))
-    return [layout for layout in starmap(Layout, tried) if not layout_faults(problem, layout)]
+    plain = [layout for layout in starmap(Layout, tried) if not layout_faults(problem, layout)]
+    piped = [
+        replace(layout, schedule=schedule, chunks=chunks)
+        for layout in plain
+        if layout.stages > 1
+        for schedule, chunks in (("zb-h1", 1), *(("interleaved", v) for v in range(1, 7)))
+    ]
+    return plain + [layout for layout in piped if not layout_faults(problem, layout)]
 
 
 def brute_force(problem: Problem, most: float) -> tuple[float, float] | None:

@@ -25,7 +25,9 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "phaze/mesh.hpp"
@@ -102,12 +104,18 @@ struct MapRulesRecord {
   std::int32_t
       linear;  // 1: roles in rank order: columns and inner, then rows and copies, then batch
   std::int32_t stream_shared;  // 1: both directions off the wafer share one rate
+  std::int32_t chunks;         // runs of blocks that a stage has: 1, or interleaved ones
+  std::int32_t zero_bubble;    // 1: ZB-H1, weight gradients fill the pipeline's bubble; one chunk
+  double outer_tail_s;         // after the last micro-batch, whatever the mapping
 
   // Bytes of the busier direction off the wafer where so many come and go; all where they share it.
   double streamed(double in_bytes, double out_bytes) const noexcept {
     if (stream_shared != 0) return in_bytes + out_bytes;
     return in_bytes > out_bytes ? in_bytes : out_bytes;
   }
+
+  // Micro-batches whose activations a stage holds at its worst moment.
+  double in_flight(int stages, int stage) const noexcept;
 };
 
 struct MapTables {  // one row per operator, one column per combination of factors
@@ -116,6 +124,7 @@ struct MapTables {  // one row per operator, one column per combination of facto
   std::span<const double> stash_bytes;
   std::span<const double> live_bytes;
   std::span<const double> parameters;
+  std::span<const double> weight_grad_s;  // part of backward_s that nobody waits for
 };
 
 struct MapProblem {
@@ -188,14 +197,25 @@ class Mapping {
   // One operator, and only the terms that it touches.
   void change(int op, const OpMapping& op_mapping);
 
-  // Outputs are chosen exactly, stage by stage, unless given (stages x ops).
+  // Several operators: propose() each, then settle() computes the terms that they touch, once;
+  // withdraw() takes back all that was proposed since the last keep(), without computing anything.
+  void propose(int op, const OpMapping& op_mapping);
+  void settle();
+  void withdraw() noexcept;
+  void keep() noexcept;
+
+  // Outputs are chosen exactly, stage by stage, unless given (stages x ops). Where a step takes
+  // more than `limit_s`, its time may be given as infinite, with nothing else said: that comes
+  // sooner.
   MapScore score(std::span<const std::uint8_t> outputs = {},
-                 std::vector<MapStage>* stages = nullptr) const;
+                 std::vector<MapStage>* stages = nullptr,
+                 double limit_s = std::numeric_limits<double>::infinity()) const;
 
   // Terms of one operator's own work and of one conversion, for the bound; theta weighs work
   // against collectives beside it.
   struct Node {
     double forward_s, backward_s;  // work
+    double weight_grad_s;          // part of backward_s
     double blocking_f_s, blocking_b_s;
     double hidden_f_s, hidden_b_s;
     double stream_s;
@@ -237,6 +257,7 @@ class Mapping {
   };
   struct Item;  // of the choice of outputs
   struct Block;
+  struct Pipeline;
   State made(int op, const OpMapping& op_mapping) const noexcept;
   State wanted(int op, const OpMapping& op_mapping) const noexcept;
   State gradient_made(int op, const OpMapping& op_mapping) const noexcept;
@@ -251,9 +272,11 @@ class Mapping {
   std::int32_t column_of(const OpMapping& op_mapping) const noexcept;
   Fan fan(const FanShape& shape) const noexcept;
   void enumerate(int op);
-  Block block_of() const;
-  void choose(const Block& block, double needed, double stream_room,
+  void sum_parts(Block& block, std::array<Block, 2>& ends) const;
+  void list_items(Block& block) const;
+  bool choose(const Block& block, double needed, double stream_room, double worst_s,
               std::array<std::uint8_t, kMaxMapOps>& outputs) const;
+  double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
   double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
 
@@ -266,6 +289,7 @@ class Mapping {
   std::size_t divisors_;
   std::size_t columns_;
   std::vector<double> forward_s_, backward_s_, stash_bytes_, live_bytes_, parameters_;
+  std::vector<double> weight_grad_s_;
   std::vector<std::int32_t> blocks_;
   std::vector<double> boundary_;
   std::vector<std::int32_t> chain_;
@@ -282,6 +306,15 @@ class Mapping {
   std::vector<OpMapping> op_mappings_;
   std::vector<Node> nodes_;
   std::vector<Fan> fan_terms_;
+
+  struct Proposed {  // what stood there before
+    std::vector<std::pair<std::int32_t, OpMapping>> op_mappings;
+    std::vector<std::pair<std::int32_t, Node>> nodes;
+    std::vector<std::pair<std::int32_t, Fan>> fans;
+    std::vector<std::int32_t> touched;  // operators whose terms are to be computed
+    std::vector<std::uint8_t> seen;     // fans that are computed already
+  };
+  Proposed proposed_;
 };
 
 // ---- search over the operator mappings of one problem ----

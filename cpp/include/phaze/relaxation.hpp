@@ -55,7 +55,7 @@ class Relaxation {
   };
   using Settled = std::function<bool(double)>;  // whether no block below a cost is enough to know
   struct Block {
-    double block_s, ends_s;
+    double block_s, before_s, behind_s;
     std::vector<OpMapping> op_mappings;
   };
 
@@ -75,7 +75,8 @@ class Relaxation {
   std::vector<std::vector<Kept>> kept_;  // of each operator, by operator mapping and mode
   std::vector<std::vector<std::uint8_t>> modes_;  // that make a difference to each operator
   double held_bytes_;
-  std::vector<int> last_;             // the last chain, as places among the choices
+  double idle_share_;      // of the other stages' work, that the slowest one waits at least
+  std::vector<int> last_;  // the last chain, as places among the choices
   double theta_ = -1.0, phi_ = -1.0;  // of what follows
   Block free_{};                      // without a price
 };

@@ -134,6 +134,7 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
   Node n{};
   n.forward_s = forward_s_[cell];
   n.backward_s = backward_s_[cell];
+  n.weight_grad_s = weight_grad_s_[cell];
   n.stash_bytes = stash_bytes_[cell];
   n.live_bytes = live_bytes_[cell];
   if (record.stat_bytes > 0.0 && columns != 0) {
@@ -252,6 +253,47 @@ void Mapping::assign(std::span<const OpMapping> op_mappings) {
   op_mappings_.assign(op_mappings.begin(), op_mappings.end());
   for (int i = 0; i < ops(); ++i) nodes_[kAt(i)] = node(i, op_mappings_[kAt(i)]);
   for (std::size_t f = 0; f < fans_.size(); ++f) fan_terms_[f] = fan(fans_[f]);
+}
+
+void Mapping::propose(int op, const OpMapping& op_mapping) {
+  proposed_.touched.push_back(op);  // what may throw comes first
+  proposed_.op_mappings.emplace_back(op, op_mappings_[kAt(op)]);
+  op_mappings_[kAt(op)] = op_mapping;
+}
+
+void Mapping::settle() {
+  Proposed& p = proposed_;
+  p.seen.assign(fans_.size(), 0);
+  for (const std::int32_t op : p.touched) {
+    p.nodes.emplace_back(op, nodes_[kAt(op)]);
+    nodes_[kAt(op)] = node(op, op_mappings_[kAt(op)]);
+    for (const std::int32_t f : fans_of_[kAt(op)]) {
+      if (p.seen[kAt(f)] != 0) continue;
+      p.seen[kAt(f)] = 1;
+      p.fans.emplace_back(f, fan_terms_[kAt(f)]);
+      fan_terms_[kAt(f)] = fan(fans_[kAt(f)]);
+    }
+  }
+  p.touched.clear();
+}
+
+void Mapping::withdraw() noexcept {
+  Proposed& p = proposed_;
+  for (auto it = p.op_mappings.rbegin(); it != p.op_mappings.rend(); ++it) {
+    op_mappings_[kAt(it->first)] = it->second;
+  }
+  for (auto it = p.nodes.rbegin(); it != p.nodes.rend(); ++it) nodes_[kAt(it->first)] = it->second;
+  for (auto it = p.fans.rbegin(); it != p.fans.rend(); ++it) {
+    fan_terms_[kAt(it->first)] = it->second;
+  }
+  keep();
+}
+
+void Mapping::keep() noexcept {
+  proposed_.op_mappings.clear();
+  proposed_.nodes.clear();
+  proposed_.fans.clear();
+  proposed_.touched.clear();
 }
 
 void Mapping::change(int op, const OpMapping& op_mapping) {

@@ -77,6 +77,8 @@ bool good_rules(const MapRulesRecord& r) noexcept {
                             r.gradient_bytes, r.state_bytes, r.step_bytes, r.boundary_bytes}) {
     if (!is_size(size)) return false;
   }
+  if (!is_size(r.outer_tail_s) || r.chunks < 1 || (r.zero_bubble != 0 && r.chunks > 1))
+    return false;
   if (r.modes <= 0 || r.modes >= 1 << kWeightModeCount) return false;
   const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0 ||
                        (r.modes >> static_cast<int>(WeightMode::kOffload) & 1) != 0;
@@ -94,7 +96,7 @@ Status check_problem(const MapProblem& p) noexcept {
   if (!good_slots(p, &dies)) return Status::kBadRanks;
   const auto cells = p.ops.size() * kAt(std::max(p.columns, 0));
   for (const auto& table : {p.tables.forward_s, p.tables.backward_s, p.tables.stash_bytes,
-                            p.tables.live_bytes, p.tables.parameters}) {
+                            p.tables.live_bytes, p.tables.parameters, p.tables.weight_grad_s}) {
     if (table.size() != cells) return Status::kBadLayers;
     if (!std::all_of(table.begin(), table.end(), is_size)) return Status::kNotFinite;
   }

@@ -3,14 +3,31 @@
 #include <limits>
 
 #include "phaze/mapping.hpp"
+#include "placement/memory_rule.hpp"
+#include "wafer/output_choice.hpp"
 
 namespace phaze {
 namespace {
 
 constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
 using Outputs = std::array<std::uint8_t, kMaxMapOps>;
+constexpr double kNever = std::numeric_limits<double>::infinity();
+constexpr double kRounding = 1e-9;  // a limit is this much wider: what ties with it is exact
+
+MapScore too_long() noexcept {
+  MapScore score{};
+  score.time_s = kNever;
+  return score;
+}
 
 }  // namespace
+
+double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
+  const PipelineSchedule schedule = zero_bubble != 0 ? PipelineSchedule::kZeroBubbleH1
+                                    : chunks > 1     ? PipelineSchedule::kInterleaved
+                                                     : PipelineSchedule::kOneForwardOneBackward;
+  return microbatches_in_flight(schedule, stages, stage, microbatches, chunks);
+}
 
 // An output that may be computed again or moved off the wafer instead of being kept.
 struct Mapping::Item {
@@ -23,7 +40,7 @@ struct Mapping::Item {
 
 // Sums over one part of the model: a block, or an end.
 struct Mapping::Block {
-  double forward_s = 0.0, backward_s = 0.0;
+  double forward_s = 0.0, backward_s = 0.0, weight_grad_s = 0.0;
   double blocking_f_s = 0.0, blocking_b_s = 0.0;
   double hidden_f_s = 0.0, hidden_b_s = 0.0;
   double stream_s = 0.0;
@@ -36,6 +53,7 @@ struct Mapping::Block {
   void add(const Node& n) noexcept {
     forward_s += n.forward_s;
     backward_s += n.backward_s;
+    weight_grad_s += n.weight_grad_s;
     blocking_f_s += n.blocking_f_s;
     blocking_b_s += n.blocking_b_s;
     hidden_f_s += n.hidden_f_s;
@@ -61,6 +79,23 @@ struct Mapping::Block {
   }
 };
 
+// Seconds of a step by its schedule, as its stages are added.
+struct Mapping::Pipeline {
+  const MapRulesRecord* rules;
+  double sum_s = 0.0, slowest_s = 0.0;
+  double idle_s = 0.0, slowest_idle_s = 0.0;  // while it fills: of all stages, of the slowest
+
+  void add(double load_s, double weight_grad_s) noexcept;
+  double time_s() const noexcept;
+
+  // The most that a stage of `load_s` here may take in a step of so long: every micro-batch passes
+  // it, and the other stages once, or a part of them.
+  double most_s(double limit_s, double load_s) const noexcept {
+    const double part = rules->zero_bubble != 0 ? 0.0 : 1.0 / rules->chunks;
+    return (limit_s - part * (sum_s - load_s)) / static_cast<double>(rules->microbatches);
+  }
+};
+
 // What an operator that runs again pays to take in a kept tensor, where the backward pass does not
 // convert that tensor once more anyway.
 double Mapping::reentry_s(const MapEdgeRecord& edge) const noexcept {
@@ -77,17 +112,26 @@ double Mapping::reentry_s(const MapEdgeRecord& edge) const noexcept {
   return again;
 }
 
-Mapping::Block Mapping::block_of() const {
-  Block block;
+// Sums of a block, and of what stands before and behind the blocks.
+void Mapping::sum_parts(Block& block, std::array<Block, 2>& ends) const {
   for (int i = 0; i < ops(); ++i) {
-    if (ops_[kAt(i)].part == 1) block.add(nodes_[kAt(i)]);
+    const int part = ops_[kAt(i)].part;
+    (part == 1 ? block : ends[part == 0 ? 0 : 1]).add(nodes_[kAt(i)]);
   }
+  for (std::size_t f = 0; f < fans_.size(); ++f) {
+    const int part = ops_[kAt(fans_[f].from)].part;
+    const bool exit = fans_[f].kind == static_cast<int>(EdgeKind::kExit);
+    (part == 1 && !exit ? block : ends[part == 0 ? 0 : 1]).add(fan_terms_[f]);
+  }
+}
+
+// What may be computed again or moved off the wafer, and what that costs.
+void Mapping::list_items(Block& block) const {
   std::array<Fan, kMaxMapOps> sent{};
   for (std::size_t f = 0; f < fans_.size(); ++f) {
     const FanShape& shape = fans_[f];
     if (ops_[kAt(shape.from)].part != 1 || shape.kind == static_cast<int>(EdgeKind::kExit))
       continue;
-    block.add(fan_terms_[f]);
     sent[kAt(shape.from)].forward_s += fan_terms_[f].forward_s;
     sent[kAt(shape.from)].again_s += fan_terms_[f].again_s;
   }
@@ -118,7 +162,6 @@ Mapping::Block Mapping::block_of() const {
     }
     block.items[kAt(block.count++)] = item;
   }
-  return block;
 }
 
 double Mapping::block_s(const Block& block, const Outputs& outputs) const {
@@ -152,166 +195,94 @@ double Mapping::saved_bytes(const Block& block, const Outputs& outputs) const {
   return saved;
 }
 
-namespace {
-
-// Exact choice of outputs: least time with at least so many bytes saved. Items in the order of
-// what a saved byte costs, as for a knapsack; a branch is left once it cannot beat the best even
-// if the last item could be split.
-template <typename Item>
-class Chooser {
- public:
-  Chooser(const Item* items, int count, double forward_s, double blocking_s, double work_s,
-          double hidden_s, double stream_s, double stream_room)
-      : forward_s_(forward_s), stream_room_(stream_room), by_work_(work_s >= hidden_s) {
-    count_ = count;
-    for (int i = 0; i < count; ++i) order_[kAt(i)] = items + i;
-    std::sort(order_.begin(), order_.begin() + count, [&](const Item* a, const Item* b) {
-      const double left = least(*a) / a->saved_bytes, right = least(*b) / b->saved_bytes;
-      return left != right ? left < right : a->op < b->op;
-    });
-    for (int i = 0; i < count; ++i) {
-      if (!items[i].offload) continue;
-      offloads_ = true;
-      stream_s_per_byte_ = items[i].stream_s / items[i].saved_bytes;
-    }
-    rest_[kAt(count)] = 0.0;
-    for (int i = count - 1; i >= 0; --i) {
-      rest_[kAt(i)] = rest_[kAt(i) + 1] + order_[kAt(i)]->saved_bytes;
-    }
-    start_ = {blocking_s, work_s, hidden_s, stream_s, 0.0, 0.0};
-  }
-
-  // Outputs by position in the order; false where nothing saves enough.
-  bool solve(double needed) {
-    needed_ = needed;
-    best_s_ = std::numeric_limits<double>::infinity();
-    now_.fill(0);
-    descend(0, start_);
-    return best_s_ < std::numeric_limits<double>::infinity();
-  }
-  const Item& item(int i) const { return *order_[kAt(i)]; }
-  std::uint8_t output(int i) const { return best_[kAt(i)]; }
-
- private:
-  struct Sums {
-    double blocking, work, hidden, stream, saved, moved;
-  };
-  double least(const Item& item) const noexcept {
-    if (!item.recompute) return std::numeric_limits<double>::infinity();
-    return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
-  }
-  // Bytes still missing are computed again in parts, the cheapest first, and the others stream.
-  double bound(int at, const Sums& s) const noexcept {
-    double cost = forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden);
-    double missing = needed_ - s.saved;
-    double stream = s.stream + (offloads_ ? stream_s_per_byte_ * missing : 0.0);
-    for (int i = at; i < count_ && missing > 0.0; ++i) {
-      const Item& item = *order_[kAt(i)];
-      if (offloads_ && (cost >= stream || !item.recompute)) break;
-      if (!item.recompute) continue;
-      const double part = std::min(item.saved_bytes, missing);
-      const double rate = least(item) / item.saved_bytes;
-      const double eased = offloads_ ? stream_s_per_byte_ : 0.0;
-      if (offloads_ && cost + rate * part >= stream - eased * part) {
-        return cost + rate * (stream - cost) / (rate + eased);
-      }
-      cost += rate * part;
-      stream -= eased * part;
-      missing -= part;
-    }
-    return std::max(cost, stream);
-  }
-  void descend(int at, const Sums& s) {
-    if (s.saved >= needed_) {
-      const double time_s =
-          std::max(forward_s_ + s.blocking + std::max(s.work, s.hidden), s.stream);
-      if (time_s < best_s_) {
-        best_s_ = time_s;
-        best_ = now_;
-        std::fill(best_.begin() + at, best_.end(), std::uint8_t{0});
-      }
-      return;  // computing still more again never makes a step shorter
-    }
-    if (at == count_ || s.saved + rest_[kAt(at)] < needed_) return;
-    // Relative slack: a bound that ties but for rounding is no improvement.
-    if (bound(at, s) >= best_s_ * (1.0 - 1e-12)) return;
-    const Item& item = *order_[kAt(at)];
-    if (item.recompute) {
-      now_[kAt(at)] = static_cast<std::uint8_t>(Output::kRecompute);
-      descend(at + 1, {s.blocking + item.blocking_s, s.work + item.work_s, s.hidden + item.hidden_s,
-                       s.stream, s.saved + item.saved_bytes, s.moved});
-    }
-    if (item.offload && s.moved + item.saved_bytes <= stream_room_) {
-      now_[kAt(at)] = static_cast<std::uint8_t>(Output::kOffload);
-      descend(at + 1, {s.blocking, s.work, s.hidden, s.stream + item.stream_s,
-                       s.saved + item.saved_bytes, s.moved + item.saved_bytes});
-    }
-    now_[kAt(at)] = 0;
-    descend(at + 1, s);
-  }
-
-  std::array<const Item*, kMaxMapOps> order_{};
-  std::array<double, kMaxMapOps + 1> rest_{};
-  std::array<std::uint8_t, kMaxMapOps> now_{}, best_{};
-  double forward_s_, stream_room_;
-  bool by_work_;
-  int count_;
-  Sums start_{};
-  bool offloads_ = false;
-  double stream_s_per_byte_ = 0.0;
-  double needed_ = 0.0, best_s_ = 0.0;
-};
-
-}  // namespace
-
-void Mapping::choose(const Block& block, double needed, double stream_room,
+// Least time with enough saved; false where that takes `worst_s` or more. Where nothing saves
+// enough, all is computed again.
+bool Mapping::choose(const Block& block, double needed, double stream_room, double worst_s,
                      Outputs& outputs) const {
   Chooser<Item> chooser(block.items.data(), block.count,
                         block.blocking_f_s + std::max(block.forward_s, block.hidden_f_s),
                         block.blocking_b_s, block.backward_s, block.hidden_b_s, block.stream_s,
                         stream_room);
-  const bool found = chooser.solve(needed);
+  if (!(worst_s < kNever) || !chooser.surely(needed)) worst_s = kNever;
+  const bool found = chooser.solve(needed, worst_s);
+  if (!found && worst_s < kNever) return false;
   for (int i = 0; i < block.count; ++i) {
     const Item& item = chooser.item(i);
     const auto all =
         static_cast<std::uint8_t>(item.recompute ? Output::kRecompute : Output::kStash);
     outputs[kAt(item.op)] = found ? chooser.output(i) : all;
   }
+  return true;
 }
 
-MapScore Mapping::score(std::span<const std::uint8_t> outputs,
-                        std::vector<MapStage>* described) const {
-  const Block block = block_of();
-  Block ends[2];
-  for (int i = 0; i < ops(); ++i) {
-    const int part = ops_[kAt(i)].part;
-    if (part != 1) ends[part == 0 ? 0 : 1].add(nodes_[kAt(i)]);
+// Seconds of a stage besides its blocks: ends, and what it sends.
+double Mapping::others_s(const std::array<Block, 2>& ends, int k, double regather_s,
+                         double copies) const {
+  const bool first = k == 0, last = k == stages() - 1;
+  double sending = boundary_[kAt(k)] * rules_.boundary_bytes;
+  if (stages() > 1) {
+    const double ways = 2.0 * rules_.chunks - (first ? 1.0 : 0.0) - (last ? 1.0 : 0.0);
+    sending = std::min(sending * copies, sending + ways * regather_s);
   }
-  for (std::size_t f = 0; f < fans_.size(); ++f) {
-    const int part = ops_[kAt(fans_[f].from)].part;
-    const bool exit = fans_[f].kind == static_cast<int>(EdgeKind::kExit);
-    if (part != 1 || exit) ends[part == 0 ? 0 : 1].add(fan_terms_[f]);
+  return (first ? ends[0].plain_s() : 0.0) + (last ? ends[1].plain_s() : 0.0) + sending;
+}
+
+// Seconds of a step by its schedule, stage by stage.
+void Mapping::Pipeline::add(double load_s, double weight_grad_s) noexcept {
+  const double waits =
+      rules->zero_bubble != 0 ? std::max(0.0, load_s - 2.0 * weight_grad_s) : load_s;
+  sum_s += load_s;
+  idle_s += waits;
+  if (load_s > slowest_s) {
+    slowest_s = load_s;
+    slowest_idle_s = waits;
   }
+}
+
+double Mapping::Pipeline::time_s() const noexcept {
+  const auto batches = static_cast<double>(rules->microbatches);
+  if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
+  return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
+}
+
+MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
+                        double limit_s) const {
+  Block block;
+  std::array<Block, 2> ends;
+  sum_parts(block, ends);
   // Between stages each die sends its share; copies are sent once and gathered behind.
   const State between = at_boundary();
   const double share = rules_.boundary_bytes / size(between.split());
   const double regather = gather_s(between.whole, share, op_mappings_[kAt(last_)].algorithm);
   const double copies = size(between.whole);
+  const int count = stages();
+  const double plain_s = block.plain_s();
+  const auto weight_grad = [&](int k) {
+    return blocks_[kAt(k)] * block.weight_grad_s + (k == 0 ? ends[0].weight_grad_s : 0.0) +
+           (k == count - 1 ? ends[1].weight_grad_s : 0.0);
+  };
+  Pipeline least{&rules_};  // with everything kept: it takes no less
+  for (int k = 0; k < count; ++k) {
+    least.add(others_s(ends, k, regather, copies) + blocks_[kAt(k)] * plain_s, weight_grad(k));
+  }
+  limit_s *= 1.0 + kRounding;
+  if (least.time_s() + rules_.outer_tail_s > limit_s) return too_long();
+  bool listed = !outputs.empty();
+  if (listed) list_items(block);
 
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
   total.blocking_s = block.blocking_f_s + block.blocking_b_s;
   total.hidden_s = block.hidden_f_s + block.hidden_b_s;
-  const int count = stages();
   if (described != nullptr) described->resize(kAt(count));
-  double sum_s = 0.0, slowest_s = 0.0, tail_s = 0.0;
+  Pipeline pipeline{&rules_};
+  double tail_s = 0.0;
   for (int k = 0; k < count; ++k) {
     const double blocks = blocks_[kAt(k)];
     const bool first = k == 0, last = k == count - 1;
-    const double flight =
-        static_cast<double>(std::min<std::int64_t>(rules_.microbatches, count - k));
+    const double flight = rules_.in_flight(count, k);
     double state = blocks * block.state_bytes, live = blocks > 0.0 ? block.live_bytes : 0.0;
-    double gathered = blocks > 0.0 ? block.gathered_bytes : 0.0, stash = 0.0, load = 0.0;
+    double gathered = blocks > 0.0 ? block.gathered_bytes : 0.0, stash = 0.0;
     double stream = blocks * block.stream_bytes;
     double sync = blocks * block.sync_s, step = blocks * block.step_s;
     for (int e = 0; e < 2; ++e) {
@@ -320,11 +291,11 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
       live = std::max(live, ends[e].live_bytes);
       gathered = std::max(gathered, ends[e].gathered_bytes);
       stash += flight * ends[e].stash_bytes;
-      load += ends[e].plain_s();
       stream += ends[e].stream_bytes;
       sync += ends[e].sync_s;
       step += ends[e].step_s;
     }
+    const double others = others_s(ends, k, regather, copies);
     const double fixed = state + live + 2.0 * gathered + stash;
     const double kept = flight * blocks;  // copies of what a block keeps
     const double room = rules_.capacity_bytes - fixed;
@@ -334,8 +305,13 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
     if (!outputs.empty()) {
       for (int i = 0; i < ops(); ++i) chosen[kAt(i)] = outputs[kAt(k) * kAt(ops()) + kAt(i)];
     } else if (kept * block.stash_bytes > room && kept > 1.0) {
+      if (!listed) list_items(block);
+      listed = true;
       const double needed = (kept * block.stash_bytes - room) / (kept - 1.0);
-      choose(block, needed * (1.0 - 1e-12), stream_room, chosen);
+      const double worst_s =
+          (least.most_s(limit_s - rules_.outer_tail_s, others + blocks * plain_s) - others) /
+          blocks;
+      if (!choose(block, needed * (1.0 - 1e-12), stream_room, worst_s, chosen)) return too_long();
     }
     const double saved = saved_bytes(block, chosen);
     const double activations = kept * (block.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
@@ -348,18 +324,12 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
     }
     stream += kept * moved;
     const double per_block = block_s(block, chosen);
-    double sending = boundary_[kAt(k)] * rules_.boundary_bytes;
-    if (count > 1) {
-      const double ways = (first ? 0.0 : 1.0) + (last ? 0.0 : 1.0);
-      sending = std::min(sending * copies, sending + ways * regather);
-    }
-    load += blocks * per_block + sending;
+    const double load = others + blocks * per_block;
     // Gradients of all but the last block are summed while the others still run backward.
     const double beside = std::max(0.0, blocks - 1.0) * block.backward_s;
     const double exposed = std::max(sync - beside, std::min(sync, block.sync_s));
     tail_s = std::max(tail_s, exposed + step);
-    sum_s += load;
-    slowest_s = std::max(slowest_s, load);
+    pipeline.add(load, weight_grad(k));
     total.memory_bytes = std::max(total.memory_bytes, memory);
     total.over_bytes = std::max(total.over_bytes, over);
     total.stream_bytes = std::max(total.stream_bytes, stream);
@@ -370,9 +340,9 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs,
     }
   }
   if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;
-  total.slowest_stage_s = slowest_s;
-  total.tail_s = tail_s;
-  total.time_s = static_cast<double>(rules_.microbatches - 1) * slowest_s + sum_s + tail_s;
+  total.slowest_stage_s = pipeline.slowest_s;
+  total.tail_s = tail_s + rules_.outer_tail_s;
+  total.time_s = pipeline.time_s() + total.tail_s;
   return total;
 }
 

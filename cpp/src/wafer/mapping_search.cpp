@@ -35,7 +35,7 @@ std::vector<OpMapping> op_mappings_of(const Mapping& mapping) {
 
 bool same_slots(const OpMapping& a, const OpMapping& b) noexcept { return a.slots == b.slots; }
 
-// Proposes changes of one to a few operators; each is legal, and each is made through change().
+// Proposes changes of one to a few operators, each of them legal.
 class Mover {
  public:
   Mover(Mapping& mapping, std::uint64_t seed) : mapping_(mapping), numbers_(seed) {
@@ -47,9 +47,14 @@ class Mover {
     }
   }
 
-  // Changes the mapping; undo() takes it back.
+  // Changes the mapping; withdraw() takes it back, keep() does not.
   void propose() {
-    undo_.clear();
+    choose();
+    mapping_.settle();
+  }
+
+ private:
+  void choose() {
     const int kind = numbers_.below(16);
     if (kind < 5) {
       deal(numbers_.below(mapping_.ops()));
@@ -70,19 +75,12 @@ class Mover {
     }
   }
 
-  void undo() {
-    for (auto it = undo_.rbegin(); it != undo_.rend(); ++it) mapping_.change(it->first, it->second);
-    undo_.clear();
-  }
-
- private:
   static int size(const std::vector<std::uint8_t>& v) { return static_cast<int>(v.size()); }
 
   void set(int op, const OpMapping& op_mapping) {
     const OpMapping& now = mapping_.op_mapping(op);
     if (same_slots(now, op_mapping) && now.mode == op_mapping.mode) return;
-    undo_.emplace_back(op, now);
-    mapping_.change(op, op_mapping);
+    mapping_.propose(op, op_mapping);
   }
 
   void deal(int op) {
@@ -164,7 +162,6 @@ class Mover {
   Numbers numbers_;
   std::vector<std::uint8_t> modes_;
   std::vector<MapEdgeRecord> edges_;
-  std::vector<std::pair<int, OpMapping>> undo_;
 };
 
 }  // namespace
@@ -194,13 +191,15 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
     const double left = 1.0 - static_cast<double>(step) / static_cast<double>(rules.steps);
     const double accepted = rules.start * left * left;
     mover.propose();
-    score = mapping.score();
+    const double limit = now * (1.0 + accepted);
+    score = mapping.score({}, nullptr, limit);  // the objective is no less than the time
     ++found.evaluations;
     const double next = soft_objective(mapping, score);
-    if (!(next <= now * (1.0 + accepted))) {
-      mover.undo();
+    if (!(next <= limit)) {
+      mapping.withdraw();
       continue;
     }
+    mapping.keep();
     now = next;
     const double value = objective(mapping, score);
     if (value < best) {
@@ -232,7 +231,7 @@ MapFound descend(Mapping& mapping, int rounds) {
           op_mapping.mode = static_cast<std::uint8_t>(w);
           op_mapping.algorithm = kept.algorithm;
           mapping.change(op, op_mapping);
-          const MapScore tried = mapping.score();
+          const MapScore tried = mapping.score({}, nullptr, best);
           ++found.evaluations;
           const double value = objective(mapping, tried);
           if (value < best) {
@@ -290,7 +289,7 @@ MapFound exhaust(Mapping& mapping) {
     }
     if (op == at.size()) break;
     mapping.change(static_cast<int>(op), options[op][at[op]]);
-    const MapScore score = mapping.score();
+    const MapScore score = mapping.score({}, nullptr, best);
     ++found.evaluations;
     const double value = objective(mapping, score);
     if (!(value < best)) continue;

@@ -24,6 +24,7 @@ Mapping::Mapping(const MapProblem& p)
       stash_bytes_(p.tables.stash_bytes.begin(), p.tables.stash_bytes.end()),
       live_bytes_(p.tables.live_bytes.begin(), p.tables.live_bytes.end()),
       parameters_(p.tables.parameters.begin(), p.tables.parameters.end()),
+      weight_grad_s_(p.tables.weight_grad_s.begin(), p.tables.weight_grad_s.end()),
       blocks_(p.blocks.begin(), p.blocks.end()),
       boundary_(p.boundary_s.begin(), p.boundary_s.end()),
       chain_(p.chain.begin(), p.chain.end()),
@@ -93,6 +94,12 @@ Mapping::Mapping(const MapProblem& p)
     }
     std::sort(found.begin(), found.end());
   }
+  // No proposal has more changes, so that none of them runs out of memory half way.
+  proposed_.op_mappings.reserve(4 * ops_.size());
+  proposed_.nodes.reserve(4 * ops_.size());
+  proposed_.touched.reserve(4 * ops_.size());
+  proposed_.fans.reserve(fans_.size());
+  proposed_.seen.reserve(fans_.size());
   choices_.resize(ops_.size());
   for (int i = 0; i < ops(); ++i) enumerate(i);
 }

@@ -45,8 +45,8 @@ Relaxation::Relaxation(const Mapping& mapping)
   // Bytes of the first stage beside its blocks that no mapping goes without: the ends that stand in
   // it, and the operator whose inputs and outputs are largest when split best.
   const bool alone = mapping.stages() == 1;
-  const auto flight =
-      static_cast<double>(std::min<std::int64_t>(mapping.rules().microbatches, mapping.stages()));
+  const double flight = mapping.rules().in_flight(mapping.stages(), 0);
+  double weight_share = 0.0;  // the most of any operator's work that its weight gradient is
   double ends = 0.0, live = 0.0;
   for (int op = 0; op < mapping.ops(); ++op) {
     for (std::uint8_t w = 0; w < kWeightModeCount; ++w) {
@@ -66,6 +66,8 @@ Relaxation::Relaxation(const Mapping& mapping)
       }
       own_[kAt(op)].push_back({n.forward_s + n.backward_s, n.forward_s,
                                n.blocking_f_s + n.blocking_b_s, n.blocking_f_s, n.stash_bytes});
+      const double work = n.forward_s + n.backward_s;
+      if (work > 0.0) weight_share = std::max(weight_share, n.weight_grad_s / work);
     }
     const int part = mapping.op(op).part;
     if (part == 2 && !alone) continue;
@@ -73,6 +75,8 @@ Relaxation::Relaxation(const Mapping& mapping)
     live = std::max(live, least_live);
   }
   held_bytes_ = ends + live;
+  idle_share_ = 1.0 / mapping.rules().chunks;
+  if (mapping.rules().zero_bubble != 0) idle_share_ = std::max(0.0, 1.0 - 2.0 * weight_share);
 }
 
 // Least cost of an operator's own terms over weight modes and outputs.
@@ -80,8 +84,7 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
   const auto& [theta, phi, price] = weights;
   const MapRulesRecord& rules = mapping_.rules();
   const double blocks = mapping_.blocks()[0];
-  const auto stages = static_cast<std::int64_t>(mapping_.stages());
-  const double kept = blocks * static_cast<double>(std::min(rules.microbatches, stages));
+  const double kept = blocks * rules.in_flight(mapping_.stages(), 0);
   const int outputs = mapping_.op(op).outputs;
   const bool again = (outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
   const bool away = (outputs >> static_cast<int>(Output::kOffload) & 1) != 0;
@@ -207,13 +210,14 @@ double Relaxation::cheapest(const std::vector<Prices>& prices, double phi, const
 
 // A block whose operators each cost what they cost at best, without conversions.
 Relaxation::Block Relaxation::apart(const Weights& weights, std::vector<Prices>& prices) const {
-  Block found{0.0, 0.0, std::vector<OpMapping>(kAt(mapping_.ops()))};
+  Block found{0.0, 0.0, 0.0, std::vector<OpMapping>(kAt(mapping_.ops()))};
   for (int op = 0; op < mapping_.ops(); ++op) {
     prices.push_back(priced(op, weights));
     const Prices& own = prices.back();
     found.op_mappings[kAt(op)] = mapping_.choices(op)[kAt(own.cheapest)];
     found.op_mappings[kAt(op)].mode = own.mode[kAt(own.cheapest)];
-    (mapping_.op(op).part == 1 ? found.block_s : found.ends_s) += own.least;
+    const int part = mapping_.op(op).part;
+    (part == 1 ? found.block_s : part == 0 ? found.before_s : found.behind_s) += own.least;
   }
   return found;
 }
@@ -247,13 +251,16 @@ double Relaxation::step_s(const Block& free, const Block& dear, double price) co
   const double heavy = std::max(free.block_s, dear.block_s + price * held_bytes_ - room);
   double sum = 0.0, slowest = 0.0;
   for (std::size_t k = 0; k < blocks.size(); ++k) {
-    const double load = blocks[k] * (k == 0 ? heavy : free.block_s) +
-                        mapping_.boundary()[k] * mapping_.rules().boundary_bytes;
+    double load = blocks[k] * (k == 0 ? heavy : free.block_s) +
+                  mapping_.boundary()[k] * mapping_.rules().boundary_bytes;
+    if (k == 0) load += free.before_s;
+    if (k + 1 == blocks.size()) load += free.behind_s;
     sum += load;
     slowest = std::max(slowest, load);
   }
   const auto batches = static_cast<double>(mapping_.rules().microbatches);
-  return ((batches - 1.0) * slowest + sum + free.ends_s) * (1.0 - 1e-9);  // rounding
+  const double step = batches * slowest + idle_share_ * (sum - slowest);
+  return (step + mapping_.rules().outer_tail_s) * (1.0 - 1e-9);  // rounding
 }
 
 MapBound Relaxation::bound(double theta, double phi, double price, double enough) {
@@ -262,7 +269,7 @@ MapBound Relaxation::bound(double theta, double phi, double price, double enough
     std::vector<Prices> prices;
     Block block = apart(without, prices);
     const auto settled = [&](double block_s) {
-      const Block least{block_s, block.ends_s, {}};
+      const Block least{block_s, block.before_s, block.behind_s, {}};
       return step_s(least, least, 0.0) >= enough;
     };
     if (!settled(block.block_s)) block = together(without, block, prices, settled);
@@ -275,7 +282,7 @@ MapBound Relaxation::bound(double theta, double phi, double price, double enough
   std::vector<Prices> prices;
   Block block = apart(with, prices);
   const auto settled = [&](double block_s) {
-    return step_s(free_, {block_s, 0.0, {}}, price) >= enough;
+    return step_s(free_, {block_s, 0.0, 0.0, {}}, price) >= enough;
   };
   if (!settled(block.block_s)) block = together(with, block, prices, settled);
   return {step_s(free_, block, price), std::move(block.op_mappings)};

@@ -24,7 +24,7 @@ struct Owned {
 
   MapProblem problem() const {
     return {slots,    ops,      edges,   rules,
-            divisors, column,   columns, {table, table, table, table, table},
+            divisors, column,   columns, {table, table, table, table, table, table},
             blocks,   boundary, chain};
   }
 };
@@ -54,7 +54,8 @@ inline Owned chain_of(int count, std::vector<MeshRun> slots, std::int32_t roles)
   }
   made.edges.push_back({count - 1, 0, static_cast<std::int32_t>(EdgeKind::kWrap), 0, 2.0});
   made.table.assign(static_cast<std::size_t>(count) * static_cast<std::size_t>(made.columns), 1.0);
-  made.rules = {1.0, 2.0, 0.125, 1e9, 100.0, 4.0, 8.0, 2.0, 2.0, 12.0, 30.0, 1.0, 4, 31, 0, 0, 0};
+  made.rules = {1.0,  2.0, 0.125, 1e9, 100.0, 4.0, 8.0, 2.0, 2.0, 12.0,
+                30.0, 1.0, 4,     31,  0,     0,   0,   1,   0,   0.0};
   return made;
 }
 

@@ -1,0 +1,108 @@
+"""One micro-batch of a whole mapping, played packet by packet on the wafer's links.
+
+Every stage runs its parts in order: collectives that it waits for, one after the other, as packets;
+work as a pause, with the collectives beside it as packets meanwhile; last it sends its tensors to
+the next stage and its gradients back. Stages stand on one mesh and start at times of their own, so
+that what one sends meets what another does. Memory off the wafer is one more link each way, or one
+link for both, that all dies of all stages share.
+"""
+
+from reference.mesh_simulator import (
+    Collective,
+    Traffic,
+    chains,
+    cycles,
+    gather_cycle,
+    lines,
+    reduce_cycle,
+)
+
+
+class Player:
+    """Stages of a mapping as packets on one mesh."""
+
+    def __init__(self, columns, rows, links, stream_rates=(), packets=12):
+        *self.rates, hop_s = links
+        self.columns, self.packets = columns, packets
+        self.traffic = Traffic(columns, rows, self.rates, hop_s, paced=True)
+        self.stream = len(self.traffic.seconds_per_byte)
+        self.traffic.seconds_per_byte += [1.0 / rate for rate in stream_rates]
+
+    def collective(self, work: Collective, after):
+        """Add a collective behind a node; no die begins a step before all have ended theirs."""
+        x0, y0, width, height = work.rectangle
+        here = [y * self.columns + x for y in range(y0, y0 + height) for x in range(x0, x0 + width)]
+        todo = chains(work, self.rates)
+        packets = self.packets * (1 if all(run[2] == 1 for run in work.runs) else 2)
+        for step in zip(*todo, strict=True):
+            ready, arrived = dict.fromkeys(here, after), [after]
+            for kind, runs, chunk in step:
+                done = {die: [] for die in here}
+                walk = cycles if kind in (gather_cycle, reduce_cycle) else lines
+                for dies in walk(self.columns, work.rectangle, runs if walk is cycles else runs[0]):
+                    kind(self.traffic, dies, chunk, packets, ready, done)
+                arrived += [node for nodes in done.values() for node in nodes]
+            after = self.traffic.join(arrived)
+        return after
+
+    def in_turn(self, works, after):
+        """Add collectives one after the other."""
+        for work in works:
+            after = self.collective(work, after)
+        return after
+
+    def beside(self, work_s, works, after):
+        """Add work, and collectives meanwhile."""
+        return self.traffic.join([self.traffic.pause(work_s, [after]), self.in_turn(works, after)])
+
+    def streamed(self, shares, after):
+        """Add (link, bytes) of each die to or from off the wafer, all dies by turns."""
+        ends = []
+        for link, size in shares:
+            behind = None
+            for _ in range(self.packets):
+                part = size / self.packets
+                behind = self.traffic.send_along((self.stream + link,), part, [after], behind)
+                ends.append(behind)
+        return self.traffic.join(ends)
+
+    def sends(self, pairs, size, after):
+        """Add messages from die to die that start together."""
+        ends = []
+        for source, target in pairs:
+            behind = None
+            for _ in range(self.packets):
+                part = size / self.packets
+                behind = self.traffic.send(source, target, part, [after], behind)
+                ends.append(behind)
+        return self.traffic.join(ends)
+
+    def played_sends(self, placed, encoding, how, after):
+        """Add what stages send on, all at once, and then what they send back.
+
+        `how` has for each stage the bytes of a die, and a collective behind what it receives. Gives for each stage the (start, end) of each message it sends and of each copy it spreads.
+        """
+        sides = (encoding.layout.width, encoding.layout.height)
+        barrier, found = self.traffic.join(after), [[] for _ in placed]
+        for way in (1, -1):
+            ends = []
+            for k, dies in enumerate(placed):
+                if not 0 <= k + way < len(placed):
+                    continue
+                pairs = [
+                    (y * self.columns + x, v * self.columns + u)
+                    for (x, y), (u, v) in zip(dies, placed[k + way], strict=True)
+                ]
+                end = self.sends(pairs, how[k][0], barrier)
+                found[k].append((barrier, end))
+                ends.append(end)
+            barrier = self.traffic.join(ends)
+            ends = []
+            for k, dies in enumerate(placed):
+                if how[k][1] is not None and 0 <= k - way < len(placed):
+                    op, algorithm, held, runs = how[k][1]
+                    work = Collective(op, algorithm, held, (*dies[0], *sides), runs)
+                    ends.append(self.collective(work, barrier))
+                    found[k].append((barrier, ends[-1]))
+            barrier = self.traffic.join([barrier, *ends])
+        return found
