@@ -109,10 +109,13 @@ def _names() -> Mapping[str, Any]:
     return found
 
 
-def _entry(kind: str, text: str, source: str = "") -> Mapping[str, Any] | None:
-    """Find the first entry of a kind whose pattern a text matches."""
+def _entry(kind: str, text: str, row: _Cells | None = None) -> Mapping[str, Any] | None:
+    """Find the first entry of a kind whose patterns a text, and other columns of a row, match."""
     for entry in _names()[kind]:
-        if re.search(entry["match"], text) and re.search(entry.get("source", ""), source):
+        named = [c for c in ("source", "framework", "table", "notes") if row and c in entry]
+        if re.search(entry["match"], text) and all(
+            row and re.search(entry[column], row.text(column)) for column in named
+        ):
             found: Mapping[str, Any] = entry
             return found
     return None
@@ -160,7 +163,7 @@ class _Cells:
 
 def _model(row: _Cells) -> TransformerModel:
     name = row.text("model")
-    family = _entry("families", name)
+    family = _entry("families", name, row)
     if family is None:
         raise UnsupportedError(f"model {name}: no known kind of block")
     if "unsupported" in family:
@@ -204,10 +207,15 @@ def _cluster(row: _Cells) -> Cluster:
         fabric = entry["beyond"][1]
     wired = presets.fabric(fabric)
     wiring = _entry("wiring", row.text("source"))
-    if wiring is not None and isinstance(wired, TieredFabric):
+    if isinstance(wired, TieredFabric):
         tiers = [tier.model_dump() for tier in wired.tiers]
-        tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
-        wired = wired.replace(name=f"{wired.name}, as wired", tiers=tiers)
+        if wiring is not None:
+            tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
+        used = entry.get("used_of_a_node", tiers[0]["size"])
+        if devices > used and devices % tiers[0]["size"] and devices % used == 0:
+            tiers[0]["size"] = used
+        if tiers != [tier.model_dump() for tier in wired.tiers]:
+            wired = wired.replace(name=f"{wired.name}, as wired", tiers=tiers)
     try:
         return Cluster(devices=devices, fabric=wired, chip=presets.chip(entry["chip"]))
     except InvalidInputError as error:
@@ -242,7 +250,7 @@ def _plan(
             f"row {row.line}: n_gpus: {cluster.devices} is not accepted; {parts} is {product}"
         )
     virtual = row.whole("vp", 1) if widths["pp"] > 1 else 1
-    recompute = _entry("recompute", row.text("recompute"), row.text("source"))
+    recompute = _entry("recompute", row.text("recompute"), row)
     if recompute is None:
         raise row.fault("recompute", "none, selective, full or partial")
     stages = None
@@ -290,10 +298,10 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     time_s, gib = row.number("iter_time_s"), row.number("memory_gib")
     if math.isnan(time_s):
         raise row.fault("iter_time_s", "the seconds of a step")
-    precision = _entry("precision", row.text("precision"), row.text("source"))
+    precision = _entry("precision", row.text("precision"), row)
     if precision is None:
         raise row.fault("precision", "bf16, fp16, fp8, mxfp8, nvfp4 or int8")
-    software = _entry("software", row.text("framework"), row.text("source"))
+    software = _entry("software", row.text("framework"), row)
     if software is None:
         raise UnsupportedError(f"software {row.text('framework') or '(none)'}: no profile")
     model = _model(row)
