@@ -23,6 +23,17 @@ class Optimizer(Record):
     state_bytes: Quantity
     """Of master weights and moments together."""
 
+    @property
+    def gathered_bytes(self) -> float:
+        """Of a weight as gathers among replicas carry it: fp32 weights are cast to bf16 before.
+
+        Examples
+        --------
+        >>> OPTIMIZERS["adam-fp32"].gathered_bytes
+        2.0
+        """
+        return min(self.weight_bytes, 2.0)
+
 
 OPTIMIZERS = {
     each.name: each
