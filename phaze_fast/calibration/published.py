@@ -112,7 +112,7 @@ def _names() -> Mapping[str, Any]:
 def _entry(kind: str, text: str, row: _Cells | None = None) -> Mapping[str, Any] | None:
     """Find the first entry of a kind whose patterns a text, and other columns of a row, match."""
     for entry in _names()[kind]:
-        named = [c for c in ("source", "framework", "table", "notes") if row and c in entry]
+        named = [c for c in ("source", "source_url", "framework", "table", "notes") if row and c in entry]
         if re.search(entry["match"], text) and all(
             row and re.search(entry[column], row.text(column)) for column in named
         ):
