@@ -234,6 +234,17 @@ def _zero(row: _Cells, unstated: int) -> int:
     return 0 if said else unstated
 
 
+def _shard(row: _Cells, cluster: Cluster, dp: int, zero: int) -> int | None:
+    """Read how many replicas share weights, where the others hold copies of what those share.
+
+    On a torus no collective leaves the links of a pod, and groups lie along its dimensions, which
+    ranks in a row do not: there all replicas share.
+    """
+    size = row.whole("fsdp") if row.text("fsdp") not in ("", "0", "1") else dp
+    tiered = isinstance(cluster.fabric, TieredFabric)
+    return size if tiered and zero == 3 and size < dp and dp % size == 0 else None
+
+
 def _plan(
     row: _Cells,
     model: TransformerModel,
@@ -269,6 +280,7 @@ def _plan(
         "recompute": recompute["mode"],
         "stages": stages,
         "zero": zero,
+        "shard": _shard(row, cluster, widths["dp"], zero),
         "sequence_parallel": row.text("sp") not in ("", "0"),
         "seq": model.seq,
         "precision": named,

@@ -161,6 +161,7 @@ RECOMPUTE_SETS = FrozenDict(
         "activations": frozenset({"activation"}),
         "gated-product": frozenset({"multiply"}),
         "up-projection": frozenset({"up", "gate", "gate-up"}),
+        "output-projection": frozenset({"proj", "attention-residual"}),
         "alternate-products": frozenset({"k", "rotate-k", "proj", "attention-residual", "up"}),
         "attention": frozenset(
             {"scores", "score-cap", "softmax", "score-dropout", "attention", "attention-early"}
@@ -169,7 +170,7 @@ RECOMPUTE_SETS = FrozenDict(
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the
 norms' outputs; those of the activation function; those of a gated feed-forward's product; those of
-its projections up; every second product (keys, the projection after attention, one projection up),
+its projections up; those of the projection after attention; every second product (keys, the projection after attention, one projection up),
 as torchtitan's policy by operators has it; the attention scores, or all of a fused attention."""
 
 
