@@ -57,6 +57,10 @@ RUN_COLUMNS = frozenset(
 _PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
 
 
+_ALSO = ("source", "source_url", "framework", "gpu", "table", "notes")
+"""Columns that entries of data/runs.yaml may have patterns for."""
+
+
 class RowRefusedError(InvalidInputError):
     """A row whose fields are missing, malformed or contradict one another."""
 
@@ -112,7 +116,7 @@ def _names() -> Mapping[str, Any]:
 def _entry(kind: str, text: str, row: _Cells | None = None) -> Mapping[str, Any] | None:
     """Find the first entry of a kind whose patterns a text, and other columns of a row, match."""
     for entry in _names()[kind]:
-        named = [c for c in ("source", "source_url", "framework", "table", "notes") if row and c in entry]
+        named = [c for c in _ALSO if row and c in entry]
         if re.search(entry["match"], text) and all(
             row and re.search(entry[column], row.text(column)) for column in named
         ):
