@@ -170,8 +170,9 @@ RECOMPUTE_SETS = FrozenDict(
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the
 norms' outputs; those of the activation function; those of a gated feed-forward's product; those of
-its projections up; those of the projection after attention; every second product (keys, the projection after attention, one projection up),
-as torchtitan's policy by operators has it; the attention scores, or all of a fused attention."""
+its projections up; those of the projection after attention; every second product (keys, the
+projection after attention, one projection up), as torchtitan's policy by operators has it; the
+attention scores, or all of a fused attention."""
 
 
 _MODES = ("none", "selective", "needed", "full")

@@ -236,7 +236,9 @@ class Layers:
         own = self.kinds[self.order[i]]["forward"]
         if self.spec.zero < 3:
             return own
-        return self.beside(own, self.over_replicas("all-gather", i, min(2.0, self.optimizer.weight_bytes)))
+        return self.beside(
+            own, self.over_replicas("all-gather", i, min(2.0, self.optimizer.weight_bytes))
+        )
 
     def backward(self, i, mode):
         kind = self.kinds[self.order[i]]
