@@ -196,6 +196,7 @@ def _model(row: _Cells) -> TransformerModel:
             ffn_bias=like["biases"],
             tied_embeddings=like["tied"],
             moe=experts,
+            **family.get("fields", {}),
         )
     except InvalidInputError as error:
         raise RowRefusedError(f"row {row.line}: {str(error).splitlines()[0]}") from None

@@ -35,8 +35,8 @@ bool good_strategy(const StrategyRecord& s) noexcept {
 bool good_training(const TrainingRecord& t) noexcept {
   return good(t.weight_bytes) && good(t.gradient_bytes) && good(t.state_bytes) &&
          good(t.fragmentation) && good(t.bucket_bytes) && good(t.hbm_byte_j) &&
-         good(t.network_byte_j) && good(t.gather_bytes) && good(t.workspace_bytes) && good(t.contention) &&
-         t.contention < 1.0;
+         good(t.network_byte_j) && good(t.gather_bytes) && good(t.workspace_bytes) &&
+         good(t.contention) && t.contention < 1.0;
 }
 
 bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
