@@ -11,7 +11,7 @@ from pathlib import Path
 
 from phaze_fast.calibration import validate_runs, validate_steps
 from phaze_fast.calibration.accuracy_page import page, scatter
-from phaze_fast.calibration.held_out import held_out, of_chip, of_software
+from phaze_fast.calibration.held_out import held_out, of_chip, of_peak, of_software
 from phaze_fast.calibration.intervals import learn_ratios
 from phaze_fast.documents import to_yaml
 from phaze_fast.hardware import presets
@@ -29,6 +29,7 @@ def fitted(runs):
         return [r for r in named if source in r.source and r.precision == "bf16"]
 
     old = [r for r in some("megatron-lm", "a100") if not r.source.startswith("vTrain")]
+    tpus = [r for r in runs if r.software == "maxtext" and r.model.moe is None]
     node = some("megatron-lm-2021", "a100", "single")[::3]
     return [
         held_out("A100, step_flops", old, [k * 1e12 for k in range(200, 256, 6)], of_chip),
@@ -38,6 +39,11 @@ def fitted(runs):
                  [k * 1e-6 for k in range(48, 85, 4)], of_software("host_s")),
         held_out("nemo, hidden_tensor", some("nemo", "h100"),
                  [k / 20 for k in range(0, 21, 2)], of_software("hidden_tensor")),
+        held_out("TPUs, step_flops as a share of the peak", tpus,
+                 [k / 100 for k in range(70, 101, 4)], of_peak, by="chip"),
+        held_out("maxtext, overlap_slowdown", tpus,
+                 [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 100.0], of_software("overlap_slowdown"),
+                 by="chip"),
     ]  # fmt: skip
 
 

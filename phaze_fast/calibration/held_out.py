@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from phaze_fast.calibration.published import PublishedRun
 from phaze_fast.hardware import Cluster
 from phaze_fast.placement import PlanSpec, predict
 
-__all__ = ["HeldOut", "held_out", "of_chip", "of_software"]
+__all__ = ["HeldOut", "held_out", "of_chip", "of_peak", "of_software"]
 
 Changed = Callable[[PublishedRun, float], tuple[Cluster, PlanSpec]]
 """Gives a run's cluster and plan with a constant at some value."""
@@ -47,6 +47,12 @@ def of_chip(run: PublishedRun, value: float) -> tuple[Cluster, PlanSpec]:
     return run.cluster.replace(chip=chip.replace(tuning=tuning)), run.plan
 
 
+def of_peak(run: PublishedRun, value: float) -> tuple[Cluster, PlanSpec]:
+    """Set that rate as a share of the chip's peak."""
+    chip = run.cluster.chip
+    return of_chip(run, value * (0.0 if chip is None else chip.peak_flops("bf16")))
+
+
 def of_software(field: str) -> Changed:
     """Set a field of the run's software profile."""
 
@@ -58,7 +64,11 @@ def of_software(field: str) -> Changed:
 
 
 def held_out(
-    name: str, runs: Sequence[PublishedRun], values: Sequence[float], changed: Changed
+    name: str,
+    runs: Sequence[PublishedRun],
+    values: Sequence[float],
+    changed: Changed,
+    by: Literal["source", "chip"] = "source",
 ) -> HeldOut:
     """Fit one constant of some runs, on all of them and with part after part left out.
 
@@ -67,22 +77,23 @@ def held_out(
     name
         What to call it.
     runs
-        At least five. Runs of several sources are left out by source, of one source in five parts.
+        At least five. Runs of several sources (chips) are left out source by source, runs of one in
+        five parts.
     values
         To choose from.
     changed
         Gives a run's cluster and plan with the constant at a value.
+    by
+        What parts are told apart by.
     """
     errors = np.array(
         [[predict(r.model, *changed(r, v)).time_s / r.time_s - 1.0 for r in runs] for v in values]
     )
     size = np.abs(errors)
-    sources = sorted({run.source for run in runs})
+    names = [str(getattr(run, by)) for run in runs]
+    kinds = sorted(set(names))
     part = np.array(
-        [
-            sources.index(run.source) if len(sources) > 1 else k % _FOLDS
-            for k, run in enumerate(runs)
-        ]
+        [kinds.index(name) if len(kinds) > 1 else k % _FOLDS for k, name in enumerate(names)]
     )
     chosen, unseen = [], np.zeros(len(runs))
     for out in sorted(set(part.tolist())):
@@ -98,5 +109,5 @@ def held_out(
         highest=max(chosen),
         seen=float(size[at].mean()),
         unseen=float(unseen.mean()),
-        parts="sources" if len(sources) > 1 else "five parts",
+        parts=f"{by}s" if len(kinds) > 1 else "five parts",
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from phaze_fast.calibration.validation import PredictedRun
 from phaze_fast.placement.intervals import NOMINAL, plan_groups
 
-__all__ = ["LEAST_RUNS", "learn_ratios"]
+__all__ = ["LEAST_RUNS", "held_out_coverage", "learn_ratios"]
 
 LEAST_RUNS = 18
 """A group of fewer runs is not told apart from the larger one that it belongs to."""
@@ -45,3 +45,24 @@ def learn_ratios(rows: Iterable[PredictedRun]) -> Mapping[str, list[float]]:
         for name, values in sorted(by_group.items())
         if len(values) >= LEAST_RUNS or name == "all"
     }
+
+
+def held_out_coverage(rows: Sequence[PredictedRun], folds: int = 5) -> Mapping[str, float]:
+    """Share of the measured steps of each source inside intervals that were learnt without them.
+
+    Every so many-th run is left out in turn, and judged by the intervals of the others.
+
+    Examples
+    --------
+    >>> held_out_coverage([])
+    {}
+    """
+    inside: dict[str, list[bool]] = {}
+    for fold in range(folds):
+        known = learn_ratios(row for k, row in enumerate(rows) if k % folds != fold)
+        for row in rows[fold::folds]:
+            names = plan_groups(row.plan, row.run.cluster)
+            low, high = next(known[name] for name in names if name in known)
+            ratio = row.run.time_s / row.plan.time_s
+            inside.setdefault(row.run.source, []).append(low <= ratio <= high)
+    return {source: sum(found) / len(found) for source, found in inside.items()}

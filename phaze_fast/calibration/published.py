@@ -57,6 +57,10 @@ RUN_COLUMNS = frozenset(
 _PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
 
 
+_ALSO = ("source", "source_url", "framework", "gpu", "table", "notes")
+"""Columns that entries of data/runs.yaml may have patterns for."""
+
+
 class RowRefusedError(InvalidInputError):
     """A row whose fields are missing, malformed or contradict one another."""
 
@@ -109,10 +113,13 @@ def _names() -> Mapping[str, Any]:
     return found
 
 
-def _entry(kind: str, text: str, source: str = "") -> Mapping[str, Any] | None:
-    """Find the first entry of a kind whose pattern a text matches."""
+def _entry(kind: str, text: str, row: _Cells | None = None) -> Mapping[str, Any] | None:
+    """Find the first entry of a kind whose patterns a text, and other columns of a row, match."""
     for entry in _names()[kind]:
-        if re.search(entry["match"], text) and re.search(entry.get("source", ""), source):
+        named = [c for c in _ALSO if row and c in entry]
+        if re.search(entry["match"], text) and all(
+            row and re.search(entry[column], row.text(column)) for column in named
+        ):
             found: Mapping[str, Any] = entry
             return found
     return None
@@ -160,7 +167,7 @@ class _Cells:
 
 def _model(row: _Cells) -> TransformerModel:
     name = row.text("model")
-    family = _entry("families", name)
+    family = _entry("families", name, row)
     if family is None:
         raise UnsupportedError(f"model {name}: no known kind of block")
     if "unsupported" in family:
@@ -189,6 +196,7 @@ def _model(row: _Cells) -> TransformerModel:
             ffn_bias=like["biases"],
             tied_embeddings=like["tied"],
             moe=experts,
+            **family.get("fields", {}),
         )
     except InvalidInputError as error:
         raise RowRefusedError(f"row {row.line}: {str(error).splitlines()[0]}") from None
@@ -204,10 +212,15 @@ def _cluster(row: _Cells) -> Cluster:
         fabric = entry["beyond"][1]
     wired = presets.fabric(fabric)
     wiring = _entry("wiring", row.text("source"))
-    if wiring is not None and isinstance(wired, TieredFabric):
+    if isinstance(wired, TieredFabric):
         tiers = [tier.model_dump() for tier in wired.tiers]
-        tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
-        wired = wired.replace(name=f"{wired.name}, as wired", tiers=tiers)
+        if wiring is not None:
+            tiers[-1]["bandwidth_bytes_per_s"] = wiring["beyond_node_bytes_per_s"]
+        used = entry.get("used_of_a_node", tiers[0]["size"])
+        if devices > used and devices % tiers[0]["size"] and devices % used == 0:
+            tiers[0]["size"] = used
+        if tiers != [tier.model_dump() for tier in wired.tiers]:
+            wired = wired.replace(name=f"{wired.name}, as wired", tiers=tiers)
     try:
         return Cluster(devices=devices, fabric=wired, chip=presets.chip(entry["chip"]))
     except InvalidInputError as error:
@@ -226,6 +239,17 @@ def _zero(row: _Cells, unstated: int) -> int:
     return 0 if said else unstated
 
 
+def _shard(row: _Cells, cluster: Cluster, dp: int, zero: int) -> int | None:
+    """Read how many replicas share weights, where the others hold copies of what those share.
+
+    On a torus no collective leaves the links of a pod, and groups lie along its dimensions, which
+    ranks in a row do not: there all replicas share.
+    """
+    size = row.whole("fsdp") if row.text("fsdp") not in ("", "0", "1") else dp
+    tiered = isinstance(cluster.fabric, TieredFabric)
+    return size if tiered and zero == 3 and size < dp and dp % size == 0 else None
+
+
 def _plan(
     row: _Cells,
     model: TransformerModel,
@@ -242,7 +266,7 @@ def _plan(
             f"row {row.line}: n_gpus: {cluster.devices} is not accepted; {parts} is {product}"
         )
     virtual = row.whole("vp", 1) if widths["pp"] > 1 else 1
-    recompute = _entry("recompute", row.text("recompute"), row.text("source"))
+    recompute = _entry("recompute", row.text("recompute"), row)
     if recompute is None:
         raise row.fault("recompute", "none, selective, full or partial")
     stages = None
@@ -261,6 +285,7 @@ def _plan(
         "recompute": recompute["mode"],
         "stages": stages,
         "zero": zero,
+        "shard": _shard(row, cluster, widths["dp"], zero),
         "sequence_parallel": row.text("sp") not in ("", "0"),
         "seq": model.seq,
         "precision": named,
@@ -290,10 +315,10 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     time_s, gib = row.number("iter_time_s"), row.number("memory_gib")
     if math.isnan(time_s):
         raise row.fault("iter_time_s", "the seconds of a step")
-    precision = _entry("precision", row.text("precision"), row.text("source"))
+    precision = _entry("precision", row.text("precision"), row)
     if precision is None:
         raise row.fault("precision", "bf16, fp16, fp8, mxfp8, nvfp4 or int8")
-    software = _entry("software", row.text("framework"), row.text("source"))
+    software = _entry("software", row.text("framework"), row)
     if software is None:
         raise UnsupportedError(f"software {row.text('framework') or '(none)'}: no profile")
     model = _model(row)

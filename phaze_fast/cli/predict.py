@@ -150,8 +150,9 @@ def predict_plan(
     recompute: Annotated[
         str | None,
         typer.Option(
-            help="auto (what fits and is fastest, the default), none, selective, full, or sets "
-            "joined by +: norms, activations, gated-product, up-projection, attention; "
+            help="auto (what fits and is fastest, the default), none, selective, needed, full, or "
+            "sets joined by +: norms, activations, gated-product, up-projection, "
+            "output-projection, alternate-products, attention; "
             "full:3/norms: the first 3 blocks of a chunk; one for each stage, divided by commas."
         ),
     ] = None,

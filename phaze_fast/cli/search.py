@@ -94,8 +94,9 @@ def search_chips(
     recompute: Annotated[
         str,
         typer.Option(
-            help="auto, none, selective, full, or sets joined by +: norms, activations, "
-            "gated-product, up-projection, attention; of several each stage has what is fastest."
+            help="auto, none, selective, needed, full, or sets joined by +: norms, activations, "
+            "gated-product, up-projection, output-projection, alternate-products, attention; of "
+            "several each stage has what is fastest."
         ),
     ] = "auto",
     schedule: Annotated[

@@ -110,8 +110,8 @@ def show(
     recompute: Annotated[
         str,
         typer.Option(
-            help="none, selective, full, or sets joined by +: norms, activations, gated-product, "
-            "up-projection, attention."
+            help="none, selective, needed, full, or sets joined by +: norms, activations, "
+            "gated-product, up-projection, output-projection, alternate-products, attention."
         ),
     ] = "none",
     schedule: Annotated[

@@ -102,8 +102,11 @@ class AttentionTuning(Record):
     unit_overhead_s: Seconds = 0.0
     """Beginning and ending the queries of one unit on a core."""
     least_queries: Annotated[int, Field(strict=True, ge=1, le=128)] = 128
-    """Fewest queries of one head that a core takes; halved from 128 where that is faster. Fewer
-    spread over more cores, but load keys and values more often."""
+    """Fewest queries of one head that a core takes; halved from the most where that is faster.
+    Fewer spread over more cores, but load keys and values more often."""
+    most_queries: Annotated[int, Field(strict=True, ge=16, le=65536)] = 128
+    """Most queries of one head that a core takes: products of fewer rows than an array has leave
+    part of it idle."""
 
 
 class FormatTuning(Record):
@@ -313,6 +316,7 @@ def tuning_record(
     row["attention_backward_efficiency"] = attention.backward_efficiency
     row["attention_backward_ops"] = attention.backward_ops_per_score
     row["attention_least"] = attention.least_queries
+    row["attention_most"] = attention.most_queries
     row["overlapped"] = tuning.overlapped_folds
     row["tiles"] = len(tuning.blocks)
     row["dataflows"] = sum(1 << code for code, name in enumerate(_core.DATAFLOWS) if name in flows)

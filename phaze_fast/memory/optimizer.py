@@ -23,6 +23,17 @@ class Optimizer(Record):
     state_bytes: Quantity
     """Of master weights and moments together."""
 
+    @property
+    def gathered_bytes(self) -> float:
+        """Of a weight as gathers among replicas carry it: fp32 weights are cast to bf16 before.
+
+        Examples
+        --------
+        >>> OPTIMIZERS["adam-fp32"].gathered_bytes
+        2.0
+        """
+        return min(self.weight_bytes, 2.0)
+
 
 OPTIMIZERS = {
     each.name: each
@@ -33,6 +44,10 @@ OPTIMIZERS = {
         Optimizer(name="adam-bf16-grad", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=12.0),
         Optimizer(name="adam-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=4.0),
         Optimizer(name="adam-fp32", weight_bytes=4.0, gradient_bytes=4.0, state_bytes=8.0),
+        # fp32 weights that layers read in bf16, whose gradients are bf16 until the optimiser.
+        Optimizer(
+            name="adam-fp32-bf16-grad", weight_bytes=4.0, gradient_bytes=2.0, state_bytes=8.0
+        ),
         Optimizer(name="sgd-momentum", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=8.0),
         Optimizer(name="sgd", weight_bytes=2.0, gradient_bytes=4.0, state_bytes=4.0),
         Optimizer(name="sgd-bf16", weight_bytes=2.0, gradient_bytes=2.0, state_bytes=0.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, get_args
 
 import numpy as np
@@ -92,7 +92,8 @@ class OpGraph:
         Parameters
         ----------
         recompute
-            ``none``, ``selective`` (the attention scores), ``full`` (all but the input), sets of
+            ``none``, ``selective`` (the attention scores), ``full`` (all but the input), ``needed``
+            (the same, by the operators that the backward pass needs: not the last product), sets of
             `RECOMPUTE_SETS` joined by ``+``, or names of operators whose outputs are computed again
             instead of kept.
         statistics
@@ -107,12 +108,24 @@ class OpGraph:
             and (statistics or not tensor.statistic)
         )
 
+    @cached_property
+    def _needed(self) -> frozenset[str]:
+        """Names of the operators on the way to anything that the backward pass reads."""
+        wanted = {tensor.producer for tensor in self.tensors}
+        needed = [name in wanted for name in self.names]
+        for i in reversed(range(len(self))):
+            after = self.indices[self.indptr[i] : self.indptr[i + 1]]
+            needed[i] = needed[i] or any(needed[j] for j in after)
+        return frozenset(name for name, is_so in zip(self.names, needed, strict=True) if is_so)
+
     def recomputed(self, recompute: str | Iterable[str]) -> frozenset[str]:
         """Names of the operators that a mode, or a list of names, computes again."""
         if recompute == "none":
             return frozenset()
         if recompute == "full":
             return frozenset(self.names)
+        if recompute == "needed":
+            return self._needed
         if recompute == "selective":
             return frozenset(self.names) & SELECTIVE
         if isinstance(recompute, str):
@@ -148,6 +161,8 @@ RECOMPUTE_SETS = FrozenDict(
         "activations": frozenset({"activation"}),
         "gated-product": frozenset({"multiply"}),
         "up-projection": frozenset({"up", "gate", "gate-up"}),
+        "output-projection": frozenset({"proj", "attention-residual"}),
+        "alternate-products": frozenset({"k", "rotate-k", "proj", "attention-residual", "up"}),
         "attention": frozenset(
             {"scores", "score-cap", "softmax", "score-dropout", "attention", "attention-early"}
         ),
@@ -155,7 +170,12 @@ RECOMPUTE_SETS = FrozenDict(
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the
 norms' outputs; those of the activation function; those of a gated feed-forward's product; those of
-its projections up; the attention scores, or all of a fused attention."""
+its projections up; those of the projection after attention; every second product (keys, the
+projection after attention, one projection up), as torchtitan's policy by operators has it; the
+attention scores, or all of a fused attention."""
+
+
+_MODES = ("none", "selective", "needed", "full")
 
 
 def check_recompute(mode: str) -> None:
@@ -164,13 +184,14 @@ def check_recompute(mode: str) -> None:
     Raises
     ------
     InvalidInputError
-        Where it is neither ``none``, ``selective`` nor ``full``, nor sets joined by ``+``.
+        Where it is neither ``none``, ``selective``, ``needed`` nor ``full``, nor sets joined by
+        ``+``.
     """
-    if mode in ("none", "selective", "full"):
+    if mode in _MODES:
         return
     for name in mode.split("+"):
         if name not in RECOMPUTE_SETS:
-            known = ["none", "selective", "full", *RECOMPUTE_SETS]
+            known = [*_MODES, *RECOMPUTE_SETS]
             raise InvalidInputError(
                 f"recompute: {name!r} is not accepted; {nearest(name, known)}; sets may be joined "
                 "by +"

@@ -103,7 +103,7 @@ class PlanEvaluator:
         self.rooms = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         self.sizes, self.layouts = given if given is not None else self._enumerated()
         self.optimizer = optimizer(training.optimizer)
-        self._record = training_record(self.optimizer, training.software)
+        self._record = training_record(self.optimizer, training.software, training.precision)
 
     # ---- what there is to try ----
 

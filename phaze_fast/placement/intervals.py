@@ -28,6 +28,10 @@ FEWER_BITS = "fewer than 16 bits"
 """All runs whose products are neither bf16 nor fp16."""
 
 
+EXPERTS = "with experts"
+"""All runs whose experts are shared out: exchanges of tokens shape their errors most."""
+
+
 def plan_kind(tp: int, pp: int, cp: int, zero: int, devices: int) -> str:
     """Say what most shapes the error of a plan, in one word.
 
@@ -75,8 +79,12 @@ def plan_groups(plan: Plan, cluster: Cluster) -> Iterator[str]:
     precision, software = load_precision(plan.precision), plan.software
     if precision.low:  # told apart, down to the last but one
         software = f"{software} in {precision.format}"
+    if plan.ep > 1:
+        software = f"{software}, {EXPERTS}"
     for group in groups_of(named, software, plan.devices > node_devices(cluster), kind):
-        if group == "all" and precision.low:
+        if group == "all" and plan.ep > 1:
+            yield EXPERTS
+        elif group == "all" and precision.low:
             yield FEWER_BITS
         yield group
 

@@ -46,13 +46,14 @@ _ALL_REDUCE = _core.COLLECTIVE_OPS.index("all-reduce")
 _POINT_TO_POINT = _core.COLLECTIVE_OPS.index("point-to-point")
 
 
-def training_record(optimizer: Optimizer, software: Software) -> Array:
+def training_record(optimizer: Optimizer, software: Software, precision: Precision) -> Array:
     """Bytes of a parameter and prices of energy, as the plan kernel reads them."""
     prices = energy_table()
     record: Array = np.zeros(1, dtype=_core.TRAINING_DTYPE)
     record["weight_bytes"] = optimizer.weight_bytes
     record["gradient_bytes"] = optimizer.gradient_bytes
     record["state_bytes"] = optimizer.state_bytes
+    record["gather_bytes"] = min(optimizer.gathered_bytes, precision.gathered_weight_bytes)
     record["fragmentation"] = FRAGMENTATION
     hides = software.overlap_gradients
     record["bucket_bytes"] = software.bucket_bytes if hides else _UNHIDDEN_BYTES

@@ -103,8 +103,9 @@ class Training(Record):
         "auto",
     )
     """What a stage may compute again in the backward pass: ``none``, ``selective`` (attention
-    scores), ``full``, or sets of operators joined by ``+`` (norms, activations, gated-product,
-    up-projection, attention). Of several each stage has the fastest that fits; auto: of all."""
+    scores), ``needed``, ``full``, or sets of operators joined by ``+`` (norms, activations,
+    gated-product, up-projection, output-projection, alternate-products, attention). Of
+    several each stage has the fastest that fits; auto: of all."""
     recompute_some: bool = True
     """Whether a stage may recompute its first blocks in one way and the others in another, no more
     of them than it must."""

@@ -61,6 +61,8 @@ class Precision(Record):
     """Operators whose kernel writes the low format itself, so that no cast follows them."""
     gathers: bool = False
     """Whether tensor-parallel gathers of what products read carry the low format."""
+    gathered_weight_bytes: Quantity = 2.0
+    """Bytes of a weight as gathers among replicas carry it, at most."""
     weight_copies: Quantity = 0.0
     """Bytes of copies beside each weight of a block, kept from one step to the next."""
     weight_casts: Quantity = 0.0

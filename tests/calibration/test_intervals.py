@@ -1,11 +1,12 @@
 """Intervals: what they promise holds for runs that were not seen, and every plan carries one."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 import phaze_fast as pf
-from phaze_fast.calibration.intervals import LEAST_RUNS, _ratios
+from phaze_fast.calibration.intervals import LEAST_RUNS, _ratios, held_out_coverage
 from phaze_fast.placement import predict
 from phaze_fast.placement.intervals import groups_of, plan_kind
 
@@ -45,3 +46,23 @@ def test_groups_from_the_most_alike_to_all():
     assert named[0] == "h100, megatron-core, node, tensor"
     assert named[-1] == "all"
     assert plan_kind(1, 1, 1, 0, 1) == "one device"
+
+
+def test_coverage_is_that_of_runs_that_were_left_out():
+    """A run far from all others widens its own interval, and lies outside that of the others."""
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    plan = predict("gpt2-small", cluster, {"dp": 8, "global_batch": 8})
+    draw = random.Random(1)
+    ratios = [draw.uniform(0.9, 1.1) for _ in range(99)] + [5.0]
+    rows = [
+        SimpleNamespace(
+            plan=plan,
+            run=SimpleNamespace(
+                cluster=cluster, source="far" if r > 2 else "near", time_s=r * plan.time_s
+            ),
+        )
+        for r in ratios
+    ]
+    covered = held_out_coverage(rows)
+    assert covered["far"] == 0.0
+    assert 0.7 <= covered["near"] <= 0.9

@@ -152,3 +152,59 @@ def test_other_files_are_told_apart(tmp_path):
     with pytest.raises(InvalidInputError, match="not a table of training runs"):
         validate_runs(path)
     assert "iter_time_s" in RUN_COLUMNS
+
+
+LLAMA = {
+    **ROW,
+    "source": "mine",
+    "model": "Llama-3.1-8B",
+    "layers": "32",
+    "hidden": "4096",
+    "heads": "32",
+    "kv_heads": "8",
+    "ffn": "14336",
+    "vocab": "128256",
+    "seq": "8192",
+    "gpu": "GB200",
+    "n_gpus": "128",
+    "tp": "2",
+    "dp": "64",
+    "micro_batch": "1",
+    "global_batch": "64",
+    "framework": "NeMo",
+    "table": "",
+    "source_url": "",
+}
+
+
+def test_jobs_of_powers_of_two_take_64_of_a_rack():
+    assert read_run(2, LLAMA).cluster.fabric.tiers[0].size == 64
+    whole = {**LLAMA, "n_gpus": "144", "dp": "72", "global_batch": "72"}
+    assert read_run(2, whole).cluster.fabric.tiers[0].size == 72
+
+
+def test_a_shard_group_smaller_than_the_replicas_is_read_where_devices_are_in_nodes():
+    sharded = {**LLAMA, "gpu": "H100", "fsdp": "16", "zero_or_dist_opt": "FSDP"}
+    assert (read_run(2, sharded).plan.zero, read_run(2, sharded).plan.shard) == (3, 16)
+    pod = {**sharded, "gpu": "TPU v5p", "framework": "MaxText"}
+    assert (read_run(2, pod).plan.zero, read_run(2, pod).plan.shard) == (3, None)
+
+
+def test_columns_beside_the_name_choose_profile_format_and_remat():
+    titan = {**LLAMA, "gpu": "H100", "framework": "torchtitan", "source": "torchtitan benchmarks"}
+    eager = {**titan, "notes": "eager; seq from memory", "recompute": "selective"}
+    assert read_run(2, eager).software == "fsdp-torchtitan-eager"
+    assert "alternate-products" in read_run(2, eager).plan.recompute
+    old = {**titan, "source_url": "benchmarks/llama3_h100_202412.md"}
+    assert read_run(2, old).software == "fsdp-torchtitan-2024"
+    assert (read_run(2, titan).software, read_run(2, titan).plan.recompute) == (
+        "fsdp-torchtitan",
+        "needed",
+    )
+    assert read_run(2, {**titan, "precision": "fp8 rowwise"}).precision == "fp8-rowwise"
+    assert read_run(2, {**LLAMA, "precision": "fp8"}).precision == "fp8-params"
+
+
+def test_adapters_of_frozen_weights_are_not_modelled():
+    with pytest.raises(UnsupportedError, match="low-rank"):
+        read_run(2, {**LLAMA, "table": "26.06 / LoRA Performance"})

@@ -74,6 +74,7 @@ def test_attention_is_that_of_the_oracle(seed):
     _, chip, tuning, precision = random_case(rng)
     tuning.attention_unit_s = rng.choice([0.0, 1e-7])
     tuning.attention_least = rng.choice([1, 3, 16, 64, 128, 128])
+    tuning.attention_most = rng.choice([128, 128, 256, 2048])
     tuning.attention_efficiency = rng.choice([0.6, 1.0])
     tuning.attention_backward_efficiency = rng.choice([0.6, 1.0])
     pairs, seq, width = rng.randint(1, 200), rng.randint(1, 4000), rng.choice([32, 64, 80, 128])

@@ -247,7 +247,7 @@ def test_attention():
     chip = replace(ONE, cores=2, hbm_bytes_per_s=2)
     tuning = Tuning(
         launch_s=1,
-        attention_rows=8,
+        attention_most=8,
         attention_ops=2,
         attention_efficiency=0.5,
         attention_unit_s=10,

@@ -106,7 +106,9 @@ def test_gradients_and_weights_must_cross(zero):
             for i in stage.layers:
                 held, experts = layers.parameters(i)
                 dense += held - experts
-            weights = least_scatter_s(cluster.fabric, ranks, dense * layers.optimizer.weight_bytes)
+            weights = least_scatter_s(
+                cluster.fabric, ranks, dense * layers.optimizer.gathered_bytes
+            )
             scatter = least_scatter_s(
                 cluster.fabric, ranks, dense * layers.optimizer.gradient_bytes
             )

@@ -44,7 +44,7 @@ class Tuning:
     resident_share: float = 0
     overlapped: bool = True
     tiles: tuple[tuple[int, int], ...] = ()
-    attention_rows: int = 128
+    attention_most: int = 128
     attention_least: int = 128
     attention_efficiency: float = 1
     attention_unit_s: float = 0
@@ -239,7 +239,7 @@ def attention_time(
     b: int, m: int, n: int, k: int, read_bytes: float, write_bytes: float, causal: bool,
     backward: bool, chip: Chip, tuning: Tuning, precision: Precision, one_core: bool = False,
 ) -> float:  # fmt: skip
-    sizes = [tuning.attention_rows]
+    sizes = [tuning.attention_most]
     while sizes[-1] // 2 >= tuning.attention_least:
         sizes.append(sizes[-1] // 2)
     given = (b, m, n, k, read_bytes, write_bytes, causal, backward)
@@ -283,7 +283,7 @@ def _attention_time(
     masked = causal and units > cores
     masked = masked and dealt(with_overhead, True) < dealt(with_overhead, False)
     work_s = dealt(unit, masked)
-    if rows < tuning.attention_rows:
+    if rows < tuning.attention_most:
         port = chip.port_bytes_per_cycle * tuning.port_share * chip.clock_hz
         buffer = chip.buffer_bytes_per_cycle * chip.clock_hz
         work_s = max(work_s, over(dealt(loaded, masked), port), over(units * loaded(mean), buffer))

@@ -236,7 +236,9 @@ class Layers:
         own = self.kinds[self.order[i]]["forward"]
         if self.spec.zero < 3:
             return own
-        return self.beside(own, self.over_replicas("all-gather", i, self.optimizer.weight_bytes))
+        return self.beside(
+            own, self.over_replicas("all-gather", i, min(2.0, self.optimizer.weight_bytes))
+        )
 
     def backward(self, i, mode):
         kind = self.kinds[self.order[i]]
@@ -245,7 +247,7 @@ class Layers:
             return own
         moved = self.over_replicas("reduce-scatter", i, self.optimizer.gradient_bytes)
         if self.spec.zero == 3:
-            moved += self.over_replicas("all-gather", i, self.optimizer.weight_bytes)
+            moved += self.over_replicas("all-gather", i, min(2.0, self.optimizer.weight_bytes))
         return self.beside(own, moved)
 
     def beside(self, work, moved):
@@ -276,5 +278,5 @@ class Layers:
         each = 2 * self.optimizer.state_bytes + self.optimizer.gradient_bytes
         seconds = kept * (each + self.optimizer.weight_bytes) / self.hbm_rate
         if self.spec.zero in (1, 2):
-            seconds += self.over_replicas("all-gather", i, self.optimizer.weight_bytes)
+            seconds += self.over_replicas("all-gather", i, min(2.0, self.optimizer.weight_bytes))
         return seconds

@@ -97,6 +97,7 @@ struct TrainingRecord {
   double contention;     // of a second in which gradients or weights move, what work beside loses
   double hbm_byte_j;
   double network_byte_j;
+  double gather_bytes;          // of a weight as gathers among replicas carry it
   double workspace_bytes;       // that libraries hold whatever runs
   std::int32_t late_gradients;  // 1: a gradient is there from its layer's first backward pass on
   std::int32_t unused;

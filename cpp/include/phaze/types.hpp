@@ -71,7 +71,9 @@ struct TuningRecord {
   std::int32_t overlapped;  // 1 where a fold loads while the one before it drains
   std::int32_t tiles;       // used entries below; 0 = blocks are multiples of the array
   std::int32_t dataflows;   // bit d set where Dataflow d may be used; bit 0 where there are tiles
-  std::int32_t attention_least;  // fewest queries of one unit; 0 = always 128
+  std::int32_t attention_least;  // fewest queries of one unit; 0 = always the most
+  std::int32_t attention_most;   // most queries of one unit; 0 = 128
+  std::int32_t unused;
   std::int64_t tile_m[kMaxTiles];
   std::int64_t tile_n[kMaxTiles];
   VectorCost functions[kMaxFunctions];

@@ -52,7 +52,7 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
   for (const double size : {p.in_bytes, p.out_bytes, p.acc_bytes, p.rate}) {
     if (!(size >= kLeast) || !(size <= 1e6)) return Status::kBadTuning;
   }
-  if (t.attention_least < 0) return Status::kBadTuning;
+  if (t.attention_least < 0 || t.attention_most < 0) return Status::kBadTuning;
   if (!(t.clock_factor >= kLeast) || !(t.clock_factor <= 4.0)) return Status::kBadTuning;
   if (2.0 * p.acc_bytes < p.out_bytes) return Status::kBadTuning;
   const int allowed = t.tiles > 0 ? 1 : (1 << kDataflows) - 1;

@@ -8,7 +8,7 @@
 namespace phaze {
 namespace {
 
-constexpr std::int64_t kAttentionRows = 128;  // queries of one unit, at most
+constexpr std::int64_t kAttentionRows = 128;  // queries of one unit, unless a chip says more
 // The backward pass computes row sums of O * dO before and converts dQ after: it reads O and dO,
 // clears, reads and rounds fp32 sums; bytes per element of Q that nothing overlaps.
 constexpr double kBackwardBytes = 14.0;
@@ -34,6 +34,11 @@ struct AttentionUnit {
 
   double seconds() const noexcept { return tensor_s + vector_s + overhead_s; }
 };
+
+std::int64_t most_rows(const Machine& machine) noexcept {
+  const std::int64_t most = machine.tuning->attention_most;
+  return most > 0 ? most : kAttentionRows;
+}
 
 AttentionUnit unit_of(const AttentionShape& a, std::int64_t unit_rows, double keys,
                       const Machine& machine, double vector_per_core) noexcept {
@@ -165,7 +170,7 @@ CostRecord in_units(const AttentionShape& a, std::int64_t unit_rows, const Machi
   record.fill_s = side / machine.hbm_bytes_per_s;
   const double work = record.compute_s + record.vector_s;
   double moved = a.bytes + side;
-  if (unit_rows < kAttentionRows) {  // smaller units load the same keys more often
+  if (unit_rows < most_rows(machine)) {  // smaller units load the same keys more often
     moved = units * mean.bytes + side;
     record.port_s = bytes / machine.port_bytes_per_s;
     record.buffer_s = units * mean.bytes / machine.buffer_bytes_per_s;
@@ -208,8 +213,9 @@ CostRecord in_units(const AttentionShape& a, std::int64_t unit_rows, const Machi
 CostRecord attention(const AttentionShape& a, const Machine& machine,
                      double vector_per_core) noexcept {
   const std::int64_t fewest = machine.tuning->attention_least;
-  CostRecord best = in_units(a, kAttentionRows, machine, vector_per_core);
-  for (std::int64_t rows = kAttentionRows / 2; fewest > 0 && rows >= fewest; rows /= 2) {
+  const std::int64_t most = most_rows(machine);
+  CostRecord best = in_units(a, most, machine, vector_per_core);
+  for (std::int64_t rows = most / 2; fewest > 0 && rows >= fewest; rows /= 2) {
     const CostRecord smaller = in_units(a, rows, machine, vector_per_core);
     if (smaller.time_s < best.time_s) best = smaller;
   }

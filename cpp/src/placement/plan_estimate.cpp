@@ -186,7 +186,7 @@ class Estimator {
     const TrainingRecord& t = space_.training;
     const double share = (frame_.shards - 1.0) / frame_.shards;
     const double gradients = held * t.gradient_bytes * share;
-    const double weights = held * t.weight_bytes * share;
+    const double weights = held * t.gather_bytes * share;
     double synced = 2.0 * gradients;
     if (l.zero == 1) synced = gradients + weights;
     if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;

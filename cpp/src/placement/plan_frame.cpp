@@ -35,8 +35,8 @@ bool good_strategy(const StrategyRecord& s) noexcept {
 bool good_training(const TrainingRecord& t) noexcept {
   return good(t.weight_bytes) && good(t.gradient_bytes) && good(t.state_bytes) &&
          good(t.fragmentation) && good(t.bucket_bytes) && good(t.hbm_byte_j) &&
-         good(t.network_byte_j) && good(t.workspace_bytes) && good(t.contention) &&
-         t.contention < 1.0;
+         good(t.network_byte_j) && good(t.gather_bytes) && good(t.workspace_bytes) &&
+         good(t.contention) && t.contention < 1.0;
 }
 
 bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
@@ -350,7 +350,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const double shared = shared_parameters(size.parameters, experts, frame->shards,
                                           static_cast<double>(s.expert_parallel));
   const double weights_s =
-      zero >= 1 ? seconds(CollectiveOp::kAllGather, training.weight_bytes) : 0.0;
+      zero >= 1 ? seconds(CollectiveOp::kAllGather, training.gather_bytes) : 0.0;
   const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
   const StateBytes state = state_bytes(training, zero, size.parameters, shared);
   const bool late = training.late_gradients != 0;
