@@ -103,6 +103,7 @@ class Figures:
     read_bytes: float
     write_bytes: float
     causal: bool = False
+    window: int = 0
     bias: bool = False
 
 
@@ -145,17 +146,21 @@ def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int
 
 def _attention(call: Any) -> Figures:
     q, k, v = (array.shape for array in call.reads[:3])
-    pairs, keys, width = math.prod(q[:-2]), k[-2], q[-1] + v[-1]
+    pairs, keys, width = math.prod(q[:-2]), float(k[-2]), q[-1] + v[-1]
+    window = int(call.options.get("window", 0))
+    if window:  # each query meets the mean number of keys that it sees
+        keys = window - window * (window - 1) / (2.0 * q[-2])
     flops = (5.0 if call.backward else 2.0) * pairs * q[-2] * keys * width
     kind = "attention-backward" if call.backward else "attention"
     return Figures(
         kind,
         "",
-        (pairs, q[-2], keys, max(width // 2, 1)),
+        (pairs, q[-2], math.ceil(keys), max(width // 2, 1)),
         flops,
         _bytes(call.reads),
         _bytes(call.writes),
-        causal=bool(call.options.get("causal")),
+        causal=bool(call.options.get("causal")) and not window,
+        window=window,
     )
 
 
@@ -195,7 +200,8 @@ def _vector(call: Any) -> Figures:
         largest = call.reads[0]
     shape = largest.shape or (1,)
     sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)
-    return Figures(kind, function, sizes, 0.0, read, write)
+    masks = bool(call.options.get("causal")), int(call.options.get("window", 0))
+    return Figures(kind, function, sizes, 0.0, read, write, *masks)
 
 
 def figures(call: Any) -> Figures:

@@ -144,10 +144,10 @@ def from_torch(
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     recorded: list[Any] = []
     with _on_meta(module, kind):
-        for count in (2, 4):
+        for count, highest in ((2, False), (4, True)):
             inputs = tuple(_samples(x, size, count, kind) for x in example_inputs)
             named = {key: _samples(x, size, count, kind) for key, x in kwargs.items()}
-            recorded.append(record_step(title, module, inputs, named))
+            recorded.append(record_step(title, module, inputs, named, highest))
             for parameter in module.parameters():
                 parameter.grad = None
     modules = {

@@ -54,6 +54,8 @@ class _Trace:
                 )
         same = [call.name for call in calls] == [call.name for call in large.calls]
         if not same or len(small.saved) != len(large.saved):
+            for line in (*small.constants.random_lines, *large.constants.random_lines):
+                raise InvalidInputError(f"{name}: control flow that depends on chance ({line})")
             raise InvalidInputError(
                 f"{name}: which operators run depends on the number of samples: "
                 f"{len(calls)} of 2, {len(large.calls)} of 4"
@@ -123,6 +125,7 @@ class _Trace:
             "fixed_read_bytes": fixed_read,
             "fixed_write_bytes": fixed_write,
             "causal": one.causal,
+            "window": one.window,
             "bias": one.bias,
             "weights": weights,
         }
