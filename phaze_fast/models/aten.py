@@ -115,8 +115,10 @@ def _product(call: Any) -> Figures:
     left, right = (call.reads[at] for at in _PRODUCTS[call.name])
     a, b = left.shape, right.shape
     flipped = left.parameter and not right.parameter
+    flops = None
     if call.name == "_grouped_mm":
         sizes = _grouped(a, b)
+        flops = 2.0 * a[-2] * a[-1] * b[-1]  # the last rows of a group may be few
     else:
         count = a[0] if len(a) == 3 else 1
         m, k, n = a[-2], a[-1], b[-1]
@@ -130,7 +132,7 @@ def _product(call: Any) -> Figures:
         kind,
         "",
         sizes,
-        2.0 * math.prod(sizes),
+        2.0 * math.prod(sizes) if flops is None else flops,
         _bytes(call.reads),
         _bytes(call.writes),
         bias=call.name in ("addmm", "baddbmm") and weighted,

@@ -186,6 +186,8 @@ class GraphModel(Record):
     """Positions in `layers`, in order of execution."""
     edges: tuple[tuple[_Whole, _Whole], ...] = ()
     """Pairs of positions in `order`: the second reads what the first makes."""
+    as_traced: bool = False
+    """Whether to plan these operators as they are, also where they make up a transformer."""
     notes: str = ""
     """What a reader should know."""
 

@@ -8,7 +8,7 @@ import torch  # type: ignore[import-not-found, unused-ignore]
 
 __all__ = ["Constants"]
 
-_MOST = {torch.bool: 2**27}  # elements of a constant whose values are followed, by type
+_MOST = {torch.bool: 2**28}  # elements of a constant whose values are followed, by type
 _MOST_OF_OTHERS = 2**24
 _HIDDEN = -1e4  # scores that are lowered by more are those of hidden keys
 _CHANCE = frozenset({"rand", "rand_like", "randn", "randn_like", "randint", "bernoulli", "uniform"})
@@ -80,8 +80,11 @@ class Constants:
             self.random_lines.append(line)
         return self._of(tensor).item()
 
-    def mask(self, tensor: Any) -> dict[str, Any]:
-        """Say what a mask of scores hides: all that follows a token, or what is far before it."""
+    def mask(self, tensor: Any, either: bool = False) -> dict[str, Any]:
+        """Say what a mask of scores hides: all that follows a token, or what is far before it.
+
+        With `either`, a mask may also be true where scores are hidden.
+        """
         try:
             values = self._of(tensor)
         except KeyError:
@@ -98,7 +101,7 @@ class Constants:
         )
         if not spread and not torch.equal(shown, plane.expand_as(shown)):
             return {}
-        return _pattern(plane)
+        return _pattern(plane) or (_pattern(~plane) if either else {})
 
 
 def _pattern(plane: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode  # type: ignore[import-not-found, 
 
 __all__ = ["Functions", "loss_of"]
 
+
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Fused attention as one operator each way, which keeps what such kernels keep."""
 
@@ -35,8 +36,14 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         return (*made, None, None)
 
 
+_DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
+
+
 class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Takes fused attention before PyTorch takes it apart."""
+    """Takes fused attention and dropout before PyTorch takes them apart.
+
+    On GPUs dropout is one kernel; on the meta device it would be several.
+    """
 
     def __init__(self, recorder: Any) -> None:
         super().__init__()
@@ -47,7 +54,16 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
+        if func in _DROPOUTS:
+            return self._drop(func, *args, **kwargs)
         return func(*args, **kwargs)
+
+    @staticmethod
+    def _drop(func: Any, x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> Any:
+        if training and 0.0 < p < 1.0 and not inplace and func is not torch.dropout_:
+            return torch.native_dropout(x, p, True)[0]
+        rest = {"inplace": inplace} if func is torch.nn.functional.dropout else {}
+        return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
 
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
         given = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named

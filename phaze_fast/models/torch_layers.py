@@ -103,7 +103,10 @@ class _Trace:
         grown = [d for d, a, b in zip("bmnk", one.sizes, two.sizes, strict=True) if b != a]
         scales = grown[0] if len(grown) == 1 else "none"
         sizes = dict(zip("bmnk", one.sizes, strict=True))
-        if len(grown) > 1 or (grown and sizes[scales] * 2 != two.sizes["bmnk".index(scales)]):
+        more = two.sizes["bmnk".index(scales)] if grown else 0
+        if self.small.calls[at].name == "_grouped_mm" and grown == ["m"]:
+            sizes["m"] = 2 * -(-more // 4)  # rows of each group, the last ones few
+        elif len(grown) > 1 or (grown and sizes[scales] * 2 != more):
             raise InvalidInputError(
                 f"{self.name}: {name} ({self.small.calls[at].line}): its sizes do not grow with "
                 f"the samples: {one.sizes} for 2, {two.sizes} for 4"

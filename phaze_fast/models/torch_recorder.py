@@ -238,7 +238,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             return {}
         for value in args:
             if isinstance(value, torch.Tensor) and tuple(value.shape[-2:]) == shape[-2:]:
-                found = {} if self.counts(self._note(value)) else self.constants.mask(value)
+                seen = not self.counts(self._note(value))
+                found = self.constants.mask(value, either=True) if seen else {}
                 if found:
                     return found
         return {}
@@ -314,7 +315,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
 @contextmanager
 def _no_custom_gradients(name: str) -> Iterator[None]:
     """Refuse autograd functions of one's own: what they keep on their own account is not seen."""
-    function = torch.autograd.Function
+    function: Any = torch.autograd.Function
     original = function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models import GraphModel, Model, TransformerModel
+from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_builder, block_kinds
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
 from phaze_fast.opgraph.ends import embedding_builder, head_builder
@@ -176,6 +176,8 @@ def layer_graph(
     """
     strategy = Strategy() if strategy is None else strategy
     low = precision if precision is not None and precision.low else None
+    if isinstance(model, GraphModel):
+        model = recognised(model) or model
     if isinstance(model, GraphModel):
         if low is not None:
             raise InvalidInputError(

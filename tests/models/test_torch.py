@@ -50,6 +50,7 @@ NO_DROPOUT = {
     "dropout_rate": 0.0,
 }
 EXPLICIT = ("gemma2",)  # soft-capped scores have no fused kernel in transformers
+MIXTURES = ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"]
 
 
 @cache
@@ -65,10 +66,22 @@ def pair(kind):
         fields["n_layer" if kind == "gpt2" else "num_hidden_layers"] = LAYERS
     known = transformers.AutoConfig.for_model(kind).to_dict()
     fields |= {name: value for name, value in NO_DROPOUT.items() if name in known}
-    record = models.from_hf(fields)
-    if kind in EXPLICIT:
-        record = record.replace(attention="eager")
-    return trace_hf(fields, kind, seq=SEQ), record.replace(seq=SEQ)
+    return trace_hf(fields, kind, seq=SEQ), models.from_hf(fields).replace(seq=SEQ)
+
+
+@cache
+def mixture(name):
+    """The same of a small mixture of experts."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from phaze_fast.models.torch_hf import trace_hf
+
+    config = next(entry["config"] for entry in GOLDEN["models"] if entry["name"] == name)
+    return trace_hf(config, name, seq=96), models.from_hf(config).replace(seq=96)
+
+
+def raw(traced):
+    """The operators as PyTorch runs them."""
+    return traced.replace(as_traced=True)
 
 
 def products(graph):
@@ -97,7 +110,10 @@ def test_traced_and_recorded_architectures_are_the_same(kind):
     """Parameters, every product forward and backward, FLOPs."""
     traced, record = pair(kind)
     assert traced.parameters() == record.parameters()
-    found, built = (layer_graph(model, Strategy(microbatch=2)) for model in (traced, record))
+    if kind in EXPLICIT:
+        record = record.replace(attention="eager")
+    models_of = (raw(traced), record)
+    found, built = (layer_graph(model, Strategy(microbatch=2)) for model in models_of)
     assert whole(found, "forward") == whole(built, "forward")
     assert whole(found, "backward") == whole(built, "backward")
     assert found.flops == pytest.approx(built.flops, rel=1e-12)
@@ -109,6 +125,7 @@ def test_traced_and_recorded_architectures_are_the_same(kind):
 def test_tensor_parallel_rules_are_those_of_the_record(kind, shared_rows):
     traced, record = pair(kind)
     strategy = Strategy(tensor_parallel=2, sequence_parallel=shared_rows, microbatch=2)
+    traced = raw(traced)
     if kind == "olmo2":  # a norm over all heads reduces over split columns
         assert all(op.split != "columns" for op in traced.layers[1].forward[:12])
         return
@@ -121,20 +138,38 @@ def test_tensor_parallel_rules_are_those_of_the_record(kind, shared_rows):
             assert sent(one) == sent(two)
 
 
-@pytest.mark.parametrize(
-    "name", ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"]
-)
+@pytest.mark.parametrize("name", MIXTURES)
 def test_experts_and_latent_attention_are_the_same_traced_and_recorded(name):
     """Grouped products, shared experts, dense layers among others: parameters and FLOPs."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    from phaze_fast.models.torch_hf import trace_hf
-
-    config = next(entry["config"] for entry in GOLDEN["models"] if entry["name"] == name)
-    traced, record = trace_hf(config, name, seq=96), models.from_hf(config).replace(seq=96)
+    traced, record = mixture(name)
     assert traced.parameters() == record.parameters()
-    found, built = layer_graph(traced), layer_graph(record)
+    found, built = layer_graph(raw(traced)), layer_graph(record)
     assert [layer.count for layer in found.layers] == [layer.count for layer in built.layers]
     assert found.flops == pytest.approx(built.flops, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [*SMALL, *MIXTURES])
+def test_a_trace_is_recognised_as_the_transformer_it_is(kind):
+    """Every operator, every kept byte, every second of plans: those of the record."""
+    traced, record = mixture(kind) if kind in MIXTURES else pair(kind)
+    known = models.recognised(traced)
+    assert known is not None
+    assert models.recognised(raw(traced)) is None
+    widths = {"tensor_parallel": 2, "sequence_parallel": True, "microbatch": 2}
+    for strategy in (Strategy(), Strategy(**widths), Strategy(context_parallel=2)):
+        found, built = layer_graph(traced, strategy), layer_graph(record, strategy)
+        assert found.order == built.order
+        for own, other in zip(found.layers, built.layers, strict=True):
+            assert (own.forward.ops == other.forward.ops).all()
+            assert (own.backward.ops == other.backward.ops).all()
+            assert own.forward.stashed_bytes() == other.forward.stashed_bytes()
+            assert own.device_parameters == other.device_parameters
+    if kind not in ("llama", "gemma2", "deepseek-v3-small"):
+        return  # the same operators take the same seconds
+    step = Training(global_batch=32, microbatch=1, tensor_parallel=(1, 2), expert_parallel=1)
+    cluster = Cluster(devices=8, chip=presets.chip("h100"), fabric=presets.fabric("dgx-h100"))
+    times = [plan(model, cluster, step, top=1).plans[0].time_s for model in (traced, record)]
+    assert times[0] == pytest.approx(times[1], rel=1e-12)
 
 
 def sent(graph):
