@@ -56,7 +56,7 @@ def _head(layer: GraphLayer) -> dict[str, Any]:
     sk = Skeleton(layer)
     if not set(_LOSS) <= set(sk.names):
         raise NotATransformerError("a head without a loss over a vocabulary")
-    if len(sk.gemms) not in (1, 2) or len(sk.norms) > 1:
+    if len(sk.gemms) not in (1, 2) or len(sk.norms) > len(sk.gemms):
         raise NotATransformerError("a head of other products than logits")
     logits = sk.gemms[-1]
     op = sk.ops[logits]
@@ -69,13 +69,13 @@ def _head(layer: GraphLayer) -> dict[str, Any]:
         "drops": sk.drops,
     }
     if len(sk.gemms) == 2:  # BERT's transform
-        if (
-            not sk.biased(logits)
-            or len(curves) - len(caps) != 1
-            or sk.above(sk.gemms[0]) != {ENTERS}
-        ):
+        before = sk.norm_at(sk.above(sk.gemms[0]))
+        entered = sk.above(sk.gemms[0]) if before is None else before.above
+        normed = sk.norm_at(sk.above(logits)) is not None
+        single = len(curves) - len(caps) == 1 and len(sk.norms) == 1 + (before is not None)
+        if not (sk.biased(logits) and single and normed and entered == {ENTERS}):
             raise NotATransformerError("a head of other products than logits")
-        found |= {"head": "mlm", "final_norm": False}
+        found |= {"head": "mlm", "final_norm": before is not None}
     else:
         found |= {"head": "lm", "final_norm": bool(sk.norms), "head_bias": sk.biased(logits)}
     losses = [at for at, name in enumerate(sk.names) if name in _LOSS]
