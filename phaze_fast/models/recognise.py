@@ -20,7 +20,7 @@ from phaze_fast.models.recognise_block import read_block
 from phaze_fast.models.skeleton import ENTERS, NotATransformerError, Skeleton
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = ["recognised", "why_not"]
+__all__ = ["recognised", "why_not_recognised"]
 
 _LOSS = ("_log_softmax", "nll_loss_forward")
 _OF_A_LAYER = ("cross", "window", "drops", "normed", "buckets", "explicit", "rotated", "causal")
@@ -213,6 +213,6 @@ def recognised(graph: GraphModel) -> TransformerModel | None:
     return None if graph.as_traced else _outcome(graph)[0]
 
 
-def why_not(graph: GraphModel) -> str:
+def why_not_recognised(graph: GraphModel) -> str:
     """Say why a graph is planned as the operators it has; empty where it is a transformer."""
     return "it is to be planned as it was traced" if graph.as_traced else _outcome(graph)[1]

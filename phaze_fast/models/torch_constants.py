@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from functools import partial
 from typing import Any
 
 import torch  # type: ignore[import-not-found, unused-ignore]
@@ -10,6 +12,7 @@ __all__ = ["Constants"]
 
 _MOST = {torch.bool: 2**28}  # elements of a constant whose values are followed, by type
 _MOST_OF_OTHERS = 2**24
+_MOST_BYTES = 2**30  # of all of them
 _HIDDEN = -1e4  # scores that are lowered by more are those of hidden keys
 _CHANCE = frozenset({"rand", "rand_like", "randn", "randn_like", "randint", "bernoulli", "uniform"})
 
@@ -28,7 +31,7 @@ class Constants:
     """
 
     def __init__(self, highest: bool = False) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}  # by identity; keeping both keeps it unique
+        self._known: dict[int, tuple[Any, Any]] = {}  # by identity, as long as it lives
         self._chance = 1.0 - 2.0**-24 if highest else 0.0
         self._drawn: dict[int, str] = {}
         self.random_lines: list[str] = []
@@ -48,7 +51,7 @@ class Constants:
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Compute what an operator on constants gives, where that is small and known."""
         outputs = out if isinstance(out, tuple | list) else (out,)
-        if any(
+        if self._held_bytes() > _MOST_BYTES or any(
             not isinstance(x, torch.Tensor) or x.numel() > _MOST.get(x.dtype, _MOST_OF_OTHERS)
             for x in outputs
         ):
@@ -68,9 +71,18 @@ class Constants:
             return  # it depends on an input, or has no values
         values = made if isinstance(made, tuple | list) else (made,)
         for tensor, value in zip(outputs, values, strict=True):
-            self._known[id(tensor)] = (tensor, value)
+            key = id(tensor)
+            self._known[key] = (weakref.ref(tensor, partial(self._forget, key)), value)
             if drawn:
-                self._drawn[id(tensor)] = name
+                self._drawn[key] = name
+
+    def _forget(self, key: int, _: Any) -> None:
+        self._known.pop(key, None)
+        self._drawn.pop(key, None)
+
+    def _held_bytes(self) -> int:
+        storages = [value.untyped_storage() for _, value in self._known.values()]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
     def value(self, tensor: Any, constant: bool, line: str) -> Any:
         """Give the number in an array of one."""
@@ -106,10 +118,15 @@ class Constants:
 
 def _pattern(plane: Any) -> dict[str, Any]:
     """Say whether a square mask is causal, and how many keys the last query sees of a window."""
-    keys = plane.shape[0]
-    seen = int(plane[-1].sum())
-    order = torch.arange(keys)
-    apart = order[:, None] - order[None, :]
-    if not torch.equal(plane, (apart >= 0) & (apart < seen)):
+    keys, shown = plane.shape[0], plane.to(torch.uint8)
+    counts, order = shown.sum(1), torch.arange(plane.shape[0])
+    seen = int(counts[-1])
+    first, last = shown.argmax(1), keys - 1 - shown.flip(1).argmax(1)
+    if not (
+        seen > 0
+        and torch.equal(last, order)
+        and torch.equal(first, (order + 1 - seen).clamp(min=0))
+        and torch.equal(counts, last - first + 1)
+    ):
         return {}
     return {"causal": True, "window": seen if seen < keys else 0}

@@ -11,8 +11,9 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.memory import Pipeline, footprint
 from phaze_fast.models import GraphModel
-from phaze_fast.opgraph import Strategy, layer_graph, reasons
+from phaze_fast.opgraph import FORMATS, Strategy, layer_graph, reasons
 from phaze_fast.placement import PlanSpec, Training, plan, predict
+from phaze_fast.software import load_precision
 
 FILE = Path(__file__).parents[1] / "golden" / "traced_llama.json"
 
@@ -67,6 +68,18 @@ def test_a_graph_has_the_figures_of_the_record(traced, record):
         assert own.forward.stashed_bytes() == other.forward.stashed_bytes()
         # What PyTorch keeps, upcasts included, is more than fused kernels would keep.
         assert one_by_one.forward.stashed_bytes() >= own.forward.stashed_bytes()
+
+
+def test_products_run_in_fewer_bits(traced):
+    eager, fp8 = traced.replace(as_traced=True), load_precision("fp8")
+    graphs = [layer_graph(model, precision=fp8) for model in (traced, eager)]
+    for graph in graphs:
+        block = graph.layers[1]
+        assert {int(f) for f in block.forward.ops["format"]} == {0, FORMATS.index("fp8")}
+        assert not graph.layers[-1].forward.ops["format"].any()  # logits stay as they are
+    low, usual = (layer_graph(eager, precision=p).layers[1] for p in (fp8, None))
+    assert (low.forward.ops["format"] > 0).sum() == 7  # products with weights
+    assert low.forward.stashed_bytes() < usual.forward.stashed_bytes()
 
 
 def test_samples_scale_everything_but_weights(traced):
