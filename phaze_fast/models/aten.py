@@ -87,7 +87,8 @@ _KINDS |= {name: ("activation", curve) for name, curve in _CURVES.items()}
 _KINDS |= {f"{name}_backward": ("activation-backward", c) for name, c in _CURVES.items()}
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
 _OTHERS = ("attention", "attention_backward", "convolution", "convolution_input")
-KNOWN = frozenset({*_KINDS, *_PRODUCTS, *_OTHERS, "convolution_weight"})
+_SOLVED = "linalg_solve_triangular"
+KNOWN = frozenset({*_KINDS, *_PRODUCTS, *_OTHERS, "convolution_weight", _SOLVED})
 """Operators whose work is known."""
 
 
@@ -137,6 +138,15 @@ def _product(call: Any) -> Figures:
         _bytes(call.writes),
         bias=call.name in ("addmm", "baddbmm") and weighted,
     )
+
+
+def _triangular(call: Any) -> Figures:
+    """Read the solution of triangular equations as a product with half of its FLOPs."""
+    side, out = call.reads[0].shape[-1], call.writes[0].shape
+    sizes = (max(math.prod(out[:-2]), 1), out[-2], out[-1], side)
+    kind = "batched-gemm-gradient" if call.backward else "batched-gemm"
+    flops = float(math.prod(sizes))
+    return Figures(kind, "", sizes, flops, _bytes(call.reads), _bytes(call.writes))
 
 
 def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -210,6 +220,8 @@ def figures(call: Any) -> Figures:
     """Work of one operator of a trace (`phaze_fast.models.torch_recorder.Call`)."""
     if call.name in _PRODUCTS:
         return _product(call)
+    if call.name == _SOLVED:
+        return _triangular(call)
     if call.name.startswith("attention"):
         return _attention(call)
     if call.name.startswith("convolution"):
