@@ -20,6 +20,7 @@ from phaze_fast.search.find import find_chips
 from phaze_fast.search.information import information
 from phaze_fast.search.result import Budget, Progress
 from phaze_fast.search.robust import TOLERANCE, robust_chip
+from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 
 __all__ = ["compare", "search"]
@@ -136,6 +137,7 @@ def search(
         chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
     wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
     step = training or Training(global_batch=4096, tensor_parallel=(1, 2, 4, 8))
+    loaded = [planned_model(each, step.software) for each in loaded]
     budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
     workers = thread_count(threads)
     options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)

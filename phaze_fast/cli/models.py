@@ -8,7 +8,15 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
-from phaze_fast.models import GraphModel, Model, TransformerModel, load, names
+from phaze_fast.models import (
+    GraphModel,
+    Model,
+    TransformerModel,
+    load,
+    names,
+    recognised,
+    why_not_recognised,
+)
 from phaze_fast.units import format_bytes, format_count
 
 __all__ = ["add_commands"]
@@ -58,6 +66,13 @@ def _show(model: Model) -> list[RenderableType]:
     return [fields(model.name, pairs), table("Parameters", ["part", "count>", "share>"], rows)]
 
 
+def _planned_as(model: GraphModel) -> str:
+    known = recognised(model)
+    if known is None:
+        return f"these operators, one by one: {why_not_recognised(model)}"
+    return f"a transformer of {known.blocks} blocks of {known.hidden}, {known.heads} heads"
+
+
 def show_graph(model: GraphModel) -> list[RenderableType]:
     """Tabulate the layers of a graph."""
     rows = [
@@ -76,6 +91,7 @@ def show_graph(model: GraphModel) -> list[RenderableType]:
         ("parameters", format_count(model.parameters())),
         ("tokens of a sample", format_count(model.seq)),
         ("FLOPs of a sample, forward", f"{model.flops:.4g}"),
+        ("planned as", _planned_as(model)),
     ]
     columns = ["layer", "count>", "parameters>", "FLOPs>", "operators>", "kept>", "tensor parallel"]
     return [fields(model.name, pairs), table("Layers, for one sample", columns, rows)]

@@ -91,6 +91,12 @@ def trace(
     seq: Annotated[
         int | None, typer.Option(help="Tokens of a sequence, with a config.json.")
     ] = None,
+    as_traced: Annotated[
+        bool,
+        typer.Option(
+            "--as-traced", help="Plan its operators one by one, also where they are a transformer."
+        ),
+    ] = False,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
@@ -98,7 +104,7 @@ def trace(
 
     Example: phaze-fast trace nets.py:model -o model.json
     """
-    found = _traced(target, name, dtype, seq)
+    found = _traced(target, name, dtype, seq).replace(as_traced=as_traced)
     emit(found.to_dict, lambda: show_graph(found), as_json, to_file)
 
 

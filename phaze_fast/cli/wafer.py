@@ -23,7 +23,7 @@ from phaze_fast.cli.wafer_tables import picture, summary
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import Wafer, WaferSpace, load_faults, presets
-from phaze_fast.models import Model, TransformerModel
+from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.units import format_time
 from phaze_fast.wafer import Encoding, Problem, WaferTraining, evaluate
 from phaze_fast.wafer.comparison import Comparison, comparison_in
@@ -39,8 +39,9 @@ __all__ = ["add_commands"]
 
 def _transformer(model: Model) -> TransformerModel:
     """Refuse a graph: operators of a mesh are split by the rules of a transformer's fields."""
-    if isinstance(model, TransformerModel):
-        return model
+    known = recognised(model) if isinstance(model, GraphModel) else model
+    if known is not None:
+        return known
     raise InvalidInputError(
         f"model: {model.name} is a traced graph; expected a transformer given by its fields"
     )

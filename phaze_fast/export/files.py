@@ -16,7 +16,7 @@ from phaze_fast.export.megatron import read_megatron, write_megatron
 from phaze_fast.export.names import FORMATS, flag_names
 from phaze_fast.export.request import Exported, ReadPlan, Request
 from phaze_fast.export.torchtitan import read_torchtitan, write_torchtitan
-from phaze_fast.models import Model, TransformerModel, load
+from phaze_fast.models import GraphModel, Model, TransformerModel, load, recognised
 from phaze_fast.placement import Plan, PlanSpec
 
 __all__ = ["export_plan", "is_framework_file", "read_plan"]
@@ -78,7 +78,8 @@ def export_plan(
 
 
 def _transformer(model: Model | str) -> TransformerModel:
-    known = load(model) if isinstance(model, str) else model
+    given = load(model) if isinstance(model, str) else model
+    known = recognised(given) or given if isinstance(given, GraphModel) else given
     if not isinstance(known, TransformerModel):
         raise InvalidInputError(
             f"model: {known.name} is a graph and not accepted; expected a transformer, by whose "

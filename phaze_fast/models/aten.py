@@ -87,7 +87,8 @@ _KINDS |= {name: ("activation", curve) for name, curve in _CURVES.items()}
 _KINDS |= {f"{name}_backward": ("activation-backward", c) for name, c in _CURVES.items()}
 _PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_grouped_mm": (0, 1)}
 _OTHERS = ("attention", "attention_backward", "convolution", "convolution_input")
-KNOWN = frozenset({*_KINDS, *_PRODUCTS, *_OTHERS, "convolution_weight"})
+_SOLVED = "linalg_solve_triangular"
+KNOWN = frozenset({*_KINDS, *_PRODUCTS, *_OTHERS, "convolution_weight", _SOLVED})
 """Operators whose work is known."""
 
 
@@ -103,6 +104,7 @@ class Figures:
     read_bytes: float
     write_bytes: float
     causal: bool = False
+    window: int = 0
     bias: bool = False
 
 
@@ -114,8 +116,10 @@ def _product(call: Any) -> Figures:
     left, right = (call.reads[at] for at in _PRODUCTS[call.name])
     a, b = left.shape, right.shape
     flipped = left.parameter and not right.parameter
+    flops = None
     if call.name == "_grouped_mm":
         sizes = _grouped(a, b)
+        flops = 2.0 * a[-2] * a[-1] * b[-1]  # the last rows of a group may be few
     else:
         count = a[0] if len(a) == 3 else 1
         m, k, n = a[-2], a[-1], b[-1]
@@ -129,11 +133,20 @@ def _product(call: Any) -> Figures:
         kind,
         "",
         sizes,
-        2.0 * math.prod(sizes),
+        2.0 * math.prod(sizes) if flops is None else flops,
         _bytes(call.reads),
         _bytes(call.writes),
         bias=call.name in ("addmm", "baddbmm") and weighted,
     )
+
+
+def _triangular(call: Any) -> Figures:
+    """Read the solution of triangular equations as a product with half of its FLOPs."""
+    side, out = call.reads[0].shape[-1], call.writes[0].shape
+    sizes = (max(math.prod(out[:-2]), 1), out[-2], out[-1], side)
+    kind = "batched-gemm-gradient" if call.backward else "batched-gemm"
+    flops = float(math.prod(sizes))
+    return Figures(kind, "", sizes, flops, _bytes(call.reads), _bytes(call.writes))
 
 
 def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int]:
@@ -145,17 +158,21 @@ def _grouped(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, int, int, int
 
 def _attention(call: Any) -> Figures:
     q, k, v = (array.shape for array in call.reads[:3])
-    pairs, keys, width = math.prod(q[:-2]), k[-2], q[-1] + v[-1]
+    pairs, keys, width = math.prod(q[:-2]), float(k[-2]), q[-1] + v[-1]
+    window = int(call.options.get("window", 0))
+    if window:  # each query meets the mean number of keys that it sees
+        keys = window - window * (window - 1) / (2.0 * q[-2])
     flops = (5.0 if call.backward else 2.0) * pairs * q[-2] * keys * width
     kind = "attention-backward" if call.backward else "attention"
     return Figures(
         kind,
         "",
-        (pairs, q[-2], keys, max(width // 2, 1)),
+        (pairs, q[-2], math.ceil(keys), max(width // 2, 1)),
         flops,
         _bytes(call.reads),
         _bytes(call.writes),
-        causal=bool(call.options.get("causal")),
+        causal=bool(call.options.get("causal")) and not window,
+        window=window,
     )
 
 
@@ -195,13 +212,16 @@ def _vector(call: Any) -> Figures:
         largest = call.reads[0]
     shape = largest.shape or (1,)
     sizes = (1, max(math.prod(shape[:-1]), 1), max(shape[-1], 1), 0)
-    return Figures(kind, function, sizes, 0.0, read, write)
+    masks = bool(call.options.get("causal")), int(call.options.get("window", 0))
+    return Figures(kind, function, sizes, 0.0, read, write, *masks)
 
 
 def figures(call: Any) -> Figures:
     """Work of one operator of a trace (`phaze_fast.models.torch_recorder.Call`)."""
     if call.name in _PRODUCTS:
         return _product(call)
+    if call.name == _SOLVED:
+        return _triangular(call)
     if call.name.startswith("attention"):
         return _attention(call)
     if call.name.startswith("convolution"):

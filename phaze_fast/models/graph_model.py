@@ -91,7 +91,11 @@ class GraphOperator(Record):
     fixed_write_bytes: Quantity = 0.0
     """Whatever the samples, such as weight gradients."""
     causal: bool = False
-    """Whether attention leaves out what a causal mask hides."""
+    """Whether attention leaves out what a causal mask hides; of an element-wise operator on scores,
+    whether it lays such a mask over them."""
+    window: _Whole = 0
+    """Keys that a query sees at most, itself among them, where a causal mask hides those farther
+    before it; 0: none are."""
     bias: bool = False
     """Whether a product adds a bias."""
     weights: _Whole = 0
@@ -182,6 +186,8 @@ class GraphModel(Record):
     """Positions in `layers`, in order of execution."""
     edges: tuple[tuple[_Whole, _Whole], ...] = ()
     """Pairs of positions in `order`: the second reads what the first makes."""
+    as_traced: bool = False
+    """Whether to plan these operators as they are, also where they make up a transformer."""
     notes: str = ""
     """What a reader should know."""
 

@@ -237,15 +237,15 @@ def _nemotron(f: Fields) -> dict[str, Any]:
 
 
 def _gptj(f: Fields) -> dict[str, Any]:
-    hidden = f.whole("n_embd")
+    hidden = f.whole(f.first("n_embd", "hidden_size"))
     f.used.add("rotary_dim")
     return {
-        "layers": f.whole("n_layer"),
+        "layers": f.whole(f.first("n_layer", "num_hidden_layers")),
         "hidden": hidden,
-        "heads": f.whole("n_head"),
+        "heads": f.whole(f.first("n_head", "num_attention_heads")),
         "ffn": f.whole("n_inner", 4 * hidden),
         "vocab": f.whole("vocab_size"),
-        "seq": f.whole("n_positions"),
+        "seq": f.whole(f.first("n_positions", "max_position_embeddings")),
         "positions": "rotary",
         "parallel": "one-norm",
         "qkv_bias": False,
@@ -263,15 +263,15 @@ def _codegen(f: Fields) -> dict[str, Any]:
 
 def gpt2(f: Fields) -> dict[str, Any]:
     """GPT-2: learned positions, one projection for queries, keys and values."""
-    hidden = f.whole("n_embd")
+    hidden = f.whole(f.first("n_embd", "hidden_size"))
     f.require("scale_attn_by_inverse_layer_idx", False, "scores scaled by depth")
     f.require("reorder_and_upcast_attn", False, "attention in fp32")
     f.require("scale_attn_weights", True, "unscaled scores")
-    longest = f.whole("n_positions")
+    longest = f.whole(f.first("n_positions", "max_position_embeddings"))
     return {
-        "layers": f.whole("n_layer"),
+        "layers": f.whole(f.first("n_layer", "num_hidden_layers")),
         "hidden": hidden,
-        "heads": f.whole("n_head"),
+        "heads": f.whole(f.first("n_head", "num_attention_heads")),
         "ffn": f.whole("n_inner", 4 * hidden),
         "vocab": f.whole("vocab_size"),
         "max_positions": longest,

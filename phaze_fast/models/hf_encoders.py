@@ -33,6 +33,12 @@ def _bert(f: Fields) -> dict[str, Any]:
     }
 
 
+def _megatron_bert(f: Fields) -> dict[str, Any]:
+    """BERT as Megatron-LM has it: norms before the sub-layers and after the last block."""
+    before = {"norm_position": "pre", "embedding_norm": False, "final_norm": True}
+    return {**_bert(f), **before}
+
+
 def _roberta(f: Fields) -> dict[str, Any]:
     f.used.add("pad_token_id")
     fields = _bert(f)  # the table keeps rows up to the padding token's for padding
@@ -44,7 +50,8 @@ def _t5(f: Fields) -> dict[str, Any]:
     # Decoder outputs are scaled before tied logits, which the gain of the last norm can hold.
     f.used |= {"is_gated_act", "dense_act_fn", "scale_decoder_outputs"}
     gated = str(kind).startswith("gated-")
-    name = str(kind).removeprefix("gated-")
+    # transformers reads the gated form as the GELU that it calls new.
+    name = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix("gated-")
     f.take("relative_attention_max_distance", 128)
     f.used.add("tie_word_embeddings")  # transformers ties them whatever a configuration says
     layers = f.whole("num_layers")
@@ -100,6 +107,7 @@ def _vit(f: Fields) -> dict[str, Any]:
 
 ENCODERS: dict[str, Callable[[Fields], dict[str, Any]]] = {
     "bert": _bert,
+    "megatron-bert": _megatron_bert,
     "mt5": _t5,
     "roberta": _roberta,
     "t5": _t5,

@@ -35,16 +35,18 @@ def _qwen_moe(f: Fields, **fixed: Any) -> dict[str, Any]:
     listed = frozenset(f.take("mlp_only_layers", ()))
     dense = [at for at in range(layers) if at in listed or step == 0 or (at + 1) % step]
     experts = f.whole(f.first("num_experts", "num_local_experts", "n_routed_experts"))
+    dense = dense if experts else list(range(layers))
     moe = {
         "experts": experts,
         "top_k": f.whole("num_experts_per_tok"),
         "expert_ffn": f.whole("moe_intermediate_size"),
-        "dense_at": tuple(dense) if experts else tuple(range(layers)),
+        "dense_at": tuple(dense),
     }
     shared = f.take("shared_expert_intermediate_size", None)
     if shared:
         moe |= {"shared_ffn": shared, "shared_gate": True}
-    return {**fields, **f.windows(layers), "moe": moe, **fixed}
+    routed = {} if len(dense) == layers else {"moe": moe}
+    return {**fields, **f.windows(layers), **routed, **fixed}
 
 
 def _qwen2_moe(f: Fields) -> dict[str, Any]:
@@ -87,14 +89,15 @@ def _gpt_oss(f: Fields) -> dict[str, Any]:
 
 
 def _fine_grained(f: Fields, layers: int) -> dict[str, Any]:
-    """Many narrow experts beside shared ones, behind leading dense layers."""
-    return {
+    """Many narrow experts beside shared ones, behind leading dense layers, which may be all."""
+    moe = {
         "experts": f.whole("n_routed_experts"),
         "top_k": f.whole("num_experts_per_tok", 6),  # as DeepSeek-V2 is published
         "expert_ffn": f.whole("moe_intermediate_size"),
         "shared_experts": f.whole("n_shared_experts", 0),
         "dense_layers": min(f.whole("first_k_dense_replace", 0), layers),
     }
+    return {} if moe["dense_layers"] == layers else {"moe": moe}
 
 
 def _deepseek(f: Fields) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def _deepseek(f: Fields) -> dict[str, Any]:
     }
     if not f.take("n_routed_experts", None):
         return {**fields, "latent": latent}
-    return {**fields, "latent": latent, "moe": _fine_grained(f, fields["layers"])}
+    return {**fields, "latent": latent, **_fine_grained(f, fields["layers"])}
 
 
 def _glm4_moe(f: Fields) -> dict[str, Any]:
@@ -117,7 +120,7 @@ def _glm4_moe(f: Fields) -> dict[str, Any]:
     normed = "head" if f.flag("use_qk_norm", False) else "no"
     moe = _fine_grained(f, fields["layers"])
     width = fields["head_dim"] or fields["hidden"] // fields["heads"]
-    return {**fields, "moe": moe, "qk_norm": normed, "out_bias": False, "head_dim": width}
+    return {**fields, **moe, "qk_norm": normed, "out_bias": False, "head_dim": width}
 
 
 def _routed(read: Callable[[Fields], dict[str, Any]]) -> Callable[[Fields], dict[str, Any]]:

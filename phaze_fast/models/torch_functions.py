@@ -1,4 +1,4 @@
-"""What recording a PyTorch step replaces: fused attention, a missing loss, values of constants."""
+"""What recording a PyTorch step replaces: fused attention and a missing loss."""
 
 from __future__ import annotations
 
@@ -8,64 +8,21 @@ from typing import Any
 import torch  # type: ignore[import-not-found, unused-ignore]
 from torch.overrides import TorchFunctionMode  # type: ignore[import-not-found, unused-ignore]
 
-__all__ = ["Constants", "Functions", "loss_of"]
-
-_SMALL = 2**16  # elements of a constant whose values are followed
-
-
-class Constants:
-    """Values of small arrays that depend on no input: positions, masks.
-
-    Control flow may depend on them, as on anything that is the same in every step.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}  # by identity; keeping both keeps it unique
-
-    def _of(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            if not value.is_meta:
-                return value
-            return self._known[id(value)][1]
-        if isinstance(value, tuple | list):
-            return type(value)(self._of(one) for one in value)
-        return value
-
-    def follow(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Compute what an operator on constants gives, where that is small and known."""
-        outputs = out if isinstance(out, tuple | list) else (out,)
-        if any(not isinstance(x, torch.Tensor) or x.numel() > _SMALL for x in outputs):
-            return
-        try:
-            given = {key: self._of(value) for key, value in kwargs.items()}
-            if "device" in given:
-                given["device"] = "cpu"
-            made = func(*self._of(tuple(args)), **given)
-        except (KeyError, RuntimeError, NotImplementedError):
-            return  # it depends on an input, or has no values
-        values = made if isinstance(made, tuple | list) else (made,)
-        for tensor, value in zip(outputs, values, strict=True):
-            self._known[id(tensor)] = (tensor, value)
-
-    def value(self, tensor: Any, constant: bool) -> Any:
-        """Give the number in an array of one."""
-        if not constant or (tensor.is_meta and id(tensor) not in self._known):
-            raise RuntimeError("control flow, or a number, that depends on data")
-        return self._of(tensor).item()
+__all__ = ["Functions", "loss_of"]
 
 
 class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     """Fused attention as one operator each way, which keeps what such kernels keep."""
 
     @staticmethod
-    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool, recorder: Any) -> Any:
+    def forward(ctx: Any, q: Any, k: Any, v: Any, seen: Any, recorder: Any) -> Any:
         """Note the operator."""
         out = q.new_empty((*q.shape[:-1], v.shape[-1]))
         sums = q.new_empty(q.shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(q, k, v, out, sums)
-        ctx.causal, ctx.recorder = causal, recorder
+        ctx.seen, ctx.recorder = seen, recorder
         reads, writes = recorder.arrays([q, k, v]), recorder.arrays([out, sums])
-        recorder.add("attention", reads, writes, {"causal": causal})
+        recorder.add("attention", reads, writes, seen)
         return out
 
     @staticmethod
@@ -75,12 +32,18 @@ class _Attention(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         made = [torch.empty_like(x) for x in (q, k, v)]
         recorder = ctx.recorder
         reads = recorder.arrays([q, k, v, out, sums, gradient])
-        recorder.add("attention_backward", reads, recorder.arrays(made), {"causal": ctx.causal})
+        recorder.add("attention_backward", reads, recorder.arrays(made), ctx.seen)
         return (*made, None, None)
 
 
+_DROPOUTS = (torch.nn.functional.dropout, torch.dropout, torch.dropout_)
+
+
 class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
-    """Takes fused attention before PyTorch takes it apart."""
+    """Takes fused attention and dropout before PyTorch takes them apart.
+
+    On GPUs dropout is one kernel; on the meta device it would be several.
+    """
 
     def __init__(self, recorder: Any) -> None:
         super().__init__()
@@ -91,12 +54,25 @@ class Functions(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
+        if func in _DROPOUTS:
+            return self._drop(func, *args, **kwargs)
         return func(*args, **kwargs)
 
+    @staticmethod
+    def _drop(func: Any, x: Any, p: Any = 0.5, training: Any = True, inplace: Any = False) -> Any:
+        if training and 0.0 < p < 1.0 and not inplace and func is not torch.dropout_:
+            return torch.native_dropout(x, p, True)[0]
+        rest = {"inplace": inplace} if func is torch.nn.functional.dropout else {}
+        return func(x, p=p, train=training) if not rest else func(x, p, training, **rest)
+
     def _attend(self, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
-        causal = rest[2] if len(rest) > 2 else named.get("is_causal", False)
+        given = dict(zip(("attn_mask", "dropout_p", "is_causal"), rest, strict=False)) | named
+        mask = given.get("attn_mask")
+        seen = {"causal": bool(given.get("is_causal")), "dropout": bool(given.get("dropout_p"))}
+        if mask is not None:
+            seen |= self.recorder.constants.mask(mask)
         return _Attention.apply(  # type: ignore[no-untyped-call, unused-ignore]
-            query, key, value, bool(causal), self.recorder
+            query, key, value, seen, self.recorder
         )
 
 

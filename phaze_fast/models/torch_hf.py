@@ -91,7 +91,8 @@ def trace_hf(
     import torch
 
     config = module.config
-    window = next((getattr(config, w) for w in _WINDOWS if getattr(config, w, None)), longest)
+    given = (getattr(config, name, None) for name in _WINDOWS)
+    window = next((size for size in given if isinstance(size, int) and size > 0), longest)
     tokens = seq if seq is not None else min(int(window), longest)
     ids = torch.empty((2, tokens), dtype=torch.long, device="meta")
     module.train()

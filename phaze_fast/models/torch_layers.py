@@ -54,6 +54,8 @@ class _Trace:
                 )
         same = [call.name for call in calls] == [call.name for call in large.calls]
         if not same or len(small.saved) != len(large.saved):
+            for line in (*small.constants.random_lines, *large.constants.random_lines):
+                raise InvalidInputError(f"{name}: control flow that depends on chance ({line})")
             raise InvalidInputError(
                 f"{name}: which operators run depends on the number of samples: "
                 f"{len(calls)} of 2, {len(large.calls)} of 4"
@@ -101,7 +103,10 @@ class _Trace:
         grown = [d for d, a, b in zip("bmnk", one.sizes, two.sizes, strict=True) if b != a]
         scales = grown[0] if len(grown) == 1 else "none"
         sizes = dict(zip("bmnk", one.sizes, strict=True))
-        if len(grown) > 1 or (grown and sizes[scales] * 2 != two.sizes["bmnk".index(scales)]):
+        more = two.sizes["bmnk".index(scales)] if grown else 0
+        if self.small.calls[at].name == "_grouped_mm" and grown == ["m"]:
+            sizes["m"] = 2 * -(-more // 4)  # rows of each group, the last ones few
+        elif len(grown) > 1 or (grown and sizes[scales] * 2 != more):
             raise InvalidInputError(
                 f"{self.name}: {name} ({self.small.calls[at].line}): its sizes do not grow with "
                 f"the samples: {one.sizes} for 2, {two.sizes} for 4"
@@ -123,6 +128,7 @@ class _Trace:
             "fixed_read_bytes": fixed_read,
             "fixed_write_bytes": fixed_write,
             "causal": one.causal,
+            "window": one.window,
             "bias": one.bias,
             "weights": weights,
         }

@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 )
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.models.torch_functions import Constants, Functions, loss_of
+from phaze_fast.models.torch_constants import Constants
+from phaze_fast.models.torch_functions import Functions, loss_of
 
 __all__ = ["Array", "Call", "Recorder", "Saved", "record_step"]
 
@@ -93,6 +94,7 @@ _MAKERS = """
     """
 _CREATORS = frozenset(_MAKERS.split())
 _COPIES = frozenset({"_to_copy", "clone"})
+_MASKS = frozenset({"add", "add_", "where", "masked_fill", "masked_fill_"})
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 
 
@@ -122,8 +124,9 @@ def _failing_line(error: BaseException) -> str:
 class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Notes operators as they run."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, highest: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.title = type(module).__name__
         self.calls: list[Call] = []
         self.saved: list[Saved] = []
         self.backward = False
@@ -137,7 +140,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         self._path: list[tuple[int, str]] = []
         self._entered = 0
         self._made: dict[int, int] = {}  # storage -> operator that last wrote to it, -1: an input
-        self._constants = Constants()
+        self.constants = Constants(highest)
+        self._kept: set[int] = set()  # storages of what autograd keeps
         self._alive: list[Any] = []  # a storage that is freed could be taken for another
         for part in module.parameters():
             self._note(part)
@@ -187,11 +191,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         reads = self.arrays([*args, *kwargs.values()])
         constant = not any(map(self.counts, reads))
         if func is torch.ops.aten._local_scalar_dense.default:
-            return self._constants.value(args[0], constant)
+            return self.constants.value(args[0], constant, _calling_line())
+        name, mutable = func.overloadpacket.__name__, func._schema.is_mutable
+        if name.endswith("_") and not self.backward:
+            self._refuse_overwriting(name, args)
         out = func(*args, **kwargs)
         if constant:
-            self._constants.follow(func, args, kwargs, out)
-        name, mutable = func.overloadpacket.__name__, func._schema.is_mutable
+            self.constants.follow(func, args, kwargs, out)
         writes = self.arrays(out if isinstance(out, tuple | list) else [out])
         held = {array.storage for array in reads}
         view = not mutable and bool(writes) and all(array.storage in held for array in writes)
@@ -204,12 +210,39 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             self._convolution_gradients(args, out)
             return out
         options = {"groups": args[8], "transposed": args[6]} if name == "convolution" else {}
+        if name in _MASKS:
+            options = self._hidden(args, writes)
         self.add(name.removesuffix("_") if mutable else name, reads, writes, options)
         if name in _COPIES and all(array.parameter for array in reads):
             for array in writes:  # a cast of weights stands for them
                 self._made.pop(array.storage)
                 self.copies[array.storage] = self.copies.get(reads[0].storage, reads[0].storage)
         return out
+
+    def _refuse_overwriting(self, name: str, args: Any) -> None:
+        """Refuse to write over parameters, and over what the backward pass will read."""
+        if not args or not isinstance(args[0], torch.Tensor):
+            return
+        array = self._note(args[0])
+        what = "parameters" if array.parameter else "what the backward pass reads"
+        if array.parameter or array.storage in self._kept:
+            raise InvalidInputError(
+                f"{self.title}: aten.{name} ({_calling_line()}) writes {what} in place, which is "
+                "not modelled"
+            )
+
+    def _hidden(self, args: Any, writes: list[Array]) -> dict[str, Any]:
+        """Say what a constant mask among an operator's arguments hides of square scores."""
+        shape = writes[0].shape if writes else ()
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            return {}
+        for value in args:
+            if isinstance(value, torch.Tensor) and tuple(value.shape[-2:]) == shape[-2:]:
+                seen = not self.counts(self._note(value))
+                found = self.constants.mask(value, either=True) if seen else {}
+                if found:
+                    return found
+        return {}
 
     def _convolution_gradients(self, args: Any, out: Any) -> None:
         """Note the gradients of a convolution's input and of its weights as an operator each."""
@@ -254,6 +287,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
         if not self.backward and isinstance(tensor, torch.Tensor):
             array = self._note(tensor)
             if not array.parameter:
+                self._kept.add(array.storage)
                 source = self._made.get(array.storage, -2)
                 self.saved.append(Saved(array, len(self.calls), tuple(self._path), source))
         return tensor
@@ -278,20 +312,48 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
             yield
 
 
+@contextmanager
+def _no_custom_gradients(name: str) -> Iterator[None]:
+    """Refuse autograd functions of one's own: what they keep on their own account is not seen."""
+    function: Any = torch.autograd.Function
+    original = function.__dict__["apply"]
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.split(".")[0] not in ("torch", "phaze_fast"):
+            raise InvalidInputError(
+                f"{name}: {cls.__qualname__} ({_calling_line()}) is a torch.autograd.Function, "
+                "whose gradient is not modelled; expected operators that PyTorch differentiates"
+            )
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    function.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        function.apply = original
+
+
 def record_step(
-    name: str, module: Any, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+    name: str,
+    module: Any,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    highest: bool = False,
 ) -> Recorder:
     """Run one forward and backward pass of a module on the meta device and note its operators.
+
+    Random numbers that control flow may depend on are the lowest of their range, or the `highest`.
 
     Raises
     ------
     InvalidInputError
         Where it cannot run without data; the message gives the source line.
     """
-    recorder = Recorder(module)
+    recorder = Recorder(module, highest)
+    recorder.title = name
     recorder.enter_inputs([*inputs, *kwargs.values()])
     try:
-        with recorder.watching(), Functions(recorder), recorder:
+        with recorder.watching(), _no_custom_gradients(name), Functions(recorder), recorder:
             with torch.autograd.graph.saved_tensors_hooks(recorder.keep, lambda x: x):
                 loss = loss_of(module(*inputs, **kwargs))
             recorder.backward = True

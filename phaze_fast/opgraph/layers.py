@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.models import GraphModel, Model, TransformerModel
+from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_builder, block_kinds
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
 from phaze_fast.opgraph.ends import embedding_builder, head_builder
@@ -116,14 +115,14 @@ def _graphs(
     )
 
 
-def _copies(share: Share, precision: Precision | None) -> tuple[float, float]:
+def _copies(parameters: int, precision: Precision | None) -> tuple[float, float]:
     """Bytes of a layer's weights in a smaller format, and those moved to make them."""
     if precision is None:
         return 0.0, 0.0
-    return share.device * precision.weight_copies, share.device * precision.weight_casts
+    return parameters * precision.weight_copies, parameters * precision.weight_casts
 
 
-def _traced_graph(model: GraphModel, strategy: Strategy) -> LayerGraph:
+def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | None) -> LayerGraph:
     """Write the layers of a model that is given by its graph."""
     layers = tuple(
         Layer(
@@ -133,8 +132,10 @@ def _traced_graph(model: GraphModel, strategy: Strategy) -> LayerGraph:
             own.backward,
             own.layer.parameters,
             own.device_parameters,
+            0,
+            *_copies(own.device_parameters, None if own.layer.name in _ENDS else precision),
         )
-        for own in traced_layers(model, strategy)
+        for own in traced_layers(model, strategy, precision)
     )
     sent = max(layer.output_bytes for layer in model.layers) * strategy.microbatch
     share = strategy.tensor_parallel if strategy.sequence_parallel else 1
@@ -164,8 +165,6 @@ def layer_graph(
     ------
     InfeasibleError
         Where the strategy breaks a rule of divisibility.
-    InvalidInputError
-        Where a model that is given by its graph is asked for in fewer bits.
 
     Examples
     --------
@@ -177,12 +176,9 @@ def layer_graph(
     strategy = Strategy() if strategy is None else strategy
     low = precision if precision is not None and precision.low else None
     if isinstance(model, GraphModel):
-        if low is not None:
-            raise InvalidInputError(
-                f"precision: {low.name} is not accepted for {model.name}, which is given by its "
-                "graph; expected bf16 or fp16"
-            )
-        return _traced_graph(model, strategy)
+        model = recognised(model) or model
+    if isinstance(model, GraphModel):
+        return _traced_graph(model, strategy, low)
     builders, kinds = _builders(model, strategy)
     layers = tuple(
         Layer(
@@ -192,7 +188,7 @@ def layer_graph(
             share.whole,
             share.device,
             share.experts,
-            *_copies(share, None if kind in _ENDS else low),
+            *_copies(share.device, None if kind in _ENDS else low),
         )
         for kind, share, builder in builders
     )

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from phaze_fast.errors import InfeasibleError
-from phaze_fast.models import GraphModel, Model, TransformerModel
+from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.models.split_rules import widths_divide
 from phaze_fast.records import Count, Record
 
@@ -211,7 +211,10 @@ def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
 def reasons(model: Model, strategy: Strategy) -> list[str]:
     """Which rules a strategy breaks for a model, in words; empty where it is possible."""
     if isinstance(model, GraphModel):
-        return _traced_reasons(model, strategy)
+        known = recognised(model)
+        if known is None:
+            return _traced_reasons(model, strategy)
+        model = known
     return [text for rule in RULES if (text := rule.broken(model, strategy))]
 
 

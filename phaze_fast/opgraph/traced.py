@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphLayer, GraphModel, GraphOperator
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.opgraph.graph import OpGraph, lay_out
+from phaze_fast.opgraph.quantise import quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, reasons
 from phaze_fast.opgraph.traced_split import (
     backward_specs,
@@ -13,10 +16,12 @@ from phaze_fast.opgraph.traced_split import (
     forward_specs,
     rows_shared,
 )
+from phaze_fast.software import Precision
 
 __all__ = ["TracedLayer", "traced_layers"]
 
 _VECTOR = "VC"
+_ENDS = ("embedding", "head")
 
 
 def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
@@ -44,10 +49,24 @@ def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
     )
 
 
+def _operand(layer: GraphLayer, producer: int) -> Literal["", "only", "also"]:
+    """Whether products with weights read what an operator makes, and nothing else, or others."""
+    products = [op.kind == "gemm" for op in layer.forward if producer in op.inputs]
+    if not any(products) or producer < 0:
+        return ""
+    return "only" if all(products) else "also"
+
+
 class TracedLayer:
     """One kind of layer of a graph under a strategy."""
 
-    def __init__(self, model: GraphModel, layer: GraphLayer, strategy: Strategy) -> None:
+    def __init__(
+        self,
+        model: GraphModel,
+        layer: GraphLayer,
+        strategy: Strategy,
+        precision: Precision | None = None,
+    ) -> None:
         self.layer, self.strategy = layer, strategy
         samples, width = strategy.microbatch, strategy.tensor_parallel
         rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
@@ -62,17 +81,23 @@ class TracedLayer:
                 int(tensor.fixed_bytes + tensor.bytes * samples)
                 // (width if tensor.split or rows else 1),
                 "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
+                operand=_operand(layer, tensor.producer),
             )
             for tensor in layer.saved
         )
+        if precision is not None:
+            forward, backward = (quantised(way, precision, width) for way in (forward, backward))
+            kept = quantised_tensors(kept, precision)
         title = f"{model.name}/{layer.name}"
         self.forward: OpGraph = lay_out(f"{title}/forward", forward, kept, in_order=True)
         self.backward: OpGraph = lay_out(f"{title}/backward", backward, (), in_order=True)
         self.device_parameters = device_parameters(layer, width)
 
 
-def traced_layers(model: GraphModel, strategy: Strategy) -> list[TracedLayer]:
-    """Write every kind of layer of a graph.
+def traced_layers(
+    model: GraphModel, strategy: Strategy, precision: Precision | None = None
+) -> list[TracedLayer]:
+    """Write every kind of layer of a graph; products of the ends stay in bf16.
 
     Raises
     ------
@@ -82,4 +107,7 @@ def traced_layers(model: GraphModel, strategy: Strategy) -> list[TracedLayer]:
     broken = reasons(model, strategy)
     if broken:
         raise InfeasibleError(f"{model.name}: {broken[0]}")
-    return [TracedLayer(model, layer, strategy) for layer in model.layers]
+    return [
+        TracedLayer(model, layer, strategy, None if layer.name in _ENDS else precision)
+        for layer in model.layers
+    ]

@@ -19,6 +19,7 @@ from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.times import memory_of
 from phaze_fast.placement.training import Training
 from phaze_fast.schedule import ScheduleCache
+from phaze_fast.software import planned_model
 from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
@@ -178,6 +179,7 @@ def plan(
         )
     if top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected at least 1")
+    model = planned_model(model, training.software)
     workers = thread_count(threads)
     evaluator = _evaluator(model, cluster, training)
     if not evaluator.fits.any() and "zero" not in training.model_fields_set:

@@ -26,6 +26,7 @@ from phaze_fast.placement.sizes import StrategySizes, strategy_sizes
 from phaze_fast.placement.times import KindTimes, free_times_on_chip, memory_of
 from phaze_fast.placement.training import RANK_ORDERS, Training, expert_fields
 from phaze_fast.schedule import ScheduleCache
+from phaze_fast.software import Software, planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
@@ -34,13 +35,13 @@ __all__ = ["Predictions", "evaluated", "predict", "predict_batch"]
 Array = np.ndarray[Any, Any]
 
 
-def _checked_model(model: Model | str) -> Model:
+def _checked_model(model: Model | str, software: Software) -> Model:
     found = load(model) if isinstance(model, str) else model
     if not isinstance(found, Model):
         raise InvalidTypeError(
             f"model: {type(model).__name__} is not accepted; expected a TransformerModel or a name"
         )
-    return found
+    return planned_model(found, software)
 
 
 def _layout(spec: PlanSpec) -> Array:
@@ -160,7 +161,8 @@ def evaluated(
     cache: ScheduleCache | None = None,
 ) -> tuple[PlanEvaluator, KindTimes, Placed]:
     """Give the evaluator of one plan, the times of its layers, and its partition; see `predict`."""
-    known, spec = _checked_model(model), PlanSpec.of(plan)
+    spec = PlanSpec.of(plan)
+    known = _checked_model(model, spec.software)
     memory_of(cluster.chip)
     evaluator = _evaluator(known, cluster, spec)
     times = evaluator.times(cluster, cache)
@@ -277,7 +279,7 @@ def predict_batch(
     >>> found.status.tolist()
     [0, 0, 0, 3]
     """  # noqa: E501 (names of parameters that share a description)
-    known = _checked_model(model)
+    known = _checked_model(model, training.software)
     workers = thread_count(threads)
     words, mode = recompute_words(recompute)
     columns = {

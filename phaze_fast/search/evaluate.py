@@ -20,6 +20,7 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.per_chip import PerChipSearch
 from phaze_fast.search.problem import problems_of
+from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
 
@@ -183,6 +184,7 @@ def evaluate_batch(
             f"model, training: {type(model).__name__} and {type(training).__name__} are not "
             "accepted; expected a TransformerModel (models.load) and a Training"
         )
+    model = planned_model(model, training.software)
     groups, workers = _groups(chips), thread_count(threads)
     columns = _blank(sum(len(at) for at, *_ in groups))
     for at, records, area_mm2, like in groups:

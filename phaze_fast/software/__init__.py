@@ -1,6 +1,11 @@
 """Software profiles: what a training library runs, and what the host adds to it."""
 
-from phaze_fast.software.as_run import chip_as_run, fabric_as_run, model_as_run
+from phaze_fast.software.as_run import (
+    chip_as_run,
+    fabric_as_run,
+    model_as_run,
+    planned_model,
+)
 from phaze_fast.software.precision import (
     BF16,
     Precision,
@@ -30,6 +35,7 @@ __all__ = [
     "load_precision",
     "load_software",
     "model_as_run",
+    "planned_model",
     "precision_names",
     "software_names",
 ]

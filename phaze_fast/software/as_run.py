@@ -8,10 +8,29 @@ from typing import Any, cast
 from phaze_fast.hardware import Accelerator, FlatFabric, MeshFabric, TieredFabric, TorusFabric
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.hardware.tuning import FormatTuning
-from phaze_fast.models import Model, TransformerModel
+from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.software.profile import Software
 
-__all__ = ["chip_as_run", "fabric_as_run", "model_as_run"]
+__all__ = ["chip_as_run", "fabric_as_run", "model_as_run", "planned_model"]
+
+
+def planned_model(model: Model, software: Software) -> Model:
+    """Give what is planned of a model: the transformer that a graph makes up, if it makes up one.
+
+    Software that runs a module's own operators runs a graph as it was traced.
+
+    Examples
+    --------
+    >>> from phaze_fast import models
+    >>> from phaze_fast.software import load_software
+    >>> gpt = models.load("gpt2-xl")
+    >>> planned_model(gpt, load_software("megatron-core")) is gpt
+    True
+    """
+    if not isinstance(model, GraphModel) or model.as_traced:
+        return model
+    known = None if software.as_traced else recognised(model)
+    return model.replace(as_traced=True) if known is None else known
 
 
 @lru_cache(maxsize=512)
@@ -26,6 +45,7 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
     >>> model_as_run(gpt, load_software("megatron-lm-2021"), 4).vocab, gpt.vocab
     (50688, 50257)
     """
+    model = planned_model(model, software)
     if not isinstance(model, TransformerModel):
         return model  # its operators are given
     changed: dict[str, Any] = {}

@@ -69,6 +69,9 @@ class Software(Record):
     recompute_host_s: Seconds = 0.0
     """Seconds of the host for each layer that is computed again, on top: saving and restoring the
     random state, entering the backward pass anew."""
+    as_traced: bool = False
+    """Whether the operators of a traced module run one by one as they are; else where they make up
+    a transformer, that transformer's fused operators run."""
     fused_gelu: bool = True
     """Whether GELU is one kernel, whatever the model's own code does."""
     overlap_gradients: bool = True

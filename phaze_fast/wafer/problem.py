@@ -112,6 +112,8 @@ class Problem:
         work: Workload | None = None,
     ) -> None:
         loaded = models.load(model) if isinstance(model, str) else model
+        if isinstance(loaded, models.GraphModel):
+            loaded = models.recognised(loaded) or loaded
         wafer = presets.wafer(wafer) if isinstance(wafer, str) else wafer
         for name, value, wanted in (
             ("model", loaded, TransformerModel),

@@ -36,12 +36,16 @@ def test_a_default_sequence_length_is_said(folder, capsys):
     assert "context window" not in capsys.readouterr().err
 
 
-def test_a_graph_is_shown_and_refused_where_there_is_no_rule(capsys):
+def test_a_graph_is_shown_and_refused_where_there_is_no_rule(capsys, tmp_path):
     assert main(["models", str(GRAPH)]) == 0
-    assert "model.layers.0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "model.layers.0" in shown
+    assert "a transformer of 4 blocks of 512, 8 heads" in shown
     assert main(["show", str(GRAPH), "--tp", "2", "--sp", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] > 0
-    assert main(["wafer", str(GRAPH)]) == 2
+    raw = tmp_path / "raw.json"
+    raw.write_text(json.dumps({**json.loads(GRAPH.read_text()), "as_traced": True}))
+    assert main(["wafer", str(raw)]) == 2
     assert "llama is a traced graph" in capsys.readouterr().err
 
 

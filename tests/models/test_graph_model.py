@@ -11,8 +11,9 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.memory import Pipeline, footprint
 from phaze_fast.models import GraphModel
-from phaze_fast.opgraph import Strategy, layer_graph, reasons
+from phaze_fast.opgraph import FORMATS, Strategy, layer_graph, reasons
 from phaze_fast.placement import PlanSpec, Training, plan, predict
+from phaze_fast.software import load_precision
 
 FILE = Path(__file__).parents[1] / "golden" / "traced_llama.json"
 
@@ -58,12 +59,27 @@ def test_a_graph_has_the_figures_of_the_record(traced, record):
     assert models.model_flops(traced).total_causal == models.model_flops(record).total_causal
     strategy = Strategy(tensor_parallel=4, sequence_parallel=True, microbatch=2)
     found, built = layer_graph(traced, strategy), layer_graph(record, strategy)
-    assert found.flops == built.flops
-    assert found.message_bytes == built.message_bytes
-    for own, other in zip(found.layers, built.layers, strict=True):
-        assert (own.count, own.device_parameters) == (other.count, other.device_parameters)
+    eager = layer_graph(traced.replace(as_traced=True), strategy)
+    assert found.flops == built.flops == eager.flops
+    assert found.message_bytes == built.message_bytes == eager.message_bytes
+    for own, other, one_by_one in zip(found.layers, built.layers, eager.layers, strict=True):
+        figures = [(x.count, x.device_parameters) for x in (own, other, one_by_one)]
+        assert figures[0] == figures[1] == figures[2]
+        assert own.forward.stashed_bytes() == other.forward.stashed_bytes()
         # What PyTorch keeps, upcasts included, is more than fused kernels would keep.
-        assert own.forward.stashed_bytes() >= other.forward.stashed_bytes()
+        assert one_by_one.forward.stashed_bytes() >= own.forward.stashed_bytes()
+
+
+def test_products_run_in_fewer_bits(traced):
+    eager, fp8 = traced.replace(as_traced=True), load_precision("fp8")
+    graphs = [layer_graph(model, precision=fp8) for model in (traced, eager)]
+    for graph in graphs:
+        block = graph.layers[1]
+        assert {int(f) for f in block.forward.ops["format"]} == {0, FORMATS.index("fp8")}
+        assert not graph.layers[-1].forward.ops["format"].any()  # logits stay as they are
+    low, usual = (layer_graph(eager, precision=p).layers[1] for p in (fp8, None))
+    assert (low.forward.ops["format"] > 0).sum() == 7  # products with weights
+    assert low.forward.stashed_bytes() < usual.forward.stashed_bytes()
 
 
 def test_samples_scale_everything_but_weights(traced):
@@ -85,6 +101,8 @@ def test_a_graph_is_planned_predicted_and_measured(traced):
 
 
 def test_what_a_graph_has_no_rule_for_is_said(traced):
+    assert reasons(traced, Strategy(context_parallel=2, seq=512)) == []  # it is a transformer
+    traced = traced.replace(as_traced=True)
     assert reasons(traced, Strategy(tensor_parallel=4)) == []
     for strategy, line in [
         (Strategy(tensor_parallel=8), "tensor_parallel: 8 does not divide 4 heads of"),

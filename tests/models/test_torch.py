@@ -50,6 +50,7 @@ NO_DROPOUT = {
     "dropout_rate": 0.0,
 }
 EXPLICIT = ("gemma2",)  # soft-capped scores have no fused kernel in transformers
+MIXTURES = ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"]
 
 
 @cache
@@ -65,10 +66,22 @@ def pair(kind):
         fields["n_layer" if kind == "gpt2" else "num_hidden_layers"] = LAYERS
     known = transformers.AutoConfig.for_model(kind).to_dict()
     fields |= {name: value for name, value in NO_DROPOUT.items() if name in known}
-    record = models.from_hf(fields)
-    if kind in EXPLICIT:
-        record = record.replace(attention="eager")
-    return trace_hf(fields, kind, seq=SEQ), record.replace(seq=SEQ)
+    return trace_hf(fields, kind, seq=SEQ), models.from_hf(fields).replace(seq=SEQ)
+
+
+@cache
+def mixture(name):
+    """The same of a small mixture of experts."""
+    pytest.importorskip("transformers", reason="transformers is not installed")
+    from phaze_fast.models.torch_hf import trace_hf
+
+    config = next(entry["config"] for entry in GOLDEN["models"] if entry["name"] == name)
+    return trace_hf(config, name, seq=96), models.from_hf(config).replace(seq=96)
+
+
+def raw(traced):
+    """The operators as PyTorch runs them."""
+    return traced.replace(as_traced=True)
 
 
 def products(graph):
@@ -97,7 +110,10 @@ def test_traced_and_recorded_architectures_are_the_same(kind):
     """Parameters, every product forward and backward, FLOPs."""
     traced, record = pair(kind)
     assert traced.parameters() == record.parameters()
-    found, built = (layer_graph(model, Strategy(microbatch=2)) for model in (traced, record))
+    if kind in EXPLICIT:
+        record = record.replace(attention="eager")
+    models_of = (raw(traced), record)
+    found, built = (layer_graph(model, Strategy(microbatch=2)) for model in models_of)
     assert whole(found, "forward") == whole(built, "forward")
     assert whole(found, "backward") == whole(built, "backward")
     assert found.flops == pytest.approx(built.flops, rel=1e-12)
@@ -109,6 +125,7 @@ def test_traced_and_recorded_architectures_are_the_same(kind):
 def test_tensor_parallel_rules_are_those_of_the_record(kind, shared_rows):
     traced, record = pair(kind)
     strategy = Strategy(tensor_parallel=2, sequence_parallel=shared_rows, microbatch=2)
+    traced = raw(traced)
     if kind == "olmo2":  # a norm over all heads reduces over split columns
         assert all(op.split != "columns" for op in traced.layers[1].forward[:12])
         return
@@ -121,20 +138,38 @@ def test_tensor_parallel_rules_are_those_of_the_record(kind, shared_rows):
             assert sent(one) == sent(two)
 
 
-@pytest.mark.parametrize(
-    "name", ["deepseek-v3-small", "qwen3-moe-some-dense", "qwen2-moe-sparse-step"]
-)
+@pytest.mark.parametrize("name", MIXTURES)
 def test_experts_and_latent_attention_are_the_same_traced_and_recorded(name):
     """Grouped products, shared experts, dense layers among others: parameters and FLOPs."""
-    pytest.importorskip("transformers", reason="transformers is not installed")
-    from phaze_fast.models.torch_hf import trace_hf
-
-    config = next(entry["config"] for entry in GOLDEN["models"] if entry["name"] == name)
-    traced, record = trace_hf(config, name, seq=96), models.from_hf(config).replace(seq=96)
+    traced, record = mixture(name)
     assert traced.parameters() == record.parameters()
-    found, built = layer_graph(traced), layer_graph(record)
+    found, built = layer_graph(raw(traced)), layer_graph(record)
     assert [layer.count for layer in found.layers] == [layer.count for layer in built.layers]
     assert found.flops == pytest.approx(built.flops, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", [*SMALL, *MIXTURES])
+def test_a_trace_is_recognised_as_the_transformer_it_is(kind):
+    """Every operator, every kept byte, every second of plans: those of the record."""
+    traced, record = mixture(kind) if kind in MIXTURES else pair(kind)
+    known = models.recognised(traced)
+    assert known is not None
+    assert models.recognised(raw(traced)) is None
+    widths = {"tensor_parallel": 2, "sequence_parallel": True, "microbatch": 2}
+    for strategy in (Strategy(), Strategy(**widths), Strategy(context_parallel=2)):
+        found, built = layer_graph(traced, strategy), layer_graph(record, strategy)
+        assert found.order == built.order
+        for own, other in zip(found.layers, built.layers, strict=True):
+            assert (own.forward.ops == other.forward.ops).all()
+            assert (own.backward.ops == other.backward.ops).all()
+            assert own.forward.stashed_bytes() == other.forward.stashed_bytes()
+            assert own.device_parameters == other.device_parameters
+    if kind not in ("llama", "gemma2", "deepseek-v3-small"):
+        return  # the same operators take the same seconds
+    step = Training(global_batch=32, microbatch=1, tensor_parallel=(1, 2), expert_parallel=1)
+    cluster = Cluster(devices=8, chip=presets.chip("h100"), fabric=presets.fabric("dgx-h100"))
+    times = [plan(model, cluster, step, top=1).plans[0].time_s for model in (traced, record)]
+    assert times[0] == pytest.approx(times[1], rel=1e-12)
 
 
 def sent(graph):
@@ -306,6 +341,27 @@ def test_recomputed_regions_run_again_in_the_backward_pass():
     assert sum(t.bytes for t in again.saved) < sum(t.bytes for t in kept.saved)
 
 
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.x = x  # kept, and no hook sees it
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def overwritten(x):
+    y = torch.sigmoid(x)
+    y.data.mul_(2)
+    return y
+
+
+def dropped(x):
+    return x if torch.rand([]) < 0.1 else 2 * torch.relu(x)
+
+
 class Calls(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -322,6 +378,9 @@ class Calls(nn.Module):
         (lambda x: torch.fft.fft(x.float()).real, "Calls: aten._fft_r2c (test_torch.py:"),
         (lambda x: x[x > 0] * 2, "Calls: PyTorch cannot run it on shapes alone"),
         (lambda x: x if x.sum() > 0 else -x, "control flow, or a number, that depends on data"),
+        (lambda x: Doubled.apply(x), "Doubled (test_torch.py:"),
+        (overwritten, "aten.mul_ (test_torch.py:"),
+        (dropped, "control flow that depends on chance (test_torch.py:"),
     ],
 )
 def test_what_is_not_modelled_is_refused_by_name(function, line):
@@ -330,6 +389,78 @@ def test_what_is_not_modelled_is_refused_by_name(function, line):
     assert line in str(caught.value)
     assert "test_torch.py:" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+class Decoder(nn.Module):
+    """A small GPT by hand; what is changed in it must not be taken for the usual thing."""
+
+    def __init__(self, extra=None):
+        super().__init__()
+        self.table = nn.Embedding(50, 32)
+        self.layers = nn.ModuleList([DecoderBlock(extra) for _ in range(2)])
+        self.logits = nn.Linear(32, 50, bias=False)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.logits(x).float()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+
+
+class DecoderBlock(nn.Module):
+    def __init__(self, extra):
+        super().__init__()
+        self.a, self.b = nn.LayerNorm(32), nn.LayerNorm(32)
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.up, self.down, self.extra = nn.Linear(32, 64), nn.Linear(64, 32), extra
+
+    def forward(self, x):
+        q, k, v = (
+            y.unflatten(-1, (4, 8)).transpose(1, 2) for y in self.qkv(self.a(x)).chunk(3, -1)
+        )
+        seen = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        if self.extra is not None:
+            x = self.extra(x)
+        return x + self.down(nn.functional.gelu(self.up(self.b(x))))
+
+
+def test_a_transformer_by_hand_is_recognised_and_others_are_not():
+    def traced(module, **options):
+        return models.from_torch(module, (torch.zeros(2, 16, dtype=torch.long),), **options)
+
+    plain = Decoder()
+    known = models.recognised(traced(plain))
+    assert known is not None
+    assert (known.layers, known.hidden, known.heads, known.ffn) == (2, 32, 4, 64)
+    assert (known.causal, known.fused_qkv, known.final_norm) == (True, True, False)
+    assert models.recognised(traced(plain, dtype="float32")) is None
+    for extra in (lambda x: x.cumsum(1), lambda x: x + torch.softmax(x, -1), nn.Linear(32, 32)):
+        other = traced(Decoder(extra))
+        assert models.recognised(other) is None
+        assert models.why_not_recognised(other)
+    plain.layers[0].up.weight.requires_grad = False
+    assert "gradients" in models.why_not_recognised(traced(plain))
+
+
+def test_windows_are_read_off_masks():
+    seen = torch.ones(16, 16, dtype=torch.bool).tril().triu(-3)
+
+    class Windowed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unsqueeze(1).chunk(3, -1)
+            mask = torch.ones(16, 16, dtype=torch.bool, device=x.device).tril().triu(-3)
+            return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    (layer,) = models.from_torch(Windowed(), (torch.zeros(2, 16, 8),)).layers
+    attention = next(op for op in layer.forward if op.kind == "attention")
+    assert attention.window == 4
+    assert attention.flops == 2 * 16 * int(seen.sum())
 
 
 def test_arguments_of_the_wrong_type():

@@ -14,11 +14,12 @@ from phaze_fast.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_TORCH = ("torch_constants", "torch_functions", "torch_recorder")
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(phaze_fast.__path__, "phaze_fast.")
-    if not module.name.endswith(("__main__", "_core", "torch_functions", "torch_recorder"))
-]  # the last two import torch, whose own tests run them
+    if not module.name.endswith(("__main__", "_core", *WITH_TORCH))
+]  # the last ones import torch, whose own tests run them
 
 
 def blocks(page, language):
