@@ -194,6 +194,7 @@ def sensitivity_of(
                 "time_s": winner.score if winner is not None else None,
                 "change": winner.score / best.score - 1.0 if winner is not None else None,
                 "same_chip": same,
+                "chip": chip.to_dict() if chip is not None else None,
                 "chip_text": str(chip) if chip is not None else "",
             }
         )
