@@ -55,9 +55,9 @@ def _script(text: str) -> tuple[Html, str]:
 
 
 @lru_cache(maxsize=1)
-def _packed_plotly() -> tuple[Html, str]:
+def _packed(script: str) -> tuple[Html, str]:
     """Give Plotly as compressed data, which `page.js` unpacks, and the hash of the script."""
-    text = _as_read(_plotly())
+    text = _as_read(script)
     packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
     element = f'<script type="application/octet-stream" id="plotly">{packed}</script>'
     return Html(element), _known_by(text)
@@ -97,7 +97,7 @@ def framed(
     """
     scripts, known = [], []
     if figures:
-        for element, key in (_packed_plotly(), _script(_asset("page.js"))):
+        for element, key in (_packed(_plotly()), _script(_asset("page.js"))):
             scripts.append(element)
             known.append(key)
     if points:
