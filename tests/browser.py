@@ -120,7 +120,9 @@ class Browser:
 
     def point_at(self, selector, at=0):
         """Move the mouse over the middle of an element."""
-        self.run(f"document.querySelectorAll({selector!r})[{at}].scrollIntoView({{block:'center'}})")
+        self.run(
+            f"document.querySelectorAll({selector!r})[{at}].scrollIntoView({{block:'center'}})"
+        )
         x, y = self.run(
             f"(r => [r.x + r.width / 2, r.y + r.height / 2])"
             f"(document.querySelectorAll({selector!r})[{at}].getBoundingClientRect())"

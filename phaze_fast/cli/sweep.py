@@ -53,7 +53,9 @@ def sweep_points(
     model: Annotated[list[str], typer.Argument(help=f"One or several. {MODEL_HELP}")],
     chip: Annotated[
         str,
-        typer.Option(help="Chips to try, divided by commas: presets (`phaze-fast chips`) or files."),
+        typer.Option(
+            help="Chips to try, divided by commas: presets (see `phaze-fast chips`), files."
+        ),
     ],
     devices: Annotated[str, typer.Option(help="Counts of devices to try, divided by commas.")],
     fabric: Annotated[

@@ -84,7 +84,8 @@ def pareto_section(document: Data, figure: Html) -> Html:
     kinds = [objective(name) for name in names]
     best = document.get("best") or designs[0]
     rows = [
-        [_both(d), *(how(d.get(field)) for field, _, how in kinds), _apart(d, best)] for d in designs
+        [_both(d), *(how(d.get(field)) for field, _, how in kinds), _apart(d, best)]
+        for d in designs
     ]
     headings = [f"{heading}>" for _, heading, _ in kinds]
     words = [heading if heading.isupper() else heading.lower() for _, heading, _ in kinds]

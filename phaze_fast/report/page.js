@@ -34,7 +34,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, size: narrow ? 11 : 12.5, family: style.getPropertyValue("font-family") },
       hoverlabel: { bgcolor: surface, bordercolor: ink, font: { color: ink, family: style.getPropertyValue("font-family") }, align: "left" },
-      margin: { l: narrow ? 44 : 60, r: 12, t: 24, b: 48 },
+      margin: { l: narrow ? 44 : 60, r: 12, t: narrow ? 72 : 48, b: 48 },
       xaxis: axis(own.xaxis, style), yaxis: axis(own.yaxis, style),
     });
   }

@@ -56,9 +56,14 @@ _INSTANTS = {
 
 def _peak(plan: Plan) -> str:
     """Say where and when the fullest device holds most, and of what."""
-    instant, term = plan.peak["instant"], plan.peak["term"]
-    stage = plan.stages.index(plan.fullest)
-    return f"stage {stage}, {_INSTANTS.get(instant, instant)}: {term} {size(plan.memory[term])}"
+    term = plan.peak["term"]
+    said = f"on stage {_when(plan)}; the largest part that comes and goes is {term}"
+    return f"{said}, {size(plan.memory[term])}"
+
+
+def _when(plan: Plan) -> str:
+    instant = plan.peak["instant"]
+    return f"{plan.stages.index(plan.fullest)}, {_INSTANTS.get(instant, instant)}"
 
 
 def _summary(plan: Plan, verdict: str, footnote: str) -> Html:
@@ -68,13 +73,14 @@ def _summary(plan: Plan, verdict: str, footnote: str) -> Html:
         ("Step", seconds(plan.time_s)),
         ("Tokens / s", count(round(plan.tokens_per_s))),
         ("MFU", percent(plan.mfu)),
-        ("Memory", f"{size(plan.memory_bytes)}, {room}"),
+        ("Memory of the fullest device", size(plan.memory_bytes)),
+        ("Against the limit", room),
         ("Devices", count(plan.devices)),
         ("Micro-batches", count(plan.microbatches)),
         ("Recomputed", plan.recompute),
         ("Rank order", plan.rank_order),
         (f"{NOMINAL:.0%} of such runs lie in", _between(plan)),
-        ("Memory is fullest", _peak(plan)),
+        ("Memory is fullest", f"stage {_when(plan)}"),
     ]
     mood = "good" if left >= 0 else "bad"
     return join(
@@ -167,7 +173,7 @@ def _runners(plans: Sequence[Plan]) -> Html:
     best = plans[0]
     rows = [
         [
-            _short(each),
+            tag("span", _short(each), class_="design"),
             seconds(each.time_s),
             f"{each.time_s / best.time_s - 1:+.2%}",
             size(each.memory_bytes),

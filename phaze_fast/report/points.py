@@ -1,6 +1,7 @@
 """Drawings of points in HTML: sharp at any width, with a line that says what is pointed at.
 
-The script ``points.js`` shows the text of a point under the mouse, and hides groups that are not chosen.
+The script ``points.js`` shows the text of a point under the mouse, and hides groups that are not
+chosen.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def _grid(scale: _Scale, axis: Axis, side: str) -> list[Html]:
     found = []
     for value in scale.ticks():
         label = tag("span", axis.said(value))
-        found.append(tag("div", label, class_=f"grid {side}", style=f"{side}:{scale.at(value):.2f}%"))
+        found.append(
+            tag("div", label, class_=f"grid {side}", style=f"{side}:{scale.at(value):.2f}%")
+        )
     return found
 
 

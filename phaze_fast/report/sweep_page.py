@@ -9,7 +9,16 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.report.frame import Section, framed
 from phaze_fast.report.markup import Html, details, join, table, tag, tiles
 from phaze_fast.report.points import Axis, Point, points_drawing, row_filter
-from phaze_fast.report.words import NOTHING, area, count, is_number, percent, plan_text, seconds, size
+from phaze_fast.report.words import (
+    NOTHING,
+    area,
+    count,
+    is_number,
+    percent,
+    plan_text,
+    seconds,
+    size,
+)
 from phaze_fast.runs.sweep import SweepTable
 
 __all__ = ["sweep_page"]

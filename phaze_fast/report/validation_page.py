@@ -249,10 +249,10 @@ def validation_page(found: Found, title: str, command: str = "") -> str:
     quantities = measured_rows(found)
     if not quantities:
         raise InvalidInputError("--report: no row has a prediction; there is nothing to draw")
-    sections: list[Section] = [("answer", "How far off predictions are", _summary(found, quantities))]
-    sections += [
-        (f"rows-{k}", rows.title, _scatter(rows, k)) for k, rows in enumerate(quantities)
+    sections: list[Section] = [
+        ("answer", "How far off predictions are", _summary(found, quantities))
     ]
+    sections += [(f"rows-{k}", rows.title, _scatter(rows, k)) for k, rows in enumerate(quantities)]
     sections += [
         (f"largest-{k}", f"{rows.title}: largest errors", _worst_table(rows, k))
         for k, rows in enumerate(quantities)

@@ -2,16 +2,16 @@
 
 import numpy as np
 import pytest
+from browser import CHROMIUM, Browser
+from report_cases import NASTY, nasty
 
 import phaze_fast as pf
-from browser import CHROMIUM, Browser
 from phaze_fast.cost.validation import Validation, column_error
 from phaze_fast.placement import timeline
 from phaze_fast.report import report_page
 from phaze_fast.report.plan_page import compare_page, plan_page
 from phaze_fast.report.sweep_page import sweep_page
 from phaze_fast.report.validation_page import validation_page
-from report_cases import NASTY, nasty
 
 MOST_BYTES, MOST_PAINT_S, PHONE = 5e6, 2.0, 375
 WIDTH = "document.documentElement.scrollWidth"
@@ -87,9 +87,13 @@ def check_filters(browser, name):
         browser.until(f"{title} !== {before!r}")
     if name == "sweep":
         chosen(browser, "select[data-points]", "1", "change")
-        assert browser.run("document.querySelectorAll('#points-devices i:not([hidden])').length") == 2
+        assert (
+            browser.run("document.querySelectorAll('#points-devices i:not([hidden])').length") == 2
+        )
         chosen(browser, "input[data-rows]", "a100", "input")
-        assert browser.run("document.querySelectorAll('#points-table tbody tr[hidden]').length") == 2
+        assert (
+            browser.run("document.querySelectorAll('#points-table tbody tr[hidden]').length") == 2
+        )
 
 
 @pytest.mark.slow

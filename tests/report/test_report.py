@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from report_cases import NASTY, nasty
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
@@ -16,8 +17,6 @@ from phaze_fast.report import words as say
 from phaze_fast.report.drawing import chip_drawing
 from phaze_fast.report.figures import history_figure, memory_figure, pareto_figure
 from phaze_fast.report.markup import Html, escape, script_json, table, tag
-from report_cases import NASTY, nasty
-
 
 
 @pytest.fixture(scope="session")
