@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
+from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import (
@@ -144,7 +145,10 @@ def _human(
         ),
         table("The fastest, stage by stage", *stage_rows(found.best)),
     ]
-    smaller = [p for p in found.front[1:] if p not in found.plans][:_SHOWN]
+    # A search that was stopped does not go on for the front.
+    smaller = [p for p in (found.front[1:] if found.complete else ()) if p not in found.plans][
+        :_SHOWN
+    ]
     if smaller:
         parts.append(_plans_table("Slower, but smaller", found, smaller))
     if found.rejected:
@@ -153,32 +157,44 @@ def _human(
         more = len(left) - len(rows)
         caption = f"and {more} more reasons; --json lists all" if more > 0 else ""
         parts.append(table("Left out", ["why", "layouts>"], rows, caption))
-    parts.append(f"Optimal among: {found.space}.")
+    if not found.complete:
+        least = format_time(found.bound_s)
+        parts.append(
+            f"Stopped early: no plan takes less than {least} (gap {found.gap:.2%}), and the plans "
+            "after the first may not be the next fastest."
+        )
+    said = "Optimal" if found.status == "optimal" else "The best found"
+    parts.append(f"{said} among: {found.space}.")
     return parts
 
 
 def _planned(
     model: Model, cluster: Cluster, training: Training, top: int, threads: int | None
-) -> Plans:
-    """Find the plans, with a bar that shows how far it is."""
-    with Progress(
-        TextColumn("placing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-        console=_stderr(),
-    ) as bar:
+) -> tuple[Plans, bool]:
+    """Find the plans, with a bar that shows how far it is; and say whether Ctrl-C ended it."""
+    with (
+        stopped_by_hand() as stop,
+        Progress(
+            TextColumn("placing"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+            console=_stderr(),
+        ) as bar,
+    ):
         task = bar.add_task("placing", total=None)
-        return plan(
+        found = plan(
             model,
             cluster,
             training,
             top=top,
             threads=threads,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
+            stop=stop,
         )
+        return found, stop() and not found.complete
 
 
 @with_groups
@@ -298,7 +314,7 @@ def plan_model(
         }
     )
     cluster = where.cluster()
-    found = _planned(load_model(model, training.seq), cluster, training, top, threads)
+    found, stopped = _planned(load_model(model, training.seq), cluster, training, top, threads)
     if not found.plans:
         error = infeasible(found)
         if as_json or to_file is not None:
@@ -308,7 +324,9 @@ def plan_model(
     if report is not None:
         from phaze_fast.report.plan_page import plan_page, write_page
 
-        write_page(plan_page(found.model, found.cluster, found.plans, typed()), report)
+        proven = found.status == "optimal"
+        page = plan_page(found.model, found.cluster, found.plans, typed(), proven)
+        write_page(page, report)
         note(f"wrote {report}")
     best = found.best
     budgeted = budget.answer(
@@ -319,23 +337,26 @@ def plan_model(
         step_j=best.energy_j,
     )
     answer_why = None if asked is None else why_not_fastest(found, asked, threads)
-    emit(
-        lambda: {
-            "status": "optimal",
-            "space": found.space,
-            **problem_of(found.model, found.cluster),
-            "calibration": _chip(found).calibration.to_dict(),
-            **({} if budgeted is None else {"budget": budgeted.to_dict()}),
-            **({} if answer_why is None else {"why_not": answer_why.to_dict()}),
-            "plans": [each.to_dict() for each in found.plans],
-            "front": [each.to_dict() for each in found.front],
-            "tried": found.tried,
-            "rejected": found.rejected,
-        },
-        lambda: _human(found, budgeted, answer_why),
-        as_json,
-        to_file,
-    )
+    with ends_interrupted(stopped):
+        emit(
+            lambda: {
+                "status": found.status,
+                "bound_s": found.bound_s,
+                "gap": found.gap,
+                "space": found.space,
+                **problem_of(found.model, found.cluster),
+                "calibration": _chip(found).calibration.to_dict(),
+                **({} if budgeted is None else {"budget": budgeted.to_dict()}),
+                **({} if answer_why is None else {"why_not": answer_why.to_dict()}),
+                "plans": [each.to_dict() for each in found.plans],
+                "front": [each.to_dict() for each in (() if stopped else found.front)],
+                "tried": found.tried,
+                "rejected": found.rejected,
+            },
+            lambda: _human(found, budgeted, answer_why),
+            as_json,
+            to_file,
+        )
 
 
 def _stderr() -> Any:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from phaze_fast.baselines.comparison import read_baselines
+from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, emit, folder, note, target, write_text
 from phaze_fast.cli.plan_options import PrecisionName, SoftwareName, several
@@ -113,7 +112,13 @@ def search_chips(
     top: Annotated[int, typer.Option(help="Chips to find and prove.")] = 10,
     pareto: Annotated[str, typer.Option(help="A front to find: time,area,energy,hbm,cost.")] = "",
     baselines: Annotated[
-        str, typer.Option(help="Baselines: none, tpuv4, or all (early stop, random, Bayesian).")
+        str,
+        typer.Option(
+            help="What to compare with, divided by commas: tpuv4 (three plans on the TPUv4-like "
+            "chip of the PHAZE paper), all (also its early stop, random and Bayesian search), "
+            "none, or chips of your own: presets (see `phaze-fast chips`) or files, with the best "
+            "plan on each."
+        ),
     ] = "tpuv4",
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Search again with each rate and area x 0.5, 2.")
@@ -167,6 +172,7 @@ def search_chips(
     to_file: ToFile = None,
 ) -> None:
     """Find the chip and the plan that train models fastest, and prove it."""
+    read_baselines(baselines)  # refused before anything is searched
     loaded = [load_model(name, seq) for name in model]
     step = _training(dict(locals()))
     cluster = Cluster.from_dict({"devices": devices, "fabric": fabric})
@@ -195,47 +201,16 @@ def search_chips(
         )
     for message in found.outcome.notes:
         note(message)
-    if found.outcome.winners and (baselines != "none" or sensitivity):
+    stopped = stop()
+    if found.outcome.winners and not stopped and (baselines.lower() != "none" or sensitivity):
         if (
             to_file is not None and str(to_file) != "-"
         ):  # what is proven is safe before more is done
             write_text(to_file, json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n")
         said = None if quiet else note
         found = compare(found, baselines, sensitivity, threads=cores, say=said)
-    _deliver(found, report, parquet, as_json, to_file)
-
-
-@contextlib.contextmanager
-def stopped_by_hand() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end a search with what it has found so far, and its bound; twice, at once."""
-    asked: list[bool] = []
-
-    def ask(*_: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(True)
-        note("stopping with the best found so far and its bound; Ctrl-C again leaves at once")
-
-    try:
-        before = signal.signal(signal.SIGINT, ask)
-    except ValueError:  # not the main thread
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(asked)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def told_where(resume: Path | None) -> Iterator[None]:
-    """Say, when a search is interrupted, where it goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if resume is not None:
-            note(f"what was found is in {resume}; the same command goes on from there")
-        raise
+    with ends_interrupted(stopped):
+        _deliver(found, report, parquet, as_json, to_file)
 
 
 def _deliver(

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,9 +16,10 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, emit, folder, note, target, write_text
-from phaze_fast.cli.search import default_cache, told_where
+from phaze_fast.cli.search import default_cache
 from phaze_fast.cli.wafer_cases import Case, Cases
 from phaze_fast.cli.wafer_tables import picture, summary
 from phaze_fast.documents import read_document
@@ -210,6 +212,8 @@ def _answered(
             answer = _one_wafer(session, problem, effort, seed, compare, quiet)
             cases.append(Case(answer, None, _studied(session, problem, asked)))
         yield cases[-1]
+        if effort.stop is not None and effort.stop():
+            return
         if to_file is not None and str(to_file) != "-" and len(cases) < len(pairs):
             text = json.dumps({"cases": [case.data() for case in cases]}, indent=2)
             write_text(to_file, text + "\n")
@@ -301,13 +305,19 @@ def wafer(
         return
     pairs = [(each, where) for where in wafers for each in loaded]
     kept = None if no_cache else cache or default_cache()
-    with told_where(resume), Session(executor, threads, resume, kept) as session:
+    with (
+        stopped_by_hand() as stop,
+        told_where(resume),
+        Session(executor, threads, resume, kept) as session,
+    ):
+        effort = replace(effort, stop=stop)
         faulty = (fault_maps, die_fault, link_fault)
         asked = _Asked(training, effort, seed, compare, quiet, to_file, *faulty)
         cases = Cases(list(_answered(session, pairs, asked)), session)
         for message in session.notes:
             note(message)
-    _deliver(cases, report, parquet, show, as_json, to_file)
+    with ends_interrupted(stop()):
+        _deliver(cases, report, parquet, show, as_json, to_file)
 
 
 def _deliver(
@@ -329,7 +339,7 @@ def _deliver(
         note(f"wrote {parquet}")
     late = sum(case.result.unseen for case in cases.cases)
     if late:
-        note(f"the budget ran out: {late:,} layouts were not looked at")
+        note(f"ended before {late:,} layouts were looked at; the bound counts them")
     if not any(case.best.fits for case in cases.cases):
         raise InfeasibleError(cases.cases[0].best.reason)
 
