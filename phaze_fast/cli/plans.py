@@ -269,7 +269,11 @@ def plan_model(
         ),
     ] = "2,4",
     rank_order: Annotated[
-        str, typer.Option(help="auto, replicas-inside or stages-inside.")
+        str,
+        typer.Option(
+            help="Which ranks lie side by side: replicas-inside (replicas of a stage), "
+            "stages-inside (stages of a replica), or auto (both are tried)."
+        ),
     ] = "auto",
     top: Annotated[int, typer.Option(help="How many plans to list.")] = 10,
     why_not: Annotated[

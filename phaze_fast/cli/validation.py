@@ -135,21 +135,34 @@ def _to_page(found: Any, file: Path, report: Path | None) -> None:
 def show_validation(
     file: Annotated[
         Path,
-        typer.Argument(help="CSV of measurements, recognised by its header, or nccl-tests output."),
+        typer.Argument(
+            help="CSV of measurements, told by its header (operators, training steps, "
+            "training runs, collectives), or the output of nccl-tests."
+        ),
     ],
     chip: Annotated[
         str | None,
-        typer.Option(help="Preset or .yaml/.json file; tables of training runs name their own."),
+        typer.Option(
+            help="The chip that was measured: a preset or a file; tables of training runs "
+            "name their own."
+        ),
     ] = None,
     fabric: Annotated[
-        str, typer.Option(help="Of collectives: preset or file; by default that of each system.")
+        str,
+        typer.Option(
+            help="For collectives: the fabric that was measured, a preset or a file; by "
+            "default that of each system in the table."
+        ),
     ] = "",
     by: Annotated[
-        str, typer.Option(help="Of training runs: group by source, chip, software or model.")
+        str,
+        typer.Option(help="For training runs: group errors by source, chip, software or model."),
     ] = "source",
     configs: Annotated[
         Path | None,
-        typer.Option(help="Of HuggingFace steps: JSON of the models' configurations."),
+        typer.Option(
+            help="For measured HuggingFace steps: JSON file of the models' configurations."
+        ),
     ] = None,
     report: ToPage = None,
     as_json: AsJson = False,
