@@ -168,6 +168,26 @@ def _human(
     return parts
 
 
+def _document(
+    found: Plans, budget: BudgetAnswer | None, answer_why: WhyNot | None
+) -> dict[str, Any]:
+    """Give everything as plain data; of a search that was stopped no front."""
+    return {
+        "status": found.status,
+        "bound_s": found.bound_s,
+        "gap": found.gap,
+        "space": found.space,
+        **problem_of(found.model, found.cluster),
+        "calibration": _chip(found).calibration.to_dict(),
+        **({} if budget is None else {"budget": budget.to_dict()}),
+        **({} if answer_why is None else {"why_not": answer_why.to_dict()}),
+        "plans": [each.to_dict() for each in found.plans],
+        "front": [each.to_dict() for each in (found.front if found.complete else ())],
+        "tried": found.tried,
+        "rejected": found.rejected,
+    }
+
+
 def _planned(
     model: Model, cluster: Cluster, training: Training, top: int, threads: int | None
 ) -> tuple[Plans, bool]:
@@ -343,20 +363,7 @@ def plan_model(
     answer_why = None if asked is None else why_not_fastest(found, asked, threads)
     with ends_interrupted(stopped):
         emit(
-            lambda: {
-                "status": found.status,
-                "bound_s": found.bound_s,
-                "gap": found.gap,
-                "space": found.space,
-                **problem_of(found.model, found.cluster),
-                "calibration": _chip(found).calibration.to_dict(),
-                **({} if budgeted is None else {"budget": budgeted.to_dict()}),
-                **({} if answer_why is None else {"why_not": answer_why.to_dict()}),
-                "plans": [each.to_dict() for each in found.plans],
-                "front": [each.to_dict() for each in (() if stopped else found.front)],
-                "tried": found.tried,
-                "rejected": found.rejected,
-            },
+            lambda: _document(found, budgeted, answer_why),
             lambda: _human(found, budgeted, answer_why),
             as_json,
             to_file,

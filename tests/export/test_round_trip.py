@@ -57,7 +57,12 @@ def random_plan(rng):
         schedule = rng.choice(["1f1b", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"])
         if random.Random(f"{schedule}{dp}{pp}").random() < 0.1:
             schedule = rng.choice(["dualpipe", "dualpipe-v", "zb-h2"])
-        virtual = {"interleaved": rng.choice([2, 3]), "zb-v": 2, "dualpipe-v": 2, "dualpipe": 2}.get(schedule, 1)
+        virtual = {
+            "interleaved": rng.choice([2, 3]),
+            "zb-v": 2,
+            "dualpipe-v": 2,
+            "dualpipe": 2,
+        }.get(schedule, 1)
         if pp == 1:
             schedule, virtual = "1f1b", 1
         microbatch = rng.choice([1, 2])
