@@ -96,7 +96,9 @@ def _plans_table(title: str, found: Plans, plans: Sequence[Plan], caption: str =
 
 
 def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a plan's stages."""
+    """Columns and rows of a plan's stages, fewer columns on a narrow terminal."""
+    if is_narrow():
+        return _SHORT_STAGES, [_short_stage(k, plan) for k in range(plan.pp)]
     rows = []
     for k, stage in enumerate(plan.stages):
         state = sum(stage.memory[t] for t in ("weights", "gradients", "optimizer"))
@@ -114,6 +116,21 @@ def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
         )
     columns = ["stage>", "layers", "recompute", "per micro-batch>", "state>", "activations>"]
     return [*columns, "other>", "free>"], rows
+
+
+_SHORT_STAGES = ["stage>", "layers", "recompute", "micro-batch>", "memory>", "free>"]
+
+
+def _short_stage(k: int, plan: Plan) -> list[str]:
+    stage = plan.stages[k]
+    return [
+        str(k),
+        ", ".join(f"{n} {kind}" for kind, n in stage.kinds.items()),
+        stage.recompute,
+        format_time(stage.load_s),
+        format_bytes(stage.memory_bytes),
+        _free(plan.limit_bytes - stage.memory_bytes),
+    ]
 
 
 def _free(bytes_: float) -> str:

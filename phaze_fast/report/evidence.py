@@ -37,6 +37,7 @@ __all__ = [
 Data = dict[str, Any]
 
 _STEPS = {
+    "rules": "widths that heads, layers or the batch do not allow",
     "memory": "the model does not fit into its devices",
     "roofline": "too slow even with every unit at its peak",
     "mapped": "too slow with operators mapped onto its arrays, all side by side",
