@@ -1,6 +1,6 @@
 """Compiled kernels of phaze_fast; call them through the packages, not directly."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -369,9 +369,16 @@ class PlanSpace:
     ) -> tuple[int, _Array, _Array]: ...
     def recompute(self, times: object, layout: int, cuts: _Array, room_bytes: float) -> _Array: ...
     def top_plans(
-        self, times: object, room: int, top: int, threads: int
-    ) -> tuple[_Array, _Array, int, int]: ...
-    def front(self, times: object, room: int, threads: int) -> tuple[_Array, _Array, int, int]: ...
+        self,
+        times: object,
+        room: int,
+        top: int,
+        threads: int,
+        stop: Callable[[], bool] | None = None,
+    ) -> tuple[_Array, _Array, int, int, float]: ...
+    def front(
+        self, times: object, room: int, threads: int
+    ) -> tuple[_Array, _Array, int, int, float]: ...
     def best(
         self, strategy: int, times: object, least: object, below_s: _Array, threads: int
     ) -> tuple[_Array, _Array]: ...

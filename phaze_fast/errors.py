@@ -91,6 +91,8 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
     --------
     >>> nearest("widht", ["count", "width", "depth"])
     "did you mean 'width'? accepted: count, width, depth"
+    >>> nearest("a100", ["h100", "a100-40"])
+    "did you mean 'a100-40'? accepted: h100, a100-40"
     >>> nearest("x", ["a", "b"])
     'accepted: a, b'
     >>> nearest("n7", [f"n{i}" for i in range(30)])
@@ -101,5 +103,6 @@ def nearest(word: str, accepted: Iterable[str]) -> str:
         first, second, third = difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.0)
         return f"did you mean '{first}', '{second}' or '{third}'? (of {len(names)} names)"
     listed = "accepted: " + ", ".join(names)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    begun = [name for name in names if len(word) > 2 and name.startswith(word.lower())]
+    close = begun or difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'? {listed}" if close else listed

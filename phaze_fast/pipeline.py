@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.baselines.comparison import baselines_of, sensitivity_of
+from phaze_fast.baselines.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
@@ -172,7 +172,7 @@ def _listed(models: object) -> list[Model | str]:
 
 def compare(
     found: SearchResult,
-    baselines: str = "tpuv4",
+    baselines: Baselines = "tpuv4",
     sensitivity: bool = False,
     threads: int | None = None,
     seed: int = 0,
@@ -187,7 +187,9 @@ def compare(
     baselines
         ``tpuv4``: the TPUv4-like chip with the published hand plan, the best Megatron-style plan
         and the best of all. ``all``: also the published early stop, random and Bayesian search
-        (the extra ``opt``), at equal evaluations and at equal time. ``none``.
+        (the extra ``opt``), at equal evaluations and at equal time. ``none``. Also chips of your
+        own, of which the best plan is found: records, presets or files, such as
+        ``("tpuv4", "h100", "my_chip.yaml")``.
     sensitivity
         Whether to search again with every rate and area term halved and doubled.
     threads

@@ -128,14 +128,14 @@ class PyPlanSpace {
     return array(partition.variants);
   }
 
-  // The fastest plans of one chip, and how many layouts were solved and had none.
-  py::tuple top_plans(const py::object& times, std::int64_t room, std::int64_t top,
-                      int threads) const {
+  // The fastest plans of one chip, how many layouts were solved and had none, what is left open.
+  py::tuple top_plans(const py::object& times, std::int64_t room, std::int64_t top, int threads,
+                      const py::object& stop) const {
     if (top < 1) throw InvalidInput("top: expected at least 1");
     const int workers = checked_threads(threads);
     return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
       return space_.top_plans(all, static_cast<std::size_t>(room), static_cast<std::size_t>(top),
-                              workers, settled);
+                              workers, settled, asked_to_stop(stop));
     });
   }
 
@@ -283,7 +283,7 @@ class PyPlanSpace {
       return find(all, &settled);
     }();
     const py::tuple found = hand_out(plans);
-    return py::make_tuple(found[0], found[1], settled.solved, settled.empty);
+    return py::make_tuple(found[0], found[1], settled.solved, settled.empty, settled.open_s);
   }
 
   TimesView by_strategy(const py::object& times) const {
@@ -382,7 +382,7 @@ void bind_plan(py::module_& module) {
       .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),
            py::arg("cuts"), py::arg("room_bytes"))
       .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"), py::arg("top"),
-           py::arg("threads"))
+           py::arg("threads"), py::arg("stop") = py::none())
       .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("room"), py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))

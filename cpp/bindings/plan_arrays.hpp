@@ -93,6 +93,16 @@ inline py::tuple hand_out(const std::vector<PlacedPlan>& plans) {
   return py::make_tuple(freeze(std::move(records)), freeze(std::move(borders)));
 }
 
+// Asks a Python function whether to stop, with the GIL; nothing where it is None. The function has
+// to outlive what is returned.
+inline AskedToStop asked_to_stop(const py::object& stop) {
+  if (stop.is_none()) return {};
+  return [&stop] {
+    const py::gil_scoped_acquire held;
+    return stop().cast<bool>();
+  };
+}
+
 // Pairs of positions that stand one after another in an array.
 struct Pairs {
   explicit Pairs(std::span<const std::int32_t> flat) {

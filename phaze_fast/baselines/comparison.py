@@ -9,20 +9,29 @@ from typing import Any
 
 from phaze_fast.baselines.bayesian import bayesian
 from phaze_fast.baselines.early_stop import early_stop, random_search
-from phaze_fast.baselines.fixed_plans import Baseline, hand_plan, megatron_plan, our_plan
+from phaze_fast.baselines.fixed_plans import (
+    Baseline,
+    given_chip,
+    hand_plan,
+    megatron_plan,
+    our_plan,
+)
 from phaze_fast.baselines.sensitivity import variations
 from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
-from phaze_fast.hardware import ArchitectureSpace
+from phaze_fast.hardware import Accelerator, ArchitectureSpace, presets
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.exact import ExactEvaluator
 from phaze_fast.search.find import find_chips
 from phaze_fast.search.problem import SearchProblem
 from phaze_fast.search.result import Outcome
 
-__all__ = ["BASELINES", "baselines_of", "sensitivity_of"]
+__all__ = ["BASELINES", "Baselines", "baselines_of", "read_baselines", "sensitivity_of"]
 
 BASELINES = ("none", "tpuv4", "all")
 """Which other methods a search is compared with: none, the TPUv4-like chip's plans, or all."""
+
+Baselines = str | Accelerator | Sequence[str | Accelerator]
+"""Names of `BASELINES`, chips, and names or files of chips; texts may hold several, with commas."""
 
 Say = Callable[[str], None]
 
@@ -61,12 +70,53 @@ def _item(
     }
 
 
+def read_baselines(which: Baselines) -> tuple[set[str], list[Accelerator]]:
+    """Tell names of `BASELINES` from chips, and look the chips up.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a text is neither a name of `BASELINES`, a preset of a chip nor a file of one.
+
+    Examples
+    --------
+    >>> methods, chips = read_baselines("tpuv4,h100")
+    >>> methods, [chip.name for chip in chips]
+    ({'tpuv4'}, ['h100'])
+    """
+    given = [which] if isinstance(which, str | Accelerator) else list(which)
+    methods: set[str] = set()
+    chips: list[Accelerator] = []
+    for each in given:
+        for part in each.split(",") if isinstance(each, str) else [each]:
+            name = part.strip() if isinstance(part, str) else part
+            if isinstance(name, Accelerator):
+                chips.append(name)
+            elif name.lower() in BASELINES:
+                methods.add(name.lower())
+            else:
+                chips.append(_own_chip(name))
+    return methods, chips
+
+
+def _own_chip(name: str) -> Accelerator:
+    try:
+        return presets.chip(name)
+    except InvalidInputError as error:
+        if name.endswith((".yaml", ".yml", ".json")):
+            raise
+        known = [*BASELINES, *presets.chip_names()]
+        raise InvalidInputError(
+            f"baselines: {name!r} is not accepted; {nearest(name, known)}, or a file of a chip"
+        ) from error
+
+
 def baselines_of(
     problems: Sequence[SearchProblem],
     space: ArchitectureSpace,
     weights: Sequence[float],
     outcome: Outcome,
-    which: str = "tpuv4",
+    which: Baselines = "tpuv4",
     threads: int = 1,
     seed: int = 0,
     say: Say | None = None,
@@ -80,7 +130,7 @@ def baselines_of(
     outcome
         What was found: the other searches get as many evaluations, and as many seconds.
     which
-        A name of `BASELINES`.
+        Names of `BASELINES`, and chips of the user's own: presets, files or records.
     threads
         At most this many.
     seed
@@ -88,13 +138,10 @@ def baselines_of(
     say
         Called with what is done next.
     """
-    if which not in BASELINES:
-        raise InvalidInputError(
-            f"baselines: {which!r} is not accepted; {nearest(str(which), BASELINES)}"
-        )
+    methods, chips = read_baselines(which)
     found: dict[str, Baseline] = {}
     first = problems[0]
-    if which != "none" and len(problems) == 1:
+    if methods & {"tpuv4", "all"} and len(problems) == 1:
         given = (first.model, first.cluster, first.training, first.capacities)
         _say(
             say,
@@ -103,7 +150,11 @@ def baselines_of(
         for method in (hand_plan, megatron_plan, our_plan):
             baseline = method(*given)
             found[baseline.key] = baseline
-    if which == "all":
+    for chip in chips:
+        _say(say, f"baselines: the best plan on {chip.name}")
+        baseline = given_chip(problems, weights, chip)
+        found[baseline.key] = baseline
+    if "all" in methods:
         exact = ExactEvaluator(problems, ChipGroups.of(space), tuple(weights), threads)
         found |= _searches(exact, space, outcome, seed, say)
     best_s = outcome.winners[0].score
@@ -194,6 +245,7 @@ def sensitivity_of(
                 "time_s": winner.score if winner is not None else None,
                 "change": winner.score / best.score - 1.0 if winner is not None else None,
                 "same_chip": same,
+                "chip": chip.to_dict() if chip is not None else None,
                 "chip_text": str(chip) if chip is not None else "",
             }
         )

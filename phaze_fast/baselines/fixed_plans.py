@@ -17,10 +17,12 @@ from phaze_fast.hardware import Accelerator, Cluster, presets
 from phaze_fast.models import Model
 from phaze_fast.placement import Plan, PlanEvaluator, Training, plan
 from phaze_fast.placement.planning import room
+from phaze_fast.search.designs import geometric_mean
+from phaze_fast.search.problem import SearchProblem
 from phaze_fast.search.result import Winner
 from phaze_fast.units import format_bytes
 
-__all__ = ["HAND_PLANS", "Baseline", "hand_plan", "megatron_plan", "our_plan"]
+__all__ = ["HAND_PLANS", "Baseline", "given_chip", "hand_plan", "megatron_plan", "our_plan"]
 
 _PUBLISHED = {
     "opt": (12, 85, 1),
@@ -331,3 +333,50 @@ def our_plan(
     found = plan(model, bench.cluster, training, top=1)
     best = found.plans[0] if found.plans else None
     return bench.baseline("our_plan", "our plan", best, found.shortfall)
+
+
+def given_chip(
+    problems: Sequence[SearchProblem], weights: Sequence[float], chip: Accelerator
+) -> Baseline:
+    """Give the best plans on a chip of the user's own, with the HBM that it has.
+
+    Parameters
+    ----------
+    problems
+        A model on the devices and the fabric that were searched, or several.
+    weights
+        Of several models in the geometric mean of their times.
+    chip
+        Any chip with HBM; it need not be one of the space.
+
+    Returns
+    -------
+    Baseline
+        Its score is infinite where some model fits no plan; the note then says why.
+    """
+    if chip.hbm is None:
+        raise InvalidInputError(f"baselines: {chip.name} has no HBM to place layers in")
+    began, plans, notes = time.monotonic(), [], []
+    for problem in problems:
+        cluster = problem.cluster.replace(chip=chip)
+        found = plan(problem.model, cluster, problem.training, top=1)
+        if not found.plans:
+            notes.append(f"{problem.model.name}: {found.shortfall}")
+            continue
+        plans.append(found.best)
+        if len(problems) > 1:
+            notes.append(f"{problem.model.name}: {found.best}")
+    whole = len(plans) == len(problems)
+    score = geometric_mean([p.time_s for p in plans], tuple(weights)) if whole else math.inf
+    spent = time.monotonic() - began
+    return Baseline(
+        key=f"chip {chip.name}",
+        title=f"{chip.name}, the best plan on it",
+        score=score,
+        evaluations=1,
+        seconds=spent,
+        history=((1, spent, score),),
+        note="; ".join(notes),
+        plan=plans[0] if len(problems) == 1 and whole else None,
+        chip=chip,
+    )

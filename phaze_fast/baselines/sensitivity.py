@@ -105,19 +105,22 @@ def _areas(space: ArchitectureSpace, term: str, factor: float) -> ArchitectureSp
     if by_term[term][0] <= 0.0:
         return None
 
-    def scaled(chips: Array) -> Array:
+    def scaled(chips: Array) -> tuple[Array, Array]:
+        """Give areas with the term scaled, and as they are."""
         found = area_batch(chips, limit.terms)
-        total: Array = found["total_mm2"] + (factor - 1.0) * found[term]
-        return total
+        total: Array = found["total_mm2"]
+        return total + (factor - 1.0) * found[term], total
 
     most = limit.max_mm2
     if limit.follows_base:
-        most *= float(scaled(chip_records([spec.base]))[0]) / float(by_term["total_mm2"][0])
+        most *= float(scaled(chip_records([spec.base]))[0][0]) / float(by_term["total_mm2"][0])
     whole = ArchitectureSpace(spec.replace(area=None))
     kept = []
     for chunk in whole.chunks():
-        size = scaled(chunk.chips)
-        small = size >= limit.min_fraction * most
+        size, was = scaled(chunk.chips)
+        # Under a limit that stays, a chip that was large enough is not too small for being smaller.
+        least = size if limit.follows_base else np.maximum(size, was)
+        small = least >= limit.min_fraction * most
         if limit.keep_small_single_core:
             small |= (chunk.chips["tensor_cores"] == 1) | (chunk.chips["vector_cores"] == 1)
         kept.append(chunk.index[(size <= most) & small])

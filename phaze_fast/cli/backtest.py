@@ -80,7 +80,9 @@ def back_test(
     generation: Annotated[
         list[str] | None, typer.Argument(help="Generations, such as 'TPU v4'; by default all.")
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="At most so many threads.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="At most so many threads; by default all cores.")
+    ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:

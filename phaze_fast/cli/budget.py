@@ -106,21 +106,32 @@ class Budget:
     tokens: Annotated[str | None, typer.Option(help="Tokens to train on, such as 300B or 15T.")] = (
         None
     )
-    price_per_device_hour: Annotated[float, typer.Option(help="Dollars.")] = 0.0
-    price_per_kwh: Annotated[float, typer.Option(help="Dollars of electricity.")] = 0.0
-    pue: Annotated[float, typer.Option(help="Energy of the building over the devices'.")] = 1.0
+    price_per_device_hour: Annotated[
+        float, typer.Option(help="Dollars for one device and hour.")
+    ] = 0.0
+    price_per_kwh: Annotated[
+        float, typer.Option(help="Dollars for a kilowatt-hour of electricity.")
+    ] = 0.0
+    pue: Annotated[
+        float,
+        typer.Option(
+            help="Energy that the building takes for each joule of the devices (power usage "
+            "effectiveness)."
+        ),
+    ] = 1.0
     failures_per_device_day: Annotated[
         float, typer.Option(help="Failures of one device a day that stop the run.")
     ] = 0.0
     checkpoint_time: Annotated[
-        str, typer.Option(help="For how long writing a checkpoint stops training.")
+        str, typer.Option(help="How long writing a checkpoint stops training, such as 30s.")
     ] = "0 s"
     checkpoint_every: Annotated[
-        str | None, typer.Option(help="Work between checkpoints; by default the best.")
+        str | None,
+        typer.Option(help="Work between two checkpoints, such as 1h; by default what loses least."),
     ] = None
-    restart_time: Annotated[str, typer.Option(help="From a failure until training goes on.")] = (
-        "0 s"
-    )
+    restart_time: Annotated[
+        str, typer.Option(help="How long from a failure until training goes on, such as 10min.")
+    ] = "0 s"
 
     def check(self, devices: int) -> None:
         """Refuse bad options before any work is done."""

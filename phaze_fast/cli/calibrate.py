@@ -68,11 +68,16 @@ def calibrate(
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="MEASUREMENTS...", help="Files of operators, or of collectives, of one machine."
+            metavar="MEASUREMENTS...",
+            help="Files of measured operators, or of measured collectives, of one machine.",
         ),
     ] = None,
-    chip: Annotated[str, typer.Option(help="Of operators: preset or file to begin from.")] = "",
-    fabric: Annotated[str, typer.Option(help="Of collectives: preset or file to begin from.")] = "",
+    chip: Annotated[
+        str, typer.Option(help="For operators: the chip to begin from, a preset or a file.")
+    ] = "",
+    fabric: Annotated[
+        str, typer.Option(help="For collectives: the fabric to begin from, a preset or a file.")
+    ] = "",
     name: Annotated[str, typer.Option(help="What to call the result.")] = "",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the chip or fabric here, as YAML.")

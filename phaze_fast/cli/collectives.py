@@ -15,7 +15,12 @@ from phaze_fast.units import format_time, parse_quantity
 
 __all__ = ["add_commands"]
 
-FabricOption = Annotated[str, typer.Option(help="Preset or .yaml/.json file.")]
+FabricOption = Annotated[
+    str,
+    typer.Option(
+        help="How the devices are wired: a preset (`phaze-fast fabrics` lists them) or a file."
+    ),
+]
 
 
 def show_collective(
@@ -25,12 +30,21 @@ def show_collective(
             help="all-reduce, reduce-scatter, all-gather, all-to-all, broadcast or point-to-point."
         ),
     ],
-    size: Annotated[str, typer.Option("--bytes", help="Vector or message, for example '1 GiB'.")],
+    size: Annotated[
+        str,
+        typer.Option(
+            "--bytes",
+            help="Size of the vector that each device has, or of the message, such as '1 GiB'.",
+        ),
+    ],
     ranks: Annotated[int, typer.Option(help="Devices in the group.")],
     fabric: FabricOption,
-    stride: Annotated[int, typer.Option(help="Ranks between neighbours.")] = 1,
+    stride: Annotated[
+        int, typer.Option(help="How many ranks lie between neighbours of the group.")
+    ] = 1,
     devices: Annotated[
-        int | None, typer.Option(help="Devices there are; a torus or mesh is cut to size.")
+        int | None,
+        typer.Option(help="Devices of the whole cluster; a torus or mesh is cut to size."),
     ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,

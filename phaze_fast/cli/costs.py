@@ -250,18 +250,39 @@ def show_estimate(
     gemms: Annotated[
         list[str],
         typer.Option(
-            "--gemm", metavar="[Bx]MxKxN", help="A product, MxK by KxN; may be given many times."
+            "--gemm",
+            metavar="[Bx]MxKxN",
+            help="A matrix product of MxK by KxN, such as 2048x12288x49152; B of them with "
+            "BxMxKxN. May be given several times.",
         ),
     ],
-    chip: Annotated[str | None, typer.Option(help="Preset or .yaml/.json file.")] = None,
-    array: Annotated[
-        str | None, typer.Option(metavar="RxC", help="One systolic array in place of a chip.")
+    chip: Annotated[
+        str | None,
+        typer.Option(help="The chip: a preset (`phaze-fast chips` lists them) or a file."),
     ] = None,
-    dataflow: Annotated[str, typer.Option(help="os, ws or is; by default the best.")] = "",
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RxC", help="One systolic array of R rows and C columns, in place of a chip."
+        ),
+    ] = None,
+    dataflow: Annotated[
+        str,
+        typer.Option(
+            help="What stays in the array: os (outputs), ws (weights) or is (inputs); by "
+            "default the best."
+        ),
+    ] = "",
     compute_only: Annotated[
-        bool, typer.Option("--compute-only", help="What a systolic simulator reports, no memory.")
+        bool,
+        typer.Option(
+            "--compute-only",
+            help="Count the array's cycles alone, as systolic simulators do, without memory.",
+        ),
     ] = False,
-    dtype: Annotated[str, typer.Option(help="bf16, fp16, fp8, fp32 or tf32.")] = "bf16",
+    dtype: Annotated[
+        str, typer.Option(help="Number format: bf16, fp16, fp8, fp32 or tf32.")
+    ] = "bf16",
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:

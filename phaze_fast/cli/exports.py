@@ -14,12 +14,12 @@ from phaze_fast.cli.output import AsJson, note, write_text
 from phaze_fast.cli.plan_files import GivenPlan, PlanFile, PlanProblem
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.export import FORMATS, export_plan
-from phaze_fast.placement import timeline
+from phaze_fast.placement import layer_schedules, timeline
 from phaze_fast.placement.layouts import node_devices
 
 __all__ = ["add_commands"]
 
-_TRACES = ("perfetto", "chakra")
+_TRACES = ("perfetto", "perfetto-layers", "chakra")
 
 
 def _ranks(text: str | None) -> list[int] | None:
@@ -46,6 +46,12 @@ def _delivered(text: str, output: Path | None) -> None:
 
 
 def _trace(given: GivenPlan, name: str, output: Path | None, ranks: str | None) -> None:
+    if name == "perfetto-layers":
+        from phaze_fast.export.perfetto import layer_trace
+
+        layers = layer_schedules(given.model, given.cluster, given.spec)
+        _delivered(json.dumps(layer_trace([layer.schedule for layer in layers])) + "\n", output)
+        return
     if name == "perfetto":
         from phaze_fast.export.perfetto import step_trace
 
@@ -70,7 +76,8 @@ def export(
         typer.Option(
             help="What to write: megatron (Megatron-LM arguments), bridge (Megatron Bridge, NeMo), "
             "deepspeed (JSON), torchtitan (TOML) or maxtext (flags) to run the plan; perfetto "
-            "(JSON) to look at its step in ui.perfetto.dev; chakra (a folder with a trace for each "
+            "(JSON) to look at its step in ui.perfetto.dev, perfetto-layers at the schedules of "
+            "its layers; chakra (a folder with a trace for each "
             "rank) to simulate it, with ASTRA-sim for example."
         ),
     ],

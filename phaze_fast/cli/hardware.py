@@ -117,7 +117,10 @@ def _show_chip(chip: Accelerator) -> list[RenderableType]:
 
 def chips(
     name: Annotated[
-        str | None, typer.Argument(help="Preset or .yaml/.json file; none lists all.")
+        str | None,
+        typer.Argument(
+            help="A preset, or a .yaml or .json file; without it all presets are listed."
+        ),
     ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
@@ -139,7 +142,10 @@ def chips(
 
 def fabrics(
     name: Annotated[
-        str | None, typer.Argument(help="Preset or .yaml/.json file; none lists all.")
+        str | None,
+        typer.Argument(
+            help="A preset, or a .yaml or .json file; without it all presets are listed."
+        ),
     ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
@@ -251,7 +257,10 @@ def _show_wafer_space(found: WaferSpace, as_json: bool, to_file: Path | None) ->
 
 def wafers(
     name: Annotated[
-        str | None, typer.Argument(help="Preset or .yaml/.json file; none lists all.")
+        str | None,
+        typer.Argument(
+            help="A preset, or a .yaml or .json file; without it all presets are listed."
+        ),
     ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
@@ -279,7 +288,9 @@ def wafers(
 
 
 def space(
-    name: Annotated[str, typer.Argument(help="tpuv4-area, or a .yaml/.json file.")] = "tpuv4-area",
+    name: Annotated[
+        str, typer.Argument(help="published, full-area, tpuv4-area, or a .yaml or .json file.")
+    ] = "tpuv4-area",
     limit: Annotated[int, typer.Option(min=0, help="How many chips to list, largest first.")] = 10,
     as_json: AsJson = False,
     to_file: ToFile = None,

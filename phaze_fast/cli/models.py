@@ -100,7 +100,10 @@ def show_graph(model: GraphModel) -> list[RenderableType]:
 def show_models(
     name: Annotated[
         str | None,
-        typer.Argument(help="Preset, .yaml file, or HuggingFace config.json; none lists all."),
+        typer.Argument(
+            help="A preset, a .yaml file, a HuggingFace config.json or its folder; without "
+            "it all presets are listed."
+        ),
     ] = None,
     as_json: AsJson = False,
     to_file: ToFile = None,

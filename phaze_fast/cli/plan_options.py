@@ -128,9 +128,9 @@ class Step:
             "(default 1.5 GiB)."
         ),
     ] = None
-    optimizer: Annotated[str | None, typer.Option(help="Whose state is kept (default adam).")] = (
-        None
-    )
+    optimizer: Annotated[
+        str | None, typer.Option(help="The optimiser, whose state takes memory (default adam).")
+    ] = None
     precision: PrecisionName = None
     software: SoftwareName = None
 

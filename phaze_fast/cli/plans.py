@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
+from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import (
@@ -95,7 +96,9 @@ def _plans_table(title: str, found: Plans, plans: Sequence[Plan], caption: str =
 
 
 def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of a plan's stages."""
+    """Columns and rows of a plan's stages, fewer columns on a narrow terminal."""
+    if is_narrow():
+        return _SHORT_STAGES, [_short_stage(k, plan) for k in range(plan.pp)]
     rows = []
     for k, stage in enumerate(plan.stages):
         state = sum(stage.memory[t] for t in ("weights", "gradients", "optimizer"))
@@ -113,6 +116,21 @@ def stage_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
         )
     columns = ["stage>", "layers", "recompute", "per micro-batch>", "state>", "activations>"]
     return [*columns, "other>", "free>"], rows
+
+
+_SHORT_STAGES = ["stage>", "layers", "recompute", "micro-batch>", "memory>", "free>"]
+
+
+def _short_stage(k: int, plan: Plan) -> list[str]:
+    stage = plan.stages[k]
+    return [
+        str(k),
+        ", ".join(f"{n} {kind}" for kind, n in stage.kinds.items()),
+        stage.recompute,
+        format_time(stage.load_s),
+        format_bytes(stage.memory_bytes),
+        _free(plan.limit_bytes - stage.memory_bytes),
+    ]
 
 
 def _free(bytes_: float) -> str:
@@ -144,7 +162,10 @@ def _human(
         ),
         table("The fastest, stage by stage", *stage_rows(found.best)),
     ]
-    smaller = [p for p in found.front[1:] if p not in found.plans][:_SHOWN]
+    # A search that was stopped does not go on for the front.
+    smaller = [p for p in (found.front[1:] if found.complete else ()) if p not in found.plans][
+        :_SHOWN
+    ]
     if smaller:
         parts.append(_plans_table("Slower, but smaller", found, smaller))
     if found.rejected:
@@ -153,32 +174,64 @@ def _human(
         more = len(left) - len(rows)
         caption = f"and {more} more reasons; --json lists all" if more > 0 else ""
         parts.append(table("Left out", ["why", "layouts>"], rows, caption))
-    parts.append(f"Optimal among: {found.space}.")
+    if not found.complete:
+        least = format_time(found.bound_s)
+        parts.append(
+            f"Stopped early: no plan takes less than {least} (gap {found.gap:.2%}), and the plans "
+            "after the first may not be the next fastest."
+        )
+    said = "Optimal" if found.status == "optimal" else "The best found"
+    parts.append(f"{said} among: {found.space}.")
     return parts
+
+
+def _document(
+    found: Plans, budget: BudgetAnswer | None, answer_why: WhyNot | None
+) -> dict[str, Any]:
+    """Give everything as plain data; of a search that was stopped no front."""
+    return {
+        "status": found.status,
+        "bound_s": found.bound_s,
+        "gap": found.gap,
+        "space": found.space,
+        **problem_of(found.model, found.cluster),
+        "calibration": _chip(found).calibration.to_dict(),
+        **({} if budget is None else {"budget": budget.to_dict()}),
+        **({} if answer_why is None else {"why_not": answer_why.to_dict()}),
+        "plans": [each.to_dict() for each in found.plans],
+        "front": [each.to_dict() for each in (found.front if found.complete else ())],
+        "tried": found.tried,
+        "rejected": found.rejected,
+    }
 
 
 def _planned(
     model: Model, cluster: Cluster, training: Training, top: int, threads: int | None
-) -> Plans:
-    """Find the plans, with a bar that shows how far it is."""
-    with Progress(
-        TextColumn("placing"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-        console=_stderr(),
-    ) as bar:
+) -> tuple[Plans, bool]:
+    """Find the plans, with a bar that shows how far it is; and say whether Ctrl-C ended it."""
+    with (
+        stopped_by_hand() as stop,
+        Progress(
+            TextColumn("placing"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+            console=_stderr(),
+        ) as bar,
+    ):
         task = bar.add_task("placing", total=None)
-        return plan(
+        found = plan(
             model,
             cluster,
             training,
             top=top,
             threads=threads,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
+            stop=stop,
         )
+        return found, stop() and not found.complete
 
 
 @with_groups
@@ -254,7 +307,11 @@ def plan_model(
         ),
     ] = "2,4",
     rank_order: Annotated[
-        str, typer.Option(help="auto, replicas-inside or stages-inside.")
+        str,
+        typer.Option(
+            help="Which ranks lie side by side: replicas-inside (replicas of a stage), "
+            "stages-inside (stages of a replica), or auto (both are tried)."
+        ),
     ] = "auto",
     top: Annotated[int, typer.Option(help="How many plans to list.")] = 10,
     why_not: Annotated[
@@ -299,7 +356,7 @@ def plan_model(
         }
     )
     cluster = where.cluster()
-    found = _planned(load_model(model, training.seq), cluster, training, top, threads)
+    found, stopped = _planned(load_model(model, training.seq), cluster, training, top, threads)
     if not found.plans:
         error = infeasible(found)
         if as_json or to_file is not None:
@@ -309,7 +366,9 @@ def plan_model(
     if report is not None:
         from phaze_fast.report.plan_page import plan_page, write_page
 
-        write_page(plan_page(found.model, found.cluster, found.plans, typed()), report)
+        proven = found.status == "optimal"
+        page = plan_page(found.model, found.cluster, found.plans, typed(), proven)
+        write_page(page, report)
         note(f"wrote {report}")
     best = found.best
     budgeted = budget.answer(
@@ -320,23 +379,13 @@ def plan_model(
         step_j=best.energy_j,
     )
     answer_why = None if asked is None else why_not_fastest(found, asked, threads)
-    emit(
-        lambda: {
-            "status": "optimal",
-            "space": found.space,
-            **problem_of(found.model, found.cluster),
-            "calibration": _chip(found).calibration.to_dict(),
-            **({} if budgeted is None else {"budget": budgeted.to_dict()}),
-            **({} if answer_why is None else {"why_not": answer_why.to_dict()}),
-            "plans": [each.to_dict() for each in found.plans],
-            "front": [each.to_dict() for each in found.front],
-            "tried": found.tried,
-            "rejected": found.rejected,
-        },
-        lambda: _human(found, budgeted, answer_why),
-        as_json,
-        to_file,
-    )
+    with ends_interrupted(stopped):
+        emit(
+            lambda: _document(found, budgeted, answer_why),
+            lambda: _human(found, budgeted, answer_why),
+            as_json,
+            to_file,
+        )
 
 
 def _stderr() -> Any:

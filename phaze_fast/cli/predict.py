@@ -161,7 +161,11 @@ def predict_plan(
         typer.Option(help="Layers of each stage, such as 13,12,12,13; by default even."),
     ] = None,
     rank_order: Annotated[
-        str | None, typer.Option(help="replicas-inside (default) or stages-inside.")
+        str | None,
+        typer.Option(
+            help="Which ranks lie side by side: replicas-inside (replicas of a stage, the "
+            "default) or stages-inside (stages of a replica)."
+        ),
     ] = None,
     report: ToPage = None,
     as_json: AsJson = False,

@@ -37,9 +37,19 @@ def _data(found: LayerSchedule) -> dict[str, Any]:
 
 
 def show_schedules(
-    file: Annotated[Path, typer.Argument(help="JSON lines, one layer each (docs/schedule.md).")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="JSON lines, one layer each: operators, their seconds on cores, what waits "
+            "for what."
+        ),
+    ],
     rule: Annotated[
-        str, typer.Option(help="exclusive: an operator on all cores runs alone; or overlap.")
+        str,
+        typer.Option(
+            help="exclusive: an operator that holds all cores of its kind runs alone; "
+            "overlap: other kinds may run beside it."
+        ),
     ] = "exclusive",
     time_limit: Annotated[float, typer.Option(help="Seconds for each layer and method.")] = 60.0,
     highs: Annotated[

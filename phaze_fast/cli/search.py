@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from phaze_fast.baselines.comparison import read_baselines
+from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
 from phaze_fast.cli.model_argument import load_model
-from phaze_fast.cli.output import AsJson, ToFile, emit, folder, note, target, write_text
+from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, folder, note, target, write_text
 from phaze_fast.cli.plan_options import PrecisionName, SoftwareName, several
 from phaze_fast.cli.progress import shown_progress
 from phaze_fast.cli.search_tables import search_tables
@@ -25,6 +24,7 @@ from phaze_fast.placement import Training
 from phaze_fast.report.result import SearchResult
 from phaze_fast.software import BF16, DEFAULT
 from phaze_fast.threads import thread_count
+from phaze_fast.units import parse_quantity
 
 __all__ = ["add_commands"]
 
@@ -55,12 +55,22 @@ def _training(options: dict[str, Any]) -> Training:
     )
 
 
+def _hbm_bytes(text: str) -> float:
+    """Read a size with its unit, or a number of GiB."""
+    try:
+        return float(text) * 2**30
+    except ValueError:
+        try:
+            return parse_quantity(text.strip(), "bytes")
+        except InvalidInputError as error:
+            raise InvalidInputError(f"hbm: {error}") from None
+
+
 def _space(name: str, hbm: str | None) -> ArchitectureSpace:
     space = ArchitectureSpace.load(name)
     if hbm is None:
         return space
-    sizes = several(hbm, "hbm")
-    axes = {**space.spec.axes, "hbm.capacity_bytes": tuple(float(s) * 2**30 for s in sizes or ())}
+    axes = {**space.spec.axes, "hbm.capacity_bytes": tuple(_hbm_bytes(p) for p in hbm.split(","))}
     return ArchitectureSpace(space.spec.replace(axes=axes))
 
 
@@ -76,21 +86,75 @@ def _weights(text: str | None) -> list[float] | None:
 
 
 def search_chips(
-    model: Annotated[list[str], typer.Argument(help="Model presets, or .yaml or .json files.")],
+    model: Annotated[
+        list[str],
+        typer.Argument(
+            help="Models, one or several: presets (`phaze-fast models` lists them), .yaml or"
+            " .json files, or folders with a HuggingFace config.json."
+        ),
+    ],
     space: Annotated[
-        str, typer.Option(help="published, full-area, tpuv4-area, or a file.")
+        str,
+        typer.Option(
+            help="The chips to choose from: published (the PHAZE paper's space), full-area "
+            "(the same with every area counted), tpuv4-area (chips as large as a "
+            "TPUv4), or a .yaml or .json file."
+        ),
     ] = "published",
-    hbm: Annotated[str | None, typer.Option(help="HBM capacities in GiB to try.")] = None,
-    devices: Annotated[int, typer.Option(help="How many.")] = 1024,
-    fabric: Annotated[str, typer.Option(help="A fabric preset, or a file.")] = "tpuv4-pod",
-    global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 4096,
-    microbatch: Annotated[str, typer.Option(help="Sequences at once; several to try.")] = "1,2,4,8",
-    tp: Annotated[str, typer.Option(help="Tensor-parallel widths to try.")] = "1,2,4,8",
-    pp: Annotated[str | None, typer.Option(help="Counts of stages to try.")] = None,
-    dp: Annotated[str | None, typer.Option(help="Counts of replicas to try.")] = None,
-    cp: Annotated[str, typer.Option(help="Context-parallel widths to try.")] = "1",
-    ep: Annotated[str, typer.Option(help="Expert-parallel widths to try.")] = "1",
-    zero: Annotated[str, typer.Option(help="ZeRO stages to try.")] = "0,1",
+    hbm: Annotated[
+        str | None,
+        typer.Option(
+            help="HBM of a chip to try: sizes such as 80GiB, or numbers of GiB, divided by commas."
+        ),
+    ] = None,
+    devices: Annotated[int, typer.Option(help="How many devices the cluster has.")] = 1024,
+    fabric: Annotated[
+        str,
+        typer.Option(
+            help="How the devices are wired: a preset (`phaze-fast fabrics` lists them) or a file."
+        ),
+    ] = "tpuv4-pod",
+    global_batch: Annotated[
+        int, typer.Option(help="Sequences of one training step, over all replicas.")
+    ] = 4096,
+    microbatch: Annotated[
+        str,
+        typer.Option(
+            help="Sequences a device works on at once; several to try, divided by commas."
+        ),
+    ] = "1,2,4,8",
+    tp: Annotated[
+        str,
+        typer.Option(help="Devices that share each layer (tensor parallelism); several to try."),
+    ] = "1,2,4,8",
+    pp: Annotated[
+        str | None, typer.Option(help="Pipeline stages; several to try. By default all counts.")
+    ] = None,
+    dp: Annotated[
+        str | None,
+        typer.Option(
+            help="Replicas of the model (data parallelism); several to try. By default all counts."
+        ),
+    ] = None,
+    cp: Annotated[
+        str,
+        typer.Option(
+            help="Devices that share each sequence (context parallelism); several to try."
+        ),
+    ] = "1",
+    ep: Annotated[
+        str,
+        typer.Option(
+            help="Devices that share the experts of a layer (expert parallelism); several to try."
+        ),
+    ] = "1",
+    zero: Annotated[
+        str,
+        typer.Option(
+            help="What replicas share: 0 nothing, 1 optimiser state, 2 gradients too, 3 "
+            "weights too; several to try."
+        ),
+    ] = "0,1",
     recompute: Annotated[
         str,
         typer.Option(
@@ -106,44 +170,93 @@ def search_chips(
             "try."
         ),
     ] = "1f1b,interleaved",
-    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
-    optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam",
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence (default: as the model is published).")
+    ] = None,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="The optimiser, whose state takes memory: adam, adam-bf16-grad, adam-fp32, "
+            "sgd and others."
+        ),
+    ] = "adam",
     precision: PrecisionName = None,
     software: SoftwareName = None,
-    weights: Annotated[str | None, typer.Option(help="Of several models, with commas.")] = None,
-    top: Annotated[int, typer.Option(help="Chips to find and prove.")] = 10,
-    pareto: Annotated[str, typer.Option(help="A front to find: time,area,energy,hbm,cost.")] = "",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="How much each of several models counts, divided by commas; by default all alike."
+        ),
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many of the best chips to find and prove.")] = 10,
+    pareto: Annotated[
+        str,
+        typer.Option(
+            help="Also find the Pareto front over some of: time, area, energy (of a step), "
+            "hbm, cost (of all chips), divided by commas."
+        ),
+    ] = "",
     baselines: Annotated[
-        str, typer.Option(help="Baselines: none, tpuv4, or all (early stop, random, Bayesian).")
+        str,
+        typer.Option(
+            help="What to compare with, divided by commas: tpuv4 (three plans on the TPUv4-like "
+            "chip of the PHAZE paper), all (also its early stop, random and Bayesian search), "
+            "none, or chips of your own: presets (see `phaze-fast chips`) or files, with the best "
+            "plan on each."
+        ),
     ] = "tpuv4",
     sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="Search again with each rate and area x 0.5, 2.")
+        bool,
+        typer.Option(
+            "--sensitivity",
+            help="Search again with each bandwidth and each area halved and doubled, and say"
+            " how the best chip changes.",
+        ),
     ] = False,
     uncertainty: Annotated[
         str | None,
-        typer.Option(help="Constants as intervals: default, or a file; finds the robust chip."),
+        typer.Option(
+            help="Take the constants of the cost model as intervals (default, or a file of "
+            "them) and also find the chip that loses least in the worst case."
+        ),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(help="Of the least largest regret, as a fraction of its bound.")
+        float,
+        typer.Option(
+            help="With --uncertainty: how far from proven the answer may be, as a fraction."
+        ),
     ] = 0.05,
     samples: Annotated[
-        int, typer.Option(help="Points of the intervals to draw, for shares of wins; 0: none.")
+        int,
+        typer.Option(
+            help="With --uncertainty: draw so many points of the intervals and say how often"
+            " each chip wins; 0 draws none."
+        ),
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Of the samples.")] = 0,
-    time_limit: Annotated[float, typer.Option(help="Seconds.")] = float("inf"),
+    seed: Annotated[int, typer.Option(help="Seed of these samples.")] = 0,
+    time_limit: Annotated[
+        float, typer.Option(help="Stop after so many seconds, with the best found and its bound.")
+    ] = float("inf"),
     max_points: Annotated[
-        float, typer.Option(help="Stop after the wave in which so many pairs were placed.")
+        float,
+        typer.Option(
+            help="Stop once so many candidates (a chip under a strategy) were placed "
+            "exactly, with the best found and its bound."
+        ),
     ] = float("inf"),
     threads: Annotated[
         int | None, typer.Option(help="At most so many threads; by default all cores.")
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(help="processes, dask://host:port, ray or mpi.")
+        str | None,
+        typer.Option(
+            help="Where to work instead of in threads: processes, dask://host:port, ray or mpi."
+        ),
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Directory to go on from, and to keep what is found in.",
+            help="Folder that keeps what is found; the same command goes on from there.",
             parser=folder,
             metavar="<path>",
         ),
@@ -151,23 +264,29 @@ def search_chips(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of earlier outcomes; by default the user's.",
+            help="Folder of finished searches, looked up before searching; by default the "
+            "user's cache folder.",
             parser=folder,
             metavar="<path>",
         ),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Search in any case.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a page (HTML).", callback=target)
-    ] = None,
+    no_cache: Annotated[
+        bool,
+        typer.Option("--no-cache", help="Neither look up finished searches nor keep this one."),
+    ] = False,
+    report: ToPage = None,
     parquet: Annotated[
-        Path | None, typer.Option(help="Write the front, or the best.", callback=target)
+        Path | None,
+        typer.Option(
+            help="Write the Pareto front, or the best chips, as Parquet.", callback=target
+        ),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
     """Find the chip and the plan that train models fastest, and prove it."""
+    read_baselines(baselines)  # refused before anything is searched
     loaded = [load_model(name, seq) for name in model]
     step = _training(dict(locals()))
     cluster = Cluster.from_dict({"devices": devices, "fabric": fabric})
@@ -196,47 +315,16 @@ def search_chips(
         )
     for message in found.outcome.notes:
         note(message)
-    if found.outcome.winners and (baselines != "none" or sensitivity):
+    stopped = stop()
+    if found.outcome.winners and not stopped and (baselines.lower() != "none" or sensitivity):
         if (
             to_file is not None and str(to_file) != "-"
         ):  # what is proven is safe before more is done
             write_text(to_file, json.dumps(found.to_dict(), indent=2, allow_nan=False) + "\n")
         said = None if quiet else note
         found = compare(found, baselines, sensitivity, threads=cores, say=said)
-    _deliver(found, report, parquet, as_json, to_file)
-
-
-@contextlib.contextmanager
-def stopped_by_hand() -> Iterator[Callable[[], bool]]:
-    """Let Ctrl-C end a search with what it has found so far, and its bound; twice, at once."""
-    asked: list[bool] = []
-
-    def ask(*_: object) -> None:
-        if asked:
-            raise KeyboardInterrupt
-        asked.append(True)
-        note("stopping with the best found so far and its bound; Ctrl-C again leaves at once")
-
-    try:
-        before = signal.signal(signal.SIGINT, ask)
-    except ValueError:  # not the main thread
-        yield lambda: False
-        return
-    try:
-        yield lambda: bool(asked)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def told_where(resume: Path | None) -> Iterator[None]:
-    """Say, when a search is interrupted, where it goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if resume is not None:
-            note(f"what was found is in {resume}; the same command goes on from there")
-        raise
+    with ends_interrupted(stopped):
+        _deliver(found, report, parquet, as_json, to_file)
 
 
 def _deliver(

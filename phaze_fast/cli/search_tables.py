@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import fields, table
+from phaze_fast.cli.output import fields, is_narrow, table
 from phaze_fast.cli.robust import information_tables, robust_fields
 from phaze_fast.report.result import SearchResult
 from phaze_fast.search.designs import Design, fullest_text, share_text
@@ -15,7 +12,6 @@ from phaze_fast.units import format_bandwidth, format_bytes, format_time
 
 __all__ = ["search_tables"]
 
-_WIDE = 120
 _STEPS = {
     "rules": "broken rules (heads, batch)",
     "memory": "no plan fits",
@@ -53,8 +49,7 @@ def _top(found: SearchResult) -> RenderableType:
         rows.append([*cells, f"{design.samples_per_s:,.1f}", energy, said, design.bottleneck])
     columns = [">", "tensor cores", "vector", "buffer>", "HBM>", "mm2>", "step>", "samples/s>"]
     columns += ["J/step>", "plan", "bottleneck"]
-    watched = sys.stdout is not None and sys.stdout.isatty()
-    if watched and shutil.get_terminal_size().columns < _WIDE:
+    if is_narrow():
         shown = [0, 1, 2, 3, 6, 9]
         columns, rows = [columns[k] for k in shown], [[row[k] for k in shown] for row in rows]
     several = "; times and rates are geometric means, joules are sums" if _several(found) else ""

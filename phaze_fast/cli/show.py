@@ -96,17 +96,39 @@ def _human(graph: LayerGraph, plans: list[dict[str, float]]) -> list[RenderableT
 
 
 def show(
-    model: Annotated[str, typer.Argument(help="Preset, .yaml file or HuggingFace config.json.")],
-    tp: Annotated[int, typer.Option(help="Tensor-parallel width.")] = 1,
-    sp: Annotated[bool, typer.Option("--sp", help="Sequence parallelism.")] = False,
-    cp: Annotated[int, typer.Option(help="Context-parallel width.")] = 1,
-    ep: Annotated[int, typer.Option(help="Expert-parallel width.")] = 1,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="The model: a preset (`phaze-fast models` lists them), a .yaml or .json "
+            "file, or a folder with a HuggingFace config.json."
+        ),
+    ],
+    tp: Annotated[
+        int, typer.Option(help="Devices that share each layer (tensor parallelism).")
+    ] = 1,
+    sp: Annotated[
+        bool, typer.Option("--sp", help="Share the rows of norms among tensor-parallel devices.")
+    ] = False,
+    cp: Annotated[
+        int, typer.Option(help="Devices that share each sequence (context parallelism).")
+    ] = 1,
+    ep: Annotated[
+        int, typer.Option(help="Devices that share the experts of a layer (expert parallelism).")
+    ] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
-    dp: Annotated[int, typer.Option(help="Replicas.")] = 1,
-    zero: Annotated[int, typer.Option(help="ZeRO stage, 0 to 3.")] = 0,
-    microbatch: Annotated[int, typer.Option(help="Sequences at once.")] = 1,
-    microbatches: Annotated[int, typer.Option(help="Micro-batches per step.")] = 1,
-    seq: Annotated[int | None, typer.Option(help="Sequence length.")] = None,
+    dp: Annotated[int, typer.Option(help="Replicas of the model (data parallelism).")] = 1,
+    zero: Annotated[
+        int,
+        typer.Option(
+            help="What replicas share: 0 nothing, 1 optimiser state, 2 gradients too, 3 "
+            "weights too."
+        ),
+    ] = 0,
+    microbatch: Annotated[int, typer.Option(help="Sequences a device works on at once.")] = 1,
+    microbatches: Annotated[int, typer.Option(help="Micro-batches of one step.")] = 1,
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence (default: as the model is published).")
+    ] = None,
     recompute: Annotated[
         str,
         typer.Option(
@@ -118,9 +140,18 @@ def show(
         str,
         typer.Option(help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v."),
     ] = "1f1b",
-    virtual: Annotated[int, typer.Option(help="Chunks per stage, interleaved.")] = 1,
-    optimizer: Annotated[str, typer.Option(help="adam, sgd, ...")] = "adam",
-    fused: Annotated[bool, typer.Option("--fused", help="Fuse element-wise epilogues.")] = False,
+    virtual: Annotated[
+        int, typer.Option(help="Chunks of the model on a device where the schedule is interleaved.")
+    ] = 1,
+    optimizer: Annotated[
+        str, typer.Option(help="The optimiser, whose state takes memory: adam, sgd and others.")
+    ] = "adam",
+    fused: Annotated[
+        bool,
+        typer.Option(
+            "--fused", help="Count element-wise operators as part of the product before them."
+        ),
+    ] = False,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:

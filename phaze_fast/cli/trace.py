@@ -86,7 +86,7 @@ def trace(
     ],
     name: Annotated[str | None, typer.Option(help="What to call the model.")] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Of parameters and floating-point inputs.")
+        str | None, typer.Option(help="Number format of parameters and floating-point inputs.")
     ] = "bfloat16",
     seq: Annotated[
         int | None, typer.Option(help="Tokens of a sequence, with a config.json.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -20,7 +20,7 @@ from phaze_fast.calibration.published import is_run_table
 from phaze_fast.calibration.steps import is_step_table
 from phaze_fast.calibration.validation import csv_rows
 from phaze_fast.cli.measured_tables import collective_parts, validation_data, validation_parts
-from phaze_fast.cli.output import AsJson, ToFile, emit, note, table
+from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, note, table, typed
 from phaze_fast.cost import validate
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
@@ -119,28 +119,52 @@ def _step_parts(found: StepValidation) -> list[RenderableType]:
     return [table(title, headings, rows), table("Worst rows", columns, worst)]
 
 
+def _to_page(found: Any, file: Path, report: Path | None) -> None:
+    """Write the page, where one is asked for."""
+    if report is not None:
+        from phaze_fast.report.plan_page import write_page
+        from phaze_fast.report.validation_page import validation_page
+
+        write_page(validation_page(found, f"Predictions against {file.name}", typed()), report)
+        note(f"wrote {report}")
+
+
 # ---- the command ----
 
 
 def show_validation(
     file: Annotated[
         Path,
-        typer.Argument(help="CSV of measurements, recognised by its header, or nccl-tests output."),
+        typer.Argument(
+            help="CSV of measurements, told by its header (operators, training steps, "
+            "training runs, collectives), or the output of nccl-tests."
+        ),
     ],
     chip: Annotated[
         str | None,
-        typer.Option(help="Preset or .yaml/.json file; tables of training runs name their own."),
+        typer.Option(
+            help="The chip that was measured: a preset or a file; tables of training runs "
+            "name their own."
+        ),
     ] = None,
     fabric: Annotated[
-        str, typer.Option(help="Of collectives: preset or file; by default that of each system.")
+        str,
+        typer.Option(
+            help="For collectives: the fabric that was measured, a preset or a file; by "
+            "default that of each system in the table."
+        ),
     ] = "",
     by: Annotated[
-        str, typer.Option(help="Of training runs: group by source, chip, software or model.")
+        str,
+        typer.Option(help="For training runs: group errors by source, chip, software or model."),
     ] = "source",
     configs: Annotated[
         Path | None,
-        typer.Option(help="Of HuggingFace steps: JSON of the models' configurations."),
+        typer.Option(
+            help="For measured HuggingFace steps: JSON file of the models' configurations."
+        ),
     ] = None,
+    report: ToPage = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
@@ -148,17 +172,20 @@ def show_validation(
     if is_collective_table(file):
         wired = presets.fabric(fabric) if fabric else None
         measured = validate_collectives(file, wired)
+        _to_page(measured, file, report)
         emit(measured.to_dict, lambda: collective_parts(measured), as_json, to_file)
         return
     kind = _kind_of_table(file)
     if kind == "runs":
         runs = validate_runs(file, by)
+        _to_page(runs, file, report)
         for line in runs.refused:
             note(f"{file}: {line}")
         emit(runs.to_dict, lambda: _run_parts(runs), as_json, to_file)
         return
     if kind == "steps":
         steps = validate_steps(file, presets.chip(chip or "h200"), configs)
+        _to_page(steps, file, report)
         for line in steps.refused:
             note(f"{file}: {line}")
         emit(steps.to_dict, lambda: _step_parts(steps), as_json, to_file)
@@ -167,6 +194,7 @@ def show_validation(
         raise InvalidInputError("--chip: missing; expected the chip that the operators ran on")
     asked = presets.chip(chip)
     found = validate(file, asked)
+    _to_page(found, file, report)
     calibration = asked.calibration
     if calibration.note:
         note(calibration.note)

@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,9 +16,10 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
 from phaze_fast.cli.model_argument import load_model
-from phaze_fast.cli.output import AsJson, ToFile, emit, folder, note, target, write_text
-from phaze_fast.cli.search import default_cache, told_where
+from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, folder, note, target, write_text
+from phaze_fast.cli.search import default_cache
 from phaze_fast.cli.wafer_cases import Case, Cases
 from phaze_fast.cli.wafer_tables import picture, summary
 from phaze_fast.documents import read_document
@@ -225,23 +227,40 @@ def _answered(
             answer = _one_wafer(session, problem, effort, seed, compare, quiet)
             cases.append(Case(answer, None, _studied(session, problem, asked)))
         yield cases[-1]
+        if effort.stop is not None and effort.stop():
+            return
         if to_file is not None and str(to_file) != "-" and len(cases) < len(pairs):
             text = json.dumps({"cases": [case.data() for case in cases]}, indent=2)
             write_text(to_file, text + "\n")
 
 
 def wafer(
-    model: Annotated[list[str], typer.Argument(help="Model presets, or .yaml or .json files.")],
+    model: Annotated[
+        list[str],
+        typer.Argument(
+            help="Models, one or several: presets (`phaze-fast models` lists them), .yaml or"
+            " .json files, or folders with a HuggingFace config.json."
+        ),
+    ],
     on: Annotated[
         list[str] | None,
-        typer.Option("--wafer", help="A wafer or a space of wafers: a preset or a file; several."),
+        typer.Option(
+            "--wafer",
+            help="A wafer, or a space of wafers to choose from: a preset (`phaze-fast "
+            "wafers` lists them) or a file; may be given several times.",
+        ),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Score other systems' plans and ablations as well.")
+        bool,
+        typer.Option("--compare", help="Also score other systems' plans, and parts of ours."),
     ] = False,
-    global_batch: Annotated[int, typer.Option(help="Sequences of one step.")] = 512,
-    seq: Annotated[int | None, typer.Option(help="Tokens of a sequence.")] = None,
-    optimizer: Annotated[str, typer.Option(help="Whose state is kept.")] = "adam-bf16-grad",
+    global_batch: Annotated[int, typer.Option(help="Sequences of one training step.")] = 512,
+    seq: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence (default: as the model is published).")
+    ] = None,
+    optimizer: Annotated[
+        str, typer.Option(help="The optimiser, whose state takes memory.")
+    ] = "adam-bf16-grad",
     joined: Annotated[
         int, typer.Option(help="Wafers of this kind that work together over their I/O.", min=1)
     ] = 1,
@@ -250,38 +269,50 @@ def wafer(
         typer.Option(help="Dead dies and links by row and column: a YAML or JSON file."),
     ] = None,
     fault_maps: Annotated[
-        int, typer.Option(help="Draw so many fault maps: throughput expected and at worst.", min=0)
+        int,
+        typer.Option(
+            help="Draw so many maps of dead dies and links at random, and say the throughput"
+            " expected and at worst.",
+            min=0,
+        ),
     ] = 0,
     die_fault: Annotated[
         float | None,
         typer.Option(help="Probability that a die is dead in them; by default by its yield."),
     ] = None,
     link_fault: Annotated[
-        float, typer.Option(help="Probability that a link is dead in them.")
+        float, typer.Option(help="With --fault-maps: probability that a link is dead.")
     ] = 0.0,
     encoding: Annotated[
-        Path | None, typer.Option(help="Score this mapping (JSON) instead of searching one.")
+        Path | None,
+        typer.Option(help="Score the mapping of this JSON file instead of searching for one."),
     ] = None,
     show: Annotated[
-        bool, typer.Option("--describe", help="Say what is split where and what communicates.")
+        bool,
+        typer.Option(
+            "--describe", help="Also say how each operator is split and what it communicates."
+        ),
     ] = False,
-    seeds: Annotated[int, typer.Option(help="Annealings per promising layout.")] = 4,
-    steps: Annotated[int, typer.Option(help="Evaluations of each.")] = 20_000,
-    promising: Annotated[int, typer.Option(help="Layouts that get them.")] = 6,
+    seeds: Annotated[
+        int, typer.Option(help="Runs of simulated annealing for each promising layout.")
+    ] = 4,
+    steps: Annotated[int, typer.Option(help="Evaluations of each run.")] = 20_000,
+    promising: Annotated[int, typer.Option(help="How many layouts count as promising.")] = 6,
     budget: Annotated[
-        float | None, typer.Option(help="Seconds after which no further layout is looked at.")
+        float | None, typer.Option(help="Look at no further layout after so many seconds.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of all random choices.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 0,
     threads: Annotated[
         int | None, typer.Option(help="At most so many threads; by default all cores.")
     ] = None,
     executor: Annotated[
-        str | None, typer.Option(help="threads, processes, dask://host:port, ray or mpi.")
+        str | None,
+        typer.Option(help="Where to work: threads, processes, dask://host:port, ray or mpi."),
     ] = None,
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="Directory to go on from, and to keep what is found in.",
+            help="Folder to keep results in and to go on from.",
             parser=folder,
             metavar="<path>",
         ),
@@ -289,17 +320,18 @@ def wafer(
     cache: Annotated[
         Path | None,
         typer.Option(
-            help="Directory of earlier results; by default the user's.",
+            help="Folder of earlier results; by default the user's cache folder.",
             parser=folder,
             metavar="<path>",
         ),
     ] = None,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Search in any case.")] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write a page (HTML).", callback=target)
-    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Neither look up earlier results nor keep these.")
+    ] = False,
+    report: ToPage = None,
     parquet: Annotated[
-        Path | None, typer.Option(help="Write the tables of all cases.", callback=target)
+        Path | None,
+        typer.Option(help="Write the tables of all models and wafers as Parquet.", callback=target),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False,
     as_json: AsJson = False,
@@ -320,13 +352,19 @@ def wafer(
         return
     pairs = [(each, where) for where in wafers for each in loaded]
     kept = None if no_cache else cache or default_cache()
-    with told_where(resume), Session(executor, threads, resume, kept) as session:
+    with (
+        stopped_by_hand() as stop,
+        told_where(resume),
+        Session(executor, threads, resume, kept) as session,
+    ):
+        effort = replace(effort, stop=stop)
         faulty = (fault_maps, die_fault, link_fault)
         asked = _Asked(training, effort, seed, compare, quiet, to_file, *faulty)
         cases = Cases(list(_answered(session, pairs, asked)), session)
         for message in session.notes:
             note(message)
-    _deliver(cases, report, parquet, show, as_json, to_file)
+    with ends_interrupted(stop()):
+        _deliver(cases, report, parquet, show, as_json, to_file)
 
 
 def _deliver(
@@ -348,7 +386,7 @@ def _deliver(
         note(f"wrote {parquet}")
     late = sum(case.result.unseen for case in cases.cases)
     if late:
-        note(f"the budget ran out: {late:,} layouts were not looked at")
+        note(f"ended before {late:,} layouts were looked at; the bound counts them")
     if not any(case.best.fits for case in cases.cases):
         raise InfeasibleError(cases.cases[0].best.reason)
 

@@ -15,6 +15,7 @@ from phaze_fast.export.nested import get, put
 from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed, facts_unsaid
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanSpec
+from phaze_fast.software import BF16
 
 __all__ = ["read_deepspeed", "write_deepspeed"]
 
@@ -51,7 +52,7 @@ def _missing(request: Request) -> list[Unexpressed]:
         found.append(Unexpressed(f"--shard {spec.shard}", "MiCS shares with ZeRO 3 alone"))
     if spec.seq is not None and spec.seq != request.model.seq:
         found.append(Unexpressed(f"--seq {spec.seq}", "the data say it"))
-    if spec.precision.low:
+    if spec.precision.name != BF16:
         found.append(Unexpressed(f"--precision {spec.precision.name}", "written as bf16"))
     return found
 

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.cost import estimate_costs
 from phaze_fast.documents import parse_json, read_text
 from phaze_fast.errors import InvalidInputError, brief
 from phaze_fast.export.ranks import Ranks
@@ -22,6 +21,7 @@ from phaze_fast.opgraph import KINDS
 from phaze_fast.placement import Plan, PlanSpec
 from phaze_fast.placement.prediction import evaluated
 from phaze_fast.placement.recompute import block_mode, recompute_code
+from phaze_fast.placement.times import priced
 
 __all__ = ["FAMILIES", "Comparison", "FamilyTime", "Profile", "compare_profile", "read_profile"]
 
@@ -202,9 +202,7 @@ def _union(spans: list[tuple[float, float]]) -> float:
 def _predicted(evaluator: Any, plan: Plan, cluster: Cluster, stage: int) -> dict[str, float]:
     """Seconds of a step by family on a device of a stage."""
     sizes = evaluator.sizes[0]
-    stride = sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None
-    assert cluster.chip is not None, "the plan was timed on it"
-    costs = estimate_costs([sizes.graph], cluster.chip, cluster, expert_stride=stride)
+    ((_, costs, _),) = priced([sizes], cluster, {}, threads=1)
     own, found = plan.stages[stage], dict.fromkeys([*FAMILIES, OTHER], 0.0)
     code, number, at = recompute_code(own.recompute, sizes.variant_of), 0, 0
     borders = set()

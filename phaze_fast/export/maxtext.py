@@ -11,6 +11,7 @@ from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed, 
 from phaze_fast.export.shell import command, settings_of
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanSpec
+from phaze_fast.software import BF16
 
 __all__ = ["read_maxtext", "write_maxtext"]
 
@@ -40,6 +41,8 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         )
     elif spec.virtual > 1:
         found.append(Unexpressed(f"--virtual {spec.virtual}", "one stage has no chunks"))
+    if spec.precision.name != BF16:
+        found.append(Unexpressed(f"--precision {spec.precision.name}", "written as bf16"))
     if spec.cp > 1 and spec.cp_kind != "all-gather":
         found.append(Unexpressed(f"--cp-kind {spec.cp_kind}", "written as all-gather"))
     if spec.ep > 1 and spec.etp not in (None, spec.tp):

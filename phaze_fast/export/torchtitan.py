@@ -14,6 +14,7 @@ from phaze_fast.export.nested import get, put
 from phaze_fast.export.request import Chunk, Exported, ReadPlan, Request, Unexpressed, facts_unsaid
 from phaze_fast.models import TransformerModel
 from phaze_fast.placement import PlanSpec
+from phaze_fast.software import BF16
 
 __all__ = ["read_torchtitan", "write_torchtitan"]
 
@@ -66,7 +67,7 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         found.append(Unexpressed(f"--optimizer {spec.optimizer}", "written as adam"))
     if model.encoder_layers or model.patches is not None or model.head != "lm":
         found.append(Unexpressed(model.name, "torchtitan has decoders of text; bring your own"))
-    if spec.precision.low:
+    if spec.precision.name != BF16:
         found.append(Unexpressed(f"--precision {spec.precision.name}", "written as bf16"))
     return found
 

@@ -3,6 +3,7 @@
 from phaze_fast.placement.against_fastest import WhyNot, read_asked, why_not
 from phaze_fast.placement.describe import PlacedStage
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
+from phaze_fast.placement.layer_schedules import ScheduledLayer, layer_schedules
 from phaze_fast.placement.nest import PRICED_REPLICAS, solve_nest
 from phaze_fast.placement.nest_problem import TIME_UNITS, NestProblem, is_nest, nest_from_dict
 from phaze_fast.placement.plan_spec import PlanSpec
@@ -59,6 +60,7 @@ __all__ = [
     "Predictions",
     "ProblemRecord",
     "PublishedProblem",
+    "ScheduledLayer",
     "Stage",
     "Throughput",
     "Timeline",
@@ -69,6 +71,7 @@ __all__ = [
     "hfu",
     "infeasible",
     "is_nest",
+    "layer_schedules",
     "mfu",
     "mfu_causal",
     "nest_from_dict",

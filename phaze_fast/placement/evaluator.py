@@ -99,7 +99,7 @@ class PlanEvaluator:
         self.model, self.cluster, self.training = model, cluster, training
         self.rejected: Counter[str] = Counter()
         """Why strategies and layouts were left out, and how many."""
-        self.strategies_rejected = 0
+        self.strategies_rejected, self.open_s = 0, float("inf")
         self.rooms = np.array(capacities, dtype=np.float64) - float(training.reserved_bytes)
         self.sizes, self.layouts = given if given is not None else self._enumerated()
         self.optimizer = optimizer(training.optimizer)
@@ -174,9 +174,7 @@ class PlanEvaluator:
     @cached_property
     def _kinds(self) -> Array:
         """Sizes of each kind, and of the head with a copy of a tied embedding."""
-        kinds: Array = np.stack(
-            [np.append(s.kinds, s.kinds[s.graph.order[-1]]) for s in self.sizes]
-        )
+        kinds: Array = np.stack([np.append(s.kinds, s.kinds[self._order[-1]]) for s in self.sizes])
         kinds["parameters"][:, -1] += self._strategies["copied_parameters"]
         return kinds
 
@@ -214,9 +212,11 @@ class PlanEvaluator:
         """Cost and schedule all strategies on a cluster's chip, one row each."""
         return times_on_chip(self.sizes, cluster, self.optimizer, cache, threads)
 
-    def top(self, times: KindTimes, top: int, room: int = 0, threads: int = 1) -> list[Placed]:
-        """Give the fastest plans, distinct but for rank order; fastest first."""
-        records, pool, _, empty = self.space.top_plans(times, room, top, threads)
+    def top(
+        self, times: KindTimes, top: int, room: int = 0, threads: int = 1, stop: Any = None
+    ) -> list[Placed]:
+        """Give the fastest plans, distinct but for rank order; where `stop` ends it, of some."""
+        records, pool, _, empty, self.open_s = self.space.top_plans(times, room, top, threads, stop)
         if empty:
             self.rejected[_APART if self.training.tied or self.training.uncut else _NO_DEAL] = empty
         return _placed(records, pool)

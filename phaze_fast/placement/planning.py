@@ -50,6 +50,8 @@ class Plans(Table):
     """Where nothing fits: which stage of the leanest layout is over, by how much, with what."""
     nearest: str = ""
     """Where nothing fits: what would."""
+    open_s: float = float("inf")
+    """Where `plan` was stopped: the least that layouts not looked at may take."""
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -66,6 +68,28 @@ class Plans(Table):
         if not self.plans:
             raise InfeasibleError(f"{self.model.name}: {self.shortfall or 'no plan fits'}")
         return self.plans[0]
+
+    @property
+    def status(self) -> str:
+        """``optimal``; ``feasible`` where it was stopped first; ``infeasible``."""
+        if not self.plans:
+            return "infeasible"
+        return "optimal" if self.open_s >= self.best.time_s else "feasible"
+
+    @property
+    def complete(self) -> bool:
+        """Whether all of the fastest plans are proven, and not the first alone."""
+        return self.open_s == float("inf")
+
+    @property
+    def bound_s(self) -> float:
+        """No plan of `space` takes less, seconds."""
+        return min(self.best.time_s, self.open_s)
+
+    @property
+    def gap(self) -> float:
+        """How much faster some plan may be, as a fraction of the bound; 0 where proven."""
+        return self.best.time_s / self.bound_s - 1.0
 
     @cached_property
     def front(self) -> tuple[Plan, ...]:
@@ -98,6 +122,7 @@ class Plans(Table):
         """Give them as plain data."""
         return {
             "model": self.model.name,
+            "status": self.status,
             "devices": self.cluster.devices,
             "space": self.space,
             "plans": [plan.to_dict(stages) for plan in self.plans],
@@ -128,6 +153,7 @@ def plan(
     threads: int | None = None,
     cache: ScheduleCache | None = None,
     progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> Plans:
     """Find the best parallel plans of a model on given hardware, exactly.
 
@@ -152,6 +178,8 @@ def plan(
         Where layer schedules are looked up and kept.
     progress
         Called with strategies done and in all.
+    stop
+        Asked after every wave of layouts: whether to end with what is found so far, and its bound.
 
     Returns
     -------
@@ -191,13 +219,14 @@ def plan(
         times = evaluator.times(cluster, cache, workers)
         if progress is not None:
             progress(done, done)
-        placed = evaluator.top(times, top, threads=workers)
+        placed = evaluator.top(times, top, threads=workers, stop=stop)
     common = (model, cluster, training, top)
     rejected = evaluator.rejected + _too_large(evaluator)
     tried, why = int(evaluator.fits.sum()), dict(rejected.most_common())
     if not placed:
         return Plans(*common, (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
-    return Plans(*common, tuple(evaluator.plan(each, times) for each in placed), tried, why)
+    plans = tuple(evaluator.plan(each, times) for each in placed)
+    return Plans(*common, plans, tried, why, open_s=evaluator.open_s)
 
 
 def _evaluator(model: Model, cluster: Cluster, training: Training) -> PlanEvaluator:

@@ -28,6 +28,7 @@ __all__ = [
     "free_times",
     "free_times_on_chip",
     "memory_of",
+    "priced",
     "times_on_chip",
 ]
 
@@ -243,7 +244,7 @@ _kept: _Kept[KindTimes] = _Kept(32)
 _kept_free: _Kept[tuple[KindTimes, ...]] = _Kept(32)
 
 
-def _priced(
+def priced(
     sizes: Sequence[StrategySizes],
     cluster: Cluster,
     known: Mapping[StrategySizes, Any],
@@ -362,7 +363,7 @@ def times_on_chip(
     What was worked out before in this process is looked up by content.
     """
     known = _kept.on(cluster)
-    for some, costs, rate in _priced(sizes, cluster, known, threads):
+    for some, costs, rate in priced(sizes, cluster, known, threads):
         known.update(zip(some, _scheduled(some, costs, rate, cache, threads), strict=True))
     return _streaming(KindTimes.joined([known[s] for s in sizes]), cluster, optimizer)
 
@@ -377,7 +378,7 @@ def free_times_on_chip(
     """Give times of strategies on a cluster's chip by level of what is free, one row each."""
     times_on_chip(sizes, cluster, optimizer, cache, threads)
     known, timed = _kept_free.on(cluster), _kept.on(cluster)
-    for some, costs, rate in _priced(sizes, cluster, known, threads):
+    for some, costs, rate in priced(sizes, cluster, known, threads):
         base = [timed[s] for s in some]
         known.update(zip(some, free_times(some, costs, rate, base, cache, threads), strict=True))
     rows = [known[s] for s in sizes]

@@ -218,14 +218,23 @@ def _chip(best: Data) -> Html:
         [
             ("Clock", f"{clock / 1e9:.4g} GHz" if is_number(clock) else NOTHING),
             ("Die area", area(best.get("area_mm2"))),
-            ("Energy", energy(best.get("energy_j"))),
-            ("Cost", cost(best.get("cost_usd"))),
+            ("Energy of a step, all devices", energy(best.get("energy_j"))),
+            ("Dies and HBM of all devices", cost(best.get("cost_usd"))),
+            ("Price per sample / s", _per_rate(best)),
             ("Bottleneck", str(best.get("bottleneck") or NOTHING)),
         ],
         "minor",
     )
     heading = tag("h3", "Chip", f": {chip['name']}" if chip.get("name") else "")
     return join([heading, tag("div", chip_drawing(chip), laid, class_="schematic"), whole])
+
+
+def _per_rate(best: Data) -> str:
+    """Say what one sequence a second costs in chips."""
+    price, speed = best.get("cost_usd"), best.get("samples_per_s")
+    if not is_number(price) or not is_number(speed) or speed <= 0:
+        return NOTHING
+    return cost(float(f"{price / speed:.3g}"))
 
 
 def best_section(document: Data) -> Html:
@@ -266,7 +275,8 @@ def _stage_table(plan: Data) -> Html:
         )
     columns = ["Stage", "Layers", "Recompute", "Per micro-batch>", "Memory>", "Free>"]
     laid = table("Stages, as one of their devices sees them", columns, rows)
-    return details(f"The {len(rows)} stages as a table", laid, len(rows) <= _OPEN_STAGES)
+    heading = "The stage as a table" if len(rows) == 1 else f"The {len(rows)} stages as a table"
+    return details(heading, laid, len(rows) <= _OPEN_STAGES)
 
 
 def stages_section(document: Data, figures: dict[str, Html]) -> Html:

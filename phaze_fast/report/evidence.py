@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from phaze_fast.report.markup import Html, bar, details, facts, join, table, tag
+from phaze_fast.report.varied import chip_varied, varied
 from phaze_fast.report.words import (
     NOTHING,
     area,
@@ -36,6 +37,7 @@ __all__ = [
 Data = dict[str, Any]
 
 _STEPS = {
+    "rules": "widths that heads, layers or the batch do not allow",
     "memory": "the model does not fit into its devices",
     "roofline": "too slow even with every unit at its peak",
     "mapped": "too slow with operators mapped onto its arrays, all side by side",
@@ -43,6 +45,14 @@ _STEPS = {
     "scheduled": "too slow with its layers scheduled exactly",
     "placed": "placed in full, and not faster",
 }
+
+
+_APART = "Differs from the best in"
+
+
+def _apart(design: Data, best: Data) -> Html:
+    """Say which axes of the space and of the plan set a design apart from the best."""
+    return tag("span", varied(design, best), class_="apart")
 
 
 def _both(design: Data) -> Html:
@@ -73,14 +83,18 @@ def pareto_section(document: Data, figure: Html) -> Html:
     if not designs or not names:
         return Html("")
     kinds = [objective(name) for name in names]
-    rows = [[_both(d), *(how(d.get(field)) for field, _, how in kinds)] for d in designs]
+    best = document.get("best") or designs[0]
+    rows = [
+        [_both(d), *(how(d.get(field)) for field, _, how in kinds), _apart(d, best)]
+        for d in designs
+    ]
     headings = [f"{heading}>" for _, heading, _ in kinds]
     words = [heading if heading.isupper() else heading.lower() for _, heading, _ in kinds]
     either = " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     proven = pareto.get("status") == "optimal"
     sure = "The front is complete: proven." if proven else "The front may miss designs: not proven."
     text = f"Among these, {either} improves only where another gives way. {sure}"
-    laid = table("The front", ["Chip and plan", *headings], rows)
+    laid = table("The front", ["Chip and plan", *headings, _APART], rows)
     folded = details(f"The front as a table ({count(len(designs))} designs)", laid)
     return join([tag("p", text), _selects(names), figure, folded])
 
@@ -190,7 +204,8 @@ def sensitivity_section(document: Data) -> Html:
     rows = []
     for each in changes:
         stays = each.get("same_chip")
-        chip = "the same" if stays else str(each.get("chip_text") or "another")
+        other = chip_varied(each.get("chip"), (document.get("best") or {}).get("chip"))
+        chip = "the same" if stays else ", ".join(other) or str(each.get("chip_text") or "none")
         rows.append(
             [
                 str(each.get("what", NOTHING)),
@@ -202,7 +217,7 @@ def sensitivity_section(document: Data) -> Html:
         )
     kept = sum(bool(each.get("same_chip")) for each in changes)
     text = f"The best chip stays the same in {kept} of {len(changes)} cases."
-    columns = ["What is changed", "By>", "Step>", "Change>", "Best chip then"]
+    columns = ["What is changed", "By>", "Step>", "Change>", "Best chip then, where it differs"]
     return join([tag("p", text), table("What if an assumption is off", columns, rows)])
 
 
@@ -222,6 +237,7 @@ def top_section(document: Data) -> Html:
                 seconds(took),
                 percent(took / fastest - 1, signed=True) if known else NOTHING,
                 _both(design),
+                _apart(design, document.get("best") or top[0]),
                 rate(design.get("samples_per_s")),
                 area(design.get("area_mm2")),
                 energy(design.get("energy_j")),
@@ -229,8 +245,8 @@ def top_section(document: Data) -> Html:
                 str(design.get("bottleneck") or NOTHING),
             ]
         )
-    columns = ["#", "Step>", "Behind>", "Chip and plan", "Samples / s>", "Die area>", "Energy>"]
-    columns += ["Cost>", "Bottleneck"]
+    columns = ["#", "Step>", "Behind>", "Chip and plan", _APART, "Samples / s>", "Die area>"]
+    columns += ["Energy of a step>", "Price of all chips>", "Bottleneck"]
     return table(f"The {len(top)} best chips, each with its best plan", columns, rows)
 
 

@@ -79,7 +79,7 @@ def memory_figure(plan: Data) -> Data | None:
     limit = plan.get("limit_bytes")
     if is_number(limit):
         _draw_limit(layout, float(limit), lying)
-    tall = 150 + 44 * len(stages) if lying else 380
+    tall = 175 + 44 * len(stages) if lying else 380
     return {"data": data, "layout": layout, "height": tall}
 
 

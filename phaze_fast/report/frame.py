@@ -1,14 +1,16 @@
 """The frame of every page: one file of HTML that makes no request.
 
-Scripts are inside, Plotly's where a page has figures for it, and a content security policy lets
-only the page's own scripts run, known by their hashes.
+Scripts are inside, Plotly's (compressed) where a page has figures for it, and a content security
+policy lets only the page's own scripts run, known by their hashes.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib import resources
 from string import Template
 from typing import Any
@@ -36,16 +38,37 @@ def _asset(name: str) -> str:
     return (resources.files(__package__) / name).read_text("utf-8")
 
 
+def _as_read(text: str) -> str:
+    """Give a script as a browser reads it: its ends of lines, and no end before its own."""
+    return text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
+
+
+def _known_by(text: str) -> str:
+    """Give the hash by which the page's policy knows a script."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
 def _script(text: str) -> tuple[Html, str]:
-    """Give a script element, and the hash by which the page's policy knows it."""
-    # As a browser reads it: its ends of lines, and no end of the element before its own.
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("</script", "<\\/script")
-    known = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-    return Html(f"<script>{text}</script>"), f"'sha256-{known}'"
+    """Give a script element and its hash."""
+    text = _as_read(text)
+    return Html(f"<script>{text}</script>"), _known_by(text)
+
+
+@lru_cache(maxsize=1)
+def _packed(script: str) -> tuple[Html, str]:
+    """Give Plotly as compressed data, which `page.js` unpacks, and the hash of the script."""
+    text = _as_read(script)
+    packed = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
+    element = f'<script type="application/octet-stream" id="plotly">{packed}</script>'
+    return Html(element), _known_by(text)
 
 
 def framed(
-    title: str, kind: str, sections: Sequence[Section], figures: Mapping[str, Any] | None = None
+    title: str,
+    kind: str,
+    sections: Sequence[Section],
+    figures: Mapping[str, Any] | None = None,
+    points: bool = False,
 ) -> str:
     """Put sections into a page.
 
@@ -59,6 +82,8 @@ def framed(
         Anchor, heading and body of each; the first has no link.
     figures
         What Plotly draws, by name of the place.
+    points
+        Whether it has drawings of points (`phaze_fast.report.points`).
 
     Raises
     ------
@@ -72,10 +97,13 @@ def framed(
     """
     scripts, known = [], []
     if figures:
-        for text in (_plotly(), _asset("page.js")):
-            element, key = _script(text)
+        for element, key in (_packed(_plotly()), _script(_asset("page.js"))):
             scripts.append(element)
             known.append(key)
+    if points:
+        element, key = _script(_asset("points.js"))
+        scripts.append(element)
+        known.append(key)
     watcher, key = _script(_asset("watch.js"))
     bodies = [
         tag("section", tag("h2", heading), body, id=anchor, class_="card")

@@ -34,7 +34,7 @@
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink, size: narrow ? 11 : 12.5, family: style.getPropertyValue("font-family") },
       hoverlabel: { bgcolor: surface, bordercolor: ink, font: { color: ink, family: style.getPropertyValue("font-family") }, align: "left" },
-      margin: { l: narrow ? 44 : 60, r: 12, t: 24, b: 48 },
+      margin: { l: narrow ? 44 : 60, r: 12, t: narrow ? 72 : 48, b: 48 },
       xaxis: axis(own.xaxis, style), yaxis: axis(own.yaxis, style),
     });
   }
@@ -49,32 +49,45 @@
     }));
   }
 
-  // Which objective stands on which axis of the front.
-  for (const box of document.querySelectorAll("select[data-figure]")) {
-    box.addEventListener("change", () => {
-      const figure = figures[box.dataset.figure];
-      const chosen = figure.axes[box.value];
-      const side = box.dataset.axis;
-      figure.data[0][side] = chosen.values;
-      figure.data[1][side] = [chosen.best];
-      Object.assign(figure.layout[side + "axis"], { title: { text: chosen.title }, type: chosen.type });
+  function start() {
+    // Which objective stands on which axis of the front.
+    for (const box of document.querySelectorAll("select[data-figure]")) {
+      box.addEventListener("change", () => {
+        const figure = figures[box.dataset.figure];
+        const chosen = figure.axes[box.value];
+        const side = box.dataset.axis;
+        figure.data[0][side] = chosen.values;
+        figure.data[1][side] = [chosen.best];
+        Object.assign(figure.layout[side + "axis"], { title: { text: chosen.title }, type: chosen.type });
+        draw();
+      });
+    }
+
+    window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+    let folded = [];
+    window.addEventListener("beforeprint", () => {
+      folded = Array.from(document.querySelectorAll("details:not([open])"));
+      for (const each of folded) each.open = true;
+      root.classList.add("printing");
+      draw(printed);
+    });
+    window.addEventListener("afterprint", () => {
+      for (const each of folded) each.open = false;
+      root.classList.remove("printing");
       draw();
     });
+    draw().then((all) => { root.dataset.drawn = String(all.length); });
   }
 
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
-  let folded = [];
-  window.addEventListener("beforeprint", () => {
-    folded = Array.from(document.querySelectorAll("details:not([open])"));
-    for (const each of folded) each.open = true;
-    root.classList.add("printing");
-    draw(printed);
-  });
-  window.addEventListener("afterprint", () => {
-    for (const each of folded) each.open = false;
-    root.classList.remove("printing");
-    draw();
-  });
+  // Plotly is packed to keep the page small; run from the text it is known to the page's policy by.
+  async function unpack() {
+    const packed = atob(document.getElementById("plotly").textContent);
+    const bytes = Uint8Array.from(packed, (each) => each.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  }
 
-  draw().then((all) => { root.dataset.drawn = String(all.length); });
+  unpack().then(start);
 })();

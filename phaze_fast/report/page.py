@@ -25,6 +25,7 @@ from phaze_fast.report.evidence import (
 )
 from phaze_fast.report.figures import history_figure, memory_figure, pareto_figure
 from phaze_fast.report.frame import framed
+from phaze_fast.report.layers import layer_section, operators_section
 from phaze_fast.report.markup import Html, tag
 from phaze_fast.report.robust import robust_section
 from phaze_fast.report.wafers import is_wafer, wafer_names, wafer_sections
@@ -95,6 +96,8 @@ def _sections(document: Data, figures: _Figures) -> list[tuple[str, str, Html]]:
         ("certificate", "Certificate", certificate_section(document)),
         ("best", "The best chip and plan", best_section(document)),
         ("stages", "Stages and memory", stages_section(document, memory)),
+        ("layers", "Layer schedules", layer_section(document)),
+        ("operators", "Best against runner-up, operator by operator", operators_section(document)),
         ("pareto", "Pareto front", pareto_section(document, front)),
         ("pruning", "How the space was narrowed", pruning_section(document)),
         ("progress", "Bound and best over time", history_section(document, history)),
@@ -118,7 +121,7 @@ def report_page(document: Data) -> str:
     Returns
     -------
     str
-        The page; about 5 MB where it has figures, for Plotly's script is inside.
+        The page; about 2 MB where it has figures, for Plotly's script is inside, compressed.
 
     Raises
     ------

@@ -10,6 +10,7 @@ from phaze_fast.documents import write_whole
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
 from phaze_fast.placement import Plan, Timeline, timeline
+from phaze_fast.placement.intervals import NOMINAL
 from phaze_fast.report.explain import Explanation, difference, explain_plan
 from phaze_fast.report.frame import Section, framed
 from phaze_fast.report.markup import Html, details, join, table, tag, tiles
@@ -19,6 +20,7 @@ from phaze_fast.report.words import count, percent, seconds, size
 __all__ = ["compare_page", "plan_page", "write_page"]
 
 _COLOURS = 8
+_SHOWN_TERMS = ("weights", "gradients", "optimizer", "activations")
 _RUNNERS = 12
 _ZOOMED = 2.5
 """A second timeline shows the start where a step has so many times more micro-batches."""
@@ -40,6 +42,30 @@ def _colour(k: int) -> str:
     return f"c{k}" if k < _COLOURS else f"c{k % _COLOURS} pale"
 
 
+def _between(plan: Plan) -> str:
+    return f"{seconds(plan.interval_s[0])} to {seconds(plan.interval_s[1])}"
+
+
+_INSTANTS = {
+    "loss": "at the loss",
+    "backward": "in a backward pass",
+    "first layer backward": "in the first layer's backward pass",
+    "step": "in the optimiser's step",
+}
+
+
+def _peak(plan: Plan) -> str:
+    """Say where and when the fullest device holds most, and of what."""
+    term = plan.peak["term"]
+    said = f"on stage {_when(plan)}; the largest part that comes and goes is {term}"
+    return f"{said}, {size(plan.memory[term])}"
+
+
+def _when(plan: Plan) -> str:
+    instant = plan.peak["instant"]
+    return f"{plan.stages.index(plan.fullest)}, {_INSTANTS.get(instant, instant)}"
+
+
 def _summary(plan: Plan, verdict: str, footnote: str) -> Html:
     left = plan.limit_bytes - plan.memory_bytes
     room = f"{size(left)} free" if left >= 0 else f"{size(-left)} too much"
@@ -47,11 +73,14 @@ def _summary(plan: Plan, verdict: str, footnote: str) -> Html:
         ("Step", seconds(plan.time_s)),
         ("Tokens / s", count(round(plan.tokens_per_s))),
         ("MFU", percent(plan.mfu)),
-        ("Memory", f"{size(plan.memory_bytes)}, {room}"),
+        ("Memory of the fullest device", size(plan.memory_bytes)),
+        ("Against the limit", room),
         ("Devices", count(plan.devices)),
         ("Micro-batches", count(plan.microbatches)),
         ("Recomputed", plan.recompute),
         ("Rank order", plan.rank_order),
+        (f"{NOMINAL:.0%} of such runs lie in", _between(plan)),
+        ("Memory is fullest", f"stage {_when(plan)}"),
     ]
     mood = "good" if left >= 0 else "bad"
     return join(
@@ -104,6 +133,12 @@ def _timeline(played: Timeline) -> Html:
     return join([tag("p", words), *drawn])
 
 
+def _memory(played: Timeline) -> Html:
+    """Draw memory over the step, and say which instant and which term make its peak."""
+    words = f"The fullest device: {size(played.plan.memory_bytes)}, {_peak(played.plan)}."
+    return join([tag("p", words), memory_drawing(played)])
+
+
 def _stages(plan: Plan) -> Html:
     rows = [
         [
@@ -111,14 +146,17 @@ def _stages(plan: Plan) -> Html:
             ", ".join(f"{n} {kind}" for kind, n in stage.kinds.items()),
             stage.recompute,
             seconds(stage.load_s),
-            *(size(stage.memory[term]) for term in ("weights", "gradients", "optimizer")),
+            *(size(stage.memory[term]) for term in _SHOWN_TERMS[:3]),
             size(stage.memory["activations"]),
+            size(sum(stage.memory[term] for term in stage.memory if term not in _SHOWN_TERMS)),
             size(stage.memory_bytes),
+            _INSTANTS.get(stage.instant, stage.instant),
         ]
         for k, stage in enumerate(plan.stages)
     ]
     columns = ["Stage", "Layers", "Recomputed", "Micro-batch>", "Weights>", "Gradients>"]
-    return table("A device of each stage", [*columns, "Optimiser>", "Activations>", "All>"], rows)
+    columns += ["Optimiser>", "Activations>", "Other>", "Most at once>", "When"]
+    return table("A device of each stage, at the instant when it holds most", columns, rows)
 
 
 def _lost(best: Plan, other: Plan) -> str:
@@ -135,7 +173,7 @@ def _runners(plans: Sequence[Plan]) -> Html:
     best = plans[0]
     rows = [
         [
-            _short(each),
+            tag("span", _short(each), class_="design"),
             seconds(each.time_s),
             f"{each.time_s / best.time_s - 1:+.2%}",
             size(each.memory_bytes),
@@ -219,7 +257,7 @@ def plan_page(
         ("certificate", "Answer", _summary(best, verdict, footnote)),
         ("timeline", "Timeline", _timeline(played)),
         ("parts", "Where the time goes", _parts(best)),
-        ("memory", "Memory over the step", memory_drawing(played)),
+        ("memory", "Memory over the step", _memory(played)),
         ("stages", "Stages", _stages(best)),
         ("why", "What binds, and what each rate is worth", _worth(why)),
     ]

@@ -14,7 +14,7 @@ import numpy as np
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
-from phaze_fast.placement import Training, infeasible, plan
+from phaze_fast.placement import Training, infeasible, layer_schedules, plan
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.designs import Design, geometric_mean
 from phaze_fast.search.find import checked_weights, search_digest
@@ -159,6 +159,21 @@ class SearchResult(Table):
             cost_usd=winner.cost_usd,
         )
 
+    def _slower(self) -> int:
+        """Position of the first of the best chips that is slower than the best; 0: none is."""
+        best = self.top[0].time_s
+        return next((k for k, each in enumerate(self.top) if each.time_s > best), 0)
+
+    def _layers(self, k: int) -> dict[str, Any]:
+        """Give the layer schedules of one of the best chips, by the models' names."""
+        design, found = self.top[k], {}
+        for problem in self.problems:
+            name = problem.model.name
+            cluster = problem.cluster.replace(chip=design.chip)
+            made = layer_schedules(problem.model, cluster, design.plans[name])
+            found[name] = [layer.to_dict() for layer in made]
+        return {"rank": k + 1, "models": found}
+
     def _row(self, point: Winner) -> dict[str, Any]:
         row = self._design(point).to_dict(stages=False)
         texts = [str(plan) for plan in point.plans]
@@ -212,6 +227,7 @@ class SearchResult(Table):
             found["best"] = self.best.to_dict()
             found["calibration"] = self.best.chip.calibration.to_dict()
             found["top"] = [design.to_dict(stages=False) for design in self.top]
+            found["layers"] = [self._layers(k) for k in dict.fromkeys([0, self._slower()])]
         if outcome.objectives:
             front = self.pareto()
             found["pareto"] = {

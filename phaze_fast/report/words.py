@@ -134,10 +134,10 @@ def objective(name: str) -> tuple[str, str, Callable[[Any], str]]:
     known: dict[str, tuple[str, str, Callable[[Any], str]]] = {
         "time": ("time_s", "Step", seconds),
         "area": ("area_mm2", "Die area", area),
-        "energy": ("energy_j", "Energy", energy),
+        "energy": ("energy_j", "Energy of a step", energy),
         "hbm": ("hbm_bytes", "HBM", size),
         "memory": ("hbm_bytes", "HBM", size),
-        "cost": ("cost_usd", "Cost", cost),
+        "cost": ("cost_usd", "Price of all chips", cost),
     }
     for short, found in known.items():
         if name in (short, found[0]):

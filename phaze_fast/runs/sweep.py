@@ -48,10 +48,14 @@ COLUMNS: dict[str, type] = {
     "model": str,
     "chip": str,
     "devices": int,
+    "fabric": str,
+    "global_batch": int,
+    "seq": int,
     "area_mm2": float,
     "time_s": float,
     "samples_per_s": float,
     "tokens_per_s": float,
+    "mfu": float,
     "memory_bytes": float,
     "devices_used": int,
     "tp": int,
@@ -70,8 +74,8 @@ COLUMNS: dict[str, type] = {
 }
 """Columns of every row and their types; None in a row where there is no plan."""
 
-_OF_POINT = {"key", "status", "reason", "model", "chip", "devices", "area_mm2"}
-_OF_PLAN = COLUMNS.keys() - _OF_POINT - {"devices_used", "samples_per_s"}
+_OF_POINT = {"key", "status", "reason", "model", "chip", "devices", "fabric", "area_mm2"}
+_OF_PLAN = COLUMNS.keys() - _OF_POINT - {"global_batch", "devices_used", "samples_per_s"}
 _MISSING: dict[type, Any] = {str: "", int: -1, float: math.nan, bool: False}
 
 
@@ -150,6 +154,7 @@ def blank_row(point: Point, status: str, reason: str = "") -> Row:
     row: Row = dict.fromkeys(COLUMNS)
     row |= {"key": point.key, "status": status, "reason": reason, "devices": point.cluster.devices}
     row |= {"model": point.model.name, "chip": chip.name}
+    row |= {"fabric": point.cluster.fabric.name, "global_batch": point.training.global_batch}
     row["area_mm2"] = area_mm2 if math.isfinite(area_mm2) else None
     return row
 

@@ -215,7 +215,7 @@ def study_in(
         maps = sample_faults(problem.wafer, maps, seed, die_fault, link_fault)
     if not maps:
         raise InvalidInputError("maps: none are given; expected at least one")
-    asked = asdict(replace(effort or _QUICK, budget_s=None))
+    asked = asdict(replace(effort or _QUICK, budget_s=None, stop=None))
     given = {"maps": [each.to_plain() for each in maps], "effort": asked, "seed": seed}
     data = session.run([Task(fault_times, problem, given)], progress)[0]
     whole, *times = (float("inf") if t is None else float(t) for t in data["times_s"])

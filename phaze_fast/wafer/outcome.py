@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -81,6 +82,9 @@ class Effort:
     """Layouts that get them."""
     budget_s: float | None = None
     """Stop looking at further layouts after so long; the answer then depends on the machine."""
+    stop: Callable[[], bool] | None = None
+    """Asked now and then: whether to stop looking at further layouts, as if the budget were spent.
+    Not asked by other processes."""
 
     def __post_init__(self) -> None:
         for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):
@@ -89,6 +93,12 @@ class Effort:
             raise InvalidInputError(
                 f"budget_s: {self.budget_s!r} is not accepted; expected seconds > 0"
             )
+
+    def spent(self, began: float) -> bool:
+        """Whether a search that began then (`time.perf_counter`) is to look at nothing further."""
+        if self.stop is not None and self.stop():
+            return True
+        return self.budget_s is not None and time.perf_counter() - began > self.budget_s
 
 
 @dataclass(frozen=True)

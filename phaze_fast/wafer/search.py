@@ -172,6 +172,8 @@ class _Search:
     def breed(self, tried: _Tried) -> _Tried:
         """Several seeds, then children of the best two, each annealed."""
         mapping = tried.mapping
+        if self.effort.stop is not None and self.effort.stop():
+            return tried
         if mapping.ways() <= 2.0 * self.effort.seeds * self.effort.steps:  # then all of them
             tried.operator_mappings, _, evaluations = mapping.exhaust()
             mapping.assign(tried.operator_mappings)
@@ -322,8 +324,7 @@ class _Search:
         return min(self.bounds, default=0.0)
 
     def late(self) -> bool:
-        budget = self.effort.budget_s
-        return budget is not None and time.perf_counter() - self.began > budget
+        return self.effort.spent(self.began)
 
 
 def search_mapping(

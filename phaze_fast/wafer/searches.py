@@ -24,7 +24,7 @@ __all__ = ["mappings_in", "result_in", "search_data", "search_mappings", "search
 
 def search_data(problem: Problem, given: Data, means: Means) -> Data:
     """Search one wafer and give plain data: `result_in` reads it."""
-    effort = Effort(**given["effort"], budget_s=means.budget_s)
+    effort = Effort(**given["effort"], budget_s=means.budget_s, stop=means.stop)
     below_s = float("inf") if given["below_s"] is None else given["below_s"]
     starts = []
     for data in given["starts"]:
@@ -43,8 +43,9 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
     return {
         "bound_s": bound_s if math.isfinite(bound_s) else None,
         "result": None if result is None else result.to_record(),
-        # What a budget may have cut short is the answer of this run alone.
-        "cut": means.budget_s is not None and (result is None or result.seconds >= means.budget_s),
+        # What a budget or a hand may have cut short is the answer of this run alone.
+        "cut": (means.stop is not None and means.stop())
+        or (means.budget_s is not None and (result is None or result.seconds >= means.budget_s)),
     }
 
 
@@ -78,8 +79,8 @@ def search_task(
     wanted
         Layouts: ``all``, ``linear`` (runs of ranks), or one.
     """
-    asked = asdict(replace(effort, budget_s=None))
-    del asked["budget_s"]
+    asked = asdict(replace(effort, budget_s=None, stop=None))
+    del asked["budget_s"], asked["stop"]
     given = {
         "effort": asked,
         "seed": seed,
@@ -87,7 +88,7 @@ def search_task(
         "starts": [found.encoding.to_list() for found in starts],
         "wanted": (list(asdict(wanted).values()) if isinstance(wanted, Layout) else wanted),
     }
-    return Task(search_data, problem, given, effort.budget_s)
+    return Task(search_data, problem, given, effort.budget_s, effort.stop)
 
 
 def result_in(problem: Problem, data: Data) -> tuple[MappingResult | None, float]:

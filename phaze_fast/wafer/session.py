@@ -12,7 +12,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Means:
     threads: int = 1
     budget_s: float | None = None
     progress: Progress | None = None
+    stop: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Task:
     """Plain data."""
     budget_s: float | None = None
     """After which the call may give less; then its result has a true `cut` and is not kept."""
+    stop: Callable[[], bool] | None = None
+    """Whether to give less from now on, likewise; asked only where tasks run one after another."""
 
     @cached_property
     def key(self) -> str:
@@ -70,7 +73,7 @@ def _answered(
     answers: list[tuple[Data | None, Exception | None]] = []
     for _, task in tasks:
         try:
-            means = Means(threads, task.budget_s, progress)
+            means = Means(threads, task.budget_s, progress, task.stop)
             answers.append((task.call(task.problem, task.given, means), None))
         except Exception as error:
             answers.append((None, error))
@@ -182,7 +185,8 @@ class Session:
         results |= kept
         self.recalled += len(kept)
         self._found |= {tasks[at].key: data for at, data in kept.items()}
-        left = [(at, task) for at, task in enumerate(tasks) if at not in results]
+        asked = tasks if self.alone else [replace(task, stop=None) for task in tasks]
+        left = [(at, task) for at, task in enumerate(asked) if at not in results]
         for at in results:
             if done is not None:
                 done(at)

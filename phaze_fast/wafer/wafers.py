@@ -307,8 +307,7 @@ class _Tour:
     @property
     def late(self) -> bool:
         """Whether the budget is spent."""
-        budget = self.effort.budget_s
-        return budget is not None and time.perf_counter() - self.began > budget
+        return self.effort.spent(self.began)
 
     def search(self, limits: dict[int, float], effort: Effort) -> None:
         """Search wafers, each below a time; bounds may leave nothing of some."""

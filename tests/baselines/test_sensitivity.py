@@ -1,7 +1,10 @@
 """Sensitivity under limits on area that stay, and that follow the base chip."""
 
+import pytest
+
 import phaze_fast as pf
 from phaze_fast.baselines.sensitivity import variations
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import AreaLimit
 
 
@@ -53,3 +56,19 @@ def test_sensitivity_says_none_where_no_chip_is_left_within_the_limit():
     assert rows["buffer area", 0.5]["time_s"] <= found.best.time_s
     assert rows["tensor area", 2.0]["time_s"] > found.best.time_s
     assert not rows["tensor area", 2.0]["same_chip"]
+
+
+def test_a_chip_of_the_users_own_is_a_baseline(tmp_path):
+    own = pf.presets.chip("h100").replace(name="mine", clock_hz=1.2e9)
+    (tmp_path / "mine.yaml").write_text(own.to_yaml())
+    space = pf.ArchitectureSpace.published()[45_000:45_004]
+    step = pf.Training(global_batch=8, microbatch=1, tensor_parallel=1, pipeline=1)
+    pod = pf.Cluster(devices=4, fabric="tpuv4-pod")
+    found = pf.search("gpt2-small", space, pod, step, top=1)
+    rows = pf.compare(found, [str(tmp_path / "mine.yaml"), "h100", own]).baselines
+    assert list(rows) == ["chip mine", "chip h100"]
+    alone = pf.plan("gpt2-small", pod.replace(chip=own), step, top=1).best
+    assert rows["chip mine"]["time_s"] == alone.time_s
+    assert rows["chip mine"]["speedup"] == alone.time_s / found.best.time_s
+    with pytest.raises(InvalidInputError, match="baselines: 'h1000' is not accepted; did you mean"):
+        pf.compare(found, "h1000")

@@ -18,7 +18,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "framework_flags.yaml"
 PUBLIC = Path(__file__).parents[3] / "shared" / "truth" / "public_runs.csv"
 
 
-@pytest.mark.parametrize("format_", ["megatron", "torchtitan", "maxtext"])
+@pytest.mark.parametrize("format_", export.FORMATS)
 def test_the_frameworks_know_every_name(format_):
     known = set(yaml.safe_load(GOLDEN.read_text())[format_]["names"].split())
     names = export.flag_names(format_)

@@ -10,7 +10,8 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import OPTIMIZERS
 from phaze_fast.placement.recompute import RECOMPUTE
 
-PLANS = 60
+SOME = (24, 60)  # seed and number of the plans of every run
+MORE = (23, 140)  # of the full one
 SUFFIX = {"torchtitan": ".toml", "deepspeed": ".json"}
 MODELS = {
     "llama2-7b": models.load("llama2-7b"),
@@ -54,7 +55,14 @@ def random_plan(rng):
         pp = 1 if simple else rng.choice([1, 2, 3, 4])
         dp = rng.choice([1, 2, 3, 8])
         schedule = rng.choice(["1f1b", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"])
-        virtual = {"interleaved": rng.choice([2, 3]), "zb-v": 2}.get(schedule, 1)
+        if random.Random(f"{schedule}{dp}{pp}").random() < 0.1:
+            schedule = rng.choice(["dualpipe", "dualpipe-v", "zb-h2"])
+        virtual = {
+            "interleaved": rng.choice([2, 3]),
+            "zb-v": 2,
+            "dualpipe-v": 2,
+            "dualpipe": 2,
+        }.get(schedule, 1)
         if pp == 1:
             schedule, virtual = "1f1b", 1
         microbatch = rng.choice([1, 2])
@@ -82,6 +90,7 @@ def random_plan(rng):
             given |= {"etp": 1, "expert_imbalance": own.choice([1.0, 1.5])}
         if given["zero"] and dp % 2 == 0:
             given["shard"] = own.choice([None, None, None, dp, dp // 2])
+        given["precision"] = own.choice(["bf16", "bf16", "bf16", "fp8", "fp8-current", "fp16"])
         try:
             spec = pf.PlanSpec.from_dict(given)
             spare = rng.choice([0, 0, 0, 8])
@@ -91,10 +100,11 @@ def random_plan(rng):
             continue
 
 
-@pytest.fixture(scope="module")
-def plans():
-    rng = random.Random(22)
-    return [random_plan(rng) for _ in range(PLANS)]
+@pytest.fixture(scope="module", params=[SOME, pytest.param(MORE, marks=pytest.mark.slow)])
+def plans(request):
+    seed, count = request.param
+    rng = random.Random(seed)
+    return [random_plan(rng) for _ in range(count)]
 
 
 @pytest.mark.parametrize("format_", export.FORMATS)
@@ -115,5 +125,5 @@ def test_what_a_file_says_predicts_the_same_seconds(format_, plans, tmp_path):
             assert item.what
             assert item.why
             assert format_ == "deepspeed" or str(item) in written.text
-    assert complete >= {"megatron": 18, "bridge": 18}.get(format_, 1)
+    assert complete >= {"megatron": 15, "bridge": 15}.get(format_, 1)
     assert differ  # some plans cannot be said, and are not hidden

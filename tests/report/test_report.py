@@ -3,13 +3,12 @@
 import copy
 import json
 import re
-import shutil
-import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from report_cases import NASTY, nasty
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
@@ -18,13 +17,6 @@ from phaze_fast.report import words as say
 from phaze_fast.report.drawing import chip_drawing
 from phaze_fast.report.figures import history_figure, memory_figure, pareto_figure
 from phaze_fast.report.markup import Html, escape, script_json, table, tag
-
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update"]
-NASTY = "</script><img src=x onerror=alert(1)> & \"q\" 'r' <b>$title</b> %{x} \u2028"
 
 
 @pytest.fixture(scope="session")
@@ -261,15 +253,6 @@ def test_each_of_several_models_has_its_plan_and_figure(document, plan, no_plotl
     assert 'id="plot-memory-1"' in page
 
 
-def nasty(value):
-    """Put hostile text wherever a document has text of a user's."""
-    if isinstance(value, dict):
-        return {k: nasty(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [nasty(each) for each in value]
-    return NASTY if isinstance(value, str) else value
-
-
 def test_nothing_of_the_document_is_read_as_html_or_script(document, no_plotly):
     hostile = nasty(document) | {"status": "optimal"}
     hostile["pareto"] |= {"objectives": ["time", NASTY]}
@@ -398,27 +381,3 @@ def test_text_can_be_read(mode):
         for ink in ("ink", "soft", "accent", "good", "warn", "bad"):
             pair = sorted(brightness(colours[name]) for name in (ground, ink))
             assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (ground, ink)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("hostile", [False, True], ids=["plain", "hostile"])
-def test_a_browser_draws_every_figure_without_an_error(document, tmp_path, hostile):
-    pytest.importorskip("plotly", reason="needs the extra `plot`")
-    if hostile:
-        document = nasty(document) | {"status": "optimal"}
-        document["pareto"]["objectives"] = ["time", "area", "energy"]
-    write_report(document, tmp_path / "page.html")
-    address = (tmp_path / "page.html").as_uri()
-    options = [f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr"]
-    options += ["--virtual-time-budget=20000", "--dump-dom", address]
-    done = subprocess.run([CHROMIUM, *FLAGS, *options], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0
-    root = re.search(r"<html[^>]*>", done.stdout)[0]
-    assert 'data-drawn="3"' in root
-    assert "data-errors" not in root
-    assert "CONSOLE" not in done.stderr
-    body = re.sub(r"<(script|style).*?</\1>", "", done.stdout, flags=re.S)
-    assert body.count('class="main-svg"') >= 3
-    assert 'class="barlayer' in body
-    assert "<img" not in body

@@ -268,7 +268,11 @@ struct SettledLayouts {
   std::int64_t solved;  // exactly; all others by their bounds
   std::int64_t empty;   // of those, layouts of which no partition fits that keeps together what
                         // belongs together
+  double open_s;        // least bound of layouts that were left open; infinite where none was
 };
+
+// Asked between waves of layouts by the thread that called: whether to end with what is found.
+using AskedToStop = std::function<bool()>;
 
 // Seconds of one micro-batch's passes by a plan, each at [stage * chunks + chunk], messages that a
 // pass waits for included, and of the step that they make up, without what follows the last pass.
@@ -351,7 +355,8 @@ class PlanSpace {
   // The fastest `top` plans over several strategies on one chip, distinct but for rank order;
   // fastest first.
   std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t room,
-                                    std::size_t top, int threads, SettledLayouts* settled) const;
+                                    std::size_t top, int threads, SettledLayouts* settled,
+                                    const AskedToStop& stop = {}) const;
 
   // Of the fastest plans of all layouts those of which none is both faster and smaller than
   // another; fastest first.

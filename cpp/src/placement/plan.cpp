@@ -145,9 +145,9 @@ void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, con
 }
 
 std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times, std::size_t room,
-                                             std::size_t top, int threads,
-                                             SettledLayouts* settled) const {
-  return phaze::top_plans(*impl_, times, room, top, threads, settled);
+                                             std::size_t top, int threads, SettledLayouts* settled,
+                                             const AskedToStop& stop) const {
+  return phaze::top_plans(*impl_, times, room, top, threads, settled, stop);
 }
 
 std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::size_t room,

@@ -203,14 +203,20 @@ class Layouts {
   }
 
   // Solves every layout that a plan of interest may have: `limit` gives what a candidate's plan may
-  // take, `offer` is called with the plans found, in the order of the bounds.
+  // take, `offer` is called with the plans found, in the order of the bounds. Where `stop` says so
+  // after a wave, the rest is left open.
   template <typename Limit, typename Offer>
-  SettledLayouts settle(int threads, const Limit& limit, const Offer& offer) {
-    SettledLayouts settled{};
+  SettledLayouts settle(int threads, const Limit& limit, const Offer& offer,
+                        const AskedToStop& stop = {}) {
+    SettledLayouts settled{0, 0, kInfinite};
     PlayedSteps played;
     std::vector<Candidate> wave;
     std::vector<double> below;
     while (!queue_.empty()) {
+      if (settled.solved > 0 && stop && stop()) {
+        settled.open_s = queue_.front().bound_s;
+        break;
+      }
       wave.clear();
       below.clear();
       while (!queue_.empty() && wave.size() < kWave) {
@@ -300,7 +306,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
 
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t room, std::size_t top, int threads,
-                                  SettledLayouts* settled) {
+                                  SettledLayouts* settled, const AskedToStop& stop) {
   Layouts layouts(space, times, room);
   Fastest fastest(top);
   const auto kind = [&](const PlacedPlan& plan) {
@@ -312,7 +318,8 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
       [&](PlacedPlan plan) {
         fastest.add(plan.time_s, kind(plan));
         plans.push_back(std::move(plan));
-      });
+      },
+      stop);
   sort_plans(space, &plans);
   std::vector<PlacedPlan> kept;
   std::map<Kind, bool> known;

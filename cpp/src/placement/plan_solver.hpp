@@ -166,7 +166,7 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
                             double below_s, PlanSolver* solver);
 std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                   std::size_t room, std::size_t top, int threads,
-                                  SettledLayouts* settled);
+                                  SettledLayouts* settled, const AskedToStop& stop);
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
                                    std::size_t room, int threads, SettledLayouts* settled);
 

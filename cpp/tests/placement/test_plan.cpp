@@ -172,6 +172,13 @@ void one_case(unsigned seed) {
   const std::vector<KindTimes> all{times};
   const auto one = c.space.top_plans(all, 0, 3, 1, &settled);
   const auto two = c.space.top_plans(all, 0, 3, 2, &settled);
+  CHECK(settled.open_s == kInfinite);
+  SettledLayouts cut{};
+  const auto early = c.space.top_plans(all, 0, 3, 1, &cut, [] { return true; });
+  if (!early.empty() && !one.empty()) {
+    CHECK(early[0].time_s >= one[0].time_s);
+    CHECK(std::min(early[0].time_s, cut.open_s) <= one[0].time_s * (1.0 + 1e-12));
+  }
   const auto front = c.space.front(all, 0, 1, &settled);
   CHECK(front.empty() == one.empty());
   for (std::size_t k = 0; k < front.size(); ++k) {
