@@ -33,6 +33,7 @@ class CandidateQueue {
   void arrange() { std::make_heap(heap_.begin(), heap_.end(), later); }
 
   bool empty() const noexcept { return heap_.empty(); }
+  double least_s() const noexcept { return heap_.front().bound_s; }
 
   Candidate take() {
     std::pop_heap(heap_.begin(), heap_.end(), later);
@@ -214,7 +215,7 @@ class Layouts {
     std::vector<double> below;
     while (!queue_.empty()) {
       if (settled.solved > 0 && stop && stop()) {
-        settled.open_s = queue_.front().bound_s;
+        settled.open_s = queue_.least_s();
         break;
       }
       wave.clear();
