@@ -20,11 +20,12 @@ from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_wh
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, folder, note, target, write_text
 from phaze_fast.cli.search import default_cache
+from phaze_fast.cli.wafer_argument import joined_wafers, wafer_of, with_faults
 from phaze_fast.cli.wafer_cases import Case, Cases
 from phaze_fast.cli.wafer_tables import picture, summary
 from phaze_fast.documents import read_document
-from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.hardware import Wafer, WaferSpace, load_faults, presets
+from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.units import format_time
 from phaze_fast.wafer import Encoding, Problem, WaferTraining, evaluate
@@ -47,52 +48,6 @@ def _transformer(model: Model) -> TransformerModel:
     raise InvalidInputError(
         f"model: {model.name} is a traced graph; expected a transformer given by its fields"
     )
-
-
-def _wafer_of(name: str) -> Wafer | WaferSpace:
-    """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
-    if name in presets.wafer_space_names():
-        return presets.wafer_space(name)
-    if name in presets.wafer_names():
-        return presets.wafer(name)
-    if not name.endswith((".yaml", ".yml", ".json")):
-        known = [*presets.wafer_names(), *presets.wafer_space_names()]
-        raise InvalidInputError(
-            f"--wafer: {name!r} is not accepted; {nearest(name, known)}, or a file"
-        )
-    data = read_document(name)
-    if isinstance(data, dict) and "axes" in data:
-        return WaferSpace.from_dict(data, source=name)
-    return Wafer.from_dict(data, source=name)
-
-
-def _joined(wafers: list[Wafer | WaferSpace], count: int) -> list[Wafer | WaferSpace]:
-    """Join several wafers of each kind."""
-    if count == 1:
-        return wafers
-    found: list[Wafer | WaferSpace] = []
-    for where in wafers:
-        if isinstance(where, WaferSpace):
-            raise InvalidInputError(
-                f"--joined: {where.name} is not accepted with it; expected wafers, not a space"
-            )
-        found.append(where.replace(joined=count))
-    return found
-
-
-def _with_faults(wafers: list[Wafer | WaferSpace], path: Path | None) -> list[Wafer | WaferSpace]:
-    """Break the dies and links of a file on every wafer."""
-    if path is None:
-        return wafers
-    faults = load_faults(path)
-    found: list[Wafer | WaferSpace] = []
-    for where in wafers:
-        if isinstance(where, WaferSpace):
-            raise InvalidInputError(
-                f"--faults: {where.name} is not accepted with it; expected wafers, not a space"
-            )
-        found.append(faults.on(where, str(path)))
-    return found
 
 
 # ---- running ----
@@ -341,8 +296,8 @@ def wafer(
     training = WaferTraining(global_batch, seq, optimizer)
     effort = Effort(seeds, steps, promising, budget)
     loaded = [_transformer(load_model(name, seq)) for name in model]
-    named = [_wafer_of(name) for name in on or ["dram-wafer"]]
-    wafers = _with_faults(_joined(named, joined), faults)
+    named = [wafer_of(name) for name in on or ["dram-wafer"]]
+    wafers = with_faults(joined_wafers(named, joined), faults)
     if encoding is not None:
         if len(loaded) > 1 or len(wafers) > 1 or compare:
             raise InvalidInputError(

@@ -20,6 +20,7 @@ __all__ = [
     "Layout",
     "accepts_microbatch",
     "boundaries",
+    "even_split",
     "layout_fault",
     "layouts",
     "links_of",
@@ -300,3 +301,12 @@ def _pipelines(
         for microbatch in _microbatches(share, sides[0] * sides[1]):
             for schedule, chunks in schedules(stages, blocks, -(-share // microbatch)):
                 yield Layout(*sides, stages, microbatch, schedule, chunks, replicas)
+
+
+@lru_cache(maxsize=4096)
+def even_split(blocks: int, stages: int) -> tuple[int, ...]:
+    """Blocks of each stage, alike but for one; the ends, which have more to do, get fewer."""
+    base, more = divmod(blocks, stages)
+    order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
+    extra = set(order[:more])
+    return tuple(base + (k in extra) for k in range(stages))

@@ -19,6 +19,7 @@ from phaze_fast.wafer.joined import replica_sums_s
 from phaze_fast.wafer.layout import (
     Layout,
     boundaries,
+    even_split,
     layout_fault,
     links_of,
     refuse_microbatch,
@@ -47,14 +48,6 @@ OUTPUTS = ("stash", "recompute", "offload")
 """What becomes of an operator's output until the backward pass, in the order of their codes."""
 
 EDGE_KINDS = ("inside", "entry", "wrap", "exit")
-
-
-@lru_cache(maxsize=4096)
-def _even_split(blocks: int, stages: int) -> tuple[int, ...]:
-    base, more = divmod(blocks, stages)
-    order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
-    extra = set(order[:more])
-    return tuple(base + (k in extra) for k in range(stages))
 
 
 Times = dict[int, dict[tuple[int, ...], list[float]]]
@@ -363,7 +356,7 @@ class Problem:
 
     def blocks(self, stages: int) -> tuple[int, ...]:
         """Split the blocks over stages evenly; the ends, which have more to do, get the fewer."""
-        return _even_split(self.work.blocks, stages)
+        return even_split(self.work.blocks, stages)
 
     def mapping(self, layout: Layout) -> _core.Mapping:
         """Compile the evaluator of one layout; each operator starts at its first legal mapping.
