@@ -198,7 +198,8 @@ def torch(arguments: list[str]) -> None:
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
     say("installing torch and transformers")
     run(*pip, "torch==2.13.0", "transformers")
-    run(PYTHON, "-m", "pytest", "tests/models/test_torch.py", "-q", *arguments)
+    files = ["tests/models/test_torch.py", "tests/models/test_torch_modules.py"]
+    run(PYTHON, "-m", "pytest", "-q", *files, *arguments)
 
 
 def extras(arguments: list[str]) -> None:

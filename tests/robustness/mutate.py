@@ -32,7 +32,7 @@ JUDGES = {
     "cpp/src/placement/placement": "tests/placement/test_placement.py tests/placement/test_placement_cases.py tests/placement/test_place_published.py",
     "cpp/src/placement/nest": "tests/placement/test_nest.py",
     "cpp/src/wafer/mesh": "tests/wafer/test_mesh.py tests/wafer/test_mapping.py",
-    "cpp/src/wafer/": "tests/wafer/test_mapping.py tests/wafer/test_mapping_bound.py tests/wafer/test_mapping_search.py tests/wafer/test_mapping_input.py tests/wafer/test_wafer_search.py",
+    "cpp/src/wafer/": "tests/wafer/test_mapping.py tests/wafer/test_mapping_bound.py tests/wafer/test_mapping_search.py tests/wafer/test_mapping_input.py tests/wafer/test_wafer_search.py tests/wafer/test_wafer_tiny.py",
     "phaze_fast/memory/": "tests/memory tests/placement/test_plan_memory.py",
     "phaze_fast/search/bounds.py": "tests/search/test_search_steps.py tests/search/test_search_bounds.py",
 }  # fmt: skip

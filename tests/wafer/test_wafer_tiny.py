@@ -1,0 +1,227 @@
+"""The search for mappings and its bound against brute force, over every micro-batch."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+from itertools import starmap
+
+import pytest
+from case_counts import slow_or_thorough
+
+from phaze_fast import models
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import presets
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
+from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
+from phaze_fast.wafer.bounds import quick_bound, roofline, tight_bound
+from phaze_fast.wafer.layout import layouts
+from phaze_fast.wafer.mapping_rules import layout_faults
+from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
+from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer.search import search_mapping
+
+BERT = models.load("bertlarge")
+
+
+def tiny_workload(rng: random.Random) -> Workload:
+    """Up to six operators: an end, a block of products and others, another end."""
+    seq, width = rng.choice([8, 64, 512]), rng.choice([64, 256, 1024])
+    count = rng.randint(2, 4)
+    kinds = [rng.choice(["gemm", "gemm", "activation", "residual", "norm"]) for _ in range(count)]
+    kinds[rng.randrange(count)] = "gemm"
+    kinds[-1] = rng.choice(["residual", "norm"])
+    before, behind = rng.random() < 0.3, rng.random() < 0.4
+    parts = ["before"] * before + ["block"] * count + ["behind"] * behind
+    kinds = ["gemm"] * before + kinds + ["gemm"] * behind
+    ops = []
+    for i, (part, kind) in enumerate(zip(parts, kinds, strict=True)):
+        product = kind == "gemm"
+        size = ELEMENT_BYTES * seq * width
+        spec = OperatorSpec(
+            f"op{i}",
+            kind,
+            "TC" if product else "VC",
+            (-1,),
+            m=seq,
+            n=width,
+            k=width if product else 0,
+            flops=2.0 * seq * width * width if product else 0.0,
+            read_bytes=size + (ELEMENT_BYTES * width * width if product else 0),
+            write_bytes=size,
+            function="layernorm" if kind == "norm" else "",
+        )
+        last = part == "block" and i + 1 == before + count
+        kept = last or (part == "block" and rng.random() < 0.6)
+        ops.append(
+            MeshOperator(
+                name=spec.name,
+                part=part,
+                spec=spec,
+                seq_rows=seq,
+                units=width,
+                inner_units=width if product else 0,
+                kept_bytes=float(size) if kept else 0.0,
+                output_kept=kept,
+                parameters=width * width if product else 0,
+                stat_bytes=8.0 * seq if kind == "norm" else 0.0,
+                gather_bytes=0.0,
+            )
+        )
+    size = float(ELEMENT_BYTES * seq * width)
+    start, end = int(before), before + count - 1
+    edges = [Edge(i, i + 1, "inside", size, ops[i].output_kept) for i in range(start, end)]
+    edges.append(Edge(end, start, "wrap", size, True))
+    if count > 2 and rng.random() < 0.5:
+        edges.append(Edge(start, end, "inside", size, False))
+    if before:
+        edges.append(Edge(0, start, "entry", size, False))
+    if behind:
+        edges.append(Edge(end, end + 1, "exit", size, True))
+    chain = tuple(range(start, end + 1))
+    return Workload(BERT, seq, tuple(ops), tuple(edges), chain, size, blocks=rng.randint(1, 6))
+
+
+def tiny_problem(rng: random.Random) -> Problem:
+    """On at most four dies, with so much memory that keeping everything now and then fits."""
+    name = rng.choice(["dram-wafer", "dram-wafer", "dram-stream-wafer"])
+    columns, rows = rng.choice([(2, 1), (1, 2), (3, 1), (2, 2), (4, 1)])
+    wafer = presets.wafer(name).replace(columns=columns, rows=rows)
+    work = tiny_workload(rng)
+    training = WaferTraining(rng.choice([2, 3, 4, 6, 8, 9, 12]))
+    free = Problem(BERT, wafer, training, work=work)
+    state = 16.0 * work.parameters
+    kept = sum(op.kept_bytes for op in work.operators) * training.global_batch * work.blocks
+    room = (state * rng.uniform(0.3, 1.5) + kept * rng.uniform(0.1, 1.0)) / wafer.dies
+    return replace_capacity(free, room)
+
+
+def replace_capacity(problem: Problem, room: float) -> Problem:
+    return problem.variant(capacity_bytes=room)
+
+
+def every_layout(problem: Problem) -> list[Layout]:
+    """Whatever the rules accept, found by trying: every rectangle, count and micro-batch."""
+    columns, rows = problem.wafer.grid
+    sides = [range(1, rows * columns + 1), range(1, rows + 1), range(1, problem.work.blocks + 1)]
+    tried = itertools.product(*sides, range(1, 2 * problem.training.global_batch + 1))
+    plain = [layout for layout in starmap(Layout, tried) if not layout_faults(problem, layout)]
+    piped = [
+        replace(layout, schedule=schedule, chunks=chunks)
+        for layout in plain
+        if layout.stages > 1
+        for schedule, chunks in (("zb-h1", 1), *(("interleaved", v) for v in range(1, 7)))
+    ]
+    return plain + [layout for layout in piped if not layout_faults(problem, layout)]
+
+
+def brute_force(problem: Problem, most: float) -> tuple[float, float] | None:
+    """(bytes over, time) of the best of all mappings; None where there are too many to try."""
+    mappings = []
+    for layout in every_layout(problem):
+        try:
+            mappings.append(problem.mapping(layout))
+        except InvalidInputError:
+            continue
+    if sum(mapping.ways() for mapping in mappings) > most:
+        return None
+    scores = [mapping.exhaust()[1][0] for mapping in mappings]
+    return min(
+        (float(s["over_bytes"] + s["stream_over_bytes"]), float(s["time_s"])) for s in scores
+    )
+
+
+def tiny_gaps(cases: int, most: float, seed: int) -> list[float]:
+    """Time of the search relative to the best there is, case by case; infeasible ones agree."""
+    rng = random.Random(seed)
+    effort = Effort(seeds=3, steps=3000, promising=6)
+    gaps: list[float] = []
+    while len(gaps) < cases:
+        problem = tiny_problem(rng)
+        best = brute_force(problem, most)
+        if best is None:
+            continue
+        found = search_mapping(problem, effort, seed=len(gaps))
+        assert found.best.fits == (best[0] <= 0.0)
+        if not found.best.fits:
+            continue
+        assert found.bound_s <= best[1] * (1 + 1e-12)
+        assert found.best.time_s >= best[1] * (1 - 1e-12)
+        gaps.append(found.best.time_s / best[1] - 1.0)
+    return gaps
+
+
+def test_tiny_instances_are_solved_as_brute_force_solves_them():
+    gaps = tiny_gaps(8, 3e4, seed=5)
+    assert sum(gap <= 1e-9 for gap in gaps) >= 7
+    assert max(gaps) <= 0.01
+
+
+@slow_or_thorough(60, 300)
+def test_three_hundred_tiny_instances(cases):
+    """At least 98% are optimal, the others within 1%, over every micro-batch that is accepted."""
+    gaps = tiny_gaps(cases, 5e4, seed=1)
+    assert sum(gap <= 1e-9 for gap in gaps) >= 0.98 * cases
+    assert max(gaps) <= 0.01
+
+
+@pytest.mark.parametrize("batch", [6, 12, pytest.param(45, marks=pytest.mark.slow)])
+def test_the_layouts_are_those_that_the_rules_accept(batch):
+    wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 1),))
+    problem = Problem(BERT, wafer, WaferTraining(batch))
+    listed = list(layouts(wafer, problem.work.blocks, batch))
+    assert sorted(listed) == sorted(every_layout(problem))
+    assert len(set(listed)) == len(listed)
+
+
+def test_a_batch_of_375_sequences():
+    """Micro-batch 75 beats all powers of two that divide the batch: only 1 does."""
+    problem = Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(375))
+    found = search_mapping(problem, Effort(seeds=1, steps=1000, promising=2))
+    known = evaluate(problem, megatron(problem, Layout(5, 5, 1, 75), 1, weights="zero1"), True)
+    assert found.bound_s <= found.best.time_s <= 0.066
+    assert not known.fits or found.bound_s <= known.time_s
+    assert "micro-batches that divide 375" in found.bound_space
+    assert found.bound_space in str(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [500])
+def test_no_micro_batch_beats_the_bound(batch):
+    """One search for each divisor of the batch, held against the bound over all."""
+    problem = Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(batch))
+    quick = Effort(seeds=1, steps=500, promising=1)
+    found = search_mapping(problem, quick)
+    listed = list(layouts(problem.wafer, problem.work.blocks, batch))
+    for microbatch in (b for b in range(1, batch + 1) if batch % b == 0):
+        wanted = [each for each in listed if each.microbatch == microbatch]
+        one = search_mapping(problem, quick, wanted=wanted)
+        assert not one.best.fits or found.bound_s <= one.best.time_s
+        assert "given layouts" in one.bound_space
+
+
+def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
+    rng = random.Random(11)
+    checked = 0
+    while checked < 30:
+        problem = tiny_problem(rng)
+        over = roofline(problem)
+        for layout in every_layout(problem):
+            mapping = problem.mapping(layout)
+            if mapping.ways() > 3e3:
+                continue
+            score = mapping.exhaust()[1][0]
+            if score["over_bytes"] + score["stream_over_bytes"] > 0:
+                continue
+            least = float(score["time_s"]) * (1 + 1e-12)
+            assert over.bound_s(problem, layout) <= least
+            relaxation = mapping.relaxation()
+            free = relaxation.bound(1.0, 0.0)[0]
+            assert free <= quick_bound(problem, layout, relaxation, free) <= least
+            tight = tight_bound(problem, layout, relaxation)
+            assert free <= tight <= least
+            # One that is enough stops there, and is a bound as well.
+            enough = free + rng.random() * (tight - free)
+            assert enough <= tight_bound(problem, layout, relaxation, 0.0, enough) <= least
+            checked += 1
