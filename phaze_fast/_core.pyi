@@ -165,6 +165,17 @@ def schedule_layers(
     canonical: bool = ...,
     enough_s: _Array | None = ...,
 ) -> tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array]: ...
+def schedule_on_chips(
+    graph: tuple[_Array, _Array, _Array],
+    one_core_s: _Array,
+    all_cores_s: _Array,
+    cores: _Array,
+    overlap: bool,
+    max_nodes: int,
+    max_seconds: float,
+    threads: int,
+    enough_s: _Array | None = ...,
+) -> tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array]: ...
 def canonical_layers(layers: _Layers, overlap: bool) -> list[bytes]: ...
 def replay_layers(
     layers: _Layers, overlap: bool, start: _Array, mode: _Array

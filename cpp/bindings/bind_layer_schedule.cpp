@@ -68,13 +68,13 @@ LayerBatch batch_of(const py::tuple& packed, bool overlap) {
 }
 
 struct Results {
-  explicit Results(const LayerBatch& batch)
-      : makespan(static_cast<py::ssize_t>(batch.op_ptr.size()) - 1),
+  Results(std::size_t layers, std::size_t ops)
+      : makespan(static_cast<py::ssize_t>(layers)),
         bound(makespan.size()),
         proved(makespan.size()),
         nodes(makespan.size()),
         status(makespan.size()),
-        start(static_cast<py::ssize_t>(batch.types.size())),
+        start(static_cast<py::ssize_t>(ops)),
         mode(start.size()) {}
 
   LayerAnswers answers() {
@@ -98,6 +98,23 @@ struct Results {
   py::array_t<std::int32_t> mode;
 };
 
+// Calls solve(limits, threads) without the GIL; Ctrl-C ends it.
+template <typename Solve>
+void run(std::int64_t max_nodes, double max_seconds, int threads, const Solve& solve) {
+  if (max_nodes < 0) throw InvalidInput("max_nodes: a negative number is not accepted");
+  if (!(max_seconds >= 0.0)) {
+    throw InvalidInput("max_seconds: expected a number of seconds, zero or more");
+  }
+  const int workers = checked_threads(threads);
+  Signals signals;
+  const SearchLimits limits{max_nodes, max_seconds, &interrupted, &signals};
+  {
+    const py::gil_scoped_release release;
+    solve(limits, workers);
+  }
+  if (signals.raised) throw py::error_already_set();
+}
+
 py::tuple schedule(const py::tuple& layers, bool overlap, std::int64_t max_nodes,
                    double max_seconds, int threads, bool canonical, const py::object& enough_s) {
   LayerBatch batch = batch_of(layers, overlap);
@@ -105,20 +122,44 @@ py::tuple schedule(const py::tuple& layers, bool overlap, std::int64_t max_nodes
     const auto count = static_cast<py::ssize_t>(batch.op_ptr.size()) - 1;
     batch.enough_s = view<double>(enough_s, "enough_s", count);
   }
-  if (max_nodes < 0) throw InvalidInput("max_nodes: a negative number is not accepted");
-  if (!(max_seconds >= 0.0)) {
-    throw InvalidInput("max_seconds: expected a number of seconds, zero or more");
-  }
-  const int workers = checked_threads(threads);
-  Results results(batch);
+  Results results(batch.op_ptr.size() - 1, batch.types.size());
   const LayerAnswers answers = results.answers();
-  Signals signals;
-  const SearchLimits limits{max_nodes, max_seconds, &interrupted, &signals};
-  {
-    const py::gil_scoped_release release;
-    solve_layers(batch, limits, canonical ? Terms::kCanonical : Terms::kGiven, answers, workers);
+  const Terms terms = canonical ? Terms::kCanonical : Terms::kGiven;
+  run(max_nodes, max_seconds, threads, [&](const SearchLimits& limits, int workers) {
+    solve_layers(batch, limits, terms, answers, workers);
+  });
+  return std::move(results).frozen();
+}
+
+// The arrays of a graph, in the order of phaze_fast.schedule.layers.Graph, and its latencies.
+py::tuple schedule_on_chips(const py::tuple& graph, const py::object& one_core_s,
+                            const py::object& all_cores_s, const py::object& cores, bool overlap,
+                            std::int64_t max_nodes, double max_seconds, int threads,
+                            const py::object& enough_s) {
+  if (graph.size() != 3) throw InvalidInput("graph: expected three arrays");
+  GraphOnChips given{};
+  given.types = view<std::uint8_t>(graph[0], "types");
+  given.edge_from = view<std::int32_t>(graph[1], "edge_from");
+  given.edge_to =
+      view<std::int32_t>(graph[2], "edge_to", static_cast<py::ssize_t>(given.edge_from.size()));
+  given.cores = view<std::int32_t>(cores, "cores");
+  const std::size_t chips = given.cores.size() / kResources;
+  const std::size_t ops = given.types.size();
+  if (chips * kResources != given.cores.size()) {
+    throw InvalidInput("cores: expected three numbers for each chip");
   }
-  if (signals.raised) throw py::error_already_set();
+  const auto latencies = static_cast<py::ssize_t>(chips * ops);
+  given.one_core_s = view<double>(one_core_s, "one_core_s", latencies);
+  given.all_cores_s = view<double>(all_cores_s, "all_cores_s", latencies);
+  given.rule = overlap ? ScheduleRule::kOverlap : ScheduleRule::kExclusive;
+  if (!enough_s.is_none()) {
+    given.enough_s = view<double>(enough_s, "enough_s", static_cast<py::ssize_t>(chips));
+  }
+  Results results(chips, chips * ops);
+  const LayerAnswers answers = results.answers();
+  run(max_nodes, max_seconds, threads, [&](const SearchLimits& limits, int workers) {
+    solve_on_chips(given, limits, answers, workers);
+  });
   return std::move(results).frozen();
 }
 
@@ -140,7 +181,7 @@ py::tuple replay_all(const py::tuple& layers, bool overlap, const py::object& st
   const auto ops = static_cast<py::ssize_t>(batch.types.size());
   const auto starts = view<double>(start, "start", ops);
   const auto modes = view<std::int32_t>(mode, "mode", ops);
-  Results results(batch);
+  Results results(batch.op_ptr.size() - 1, batch.types.size());
   const LayerAnswers answers = results.answers();
   std::copy(starts.begin(), starts.end(), answers.start_s.begin());
   std::copy(modes.begin(), modes.end(), answers.mode.begin());
@@ -161,6 +202,9 @@ void bind_layer_schedule(py::module_& module) {
   module.def("schedule_layers", &schedule, py::arg("layers"), py::arg("overlap"),
              py::arg("max_nodes"), py::arg("max_seconds"), py::arg("threads"),
              py::arg("canonical") = false, py::arg("enough_s") = py::none());
+  module.def("schedule_on_chips", &schedule_on_chips, py::arg("graph"), py::arg("one_core_s"),
+             py::arg("all_cores_s"), py::arg("cores"), py::arg("overlap"), py::arg("max_nodes"),
+             py::arg("max_seconds"), py::arg("threads"), py::arg("enough_s") = py::none());
   module.def("canonical_layers", &canonical, py::arg("layers"), py::arg("overlap"));
   module.def("replay_layers", &replay_all, py::arg("layers"), py::arg("overlap"), py::arg("start"),
              py::arg("mode"));

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
@@ -34,6 +35,12 @@ _UNSEEN_OF_CHIP = ("hbm_bytes", "hbm_stacks", "vector_local_bytes")  # capacity 
 # A product with nothing fused onto it sees the tensor cores alone.
 _UNSEEN_BY_PRODUCTS = ("vector_cores", "vector_lanes", "vector_alus_per_lane")
 _PAIRS_AT_ONCE = 2**18  # full records held in memory at a time
+
+
+@lru_cache(maxsize=256)
+def _rings(names: tuple[str, ...]) -> tuple[int, ...]:
+    """Positions of the collectives of attention in a ring."""
+    return tuple(k for k, name in enumerate(names) if name.endswith(RING))
 
 
 class _Table(NamedTuple):
@@ -67,6 +74,21 @@ class Costs:
     _static_w: Array
     _ends: tuple[int, ...]
     _network_s: tuple[Array, ...]
+    _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
+    """Of each graph that was asked for: tables, which operators are theirs, and their columns."""
+
+    def _places_of(self, graph: int) -> list[tuple[int, Array, Array]]:
+        known = self._places.get(graph)
+        if known is None:
+            ops = slice(self._ends[graph], self._ends[graph + 1])
+            known = []
+            for at, table in enumerate(self._tables):
+                columns = table.column_of[ops]
+                mine = np.flatnonzero(columns >= 0)
+                if len(mine):
+                    known.append((at, mine, columns[mine]))
+            self._places[graph] = known
+        return known
 
     def _look_up(self, name: str, graph: int, chip: int | None) -> Array:
         if not 0 <= graph < len(self.graphs):
@@ -77,15 +99,11 @@ class Costs:
                 f"chip: {chip!r} is not accepted; expected 0 to {self.chips - 1}"
             )
         rows = slice(None) if chip is None else slice(chip, chip + 1)
-        ops = slice(self._ends[graph], self._ends[graph + 1])
-        found = np.empty((self.chips if chip is None else 1, ops.stop - ops.start))
-        for table in self._tables:
-            columns = table.column_of[ops]
-            mine = np.flatnonzero(columns >= 0)
-            if len(mine):
-                values: Array = getattr(table, name)
-                picked = values.take(columns[mine], axis=1)
-                found[:, mine] = picked.take(table.chip_of[rows], axis=0)
+        found = np.empty((self.chips if chip is None else 1, len(self.graphs[graph])))
+        for at, mine, columns in self._places_of(graph):
+            table = self._tables[at]
+            values: Array = getattr(table, name)
+            found[:, mine] = values.take(columns, axis=1).take(table.chip_of[rows], axis=0)
         return found
 
     def at(self, chips: Array) -> Costs:
@@ -114,13 +132,13 @@ class Costs:
     def _exposed_s(self, graph: int, chip: int | None) -> Array:
         """Seconds of collectives; of a ring those that outlast the attention beside it."""
         network, names = self._network_s[graph], self.graphs[graph].names
-        rings = [k for k, name in enumerate(names) if name.endswith(RING)]
+        rings = _rings(names)
         if not rings:
             return network
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
         beside = self._look_up("time_s", graph, chip)[:, hides]
         found = np.repeat(network[None, :], len(beside), axis=0)
-        found[:, rings] = np.maximum(0.0, network[rings] - beside)
+        found[:, list(rings)] = np.maximum(0.0, network[list(rings)] - beside)
         return found
 
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:

@@ -93,45 +93,33 @@ class LayerTimes:
         )
 
 
+Graph = tuple[Array, Array, Array]
+"""Types of operators, and where edges begin and end, as the kernel takes them."""
+_Problem = tuple[OpGraph, Array, Array, Array]
+"""A graph, its latencies on one core and on all, and the cores of each chip."""
+
+
+def _arrays(layer: OpGraph) -> Graph:
+    froms = np.repeat(np.arange(len(layer), dtype=np.int32), np.diff(layer.indptr))
+    return _TYPE_OF_UNIT[layer.ops["unit"]], froms, layer.indices.astype(np.int32)
+
+
 def _batch(layer: OpGraph, one: Array, every: Array, cores: Array) -> Packed:
-    """One graph on many chips as the kernel takes it."""
+    """One graph on many chips as a batch of layers."""
     chips, ops = one.shape
-    froms = np.repeat(np.arange(ops, dtype=np.int32), np.diff(layer.indptr))
-    intos = layer.indices.astype(np.int32)
+    types, froms, intos = _arrays(layer)
     steps = np.arange(chips + 1, dtype=np.int64)
-
-    def for_each(values: Array, count: int = chips) -> Array:
-        """Repeat values `count` times, one after another."""
-        return np.ascontiguousarray(np.broadcast_to(values, (count, len(values)))).reshape(-1)
-
     return (
         steps * ops,
-        for_each(_TYPE_OF_UNIT[layer.ops["unit"]]),
+        np.tile(types, chips),
         np.arange(chips * ops + 1, dtype=np.int64) * 2,
-        for_each(np.array([1, 0], dtype=np.int32), chips * ops),
+        np.tile(np.array([1, 0], dtype=np.int32), chips * ops),
         np.stack([one, every], axis=-1).reshape(-1),
         steps * len(intos),
-        for_each(froms),
-        for_each(intos),
+        np.tile(froms, chips),
+        np.tile(intos, chips),
         np.ascontiguousarray(cores.reshape(-1)),
     )
-
-
-def _distinct(rows: Array) -> tuple[Array, Array]:
-    """First of the rows of each content, and which of those each row is."""
-    whole = np.ascontiguousarray(rows)
-    content = whole.view(np.dtype((np.void, whole.dtype.itemsize * whole.shape[1]))).reshape(-1)
-    _, first, which = np.unique(content, return_index=True, return_inverse=True)
-    return first, which.reshape(-1)
-
-
-def _largest(enough_s: Array | None, graph: int, which: Array, count: int) -> Array | None:
-    """Give what is enough for each distinct layer: the most that is asked of any equal one."""
-    if enough_s is None:
-        return None
-    largest = np.full(count, -np.inf)
-    np.maximum.at(largest, which, enough_s[graph])
-    return largest
 
 
 def _raise_if_any(layer: OpGraph, status: Array) -> None:
@@ -141,22 +129,20 @@ def _raise_if_any(layer: OpGraph, status: Array) -> None:
 
 
 def _solve(
-    problem: tuple[OpGraph, Array, Array, Array],
-    limits: tuple[bool, int, float, int],
-    enough_s: Array | None = None,
+    problem: _Problem, limits: tuple[bool, int, float, int], enough_s: Array | None = None
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Makespan, bound, proof and nodes of each chip; starts and modes of its operators."""
-    layer, chips = problem[0], len(problem[3])
-    makespan, bound, proved, nodes, status, start, mode = _core.schedule_layers(
-        _batch(*problem), *limits, enough_s=enough_s
+    layer, one, every, cores = problem
+    chips = len(cores)
+    enough = None if enough_s is None else np.ascontiguousarray(enough_s)
+    makespan, bound, proved, nodes, status, start, mode = _core.schedule_on_chips(
+        _arrays(layer), one.reshape(-1), every.reshape(-1), cores.reshape(-1), *limits, enough
     )
     _raise_if_any(layer, status)
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
 
 
-def _one_by_one(
-    problem: tuple[OpGraph, Array, Array, Array],
-) -> tuple[Array, Array, Array, Array, Array, Array]:
+def _one_by_one(problem: _Problem) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Operators in the order in which they stand, each on all cores; nothing is left to choose."""
     _, _, every, _ = problem
     ends = np.cumsum(every, axis=1)
@@ -168,7 +154,7 @@ def _one_by_one(
 
 
 def _looked_up(
-    problem: tuple[OpGraph, Array, Array, Array],
+    problem: _Problem,
     limits: tuple[bool, int, float, int],
     cache: ScheduleCache,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
@@ -261,6 +247,8 @@ def schedule_layers(
         raise InvalidInputError(f"rule: {rule!r} is not accepted; {nearest(str(rule), RULES)}")
     rows: dict[str, list[Array]] = {"makespan": [], "bound": [], "proved": [], "nodes": []}
     starts, modes, latencies = [], [], []
+    cores = np.ascontiguousarray(costs.cores)
+    limits = (rule == "overlap", max_nodes, time_limit_s, thread_count(threads))
     for i, layer in enumerate(costs.graphs):
         one, every = costs.one_core_s(i), costs.time_s(i)
         if not len(layer):
@@ -270,19 +258,17 @@ def schedule_layers(
             modes.append(np.zeros((costs.chips, 0), dtype=np.int32))
             latencies.append((one, every))
             continue
-        first, which = _distinct(np.concatenate([one, every, costs.cores], axis=1))
-        limits = (rule == "overlap", max_nodes, time_limit_s, thread_count(threads))
-        problem = (layer, one[first], every[first], np.ascontiguousarray(costs.cores[first]))
+        problem = (layer, one, every, cores)
         if layer.in_order:
             found = _one_by_one(problem)
         elif cache is not None and enough_s is None:
             found = _looked_up(problem, limits, cache)
         else:
-            found = _solve(problem, limits, _largest(enough_s, i, which, len(first)))
+            found = _solve(problem, limits, None if enough_s is None else enough_s[i])
         for name, values in zip(rows, found[:4], strict=True):
-            rows[name].append(values[which])
-        starts.append(found[4][which])
-        modes.append(found[5][which])
+            rows[name].append(values)
+        starts.append(found[4])
+        modes.append(found[5])
         latencies.append((one, every))
     stacked = {name: np.array(column) for name, column in rows.items()}
     return LayerTimes(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,9 +17,10 @@ from phaze_fast.models import Model, load
 from phaze_fast.placement import PlanEvaluator, Training
 from phaze_fast.placement.recompute import recompute_text
 from phaze_fast.runs.executors import Workers
+from phaze_fast.search.candidates import Answer
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.per_chip import PerChipSearch
-from phaze_fast.search.problem import problems_of
+from phaze_fast.search.problem import SearchProblem, problems_of
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
@@ -92,6 +93,8 @@ def _groups(chips: Chips) -> list[tuple[Array, Array, Array, Accelerator]]:
     return found
 
 
+_LEAST_SHARE = 16
+"""Chip groups for which a thread is worth it."""
 _COUNTS = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "devices")
 
 
@@ -130,6 +133,33 @@ def _fill(columns: dict[str, Array], at: int, evaluator: PlanEvaluator, answer: 
     }
     for name, value in values.items():
         columns[name][at] = value
+
+
+def _best_plans(
+    problems: list[SearchProblem], groups: ChipGroups, threads: int, executor: Executor | str | None
+) -> dict[tuple[int, int], Answer]:
+    """Find the best plan of each chip group with each capacity that has one.
+
+    Chips do not depend on each other, so threads share them out.
+    """
+
+    def found(first: int, step: int, workers: Workers | None) -> dict[tuple[int, int], Answer]:
+        some = np.arange(first, len(groups), step)
+        own = groups if step == 1 else groups.take(some)
+        search = PerChipSearch(problems, own, top=len(own), threads=1, workers=workers)
+        search.run()
+        return {(int(some[group]), c): a for (group, c), a in search.chosen[0].items()}
+
+    shares = 1 if executor is not None else min(threads, -(-len(groups) // _LEAST_SHARE))
+    if shares == 1:
+        with Workers(executor, threads) as others:
+            return found(0, 1, others if executor is not None else None)
+    _ = problems[0].evaluator.space  # made once, before threads ask for it
+    answers: dict[tuple[int, int], Answer] = {}
+    with ThreadPoolExecutor(shares) as pool:
+        for part in pool.map(lambda first: found(first, shares, None), range(shares)):
+            answers.update(part)
+    return answers
 
 
 def evaluate_batch(
@@ -196,14 +226,10 @@ def evaluate_batch(
             raise InvalidInputError(f"chips[{int(at[bad[0]])}]: malformed")
         own = ChipGroups.of_records(records, area_mm2, like)
         problems = problems_of([model], own, cluster, training)
-        with Workers(executor, workers) as others:
-            helpers = others if executor is not None else None
-            search = PerChipSearch(problems, own, top=len(own), threads=workers, workers=helpers)
-            search.run()
+        answers = _best_plans(problems, own, workers, executor)
         for k, (group, c) in enumerate(own.of_chip.tolist()):
-            answer = search.answer(group, c)
-            if answer is not None:
-                _fill(columns, int(at[k]), problems[0].evaluator, answer)
+            if (group, c) in answers:
+                _fill(columns, int(at[k]), problems[0].evaluator, answers[group, c])
     for column in columns.values():
         column.setflags(write=False)
     return Evaluations(**columns)

@@ -44,6 +44,19 @@ struct LayerAnswers {
   std::span<std::int32_t> mode;
 };
 
+// One graph on many chips, each operator on one core of each of its types or on all. Latencies and
+// `enough_s` have one row per chip.
+struct GraphOnChips {
+  std::span<const std::uint8_t> types;      // as in LayerBatch
+  std::span<const std::int32_t> edge_from;  // positions of operators
+  std::span<const std::int32_t> edge_to;
+  std::span<const double> one_core_s;
+  std::span<const double> all_cores_s;
+  std::span<const std::int32_t> cores;  // kResources per chip
+  ScheduleRule rule;
+  std::span<const double> enough_s = {};  // as in LayerBatch
+};
+
 // Whose operators and times answers speak of: the given layer's, or its canonical form's.
 enum class Terms { kGiven, kCanonical };
 
@@ -51,6 +64,11 @@ enum class Terms { kGiven, kCanonical };
 // Sizes must agree and pointers must not decrease; the caller checks that.
 void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
                   const LayerAnswers& out, int threads);
+
+// The graph on every chip; chips with equal latencies and cores are solved once, for the longest
+// `enough_s` of theirs.
+void solve_on_chips(const GraphOnChips& given, const SearchLimits& limits, const LayerAnswers& out,
+                    int threads);
 
 // The canonical form of one layer as bytes, all that its solution depends on.
 Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<std::uint8_t>* out);

@@ -3,14 +3,38 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
+#include <numeric>
 
 #include "phaze/layer_canonical.hpp"
 #include "phaze/parallel.hpp"
 
 namespace phaze {
 namespace {
+
+// Cores that a mode holds which asks for so many of each type it needs; 0 = all.
+Status take_cores(std::int32_t asked, std::uint8_t type, ScheduleRule rule,
+                  const std::int32_t* capacity, LayerMode* mode) noexcept {
+  if (asked < 0) return Status::kBadMode;
+  for (int r = 0; r < kResources; ++r) {
+    const bool needs = (type >> r & 1) != 0;
+    if (needs && capacity[r] == 0) return Status::kBadMode;
+    if (asked == 0) {
+      mode->use[r] = needs || rule == ScheduleRule::kExclusive ? capacity[r] : 0;
+    } else {
+      mode->use[r] = needs ? std::min(asked, capacity[r]) : 0;
+    }
+  }
+  return Status::kOk;
+}
+
+Status load_edge(std::int32_t from, std::int32_t to, LayerProblem* problem) noexcept {
+  if (from < 0 || to >= problem->size || from >= to) return Status::kBadEdge;
+  problem->before[to] |= OpBits{1} << from;
+  return Status::kOk;
+}
 
 Status load(const LayerBatch& batch, std::size_t b, LayerProblem* problem) noexcept {
   const std::int64_t first = batch.op_ptr[b];
@@ -32,35 +56,82 @@ Status load(const LayerBatch& batch, std::size_t b, LayerProblem* problem) noexc
          m < static_cast<std::size_t>(batch.mode_ptr[op + 1]); ++m) {
       LayerMode& mode = problem->modes[modes++];
       mode.seconds = batch.mode_s[m];
-      const std::int32_t asked = batch.mode_cores[m];
-      if (asked < 0) return Status::kBadMode;
-      for (int r = 0; r < kResources; ++r) {
-        const std::int32_t capacity = problem->capacity[r];
-        const bool needs = (batch.types[op] >> r & 1) != 0;
-        if (needs && capacity == 0) return Status::kBadMode;
-        if (asked == 0) {
-          mode.use[r] = needs || batch.rule == ScheduleRule::kExclusive ? capacity : 0;
-        } else {
-          mode.use[r] = needs ? std::min(asked, capacity) : 0;
-        }
-      }
+      const Status taken =
+          take_cores(batch.mode_cores[m], batch.types[op], batch.rule, problem->capacity, &mode);
+      if (taken != Status::kOk) return taken;
     }
   }
   problem->first_mode[problem->size] = modes;
   for (auto e = static_cast<std::size_t>(batch.edge_ptr[b]);
        e < static_cast<std::size_t>(batch.edge_ptr[b + 1]); ++e) {
-    const std::int32_t from = batch.edge_from[e];
-    const std::int32_t to = batch.edge_to[e];
-    if (from < 0 || to >= problem->size || from >= to) return Status::kBadEdge;
-    problem->before[to] |= OpBits{1} << from;
+    const Status placed = load_edge(batch.edge_from[e], batch.edge_to[e], problem);
+    if (placed != Status::kOk) return placed;
   }
   return check_layer(*problem);
 }
 
-void write(const LayerBatch& batch, std::size_t b, const LayerSolution& found,
+// What all chips share.
+Status load_graph(const GraphOnChips& given, LayerProblem* problem) noexcept {
+  if (given.types.empty()) return Status::kBadShape;
+  if (given.types.size() > kMaxLayerOps) return Status::kTooManyOps;
+  problem->size = static_cast<std::int32_t>(given.types.size());
+  std::fill(problem->before, problem->before + problem->size, OpBits{0});
+  for (int i = 0; i <= problem->size; ++i) problem->first_mode[i] = 2 * i;
+  for (std::size_t e = 0; e < given.edge_from.size(); ++e) {
+    const Status placed = load_edge(given.edge_from[e], given.edge_to[e], problem);
+    if (placed != Status::kOk) return placed;
+  }
+  return Status::kOk;
+}
+
+// What one chip has of its own: cores and latencies. Modes are one core, then all.
+Status load_chip(const GraphOnChips& given, std::size_t chip, LayerProblem* problem) noexcept {
+  const std::size_t ops = given.types.size();
+  for (int r = 0; r < kResources; ++r) {
+    problem->capacity[r] = given.cores[chip * kResources + static_cast<std::size_t>(r)];
+    if (problem->capacity[r] < 0) return Status::kBadChip;
+  }
+  for (std::size_t i = 0; i < ops; ++i) {
+    for (std::size_t all = 0; all < 2; ++all) {
+      LayerMode& mode = problem->modes[2 * i + all];
+      mode.seconds = (all == 0 ? given.one_core_s : given.all_cores_s)[chip * ops + i];
+      const Status taken =
+          take_cores(all == 0 ? 1 : 0, given.types[i], given.rule, problem->capacity, &mode);
+      if (taken != Status::kOk) return taken;
+    }
+  }
+  return check_layer(*problem);
+}
+
+// For each chip the first one with the same latencies and cores.
+std::vector<std::size_t> first_equal(const GraphOnChips& given, std::size_t chips) {
+  const std::size_t ops = given.types.size();
+  const auto compare = [&](std::size_t a, std::size_t b) {
+    const int by_cores = std::memcmp(&given.cores[a * kResources], &given.cores[b * kResources],
+                                     kResources * sizeof(std::int32_t));
+    if (by_cores != 0 || ops == 0) return by_cores;
+    const std::size_t bytes = ops * sizeof(double);
+    const int by_all = std::memcmp(&given.all_cores_s[a * ops], &given.all_cores_s[b * ops], bytes);
+    if (by_all != 0) return by_all;
+    return std::memcmp(&given.one_core_s[a * ops], &given.one_core_s[b * ops], bytes);
+  };
+  std::vector<std::size_t> order(chips);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    const int by = compare(a, b);
+    return by != 0 ? by < 0 : a < b;
+  });
+  std::vector<std::size_t> first(chips);
+  for (std::size_t k = 0; k < chips; ++k) {
+    const bool same = k > 0 && compare(order[k - 1], order[k]) == 0;
+    first[order[k]] = same ? first[order[k - 1]] : order[k];
+  }
+  return first;
+}
+
+// Writes the answer to layer b, whose operators are `first` up to `last`.
+void write(std::size_t b, std::size_t first, std::size_t last, const LayerSolution& found,
            const LayerAnswers& out) noexcept {
-  const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
-  const auto last = static_cast<std::size_t>(batch.op_ptr[b + 1]);
   out.makespan_s[b] = found.makespan_s;
   out.bound_s[b] = found.bound_s;
   out.proved_by[b] = static_cast<std::int32_t>(found.proved_by);
@@ -72,13 +143,12 @@ void write(const LayerBatch& batch, std::size_t b, const LayerSolution& found,
 }
 
 // What stands where there is no answer.
-void refuse(const LayerBatch& batch, std::size_t b, const LayerAnswers& out) noexcept {
+void refuse(std::size_t b, std::size_t first, std::size_t last, const LayerAnswers& out) noexcept {
   constexpr double nan = std::numeric_limits<double>::quiet_NaN();
   out.makespan_s[b] = out.bound_s[b] = nan;
   out.proved_by[b] = 0;
   out.nodes[b] = 0;
-  for (auto i = static_cast<std::size_t>(batch.op_ptr[b]);
-       i < static_cast<std::size_t>(batch.op_ptr[b + 1]); ++i) {
+  for (std::size_t i = first; i < last; ++i) {
     out.start_s[i] = nan;
     out.mode[i] = -1;
   }
@@ -89,28 +159,27 @@ struct Scratch {
   CanonicalLayer* form;
 };
 
-void solve(const LayerBatch& batch, std::size_t b, SearchLimits limits, Terms terms,
-           const Scratch& scratch, const LayerAnswers& out) {
-  const Status status = load(batch, b, scratch.problem);
+// Solves layer b, loaded with a status, in its canonical form.
+void solve(std::size_t b, std::size_t first, std::size_t last, Status status, SearchLimits limits,
+           std::span<const double> enough_s, Terms terms, const Scratch& scratch,
+           const LayerAnswers& out) {
   out.status[b] = static_cast<std::int32_t>(status);
   if (status != Status::kOk) {
-    refuse(batch, b, out);
+    refuse(b, first, last, out);
     return;
   }
   canonical_layer(*scratch.problem, scratch.form);
-  if (!batch.enough_s.empty()) limits.enough_s = batch.enough_s[b] / scratch.form->scale;
+  if (!enough_s.empty()) limits.enough_s = enough_s[b] / scratch.form->scale;
   const LayerSolution found = solve_layer(scratch.form->problem, limits);
   const bool own = terms == Terms::kGiven;
-  write(batch, b, own ? replay(*scratch.problem, *scratch.form, found) : found, out);
+  write(b, first, last, own ? replay(*scratch.problem, *scratch.form, found) : found, out);
 }
 
-}  // namespace
-
-void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
-                  const LayerAnswers& out, int threads) {
-  // Some layers take a thousand times as long as others: each thread takes the next few.
+// Calls one(k, scratch) for every k below `count`. Some layers take a thousand times as long as
+// others: each thread takes the next few.
+template <typename One>
+void deal(std::size_t count, int threads, const One& one) {
   constexpr std::size_t kFew = 4;
-  const std::size_t count = out.status.size();
   const std::size_t most = (count + kFew - 1) / kFew;
   const std::size_t workers = std::min(most, static_cast<std::size_t>(std::max(threads, 1)));
   std::atomic<std::size_t> next = 0;
@@ -118,11 +187,54 @@ void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms ter
     const auto problem = std::make_unique<LayerProblem>();
     const auto form = std::make_unique<CanonicalLayer>();
     for (std::size_t first = next.fetch_add(kFew); first < count; first = next.fetch_add(kFew)) {
-      for (std::size_t b = first; b < std::min(count, first + kFew); ++b) {
-        solve(batch, b, limits, terms, {problem.get(), form.get()}, out);
+      for (std::size_t k = first; k < std::min(count, first + kFew); ++k) {
+        one(k, Scratch{problem.get(), form.get()});
       }
     }
   });
+}
+
+}  // namespace
+
+void solve_layers(const LayerBatch& batch, const SearchLimits& limits, Terms terms,
+                  const LayerAnswers& out, int threads) {
+  deal(out.status.size(), threads, [&](std::size_t b, const Scratch& scratch) {
+    const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
+    const auto last = static_cast<std::size_t>(batch.op_ptr[b + 1]);
+    const Status status = load(batch, b, scratch.problem);
+    solve(b, first, last, status, limits, batch.enough_s, terms, scratch, out);
+  });
+}
+
+void solve_on_chips(const GraphOnChips& given, const SearchLimits& limits, const LayerAnswers& out,
+                    int threads) {
+  const std::size_t chips = out.status.size();
+  const std::size_t ops = given.types.size();
+  const std::vector<std::size_t> first = first_equal(given, chips);
+  std::vector<double> enough_s(given.enough_s.begin(), given.enough_s.end());
+  std::vector<std::size_t> distinct;
+  for (std::size_t chip = 0; chip < chips; ++chip) {
+    if (first[chip] == chip) distinct.push_back(chip);
+    if (!enough_s.empty()) enough_s[first[chip]] = std::max(enough_s[first[chip]], enough_s[chip]);
+  }
+  deal(distinct.size(), threads, [&](std::size_t k, const Scratch& scratch) {
+    const std::size_t chip = distinct[k];
+    Status status = load_graph(given, scratch.problem);
+    if (status == Status::kOk) status = load_chip(given, chip, scratch.problem);
+    solve(chip, chip * ops, (chip + 1) * ops, status, limits, enough_s, Terms::kGiven, scratch,
+          out);
+  });
+  for (std::size_t chip = 0; chip < chips; ++chip) {
+    const std::size_t same = first[chip];
+    if (same == chip) continue;
+    out.makespan_s[chip] = out.makespan_s[same];
+    out.bound_s[chip] = out.bound_s[same];
+    out.proved_by[chip] = out.proved_by[same];
+    out.nodes[chip] = out.nodes[same];
+    out.status[chip] = out.status[same];
+    std::copy_n(&out.start_s[same * ops], ops, &out.start_s[chip * ops]);
+    std::copy_n(&out.mode[same * ops], ops, &out.mode[chip * ops]);
+  }
 }
 
 Status canonical_bytes(const LayerBatch& batch, std::size_t layer, std::vector<std::uint8_t>* out) {
@@ -153,6 +265,7 @@ void replay_layers(const LayerBatch& batch, const LayerAnswers& answers) {
   const auto form = std::make_unique<CanonicalLayer>();
   for (std::size_t b = 0; b < answers.status.size(); ++b) {
     const auto first = static_cast<std::size_t>(batch.op_ptr[b]);
+    const auto last = static_cast<std::size_t>(batch.op_ptr[b + 1]);
     Status status = load(batch, b, problem.get());
     if (status == Status::kOk) {
       canonical_layer(*problem, form.get());
@@ -169,10 +282,10 @@ void replay_layers(const LayerBatch& batch, const LayerAnswers& answers) {
                           std::isfinite(known.start_s[k]) && known.start_s[k] >= 0.0;
         if (!good) status = Status::kBadMode;
       }
-      if (status == Status::kOk) write(batch, b, replay(*problem, *form, known), answers);
+      if (status == Status::kOk) write(b, first, last, replay(*problem, *form, known), answers);
     }
     answers.status[b] = static_cast<std::int32_t>(status);
-    if (status != Status::kOk) refuse(batch, b, answers);
+    if (status != Status::kOk) refuse(b, first, last, answers);
   }
 }
 
