@@ -193,7 +193,7 @@ std::unique_ptr<PyRelaxation> relaxed(const PyMapping& object) {
 
 constexpr double kMostPrice = 1e100;
 
-py::tuple bound(PyRelaxation& object, double theta, double price, double phi, double enough) {
+py::tuple bound_of(PyRelaxation& object, double theta, double price, double phi, double enough) {
   if (!(theta >= 0.0 && theta <= 1.0 && phi >= 0.0 && phi <= 1.0 && price >= 0.0 &&
         price <= kMostPrice)) {
     throw InvalidInput("theta, phi: expected 0 to 1; price: expected 0 to 1e100");
@@ -248,7 +248,7 @@ void bind_mapping(py::module_& module) {
       .def("exhaust", &exhausted)
       .def("relaxation", &relaxed, py::keep_alive<0, 1>());
   py::class_<PyRelaxation>(module, "Relaxation")
-      .def("bound", &bound, py::arg("theta"), py::arg("price"), py::arg("phi") = 0.0,
+      .def("bound", &bound_of, py::arg("theta"), py::arg("price"), py::arg("phi") = 0.0,
            py::arg("enough") = std::numeric_limits<double>::infinity());
 }
 
