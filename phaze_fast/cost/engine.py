@@ -77,6 +77,8 @@ class Costs:
     _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
     """Of each graph that was asked for: tables, which operators are theirs, and their columns."""
 
+    _contention: float = 0.0
+
     def _places_of(self, graph: int) -> list[tuple[int, Array, Array]]:
         known = self._places.get(graph)
         if known is None:
@@ -129,8 +131,12 @@ class Costs:
         )
         return replace(self, _network_s=network)
 
+    def with_contention(self, contention: float) -> Costs:
+        """Those in which work loses so much of each second of a collective beside it."""
+        return replace(self, _contention=contention)
+
     def _exposed_s(self, graph: int, chip: int | None) -> Array:
-        """Seconds of collectives; of a ring those that outlast the attention beside it."""
+        """Seconds of collectives; of a ring those that outlast or slow the attention beside it."""
         network, names = self._network_s[graph], self.graphs[graph].names
         rings = _rings(names)
         if not rings:
@@ -138,7 +144,8 @@ class Costs:
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
         beside = self._look_up("time_s", graph, chip)[:, hides]
         found = np.repeat(network[None, :], len(beside), axis=0)
-        found[:, list(rings)] = np.maximum(0.0, network[list(rings)] - beside)
+        ring_s = network[list(rings)]
+        found[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
         return found
 
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:

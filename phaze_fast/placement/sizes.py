@@ -57,7 +57,7 @@ def training_record(optimizer: Optimizer, software: Software, precision: Precisi
     record["fragmentation"] = FRAGMENTATION
     hides = software.overlap_gradients
     record["bucket_bytes"] = software.bucket_bytes if hides else _UNHIDDEN_BYTES
-    record["contention"] = 1.0 - 1.0 / software.overlap_slowdown
+    record["contention"] = software.contention
     record["hbm_byte_j"] = prices.hbm_byte_j
     record["network_byte_j"] = prices.network_byte_j
     record["workspace_bytes"] = software.workspace_bytes

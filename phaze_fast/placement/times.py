@@ -268,6 +268,7 @@ def priced(
     for (stride, software, _), some in alike.items():
         graphs, run = [s.graph for s in some], chip_as_run(chip, software)
         costs = estimate_costs(graphs, run, cluster, threads=threads, expert_stride=stride)
+        costs = costs.with_contention(software.contention)
         for group, share in some[0].hidden.items():
             costs = costs.without((group,), share)
         yield some, costs, np.ones(1)

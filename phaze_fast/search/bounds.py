@@ -88,6 +88,7 @@ class PricedChips:
             like=chip_as_run(like, sizes.software),
             expert_stride=expert_stride(sizes),
         )
+        costs = costs.with_contention(sizes.software.contention)
         for group, share in sizes.hidden.items():
             costs = costs.without((group,), share)
         rate = optimizer_bytes_per_s(records, like, optimizer)

@@ -77,8 +77,8 @@ class Software(Record):
     overlap_gradients: bool = True
     """Whether gradients are synchronised while the backward pass goes on."""
     overlap_slowdown: Annotated[float, Field(strict=True, ge=1, le=100, allow_inf_nan=False)] = 1.0
-    """How many times as long work takes while gradients or weights move beside it: both use the
-    same memory and some of the same cores."""
+    """How many times as long work takes while gradients, weights or the keys of a ring move beside
+    it: both use the same memory and some of the same cores."""
     bucket_bytes: Bytes = 100_000_000
     """Gradients that are synchronised in one go; the last such bucket is not hidden."""
     network_share: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0
@@ -118,6 +118,11 @@ class Software(Record):
     """Where facts and fits come from."""
     notes: str = ""
     """What a reader should know about them."""
+
+    @property
+    def contention(self) -> float:
+        """Share of each second of a hidden collective that the work beside it loses."""
+        return 1.0 - 1.0 / self.overlap_slowdown
 
 
 @cache

@@ -143,6 +143,34 @@ def test_a_ring_hides_what_a_gather_does_not():
     assert best.cp_kind == "ring"
 
 
+def test_attention_loses_what_a_profile_says_beside_a_ring():
+    """The longer of the transfer, and of attention with its share of each second of it."""
+    strategy = Strategy(context_parallel=4, microbatch=1, seq=8192, context_kind="ring")
+    graph = layer_graph(LLAMA, strategy)
+    block = graph.layers[1].forward  # the third of six: forward and backward alternate
+    ring, early = block.names.index("kv-ring"), block.names.index("attention-early")
+    slower = 0
+    for bandwidth in (1e9, 2e10, 1e12):
+        fabric = pf.FlatFabric(name="f", bandwidth_bytes_per_s=bandwidth, latency_s=1e-6)
+        costs = pf.estimate_costs(graph, "h100", pf.Cluster(devices=4, fabric=fabric))
+        sent = float(block.ops["payload_bytes"][ring])
+        sent_s = pf.collective(fabric, "all-gather", sent, 4).time_s
+        attended_s = costs.time_s(2)[0, early]
+        for contention in (0.0, 0.125, 0.9):
+            found_s = costs.with_contention(contention).time_s(2)[0, [early, ring]].sum()
+            assert found_s == pytest.approx(max(sent_s, attended_s + contention * sent_s), 1e-12)
+            slower += found_s > max(sent_s, attended_s) * (1 + 1e-9)
+    assert slower >= 2
+    loaded = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
+    given = {"cp": 4, "global_batch": 4, "seq": 65536, "recompute": "none", "cp_kind": "ring"}
+    plain = load_software("megatron-core")
+    beside = plain.replace(overlap_slowdown=1.14)
+    parts = [
+        pf.predict(LLAMA, loaded, {**given, "software": used}).parts_s for used in (plain, beside)
+    ]
+    assert parts[1]["context_comm"] > parts[0]["context_comm"]
+
+
 def test_ways_to_attend_that_are_not_possible():
     eager = models.load("gpt2-small")
     eager = eager.replace(attention="eager")
