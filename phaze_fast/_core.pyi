@@ -388,7 +388,7 @@ class PlanSpace:
         stop: Callable[[], bool] | None = None,
     ) -> tuple[_Array, _Array, int, int, float]: ...
     def front(
-        self, times: object, room: int, threads: int
+        self, times: object, room: int, most_s: float, threads: int
     ) -> tuple[_Array, _Array, int, int, float]: ...
     def best(
         self, strategy: int, times: object, least: object, below_s: _Array, threads: int

@@ -139,10 +139,11 @@ class PyPlanSpace {
     });
   }
 
-  py::tuple front(const py::object& times, std::int64_t room, int threads) const {
+  py::tuple front(const py::object& times, std::int64_t room, double most_s, int threads) const {
+    if (!(most_s >= 0.0)) throw InvalidInput("most_s: expected seconds, zero or more");
     const int workers = checked_threads(threads);
     return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
-      return space_.front(all, static_cast<std::size_t>(room), workers, settled);
+      return space_.front(all, static_cast<std::size_t>(room), most_s, workers, settled);
     });
   }
 
@@ -383,7 +384,8 @@ void bind_plan(py::module_& module) {
            py::arg("cuts"), py::arg("room_bytes"))
       .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"), py::arg("top"),
            py::arg("threads"), py::arg("stop") = py::none())
-      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("room"), py::arg("threads"))
+      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("room"), py::arg("most_s"),
+           py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
       .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),

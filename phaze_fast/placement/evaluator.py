@@ -221,9 +221,14 @@ class PlanEvaluator:
             self.rejected[_APART if self.training.tied or self.training.uncut else _NO_DEAL] = empty
         return _placed(records, pool)
 
-    def front(self, times: KindTimes, room: int = 0, threads: int = 1) -> list[Placed]:
-        """Give, of all layouts' fastest plans, those that none beats in time and memory at once."""
-        return _placed(*self.space.front(times, room, threads)[:2])
+    def front(
+        self, times: KindTimes, most_s: float = float("inf"), room: int = 0, threads: int = 1
+    ) -> list[Placed]:
+        """Give, of all layouts' fastest plans, those that none beats in time and memory at once.
+
+        None that takes longer than `most_s` seconds.
+        """
+        return _placed(*self.space.front(times, room, most_s, threads)[:2])
 
     def best(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1

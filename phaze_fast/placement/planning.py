@@ -31,6 +31,8 @@ Progress = Callable[[int, int], None]
 _MORE_SHARED = (2, 3)
 """ZeRO stages that are tried where nothing fits with those tried by default."""
 
+_SLOWEST = 2.0
+"""Times of the fastest plan that one on the front of time and memory may take."""
 
 @dataclass(frozen=True)
 class Plans(Table):
@@ -95,14 +97,15 @@ class Plans(Table):
     def front(self) -> tuple[Plan, ...]:
         """Plans of which none is both faster and smaller than another, fastest first.
 
-        Found when they are first asked for: of every layout its fastest plan counts.
+        None takes more than twice as long as the fastest. Found when they are first asked for: of
+        every layout its fastest plan counts.
         """
         if not self.plans:
             return ()
         evaluator = _evaluator(self.model, self.cluster, self.training)
         workers = thread_count(None)
         times = evaluator.times(self.cluster, None, workers)
-        placed = evaluator.front(times, threads=workers)
+        placed = evaluator.front(times, _SLOWEST * self.best.time_s, threads=workers)
         return tuple(evaluator.plan(each, times) for each in placed)
 
     def mfu(self, plan: Plan) -> float:

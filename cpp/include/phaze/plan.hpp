@@ -359,9 +359,9 @@ class PlanSpace {
                                     const AskedToStop& stop = {}) const;
 
   // Of the fastest plans of all layouts those of which none is both faster and smaller than
-  // another; fastest first.
-  std::vector<PlacedPlan> front(std::span<const KindTimes> times, std::size_t room, int threads,
-                                SettledLayouts* settled) const;
+  // another and that take at most `most_s`; fastest first.
+  std::vector<PlacedPlan> front(std::span<const KindTimes> times, std::size_t room, double most_s,
+                                int threads, SettledLayouts* settled) const;
 
   // ---- bounds ----
 

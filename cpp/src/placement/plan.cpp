@@ -151,8 +151,9 @@ std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times, s
 }
 
 std::vector<PlacedPlan> PlanSpace::front(std::span<const KindTimes> times, std::size_t room,
-                                         int threads, SettledLayouts* settled) const {
-  return plan_front(*impl_, times, room, threads, settled);
+                                         double most_s, int threads,
+                                         SettledLayouts* settled) const {
+  return plan_front(*impl_, times, room, most_s, threads, settled);
 }
 
 double PlanSpace::layout_bound_s(std::size_t layout, const KindTimes& least,

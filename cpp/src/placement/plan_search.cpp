@@ -333,14 +333,16 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
 }
 
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
-                                   std::size_t room, int threads, SettledLayouts* settled) {
+                                   std::size_t room, double most_s, int threads,
+                                   SettledLayouts* settled) {
   Layouts layouts(space, times, room);
   Front front;
   std::vector<PlacedPlan> plans;
   *settled = layouts.settle(
       threads,
       [&](const Candidate& c, const StepTotals& totals) {
-        return front_limit_s(space, c, totals, front, space.rooms[room]);
+        if (c.bound_s > most_s) return most_s;
+        return std::min(most_s, front_limit_s(space, c, totals, front, space.rooms[room]));
       },
       [&](PlacedPlan plan) {
         front.add(plan);

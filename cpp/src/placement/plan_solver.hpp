@@ -168,7 +168,8 @@ std::vector<PlacedPlan> top_plans(const PlanSpaceImpl& space, std::span<const Ki
                                   std::size_t room, std::size_t top, int threads,
                                   SettledLayouts* settled, const AskedToStop& stop);
 std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const KindTimes> times,
-                                   std::size_t room, int threads, SettledLayouts* settled);
+                                   std::size_t room, double most_s, int threads,
+                                   SettledLayouts* settled);
 
 // What a step takes by a plan; `solver` is scratch.
 PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,
