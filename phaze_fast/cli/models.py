@@ -93,6 +93,7 @@ def show_graph(model: GraphModel) -> list[RenderableType]:
         ("FLOPs of a sample, forward", f"{model.flops:.4g}"),
         ("planned as", _planned_as(model)),
     ]
+    pairs += [("note", model.notes)] if model.notes else []
     columns = ["layer", "count>", "parameters>", "FLOPs>", "operators>", "kept>", "tensor parallel"]
     return [fields(model.name, pairs), table("Layers, for one sample", columns, rows)]
 
