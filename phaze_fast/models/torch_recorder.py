@@ -363,6 +363,8 @@ def record_step(
         raise
     except Exception as error:
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if "data-independent implementation" in said or "no data" in said:
+            said = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
         line = _failing_line(error)
         raise InvalidInputError(
             f"{name}: PyTorch cannot run it on shapes alone: {said}"
