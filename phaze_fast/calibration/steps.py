@@ -86,7 +86,8 @@ def _configurations(path: Path, given: Path | None) -> Mapping[str, Any]:
     file = beside if given is None else given
     if given is None and not beside.exists():
         raise InvalidInputError(
-            f"{path}: names models of {beside.name}, which is not beside it; give --configs"
+            f"{path}: its models are described in {beside.name}, which is missing; put it beside "
+            "the file or give --configs"
         )
     found = read_document(file)
     if not isinstance(found, Mapping):

@@ -69,7 +69,8 @@ def _show(model: Model) -> list[RenderableType]:
 def _planned_as(model: GraphModel) -> str:
     known = recognised(model)
     if known is None:
-        return f"these operators, one by one: {why_not_recognised(model)}"
+        why = why_not_recognised(model)
+        return f"its operators one by one, because it is no known transformer: {why}"
     return f"a transformer of {known.blocks} blocks of {known.hidden}, {known.heads} heads"
 
 

@@ -23,7 +23,9 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     payload = float(ELEMENT_BYTES * s.rows * hidden)
     if model.patches is not None:
         pixels = model.patches.size**2 * model.patches.channels
-        cut = s.rows  # a class token is no patch; of several devices that share rows, some have none
+        cut = (
+            s.rows
+        )  # a class token is no patch; of several devices that share rows, some have none
         if model.patches.class_token and strategy.context_parallel == 1:
             cut = max(s.rows - strategy.microbatch, 1)
         builder.keep("pixels", ELEMENT_BYTES * cut * pixels, -1)

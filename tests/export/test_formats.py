@@ -120,7 +120,11 @@ def test_published_plans_of_maxtext_come_out_as_their_flags():
             "precision": row["precision"],
         }
         model = LLAMA.replace(name=row["model"], layers=int(row["layers"]), seq=int(row["seq"]))
-        if int(row["pp"]) > 1 or int(row["ep"] or 1) > 1 or plan["cp"] * replicas * plan["tp"] != devices:
+        if (
+            int(row["pp"]) > 1
+            or int(row["ep"] or 1) > 1
+            or plan["cp"] * replicas * plan["tp"] != devices
+        ):
             continue
         checked += 1
         flags = settings_of(export.export_plan(plan, model, "maxtext").text, "run.sh")
