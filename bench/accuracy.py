@@ -91,8 +91,8 @@ def main(folder: Path) -> None:
     constants = fitted([row.run for found in runs for row in found.all_rows.rows])
     unseen, _, _ = without_each_model(folder, chip)
     text = page(runs, steps, constants) + (
-        "\nBoth host times of the eager HuggingFace steps, fitted with one model after another left "
-        "out:\n"
+        "\nBoth host times of the eager HuggingFace steps, fitted with one model after another "
+        "left out:\n"
         f"{np.abs(unseen).mean():.1%} on the steps of the model that was left out (bias "
         f"{unseen.mean():+.1%}, at most {np.abs(unseen).max():.1%}).\n"
     )
