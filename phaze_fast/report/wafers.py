@@ -173,8 +173,9 @@ def _drawn(case: Data) -> Html:
     if not picture:
         return picture
     said = (
-        "Dies with the number of their stage, grey where idle, crossed out where dead. Bars between "
-        "them are the two ways of a link: the darker, the longer it is busy in a step, at most "
+        "Dies with the number of their stage, grey where idle, crossed out where dead. Bars "
+        "between them are the two ways of a link: the darker, the longer it is busy in a step, at "
+        "most "
         f"{percent(links.get('busiest'))} of it."
     )
     return join([picture, tag("p", said, class_="soft small")])
