@@ -76,9 +76,9 @@ def _grouped_experts(module: Any) -> Iterator[bool]:
 
     Gives whether anything was changed; the module is left as it was.
     """
-    changed = []
+    changed: list[tuple[Any, Any]] = []
     for part in module.modules():
-        config = getattr(part, "config", None)
+        config: Any = getattr(part, "config", None)
         loops = getattr(config, "_experts_implementation", "") in (None, "eager")
         if loops and hasattr(part, "_apply_gate") and hasattr(config, "_experts_implementation"):
             changed.append((config, config._experts_implementation))
