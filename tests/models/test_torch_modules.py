@@ -210,6 +210,19 @@ class DecoderBlock(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.b(x))))
 
 
+def test_loops_without_end_are_refused(monkeypatch):
+    from phaze_fast.models import torch_recorder
+
+    def over_tokens(x):
+        for _ in range(50):
+            x = torch.relu(x) * 2
+        return x
+
+    monkeypatch.setattr(torch_recorder, "_MOST_CALLS", 60)
+    with pytest.raises(InvalidInputError, match=r"runs more than 60 operators \(test_torch_mod"):
+        models.from_torch(Calls(over_tokens), (torch.zeros(6, 8),))
+
+
 def test_a_transformer_by_hand_is_recognised_and_others_are_not():
     def traced(module, **options):
         return models.from_torch(module, (torch.zeros(2, 16, dtype=torch.long),), **options)
