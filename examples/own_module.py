@@ -1,4 +1,8 @@
-"""Plan and predict a PyTorch module of one's own; needs the extra ``torch``."""
+"""Plan and predict a PyTorch module of one's own; needs the extra ``torch``.
+
+``phaze-fast trace examples/own_module.py:language -o model.json`` writes it as a file, which every
+command takes as MODEL.
+"""
 
 import sys
 
@@ -51,12 +55,22 @@ class Language(nn.Module):
         return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
 
 
-with torch.device("meta"):  # no weight is allocated
-    module, ids = Language(), torch.zeros(2, 2048, dtype=torch.long)
-model = models.from_torch(module, (ids,))
-print(model)
-cluster = pf.Cluster(devices=64, chip=pf.presets.chip("h100"), fabric=pf.presets.fabric("dgx-h100"))
-best = pf.plan(model, cluster, pf.Training(global_batch=512, microbatch=(1, 2)), top=1).plans[0]
-print("best plan:", best)
-given = PlanSpec(global_batch=512, tp=2, dp=32, microbatch=2, zero=1)
-print("tp 2, dp 32:", predict(model, cluster, given))
+def language() -> "tuple[nn.Module, tuple[torch.Tensor]]":
+    """Give the module and example inputs, as ``phaze-fast trace own_module.py:language`` asks."""
+    with torch.device("meta"):  # no weight is allocated
+        return Language(), (torch.zeros(2, 2048, dtype=torch.long),)
+
+
+def main() -> None:
+    """Trace, plan and predict it."""
+    model = models.from_torch(*language())
+    print(model)
+    cluster = pf.Cluster(devices=64, chip="h100", fabric="dgx-h100")
+    best = pf.plan(model, cluster, pf.Training(global_batch=512, microbatch=(1, 2)), top=1).best
+    print("best plan:", best)
+    given = PlanSpec(global_batch=512, tp=2, dp=32, microbatch=2, zero=1)
+    print("tp 2, dp 32:", predict(model, cluster, given))
+
+
+if __name__ == "__main__":
+    main()

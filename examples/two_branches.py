@@ -38,17 +38,26 @@ class ImageAndText(nn.Module):
         return self.join(torch.cat([x.mean(1), y.mean(1)], -1))
 
 
-with torch.device("meta"):
-    module = ImageAndText()
-    inputs = torch.zeros(2, 3, 224, 224), torch.zeros(2, 64, dtype=torch.long)
-model = models.from_torch(module, inputs)
-print(model)
-print("edges that are no chain:", [edge for edge in model.edges if edge[1] != edge[0] + 1])
-space = str(Path(__file__).with_name("small_space.yaml"))
-found = pf.search(
-    model,
-    space,
-    cluster=pf.Cluster(devices=16, fabric="tpuv4-pod"),
-    training=pf.Training(global_batch=256, microbatch=4),
-)
-print(found)
+def two_branches() -> "tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]":
+    """Give the module and example inputs, as ``phaze-fast trace`` asks for them."""
+    with torch.device("meta"):
+        inputs = torch.zeros(2, 3, 224, 224), torch.zeros(2, 64, dtype=torch.long)
+        return ImageAndText(), inputs
+
+
+def main() -> None:
+    """Trace it and search a chip for it."""
+    model = models.from_torch(*two_branches())
+    print(model)
+    print("edges that are no chain:", [edge for edge in model.edges if edge[1] != edge[0] + 1])
+    found = pf.search(
+        model,
+        str(Path(__file__).with_name("small_space.yaml")),
+        cluster=pf.Cluster(devices=16, fabric="tpuv4-pod"),
+        training=pf.Training(global_batch=256, microbatch=4),
+    )
+    print(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -160,7 +160,7 @@ def _count(value: Any, known: dict[int, int], open_: set[int]) -> int:
     if not isinstance(value, dict | list):
         return 1
     if id(value) in open_:
-        raise ValueError("an alias stands inside what it names")
+        raise ValueError("a YAML alias refers to a value that contains it")
     if id(value) not in known:
         open_.add(id(value))
         inner = value.values() if isinstance(value, dict) else value
@@ -172,7 +172,7 @@ def _count(value: Any, known: dict[int, int], open_: set[int]) -> int:
 def _parse_yaml(text: str) -> Any:
     data = yaml.load(text, _Loader)  # a SafeLoader with corrections
     if "*" in text and _count(data, {}, set()) > _MOST_VALUES:
-        raise ValueError(f"aliases make more than {_MOST_VALUES} values of it")
+        raise ValueError(f"its YAML aliases expand to more than {_MOST_VALUES} values")
     return data
 
 

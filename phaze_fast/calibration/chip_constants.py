@@ -218,7 +218,9 @@ def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "
         base["sustained_macs_per_s"] = chip.peak_flops() / 2.0
     slots = _slots(tables, rows, dtype, float(asked.precision[3]))
     if not slots:
-        raise InvalidInputError("files: none says anything about a chip's constants")
+        raise InvalidInputError(
+            "files: none of them measures anything that a chip's constants depend on"
+        )
 
     def log_errors(values: Array) -> Array:
         record = base.copy()

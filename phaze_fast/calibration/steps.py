@@ -23,7 +23,7 @@ from phaze_fast.models import Model, from_hf
 from phaze_fast.placement import Plan, predict
 from phaze_fast.software import load_software
 
-__all__ = ["StepValidation", "is_step_table", "validate_steps"]
+__all__ = ["MeasuredStep", "StepValidation", "is_step_table", "measured_steps", "validate_steps"]
 
 _HAND_WRITTEN = frozenset(
     ["model", "layers", "seq", "mbs", "accum", "recompute", "step_ms", "peak_bytes", "params"]
@@ -86,7 +86,8 @@ def _configurations(path: Path, given: Path | None) -> Mapping[str, Any]:
     file = beside if given is None else given
     if given is None and not beside.exists():
         raise InvalidInputError(
-            f"{path}: names models of {beside.name}, which is not beside it; give --configs"
+            f"{path}: its models are described in {beside.name}, which is missing; put it beside "
+            "the file or give --configs"
         )
     found = read_document(file)
     if not isinstance(found, Mapping):
@@ -130,6 +131,66 @@ def _plan_of(cells: Mapping[str, str], seq: int, software: str) -> dict[str, Any
     }
 
 
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One row of a file of measured steps, as what `predict` takes."""
+
+    line: int
+    """Of the file."""
+    label: str
+    model: Model
+    cluster: Cluster
+    plan: dict[str, Any]
+    measured: tuple[float, ...]
+    """By column, in the order of the file's kind: milliseconds and bytes."""
+
+    @property
+    def source(self) -> str:
+        """The model's name, which steps are told apart by."""
+        return self.model.name
+
+    @property
+    def time_s(self) -> float:
+        """Measured seconds."""
+        return self.measured[0] / 1e3
+
+
+def measured_steps(
+    path: Path | str, chip: Accelerator, configs: Path | None = None
+) -> tuple[list[MeasuredStep], list[str], bool]:
+    """Read a file of measured steps; see `validate_steps`.
+
+    Returns
+    -------
+    steps, refused, by_hand
+        Rows that are accepted, a line for each that is not, and whether the models were written by
+        hand.
+    """
+    path = Path(path)
+    header, rows = csv_rows(path)
+    by_hand = frozenset(header) >= _HAND_WRITTEN
+    known = {} if by_hand else _configurations(path, configs)
+    cluster = Cluster(devices=1, fabric=_ALONE, chip=chip)
+    steps, refused = [], []
+    for line, cells in rows:
+        try:
+            name, seq = (cells.get("model") or "").strip(), int(_number(cells, "seq"))
+            model: Model
+            if by_hand:
+                layers = int(_number(cells, "layers"))
+                model = measured_model(name, seq, layers, _HEADS.get(name, 50257))
+            else:
+                model = _huggingface(name, known)
+            seen = tuple(_number(cells, column) for column in _COLUMNS)
+            spec = _plan_of(cells, seq, "pytorch-eager" if by_hand else "huggingface-eager")
+        except PhazeError as error:
+            refused.append(str(RowRefusedError(f"row {line}: {str(error).splitlines()[0]}")))
+            continue
+        label = f"{name} {seq}x{cells['mbs']} {spec['recompute']}"
+        steps.append(MeasuredStep(line, label, model, cluster, spec, seen))
+    return steps, refused, by_hand
+
+
 def validate_steps(
     path: Path | str, chip: Accelerator, configs: Path | None = None
 ) -> StepValidation:
@@ -151,29 +212,16 @@ def validate_steps(
         Where the file or its configurations are not accepted. A row that is not accepted is listed
         in `refused`.
     """
-    path = Path(path)
-    header, rows = csv_rows(path)
-    by_hand = frozenset(header) >= _HAND_WRITTEN
-    known = {} if by_hand else _configurations(path, configs)
-    cluster = Cluster(devices=1, fabric=_ALONE, chip=chip)
-    labels, refused, plans, measured = [], [], [], []
-    for line, cells in rows:
+    given, refused, by_hand = measured_steps(path, chip, configs)
+    labels, plans, measured = [], [], []
+    for step in given:
         try:
-            name, seq = (cells.get("model") or "").strip(), int(_number(cells, "seq"))
-            model: Model
-            if by_hand:
-                layers = int(_number(cells, "layers"))
-                model = measured_model(name, seq, layers, _HEADS.get(name, 50257))
-            else:
-                model = _huggingface(name, known)
-            seen = tuple(_number(cells, column) for column in _COLUMNS)
-            spec = _plan_of(cells, seq, "pytorch-eager" if by_hand else "huggingface-eager")
-            plans.append(predict(model, cluster, spec))
+            plans.append(predict(step.model, step.cluster, step.plan))
         except PhazeError as error:
-            refused.append(str(RowRefusedError(f"row {line}: {str(error).splitlines()[0]}")))
+            refused.append(f"row {step.line}: {str(error).splitlines()[0]}")
             continue
-        measured.append(seen)
-        labels.append(f"{name} {seq}x{cells['mbs']} {spec['recompute']}")
+        measured.append(step.measured)
+        labels.append(step.label)
     if not labels:
         raise InvalidInputError(f"{path}: no row is accepted: {(refused or ['it has none'])[0]}")
     return StepValidation(

@@ -100,10 +100,16 @@ def calibrate(
         raise InvalidInputError("MEASUREMENTS: is missing; expected files, or --emit-benchmark")
     found = _calibrated(files, chip, fabric, name)
     for pair in found.collinear:
-        note(f"{pair[0]} and {pair[1]}: these rows cannot tell them apart; only both are known")
+        note(
+            f"{pair[0]} and {pair[1]}: these measurements cannot separate the two; only their "
+            "combination is fitted"
+        )
     left = [c.name for c in found.constants if c.note.startswith("no row")]
     if left:
-        note(f"no row depends on {', '.join(left)}: carried over, an extrapolation")
+        note(
+            f"no row depends on {', '.join(left)}: the starting chip's value is kept, which is an "
+            "extrapolation"
+        )
     if output is not None:
         _written(output, yaml.safe_dump(found.document, sort_keys=False, allow_unicode=True))
     emit(found.to_dict, lambda: _parts(found), as_json, None)

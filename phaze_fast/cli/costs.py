@@ -87,7 +87,8 @@ def _restricted(chip: Accelerator, dataflow: str) -> Accelerator:
         return chip
     if chip.tuning.blocks and dataflow != "os":
         raise InvalidInputError(
-            f"--dataflow: {dataflow!r} is not accepted for {chip.name}; its blocks run as os"
+            f"--dataflow: {dataflow!r} is not accepted for {chip.name}; its blocks run "
+            "output-stationary (os)"
         )
     return chip.replace(tuning=chip.tuning.replace(dataflows=(dataflow,)))
 

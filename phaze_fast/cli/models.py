@@ -69,7 +69,8 @@ def _show(model: Model) -> list[RenderableType]:
 def _planned_as(model: GraphModel) -> str:
     known = recognised(model)
     if known is None:
-        return f"these operators, one by one: {why_not_recognised(model)}"
+        why = why_not_recognised(model)
+        return f"its operators one by one, because it is no known transformer: {why}"
     return f"a transformer of {known.blocks} blocks of {known.hidden}, {known.heads} heads"
 
 
@@ -93,6 +94,7 @@ def show_graph(model: GraphModel) -> list[RenderableType]:
         ("FLOPs of a sample, forward", f"{model.flops:.4g}"),
         ("planned as", _planned_as(model)),
     ]
+    pairs += [("note", model.notes)] if model.notes else []
     columns = ["layer", "count>", "parameters>", "FLOPs>", "operators>", "kept>", "tensor parallel"]
     return [fields(model.name, pairs), table("Layers, for one sample", columns, rows)]
 

@@ -104,7 +104,7 @@ class Hardware:
         fabric = self.fabric or chip.usual_fabric
         if not fabric:
             raise InvalidInputError(
-                f"fabric: missing, and {chip.name} has no usual one; accepted: "
+                f"fabric: missing, and {chip.name} has no default fabric; accepted: "
                 f"{', '.join(presets.fabric_names())}, or a file"
             )
         return Cluster.from_dict({"devices": self.devices, "fabric": fabric, "chip": self.chip})

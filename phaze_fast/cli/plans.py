@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich import progress as bars
 from rich.console import Group, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand
@@ -211,17 +211,18 @@ def _planned(
     """Find the plans, with a bar that shows how far it is; and say whether Ctrl-C ended it."""
     with (
         stopped_by_hand() as stop,
-        Progress(
-            TextColumn("placing"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
+        bars.Progress(
+            bars.TextColumn("strategies scheduled (time so far, time left)"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(),
             transient=True,
             disable=not sys.stderr.isatty(),
             console=_stderr(),
         ) as bar,
     ):
-        task = bar.add_task("placing", total=None)
+        task = bar.add_task("plan", total=None)
         found = plan(
             model,
             cluster,

@@ -102,7 +102,7 @@ def trace(
 ) -> None:
     """Record a training step of a PyTorch module as a graph that every command takes as MODEL.
 
-    Example: phaze-fast trace nets.py:model -o model.json
+    Example: phaze-fast trace examples/own_module.py:language -o model.json
     """
     found = _traced(target, name, dtype, seq).replace(as_traced=as_traced)
     emit(found.to_dict, lambda: show_graph(found), as_json, to_file)

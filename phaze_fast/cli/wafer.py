@@ -46,7 +46,8 @@ def _transformer(model: Model) -> TransformerModel:
     if known is not None:
         return known
     raise InvalidInputError(
-        f"model: {model.name} is a traced graph; expected a transformer given by its fields"
+        f"model: {model.name} is a traced graph that is not recognised as a transformer; "
+        "wafers need one"
     )
 
 
@@ -341,7 +342,7 @@ def _deliver(
         note(f"wrote {parquet}")
     late = sum(case.result.unseen for case in cases.cases)
     if late:
-        note(f"ended before {late:,} layouts were looked at; the bound counts them")
+        note(f"stopped before {late:,} layouts were examined; the bound covers them too")
     if not any(case.best.fits for case in cases.cases):
         raise InfeasibleError(cases.cases[0].best.reason)
 

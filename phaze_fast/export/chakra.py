@@ -19,7 +19,8 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.chakra_schema import COLLECTIVES, NODES, VERSION, messages, write_message
+from phaze_fast.export.chakra_schema import COLLECTIVES, NODES, VERSION, framed, messages
+from phaze_fast.export.chakra_template import StageTemplate
 from phaze_fast.export.ranks import Place, Ranks
 from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULES, optimizer
@@ -126,6 +127,7 @@ class ChakraTrace:
             SCHEDULES.index(played.plan.schedule), played.plan.pp, played.plan.virtual
         )
         self._message = int(sizes.record["message_bytes"][0])
+        self._templates: dict[int, StageTemplate | None] = {}
 
     # ---- groups ----
 
@@ -145,6 +147,13 @@ class ChakraTrace:
         ranks = self.ranks.group(place, kind)
         return f"{kind}.{min(ranks)}" if len(ranks) > 1 else ""
 
+    def _place(self, rank: int) -> Place:
+        if not 0 <= rank < len(self.ranks):
+            raise InvalidInputError(
+                f"rank: {rank} is not accepted; expected 0 to {len(self.ranks) - 1}"
+            )
+        return self.ranks.place(rank)
+
     # ---- nodes ----
 
     def nodes(self, rank: int) -> Iterator[Any]:
@@ -155,11 +164,7 @@ class ChakraTrace:
         InvalidInputError
             Where there is no such rank.
         """
-        if not 0 <= rank < len(self.ranks):
-            raise InvalidInputError(
-                f"rank: {rank} is not accepted; expected 0 to {len(self.ranks) - 1}"
-            )
-        place = self.ranks.place(rank)
+        place = self._place(rank)
         writer = _Writer(self._group, self.ranks.group, place)
         for _, code, chunk, _, microbatch, other, _, _ in self._played.of_stage(
             place.stage
@@ -265,6 +270,17 @@ class ChakraTrace:
 
     # ---- files ----
 
+    def _bytes_of(self, rank: int) -> bytes:
+        """Give the nodes of a rank as they stand in its file."""
+        place = self._place(rank)
+        if place.stage not in self._templates:
+            made = StageTemplate(self.nodes(rank), place, self.ranks)
+            self._templates[place.stage] = made if made.shared else None
+        template = self._templates[place.stage]
+        if template is not None:
+            return template.bytes_of(place)
+        return b"".join(framed(node.SerializeToString()) for node in self.nodes(rank))
+
     def write(self, folder: str | Path, ranks: Sequence[int] | None = None) -> list[Path]:
         """Write a file for each rank, and the groups as ``comm_group.json``.
 
@@ -287,12 +303,10 @@ class ChakraTrace:
             groups = {name: list(members) for name, members in self.groups.items()}
             paths = [folder / "comm_group.json"]
             paths[0].write_text(json.dumps(groups) + "\n", encoding="utf-8")
+            begin = framed(metadata(version=VERSION).SerializeToString())
             for rank in range(len(self.ranks)) if ranks is None else ranks:
                 paths.append(folder / f"plan.{rank}.et")
-                with paths[-1].open("wb") as file:
-                    write_message(file, metadata(version=VERSION).SerializeToString())
-                    for node in self.nodes(rank):
-                        write_message(file, node.SerializeToString())
+                paths[-1].write_bytes(begin + self._bytes_of(rank))
         except OSError as error:
             raise InvalidInputError(f"{folder}: cannot be written: {error.strerror}") from None
         return paths

@@ -8,11 +8,11 @@ before it as a varint.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, BinaryIO
+from typing import Any
 
 from phaze_fast.errors import MissingExtraError
 
-__all__ = ["COLLECTIVES", "NODES", "VERSION", "messages", "read_trace", "write_message"]
+__all__ = ["COLLECTIVES", "NODES", "VERSION", "framed", "messages", "read_trace"]
 
 VERSION = "0.0.4"
 """Of the schema, as GlobalMetadata says it."""
@@ -113,14 +113,14 @@ def messages() -> tuple[Any, Any]:
     return found[0], found[1]
 
 
-def write_message(file: BinaryIO, data: bytes) -> None:
-    """Write a serialised message with its length before it."""
+def framed(data: bytes) -> bytes:
+    """Give a serialised message with its length before it."""
     length, head = len(data), bytearray()
     while length > 0x7F:
         head.append(length & 0x7F | 0x80)
         length >>= 7
     head.append(length)
-    file.write(bytes(head) + data)
+    return bytes(head) + data
 
 
 def read_trace(data: bytes) -> tuple[Any, list[Any]]:

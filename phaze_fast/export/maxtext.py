@@ -41,7 +41,7 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         )
     elif spec.virtual > 1:
         found.append(Unexpressed(f"--virtual {spec.virtual}", "one stage has no chunks"))
-    if spec.precision.name != BF16:
+    if spec.precision.name not in (BF16, *names.tables["precision"]):
         found.append(Unexpressed(f"--precision {spec.precision.name}", "written as bf16"))
     if spec.cp > 1 and spec.cp_kind != "all-gather":
         found.append(Unexpressed(f"--cp-kind {spec.cp_kind}", "written as all-gather"))
@@ -106,6 +106,8 @@ def write_maxtext(request: Request) -> Exported:
         values["repeats"] = spec.virtual
     else:
         values["accumulation"] = rounds
+    if spec.precision.name in names.tables["precision"]:
+        values["quantization"] = names.tables["precision"][spec.precision.name]
     if values["model"] == "default":
         values |= _model(model)
     text = command(
@@ -190,6 +192,7 @@ def read_maxtext(text: str, source: str, model: TransformerModel, devices: int |
         "recompute": _read_recompute(names, given.get(names["recompute"], "full"), source),
         "sequence_parallel": tp == 1 or names["tp_sequence"] in given,
         "optimizer": "adam-fp32" if given.get(names["dtype"]) == "float32" else "adam",
+        "precision": _read_precision(names, given.get(names["quantization"], ""), source),
         "idle": True,
     }
     unused = [name for name in given if name not in set(names.names.values())]
@@ -215,5 +218,15 @@ def _read_recompute(names: FlagNames, word: str, source: str) -> str:
         raise InvalidInputError(
             f"{source}: {names['recompute']}: {word!r} is not accepted; expected one of "
             f"{', '.join(known)}"
+        )
+    return str(known[word])
+
+
+def _read_precision(names: FlagNames, word: str, source: str) -> str:
+    known = {"": BF16, **{flag: name for name, flag in names.tables["precision"].items()}}
+    if word not in known:
+        raise InvalidInputError(
+            f"{source}: {names['quantization']}: {word!r} is not accepted; expected one of "
+            f"{', '.join(filter(None, known))}"
         )
     return str(known[word])

@@ -86,7 +86,7 @@ def whole(given: Mapping[str, Sequence[str]], name: str, default: int) -> int:
     text = given[name][0] if given[name] else ""
     if not text.isdecimal() or len(text) > 12:
         raise InvalidInputError(
-            f"{name}: {text!r} is not accepted; expected a whole number (variables are not "
-            "replaced)"
+            f"{name}: {text!r} is not accepted; expected a whole number (shell variables are not "
+            "expanded)"
         )
     return int(text)

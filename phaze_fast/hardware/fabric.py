@@ -191,7 +191,8 @@ class TieredFabric(_FabricBase):
         names = {None if tier.library is None else tier.library.names for tier in self.tiers}
         if len(names) > 1:
             raise ValueError(
-                "tiers: all or none have a library, with protocols of the same names in one order"
+                "tiers: either all have a library or none; libraries list the same "
+                "protocols in one order"
             )
         return self
 

@@ -159,7 +159,10 @@ class SpaceSpec(Record):
                 raise ValueError(f"axes: unknown field {field!r}; {nearest(field, COLUMNS)}")
         for field, source in self.ties.items():
             if field in self.axes or source in self.ties:
-                raise ValueError(f"ties.{field}: a tied field can be neither an axis nor a source")
+                raise ValueError(
+                    f"ties.{field}: a tied field cannot be an axis too, nor can another tie "
+                    "depend on it"
+                )
             if _is_whole(field) and not _is_whole(source):
                 raise ValueError(f"ties.{field}: takes whole numbers, which {source} does not give")
         if any(f.startswith("hbm.") for f in (*self.axes, *self.ties)) and self.base.hbm is None:

@@ -136,7 +136,7 @@ class FittedRange(Record):
     @classmethod
     def _ordered(cls, ends: tuple[int, int]) -> tuple[int, int]:
         if ends[0] > ends[1]:
-            raise ValueError(f"{list(ends)} is not accepted; expected the least number first")
+            raise ValueError(f"{list(ends)} is not accepted; expected the smaller number first")
         return ends
 
 

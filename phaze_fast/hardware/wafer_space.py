@@ -110,7 +110,10 @@ class WaferSpace(Record):
     def _check(self) -> Self:
         for field, source in self.ties.items():
             if field in self.axes or source in self.ties:
-                raise ValueError(f"ties.{field}: a tied field can be neither an axis nor a source")
+                raise ValueError(
+                    f"ties.{field}: a tied field cannot be an axis too, nor can another tie "
+                    "depend on it"
+                )
         for field in (*self.axes, *self.ties, *self.ties.values()):
             if field.startswith("off_wafer.") and self.base.off_wafer is None:
                 raise ValueError(f"axes: {self.base.name} has no off_wafer to vary")

@@ -126,11 +126,16 @@ def visible_keys(model: TransformerModel, seq: int) -> float:
     return pairs / seq if model.causal else min(2.0 * pairs / seq - 1.0, float(seq))
 
 
+def _patch_weights(model: TransformerModel) -> int:
+    """Weights that every patch is multiplied by; a class token is no patch."""
+    if model.patches is None:
+        return 0
+    return model.patches.size**2 * model.patches.channels * model.hidden
+
+
 def _end_weights(model: TransformerModel) -> int:
     """Weights of patches and logits that every token is multiplied by."""
-    total = 0
-    if model.patches is not None:
-        total += model.patches.size**2 * model.patches.channels * model.hidden
+    total = _patch_weights(model)
     if model.head in ("lm", "mlm"):  # the same product whether the weights are tied or not
         total += model.vocab * model.hidden
     if model.head == "mlm":
@@ -237,6 +242,8 @@ def model_flops(
     weights = _PER_WEIGHT * length * (blocks + _end_weights(model))
     if model.head == "classifier":  # one token of each sequence
         weights += _PER_WEIGHT * model.hidden * model.classes
+    if model.patches is not None and model.patches.class_token and length > 1:
+        weights -= _PER_WEIGHT * _patch_weights(model)
     forward = 2.0 * length * blocks
     return ModelFlops(
         tokens=length * sequences,

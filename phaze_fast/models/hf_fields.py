@@ -1,7 +1,8 @@
 """The fields of a HuggingFace configuration, ticked off as they are used.
 
 A field that is absent has the default of its architecture, as in transformers;
-``data/hf_defaults.json`` lists those that operators depend on.
+``data/hf_defaults.json`` lists those that operators depend on. ``data/hf_aliases.json`` lists the
+fields that transformers also takes by a second name (``attribute_map`` of its configurations).
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ class Fields:
         self.used = {"model_type"}
         self.gelu_by_steps = False
         self.defaults: Mapping[str, Any] = _data("hf_defaults.json").get(data["model_type"], {})
+        spellings = _data("hf_aliases.json").get(data["model_type"], {})
+        self._other = spellings | {native: alias for alias, native in spellings.items()}
+        """The second name that transformers takes for a field, either way."""
 
     def take(self, name: str, default: Any = ...) -> Any:
         """Value of a field, or its default; a field without one must be given."""
-        self.used.add(name)
-        value = self.data[name] if name in self.data else self.defaults.get(name)
+        other = self._other.get(name, name)
+        self.used.update((name, other))
+        at = name if name in self.data or other not in self.data else other
+        value = self.data[at] if at in self.data else self.defaults.get(name)
         if value is not None:
             return value
         if default is ...:

@@ -3,7 +3,8 @@
 Two products are split as Megatron-LM splits them, the first by columns and the second by rows,
 where all that lies between them is closed: nothing else reads it, nothing else enters it, and
 nothing in it reduces over the columns that are split. Logits are split by their vocabulary up to
-the loss, and so is the table that tokens are looked up in.
+the loss, and so is the table that tokens are looked up in. Experts computed as grouped products are
+split in the same way, each of them.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from phaze_fast.models.graph_model import GraphLayer, GraphOperator, SavedTensor
 __all__ = ["widths_divide", "with_split"]
 
 _REDUCTIONS = ("mean", "sum", "amax", "var", "norm", "max", "var_mean", "linalg_vector_norm")
+_WIDEST_NUMBER = 8  # bytes
 _NO_PAIR = "no pair of products whose weights could be split by columns and by rows"
 
 
@@ -30,6 +32,13 @@ def _reduces(op: GraphOperator) -> bool:
     return op.kind in ("norm", "softmax") or last in _REDUCTIONS
 
 
+def _begins(operators: tuple[GraphOperator, ...], row: int, at: int) -> bool:
+    """Whether an input only says where groups of rows begin: one number for each product."""
+    groups, source = operators[row].b, operators[at]
+    size = source.write_bytes + source.fixed_write_bytes
+    return at >= 0 and groups > 1 and size <= _WIDEST_NUMBER * groups
+
+
 class _Region:
     """What lies between some products split by columns and one that is split by rows."""
 
@@ -38,7 +47,7 @@ class _Region:
         self.columns: set[int] = set()
         self.inside: set[int] = set()
         self.closed = True
-        waiting = list(operators[row].inputs)
+        waiting = [at for at in operators[row].inputs if not _begins(operators, row, at)]
         while waiting:
             at = waiting.pop()
             if at < 0:

@@ -106,5 +106,5 @@ def trace_hf(
     found = from_torch(module, (), kwargs, name=name)
     if window > tokens and seq is None:
         note = f"seq {tokens}: the smaller of the context window of {window} and {longest}"
-        return found.replace(notes=note)
+        return found.replace(notes="; ".join(filter(None, (note, found.notes))))
     return found

@@ -66,6 +66,30 @@ def _without_warnings_of_padding(module: Any) -> Iterator[None]:
             part.__dict__.pop(name, None)
 
 
+GROUPED = "experts as grouped products (transformers' experts_implementation 'grouped_mm')"
+"""What a traced graph notes where its experts were recorded in another way than they would run."""
+
+
+@contextmanager
+def _grouped_experts(module: Any) -> Iterator[bool]:
+    """Run experts of transformers as grouped products; their loop over experts depends on data.
+
+    Gives whether anything was changed; the module is left as it was.
+    """
+    changed: list[tuple[Any, Any]] = []
+    for part in module.modules():
+        config: Any = getattr(part, "config", None)
+        loops = getattr(config, "_experts_implementation", "") in (None, "eager")
+        if loops and hasattr(part, "_apply_gate") and hasattr(config, "_experts_implementation"):
+            changed.append((config, config._experts_implementation))
+            config._experts_implementation = "grouped_mm"
+    try:
+        yield bool(changed)
+    finally:
+        for config, before in changed:
+            config._experts_implementation = before
+
+
 def _samples(value: Any, size: int, count: int, dtype: Any) -> Any:
     """Shape `count` samples like an example of `size`."""
     torch = _torch()
@@ -157,7 +181,11 @@ def from_torch(
     ids = next((x for x in given if not x.is_floating_point() and x.dim() == 2), None)
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     recorded: list[Any] = []
-    with _on_meta(module, kind), _without_warnings_of_padding(module):
+    with (
+        _on_meta(module, kind),
+        _without_warnings_of_padding(module),
+        _grouped_experts(module) as regrouped,
+    ):
         for count, highest in ((2, False), (4, True)):
             inputs = tuple(_samples(x, size, count, kind) for x in example_inputs)
             named = {key: _samples(x, size, count, kind) for key, x in kwargs.items()}
@@ -169,4 +197,5 @@ def from_torch(
         for path, part in module.named_modules(remove_duplicate=False)
     }
     seq = 1 if ids is None else int(ids.shape[1])
-    return layered(title, recorded[0], recorded[1], modules, seq)
+    found = layered(title, recorded[0], recorded[1], modules, seq)
+    return found.replace(notes=GROUPED) if regrouped else found

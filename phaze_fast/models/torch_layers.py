@@ -62,7 +62,7 @@ class _Trace:
             )
         self.forward = [at for at, call in enumerate(calls) if not call.backward]
         if not self.forward:
-            raise InvalidInputError(f"{name}: it runs no operator on its inputs or parameters")
+            raise InvalidInputError(f"{name}: no operator of it uses its inputs or parameters")
         self.figures = [figures(call) for call in calls]
         self.more = [figures(call) for call in large.calls]
         self.segments = self._segments()

@@ -93,6 +93,8 @@ _MAKERS = """
     triu_indices
     """
 _CREATORS = frozenset(_MAKERS.split())
+_MOST_CALLS = 200_000
+"""Operators of one step; a hundred layers of a transformer have some ten thousand."""
 _COPIES = frozenset({"_to_copy", "clone"})
 _MASKS = frozenset({"add", "add_", "where", "masked_fill", "masked_fill_"})
 _HERE = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
@@ -258,7 +260,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
     def add(
         self, name: str, reads: list[Array], writes: list[Array], options: dict[str, Any]
     ) -> None:
-        """Note an operator."""
+        """Note an operator; refuse more than `_MOST_CALLS`."""
+        if len(self.calls) >= _MOST_CALLS:
+            line = "" if self.backward else f" ({_calling_line()})"
+            raise InvalidInputError(
+                f"{self.title}: runs more than {_MOST_CALLS:,} operators{line}, as a loop over "
+                "tokens does; expected fewer layers, a shorter sequence or a scan in chunks"
+            )
         sources = [self._made[a.storage] for a in reads if a.storage in self._made]
         self.calls.append(
             Call(
@@ -363,6 +371,8 @@ def record_step(
         raise
     except Exception as error:
         said = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if "data-independent implementation" in said or "no data" in said:
+            said = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
         line = _failing_line(error)
         raise InvalidInputError(
             f"{name}: PyTorch cannot run it on shapes alone: {said}"

@@ -61,6 +61,8 @@ class OperatorSpec:
     """Of a collective: how many of its inputs, from the first, get gradients."""
     format: str = ""
     """Number format of a product's operands; empty: that of activations."""
+    of_data: bool = False
+    """Whether it reads training data, which have no gradient."""
 
 
 @dataclass
@@ -96,7 +98,16 @@ class LayerBuilder:
             other = self.specs[instead_of].name if instead_of >= 0 else ""
             self.kept.append(Tensor(name, int(size), maker, statistic, operand, other))
 
-    def linear(self, name: str, x: int, rows: int, inner: int, cols: int, bias: bool) -> int:
+    def linear(
+        self,
+        name: str,
+        x: int,
+        rows: int,
+        inner: int,
+        cols: int,
+        bias: bool,
+        of_data: bool = False,
+    ) -> int:
         """Add rows x inner times inner x cols."""
         return self._add(
             OperatorSpec(
@@ -111,6 +122,7 @@ class LayerBuilder:
                 read_bytes=ELEMENT_BYTES * (rows * inner + inner * cols),
                 write_bytes=ELEMENT_BYTES * rows * cols,
                 epilogue=int(bias),
+                of_data=of_data,
             )
         )
 

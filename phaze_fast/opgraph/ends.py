@@ -23,8 +23,13 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     payload = float(ELEMENT_BYTES * s.rows * hidden)
     if model.patches is not None:
         pixels = model.patches.size**2 * model.patches.channels
-        builder.keep("pixels", ELEMENT_BYTES * s.rows * pixels, -1)
-        x = builder.linear("patch", -1, s.rows, pixels, hidden, bias=True)
+        cut = (
+            s.rows
+        )  # a class token is no patch; of several devices that share rows, some have none
+        if model.patches.class_token and strategy.context_parallel == 1:
+            cut = max(s.rows - strategy.microbatch, 1)
+        builder.keep("pixels", ELEMENT_BYTES * cut * pixels, -1)
+        x = builder.linear("patch", -1, cut, pixels, hidden, bias=True, of_data=True)
     else:
         builder.keep("token-ids", 8 * s.rows, -1, statistic=True)
         size = ELEMENT_BYTES * s.rows * hidden

@@ -110,6 +110,7 @@ def _linear_gradients(
             k=spec.n,
             read_bytes=ELEMENT_BYTES * (y + w),
             write_bytes=ELEMENT_BYTES * x,
+            virtual=spec.of_data,
         )
     )
     needs = upstream if gathered is None else (*upstream, gathered)

@@ -172,7 +172,9 @@ def _step_arguments(
         else _loads("weight_grad_s", weight_grad_s, (stages, chunks))
     )
     if (weight_grad > backward).any():
-        raise InvalidInputError("weight_grad_s: expected no more than backward_s, of which it is")
+        raise InvalidInputError(
+            "weight_grad_s: expected no more than backward_s, of which it is a part"
+        )
     if not 0.0 <= overlap < np.inf:
         raise InvalidInputError(f"overlap: {overlap!r} is not accepted; expected zero or more")
     arrays = forward.ravel(), backward.ravel(), weight_grad.ravel()

@@ -16,7 +16,7 @@ from phaze_fast.models import Model, load
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
 from phaze_fast.placement.layouts import space_text
 from phaze_fast.placement.plans import Plan
-from phaze_fast.placement.times import memory_of
+from phaze_fast.placement.times import memory_of, times_on_chip
 from phaze_fast.placement.training import Training
 from phaze_fast.schedule import ScheduleCache
 from phaze_fast.software import planned_model
@@ -27,6 +27,8 @@ from phaze_fast.units import format_bytes
 __all__ = ["Plans", "infeasible", "plan", "room"]
 
 Progress = Callable[[int, int], None]
+_PARTS = 32
+"""In which strategies are scheduled where somebody wants to know how far it is."""
 
 _MORE_SHARED = (2, 3)
 """ZeRO stages that are tried where nothing fits with those tried by default."""
@@ -180,7 +182,8 @@ def plan(
     cache
         Where layer schedules are looked up and kept.
     progress
-        Called with strategies done and in all.
+        Called with strategies whose layers are scheduled and with all of them; placing them comes
+        last and takes little.
     stop
         Asked after every wave of layouts: whether to end with what is found so far, and its bound.
 
@@ -216,12 +219,11 @@ def plan(
     if not evaluator.fits.any() and "zero" not in training.model_fields_set:
         training = training.replace(zero=_MORE_SHARED)
         evaluator = _evaluator(model, cluster, training)
-    done = len(evaluator)
     placed: list[Placed] = []
     if evaluator.fits.any():
-        times = evaluator.times(cluster, cache, workers)
         if progress is not None:
-            progress(done, done)
+            _schedule_in_parts(evaluator, cluster, cache, workers, progress)
+        times = evaluator.times(cluster, cache, workers)
         placed = evaluator.top(times, top, threads=workers, stop=stop)
     common = (model, cluster, training, top)
     rejected = evaluator.rejected + _too_large(evaluator)
@@ -230,6 +232,26 @@ def plan(
         return Plans(*common, (), tried, why, _shortfall(evaluator), _nearest(*common[:3]))
     plans = tuple(evaluator.plan(each, times) for each in placed)
     return Plans(*common, plans, tried, why, open_s=evaluator.open_s)
+
+
+def _schedule_in_parts(
+    evaluator: PlanEvaluator,
+    cluster: Cluster,
+    cache: ScheduleCache | None,
+    workers: int,
+    progress: Progress,
+) -> None:
+    """Schedule the layers of some strategies after others, and say how far it is.
+
+    What is worked out so is looked up when all are asked for.
+    """
+    count = len(evaluator.sizes)
+    step = max(1, count // _PARTS)
+    for done in range(0, count, step):
+        progress(done, count)
+        some = evaluator.sizes[done : done + step]
+        times_on_chip(some, cluster, evaluator.optimizer, cache, workers)
+    progress(count, count)
 
 
 def _evaluator(model: Model, cluster: Cluster, training: Training) -> PlanEvaluator:

@@ -55,7 +55,7 @@ def memory_of(chip: Accelerator | None) -> Hbm:
         Where there is no chip, or it has none.
     """
     if chip is None:
-        raise InvalidInputError("cluster.chip: missing; expected the chip that is placed on")
+        raise InvalidInputError("cluster.chip: missing; expected the chip of the devices")
     if chip.hbm is None or chip.hbm.capacity_bytes <= 0:
         raise InvalidInputError(f"cluster.chip: {chip.name} has no HBM to place layers in")
     return chip.hbm

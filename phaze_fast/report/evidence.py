@@ -118,7 +118,9 @@ def pruning_section(document: Data) -> Html:
     decades = max(1, math.ceil(math.log10(max(*pruned.values(), whole or 1, 10))))
     left, rows = whole, []
     for step, gone in pruned.items():
-        said = tag("span", step, tag("span", _STEPS.get(step, ""), class_="soft note"))
+        said = tag(
+            "span", step.replace("_", " "), tag("span", _STEPS.get(step, ""), class_="soft note")
+        )
         part = percent(gone / whole) if whole else NOTHING
         rest = NOTHING
         if left is not None:

@@ -70,7 +70,7 @@ class Explanation:
 
 def _chip(cluster: Cluster) -> Accelerator:
     if cluster.chip is None:
-        raise InvalidInputError("cluster.chip: missing; expected the chip that is placed on")
+        raise InvalidInputError("cluster.chip: missing; expected the chip of the devices")
     return cluster.chip
 
 

@@ -236,11 +236,14 @@ def _curve(points: list[Data], field: str, name: str, line: Data) -> Data:
 
 
 def history_figure(history: list[Data]) -> Data | None:
-    """Draw the best found and the bound below all others, over the seconds of the search."""
+    """Draw the best found and the bound below all others, over the seconds of the search.
+
+    A search that ends as soon as it has found something has nothing to draw.
+    """
     points = [p for p in _thinned(history) if is_number(p.get("seconds"))]
-    if len(points) < 2:
-        return None
     found = [p for p in points if is_number(p.get("incumbent_s"))]
+    if len(found) < 2:
+        return None
     bound = _curve(
         points, "bound_s", "no point is faster (bound)", {"color": "--c2", "dash": "dot"}
     )

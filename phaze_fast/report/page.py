@@ -138,7 +138,8 @@ def report_page(document: Data) -> str:
     figures = _Figures()
     sections = _sections(document, figures)
     title = wafer_names(document) if is_wafer(document) else names_of(document)
-    return framed(title, "search", sections, figures.specs)
+    kind = "wafer" if is_wafer(document) else "search"
+    return framed(title, kind, sections, figures.specs)
 
 
 def write_report(document: Data, path: str | Path) -> None:

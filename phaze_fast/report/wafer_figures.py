@@ -11,6 +11,9 @@ __all__ = ["die_map_svg"]
 Data = dict[str, Any]
 
 _CELL, _GAP = 40, 14
+_WIDE, _LARGEST = 640, 1.8  # pixels that a drawing may fill, and how much it grows for that
+_HUE = 205  # blue, away from the colour of links
+_FAINTEST = 0.08
 _DEAD, _IDLE = -2, -1
 
 
@@ -28,7 +31,7 @@ def _die(column: int, row: int, stage: int) -> list[Html]:
             for a, b, c, d in ends
         ]
         return [tag("rect", **box, fill="none", stroke="#b3261e"), *crossed]
-    fill = "#8884" if stage == _IDLE else f"hsl({stage * 137 % 360} 55% 75%)"
+    fill = "#8884" if stage == _IDLE else f"hsl({(_HUE + stage * 137) % 360} 45% 78%)"
     name = "idle" if stage == _IDLE else f"stage {stage}"
     shape = tag("rect", tag("title", f"row {row}, column {column}: {name}"), **box, fill=fill)
     if stage == _IDLE:
@@ -44,7 +47,7 @@ def _link(column: int, row: int, way: int, share: float, most: float) -> Html:
     place = _CELL // 2 + (4 if back else -10)
     size = {"width": _GAP, "height": 6} if across else {"width": 6, "height": _GAP}
     x, y = (x, y + place) if across else (x + place, y)
-    shade = share / most if most > 0 else 0.0
+    shade = max(_FAINTEST, share / most if most > 0 else 0.0)
     title = tag("title", f"{share:.1%} of a step")
     return tag("rect", title, x=x, y=y, **size, fill="#c2410c", fill_opacity=f"{shade:.3f}")
 
@@ -87,7 +90,9 @@ def die_map_svg(dies: Data, links: Data) -> Html:
                 parts.append(_link(column, row, 3, busy[row + 1][column][3], most))
     parts += [_dead_link(link) for link in dies.get("dead_links") or []]
     width, height = _at(columns), _at(rows)
-    box = {"viewBox": f"0 0 {width} {height}", "width": width, "height": height}
+    scale = min(_LARGEST, max(1.0, _WIDE / width))
+    shown = {"width": round(scale * width), "height": round(scale * height)}
+    box = {"viewBox": f"0 0 {width} {height}", **shown}
     label = f"{columns} by {rows} dies, their stages and the load of their links"
     return tag(
         "svg",

@@ -120,6 +120,15 @@ _CAUSES = {
 }
 
 
+_SPENT = {
+    "operators_j": "Operators",
+    "optimizer_j": "Optimiser",
+    "links_j": "Links between dies",
+    "stream_j": "Streams from off the wafer",
+    "static_j": "What flows while nothing switches",
+}
+
+
 def _causes(case: Data) -> Html:
     """Say where the time of a step goes, by cause and by operator, and its energy."""
     breakdown = case.get("breakdown") or {}
@@ -128,7 +137,7 @@ def _causes(case: Data) -> Html:
         return Html("")
     whole = sum(times.values())
     rows = [
-        [name, seconds(times.get(key)), percent(times[key] / whole if whole else None)]
+        [name, seconds(times.get(key)), f"{times[key] / whole:.1%}" if whole else ""]
         for key, name in _CAUSES.items()
         if key in times
     ]
@@ -143,7 +152,7 @@ def _causes(case: Data) -> Html:
         for row in breakdown.get("operators") or []
     ]
     energy = case.get("energy") or {}
-    spent = [[key.removesuffix("_j"), _joules(value)] for key, value in energy.items()]
+    spent = [[_SPENT.get(key, key), _joules(value)] for key, value in energy.items()]
     columns = ["Operator", "Part", "Forward>", "Backward>", "Of peak>"]
     return join(
         [
@@ -164,8 +173,10 @@ def _drawn(case: Data) -> Html:
     if not picture:
         return picture
     said = (
-        "Dies with the number of their stage, crossed out where dead; bars between them show how "
-        f"much of a step each link is busy, the busiest {percent(links.get('busiest'))}."
+        "Dies with the number of their stage, grey where idle, crossed out where dead. Bars "
+        "between them are the two ways of a link: the darker, the longer it is busy in a step, at "
+        "most "
+        f"{percent(links.get('busiest'))} of it."
     )
     return join([picture, tag("p", said, class_="soft small")])
 
@@ -253,11 +264,12 @@ def _others(case: Data) -> Html:
 def wafer_sections(document: Data) -> list[Section]:
     """Build the sections of every case: anchor, heading, body; empty ones are left out."""
     cases = _cases(document)
+    first = "certificate" if len(cases) == 1 else "answer-0"
     sections: list[Section] = []
     for k, case in enumerate(cases):
         where = f": {_name(case)}" if len(cases) > 1 else ""
         sections += [
-            (f"answer-{k}", f"The best mapping{where}", _answer(case)),
+            (f"answer-{k}" if k else first, f"The best mapping{where}", _answer(case)),
             (f"dies-{k}", f"Dies and links{where}", _drawn(case)),
             (f"parts-{k}", f"Parts of a step{where}", _parts(case)),
             (f"causes-{k}", f"Where time and energy go{where}", _causes(case)),

@@ -68,7 +68,9 @@ class _Queue(Generic[Item]):
         self.fruitless += 1
         words = f"{type(error).__name__}: {str(error)[:200]}"
         if self.fruitless > _IDLE + 4 * limit:
-            raise PhazeError(f"executor: no worker ends a task any more ({words})") from error
+            raise PhazeError(
+                f"executor: the workers no longer finish any task ({words})"
+            ) from error
         if task.alone and task.failures >= _TOGETHER + _ALONE:
             return Lost(f"its worker was lost again and again ({words})")
         if task.alone:

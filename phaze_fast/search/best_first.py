@@ -23,6 +23,7 @@ from phaze_fast.search.plan_cache import PlanCache
 from phaze_fast.search.problem import SearchProblem
 from phaze_fast.search.result import Budget, Outcome, Progress, Winner
 from phaze_fast.search.summary import counts_of, front_points_of, outcome_of, winners_of
+from phaze_fast.search.waves import first_of, later_of_group
 
 __all__ = ["BestFirstSearch"]
 
@@ -115,8 +116,12 @@ class BestFirstSearch:
         return np.stack([columns[name] for name in self.front.objectives[1:]], axis=1)
 
     def _limits(self, groups: Array) -> Array:
-        """Scores worth looking at where only the best chip groups are asked for."""
-        return np.full(len(groups), self.best.limit)
+        """Scores worth looking at where only the best chip groups are asked for.
+
+        A group that something is known of is looked at again only for what is no worse.
+        """
+        known: Array = self.scores.scores[groups].min(axis=1)
+        return np.minimum(self.best.limit, known)
 
     def _note_best(self, group: int) -> None:
         """Tell the goal of the best chip groups what is found."""
@@ -216,14 +221,6 @@ class BestFirstSearch:
             keys[begin:end] = self.tables[i].least[s, alive[at]] if alone else score[at]
         return found, keys, float(score.min(initial=np.inf))
 
-    @staticmethod
-    def _first(key: Array, count: int) -> Array:
-        """Positions of the smallest, in a fixed order."""
-        some = np.arange(len(key))
-        if len(key) > count:
-            some = np.flatnonzero(key <= np.partition(key, count - 1)[count - 1])
-        return some[np.argsort(key[some], kind="stable")][:count]
-
     def _advance(self, candidates: Array, everything: bool = False) -> None:
         """Take candidates one step further; those to be placed come last and are few."""
         level = np.zeros(candidates.shape[1], dtype=np.int64)
@@ -232,6 +229,8 @@ class BestFirstSearch:
             level[own] = table.level[candidates[1, own], candidates[2, own]]
         ready = level == SCHEDULED
         keep = ~ready | (np.cumsum(ready) <= (len(ready) if everything else _PLACED_AT_ONCE))
+        if not everything:
+            keep &= ~later_of_group(candidates, level == SCHEDULED - 1)
         steps = np.stack([level, *candidates[:2]])[:, keep]
         groups = candidates[2, keep]
         for step in np.unique(steps, axis=1).T:
@@ -262,11 +261,11 @@ class BestFirstSearch:
         best = [np.zeros((2, 0), dtype=np.int64)]
         for s, least in enumerate(table.least):  # one after another, so that memory stays small
             waiting = np.flatnonzero(table.level[s] == level)
-            waiting = waiting[self._first(least[waiting], count)]
+            waiting = waiting[first_of(least[waiting], count)]
             best.append(np.stack([np.full(len(waiting), s), waiting]))
         at = np.concatenate(best, axis=1)
         key = table.least[at[0], at[1]]
-        first = self._first(key, count)
+        first = first_of(key, count)
         s, group = at[:, first[np.isfinite(key[first])]]
         step = 1 if level == SCHEDULED else len(s) or 1
         for one in range(0, len(s), step):
@@ -341,7 +340,7 @@ class BestFirstSearch:
                 return False
             large = min(len(key) // 8, _LARGE_WAVE)
             wave = max(_WAVE * len(self.tables), large)
-            wanted = waiting[:, self._first(key, wave)]
+            wanted = waiting[:, first_of(key, wave)]
             del waiting, key
             self._advance(wanted)
 
@@ -357,7 +356,9 @@ class BestFirstSearch:
             for s, group in sorted(table.unproven):
                 if table.level[s, group] == PLACED and least[group] < self.best.limit:
                     reached = float(self.scores.times[i, group, table.last[group]])
-                    if np.isfinite(reached):
+                    if table.least[s, group] > reached:
+                        table.unproven.discard((s, group))
+                    elif np.isfinite(reached):
                         table.prove(s, group, _MORE_NODES, reached)
 
     # ---- what came out ----

@@ -60,7 +60,10 @@ def test_estimate_for_people(run):
         (["--chip", "h200", "--array", "8x8", "--gemm", "1x1x1"], "expected one of them"),
         (["--array", "8", "--gemm", "1x1x1"], "--array: '8' is not accepted"),
         (["--array", "8x8", "--dataflow", "no", "--gemm", "1x1x1"], "--dataflow: 'no'"),
-        (["--chip", "h200", "--dataflow", "ws", "--gemm", "1x1x1"], "its blocks run as os"),
+        (
+            ["--chip", "h200", "--dataflow", "ws", "--gemm", "1x1x1"],
+            "its blocks run output-stationary (os)",
+        ),
         (["--chip", "h200", "--dtype", "int8", "--gemm", "1x1x1"], "--dtype: 'int8'"),
         (
             ["--chip", "tpuv4", "--dtype", "fp8", "--gemm", "1x1x1"],

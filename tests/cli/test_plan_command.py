@@ -65,7 +65,7 @@ def test_every_chip_with_a_usual_fabric_has_plans(capsys):
         assert 0 < data["plans"][0]["mfu"] < 1
         assert data["calibration"]["chip"] == name
     assert main(["plan", "gpt2-small", "--chip", "wse-3", "--devices", "8"]) == 2
-    assert "fabric: missing, and wse-3 has no usual one" in capsys.readouterr().err
+    assert "fabric: missing, and wse-3 has no default fabric" in capsys.readouterr().err
 
 
 def test_schedules_and_ways_to_recompute_are_lists(capsys):

@@ -11,7 +11,7 @@ import phaze_fast as pf
 from phaze_fast import export, models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.layout import read_layout
-from phaze_fast.export.shell import options_of
+from phaze_fast.export.shell import options_of, settings_of
 
 LLAMA = models.load("llama2-7b")
 GOLDEN = Path(__file__).parents[1] / "golden" / "framework_flags.yaml"
@@ -89,18 +89,60 @@ def test_what_cannot_be_said_is_said():
     assert found.text.count("# Not expressed: ") == 3
 
 
-def published():
-    """Runs of Megatron-Core and NeMo whose plan is stated."""
+def published(framework):
+    """Runs of a framework (Megatron stands for NeMo too) whose plan is stated."""
     if not PUBLIC.exists():
         return []
     with PUBLIC.open() as file:
-        rows = [row for row in csv.DictReader(file) if "egatron" in row["framework"]]
+        rows = [row for row in csv.DictReader(file) if framework in row["framework"]]
     return [row for row in rows if row["tp"] and row["pp"] and row["dp"] and row["layers"]]
 
 
 @pytest.mark.shared
+def test_published_plans_of_maxtext_come_out_as_their_flags():
+    rows = published("MaxText")
+    if not rows:
+        pytest.skip("no published runs beside the checkout")
+    checked = 0
+    for row in rows:
+        devices, replicas = int(row["n_gpus"]), int(row["dp"])
+        sharing = int(row["fsdp"] or replicas)
+        plan = {
+            "tp": int(row["tp"]),
+            "cp": int(row["cp"] or 1),
+            "dp": replicas,
+            "microbatch": int(row["global_batch"]) // replicas,
+            "global_batch": int(row["global_batch"]),
+            "recompute": "full" if row["recompute"] == "full" else "none",
+            "zero": 3,
+            "shard": sharing if sharing < replicas else None,
+            "seq": int(row["seq"]),
+            "precision": row["precision"],
+        }
+        model = LLAMA.replace(name=row["model"], layers=int(row["layers"]), seq=int(row["seq"]))
+        if (
+            int(row["pp"]) > 1
+            or int(row["ep"] or 1) > 1
+            or plan["cp"] * replicas * plan["tp"] != devices
+        ):
+            continue
+        checked += 1
+        flags = settings_of(export.export_plan(plan, model, "maxtext").text, "run.sh")
+        assert flags["ici_fsdp_parallelism"] == str(sharing)
+        assert flags["ici_data_parallelism"] == str(replicas // sharing)
+        assert flags["ici_context_parallelism"] == str(plan["cp"])
+        width = int(flags.get("ici_tensor_parallelism", 1))
+        assert width * int(flags.get("ici_tensor_sequence_parallelism", 1)) == plan["tp"]
+        assert float(flags["per_device_batch_size"]) == plan["global_batch"] / devices
+        assert flags["max_target_length"] == row["seq"]
+        assert flags.get("quantization", "bf16") == row["precision"]
+        assert (flags["remat_policy"] == "full") >= (row["recompute"] == "full")
+    assert checked > len(rows) / 2
+
+
+@pytest.mark.shared
 def test_published_plans_come_out_as_their_flags():
-    rows = published()
+    rows = published("egatron")
     if not rows:
         pytest.skip("no published runs beside the checkout")
     checked = 0

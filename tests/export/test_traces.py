@@ -136,6 +136,28 @@ def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
         assert all(own == first for own in ranks.values())
 
 
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("bertlarge", {"schedule": "interleaved", "virtual": 2, "zero": 3, "shard": 2}),
+        ("mixtral-8x7b", {"tp": 2, "pp": 2, "dp": 4, "cp": 2, "ep": 4, "etp": 1}),
+        ("llama2-7b", {"pp": 2, "dp": 4, "cp": 2, "cp_kind": "ring"}),
+    ],
+)
+def test_chakra_files_of_a_stage_are_those_of_each_rank_alone(name, changes, tmp_path):
+    """Files are made from one rank of each stage; every node of every rank is as made for it."""
+    pytest.importorskip("google.protobuf", reason="the extra trace is not installed")
+    from phaze_fast.export.chakra import chakra_trace
+    from phaze_fast.export.chakra_schema import read_trace
+
+    model = models.load(name).replace(layers=4)
+    given = {"tp": 2, "pp": 2, "dp": 8, "global_batch": 16, "zero": 1, **changes}
+    trace = chakra_trace(model, CLUSTER, given)
+    for rank, path in enumerate(trace.write(tmp_path)[1:]):
+        _, nodes = read_trace(path.read_bytes())
+        assert nodes == list(trace.nodes(rank))
+
+
 def test_chakra_traces_of_a_thousand_ranks(tmp_path):
     pytest.importorskip("google.protobuf")
     from phaze_fast.export.chakra import chakra_trace

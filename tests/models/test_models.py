@@ -255,6 +255,17 @@ def test_a_long_context_window_is_no_sequence_length():
     assert models.from_hf(LLAMA).notes == ""
 
 
+def test_second_names_of_fields_are_those_of_transformers():
+    for kind, native, second in (
+        ("mpt", {"d_model": 64, "n_heads": 4, "n_layers": 2}, "hidden_size"),
+        ("gpt2", {"n_embd": 64, "n_head": 4, "n_layer": 2}, "hidden_size"),
+    ):
+        names = dict(zip(native, (second, "num_attention_heads", "num_hidden_layers"), strict=True))
+        other = {names[name]: value for name, value in native.items()}
+        one, two = ({"model_type": kind, **fields} for fields in (native, other))
+        assert models.from_hf(one) == models.from_hf(two)
+
+
 def test_a_hub_id_without_the_extra(monkeypatch):
     import builtins
 

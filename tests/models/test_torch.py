@@ -104,6 +104,22 @@ def whole(graph, name):
     return found
 
 
+def test_a_traced_vision_transformer_is_the_recorded_one():
+    """The class token is no patch, and pixels have no gradient."""
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {**SIZES, "image_size": 32, "patch_size": 8, "num_hidden_layers": LAYERS}
+    config = transformers.ViTConfig(**sizes, num_labels=10)
+    with torch.device("meta"):
+        module = transformers.ViTForImageClassification(config)
+        inputs = {"pixel_values": torch.empty(2, 3, 32, 32), "labels": torch.empty(2).long()}
+    traced, record = models.from_torch(module, (), inputs), models.from_hf(config.to_dict())
+    assert traced.parameters() == record.parameters()
+    found, built = (layer_graph(m, Strategy(microbatch=2)) for m in (raw(traced), record))
+    for way in ("forward", "backward"):
+        assert whole(found, way) == whole(built, way)
+    assert models.model_flops(traced).total == models.model_flops(record).total
+
+
 @pytest.mark.parametrize("kind", SMALL)
 def test_traced_and_recorded_architectures_are_the_same(kind):
     """Parameters, every product forward and backward, FLOPs."""

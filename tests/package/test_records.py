@@ -153,7 +153,7 @@ def test_several_faults_are_several_lines():
         ("space", {"name": "s", "base": "tpuv4", "axes": {"tensor_core.width": {"powers": 3}}}, "expected a list of numbers, {powers_of_two: [first, last]}"),
         ("space", {"name": "s", "base": "tpuv4", "axes": {"clock_hz": [float("nan")]}}, "axes.clock_hz: nan is not accepted; expected a finite number > 0"),
         ("space", {"name": "s", "base": "wse-2", "axes": {"hbm.stacks": [1]}}, "wse-2 has no hbm to vary"),
-        ("space", {"name": "s", "base": "tpuv4", "axes": {"vector_core.lanes": [8]}, "ties": {"vector_core.lanes": "tensor_core.width"}}, "ties.vector_core.lanes: a tied field can be neither"),
+        ("space", {"name": "s", "base": "tpuv4", "axes": {"vector_core.lanes": [8]}, "ties": {"vector_core.lanes": "tensor_core.width"}}, "ties.vector_core.lanes: a tied field cannot be an axis too"),
         ("chap", {}, "kind: 'chap' is not accepted; did you mean 'chip'?"),
     ],
 )  # fmt: skip

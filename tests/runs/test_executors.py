@@ -110,7 +110,9 @@ def test_an_item_that_kills_its_worker_is_given_up_alone():
 
 def test_workers_that_never_end_a_task_end_the_sweep():
     executor = Fragile(lambda items: LostError("gone"))
-    with pytest.raises(PhazeError, match=r"no worker ends a task any more \(LostError: gone"):
+    with pytest.raises(
+        PhazeError, match=r"the workers no longer finish any task \(LostError: gone"
+    ):
         outcomes(executor, range(1000), 1)
 
 

@@ -156,7 +156,7 @@ def test_bad_axes(axes, words):
     ("ties", "words"),
     [
         ({"die.nothing": "columns"}, "ties: unknown field 'die.nothing'"),
-        ({"columns": "rows"}, "ties.columns: a tied field can be neither an axis nor a source"),
+        ({"columns": "rows"}, "ties.columns: a tied field cannot be an axis too"),
         ({"rows": "die.width_mm"}, "ties.rows: 25.5 is not accepted; expected a whole number"),
     ],
 )

@@ -1,0 +1,50 @@
+"""Which candidates of a search go next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["first_of", "later_of_group"]
+
+Array = np.ndarray[Any, Any]
+
+
+def first_of(key: Array, count: int) -> Array:
+    """Positions of the smallest keys, at most so many, in a fixed order.
+
+    Examples
+    --------
+    >>> first_of(np.array([3.0, 1.0, 2.0, 1.0]), 3).tolist()
+    [1, 3, 2]
+    """
+    some = np.arange(len(key))
+    if len(key) > count:
+        some = np.flatnonzero(key <= np.partition(key, count - 1)[count - 1])
+    return some[np.argsort(key[some], kind="stable")][:count]
+
+
+def later_of_group(candidates: Array, waiting: Array) -> Array:
+    """Which of the candidates that wait for a schedule are not the first of their group.
+
+    Schedules are costly, and what the first one reaches often rules the others out.
+
+    Parameters
+    ----------
+    candidates
+        Rows of model, strategy and chip group, most promising first.
+    waiting
+        Which of them wait.
+
+    Examples
+    --------
+    >>> candidates = np.array([[0, 0, 0], [4, 5, 6], [7, 8, 7]])
+    >>> later_of_group(candidates, np.array([True, True, True])).tolist()
+    [False, False, True]
+    """
+    at = np.flatnonzero(waiting)
+    owners = candidates[0, at].astype(np.int64) << 32 | candidates[2, at].astype(np.int64)
+    later: Array = waiting.copy()
+    later[at[np.unique(owners, return_index=True)[1]]] = False
+    return later
