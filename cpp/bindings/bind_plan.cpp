@@ -140,7 +140,6 @@ class PyPlanSpace {
   }
 
   py::tuple front(const py::object& times, std::int64_t room, double most_s, int threads) const {
-    if (!(most_s >= 0.0)) throw InvalidInput("most_s: expected seconds, zero or more");
     const int workers = checked_threads(threads);
     return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
       return space_.front(all, static_cast<std::size_t>(room), most_s, workers, settled);

@@ -8,7 +8,8 @@ from phaze_fast.cost.collectives import (
     collective_batch,
     message_batch,
 )
-from phaze_fast.cost.engine import Costs, estimate_costs
+from phaze_fast.cost.costs import Costs
+from phaze_fast.cost.engine import estimate_costs
 from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
 from phaze_fast.cost.single import OperatorCost, array_cycles, gemm, operator_costs
 from phaze_fast.cost.validation import ColumnError, Validation, validate

@@ -137,8 +137,8 @@ class PlanEvaluator:
         return sizes, layouts
 
     def _sized(self, strategy: Strategy, modes: tuple[str, ...], stride: int) -> StrategySizes:
-        t = self.training
-        return strategy_sizes(self.model, strategy, modes, stride, t.software, t.precision)
+        runs = (self.training.software, self.training.precision)
+        return strategy_sizes(self.model, strategy, modes, stride, *runs)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -224,10 +224,7 @@ class PlanEvaluator:
     def front(
         self, times: KindTimes, most_s: float = float("inf"), room: int = 0, threads: int = 1
     ) -> list[Placed]:
-        """Give, of all layouts' fastest plans, those that none beats in time and memory at once.
-
-        None that takes longer than `most_s` seconds.
-        """
+        """Give layouts' fastest plans that none beats in time and memory, up to `most_s`."""
         return _placed(*self.space.front(times, room, most_s, threads)[:2])
 
     def best(
@@ -303,7 +300,9 @@ class PlanEvaluator:
         threads
             At most this many; the answer does not depend on it.
         """
-        table = np.array([[*(_coded(s, m) for m in recompute), -1] for s in self.sizes])
+        table = np.array(
+            [[*(recompute_code(m, s.variant_of) for m in recompute), -1] for s in self.sizes]
+        )
         variants = table[self.layouts["strategy"], modes].astype(np.int32)
         at = np.arange(len(self.layouts), dtype=np.int64)
         found: Array = self.space.estimate_even(times, at, variants, room_bytes, free, threads)
@@ -390,10 +389,6 @@ class PlanEvaluator:
     def _peak(self) -> float:
         chip = self.cluster.chip
         return 0.0 if chip is None else chip.peak_flops(self.training.precision.format)
-
-
-def _coded(sizes: StrategySizes, text: str) -> int:
-    return recompute_code(text, sizes.variant_of)
 
 
 def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Array]]:

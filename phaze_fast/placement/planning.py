@@ -36,6 +36,7 @@ _MORE_SHARED = (2, 3)
 _SLOWEST = 2.0
 """Times of the fastest plan that one on the front of time and memory may take."""
 
+
 @dataclass(frozen=True)
 class Plans(Table):
     """The best plans of a model on a cluster, and what became of the rest."""
