@@ -86,7 +86,7 @@ def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
             for e in edges
         ],
         "rules": {name: rules[name].item() for name in names},
-        "blocks": list(problem.blocks(layout.stages)),
+        "blocks": list(problem.blocks(layout)),
         "boundary_s": [_digits(value) for value in problem._boundary(layout)],
         "chain": list(problem.work.chain),
     }

@@ -169,7 +169,7 @@ def test_kept_bytes_reach_the_kernel():
         part: sum(op.kept_bytes for op in problem.work.operators if op.part == part)
         for part in ("before", "behind")
     }
-    blocks = problem.blocks(2)
+    blocks = problem.blocks(Layout(1, 1, 2, 1))
     assert stages[0][3] == pytest.approx(2 * (blocks[0] * keep + ends["before"]), rel=1e-12)
     assert stages[1][3] == pytest.approx(blocks[1] * keep + ends["behind"], rel=1e-12)
 
