@@ -72,7 +72,8 @@ def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -
         (
             "stages",
             f"{layout.stages} of {layout.width} x {layout.height} dies; "
-            f"{used} of {wafer.dies} dies",
+            f"{used} of {wafer.dies} dies"
+            + (f"; blocks {' + '.join(map(str, layout.blocks))}" if layout.blocks else ""),
         ),
         ("micro-batch", f"{layout.microbatch} of {sequences} sequences"),
         (

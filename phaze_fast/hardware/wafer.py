@@ -329,6 +329,7 @@ class Wafer(Record):
         columns, rows = self.grid
         tier = self.tiers()[1 if self.die.hbm_stacks else 0]
         x, y = (format_bandwidth(rate) for rate in self.link_bytes_per_s)
+        links = f"links {x} and {y}" if self.switch is None else f"switches {x}"
         dead = f" ({len(self.dead)} dead)" if self.dead else ""
         known = "bf16" in self.die.chip.tensor_core.rates
         peak = format_flops(self.peak_flops()) if known else "no bf16"
@@ -336,7 +337,7 @@ class Wafer(Record):
             f"{self.name}: {columns}x{rows} dies of {self.die.width_mm:g} x "
             f"{self.die.height_mm:g} mm{dead}, {tier.name.upper()} "
             f"{format_bytes(tier.capacity_bytes)} a die at "
-            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}, links {x} and {y}, {peak}"
+            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}, {links}, {peak}"
         )
 
 
