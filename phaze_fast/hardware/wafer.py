@@ -269,7 +269,7 @@ class Wafer(Record):
         """
         die, rules = self.die, self.rules
         if self.switch is not None:
-            return (self.switch.bandwidth_bytes_per_s,) * 2
+            return self.switch.bandwidth_bytes_per_s, self.switch.bandwidth_bytes_per_s
         x, y = (
             rules.d2d_module_bytes_per_s
             * (rules.d2d_far_share if gap > rules.d2d_reach_mm else 1.0)
