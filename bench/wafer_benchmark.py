@@ -2,6 +2,7 @@
 
     .venv/bin/python bench/wafer_benchmark.py instances   # from presets; files are checked in
     .venv/bin/python bench/wafer_benchmark.py answers     # searches and bounds every instance
+    .venv/bin/python bench/wafer_benchmark.py answers dense-mesh    # one of them
 
 An instance holds every number that its score depends on, so that it means the same when presets or
 cost models change. `wafer_score.py` scores answers without any of this.
@@ -62,6 +63,7 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
                 "product": bool(record["product"]),
                 "kept": bool(record["kept"]),
                 "expert": bool(record["expert"]),
+                "beside": op.beside,
                 "limit": [int(value) for value in record["limit"]],
                 "stat_bytes": float(record["stat_bytes"]),
                 "gather_bytes": float(record["gather_bytes"]),
@@ -86,7 +88,7 @@ def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
             for e in edges
         ],
         "rules": {name: rules[name].item() for name in names},
-        "blocks": list(problem.blocks(layout.stages)),
+        "blocks": list(problem.blocks(layout)),
         "boundary_s": [_digits(value) for value in problem._boundary(layout)],
         "chain": list(problem.work.chain),
     }
@@ -98,6 +100,7 @@ def _instances() -> dict[str, tuple[str, Problem, list[Layout]]]:
     small = tile.replace(columns=4, rows=2)
     hbm = presets.wafer("dram-stream-wafer").replace(columns=4, rows=2)
     dram = presets.wafer("dram-wafer").replace(columns=4, rows=2)
+    switched = presets.wafer("switch-wafer").replace(columns=4, rows=2)
     bert = models.load("bertlarge")
     llama = models.load("llama2-7b").replace(layers=8)
     moe = models.load("mixtral-8x7b").replace(layers=4)
@@ -136,12 +139,24 @@ def _instances() -> dict[str, tuple[str, Problem, list[Layout]]]:
             made(bert, tile.replace(columns=2, rows=2, joined=2), 48),
             [Layout(2, 2, 2, 4, "interleaved", 2), Layout(2, 2, 1, 4, replicas=2)],
         ),
+        "dense-switched": (
+            "BERT-large on 8 dies with HBM behind switches that sum; conversions beside products",
+            made(bert, switched, 48),
+            [Layout(8, 1, 1, 4), Layout(4, 1, 2, 2, blocks=(13, 11))],
+        ),
+        "experts-switched": (
+            "Mixtral of 4 layers on 8 dies behind switches that sum: all-to-all, beside products",
+            made(moe, switched, 32),
+            [Layout(8, 1, 1, 4), Layout(4, 1, 2, 2)],
+        ),
     }
 
 
-def write_instances() -> None:
-    """Write every instance as a file."""
+def write_instances(names: list[str]) -> None:
+    """Write instances as files: those named, or all."""
     for name, (about, problem, layouts) in _instances().items():
+        if names and name not in names:
+            continue
         wanted = [
             each
             for each in layouts
@@ -188,9 +203,11 @@ def _best_on(case: Any) -> tuple[Any, Any, float]:
     return mapping, best, bound
 
 
-def write_answers() -> None:
-    """Search every instance, score what was found and write it with its bound."""
+def write_answers(names: list[str]) -> None:
+    """Search instances, those named or all; score what was found and write it with its bound."""
     for file in sorted((HERE / "wafer_instances").glob("*.json")):
+        if names and file.stem not in names:
+            continue
         instance = json.loads(file.read_text())
         tried = [_best_on(case_of(layout)) for layout in instance["layouts"]]
         place = min(range(len(tried)), key=lambda k: tried[k][1][:2])
@@ -227,9 +244,9 @@ def write_answers() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["instances"]:
-        write_instances()
-    elif sys.argv[1:] == ["answers"]:
-        write_answers()
+    if sys.argv[1:2] == ["instances"]:
+        write_instances(sys.argv[2:])
+    elif sys.argv[1:2] == ["answers"]:
+        write_answers(sys.argv[2:])
     else:
-        sys.exit("expected: instances, or answers")
+        sys.exit("expected: instances, or answers; and names, where not all are meant")

@@ -273,7 +273,7 @@ def mesh_collectives(
     axis: _Array,
     size: _Array,
     stride: _Array,
-    links: tuple[float, float, float],
+    links: tuple[float, float, float, int],
 ) -> tuple[_Array, _Array, _Array]: ...
 def mesh_loads(
     columns: int,
@@ -289,11 +289,11 @@ def mesh_concurrent(
     rows: int,
     dead: _Array,
     dead_links: _Array,
-    links: tuple[float, float, float],
+    links: tuple[float, float, float, int],
     collectives: list[Any],
 ) -> float: ...
 def mesh_collective_loads(
-    columns: int, rows: int, links: tuple[float, float, float], collectives: list[Any]
+    columns: int, rows: int, links: tuple[float, float, float, int], collectives: list[Any]
 ) -> _Array: ...
 
 class Mapping:

@@ -65,6 +65,7 @@ def random_op(rng, part):
         stat_bytes=rng.choice([0.0, rng.uniform(0.1, 1.0)]),
         gather_bytes=rng.choice([0.0, 0.0, rng.uniform(0.1, 2.0)]),
         expert=rng.random() < 0.25,
+        beside=rng.choice(["", "takes", "makes"]),
     )
 
 
@@ -122,6 +123,8 @@ def random_rules(rng, stream):
         "linear": rng.random() < 0.2,
         "stream_shared": rng.random() < 0.5,
         **rng.choice([_PLAIN, _PLAIN, _PLAIN | {"chunks": 2}, _PLAIN | {"zero_bubble": 1}]),
+        "fabric": rng.choice([0, 0, 0, 1, 2]),
+        "pieces": rng.choice([1, 2, 4]),
         "outer_tail_s": rng.choice([0.0, 0.5]),
     }
 
@@ -205,6 +208,7 @@ def arguments(case):
                 op.product,
                 op.kept,
                 op.expert,
+                ("", "takes", "makes").index(op.beside),
                 op.limit,
                 op.stat_bytes,
                 op.gather_bytes,
@@ -218,7 +222,8 @@ def arguments(case):
         dtype=_core.MAP_EDGE_DTYPE,
     )
     names = _core.MAP_RULES_DTYPE.names
-    rules = np.array([tuple(case.rules[n] for n in names)], dtype=_core.MAP_RULES_DTYPE)
+    given = {"fabric": 0, "pieces": 1} | case.rules
+    rules = np.array([tuple(given[n] for n in names)], dtype=_core.MAP_RULES_DTYPE)
     divisors, column, cuts = combinations(math.prod(case.sizes))
     tables = tuple(
         np.array([case.tables[name][i, cut] for i in range(len(case.ops)) for cut in cuts])
@@ -293,7 +298,7 @@ def small(count=2, slots=((0, 2, 1),), **rules):
         rules=random_rules(random.Random(0), False)
         | {"modes": 1, "volume": 0, "linear": 0, "hop_s": 0.0, "microbatches": 1}
         | _PLAIN
-        | {"outer_tail_s": 0.0}
+        | {"outer_tail_s": 0.0, "fabric": 0, "pieces": 1}
         | rules,
         tables={name: {(i, cut): 1.0 for i in range(count) for cut in cuts} for name in TABLES},
         blocks=(1,),

@@ -212,13 +212,14 @@ py::tuple bound_of(PyRelaxation& object, double theta, double price, double phi,
 void bind_mapping(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(MeshRun, axis, size, stride);
   PYBIND11_NUMPY_DTYPE(OpMapping, slots, mode, algorithm);
-  PYBIND11_NUMPY_DTYPE(MapOpRecord, part, roles, outputs, product, kept, expert, limit, stat_bytes,
-                       gather_bytes);
+  PYBIND11_NUMPY_DTYPE(MapOpRecord, part, roles, outputs, product, kept, expert, beside, limit,
+                       stat_bytes, gather_bytes);
   PYBIND11_NUMPY_DTYPE(MapEdgeRecord, from, to, kind, again, bytes);
   PYBIND11_NUMPY_DTYPE(MapRulesRecord, x_bytes_per_s, y_bytes_per_s, hop_s, capacity_bytes,
                        stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,
                        gradient_bytes, state_bytes, step_bytes, boundary_bytes, microbatches, modes,
-                       volume, linear, stream_shared, chunks, zero_bubble, outer_tail_s);
+                       volume, linear, stream_shared, chunks, zero_bubble, fabric, pieces,
+                       outer_tail_s);
   PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,
                        slowest_stage_s, compute_s, blocking_s, hidden_s, tail_s);
   module.attr("MESH_RUN_DTYPE") = py::dtype::of<MeshRun>();

@@ -34,8 +34,12 @@ MeshGrid grid_of(std::int64_t columns, std::int64_t rows, const py::object& dead
   return {static_cast<std::int32_t>(columns), static_cast<std::int32_t>(rows), dead, broken};
 }
 
-MeshLinks links_of(const std::tuple<double, double, double>& links) {
-  return {{std::get<0>(links), std::get<1>(links)}, std::get<2>(links)};
+using PyLinks = std::tuple<double, double, double, std::int32_t>;
+
+MeshLinks links_of(const PyLinks& links) {
+  return {{std::get<0>(links), std::get<1>(links)},
+          std::get<2>(links),
+          static_cast<MeshFabric>(std::get<3>(links))};
 }
 
 void refuse(Status status, const char* name) {
@@ -45,7 +49,7 @@ void refuse(Status status, const char* name) {
 // Runs of row i are ptr[i] up to ptr[i + 1]. Gives (time_s, algorithm, status).
 py::tuple collectives(const py::object& op, const py::object& algorithm, const py::object& bytes,
                       const py::object& ptr, const py::object& axis, const py::object& size,
-                      const py::object& stride, const std::tuple<double, double, double>& links) {
+                      const py::object& stride, const PyLinks& links) {
   const auto ops = view<std::uint8_t>(op, "op");
   const auto count = static_cast<py::ssize_t>(ops.size());
   const auto wanted = view<std::uint8_t>(algorithm, "algorithm", count);
@@ -137,8 +141,7 @@ std::vector<MeshCollective> collectives_of(const py::list& items) {
   return all;
 }
 
-py::array_t<double> collective_loads(std::int64_t columns, std::int64_t rows,
-                                     const std::tuple<double, double, double>& links,
+py::array_t<double> collective_loads(std::int64_t columns, std::int64_t rows, const PyLinks& links,
                                      const py::list& items) {
   const MeshGrid grid =
       grid_of(columns, rows, py::array_t<std::uint8_t>(0), py::array_t<std::uint8_t>(0));
@@ -156,8 +159,7 @@ py::array_t<double> collective_loads(std::int64_t columns, std::int64_t rows,
 }
 
 double concurrent(std::int64_t columns, std::int64_t rows, const py::object& dead,
-                  const py::object& dead_links, const std::tuple<double, double, double>& links,
-                  const py::list& items) {
+                  const py::object& dead_links, const PyLinks& links, const py::list& items) {
   const MeshGrid grid = grid_of(columns, rows, dead, dead_links);
   const std::vector<MeshCollective> all = collectives_of(items);
   MeshResult found{};

@@ -193,6 +193,10 @@ def _power(wafer: Wafer) -> str:
     return f"{said}; {wafer.power_cap_w / 1e3:,.1f} kW can be supplied"
 
 
+def _sums(wafer: Wafer) -> str:
+    return "; they sum" if wafer.switch is not None and wafer.switch.sums else ""
+
+
 def _show_wafer(wafer: Wafer) -> list[RenderableType]:
     x, y = (format_bandwidth(rate) for rate in wafer.link_bytes_per_s)
     rates = ", ".join(
@@ -201,7 +205,9 @@ def _show_wafer(wafer: Wafer) -> list[RenderableType]:
     pairs = [
         ("wafer", str(wafer).partition(": ")[2]),
         ("die", str(wafer.chip)),
-        ("links", f"{x} along rows, {y} along columns, per direction"),
+        ("links", f"{x} along rows, {y} along columns, per direction")
+        if wafer.switch is None
+        else ("switches", f"{x} from each die, per direction{_sums(wafer)}"),
         ("peak", rates),
     ]
     pairs += [

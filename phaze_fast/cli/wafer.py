@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.console import RenderableType
 from rich.text import Text
 
 from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
@@ -22,16 +18,18 @@ from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, folder, note, ta
 from phaze_fast.cli.search import default_cache
 from phaze_fast.cli.wafer_argument import joined_wafers, wafer_of, with_faults
 from phaze_fast.cli.wafer_cases import Case, Cases
+from phaze_fast.cli.wafer_front import front_case, objectives_of
+from phaze_fast.cli.wafer_progress import shown
 from phaze_fast.cli.wafer_tables import picture, summary
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
-from phaze_fast.units import format_time
 from phaze_fast.wafer import Encoding, Problem, WaferTraining, evaluate
 from phaze_fast.wafer.comparison import Comparison, comparison_in
 from phaze_fast.wafer.fault_study import FaultStudy, study_in
 from phaze_fast.wafer.outcome import Effort, MappingResult
+from phaze_fast.wafer.pareto import OBJECTIVES
 from phaze_fast.wafer.searches import mappings_in
 from phaze_fast.wafer.session import Session
 from phaze_fast.wafer.traffic import describe
@@ -54,36 +52,10 @@ def _transformer(model: Model) -> TransformerModel:
 # ---- running ----
 
 
-@contextlib.contextmanager
-def _shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
-    """Give (say what runs, show how far it is), both on standard error."""
-    watched = sys.stderr is not None and sys.stderr.isatty() and not quiet
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[best]}"),
-        TimeElapsedColumn(),
-        transient=True,
-        disable=not watched,
-        console=Console(stderr=True),
-    ) as bar:
-        task = bar.add_task("", total=None, best="")
-
-        def say(name: str) -> None:
-            bar.update(task, description=name, completed=0, total=None)
-
-        def show(done: int, total: int, best: float) -> None:
-            text = f"best {format_time(best)}" if math.isfinite(best) else ""
-            bar.update(task, completed=done, total=total, best=text)
-
-        yield say, show
-
-
 def _one_wafer(
     session: Session, problem: Problem, effort: Effort, seed: int, compare: bool, quiet: bool
 ) -> Comparison | MappingResult:
-    with _shown(quiet) as (say, show):
+    with shown(quiet) as (say, show):
         name = f"{problem.model.name} on {problem.wafer.name}"
         say(name)
         if compare:
@@ -108,12 +80,12 @@ def _space(
     compare: bool,
     quiet: bool,
 ) -> tuple[WaferResult, Comparison | None]:
-    with _shown(quiet) as (say, show):
+    with shown(quiet) as (say, show):
         say(f"{model.name} on {space.name}")
         found = wafers_in(session, model, space, training, effort, seed, show)
     if not compare:
         return found, None
-    with _shown(quiet) as (say, show):
+    with shown(quiet) as (say, show):
         name = f"{model.name} on {found.best.problem.wafer.name}"
         case = comparison_in(
             session,
@@ -142,13 +114,15 @@ class _Asked(NamedTuple):
     """Fault maps to draw."""
     die_fault: float | None
     link_fault: float
+    front: tuple[str, ...] = ()
+    """Objectives of a front of wafers; none where only the fastest is asked for."""
 
 
 def _studied(session: Session, problem: Problem, asked: _Asked) -> FaultStudy | None:
     """Draw fault maps of a wafer and find its throughput under each."""
     if not asked.maps:
         return None
-    with _shown(asked.quiet) as (say, show):
+    with shown(asked.quiet) as (say, show):
         say(f"{problem.model.name} on {problem.wafer.name}: fault maps")
         return study_in(
             session,
@@ -170,11 +144,14 @@ def _answered(
     training, effort, seed, compare, quiet, to_file = asked[:6]
     plain = [Problem(m, w, training) for m, w in pairs if isinstance(w, Wafer)]
     if not session.alone and not compare:  # all at once, so that no worker waits
-        with _shown(quiet) as (say, show):
+        with shown(quiet) as (say, show):
             say(f"{len(plain)} mappings")
             mappings_in(session, plain, effort, seed, show)
     for model, where in pairs:
-        if isinstance(where, WaferSpace):
+        if isinstance(where, WaferSpace) and asked.front:
+            given = (training, effort, seed, asked.front)
+            cases.append(front_case(session, model, where, given, quiet, to_file))
+        elif isinstance(where, WaferSpace):
             found, case = _space(session, model, where, training, effort, seed, compare, quiet)
             study = _studied(session, found.best.problem, asked)
             cases.append(Case(case or found.best, found, study))
@@ -239,6 +216,14 @@ def wafer(
     link_fault: Annotated[
         float, typer.Option(help="With --fault-maps: probability that a link is dead.")
     ] = 0.0,
+    front: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a space: keep all wafers that no other beats in these, commas between: "
+            + ", ".join(OBJECTIVES)
+            + "; or all."
+        ),
+    ] = None,
     encoding: Annotated[
         Path | None,
         typer.Option(help="Score the mapping of this JSON file instead of searching for one."),
@@ -299,6 +284,7 @@ def wafer(
     loaded = [_transformer(load_model(name, seq)) for name in model]
     named = [wafer_of(name) for name in on or ["dram-wafer"]]
     wafers = with_faults(joined_wafers(named, joined), faults)
+    objectives = objectives_of(front, wafers, compare or bool(fault_maps))
     if encoding is not None:
         if len(loaded) > 1 or len(wafers) > 1 or compare:
             raise InvalidInputError(
@@ -315,7 +301,7 @@ def wafer(
     ):
         effort = replace(effort, stop=stop)
         faulty = (fault_maps, die_fault, link_fault)
-        asked = _Asked(training, effort, seed, compare, quiet, to_file, *faulty)
+        asked = _Asked(training, effort, seed, compare, quiet, to_file, *faulty, objectives)
         cases = Cases(list(_answered(session, pairs, asked)), session)
         for message in session.notes:
             note(message)

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from phaze_fast.cli.wafer_tables import (
     comparison_table,
+    front_table,
     picture,
     proof,
     space_rows,
@@ -20,6 +21,7 @@ from phaze_fast.wafer import Evaluation
 from phaze_fast.wafer.comparison import Comparison
 from phaze_fast.wafer.fault_study import FaultStudy
 from phaze_fast.wafer.outcome import MappingResult
+from phaze_fast.wafer.pareto import WaferFront
 from phaze_fast.wafer.session import Session
 from phaze_fast.wafer.traffic import describe
 from phaze_fast.wafer.wafers import WaferResult
@@ -35,10 +37,11 @@ class Case:
         found: MappingResult | Comparison,
         space: WaferResult | None,
         study: FaultStudy | None = None,
+        front: WaferFront | None = None,
     ) -> None:
         self.comparison = found if isinstance(found, Comparison) else None
         self.result = found.ours if isinstance(found, Comparison) else found
-        self.space, self.study = space, study
+        self.space, self.study, self.front = space, study, front
 
     @property
     def best(self) -> Evaluation:
@@ -50,6 +53,8 @@ class Case:
         answer = (self.comparison or self.result).to_dict()
         if self.study is not None:
             answer["fault_study"] = self.study.to_dict()
+        if self.front is not None:
+            answer["front"] = self.front.to_dict()
         if self.space is None:
             return answer
         whole = self.space.to_dict()  # its bound, counts and wafer are those of the whole space
@@ -57,7 +62,7 @@ class Case:
 
     def rows(self) -> dict[str, Any]:
         """Columns of the wafers, the plans compared, or the best mappings."""
-        columns = (self.space or self.comparison or self.result).to_columns()
+        columns = (self.front or self.space or self.comparison or self.result).to_columns()
         count = len(next(iter(columns.values())))
         return {"model": [self.result.problem.model.name] * count, **columns}
 
@@ -66,6 +71,7 @@ class Case:
         pairs = proof(self.result) + (space_rows(self.space) if self.space is not None else [])
         pairs += study_rows(self.study) if self.study is not None else []
         parts = [summary(self.result.problem, self.best, pairs)]
+        parts += [front_table(self.front)] if self.front is not None else []
         return [*parts, *picture(self.result.problem, self.best)] if with_op_mappings else parts
 
 

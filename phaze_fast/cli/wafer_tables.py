@@ -14,9 +14,18 @@ from phaze_fast.wafer.diemap import die_map, link_map
 from phaze_fast.wafer.fault_study import FaultStudy
 from phaze_fast.wafer.loads import step_loads
 from phaze_fast.wafer.outcome import MappingResult
+from phaze_fast.wafer.pareto import WaferFront
 from phaze_fast.wafer.wafers import WaferResult
 
-__all__ = ["comparison_table", "picture", "proof", "space_rows", "study_rows", "summary"]
+__all__ = [
+    "comparison_table",
+    "front_table",
+    "picture",
+    "proof",
+    "space_rows",
+    "study_rows",
+    "summary",
+]
 
 _NAMES = {
     "megatron": "Megatron-LM",
@@ -63,7 +72,8 @@ def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -
         (
             "stages",
             f"{layout.stages} of {layout.width} x {layout.height} dies; "
-            f"{used} of {wafer.dies} dies",
+            f"{used} of {wafer.dies} dies"
+            + (f"; blocks {' + '.join(map(str, layout.blocks))}" if layout.blocks else ""),
         ),
         ("micro-batch", f"{layout.microbatch} of {sequences} sequences"),
         (
@@ -211,6 +221,33 @@ def comparison_table(cases: list[tuple[Comparison, bool]]) -> RenderableType:
     )
     columns = ["plan", "step>", "of ours>", "memory/die>", "remark"]
     return table("Ours and others", columns, rows, caption)
+
+
+def front_table(front: WaferFront) -> RenderableType:
+    """List the wafers that no other beats, the fastest first."""
+    rows = []
+    for point in front.points:
+        wafer, layout = point.result.problem.wafer, point.result.best.encoding.layout
+        rows.append(
+            [
+                wafer.name,
+                f"{wafer.joined * wafer.dies}",
+                format_time(point.time_s),
+                f"{point.area_mm2:,.0f}",
+                f"{point.power_w / 1e3:,.2f}",
+                f"{point.cost_usd:,.0f}",
+                f"{point.expected_per_s:,.4g}",
+                f"{point.result.gap:.1%}",
+                f"{layout.stages} of {layout.width} x {layout.height}, {layout.microbatch}",
+            ]
+        )
+    headings = ["wafer", "dies>", "step>", "mm2>", "kW>", "$>", "expected/s>", "gap>", "stages"]
+    caption = (
+        f"No other wafer is better in all of {', '.join(front.objectives)}. "
+        f"{front.searched:,} searched, {front.bounded:,} left out by a bound, {front.misfits:,} "
+        f"without room, {front.unseen:,} not looked at."
+    )
+    return table("Pareto front", headings, rows, caption)
 
 
 def space_rows(found: WaferResult) -> list[tuple[str, str]]:

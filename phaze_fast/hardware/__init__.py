@@ -45,7 +45,7 @@ from phaze_fast.hardware.tuning import (
     Tuning,
     tuning_record,
 )
-from phaze_fast.hardware.wafer import MemoryTier, OffWafer, Wafer, WaferIo
+from phaze_fast.hardware.wafer import MemoryTier, OffWafer, Wafer, WaferIo, WaferSwitch
 from phaze_fast.hardware.wafer_rules import broken_rules
 from phaze_fast.hardware.wafer_space import WaferSpace
 from phaze_fast.hardware.wafer_totals import WaferTotals, wafer_totals
@@ -86,6 +86,7 @@ __all__ = [
     "WaferIo",
     "WaferRules",
     "WaferSpace",
+    "WaferSwitch",
     "WaferTotals",
     "area",
     "area_batch",

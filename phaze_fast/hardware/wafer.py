@@ -79,6 +79,19 @@ class WaferIo(Record):
     """Of one message."""
 
 
+class WaferSwitch(Record):
+    """Switches that join all dies, as in FRED (Rashidi et al. 2024), in place of a mesh.
+
+    Any dies can exchange at the full rate of their links: the switches block nothing.
+    """
+
+    what: ClassVar[str] = "wafer switch"
+    bandwidth_bytes_per_s: Bandwidth
+    """Of one die's links to the switches together, per direction."""
+    sums: Annotated[bool, Field(strict=True)] = True
+    """Whether switches add up what passes them, so that an all-reduce sends each byte once."""
+
+
 @dataclass(frozen=True)
 class MemoryTier:
     """One kind of memory as one die has it: its size and its bandwidth."""
@@ -122,6 +135,8 @@ class Wafer(Record):
     """Column and row of each die that does not work."""
     dead_links: Annotated[tuple[Link, ...], AfterValidator(_links_in_order)] = ()
     """Pairs of neighbouring dies, each as column and row, whose link works in neither direction."""
+    switch: WaferSwitch | None = None
+    """Switches that join the dies; none where neighbours have links, a mesh."""
     defects_per_cm2: Quantity = 0.0
     """Of the process; 0 also where spare cores repair what is broken."""
     known_good_dies: Annotated[bool, Field(strict=True)] = True
@@ -249,9 +264,12 @@ class Wafer(Record):
     def link_bytes_per_s(self) -> tuple[float, float]:
         """Bandwidth between neighbours of a row (x) and of a column (y), per direction.
 
-        Beyond the reach of a module, as over a band of memory stacks, its edge carries less.
+        Beyond the reach of a module, as over a band of memory stacks, its edge carries less. Where
+        switches join the dies, both are the rate of a die's links to them.
         """
         die, rules = self.die, self.rules
+        if self.switch is not None:
+            return self.switch.bandwidth_bytes_per_s, self.switch.bandwidth_bytes_per_s
         x, y = (
             rules.d2d_module_bytes_per_s
             * (rules.d2d_far_share if gap > rules.d2d_reach_mm else 1.0)
@@ -311,6 +329,7 @@ class Wafer(Record):
         columns, rows = self.grid
         tier = self.tiers()[1 if self.die.hbm_stacks else 0]
         x, y = (format_bandwidth(rate) for rate in self.link_bytes_per_s)
+        links = f"links {x} and {y}" if self.switch is None else f"switches {x}"
         dead = f" ({len(self.dead)} dead)" if self.dead else ""
         known = "bf16" in self.die.chip.tensor_core.rates
         peak = format_flops(self.peak_flops()) if known else "no bf16"
@@ -318,7 +337,7 @@ class Wafer(Record):
             f"{self.name}: {columns}x{rows} dies of {self.die.width_mm:g} x "
             f"{self.die.height_mm:g} mm{dead}, {tier.name.upper()} "
             f"{format_bytes(tier.capacity_bytes)} a die at "
-            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}, links {x} and {y}, {peak}"
+            f"{format_bandwidth(tier.bandwidth_bytes_per_s)}, {links}, {peak}"
         )
 
 

@@ -15,11 +15,25 @@ from phaze_fast.hardware.die import Die, WaferRules
 __all__ = ["Rule", "broken_rules", "extent_mm", "fitting", "gaps_mm", "local_bytes"]
 
 Rule = Literal[
-    "reticle", "shoreline", "reach", "window", "area", "memory", "joined", "dead", "dead_links"
+    "reticle",
+    "shoreline",
+    "reach",
+    "window",
+    "area",
+    "memory",
+    "joined",
+    "dead",
+    "dead_links",
+    "switch",
 ]
 """What a wafer can break."""
 
 _SLACK = 1 + 1e-9  # lengths are sums of rounded numbers
+
+
+class _Switch(Protocol):
+    @property
+    def bandwidth_bytes_per_s(self) -> float: ...
 
 
 class _Wafer(Protocol):
@@ -41,6 +55,8 @@ class _Wafer(Protocol):
     def dead(self) -> tuple[tuple[int, int], ...]: ...
     @property
     def dead_links(self) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]: ...
+    @property
+    def switch(self) -> _Switch | None: ...
     @property
     def reserved_bytes(self) -> int: ...
     @property
@@ -181,7 +197,7 @@ def _wafer_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:
             )
     ways = ((columns, wafer.die.d2d_modules_x), (rows, wafer.die.d2d_modules_y))
     for name, (count, modules), gap in zip(("row", "column"), ways, gaps_mm(wafer), strict=True):
-        if count > 1 and modules and gap > wafer.rules.d2d_far_mm * _SLACK:
+        if wafer.switch is None and count > 1 and modules and gap > wafer.rules.d2d_far_mm * _SLACK:
             yield (
                 "reach",
                 f"D2D modules must bridge {gap:g} mm between the dies of a {name}; "
@@ -199,7 +215,25 @@ def _wafer_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:
             f"{wafer.joined} wafers without io are not accepted; expected the bandwidth of their "
             "links to each other, or 1 wafer",
         )
+    yield from _switch_faults(wafer)
     yield from _fault_map_faults(wafer)
+
+
+def _switch_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:
+    if wafer.switch is None:
+        return
+    die = wafer.die
+    modules = 2 * (die.d2d_modules_x + die.d2d_modules_y)
+    most = modules * wafer.rules.d2d_module_bytes_per_s
+    if wafer.switch.bandwidth_bytes_per_s > most * _SLACK:
+        yield (
+            "switch",
+            f"{wafer.switch.bandwidth_bytes_per_s / 1e12:g} TB/s from a die are not accepted; "
+            f"expected at most {most / 1e12:g} TB/s, what the {modules} D2D modules of its edges "
+            "carry",
+        )
+    if wafer.dead_links:
+        yield "switch", "dead_links are not accepted beside switches; expected dead dies only"
 
 
 def _fault_map_faults(wafer: _Wafer) -> Iterator[tuple[Rule, str]]:

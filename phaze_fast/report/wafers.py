@@ -233,6 +233,28 @@ def _wafers(case: Data) -> Html:
     return join([first, details(f"{count(len(rows) - _SHOWN)} more", rest)])
 
 
+def _front(case: Data) -> Html:
+    front = case.get("front") or {}
+    points = front.get("points") or []
+    if not points:
+        return Html("")
+    rows = [
+        [
+            str(point.get("wafer")),
+            count(point.get("dies")),
+            seconds(point.get("time_s")),
+            count(round(point.get("area_mm2") or 0)),
+            count(round(point.get("power_w") or 0)),
+            count(round(point.get("cost_usd") or 0)),
+            f"{point.get('expected_per_s') or 0.0:,.4g}",
+        ]
+        for point in points
+    ]
+    columns = ["Wafer", "Dies>", "Step>", "mm2>", "W>", "$>", "Expected sequences per second>"]
+    names = ", ".join(front.get("objectives") or [])
+    return table(f"Wafers that no other beats in {names}, fastest first", columns, rows)
+
+
 def _others(case: Data) -> Html:
     ours = (case.get("ours") or {}).get("time_s")
     plans = [
@@ -275,6 +297,7 @@ def wafer_sections(document: Data) -> list[Section]:
             (f"causes-{k}", f"Where time and energy go{where}", _causes(case)),
             (f"faults-{k}", f"Faults{where}", _fault_study(case)),
             (f"wafers-{k}", f"Wafers{where}", _wafers(case)),
+            (f"front-{k}", f"Pareto front{where}", _front(case)),
             (f"others-{k}", f"Against other plans{where}", _others(case)),
         ]
     return [section for section in sections if section[2]]

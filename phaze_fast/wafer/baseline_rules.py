@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer.layout import Layout, layouts, stages_on
+from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.packing import is_bent
 from phaze_fast.wafer.plans import (
     OFFLOADED,
@@ -89,7 +89,7 @@ def is_linear(problem: Problem, layout: Layout) -> bool:
 
 def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
     """Every legal layout of 1F1B or interleaved pipelines, or those that are runs of ranks."""
-    found = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    found = problem.layouts()
     known = (each for each in found if each.schedule != "zb-h1")
     return [each for each in known if not linear or is_linear(problem, each)]
 

@@ -9,7 +9,7 @@ from phaze_fast import _core
 from phaze_fast.cost import estimate_costs
 from phaze_fast.memory import optimizer
 from phaze_fast.opgraph.graph import loose
-from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.operators import PARTS, passes
 from phaze_fast.wafer.prices import LeastWork
 from phaze_fast.wafer.problem import Problem
@@ -65,7 +65,7 @@ class Roofline:
 
 def _step_s(problem: Problem, layout: Layout, work: LeastWork, share: float = 1.0) -> float:
     """Seconds of a step that has a share of this work and nothing else."""
-    blocks = problem.blocks(layout.stages)
+    blocks = problem.blocks(layout)
     loads = [count * work.block_s for count in blocks]
     loads[0] += work.before_s
     loads[-1] += work.behind_s
@@ -123,7 +123,7 @@ def roofline(problem: Problem) -> Roofline:
 def quickest_s(problem: Problem) -> float:
     """Give a time that no mapping in any layout of a wafer beats: the least of all rooflines."""
     over = roofline(problem)
-    every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    every = problem.layouts()
     return min(over.bound_s(problem, layout) for layout in every)
 
 

@@ -16,7 +16,7 @@ from phaze_fast.tables import Table, joined_columns
 from phaze_fast.wafer.baseline_rules import Candidate, megatron_shapes
 from phaze_fast.wafer.baselines import Baseline, baselines, baselines_on, best_candidate
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of
-from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.outcome import Effort, MappingResult, no_layout
 from phaze_fast.wafer.plans import expert_ways, megatron_op_mappings
 from phaze_fast.wafer.problem import Problem
@@ -124,7 +124,7 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
                         None,
                     )
 
-    every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    every = problem.layouts()
     found = best_candidate(problem, every, candidates)
     if found is None:
         raise InvalidInputError(

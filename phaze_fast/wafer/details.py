@@ -98,7 +98,7 @@ def _runs_again(problem: Problem, found: Evaluation) -> list[float]:
     An operator that keeps nothing runs again with each one behind it that does.
     """
     work, layout = problem.work, found.encoding.layout
-    blocks = problem.blocks(layout.stages)
+    blocks = problem.blocks(layout)
     again = [0.0] * len(work.operators)
     for i, each in enumerate(found.encoding.operator_mappings):
         if work.operators[i].part != "block" or "recompute" not in each.output:
@@ -149,7 +149,7 @@ def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
     """Bytes of a step that the optimiser moves on the dies, and that pass off the wafer."""
     layout, spec = found.encoding.layout, optimizer(problem.training.optimizer)
     batches = problem.batches(layout)
-    blocks = problem.blocks(layout.stages)
+    blocks = problem.blocks(layout)
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
     each_pass = 2.0 * spec.weight_bytes + spec.gradient_bytes
     stepped = streamed = 0.0
@@ -313,6 +313,7 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
         "links": {
             "bytes": float(loads.sum()),
             "busiest": float(busy.max()),
-            "busy": np.round(busy, 6).tolist(),
+            "busy": [] if problem.wafer.switch else np.round(busy, 6).tolist(),
+            **({"to_switches": np.round(busy[..., 0], 6).tolist()} if problem.wafer.switch else {}),
         },
     }

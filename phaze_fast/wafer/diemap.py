@@ -62,6 +62,7 @@ def link_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:
     """Draw the links between dies: 1 to 9 by how much of the busiest link's time each is busy.
 
     The busier direction counts; `.` carries nothing, `x` is dead, `o` is a die and `X` a dead one.
+    Where switches join the dies: each die's link to them.
 
     Parameters
     ----------
@@ -79,6 +80,8 @@ def link_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:
     >>> print(link_map(tile, loads))
     o9o1o
     """
+    if wafer.switch is not None:
+        return _switch_map(wafer, loads)
     columns, rows = wafer.grid
     x, y = (rate or 1.0 for rate in wafer.link_bytes_per_s)
     seconds = loads / np.array([x, x, y, y])
@@ -104,3 +107,16 @@ def link_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:
             below = (mark((c, row), (c, row + 1), 2) for c in range(columns))
             lines.append(" ".join(below))
     return "\n".join(lines)
+
+
+def _switch_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:
+    columns, rows = wafer.grid
+    most = float(loads.max()) or 1.0
+
+    def cell(x: int, y: int) -> str:
+        if not wafer.alive(x, y):
+            return "X"
+        busy = float(loads[y, x].max()) / most
+        return "." if busy <= 0 else str(max(1, min(9, round(9 * busy))))
+
+    return "\n".join(" ".join(cell(x, y) for x in range(columns)) for y in range(rows))

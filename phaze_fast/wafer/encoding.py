@@ -197,7 +197,7 @@ class Encoding:
         return cls(found.pop(), tuple(op_mappings))
 
 
-_OF_LAYOUT = ("rectangle", "stages", "microbatch", "schedule", "chunks", "replicas")
+_OF_LAYOUT = ("rectangle", "stages", "microbatch", "schedule", "chunks", "replicas", "blocks")
 
 
 def _whole(value: object, where: str) -> int:
@@ -216,7 +216,13 @@ def _layout_of(entry: Mapping[str, Any], where: str) -> Layout:
     stages, microbatch = (_whole(entry.get(k), f"{where}.{k}") for k in ("stages", "microbatch"))
     chunks, replicas = (_whole(entry.get(k, 1), f"{where}.{k}") for k in ("chunks", "replicas"))
     schedule = _name(entry.get("schedule", "1f1b"), f"{where}.schedule", SCHEDULES)
-    return Layout(width, height, stages, microbatch, schedule, chunks, replicas)
+    blocks = entry.get("blocks", [])
+    if not isinstance(blocks, list | tuple):
+        raise InvalidInputError(
+            f"{where}.blocks: {blocks!r} is not accepted; expected a list, one number per stage"
+        )
+    counts = tuple(_whole(each, f"{where}.blocks") for each in blocks)
+    return Layout(width, height, stages, microbatch, schedule, chunks, replicas, counts)
 
 
 def _runs_of(value: object, where: str) -> Runs:

@@ -164,7 +164,7 @@ def evaluation_of(
     score = mapping.score(outputs)[0]
     stages, chosen = mapping.stages(outputs)
     encoding = Encoding.from_arrays(problem, layout, mapping.op_mappings(), chosen)
-    blocks = problem.blocks(layout.stages)
+    blocks = problem.blocks(layout)
     return Evaluation(
         encoding=encoding,
         time_s=float(score["time_s"]),

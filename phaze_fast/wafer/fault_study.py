@@ -18,7 +18,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import FaultMap, sample_faults
 from phaze_fast.tables import Table
 from phaze_fast.wafer.evaluate import Evaluation, score_op_mappings
-from phaze_fast.wafer.layout import Layout, layouts, stages_on
+from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.packing import room
 from phaze_fast.wafer.problem import Problem
@@ -118,7 +118,7 @@ class _Known:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])
             found = min(found, scored.time_s if scored.fits else found)
         below = found * _GAIN
-        every = layouts(wafer, problem.work.blocks, problem.training.global_batch)
+        every = problem.layouts()
         wanted = [
             each
             for each in every

@@ -28,6 +28,7 @@ __all__ = [
     "refuse_microbatch",
     "slots_of",
     "stages_on",
+    "weighed_split",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -51,6 +52,8 @@ class Layout:
     """Runs of blocks that a stage has; more than one where they are interleaved."""
     replicas: int = 1
     """Pipelines that share the batch out, each on as many of the joined wafers."""
+    blocks: tuple[int, ...] = ()
+    """Of each stage; empty where they are shared out evenly."""
 
     @property
     def dies(self) -> int:
@@ -66,7 +69,8 @@ class Layout:
         }
         found |= {"schedule": self.schedule} if self.schedule != "1f1b" else {}
         found |= {"chunks": self.chunks} if self.chunks > 1 else {}
-        return found | ({"replicas": self.replicas} if self.replicas > 1 else {})
+        found |= {"replicas": self.replicas} if self.replicas > 1 else {}
+        return found | ({"blocks": list(self.blocks)} if self.blocks else {})
 
 
 def stages_on(wafer: Wafer, layout: Layout) -> int:
@@ -133,6 +137,13 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
             f"stages: {layout.stages} is not accepted; expected a multiple of the "
             f"{wafer.joined // replicas} wafers of a pipeline"
         )
+    given = layout.blocks
+    bad = len(given) != layout.stages or sum(given) != blocks or min(given, default=1) < 1
+    if given and (bad or layout.schedule == "interleaved"):
+        return (
+            f"blocks: {list(given)} is not accepted; expected at least 1 for each of "
+            f"{layout.stages} stages, {blocks} in all, and no interleaved runs"
+        )
     batches = -(-global_batch // replicas // layout.microbatch)
     return schedule_fault(layout.schedule, layout.chunks, layout.stages, blocks, batches)
 
@@ -180,8 +191,13 @@ def slots_of(width: int, height: int) -> tuple[Run, ...]:
 
 
 def links_of(wafer: Wafer, layout: Layout) -> Links:
-    """Links between neighbouring dies of a stage; those of a line that bends are of both kinds."""
+    """Links between neighbouring dies of a stage; those of a line that bends are of both kinds.
+
+    Where switches join the dies, the links of each to them.
+    """
     x, y = wafer.link_bytes_per_s
+    if wafer.switch is not None:
+        return Links(x, y, wafer.hop_latency_s, 2 if wafer.switch.sums else 1)
     if not is_bent(wafer, layout.width, layout.height, stages_on(wafer, layout)):
         return Links(x, y, wafer.hop_latency_s)
     slower = min(x, y)
@@ -239,10 +255,25 @@ def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
     dead = tuple(sorted(wafer.dead))
     links = Links(x, y, wafer.hop_latency_s)
     alone = here == layout.stages
-    one = _boundaries(
-        wafer.grid, dead, wafer.dead_links, links, placed, layout.chunks if alone else 1
-    )
+    chunks = layout.chunks if alone else 1
+    if wafer.switch is not None:
+        one = _switch_boundaries(links, layout.dies, here, chunks)
+    else:
+        one = _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, chunks)
     return one if alone else _joined_boundaries(wafer, layout, one)
+
+
+def _switch_boundaries(
+    links: Links, dies: int, stages: int, chunks: int
+) -> tuple[tuple[float, float], ...]:
+    """Over switches each die's link carries what its stage sends, on and back, and nothing else."""
+    found = []
+    for k in range(stages):
+        on = chunks - (k == stages - 1) if stages > 1 else 0
+        back = chunks - (k == 0) if stages > 1 else 0
+        times = on + back
+        found.append((times / (dies * links.x_bytes_per_s), 2.0 * links.hop_s * times))
+    return tuple(found)
 
 
 def _joined_boundaries(
@@ -265,8 +296,13 @@ def _joined_boundaries(
     return tuple(found)
 
 
-def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
-    """List every layout that is legal: rectangle, count of stages and micro-batch.
+def layouts(
+    wafer: Wafer, blocks: int, global_batch: int, ends: tuple[float, float] = (0.0, 0.0)
+) -> Iterator[Layout]:
+    """List every layout: rectangle, count of stages, micro-batch, schedule, blocks of each stage.
+
+    Blocks are shared out evenly, and so that no stage has more to do than it must, where that is
+    something else; `ends` says what stands before and behind the blocks, in blocks.
 
     Examples
     --------
@@ -279,6 +315,7 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
     columns, rows = wafer.grid
     x, y = wafer.link_bytes_per_s
     columns, rows = columns if x > 0 else 1, rows if y > 0 else 1  # no links, no groups
+    rows = 1 if wafer.switch is not None else rows  # whichever dies, they count as a line
     for height in range(1, rows + 1):
         longest = columns if height > 1 or not (x > 0 and y > 0) else max(columns, wafer.dies)
         for width in range(1, longest + 1):
@@ -286,11 +323,18 @@ def layouts(wafer: Wafer, blocks: int, global_batch: int) -> Iterator[Layout]:
                 continue
             for replicas in range(1, wafer.joined + 1):
                 if wafer.joined % replicas == 0 and global_batch % replicas == 0:
-                    yield from _pipelines(wafer, blocks, global_batch, (width, height), replicas)
+                    yield from _pipelines(
+                        wafer, blocks, global_batch, (width, height), replicas, ends
+                    )
 
 
 def _pipelines(
-    wafer: Wafer, blocks: int, global_batch: int, sides: tuple[int, int], replicas: int
+    wafer: Wafer,
+    blocks: int,
+    global_batch: int,
+    sides: tuple[int, int],
+    replicas: int,
+    ends: tuple[float, float],
 ) -> Iterator[Layout]:
     """List the layouts of one rectangle in which so many pipelines share the batch."""
     depth, share = wafer.joined // replicas, global_batch // replicas
@@ -298,9 +342,13 @@ def _pipelines(
     places = room(wafer, *sides) if x > 0 and y > 0 else min(room(wafer, *sides), 1)
     most = min(places * depth, blocks, _core.MAX_MAP_STAGES)
     for stages in range(depth, most + 1, depth):
+        uneven = weighed_split(blocks, stages, ends)
+        uneven = () if uneven == even_split(blocks, stages) else uneven
         for microbatch in _microbatches(share, sides[0] * sides[1]):
             for schedule, chunks in schedules(stages, blocks, -(-share // microbatch)):
                 yield Layout(*sides, stages, microbatch, schedule, chunks, replicas)
+                if uneven and schedule != "interleaved":
+                    yield Layout(*sides, stages, microbatch, schedule, chunks, replicas, uneven)
 
 
 @lru_cache(maxsize=4096)
@@ -310,3 +358,27 @@ def even_split(blocks: int, stages: int) -> tuple[int, ...]:
     order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
     extra = set(order[:more])
     return tuple(base + (k in extra) for k in range(stages))
+
+
+@lru_cache(maxsize=4096)
+def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[int, ...]:
+    """Blocks of each stage so that the most that one has to do is least.
+
+    `ends` is what the first and the last one have to do besides, in blocks; each has one block.
+
+    Examples
+    --------
+    >>> weighed_split(24, 4, (0.1, 2.6))
+    (6, 7, 7, 4)
+    """
+    if stages == 1 or blocks < stages:
+        return even_split(blocks, stages)
+    counts = [1] * stages
+    loads = [1.0] * stages
+    loads[0] += ends[0]
+    loads[-1] += ends[1]
+    for _ in range(blocks - stages):
+        least = min(range(stages), key=lambda k: (loads[k], k))
+        counts[least] += 1
+        loads[least] += 1.0
+    return tuple(counts)

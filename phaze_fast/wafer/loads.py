@@ -48,6 +48,42 @@ def _by_part(problem: Problem, encoding: Encoding) -> dict[str, Array]:
     return found
 
 
+def _to_switches(problem: Problem, encoding: Encoding) -> dict[str, float]:
+    """Bytes that one die of a stage sends to the switches in a whole step, by part of the model."""
+    batches = problem.batches(encoding.layout)
+    assert problem.wafer.switch is not None
+    parts = {op.name: op.part for op in problem.work.operators}
+    found = dict.fromkeys(("before", "block", "behind"), 0.0)
+    for move in transfers(problem, encoding):
+        part = parts[move.operator]
+        if part == "block" and parts.get(move.target, "block") == "behind":
+            part = "behind"
+        summed = move.op == "all-reduce" and problem.wafer.switch.sums
+        sent = move.payload_bytes if summed else move.sent_bytes
+        found[part] += sent * (1 if move.when == "step" else batches)
+    return found
+
+
+def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
+    """Add up what each die sends to the switches and gets from them."""
+    wafer, layout = problem.wafer, encoding.layout
+    columns, rows = wafer.grid
+    here = stages_on(wafer, layout)
+    placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
+    parts, blocks = _to_switches(problem, encoding), problem.blocks(layout)
+    share = problem.work.boundary_bytes * problem.batches(layout) * layout.microbatch / layout.dies
+    loads = np.zeros((rows, columns, 4))
+    for stage, dies in enumerate(placed):
+        used = blocks[stage] * parts["block"]
+        used += parts["before"] if stage == 0 else 0.0
+        used += parts["behind"] if stage == layout.stages - 1 else 0.0
+        at_end = (stage % here == 0) + (stage % here == here - 1)
+        ways = 0 if here == 1 else 2 * layout.chunks - at_end
+        for x, y in dies:
+            loads[y, x, :2] += used + ways * share
+    return loads / (layout.stages // here)
+
+
 def step_loads(problem: Problem, encoding: Encoding) -> Array:
     """Add up what each link carries in one step: collectives, and what stages send on.
 
@@ -57,7 +93,8 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     Returns
     -------
     numpy.ndarray
-        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die.
+        Bytes, shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. Where switches
+        join the dies: to them, from them, and twice nothing.
 
     Examples
     --------
@@ -70,10 +107,12 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     ((5, 8, 4), True, False)
     """
     wafer, layout = problem.wafer, encoding.layout
+    if wafer.switch is not None:
+        return _switch_loads(problem, encoding)
     columns, rows = wafer.grid
     here = stages_on(wafer, layout)
     placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
-    blocks = problem.blocks(layout.stages)
+    blocks = problem.blocks(layout)
     parts = _by_part(problem, encoding)
     flows: list[Flow] = []
     for stage, dies in enumerate(placed):

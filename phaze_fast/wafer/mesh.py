@@ -12,6 +12,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 
 __all__ = [
+    "FABRICS",
     "MESH_ALGORITHMS",
     "Links",
     "MeshGroup",
@@ -44,8 +45,12 @@ class Run(NamedTuple):
     """Dies from one member to the next; the groups between share its links."""
 
 
+FABRICS = ("mesh", "switch", "summing-switch")
+"""What joins dies: links to neighbours, or switches that may sum what passes them."""
+
+
 class Links(NamedTuple):
-    """Links of a mesh."""
+    """Links of a mesh, or of dies to switches."""
 
     x_bytes_per_s: float
     """Of one link along a row, per direction."""
@@ -53,6 +58,8 @@ class Links(NamedTuple):
     """Of one link along a column, per direction."""
     hop_s: float = 0.0
     """Of one hop."""
+    fabric: int = 0
+    """Position in `FABRICS`; of switches, each die has one link of `x_bytes_per_s`."""
 
 
 class MeshTime(NamedTuple):
@@ -138,7 +145,7 @@ def mesh_collective(
         np.ascontiguousarray(columns[:, 0]),
         np.ascontiguousarray(columns[:, 1]),
         np.ascontiguousarray(columns[:, 2]),
-        (links.x_bytes_per_s, links.y_bytes_per_s, links.hop_s),
+        links,
     )
     if status[0]:
         raise InvalidInputError(f"mesh_collective: {_core.STATUS_SENTENCES[int(status[0])]}")

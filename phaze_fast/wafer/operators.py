@@ -15,6 +15,7 @@ from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
+from phaze_fast.wafer.codes import ROW_WISE
 from phaze_fast.wafer.experts import routed
 
 __all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Workload", "passes", "workload"]
@@ -35,7 +36,6 @@ _ROLES_OF = {
     "cross-entropy": ("batch", "rows", "columns"),
 }
 _ANY_VECTOR = ("batch", "rows", "columns", "copies")
-
 
 Array = np.ndarray[Any, Any]
 
@@ -77,6 +77,13 @@ class MeshOperator:
     def product(self) -> bool:
         """Whether it contracts the features of its input with weights."""
         return self.spec.kind == "gemm"
+
+    @property
+    def beside(self) -> str:
+        """What may be communicated in pieces beside its work: one of `BESIDE`."""
+        if not self.product:
+            return ""
+        return "makes" if self.name in ROW_WISE else "takes"
 
     @property
     def per_head(self) -> bool:
@@ -200,6 +207,15 @@ class Workload:
     """Of the tensor between two blocks, for one sequence."""
     blocks: int
     """Blocks of the model."""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """FLOPs of what stands before and behind the blocks, in those of a block."""
+        flops = dict.fromkeys(PARTS, 0.0)
+        for op in self.operators:
+            flops[op.part] += op.spec.flops
+        block = flops["block"] or 1.0
+        return flops["before"] / block, flops["behind"] / block
 
     @property
     def parameters(self) -> int:

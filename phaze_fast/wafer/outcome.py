@@ -14,7 +14,7 @@ from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
 from phaze_fast.wafer.details import details
 from phaze_fast.wafer.evaluate import Evaluation
-from phaze_fast.wafer.problem import Problem
+from phaze_fast.wafer.problem import PIECES, Problem
 
 __all__ = ["Effort", "MappingResult", "bound_space_of", "no_layout", "whole_number"]
 
@@ -38,11 +38,14 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
     'equal rectangles of dies as stages'
     """
     batch = problem.training.global_batch
+    placed = "equal rectangles of dies as stages, in bands, or equal lines along one walk"
+    if problem.wafer.switch is not None:
+        placed = "equal numbers of any dies behind switches as stages, at most three roles each"
     known = (
-        "equal rectangles of dies as stages, in bands, or equal lines along one walk; any number "
-        f"of them; blocks shared out evenly; micro-batches that divide {batch}; where a stage's "
-        "dies do not divide it, also the least multiples of them for a number of micro-batches, "
-        "with at most a tenth of padding; 1F1B, ZB-H1, or 2 to 4 interleaved runs of blocks"
+        f"{placed}; any number of them; blocks shared out evenly or by FLOPs; micro-batches that "
+        f"divide {batch}; where a stage's dies do not divide it, also the least multiples of them "
+        "for a number of micro-batches, with at most a tenth of padding; 1F1B, ZB-H1, or 2 to 4 "
+        "interleaved runs of blocks"
     )
     if problem.wafer.joined > 1:
         known += (
@@ -52,6 +55,8 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
         known += "; no dead die or link inside a stage, all stages in one connected part"
     limits = [] if problem.recompute else ["nothing computed again"]
     limits += ["dies given out in rank order"] if problem.linear else []
+    if problem.overlap and not problem.volume:
+        limits.append(f"conversions whole or in {PIECES} pieces beside a product's work")
     said = [layouts or known, "every legal operator mapping", *limits]
     return "; ".join(said)
 

@@ -5,7 +5,7 @@ so that a dead die or link costs the rectangles it lies in and shifts the others
 are tried as well. A stage that is one die high may also be a line that bends: a piece of one long
 walk from die to neighbouring die. Collectives along it use the links of the walk and no others, so
 that they cost what they cost on a straight line. Where faults split a wafer, all stages stand in
-one connected part.
+one connected part. Where switches join the dies, any dies make up a stage: it counts as a line.
 """
 
 from __future__ import annotations
@@ -283,6 +283,8 @@ def room(wafer: Wafer, width: int, height: int) -> int:
     >>> room(presets.wafer("dojo-tile-like"), 3, 1), room(presets.wafer("dojo-tile-like"), 24, 1)
     (8, 1)
     """
+    if wafer.switch is not None:
+        return wafer.dies // width if height == 1 else 0
     straight = len(tiles(wafer, width, height))
     if height > 1 or width == 1 or not _bends(wafer):
         return straight
@@ -291,6 +293,8 @@ def room(wafer: Wafer, width: int, height: int) -> int:
 
 def is_bent(wafer: Wafer, width: int, height: int, stages: int) -> bool:
     """Whether so many stages have room only as lines that bend."""
+    if wafer.switch is not None:
+        return False
     return height == 1 and stages > len(tiles(wafer, width, height))
 
 
@@ -303,6 +307,10 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
     >>> stage_dies(presets.wafer("dojo-tile-like"), 7, 1, 1)
     (((0, 0), (1, 0), (2, 0), (3, 0), (4, 0), (4, 1), (3, 1)),)
     """
+    if wafer.switch is not None:  # whoever works, row by row
+        columns, rows = wafer.grid
+        every = [(x, y) for y in range(rows) for x in range(columns) if wafer.alive(x, y)]
+        return tuple(tuple(every[k * width : (k + 1) * width]) for k in range(stages))
     if is_bent(wafer, width, height, stages):
         walk = longest_line(wafer).dies
         return tuple(walk[k * width : (k + 1) * width] for k in range(stages))

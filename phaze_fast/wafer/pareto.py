@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,18 @@ from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.outcome import Effort, MappingResult
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.searches import result_in, search_task
-from phaze_fast.wafer.session import Session
+from phaze_fast.wafer.session import Progress, Session
 from phaze_fast.wafer.training import WaferTraining
 
-__all__ = ["OBJECTIVES", "WaferFront", "WaferPoint", "capped_s", "pareto_front", "search_front"]
+__all__ = [
+    "OBJECTIVES",
+    "WaferFront",
+    "WaferPoint",
+    "capped_s",
+    "front_in",
+    "pareto_front",
+    "search_front",
+]
 
 OBJECTIVES = ("time_s", "area_mm2", "power_w", "cost_usd", "expected_per_s")
 """Figures of a wafer with a mapping on it; all but the last are better where they are smaller."""
@@ -72,6 +80,8 @@ class WaferFront(Table):
     """Left out because a point beats all that they could be."""
     misfits: int
     """Without room for the model."""
+    unseen: int = 0
+    """Not looked at, for the search was stopped."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -82,6 +92,7 @@ class WaferFront(Table):
                 "searched": self.searched,
                 "bounded": self.bounded,
                 "misfits": self.misfits,
+                "unseen": self.unseen,
             },
         }
 
@@ -228,32 +239,57 @@ def search_front(
     >>> [point.result.problem.wafer.grid for point in front.points]
     [(4, 2), (2, 2), (1, 2)]
     """
-    _check(objectives)
     training, effort = training or WaferTraining(), effort or _BRIEF
+    with Session(executor, threads, resume, cache) as session:
+        return front_in(session, model, space, training, effort, seed, objectives)
+
+
+def front_in(
+    session: Session,
+    model: TransformerModel,
+    space: WaferSpace,
+    training: WaferTraining,
+    effort: Effort,
+    seed: int = 0,
+    objectives: Sequence[str] = OBJECTIVES,
+    progress: Progress | None = None,
+    so_far: Callable[[WaferFront], None] | None = None,
+) -> WaferFront:
+    """Do what `search_front` does where a session says; `so_far` gets the front after each wave."""
+    _check(objectives)
     queue = sorted(
         ((quickest_s(problem), i, problem))
         for i, problem in enumerate(Problem(model, each, training) for each in space.wafers()[0])
     )
     points: list[WaferPoint] = []
-    bounded = misfits = searched = 0
-    with Session(executor, threads, resume, cache) as session:
-        for at in range(0, len(queue), _WAVE):
-            wave = [
-                problem
-                for bound_s, _, problem in queue[at : at + _WAVE]
-                if not _beaten(_at_best(problem, bound_s), points, objectives)
-            ]
-            bounded += len(queue[at : at + _WAVE]) - len(wave)
-            answers = session.run([search_task(each, effort, seed) for each in wave])
-            for problem, data in zip(wave, answers, strict=True):
-                result, _ = result_in(problem, data)
-                searched += 1
-                if result is None or not result.best.fits:
-                    misfits += 1
-                else:
-                    points.append(_point(result))
-    front = pareto_front(points, objectives)
-    return WaferFront(tuple(objectives), front, searched, bounded, misfits)
+    front = WaferFront(tuple(objectives), (), 0, 0, 0, len(queue))
+    for at in range(0, len(queue), _WAVE):
+        if effort.stop is not None and effort.stop():
+            break
+        wave = [
+            problem
+            for bound_s, _, problem in queue[at : at + _WAVE]
+            if not _beaten(_at_best(problem, bound_s), points, objectives)
+        ]
+        answers = session.run([search_task(each, effort, seed) for each in wave])
+        results = [result_in(*pair)[0] for pair in zip(wave, answers, strict=True)]
+        fitting = [each for each in results if each is not None and each.best.fits]
+        points += map(_point, fitting)
+        looked = min(_WAVE, len(queue) - at)
+        front = WaferFront(
+            tuple(objectives),
+            pareto_front(points, objectives),
+            front.searched + len(wave),
+            front.bounded + looked - len(wave),
+            front.misfits + len(wave) - len(fitting),
+            front.unseen - looked,
+        )
+        if progress is not None:
+            best = front.points[0].time_s if front.points else float("inf")
+            progress(at + looked, len(queue), best)
+        if so_far is not None and wave:
+            so_far(front)
+    return front
 
 
 def _beaten(best: dict[str, float], points: Sequence[WaferPoint], names: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.opgraph.graph import SELECTIVE
+from phaze_fast.wafer.codes import ROW_WISE
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.layout import Layout, slots_of
 from phaze_fast.wafer.operators import ROLES, MeshOperator
@@ -49,7 +50,6 @@ OFFLOADED = ("offload", "full-offload")
 
 _FEED_FORWARD = ("up", "gate", "expert-up", "expert-gate", "shared-up", "shared-gate")
 _COLUMN_WISE = ("q", "k", "v", "qkv", *_FEED_FORWARD, "logits")
-_ROW_WISE = ("proj", "down", "expert-down", "shared-down")
 _INSIDE = ("attention", "batched-gemm", "softmax", "rotary", "activation", "multiply")
 
 PATTERNS: Mapping[str, str] = {
@@ -68,7 +68,7 @@ al. 2022)."""
 def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
     if op.name in _COLUMN_WISE:
         return PATTERNS["column-wise product"]
-    if op.name in _ROW_WISE:
+    if op.name in ROW_WISE:
         return PATTERNS["row-wise product"]
     if op.spec.kind == "embedding":
         return PATTERNS["embedding"]

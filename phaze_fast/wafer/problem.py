@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cached_property, lru_cache
 from typing import Any
@@ -15,12 +16,14 @@ from phaze_fast.hardware import Accelerator, Wafer, presets
 from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
+from phaze_fast.wafer.codes import BESIDE, EDGE_KINDS, OUTPUTS, PIECES, WEIGHTS
 from phaze_fast.wafer.joined import replica_sums_s
 from phaze_fast.wafer.layout import (
     Layout,
     boundaries,
     even_split,
     layout_fault,
+    layouts,
     links_of,
     refuse_microbatch,
     slots_of,
@@ -37,18 +40,9 @@ from phaze_fast.wafer.prices import (
 )
 from phaze_fast.wafer.training import WaferTraining
 
-__all__ = ["EDGE_KINDS", "OUTPUTS", "WEIGHTS", "Problem"]
+__all__ = ["EDGE_KINDS", "OUTPUTS", "PIECES", "WEIGHTS", "Problem"]
 
 Array = np.ndarray[Any, Any]
-
-WEIGHTS = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
-"""How weights, gradients and optimiser state are kept, in the order of their codes."""
-
-OUTPUTS = ("stash", "recompute", "offload")
-"""What becomes of an operator's output until the backward pass, in the order of their codes."""
-
-EDGE_KINDS = ("inside", "entry", "wrap", "exit")
-
 
 Times = dict[int, dict[tuple[int, ...], list[float]]]
 """By operator and local shape: seconds forward, backward, of its weight gradient; live bytes."""
@@ -80,6 +74,8 @@ class Problem:
         Dies are numbered row by row and given out in that order, tensor splits innermost.
     capacity_bytes
         Of each die's local tier that a mapping may use; by default all of it.
+    overlap
+        Whether collectives of activations may run in pieces beside the product they feed or follow.
     work
         Operators to map; by default those of the model.
 
@@ -103,6 +99,7 @@ class Problem:
         linear: bool = False,
         capacity_bytes: float | None = None,
         work: Workload | None = None,
+        overlap: bool = True,
     ) -> None:
         loaded = models.load(model) if isinstance(model, str) else model
         if isinstance(loaded, models.GraphModel):
@@ -121,11 +118,11 @@ class Problem:
         self.work: Workload = work or workload(loaded, self.training.seq)
         self._given = work
         self.recompute, self.volume, self.linear = recompute, volume, linear
+        self.overlap = overlap
         self.chip = wafer.chip
         whole = float(wafer.memory_bytes)
         self.capacity_bytes = whole if capacity_bytes is None else min(capacity_bytes, whole)
-        stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
-        self.stream = stream
+        self.stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self._alike = alike(self.work.operators)
         key = (self.chip.digest() + self.network_chip.digest(), loaded.digest(), self.work.seq)
         self._times: Times = _priced(*key) if work is None else {}
@@ -139,10 +136,11 @@ class Problem:
         volume: bool = False,
         linear: bool = False,
         capacity_bytes: float | None = None,
+        overlap: bool = True,
     ) -> Problem:
         """Return the same problem under other rules; priced operators are shared."""
         given = (recompute, volume, linear, capacity_bytes)
-        made = Problem(self.model, self.wafer, self.training, *given, self._given)
+        made = Problem(self.model, self.wafer, self.training, *given, self._given, overlap)
         made._times = self._times
         if not volume and not self.volume:
             made._tables, made._least = self._tables, self._least
@@ -150,7 +148,7 @@ class Problem:
 
     def _inputs(self) -> tuple[Any, ...]:
         rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
-        return (self.model, self.wafer, self.training, *rules, self._given)
+        return (self.model, self.wafer, self.training, *rules, self._given, self.overlap)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Problem, self._inputs()  # what is compiled or priced stays where it is
@@ -160,8 +158,8 @@ class Problem:
         """Hash of the content, the same on every machine; empty where operators were given."""
         if self._given is not None:
             return ""
-        model, wafer, training, *rules, _ = self._inputs()
-        return digest([model.digest(), wafer.digest(), asdict(training), *rules])
+        model, wafer, training, *rules, _, overlap = self._inputs()
+        return digest([model.digest(), wafer.digest(), asdict(training), *rules, overlap])
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -281,6 +279,7 @@ class Problem:
                 op.product,
                 op.output_kept,
                 op.expert,
+                BESIDE.index(op.beside),
                 tuple(op.limit(role, microbatch) for role in ROLES[:4]),
                 op.stat_bytes * microbatch,
                 op.gather_bytes * microbatch,
@@ -330,6 +329,8 @@ class Problem:
             wafer.off_wafer is not None and not wafer.off_wafer.duplex,
             layout.chunks,
             layout.schedule == "zb-h1",
+            links.fabric,
+            PIECES if self.overlap and not self.volume else 1,
             self.outer_tail_s(layout),
         )
         return found
@@ -351,12 +352,16 @@ class Problem:
         """Seconds in which replicas on joined wafers sum their gradients after a step."""
         if layout.replicas == 1 or self.volume:
             return 0.0
-        blocks = self.blocks(layout.stages)
+        blocks = self.blocks(layout)
         return replica_sums_s(self.wafer, self.work, layout, blocks, self.gradient_bytes)
 
-    def blocks(self, stages: int) -> tuple[int, ...]:
-        """Split the blocks over stages evenly; the ends, which have more to do, get the fewer."""
-        return even_split(self.work.blocks, stages)
+    def blocks(self, layout: Layout) -> tuple[int, ...]:
+        """Blocks of each stage: as the layout says, else alike but for one."""
+        return layout.blocks or even_split(self.work.blocks, layout.stages)
+
+    def layouts(self) -> Iterator[Layout]:
+        """List every layout of the wafer."""
+        return layouts(self.wafer, self.work.blocks, self.training.global_batch, self.work.ends)
 
     def mapping(self, layout: Layout) -> _core.Mapping:
         """Compile the evaluator of one layout; each operator starts at its first legal mapping.
@@ -380,7 +385,7 @@ class Problem:
             divisors,
             column,
             tuple(t.reshape(-1) for t in self._table(layout.dies, layout.microbatch)),
-            np.array(self.blocks(layout.stages), dtype=np.int32),
+            np.array(self.blocks(layout), dtype=np.int32),
             self._boundary(layout),
             np.array(self.work.chain, dtype=np.int32),
         )

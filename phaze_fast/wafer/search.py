@@ -30,7 +30,7 @@ from phaze_fast.wafer.bounds import (
     work_bound,
 )
 from phaze_fast.wafer.evaluate import evaluation_of
-from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.outcome import Effort, MappingResult, bound_space_of, no_layout, whole_number
 from phaze_fast.wafer.plans import plan_starts
 from phaze_fast.wafer.problem import Problem
@@ -234,11 +234,7 @@ class _Search:
         """
         problem = self.problem
         wanted = set(self.starts)
-        wanted |= set(
-            layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
-            if self.wanted is None
-            else self.wanted
-        )
+        wanted |= set(problem.layouts() if self.wanted is None else self.wanted)
         queue = sorted((self.roofline.bound_s(problem, each), each) for each in wanted)
         self.count = len(queue)
         queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen

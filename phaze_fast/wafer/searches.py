@@ -13,7 +13,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.baseline_rules import is_linear
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation
-from phaze_fast.wafer.layout import Layout, layouts
+from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.outcome import Effort, MappingResult, no_layout
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.search import Progress, search_below
@@ -51,10 +51,11 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
 
 def _wanted(problem: Problem, name: str | list[Any]) -> list[Layout] | None:
     if isinstance(name, list):
-        return [Layout(*name)]
+        *most, blocks = name
+        return [Layout(*most, blocks=tuple(blocks))]
     if name == "all":
         return None
-    every = layouts(problem.wafer, problem.work.blocks, problem.training.global_batch)
+    every = problem.layouts()
     return [layout for layout in every if is_linear(problem, layout)]
 
 

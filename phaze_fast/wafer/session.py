@@ -26,7 +26,7 @@ from phaze_fast.runs.store import STORE, ResultStore
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["Session", "Task"]
+__all__ = ["Progress", "Session", "Task"]
 
 
 Data = dict[str, Any]

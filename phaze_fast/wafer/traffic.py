@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.encoding import Encoding
@@ -35,6 +36,8 @@ class Transfer:
     """As `mesh_collective` counts it."""
     hidden: bool
     """Whether it runs beside the work."""
+    beside: str = ""
+    """Product beside whose work it may run in pieces, where that is shorter; empty where whole."""
 
     @property
     def ranks(self) -> int:
@@ -155,8 +158,14 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
         return _states(ops[target], table, slots.role[target])
 
     last = problem.work.chain[-1]
-    for edge in problem.work.edges:
+    after_it = dict(pairwise(problem.work.chain))  # pays first where consumers share
+    for edge in sorted(problem.work.edges, key=lambda e: after_it.get(e.source) != e.target):
         source, target = ops[edge.source], ops[edge.target]
+        beside = source.name if source.beside == "makes" else ""
+        if not beside and target.beside == "takes":
+            beside = target.name
+        if edge.kind == "entry" or not problem.overlap:
+            beside = ""
         made = _states(source, _MADE, slots.role[edge.source])
         wants = _states(source, _WANTS_BACK, slots.role[edge.source])
         if edge.kind == "entry":  # into the layout in which blocks hand tensors on
@@ -190,7 +199,7 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
                     runs=slots.runs(chosen),
                     payload_bytes=payload,
                 )
-                yield move(when=when, hidden=False)
+                yield move(when=when, hidden=False, beside=beside)
                 kept = op in ("all-gather", "all-to-all") and when == "forward"
                 if kept and again:
                     yield move(when="again", hidden=True)
@@ -318,6 +327,7 @@ def describe(problem: Problem, encoding: Encoding) -> str:
             )
             to = f" to {each.target}" if each.target else ""
             beside = ", beside the work" if each.hidden else ""
+            beside += f", in pieces beside {each.beside} where shorter" if each.beside else ""
             lines.append(
                 f"    {each.when}: {each.op}{to} over {shape}, "
                 f"{format_bytes(each.payload_bytes)}{beside}"

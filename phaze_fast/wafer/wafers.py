@@ -153,6 +153,7 @@ def contained(wafers: Sequence[Wafer]) -> list[bool]:
             any(
                 j != i
                 and dies[j] == dies[i]
+                and wafers[j].switch == wafers[i].switch
                 and not wafers[j].dead
                 and not wafers[j].dead_links
                 and all(a >= b for a, b in zip(other, mine, strict=True))

@@ -123,6 +123,11 @@ def seconds(case, kind, slots, volume, algorithm=0):
     times = 2 if kind == "all-reduce" else 1
     if case.rules["volume"]:
         return times * volume * (size - 1) / size
+    if case.rules.get("fabric", 0):  # one link of each die to the switches
+        each = 1.0 if kind == "all-reduce" and case.rules["fabric"] == 2 else (size - 1) / size
+        rounds = 2 if kind == "all-reduce" and case.rules["fabric"] == 1 else 1
+        once = each * volume / case.rules["x_bytes_per_s"] + 2 * case.rules["hop_s"]
+        return rounds * once
     rates = (case.rules["x_bytes_per_s"], case.rules["y_bytes_per_s"])
     hop_s, runs = case.rules["hop_s"], _runs(case, slots)
     if kind == "all-to-all":
@@ -141,3 +146,18 @@ def convert(case, op, before, after, volume, algorithm):
         total += spent
         again += spent if kind in ("all-to-all", "all-gather") else 0.0
     return total, again
+
+
+def overlapped(pieces, whole_s, piece_s, work_s):
+    """Seconds that work waits for a conversion, and that pieces of it take beside work.
+
+    The clock of a line of pieces: one is communicated while another is worked on.
+    """
+    clock = link = 0.0
+    for _ in range(pieces):
+        link += piece_s  # the link never rests
+        clock = max(clock, link) + work_s / pieces
+    waits = clock - work_s
+    if waits >= whole_s:
+        return whole_s, 0.0
+    return waits, pieces * piece_s - waits

@@ -17,7 +17,7 @@ from collections import namedtuple
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from reference.mapping_layouts import SPLITS, convert, seconds
+from reference.mapping_layouts import SPLITS, convert, overlapped, seconds
 
 ROLES = "BMNKR"
 MODES = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
@@ -39,6 +39,7 @@ class Op:
     expert: bool = False
     stat_bytes: float = 0.0
     gather_bytes: float = 0.0
+    beside: str = ""  # what may come in pieces beside its work: what it "takes" or "makes"
 
 
 Edge = namedtuple("Edge", "source target kind bytes again", defaults=(False,))
@@ -178,9 +179,11 @@ def stream_seconds(rules, in_bytes, out_bytes):
 
 
 def tensor_terms(case, op_mappings, source, kind):
-    """Forward, backward and repeated seconds of what one operator sends along one kind of edge.
+    """Forward, backward and repeated seconds of what one operator sends along one kind of edge,
+    and those forward and backward that pass beside work.
 
-    Consumers that take the same layout share one conversion, there and back.
+    Consumers that take the same layout share one conversion, there and back; it is beside the work
+    of the chain's next operator, else of the first of them.
     """
     op_mapping = op_mappings[source]
     edges = [e for e in case.edges if (e.source, e.kind) == (source, kind)]
@@ -191,22 +194,41 @@ def tensor_terms(case, op_mappings, source, kind):
         there = convert(
             case, source, layout(case.ops[source], op_mapping, MADE), between, size, algorithm
         )[0]
-        return there, convert(case, source, between, home, size, algorithm)[0], 0.0
-    there, back = {}, set()
-    for e in edges:
+        return there, convert(case, source, between, home, size, algorithm)[0], 0.0, 0.0, 0.0
+    after = dict(itertools.pairwise(case.chain)).get(source) if kind == INSIDE else None
+    there, back, repeats = {}, {}, set()  # by layout, who pays
+    for e in sorted(edges, key=lambda e: e.target != after):
         consumer = case.ops[e.target], op_mappings[e.target]
-        there[taken(*consumer)] = there.get(taken(*consumer), False) or e.again
-        back.add(gradient_made(*consumer))
-    forward = backward = repeated = 0.0
-    for wanted, again in there.items():
-        total, part = convert(
-            case, source, layout(case.ops[source], op_mapping, MADE), wanted, size, algorithm
-        )
-        forward += total
-        repeated += part if again else 0.0
-    for arrives in back:
-        backward += convert(case, source, arrives, home, size, algorithm)[0]
-    return forward, backward, repeated
+        there.setdefault(taken(*consumer), e.target)
+        repeats |= {taken(*consumer)} if e.again else set()
+        back.setdefault(gradient_made(*consumer), e.target)
+    made = layout(case.ops[source], op_mapping, MADE)
+    repeated = sum(convert(case, source, made, to, size, algorithm)[1] for to in repeats)
+    ways = ([(made, to, who) for to, who in there.items()], "forward")
+    ways_back = ([(arrives, home, who) for arrives, who in back.items()], "backward")
+    found = [_beside(case, op_mappings, source, size, *both) for both in (ways, ways_back)]
+    return found[0][0], found[1][0], repeated, found[0][1], found[1][1]
+
+
+def _beside(case, op_mappings, source, size, ways, table):
+    """Seconds that work waits for conversions, and that they take beside it."""
+    pieces, algorithm = case.rules.get("pieces", 1), op_mappings[source].algorithm
+
+    def took(before, after, part=1):
+        return convert(case, source, before, after, size / part, algorithm)[0]
+
+    def work(i):
+        return case.tables[table][i, factors(case, op_mappings[i])]
+
+    if case.ops[source].beside == "makes":
+        whole, piece = (sum(took(a, b, part) for a, b, _ in ways) for part in (1, pieces))
+        return overlapped(pieces, whole, piece, work(source))
+    waits = beside = 0.0
+    for before, after, who in ways:
+        own = work(who) if case.ops[who].beside == "takes" else 0.0
+        more = overlapped(pieces, took(before, after), took(before, after, pieces), own)
+        waits, beside = waits + more[0], beside + more[1]
+    return waits, beside
 
 
 def _unkept(case, op):
@@ -250,16 +272,17 @@ def parts_of(case, op_mappings):
         add_op(case, i, op_mapping, parts[case.ops[i].part])
         for i, op_mapping in enumerate(op_mappings)
     ]
-    sent = {i: [0.0, 0.0] for i in range(len(op_mappings))}
+    sent = {i: [0.0, 0.0, 0.0] for i in range(len(op_mappings))}
     for source, kind in sorted({(e.source, e.kind) for e in case.edges}):
-        forward, backward, repeated = tensor_terms(case, op_mappings, source, kind)
+        forward, backward, repeated, *beside = tensor_terms(case, op_mappings, source, kind)
         part = parts[2 if kind == EXIT else case.ops[source].part]
         part.blocking[0] += forward
         part.blocking[1] += backward
-        part.hidden[1] += repeated
+        part.hidden[0] += beside[0]
+        part.hidden[1] += repeated + beside[1]
         if kind != EXIT:
-            sent[source][0] += forward
-            sent[source][1] += repeated
+            for at, value in enumerate((forward, repeated, beside[0])):
+                sent[source][at] += value
     items = []
     for i, op in enumerate(case.ops):
         stash = case.tables["stash"][i, factors(case, op_mappings[i])]
@@ -276,7 +299,7 @@ def parts_of(case, op_mappings):
             if e.target == r and e.kind in (INSIDE, WRAP)
         )
         work = sum(waits[r][0] for r in runs)
-        more = (waiting, work, -sent[i][1])
+        more = (waiting, work, sum(sent[r][2] for r in runs) - sent[i][1])
         items.append(SimpleNamespace(op=i, options=options, bytes=stash, again=more))
     return parts, items
 

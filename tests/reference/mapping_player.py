@@ -7,6 +7,8 @@ that what one sends meets what another does. Memory off the wafer is one more li
 link for both, that all dies of all stages share.
 """
 
+from dataclasses import replace
+
 from reference.mesh_simulator import (
     Collective,
     Traffic,
@@ -22,7 +24,7 @@ class Player:
     """Stages of a mapping as packets on one mesh."""
 
     def __init__(self, columns, rows, links, stream_rates=(), packets=12):
-        *self.rates, hop_s = links
+        self.rates, hop_s = links[:2], links[2]
         self.columns, self.packets = columns, packets
         self.traffic = Traffic(columns, rows, self.rates, hop_s, paced=True)
         self.stream = len(self.traffic.seconds_per_byte)
@@ -54,6 +56,15 @@ class Player:
     def beside(self, work_s, works, after):
         """Add work, and collectives meanwhile."""
         return self.traffic.join([self.traffic.pause(work_s, [after]), self.in_turn(works, after)])
+
+    def in_pieces(self, pieces, work_s, works, after):
+        """Add collectives cut into pieces, and work on each piece once it is there."""
+        link = done = after
+        for _ in range(pieces):
+            parts = [replace(work, bytes=work.bytes / pieces) for work in works]
+            link = self.in_turn(parts, link)
+            done = self.traffic.pause(work_s / pieces, [link, done])
+        return done
 
     def streamed(self, shares, after):
         """Add (link, bytes) of each die to or from off the wafer, all dies by turns."""

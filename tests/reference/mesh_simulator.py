@@ -266,7 +266,7 @@ def chains(work, rates):
 
 def build(columns, rows, links, works, packets=24, in_step=True, paced=False):
     """All packets of some collectives that start together."""
-    *rates, hop_s = links
+    rates, hop_s = links[:2], links[2]
     traffic = Traffic(columns, rows, rates, hop_s, paced)
     todo = [(work.rectangle, chain) for work in works for chain in chains(work, rates)]
     ready = [{} for _ in todo]

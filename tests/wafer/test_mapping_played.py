@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from reference.mapping_layouts import overlapped
 from reference.mapping_player import Player
 from reference.mesh_simulator import Collective
 
@@ -15,9 +17,10 @@ from phaze_fast.hardware import presets
 from phaze_fast.wafer import Encoding, Layout, Problem, WaferTraining, mesh_collective, transfers
 from phaze_fast.wafer.layout import boundaries, links_of, slots_of
 from phaze_fast.wafer.mesh import Run
+from phaze_fast.wafer.operators import workload
 from phaze_fast.wafer.packing import stage_dies
 from phaze_fast.wafer.prices import combination
-from phaze_fast.wafer.problem import WEIGHTS
+from phaze_fast.wafer.problem import PIECES, WEIGHTS
 
 WITHIN = 0.03
 COPIED = ("inner", "copies")  # slots along which a block's output is whole
@@ -26,16 +29,17 @@ COPIED = ("inner", "copies")  # slots along which a block's output is whole
 # packets that wait for one another.
 SLOW = presets.wafer("dojo-tile-like").replace(columns=6, rows=4, hop_latency_s=0.0)
 SLOW = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=3, d2d_modules_y=4))
+FASTER = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=12, d2d_modules_y=16))
 SHAPES = (Layout(2, 2, 3, 8), Layout(3, 2, 2, 6), Layout(2, 4, 2, 8), Layout(3, 2, 4, 6))
 
 
-def random_mapping(problem, layout, rng):
+def random_mapping(problem, layout, rng, modes):
     """Legal axis assignments and weight modes at random; what a block keeps stays."""
     mapping = problem.mapping(layout)
     rows = []
     for i in range(len(problem.work.operators)):
         row = mapping.choices(i)[rng.randrange(len(mapping.choices(i)))].copy()
-        row["mode"] = rng.choice([WEIGHTS.index(w) for w in problem.modes])
+        row["mode"] = rng.choice([WEIGHTS.index(w) for w in modes])
         row["algorithm"] = rng.randrange(4)
         rows.append(row)
     mapping.assign(np.array(rows, dtype=mapping.op_mappings().dtype))
@@ -57,11 +61,22 @@ def parts_of(problem, encoding):
         if mine == "block" and part.get(each.target, "block") == "behind":
             mine = "behind"
         wanted = how[each.operator] if each.op != "all-to-all" else "auto"
-        chosen = mesh_collective(each.op, each.payload_bytes, each.runs, links, wanted).algorithm
+        pieces = PIECES if each.beside else 1
+        size = each.payload_bytes / pieces
+        chosen, piece = (
+            mesh_collective(each.op, bytes_, each.runs, links, wanted)
+            for bytes_ in (each.payload_bytes, size)
+        )
         when = "backward" if each.when == "again" else each.when
         runs = tuple(tuple(run) for run in each.runs)
         key = (mine, when, each.hidden)
-        found.setdefault(key, []).append((each.op, chosen, each.payload_bytes, runs))
+        one = (each.op, chosen.algorithm, each.payload_bytes, runs)
+        if each.beside:
+            cut = (each.op, piece.algorithm, each.payload_bytes, runs)
+            times = chosen.time_s, piece.time_s
+            found.setdefault((mine, when, each.beside), []).append((one, cut, times))
+        else:
+            found.setdefault(key, []).append(one)
     return found, (layout.width, layout.height)
 
 
@@ -123,11 +138,13 @@ def played(problem, encoding, rng):
     streams = streams_of(problem, encoding)
     table = problem._table(layout.dies, layout.microbatch)
     seconds = {part: [0.0, 0.0] for part in streams}
+    own_s = {}
     for i, each in enumerate(encoding.operator_mappings):
         cut = tuple(each.partition[role] for role in ("batch", "rows", "columns", "inner"))
         column = combination(layout.dies, cut)
         for way in (0, 1):
-            seconds[problem.work.operators[i].part][way] += float(table[way][i, column])
+            own_s[each.operator, way] = float(table[way][i, column])
+            seconds[problem.work.operators[i].part][way] += own_s[each.operator, way]
     ends, starts = [], []
     for k, dies in enumerate(placed):
         at = (*dies[0], *sides)
@@ -145,7 +162,20 @@ def played(problem, encoding, rng):
             begun = node
             for way, when in enumerate(("forward", "backward")):
                 node = player.in_turn(made((part, when, False)), node)
-                node = player.beside(seconds[part][way], made((part, when, True)), node)
+                left_s = seconds[part][way]
+                for (mine, then, name), moves in works.items():
+                    if (mine, then) != (part, when) or name in (True, False):
+                        continue
+                    work_s = own_s[name, way]
+                    whole_s, piece_s = (sum(times[j] for *_, times in moves) for j in (0, 1))
+                    cut = overlapped(PIECES, whole_s, piece_s, work_s)[1] > 0.0
+                    todo = [
+                        Collective(op, how, size, at, runs)
+                        for op, how, size, runs in (move[cut] for move in moves)
+                    ]
+                    node = player.in_pieces(PIECES if cut else 1, cut * work_s, todo, node)
+                    left_s -= cut * work_s
+                node = player.beside(left_s, made((part, when, True)), node)
             moved = [(0, size) for size in streams[part] if size for _ in dies]
             node = player.traffic.join([node, player.streamed(moved, begun)])
         ends.append(node)
@@ -177,17 +207,34 @@ def sends_of(problem, encoding):
 
 
 @pytest.mark.parametrize(
-    "count", [1, pytest.param(20, marks=pytest.mark.slow)], ids=["some", "many"]
+    ("count", "overlap"),
+    [
+        pytest.param(1, False, id="whole"),
+        pytest.param(1, True, id="pieces"),
+        pytest.param(20, False, id="whole-many", marks=pytest.mark.slow),
+        pytest.param(8, True, id="pieces-many", marks=pytest.mark.slow),
+    ],
 )
-def test_whole_mappings_with_concurrent_traffic(count):
-    """All stages at once, each from a start of its own; then what they send, both ways."""
+def test_whole_mappings_with_concurrent_traffic(count, overlap):
+    """All stages at once, each from a start of its own; then what they send, both ways.
+
+    Conversions are whole, or in pieces beside products; then nothing else is beside the work, for
+    the model lets all share all of it and a play has to give each its own.
+    """
     rng = random.Random(count)
     model = models.load("bertlarge")
     for case in range(count):
         layout = SHAPES[case % len(SHAPES)]
         small = model.replace(layers=layout.stages)
-        problem = Problem(small, SLOW, WaferTraining(layout.microbatch * 2))
-        loads, encoding = random_mapping(problem, layout, rng)
+        work = workload(small)
+        if overlap:
+            edges = tuple(replace(edge, again=False) for edge in work.edges)
+            ops = tuple(replace(op, gather_bytes=0.0) for op in work.operators)
+            work = replace(work, edges=edges, operators=ops)
+        wafer, training = FASTER if overlap else SLOW, WaferTraining(layout.microbatch * 2)
+        problem = Problem(small, wafer, training, work=work, overlap=overlap)
+        modes = ("replicated", "zero1") if overlap else problem.modes
+        loads, encoding = random_mapping(problem, layout, rng, modes)
         player, placed, starts, ends = played(problem, encoding, rng)
         sent = player.played_sends(placed, encoding, sends_of(problem, encoding), ends)
         player.traffic.play()

@@ -39,7 +39,7 @@ def test_searches_repeat_themselves_and_never_get_worse():
 
 
 def test_seeds_differ_and_no_steps_change_nothing():
-    case, op_mappings = tight_case(random.Random(5), sides=(4, 4), most=(0, 6, 0))
+    case, op_mappings = tight_case(random.Random(6), sides=(4, 4), most=(0, 6, 0))
     runs = [compiled(case, op_mappings).anneal(seed, 60, 0.5)[0].tobytes() for seed in range(8)]
     assert len(set(runs)) > 1
     for steps in (0, -3):

@@ -1,6 +1,7 @@
 """Fronts of wafers: nothing on them is beaten, what is left out is; power limits are kept to."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -80,3 +81,33 @@ def test_a_power_limit_stretches_the_step(every):
     dark = Problem(BERT, problem.wafer.replace(power_cap_w=1e-3), BATCH)
     assert capped_s(dark, found) == float("inf")
     assert capped_s(Problem(BERT, presets.wafer("dram-wafer"), BATCH), found) == found.time_s
+
+
+def test_a_front_on_the_command_line_is_in_file_and_page(run, folder, tmp_path):
+    file, page = tmp_path / "front.json", tmp_path / "front.html"
+    words = ("--global-batch", 8, "--seeds", 1, "--steps", 50, "--promising", 1, "--threads", 1)
+    where = ("--wafer", folder / "space.json", "--front", "time_s,cost_usd", "--quiet")
+    code, out, _ = run("bertlarge", *where, *words, "-o", file, "--report", page)
+    assert code == 0
+    assert "Pareto front" in out
+    assert "Pareto front" in page.read_text()
+    front = json.loads(file.read_text())["front"]
+    assert front["objectives"] == ["time_s", "cost_usd"]
+    assert front["points"]
+    counts = front["wafers"]
+    assert counts["searched"] + counts["bounded"] == 4
+    assert counts["unseen"] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--wafer", "dram-wafer", "--front", "all"), "--front: expected spaces of wafers"),
+        (("--wafer", "wafer-space", "--front", "time"), "--front: 'time' is not accepted"),
+    ],
+)
+def test_fronts_that_cannot_be_are_one_line(run, words, said):
+    code, _, err = run("bertlarge", *words)
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1

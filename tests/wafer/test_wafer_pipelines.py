@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from dataclasses import replace
@@ -12,6 +13,8 @@ from mapping_cases import compiled, small
 from reference.mapping_oracle import OperatorMapping
 from wafer_cases import refusal
 
+from phaze_fast import models
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.placement import pipelines
 from phaze_fast.wafer import (
@@ -28,7 +31,7 @@ from phaze_fast.wafer import (
     step_mfu,
 )
 from phaze_fast.wafer.baselines import baselines_on
-from phaze_fast.wafer.layout import boundaries, layouts
+from phaze_fast.wafer.layout import boundaries, layouts, weighed_split
 from phaze_fast.wafer.mapping_rules import layout_faults
 
 TILE = presets.wafer("dojo-tile-like").replace(columns=2, rows=2)
@@ -201,3 +204,44 @@ def test_systems_without_pipelines_need_a_batch_that_wafers_divide():
     assert odd == ("megatron", "megatron_offload")
     found = baselines(Problem("bertlarge", PAIR, WaferTraining(9)), odd)
     assert all(each.best.encoding.layout.replicas == 1 for each in found.values())
+
+
+def test_blocks_are_shared_out_so_that_the_slowest_stage_is_least():
+    rng = random.Random(4)
+    for _ in range(40):
+        blocks = rng.randint(2, 9)
+        stages, ends = min(blocks, rng.randint(2, 4)), (rng.uniform(0, 3), rng.uniform(0, 3))
+
+        def slowest(counts, ends=ends):
+            return max(*counts[1:-1], counts[0] + ends[0], counts[-1] + ends[1])
+
+        every = itertools.product(range(1, blocks + 1), repeat=stages)
+        least = min(slowest(counts) for counts in every if sum(counts) == blocks)
+        assert slowest(weighed_split(blocks, stages, ends)) == pytest.approx(least)
+
+
+def test_fewer_blocks_beside_a_large_vocabulary_are_faster():
+    """Its head counts as almost two blocks: one stage of four has fewer of them."""
+    model = models.load("llama3-8b").replace(layers=8)
+    wafer = presets.wafer("dram-wafer").replace(columns=4, rows=1)
+    problem = Problem(model, wafer, WaferTraining(8))
+    even = Layout(1, 1, 4, 1)
+    uneven = next(each for each in problem.layouts() if each.blocks and each.stages == 4).blocks
+    quick = Effort(seeds=1, steps=200, promising=1)
+    times = [
+        search_mapping(problem, quick, wanted=[each]).best.time_s
+        for each in (even, replace(even, blocks=uneven))
+    ]
+    assert times[1] < 0.95 * times[0]
+    encoding = megatron(problem, replace(even, blocks=uneven), 1)
+    assert Encoding.from_list(encoding.to_list()) == encoding
+    stages = evaluate(problem, encoding, True).stages
+    assert tuple(stage.blocks for stage in stages) == uneven
+
+
+@pytest.mark.parametrize("blocks", [[1, 1, 1, 1], [8, 0, 8, 8], [24], [12, 12, 1, -1]])
+def test_blocks_that_do_not_make_up_the_model_are_refused(blocks):
+    problem = Problem("bertlarge", "dram-wafer", WaferTraining(8))
+    data = megatron(problem, Layout(1, 1, 4, 1), 1).to_list()
+    with pytest.raises(InvalidInputError, match="blocks"):
+        Encoding.from_list([entry | {"blocks": blocks} for entry in data]).check(problem)

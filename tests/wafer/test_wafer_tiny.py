@@ -16,7 +16,7 @@ from phaze_fast.hardware import presets
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
 from phaze_fast.wafer.bounds import quick_bound, roofline, tight_bound
-from phaze_fast.wafer.layout import layouts
+from phaze_fast.wafer.layout import weighed_split
 from phaze_fast.wafer.mapping_rules import layout_faults
 from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
 from phaze_fast.wafer.outcome import Effort
@@ -113,7 +113,13 @@ def every_layout(problem: Problem) -> list[Layout]:
         if layout.stages > 1
         for schedule, chunks in (("zb-h1", 1), *(("interleaved", v) for v in range(1, 7)))
     ]
-    return plain + [layout for layout in piped if not layout_faults(problem, layout)]
+    found = plain + [layout for layout in piped if not layout_faults(problem, layout)]
+    blocks, ends = problem.work.blocks, problem.work.ends
+    for layout in [each for each in found if each.schedule != "interleaved"]:
+        uneven = weighed_split(blocks, layout.stages, ends)
+        if uneven != problem.blocks(layout):
+            found.append(replace(layout, blocks=uneven))
+    return found
 
 
 def brute_force(problem: Problem, most: float) -> tuple[float, float] | None:
@@ -170,7 +176,7 @@ def test_three_hundred_tiny_instances(cases):
 def test_the_layouts_are_those_that_the_rules_accept(batch):
     wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 1),))
     problem = Problem(BERT, wafer, WaferTraining(batch))
-    listed = list(layouts(wafer, problem.work.blocks, batch))
+    listed = list(problem.layouts())
     assert sorted(listed) == sorted(every_layout(problem))
     assert len(set(listed)) == len(listed)
 
@@ -193,7 +199,7 @@ def test_no_micro_batch_beats_the_bound(batch):
     problem = Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(batch))
     quick = Effort(seeds=1, steps=500, promising=1)
     found = search_mapping(problem, quick)
-    listed = list(layouts(problem.wafer, problem.work.blocks, batch))
+    listed = list(problem.layouts())
     for microbatch in (b for b in range(1, batch + 1) if batch % b == 0):
         wanted = [each for each in listed if each.microbatch == microbatch]
         one = search_mapping(problem, quick, wanted=wanted)

@@ -70,6 +70,7 @@ struct MapOpRecord {
   std::int32_t product;   // 1 where it contracts its input's features with weights
   std::int32_t kept;      // 1 where what it keeps is its output, not a mask or statistics of it
   std::int32_t expert;    // 1 where M splits experts, each with weights of its own, and not rows
+  std::int32_t beside;    // 1: what it takes may come in pieces beside its work; 2: what it makes
   std::int64_t limit[4];  // largest factor of B, M, N, K
   double stat_bytes;      // summed over split columns, forward and backward; of all rows
   double gather_bytes;    // gathered over split rows (keys and values); whole
@@ -106,6 +107,8 @@ struct MapRulesRecord {
   std::int32_t stream_shared;  // 1: both directions off the wafer share one rate
   std::int32_t chunks;         // runs of blocks that a stage has: 1, or interleaved ones
   std::int32_t zero_bubble;    // 1: ZB-H1, weight gradients fill the pipeline's bubble; one chunk
+  std::int32_t fabric;         // a MeshFabric
+  std::int32_t pieces;         // that a conversion beside work is cut into; 1 = none is
   double outer_tail_s;         // after the last micro-batch, whatever the mapping
 
   // Bytes of the busier direction off the wafer where so many come and go; all where they share it.
@@ -224,9 +227,10 @@ class Mapping {
   };
   struct Fan {
     double forward_s, backward_s, again_s;
+    double beside_f_s, beside_b_s;  // pieces that run beside work
   };
   Node node(int op, const OpMapping& op_mapping) const noexcept;
-  // A tensor from one operator to the next and its gradient back, seconds.
+  // A tensor from one operator to the next and its gradient back, seconds that work waits for.
   double conversion_s(const OpMapping& from, int from_op, const OpMapping& to, int to_op,
                       double bytes) const noexcept;
   std::span<const std::int32_t> chain() const noexcept { return chain_; }
@@ -257,6 +261,7 @@ class Mapping {
   };
   struct Item;  // of the choice of outputs
   struct Block;
+  struct Frame;
   struct Pipeline;
   State made(int op, const OpMapping& op_mapping) const noexcept;
   State wanted(int op, const OpMapping& op_mapping) const noexcept;
@@ -264,9 +269,16 @@ class Mapping {
   State gradient_wanted(int op, const OpMapping& op_mapping) const noexcept;
   State at_boundary() const noexcept;
   double gather_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
+  double reduce_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept;
   double exchange_s(std::uint16_t slots, double bytes) const noexcept;
   double convert_s(int op, const State& from, const State& to, double bytes, std::uint8_t algorithm,
                    double* again_s) const noexcept;
+  struct Overlap {
+    double waits_s, beside_s;
+  };
+  Overlap overlap(double whole_s, double piece_s, double work_s) const noexcept;
+  double work_s(int op, const OpMapping& op_mapping, bool forward) const noexcept;
+  bool takes_beside(int from, int to) const noexcept;
   double reentry_s(const MapEdgeRecord& edge) const noexcept;
   double size(std::uint16_t slots) const noexcept { return sizes_[slots]; }
   std::int32_t column_of(const OpMapping& op_mapping) const noexcept;
@@ -274,8 +286,8 @@ class Mapping {
   void enumerate(int op);
   void sum_parts(Block& block, std::array<Block, 2>& ends) const;
   void list_items(Block& block) const;
-  bool choose(const Block& block, double needed, double stream_room, double worst_s,
-              std::array<std::uint8_t, kMaxMapOps>& outputs) const;
+  Frame frame(const Block& block, const std::array<Block, 2>& ends, int k, double regather_s,
+              double copies) const;
   double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
   double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
@@ -298,6 +310,7 @@ class Mapping {
   std::vector<double> sizes_;  // of each set of slots
   std::vector<MeshLines> gather_lines_;
   std::vector<MeshLine> exchange_lines_;
+  MeshLine reduce_line_;
   std::vector<FanShape> fans_;
   std::vector<std::vector<std::int32_t>> fans_of_;  // that an operator begins or ends
   std::vector<std::vector<std::int32_t>> forced_;   // unkept operators run again with each one

@@ -13,6 +13,10 @@
 //   split       half the vector takes x before y, the other half y before x
 //   all-to-all  one run after the other: w_i floor(f/2) ceil(f/2) / f V, its middle link
 //
+// Where switches join the dies instead (FRED: Rashidi et al. 2024), each die has one link of B
+// bytes per second to them and any dies form a group: (p-1)/p V/B, an all-to-all as well, two hops
+// each. Switches that sum what passes them end an all-reduce after V/B.
+//
 // A reduce-scatter is an all-gather in reverse and takes as long; an all-reduce is both. Every
 // function here is pure and may run from any thread; what is not noexcept may run out of memory
 // (std::bad_alloc) and throws nothing else.
@@ -34,9 +38,13 @@ struct MeshRun {
   std::int32_t stride;  // dies from one member to the next
 };
 
+enum class MeshFabric : std::int32_t { kMesh = 0, kSwitch = 1, kSummingSwitch = 2 };
+inline constexpr int kMeshFabricCount = 3;
+
 struct MeshLinks {
-  double bytes_per_s[2];  // of one link along each axis, per direction
+  double bytes_per_s[2];  // of one link along each axis, per direction; of a switch the first
   double hop_s;           // of one hop
+  MeshFabric fabric = MeshFabric::kMesh;
 };
 
 // Ties go to the one that stands first.
@@ -57,6 +65,9 @@ using MeshLines = std::array<MeshLine, kMeshAlgorithmCount>;  // by MeshAlgorith
 // Lines of an all-gather (half of an all-reduce; a reduce-scatter) or of an all-to-all.
 MeshLines mesh_gather_lines(std::span<const MeshRun> runs, const MeshLinks& links) noexcept;
 MeshLine mesh_exchange_line(std::span<const MeshRun> runs, const MeshLinks& links) noexcept;
+
+// Line of an all-reduce that switches sum; a slope below zero where it is two all-gathers.
+MeshLine mesh_reduce_line(const MeshLinks& links) noexcept;
 
 struct MeshTime {
   double time_s;

@@ -66,6 +66,13 @@ double Mapping::gather_s(std::uint16_t slots, double bytes, std::uint8_t algorit
   return mesh_gather(gather_lines_[slots], bytes, static_cast<MeshAlgorithm>(algorithm)).time_s;
 }
 
+double Mapping::reduce_s(std::uint16_t slots, double bytes, std::uint8_t algorithm) const noexcept {
+  if (slots == 0 || rules_.volume != 0 || reduce_line_.s_per_byte < 0.0) {
+    return 2.0 * gather_s(slots, bytes, algorithm);
+  }
+  return reduce_line_.s_per_byte * bytes + reduce_line_.fixed_s;
+}
+
 double Mapping::exchange_s(std::uint16_t slots, double bytes) const noexcept {
   if (slots == 0) return 0.0;
   if (rules_.volume != 0) return bytes * (size(slots) - 1.0) / size(slots);
@@ -100,19 +107,47 @@ double Mapping::convert_s(int op, const State& from, const State& to, double byt
   here /= size(scatter);
   const double exchanged = exchange_s(exchange, here);
   seconds += exchanged;
-  seconds += 2.0 * gather_s(reduce, here, algorithm);
+  seconds += reduce_s(reduce, here, algorithm);
   const double gathered = gather_s(gather, here * size(gather), algorithm);
   seconds += gathered;
   if (again_s != nullptr) *again_s += exchanged + gathered;
   return seconds;
 }
 
+// Pieces of a conversion beside pieces of the work they come from or go to: the first, or the last,
+// has none to run beside. Whole where that is no shorter.
+Mapping::Overlap Mapping::overlap(double whole_s, double piece_s, double work_s) const noexcept {
+  const double pieces = rules_.pieces, others = pieces - 1.0;
+  const double waits = piece_s + others * std::max(0.0, piece_s - work_s / pieces);
+  if (!(waits < whole_s)) return {whole_s, 0.0};
+  return {waits, others * std::min(piece_s, work_s / pieces)};
+}
+
+double Mapping::work_s(int op, const OpMapping& g, bool forward) const noexcept {
+  const std::size_t cell = kAt(op) * columns_ + kAt(column_of(g));
+  return forward ? forward_s_[cell] : backward_s_[cell];
+}
+
+// Whether a tensor may come in pieces beside the work of who takes it.
+bool Mapping::takes_beside(int from, int to) const noexcept {
+  return rules_.pieces > 1 && ops_[kAt(from)].beside != 2 && ops_[kAt(to)].beside == 1;
+}
+
 double Mapping::conversion_s(const OpMapping& from, int from_op, const OpMapping& to, int to_op,
                              double bytes) const noexcept {
-  return convert_s(from_op, made(from_op, from), wanted(to_op, to), bytes, from.algorithm,
-                   nullptr) +
-         convert_s(from_op, gradient_made(to_op, to), gradient_wanted(from_op, from), bytes,
-                   from.algorithm, nullptr);
+  const bool made_beside = rules_.pieces > 1 && ops_[kAt(from_op)].beside == 2;
+  const bool beside = made_beside || takes_beside(from_op, to_op);
+  const auto waits = [&](const State& before, const State& after, bool forward) {
+    const auto of = [&](double size) {
+      return convert_s(from_op, before, after, size, from.algorithm, nullptr);
+    };
+    const double whole = of(bytes);
+    if (!beside || !(whole > 0.0)) return whole;
+    const double work = made_beside ? work_s(from_op, from, forward) : work_s(to_op, to, forward);
+    return overlap(whole, of(bytes / rules_.pieces), work).waits_s;
+  };
+  return waits(made(from_op, from), wanted(to_op, to), true) +
+         waits(gradient_made(to_op, to), gradient_wanted(from_op, from), false);
 }
 
 // ---- terms ----
@@ -139,7 +174,7 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
   n.live_bytes = live_bytes_[cell];
   if (record.stat_bytes > 0.0 && columns != 0) {
     const double here = record.stat_bytes / size(static_cast<std::uint16_t>(batch | rows));
-    n.blocking_f_s = 2.0 * gather_s(columns, here, g.algorithm);
+    n.blocking_f_s = reduce_s(columns, here, g.algorithm);
     n.blocking_b_s = n.blocking_f_s;
   }
   if (record.gather_bytes > 0.0 && rows != 0) {
@@ -163,7 +198,7 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
   double updated = parameters / among;
   switch (mode) {
     case WeightMode::kReplicated:
-      n.sync_s = 2.0 * scatter;  // an all-reduce
+      n.sync_s = reduce_s(summed, gradients, g.algorithm);
       n.state_bytes = weights + gradients + state;
       updated = parameters;
       break;
@@ -219,6 +254,29 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
   const auto same = [](const State& a, const State& b) {
     return a.same_splits(b) && a.partial == b.partial;
   };
+  // Seconds that pass before the work goes on; pieces beside the producer's work are summed first.
+  const bool beside = rules_.pieces > 1 && ops_[kAt(shape.from)].beside == 2;
+  double piece_f_s = 0.0, piece_b_s = 0.0;
+  const auto add = [&](const State& before, const State& after, std::int32_t to, bool forward,
+                       double* again_s) {
+    const double whole = convert_s(shape.from, before, after, shape.bytes, from.algorithm, again_s);
+    double& waits = forward ? found.forward_s : found.backward_s;
+    if (!(whole > 0.0) || !(beside || takes_beside(shape.from, to))) {
+      waits += whole;
+      return;
+    }
+    const double piece =
+        convert_s(shape.from, before, after, shape.bytes / rules_.pieces, from.algorithm, nullptr);
+    if (beside) {
+      waits += whole;
+      (forward ? piece_f_s : piece_b_s) += piece;
+      return;
+    }
+    const Node& work = nodes_[kAt(to)];
+    const Overlap part = overlap(whole, piece, forward ? work.forward_s : work.backward_s);
+    waits += part.waits_s;
+    (forward ? found.beside_f_s : found.beside_b_s) += part.beside_s;
+  };
   for (std::size_t i = 0; i < shape.to.size(); ++i) {
     const std::int32_t to = shape.to[i];
     const OpMapping& op_mapping = op_mappings_[kAt(to)];
@@ -235,15 +293,15 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
         again = again ||
                 (shape.again[j] && same(wanted(shape.to[j], op_mappings_[kAt(shape.to[j])]), in));
       }
-      found.forward_s += convert_s(shape.from, made(shape.from, from), in, shape.bytes,
-                                   from.algorithm, again ? &found.again_s : nullptr);
+      add(made(shape.from, from), in, to, true, again ? &found.again_s : nullptr);
     }
-    if (!again_back) {
-      found.backward_s += convert_s(shape.from, back, gradient_wanted(shape.from, from),
-                                    shape.bytes, from.algorithm, nullptr);
-    }
+    if (!again_back) add(back, gradient_wanted(shape.from, from), to, false, nullptr);
   }
-  return found;
+  if (!beside) return found;
+  const Node& work = nodes_[kAt(shape.from)];
+  const Overlap there = overlap(found.forward_s, piece_f_s, work.forward_s);
+  const Overlap back = overlap(found.backward_s, piece_b_s, work.backward_s);
+  return {there.waits_s, back.waits_s, found.again_s, there.beside_s, back.beside_s};
 }
 
 void Mapping::assign(std::span<const OpMapping> op_mappings) {
@@ -267,6 +325,8 @@ void Mapping::settle() {
   for (const std::int32_t op : p.touched) {
     p.nodes.emplace_back(op, nodes_[kAt(op)]);
     nodes_[kAt(op)] = node(op, op_mappings_[kAt(op)]);
+  }
+  for (const std::int32_t op : p.touched) {
     for (const std::int32_t f : fans_of_[kAt(op)]) {
       if (p.seen[kAt(f)] != 0) continue;
       p.seen[kAt(f)] = 1;

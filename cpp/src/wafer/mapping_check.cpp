@@ -79,6 +79,7 @@ bool good_rules(const MapRulesRecord& r) noexcept {
   }
   if (!is_size(r.outer_tail_s) || r.chunks < 1 || (r.zero_bubble != 0 && r.chunks > 1))
     return false;
+  if (r.fabric < 0 || r.fabric >= kMeshFabricCount || r.pieces < 1 || r.pieces > 64) return false;
   if (r.modes <= 0 || r.modes >= 1 << kWeightModeCount) return false;
   const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0 ||
                        (r.modes >> static_cast<int>(WeightMode::kOffload) & 1) != 0;
@@ -101,7 +102,8 @@ Status check_problem(const MapProblem& p) noexcept {
     if (!std::all_of(table.begin(), table.end(), is_size)) return Status::kNotFinite;
   }
   for (const MapOpRecord& op : p.ops) {
-    if (op.part < 0 || op.part > 2 || !is_size(op.stat_bytes) || !is_size(op.gather_bytes)) {
+    if (op.part < 0 || op.part > 2 || op.beside < 0 || op.beside > 2 || !is_size(op.stat_bytes) ||
+        !is_size(op.gather_bytes)) {
       return Status::kBadLayers;
     }
   }

@@ -70,7 +70,8 @@ struct Mapping::Block {
   void add(const Fan& f) noexcept {
     blocking_f_s += f.forward_s;
     blocking_b_s += f.backward_s;
-    hidden_b_s += f.again_s;
+    hidden_f_s += f.beside_f_s;
+    hidden_b_s += f.again_s + f.beside_b_s;
   }
   double plain_s() const noexcept {
     const double passes = blocking_f_s + std::max(forward_s, hidden_f_s) + blocking_b_s +
@@ -134,6 +135,7 @@ void Mapping::list_items(Block& block) const {
       continue;
     sent[kAt(shape.from)].forward_s += fan_terms_[f].forward_s;
     sent[kAt(shape.from)].again_s += fan_terms_[f].again_s;
+    sent[kAt(shape.from)].beside_f_s += fan_terms_[f].beside_f_s;
   }
   std::array<double, kMaxMapOps> entering{};
   for (const MapEdgeRecord& edge : edges_) {
@@ -151,10 +153,11 @@ void Mapping::list_items(Block& block) const {
     Item item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0};
     item.blocking_s = own.blocking_f_s + sent[kAt(i)].forward_s;
     if (record.kept != 0) item.blocking_s += entering[kAt(i)];
-    item.hidden_s = -sent[kAt(i)].again_s;
+    item.hidden_s = sent[kAt(i)].beside_f_s - sent[kAt(i)].again_s;
     for (const std::int32_t f : forced_[kAt(i)]) {
       item.work_s += nodes_[kAt(f)].forward_s;
       item.blocking_s += nodes_[kAt(f)].blocking_f_s + sent[kAt(f)].forward_s + entering[kAt(f)];
+      item.hidden_s += sent[kAt(f)].beside_f_s;
     }
     if (out) {
       const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
@@ -195,26 +198,6 @@ double Mapping::saved_bytes(const Block& block, const Outputs& outputs) const {
   return saved;
 }
 
-// Least time with enough saved; false where that takes `worst_s` or more. Where nothing saves
-// enough, all is computed again.
-bool Mapping::choose(const Block& block, double needed, double stream_room, double worst_s,
-                     Outputs& outputs) const {
-  Chooser<Item> chooser(block.items.data(), block.count,
-                        block.blocking_f_s + std::max(block.forward_s, block.hidden_f_s),
-                        block.blocking_b_s, block.backward_s, block.hidden_b_s, block.stream_s,
-                        stream_room);
-  if (!(worst_s < kNever) || !chooser.surely(needed)) worst_s = kNever;
-  const bool found = chooser.solve(needed, worst_s);
-  if (!found && worst_s < kNever) return false;
-  for (int i = 0; i < block.count; ++i) {
-    const Item& item = chooser.item(i);
-    const auto all =
-        static_cast<std::uint8_t>(item.recompute ? Output::kRecompute : Output::kStash);
-    outputs[kAt(item.op)] = found ? chooser.output(i) : all;
-  }
-  return true;
-}
-
 // Seconds of a stage besides its blocks: ends, and what it sends.
 double Mapping::others_s(const std::array<Block, 2>& ends, int k, double regather_s,
                          double copies) const {
@@ -245,6 +228,53 @@ double Mapping::Pipeline::time_s() const noexcept {
   return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
 }
 
+// One stage but for the choice of its outputs.
+struct Mapping::Frame {
+  double flight;       // micro-batches that it holds
+  double state_bytes;  // weights, gradients, optimiser state
+  double stash_bytes;  // that its ends keep
+  double fixed_bytes;  // all but what its blocks keep
+  double stream_bytes;
+  double sync_s, step_s;
+  double others_s;      // besides its blocks
+  double needed_bytes;  // that every block has to save; 0 where all it keeps has room
+  double stream_room;   // off the wafer, for what a block saves
+};
+
+Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& ends, int k,
+                              double regather_s, double copies) const {
+  const double blocks = blocks_[kAt(k)];
+  Frame f{};
+  f.flight = rules_.in_flight(stages(), k);
+  f.state_bytes = blocks * block.state_bytes;
+  f.stream_bytes = blocks * block.stream_bytes;
+  f.sync_s = blocks * block.sync_s;
+  f.step_s = blocks * block.step_s;
+  double live = blocks > 0.0 ? block.live_bytes : 0.0;
+  double gathered = blocks > 0.0 ? block.gathered_bytes : 0.0;
+  for (int e = 0; e < 2; ++e) {
+    if (!(e == 0 ? k == 0 : k == stages() - 1)) continue;
+    const Block& end = ends[kAt(e)];
+    f.state_bytes += end.state_bytes;
+    live = std::max(live, end.live_bytes);
+    gathered = std::max(gathered, end.gathered_bytes);
+    f.stash_bytes += f.flight * end.stash_bytes;
+    f.stream_bytes += end.stream_bytes;
+    f.sync_s += end.sync_s;
+    f.step_s += end.step_s;
+  }
+  f.fixed_bytes = f.state_bytes + live + 2.0 * gathered + f.stash_bytes;
+  f.others_s = others_s(ends, k, regather_s, copies);
+  const double kept = f.flight * blocks;  // copies of what a block keeps
+  const double room = rules_.capacity_bytes - f.fixed_bytes;
+  f.stream_room =
+      kept > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - f.stream_bytes) / kept : 0.0;
+  if (kept * block.stash_bytes > room && kept > 1.0) {
+    f.needed_bytes = (kept * block.stash_bytes - room) / (kept - 1.0) * (1.0 - 1e-12);
+  }
+  return f;
+}
+
 MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
                         double limit_s) const {
   Block block;
@@ -261,14 +291,34 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     return blocks_[kAt(k)] * block.weight_grad_s + (k == 0 ? ends[0].weight_grad_s : 0.0) +
            (k == count - 1 ? ends[1].weight_grad_s : 0.0);
   };
-  Pipeline least{&rules_};  // with everything kept: it takes no less
+  std::array<Frame, kMaxMapStages> frames;  // `count` of them
+  Pipeline least{&rules_};                  // with everything kept: it takes no less
+  bool short_of_room = false;
   for (int k = 0; k < count; ++k) {
-    least.add(others_s(ends, k, regather, copies) + blocks_[kAt(k)] * plain_s, weight_grad(k));
+    frames[kAt(k)] = frame(block, ends, k, regather, copies);
+    short_of_room = short_of_room || frames[kAt(k)].needed_bytes > 0.0;
+    least.add(frames[kAt(k)].others_s + blocks_[kAt(k)] * plain_s, weight_grad(k));
   }
   limit_s *= 1.0 + kRounding;
-  if (least.time_s() + rules_.outer_tail_s > limit_s) return too_long();
-  bool listed = !outputs.empty();
-  if (listed) list_items(block);
+  const double most_s = limit_s - rules_.outer_tail_s;
+  if (least.time_s() > most_s) return too_long();
+  const bool chooses = outputs.empty() && short_of_room;
+  if (chooses || !outputs.empty()) list_items(block);
+  Chooser<Item> chooser(block.items.data(), block.count,
+                        block.blocking_f_s + std::max(block.forward_s, block.hidden_f_s),
+                        block.blocking_b_s, block.backward_s, block.hidden_b_s, block.stream_s);
+  const auto least_s = [&](int k) {
+    const double needed = frames[kAt(k)].needed_bytes;
+    return needed > 0.0 && chooser.surely(needed) ? std::max(plain_s, chooser.least_s(needed))
+                                                  : plain_s;
+  };
+  if (chooses && most_s < kNever) {  // with outputs saved in parts, as suits them best
+    least = Pipeline{&rules_};
+    for (int k = 0; k < count; ++k) {
+      least.add(frames[kAt(k)].others_s + blocks_[kAt(k)] * least_s(k), weight_grad(k));
+    }
+    if (least.time_s() > most_s) return too_long();
+  }
 
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
@@ -277,58 +327,37 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   if (described != nullptr) described->resize(kAt(count));
   Pipeline pipeline{&rules_};
   double tail_s = 0.0;
+  Outputs chosen{};
   for (int k = 0; k < count; ++k) {
-    const double blocks = blocks_[kAt(k)];
-    const bool first = k == 0, last = k == count - 1;
-    const double flight = rules_.in_flight(count, k);
-    double state = blocks * block.state_bytes, live = blocks > 0.0 ? block.live_bytes : 0.0;
-    double gathered = blocks > 0.0 ? block.gathered_bytes : 0.0, stash = 0.0;
-    double stream = blocks * block.stream_bytes;
-    double sync = blocks * block.sync_s, step = blocks * block.step_s;
-    for (int e = 0; e < 2; ++e) {
-      if (!(e == 0 ? first : last)) continue;
-      state += ends[e].state_bytes;
-      live = std::max(live, ends[e].live_bytes);
-      gathered = std::max(gathered, ends[e].gathered_bytes);
-      stash += flight * ends[e].stash_bytes;
-      stream += ends[e].stream_bytes;
-      sync += ends[e].sync_s;
-      step += ends[e].step_s;
-    }
-    const double others = others_s(ends, k, regather, copies);
-    const double fixed = state + live + 2.0 * gathered + stash;
-    const double kept = flight * blocks;  // copies of what a block keeps
-    const double room = rules_.capacity_bytes - fixed;
-    const double stream_room =
-        kept > 0.0 ? std::max(0.0, rules_.stream_capacity_bytes - stream) / kept : 0.0;
-    Outputs chosen{};
+    const Frame& f = frames[kAt(k)];
+    const double blocks = blocks_[kAt(k)], kept = f.flight * blocks;
     if (!outputs.empty()) {
       for (int i = 0; i < ops(); ++i) chosen[kAt(i)] = outputs[kAt(k) * kAt(ops()) + kAt(i)];
-    } else if (kept * block.stash_bytes > room && kept > 1.0) {
-      if (!listed) list_items(block);
-      listed = true;
-      const double needed = (kept * block.stash_bytes - room) / (kept - 1.0);
-      const double worst_s =
-          (least.most_s(limit_s - rules_.outer_tail_s, others + blocks * plain_s) - others) /
-          blocks;
-      if (!choose(block, needed * (1.0 - 1e-12), stream_room, worst_s, chosen)) return too_long();
+    } else if (!(f.needed_bytes > 0.0)) {
+      chosen.fill(0);
+    } else {
+      double worst_s = kNever;
+      if (most_s < kNever) {
+        worst_s = (least.most_s(most_s, f.others_s + blocks * least_s(k)) - f.others_s) / blocks;
+      }
+      if (!chooser.choose(f.needed_bytes, f.stream_room, worst_s, chosen)) return too_long();
     }
     const double saved = saved_bytes(block, chosen);
     const double activations = kept * (block.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
-    const double memory = fixed + activations;
+    const double memory = f.fixed_bytes + activations;
     const double over = std::max(0.0, memory - rules_.capacity_bytes * (1.0 + 1e-12));
     double moved = 0.0;
     for (int i = 0; i < block.count; ++i) {
       const Item& item = block.items[kAt(i)];
       if (chosen[kAt(item.op)] == 2) moved += item.saved_bytes;
     }
-    stream += kept * moved;
+    const double stream = f.stream_bytes + kept * moved;
     const double per_block = block_s(block, chosen);
-    const double load = others + blocks * per_block;
+    const double load = f.others_s + blocks * per_block;
     // Gradients of all but the last block are summed while the others still run backward.
     const double beside = std::max(0.0, blocks - 1.0) * block.backward_s;
-    const double exposed = std::max(sync - beside, std::min(sync, block.sync_s));
-    tail_s = std::max(tail_s, exposed + step);
+    const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
+    tail_s = std::max(tail_s, exposed + f.step_s);
     pipeline.add(load, weight_grad(k));
     total.memory_bytes = std::max(total.memory_bytes, memory);
     total.over_bytes = std::max(total.over_bytes, over);
@@ -336,7 +365,8 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     total.stream_over_bytes =
         std::max(total.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
     if (described != nullptr) {
-      (*described)[kAt(k)] = {load, memory, state, activations + stash, over, chosen};
+      (*described)[kAt(k)] = {load, memory, f.state_bytes, activations + f.stash_bytes,
+                              over, chosen};
     }
   }
   if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;

@@ -29,7 +29,10 @@ Mapping::Mapping(const MapProblem& p)
       boundary_(p.boundary_s.begin(), p.boundary_s.end()),
       chain_(p.chain.begin(), p.chain.end()),
       last_(p.chain.back()) {
-  const MeshLinks links{{rules_.x_bytes_per_s, rules_.y_bytes_per_s}, rules_.hop_s};
+  const MeshLinks links{{rules_.x_bytes_per_s, rules_.y_bytes_per_s},
+                        rules_.hop_s,
+                        static_cast<MeshFabric>(rules_.fabric)};
+  reduce_line_ = mesh_reduce_line(links);
   const std::size_t sets = std::size_t{1} << slots_.size();
   sizes_.resize(sets);
   gather_lines_.resize(sets);
@@ -62,8 +65,12 @@ Mapping::Mapping(const MapProblem& p)
       fans_.push_back({edge.from, edge.kind, edge.bytes, {}, {}});
       same = fans_.end() - 1;
     }
-    same->to.push_back(edge.to);
-    same->again.push_back(edge.again != 0);
+    // The next of the chain pays first where consumers share: the relaxation prices it alone.
+    const auto at = std::find(chain_.begin(), chain_.end(), edge.from);
+    const bool next = at != chain_.end() && at + 1 != chain_.end() && *(at + 1) == edge.to &&
+                      edge.kind == static_cast<int>(EdgeKind::kInside);
+    same->to.insert(next ? same->to.begin() : same->to.end(), edge.to);
+    same->again.insert(next ? same->again.begin() : same->again.end(), edge.again != 0);
   }
   fans_of_.resize(ops_.size());
   for (std::size_t f = 0; f < fans_.size(); ++f) {

@@ -89,7 +89,18 @@ bool good(std::span<const MeshRun> runs) noexcept {
   });
 }
 
+// One link of each die to the switches: whoever the others are.
+MeshLine switch_line(std::span<const MeshRun> runs, const MeshLinks& links) noexcept {
+  double ranks = 1.0;
+  for (const MeshRun& run : runs) ranks *= run.size;
+  if (runs.empty()) return {0.0, 0.0};
+  return {(ranks - 1.0) / ranks / links.bytes_per_s[0], 2.0 * links.hop_s};
+}
+
 bool good(const MeshLinks& links) noexcept {
+  if (static_cast<int>(links.fabric) < 0 || static_cast<int>(links.fabric) >= kMeshFabricCount) {
+    return false;
+  }
   const auto rate = [](double b) { return std::isfinite(b) && b > 0.0; };
   return rate(links.bytes_per_s[0]) && rate(links.bytes_per_s[1]) && std::isfinite(links.hop_s) &&
          links.hop_s >= 0.0;
@@ -98,10 +109,19 @@ bool good(const MeshLinks& links) noexcept {
 }  // namespace
 
 MeshLines mesh_gather_lines(std::span<const MeshRun> runs, const MeshLinks& links) noexcept {
+  if (links.fabric != MeshFabric::kMesh) {
+    return {kCannot, switch_line(runs, links), kCannot, kCannot};
+  }
   return {kCannot, ordered_line(runs, links), ring_line(runs, links), split_line(runs, links)};
 }
 
+MeshLine mesh_reduce_line(const MeshLinks& links) noexcept {
+  if (links.fabric != MeshFabric::kSummingSwitch) return kCannot;
+  return {1.0 / links.bytes_per_s[0], 2.0 * links.hop_s};
+}
+
 MeshLine mesh_exchange_line(std::span<const MeshRun> runs, const MeshLinks& links) noexcept {
+  if (links.fabric != MeshFabric::kMesh) return switch_line(runs, links);
   MeshLine line{0.0, 0.0};
   for (const MeshRun& run : runs) {
     const double half = run.size / 2;
@@ -126,6 +146,11 @@ MeshResult mesh_collective(CollectiveOp op, double bytes, std::span<const MeshRu
   if (op != CollectiveOp::kAllReduce && op != CollectiveOp::kReduceScatter &&
       op != CollectiveOp::kAllGather) {
     return {nan, wanted, Status::kBadOperation};
+  }
+  const MeshLine summed = mesh_reduce_line(links);
+  if (op == CollectiveOp::kAllReduce && !(summed.s_per_byte < 0.0)) {
+    const double time_s = runs.empty() ? 0.0 : summed.s_per_byte * bytes + summed.fixed_s;
+    return {time_s, MeshAlgorithm::kOrdered, Status::kOk};
   }
   const MeshTime half = mesh_gather(mesh_gather_lines(runs, links), bytes, wanted);
   const double times = op == CollectiveOp::kAllReduce ? 2.0 : 1.0;

@@ -240,6 +240,7 @@ Status phases_of(const MeshGrid& grid, const MeshCollective& c, const MeshLinks&
                  std::vector<std::vector<MeshFlow>>& phases) {
   phases.clear();
   if (!fits(grid, c)) return Status::kBadShape;
+  if (links.fabric != MeshFabric::kMesh) return Status::kBadFabric;  // has no links between dies
   const MeshResult alone = mesh_collective(c.op, c.bytes, c.runs, links, c.algorithm);
   if (alone.status != Status::kOk) return alone.status;
   if (c.runs.empty()) return Status::kOk;

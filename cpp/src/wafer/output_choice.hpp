@@ -19,11 +19,11 @@ class Chooser {
 
  public:
   Chooser(const Item* items, int count, double forward_s, double blocking_s, double work_s,
-          double hidden_s, double stream_s, double stream_room)
-      : forward_s_(forward_s), stream_room_(stream_room), by_work_(work_s >= hidden_s) {
+          double hidden_s, double stream_s)
+      : forward_s_(forward_s), by_work_(work_s >= hidden_s) {
     count_ = count;
     for (int i = 0; i < count; ++i) {  // in the order of rates; ties as the operators stand
-      const double least = least_s(items[i]), rate = least / items[i].saved_bytes;
+      const double least = again_s(items[i]), rate = least / items[i].saved_bytes;
       int at = i;
       for (; at > 0 && rate_[place(at) - 1] > rate; --at) {
         order_[place(at)] = order_[place(at) - 1];
@@ -41,6 +41,12 @@ class Chooser {
     for (int i = count - 1; i >= 0; --i) {
       rest_[place(i)] = rest_[place(i) + 1] + order_[place(i)]->saved_bytes;
     }
+    for (int i = 1; i < count; ++i) {
+      const Item &a = *order_[place(i) - 1], &b = *order_[place(i)];
+      alike_[place(i)] = a.saved_bytes == b.saved_bytes && a.work_s == b.work_s &&
+                         a.blocking_s == b.blocking_s && a.hidden_s == b.hidden_s &&
+                         a.recompute == b.recompute && a.offload == b.offload;
+    }
     start_ = {blocking_s, work_s, hidden_s, stream_s, 0.0, 0.0};
   }
 
@@ -53,22 +59,48 @@ class Chooser {
     return saved >= needed;
   }
 
-  // Outputs by position in the order; false where nothing saves enough in less than `worst_s`.
-  bool solve(double needed, double worst_s) {
+  // No choice that saves so much takes less.
+  double least_s(double needed) noexcept {
     needed_ = needed;
-    best_s_ = worst_s;
-    now_.fill(0);
-    descend(0, start_);
-    return best_s_ < worst_s;
+    return bound(0, start_);
   }
-  const Item& item(int i) const { return *order_[place(i)]; }
-  std::uint8_t output(int i) const { return best_[place(i)]; }
+
+  // Least time with enough saved, by operator; false where that takes `worst_s` or more. Where
+  // nothing saves enough, all is computed again. The same as last asked is answered from memory.
+  template <typename Outputs>
+  bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) {
+    const bool known = solved_ && needed == needed_at_ && stream_room == stream_room_;
+    if (!(worst_s < std::numeric_limits<double>::infinity()) || !surely(needed)) {
+      worst_s = std::numeric_limits<double>::infinity();
+    }
+    if (known) {
+      if (!(best_s_ < worst_s)) return false;
+      for (int i = 0; i < count_; ++i) outputs[place(order_[place(i)]->op)] = best_[place(i)];
+      return true;
+    }
+    stream_room_ = stream_room;
+    needed_at_ = needed_ = needed;
+    best_s_ = std::min(worst_s, rounded_s() * (1.0 + 1e-9));
+    now_.fill(0);
+    const double before = best_s_;
+    follow(0, start_);
+    const bool found = best_s_ < before;
+    solved_ = found;
+    if (!found && worst_s < std::numeric_limits<double>::infinity()) return false;
+    for (int i = 0; i < count_; ++i) {
+      const Item& item = *order_[place(i)];
+      const auto all =
+          static_cast<std::uint8_t>(item.recompute ? Output::kRecompute : Output::kStash);
+      outputs[place(item.op)] = found ? best_[place(i)] : all;
+    }
+    return true;
+  }
 
  private:
   struct Sums {
     double blocking, work, hidden, stream, saved, moved;
   };
-  double least_s(const Item& item) const noexcept {
+  double again_s(const Item& item) const noexcept {
     if (!item.recompute) return std::numeric_limits<double>::infinity();
     return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
   }
@@ -93,8 +125,55 @@ class Chooser {
     }
     return std::max(cost, stream);
   }
-  void descend(int at, const Sums& s) {
-    if (s.saved >= needed_) {
+  // The time of some choice that saves enough: the first so many computed again, the costliest of
+  // the others moved off the wafer, less what then proves unneeded.
+  double rounded_s() const noexcept {
+    double best = std::numeric_limits<double>::infinity();
+    Sums s = start_;
+    for (int k = 0; k <= count_; ++k) {
+      if (k > 0) {
+        if (!order_[place(k) - 1]->recompute) break;
+        s = again(s, *order_[place(k) - 1]);
+      }
+      double spare = s.saved - needed_, stream = s.stream, room = stream_room_;
+      for (int i = count_ - 1; i >= k && spare < 0.0; --i) {
+        const Item& item = *order_[place(i)];
+        if (!item.offload || item.saved_bytes > room) continue;
+        spare += item.saved_bytes;
+        room -= item.saved_bytes;
+        stream += item.stream_s;
+      }
+      if (spare < 0.0) continue;
+      double blocking = s.blocking, work = s.work, hidden = s.hidden;
+      for (int i = k - 1; i >= 0; --i) {
+        const Item& item = *order_[place(i)];
+        if (item.saved_bytes > spare) continue;
+        spare -= item.saved_bytes;
+        blocking -= item.blocking_s;
+        work -= item.work_s;
+        hidden -= item.hidden_s;
+      }
+      best = std::min(best, std::max(forward_s_ + blocking + std::max(work, hidden), stream));
+      if (forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden) >= 1.5 * best) break;
+    }
+    return best;
+  }
+  static Sums again(const Sums& s, const Item& item) noexcept {
+    return {s.blocking + item.blocking_s, s.work + item.work_s,
+            s.hidden + item.hidden_s,     s.stream,
+            s.saved + item.saved_bytes,   s.moved};
+  }
+  static Sums away(const Sums& s, const Item& item) noexcept {
+    return {s.blocking,
+            s.work,
+            s.hidden,
+            s.stream + item.stream_s,
+            s.saved + item.saved_bytes,
+            s.moved + item.saved_bytes};
+  }
+  // One more item with its output chosen: done where enough is saved, else those that follow.
+  void follow(int at, const Sums& s) {
+    if (s.saved >= needed_) {  // computing still more again never makes a step shorter
       const double time_s =
           std::max(forward_s_ + s.blocking + std::max(s.work, s.hidden), s.stream);
       if (time_s < best_s_) {
@@ -102,37 +181,41 @@ class Chooser {
         best_ = now_;
         std::fill(best_.begin() + at, best_.end(), std::uint8_t{0});
       }
-      return;  // computing still more again never makes a step shorter
+    } else if (at < count_ && s.saved + rest_[place(at)] >= needed_) {
+      // Relative slack: a bound that ties but for rounding is no improvement.
+      const double most = best_s_ * (1.0 - 1e-12);
+      if (bound(at, s) < most) descend(at, s);
     }
-    if (at == count_ || s.saved + rest_[place(at)] < needed_) return;
-    // Relative slack: a bound that ties but for rounding is no improvement.
-    if (bound(at, s) >= best_s_ * (1.0 - 1e-12)) return;
+  }
+  void descend(int at, const Sums& s) {
     const Item& item = *order_[place(at)];
-    if (item.recompute) {
+    const std::uint8_t least = at > 0 && alike_[place(at)] ? now_[place(at) - 1] : 1;
+    if (item.recompute && least == 1) {
       now_[place(at)] = static_cast<std::uint8_t>(Output::kRecompute);
-      descend(at + 1, {s.blocking + item.blocking_s, s.work + item.work_s, s.hidden + item.hidden_s,
-                       s.stream, s.saved + item.saved_bytes, s.moved});
+      follow(at + 1, again(s, item));
     }
-    if (item.offload && s.moved + item.saved_bytes <= stream_room_) {
+    if (item.offload && least != 0 && s.moved + item.saved_bytes <= stream_room_) {
       now_[place(at)] = static_cast<std::uint8_t>(Output::kOffload);
-      descend(at + 1, {s.blocking, s.work, s.hidden, s.stream + item.stream_s,
-                       s.saved + item.saved_bytes, s.moved + item.saved_bytes});
+      follow(at + 1, away(s, item));
     }
     now_[place(at)] = 0;
-    descend(at + 1, s);
+    follow(at + 1, s);
   }
 
   std::array<const Item*, kMaxMapOps> order_;
   std::array<double, kMaxMapOps> rate_;  // seconds per byte saved, of the first `count_` items
   std::array<double, kMaxMapOps + 1> rest_;
   std::array<std::uint8_t, kMaxMapOps> now_{}, best_{};
-  double forward_s_, stream_room_;
+  std::array<bool, kMaxMapOps> alike_;  // to the item before
+  double forward_s_, stream_room_ = 0.0;
   bool by_work_;
   int count_;
   Sums start_{};
   bool offloads_ = false;
   double stream_s_per_byte_ = 0.0;
   double needed_ = 0.0, best_s_ = 0.0;
+  double needed_at_ = 0.0;  // of the last choice
+  bool solved_ = false;
 };
 
 }  // namespace phaze

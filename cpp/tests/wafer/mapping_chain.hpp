@@ -48,14 +48,15 @@ inline Owned chain_of(int count, std::vector<MeshRun> slots, std::int32_t roles)
     }
   }
   for (std::int32_t i = 0; i < count; ++i) {
-    made.ops.push_back({1, roles, 7, i % 2, 1, 0, {1 << 20, 1 << 20, 1 << 20, 1 << 20}, 0.5, 0.25});
+    made.ops.push_back(
+        {1, roles, 7, i % 2, 1, 0, i % 3, {1 << 20, 1 << 20, 1 << 20, 1 << 20}, 0.5, 0.25});
     made.chain.push_back(i);
     if (i > 0) made.edges.push_back({i - 1, i, 0, 1, 2.0});
   }
   made.edges.push_back({count - 1, 0, static_cast<std::int32_t>(EdgeKind::kWrap), 0, 2.0});
   made.table.assign(static_cast<std::size_t>(count) * static_cast<std::size_t>(made.columns), 1.0);
-  made.rules = {1.0,  2.0, 0.125, 1e9, 100.0, 4.0, 8.0, 2.0, 2.0, 12.0,
-                30.0, 1.0, 4,     31,  0,     0,   0,   1,   0,   0.0};
+  made.rules = {1.0, 2.0, 0.125, 1e9, 100.0, 4.0, 8.0, 2.0, 2.0, 12.0, 30.0,
+                1.0, 4,   31,    0,   0,     0,   1,   0,   0,   4,    0.0};
   return made;
 }
 
