@@ -80,11 +80,7 @@ class Workshop:
         waiting = {m.path for m in self.mutants.values() if m.compiled}
         while waiting:
             path = waiting.pop()
-            own = {
-                n: m
-                for n, m in self.mutants.items()
-                if m.path == path and m.key not in dropped
-            }
+            own = {n: m for n, m in self.mutants.items() if m.path == path and m.key not in dropped}
             text = instrumented((ROOT / path).read_text("utf-8"), own)
             self._put(path, text.encode())
             wrong = self._wrong_lines(path)
@@ -102,7 +98,9 @@ class Workshop:
 
     @staticmethod
     def _on(text: str, mutant: Mutant, lines: set[int]) -> bool:
-        return any(mutant.line <= line - 1 <= mutant.line + mutant.after.count("\n") + 1 for line in lines)
+        return any(
+            mutant.line <= line - 1 <= mutant.line + mutant.after.count("\n") + 1 for line in lines
+        )
 
     def _wrong_lines(self, path: str) -> set[int]:
         known = self.folder / "compiled.json"
@@ -239,13 +237,18 @@ def main() -> int:
     key = f"{asked.seed}-{asked.cpp}-{asked.python}"
     outcomes = {mutants[n].key: row["outcome"] for n, row in judged(workshop, wanted, key).items()}
     if asked.survivors:
-        outcomes = {**{m.key: before[m.key] for m in mutants.values() if m.key in before}, **outcomes}
+        outcomes = {
+            **{m.key: before[m.key] for m in mutants.values() if m.key in before},
+            **outcomes,
+        }
     kept.write_text(json.dumps(outcomes, indent=1))
     for mutant in mutants.values():
         if outcomes[mutant.key] != "caught":
             say(f"survived {'(listed) ' if mutant.listed else ''}{mutant}")
     counts = Counter(outcomes.values())
-    say(f"{len(outcomes)} changes, {counts['caught']} caught: {counts['caught'] / len(outcomes):.1%}")
+    say(
+        f"{len(outcomes)} changes, {counts['caught']} caught: {counts['caught'] / len(outcomes):.1%}"
+    )
     return 1 if counts["survived"] else 0
 
 

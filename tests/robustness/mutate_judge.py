@@ -121,7 +121,9 @@ class Judge:
                 continue
             places = set(reached if self.compiled else map(tuple, reached))
             for number, mutant in self.mutants.items():
-                lines = [(mutant.path, mutant.line + n) for n in range(mutant.before.count("\n") + 1)]
+                lines = [
+                    (mutant.path, mutant.line + n) for n in range(mutant.before.count("\n") + 1)
+                ]
                 if number in places if self.compiled else places & set(lines):
                     found.setdefault(number, []).append((seconds, name))
         return {number: sorted(tests) for number, tests in found.items()}
