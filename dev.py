@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+LOCK = ROOT / "tools" / "requirements.txt"
+"""Versions and hashes that CI installs, where PHAZE_LOCKED=1 asks for them."""
 NEWEST_FIRST = ("python3.14", "python3.13", "python3.12", "python3.11")
 LEAST = (3, 11)
 CORE_TESTS = ("-DPHAZE_BUILD_PYTHON=OFF", "-DPHAZE_BUILD_TESTS=ON")
@@ -150,8 +152,9 @@ def _install(extra: str) -> None:
 
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    say("installing what the build needs, from the package index")
-    run(*pip, *build, "cmake>=3.20", "ninja>=1.11")
+    locked = os.environ.get("PHAZE_LOCKED") == "1" and ("--require-hashes", "-r", LOCK)
+    say(f"installing what {'is locked' if locked else 'the build needs'}, from the package index")
+    run(*pip, *(locked or (*build, "cmake>=3.20", "ninja>=1.11")))
     say("compiling the C++ core and installing phaze-fast (a minute or two)")
     run(*pip, "--no-build-isolation", "--editable", f".[{extra}]" if extra != "run" else ".")
     stamp.write_text(f"{fingerprint()} {extra}")
@@ -222,6 +225,12 @@ def release(arguments: list[str]) -> None:
     install()
     run(PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "auditwheel>=6.0")
     run(PYTHON, "tools/release_check.py", *arguments)
+
+
+def soak(arguments: list[str]) -> None:
+    """Sweep millions of points, killed again and again; ``--points N --kills K --seed S``."""
+    install("test")
+    run(PYTHON, "tests/robustness/long_run.py", *arguments)
 
 
 def torch(arguments: list[str]) -> None:
@@ -398,8 +407,8 @@ def clean(_: list[str]) -> None:
         shutil.rmtree(ROOT / name, ignore_errors=True)
 
 
-_ORDER = (search, test, slow, fuzz, attack, mutate, extras, torch, lint, cpp, threads, platforms)
-_REST = (bench, examples, docs, package, lock, sbom, release, clean)
+_ORDER = (search, test, slow, fuzz, attack, mutate, soak, extras, torch, lint, cpp, threads)
+_REST = (platforms, bench, examples, docs, package, lock, sbom, release, clean)
 TASKS = {f.__name__: f for f in (*_ORDER, *_REST)}
 
 

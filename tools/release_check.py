@@ -36,7 +36,7 @@ def version() -> str:
 
 
 def one_version() -> str:
-    """The version is the same in pyproject.toml, CITATION.cff and the newest part of CHANGELOG.md."""
+    """pyproject.toml, CITATION.cff and the newest part of CHANGELOG.md have one version."""
     own = version()
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.M)
     newest = re.search(r"^## \[?([0-9.]+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
@@ -60,9 +60,8 @@ def untagged() -> str:
 
 def locked() -> str:
     """Every requirement of pyproject.toml is locked, with hashes, at a version that it accepts."""
-    from packaging.requirements import Requirement
-
     import lock
+    from packaging.requirements import Requirement
 
     text = lock.LOCK.read_text()
     pinned = {sbom.key(n): v for n, v in re.findall(r"^([\w.-]+)==([^ ;\\]+)", text, re.M)}

@@ -1,6 +1,6 @@
 """A software bill of materials of what an installed phaze_fast runs on, as CycloneDX 1.5 JSON.
 
-    python3 dev.py sbom [FILE]          # build/sbom.cdx.json by default
+python3 dev.py sbom [FILE]          # build/sbom.cdx.json by default
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def licence(found: Distribution) -> str:
     ]
     if named:
         return " AND ".join(sorted(set(named)))
-    return str(data.get("License") or "").strip().splitlines()[0][:80] if data.get("License") else ""
+    return " ".join(str(data.get("License") or "").split())[:80]
 
 
 def component(name: str, found: Distribution, kind: str = "library") -> dict[str, Any]:

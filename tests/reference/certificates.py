@@ -24,9 +24,7 @@ def close(a, b, rel=CLOSE):
 
 def layer(found, whole_numbers):
     """A layer's schedule: legal, as long as it says, its bound below every schedule there is."""
-    wrong = schedule_faults(
-        found.instance, found.starts, found.mode, found.makespan, found.overlap
-    )
+    wrong = schedule_faults(found.instance, found.starts, found.mode, found.makespan, found.overlap)
     search = best_makespan_by_moments if whole_numbers else best_makespan
     least = search(found.instance, found.overlap)
     if found.bound > least * (1 + CLOSE):

@@ -97,7 +97,8 @@ def main() -> int:
     asked = parser.parse_args()
     build()
     chosen = [asked.only] if asked.only else TARGETS
-    return 0 if all([fuzzed(t, 60 * asked.minutes, asked.seed, asked.keep) for t in chosen]) else 1
+    good = [fuzzed(t, 60 * asked.minutes, asked.seed, asked.keep) for t in chosen]
+    return 0 if all(good) else 1
 
 
 if __name__ == "__main__":

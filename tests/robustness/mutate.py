@@ -13,13 +13,11 @@ import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 from mutants import ROOT, Mutant, chosen, instrumented

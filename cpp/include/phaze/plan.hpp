@@ -294,7 +294,7 @@ class PlanSpace {
 
   // Prices every group and message of every layout. `rooms` are bytes of a device for the model,
   // the capacities that will be asked for; fits[layout * rooms + room] says whether a layout may
-  // fit (a layout that is not marked is never looked at).
+  // fit (a layout that is not marked is never looked at). Sizes and rooms are at most 1e100.
   Status build(const PlanProblem& problem, std::span<const double> rooms,
                std::span<const std::uint8_t> fits);
 

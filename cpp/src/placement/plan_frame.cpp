@@ -1,7 +1,6 @@
 // Building a PlanSpace: the model's positions, and every group and message of every layout, priced
 // on the ranks that they really have.
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -13,7 +12,10 @@
 namespace phaze {
 namespace {
 
-bool good(double value) noexcept { return std::isfinite(value) && value >= 0.0; }
+// Sums and products of a few such numbers are finite, so that whatever does not fit is seen.
+constexpr double kMost = 1e100;
+
+bool good(double value) noexcept { return value >= 0.0 && value <= kMost; }
 
 bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
   bool fine = good(kind.parameters) && good(kind.expert_parameters) && good(kind.once_bytes) &&

@@ -188,6 +188,21 @@ void test_by_hand() {
   CHECK_CLOSE(nest_sync(d.network(), 5, 1000, 8), 221.0 + 106.0 + 221.0, 1e-15);
 }
 
+// One layer on six replicas, of which the search and the answer add up the time in two orders:
+// nothing takes less than the best.
+void test_nothing_is_below_the_best() {
+  const Drawn d{{4, 4, 4}, {16, 3, 16}, {4, 3.75, 2.5},
+                {10},      {10},        {10},
+                {10},      {},          {},
+                {},        3,           {120.0, 8.0, 11, false, false}};
+  NestPlan best;
+  CHECK(place_nest(d.network(), d.layers(), d.rules, 1e300, &best) == Status::kOk);
+  CHECK(best.replicas == 6);
+  NestPlan below;
+  CHECK(place_nest(d.network(), d.layers(), d.rules, best.time_s, &below) == Status::kOk);
+  CHECK(below.begins.empty());
+}
+
 void test_refused() {
   Numbers numbers(3);
   Drawn good = draw(numbers);
@@ -233,6 +248,7 @@ void test_refused() {
 int main() {
   test_enumeration();
   test_by_hand();
+  test_nothing_is_below_the_best();
   test_refused();
   return phaze::test::report("nest");
 }

@@ -224,6 +224,10 @@ void refuses_nonsense() {
   CHECK(built({bad}) == Status::kBadRules);
   c.sizes[1].parameters = std::numeric_limits<double>::quiet_NaN();
   CHECK(built({good}) == Status::kNotFinite);
+  // Bytes of several blocks were infinite, and what does not fit was called the best plan.
+  c.sizes[1].parameters = 1.0;
+  c.sizes[1].stash_bytes[0] = 1.7e308;
+  CHECK(built({good}) == Status::kNotFinite);
 }
 
 }  // namespace

@@ -37,6 +37,7 @@ void bad_problems_get_a_status() {
   CHECK(status([](Owned& o) { o.column[1] = -1; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.table.pop_back(); }) != Status::kOk);
   CHECK(status([](Owned& o) { o.table[4] = kNan; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.table[4] = 1.7e308; }) != Status::kOk);  // sums are infinite
   CHECK(status([](Owned& o) { o.edges[0].bytes = kNan; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.edges[0].to = 3; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.chain[0] = 3; }) != Status::kOk);
