@@ -1,16 +1,12 @@
 """64 threads, and processes made in both ways, get the bits that one thread gets."""
 
 import multiprocessing
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from thread_cases import CALLS, answers
+from robustness.thread_cases import CALLS, answers
 
 THREADS = 64
 
