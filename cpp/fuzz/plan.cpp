@@ -66,8 +66,13 @@ Model draw(Bytes& bytes) {
   for (int kind = 0; kind < kKinds; ++kind) {
     LayerKindRecord size{};
     size.parameters = bytes.number(1e5);
-    for (int v = 0; v < 3; ++v) size.stash_bytes[v] = bytes.number(2e5);
-    for (int v = 0; v < 3; ++v) size.live_bytes[v] = bytes.number(2e5);
+    // Ends keep the same whatever is recomputed; blocks the less the more is recomputed.
+    const double stash = bytes.number(2e5);
+    const double live = bytes.number(2e5);
+    for (int v = 0; v < 3; ++v) {
+      size.stash_bytes[v] = kind == 1 ? stash / (1 + v) : stash;
+      size.live_bytes[v] = kind == 1 ? bytes.number(2e5) : live;
+    }
     size.once_bytes = bytes.number(1e5);
     size.end = kind == 1 ? 0 : 1;
     m.sizes.push_back(size);

@@ -353,7 +353,8 @@ std::uint64_t nest_bits() {
     NestNeed need{};
     CHECK(least_nest_memory(network, layers, rules, &need) == Status::kOk);
     hash.add(need.bytes + need.stages);
-    hash.add(nest_sync(network, 1 + numbers.below(9), 1e3, 1 + numbers.below(4)));
+    const std::int64_t replicas = 1 + numbers.below(9);
+    hash.add(nest_sync(network, replicas, 1e3, 1 + numbers.below(4)));
   }
   return hash.value();
 }

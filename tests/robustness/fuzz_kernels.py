@@ -82,8 +82,9 @@ def keep_some(target: str, inputs: Path, own: Path) -> None:
         run(BUILD / f"fuzz_{target}", "-merge=1", merged, inputs, own)
         smallest = sorted(merged.iterdir(), key=lambda file: (file.stat().st_size, file.name))
         chosen = smallest[:: max(1, len(smallest) // MOST_KEPT)][:MOST_KEPT]
-        shutil.rmtree(own)
-        own.mkdir()
+        for file in own.iterdir():
+            if not file.name.startswith("found-"):  # what was once found stays
+                file.unlink()
         for file in chosen:
             shutil.copy(file, own / file.name[:12])
 

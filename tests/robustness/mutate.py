@@ -147,7 +147,8 @@ class Workshop:
         self._compile(*(name for name in names if name not in skipped))
 
     def _compile(self, *targets: str) -> None:
-        done = run("cmake", "--build", str(self.build), "-j", "1", "--target", *targets)
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "1")
+        done = run("cmake", "--build", str(self.build), "-j", jobs, "--target", *targets)
         if done.returncode != 0:
             sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
 
@@ -162,7 +163,6 @@ class CppTests:
 
     def __init__(self, workshop: Workshop) -> None:
         self.tests: list[tuple[float, str, set[int]]] = []
-        self.corpus = str(workshop.source / "cpp/fuzz/corpus")
         marks = workshop.folder / "reached"
         for file in sorted(workshop.build.glob("test_*")):
             if not os.access(file, os.X_OK):

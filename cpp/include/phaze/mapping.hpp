@@ -164,8 +164,7 @@ struct MapStage {
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 
-// A factor, a slot, an operator out of range, tables of the wrong size, or a number that is not
-// finite or above 1e100.
+// A factor, slot or operator out of range, tables of the wrong size, or numbers above 1e100.
 Status check_problem(const MapProblem& problem) noexcept;
 
 class Mapping {

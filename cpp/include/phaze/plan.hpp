@@ -34,7 +34,7 @@ enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 struct LayerKindRecord {
   double parameters;
   double expert_parameters;  // of those, the routed experts'
-  double stash_bytes[kMaxVariants];
+  double stash_bytes[kMaxVariants];  // of ends the same in all; of blocks falling
   double live_bytes[kMaxVariants];  // while one layer is recomputed and runs backward
   double once_bytes;                // kept once, however many micro-batches are in flight
   double copy_bytes;                // of weights in a smaller format, beside the weights

@@ -219,6 +219,11 @@ void refuses_nonsense() {
   bad = good;
   bad.shard = 3;  // of one replica, and nothing is shared
   CHECK(built({bad}) == Status::kBadRules);
+  // Three chunks on one device that do not lie in a row: no plan, and nothing is written elsewhere.
+  bad = good;
+  bad.virtual_stages = 3;
+  CHECK(built({bad}) == Status::kOk);
+  CHECK(c.space.best_of_layout(0, c.times(), 1e12, kInfinite).time_s == kInfinite);
   bad = good;
   bad.strategy = 7;
   CHECK(built({bad}) == Status::kBadRules);
