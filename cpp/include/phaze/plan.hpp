@@ -33,14 +33,14 @@ enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 // One kind of layer on one device under one strategy; bytes are of one micro-batch.
 struct LayerKindRecord {
   double parameters;
-  double expert_parameters;  // of those, the routed experts'
+  double expert_parameters;          // of those, the routed experts'
   double stash_bytes[kMaxVariants];  // of ends the same in all; of blocks falling
-  double live_bytes[kMaxVariants];  // while one layer is recomputed and runs backward
-  double once_bytes;                // kept once, however many micro-batches are in flight
-  double copy_bytes;                // of weights in a smaller format, beside the weights
-  double cast_bytes;                // moved once a step to make them
-  double shape_bytes;               // held once for all layers of the kind on a device
-  std::int32_t end;                 // 1: embedding or head, 0: block
+  double live_bytes[kMaxVariants];   // while one layer is recomputed and runs backward
+  double once_bytes;                 // kept once, however many micro-batches are in flight
+  double copy_bytes;                 // of weights in a smaller format, beside the weights
+  double cast_bytes;                 // moved once a step to make them
+  double shape_bytes;                // held once for all layers of the kind on a device
+  std::int32_t end;                  // 1: embedding or head, 0: block
   std::int32_t unused;
 };
 

@@ -235,6 +235,15 @@ void test_refused() {
   bad.to.clear();
   bad.bytes.clear();
   CHECK(status(bad) == Status::kBadLayers);
+  Drawn most = good;  // levels and devices that are just accepted
+  most.size.assign(kMaxNestLevels, 1);
+  most.rate.assign(kMaxNestLevels, 1.0);
+  most.latency.assign(kMaxNestLevels, 0.0);
+  most.size.back() = kMaxNestDevices;
+  most.rules.all_replicas = false;
+  CHECK(check_nest(most.network(), most.layers(), most.rules) == Status::kOk);
+  most.size.front() = 2;
+  CHECK(check_nest(most.network(), most.layers(), most.rules) == Status::kBadFabric);
   bad = good;
   bad.rules.microbatches = 0;
   CHECK(status(bad) == Status::kBadRules);

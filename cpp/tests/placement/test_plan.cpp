@@ -219,6 +219,11 @@ void refuses_nonsense() {
   bad = good;
   bad.shard = 3;  // of one replica, and nothing is shared
   CHECK(built({bad}) == Status::kBadRules);
+  bad.shard = 1;  // of two replicas that share nothing
+  bad.data_parallel = 2;
+  CHECK(built({bad}) == Status::kBadRules);
+  bad.zero = 1;
+  CHECK(built({bad}) == Status::kOk);
   // Three chunks on one device that do not lie in a row: no plan, and nothing is written elsewhere.
   bad = good;
   bad.virtual_stages = 3;
