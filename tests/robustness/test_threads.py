@@ -5,7 +5,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from robustness.thread_cases import CALLS, answers
 
 THREADS = 64

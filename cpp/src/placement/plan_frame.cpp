@@ -111,6 +111,11 @@ Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
       return Status::kBadEdge;
     }
   }
+  for (std::size_t t = 0; t < problem.tied_from.size(); ++t) {
+    const std::int32_t low = std::min(problem.tied_from[t], problem.tied_to[t]);
+    const std::int32_t high = std::max(problem.tied_from[t], problem.tied_to[t]);
+    if (low < 0 || high >= layers) return Status::kBadEdge;
+  }
   find_messages(problem);
   // The bounds take the first stage to hold all that stands before the blocks, the last all after.
   if (blocks > 0 && (first_block > 1 || layers - last_block > 1)) return Status::kBadLayers;
