@@ -113,10 +113,15 @@ def ranked_chips(found, times_and_areas):
     HBM; `found` is a search result that asked for that many.
     """
     wanted = sorted(times_and_areas)[: len(found.top)]
+    said = [(d.time_s, d.area_mm2) for d in found.top]
     wrong = []
-    if [(d.time_s, d.area_mm2) for d in found.top] != wanted:
-        wrong.append(f"{[(d.time_s, d.area_mm2) for d in found.top]} is said, {wanted} it is")
-    if wanted and not found.bound <= wanted[0][0]:
+    # Times of equal plans may differ in their last bit, and then in their order.
+    same = len(said) == len(wanted) and all(
+        close(a[0], b[0], 1e-12) for a, b in zip(said, wanted, strict=True)
+    )
+    if not same or sorted(area for _, area in said) != sorted(area for _, area in wanted):
+        wrong.append(f"{said} is said, {wanted} it is")
+    if wanted and not found.bound <= wanted[0][0] * (1 + 1e-12):
         wrong.append(f"bound {found.bound} is above {wanted[0][0]}")
     if found.status == "optimal" and found.gap != 0.0:
         wrong.append(f"optimal with a gap of {found.gap}")
