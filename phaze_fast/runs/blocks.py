@@ -55,8 +55,9 @@ def _finished(folder: Path, asked: str) -> dict[str, int] | None:
     if not isinstance(found, dict) or found.get("asked") != asked:
         return None
     statuses = found.get("statuses")
-    good = isinstance(statuses, dict) and all(isinstance(n, int) for n in statuses.values())
-    return dict(statuses) if good else None
+    if not isinstance(statuses, dict) or not all(isinstance(n, int) for n in statuses.values()):
+        return None
+    return {str(name): int(count) for name, count in statuses.items()}
 
 
 def sweep_blocks(
