@@ -24,8 +24,11 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / ("python.exe" if os.name == "nt" else "python")
+LOCK = ROOT / "tools" / "requirements.txt"
+"""Versions and hashes that CI installs, where PHAZE_LOCKED=1 asks for them."""
 NEWEST_FIRST = ("python3.14", "python3.13", "python3.12", "python3.11")
 LEAST = (3, 11)
+CORE_TESTS = ("-DPHAZE_BUILD_PYTHON=OFF", "-DPHAZE_BUILD_TESTS=ON")
 ON_ALL_CORES = ("-n", "auto", "--dist", "worksteal")
 
 
@@ -149,8 +152,9 @@ def _install(extra: str) -> None:
 
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     pip = [PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-    say("installing what the build needs, from the package index")
-    run(*pip, *build, "cmake>=3.20", "ninja>=1.11")
+    locked = os.environ.get("PHAZE_LOCKED") == "1" and ("--require-hashes", "-r", LOCK)
+    say(f"installing what {'is locked' if locked else 'the build needs'}, from the package index")
+    run(*pip, *(locked or (*build, "cmake>=3.20", "ninja>=1.11")))
     say("compiling the C++ core and installing phaze-fast (a minute or two)")
     run(*pip, "--no-build-isolation", "--editable", f".[{extra}]" if extra != "run" else ".")
     stamp.write_text(f"{fingerprint()} {extra}")
@@ -181,15 +185,52 @@ def slow(arguments: list[str]) -> None:
 
 
 def fuzz(arguments: list[str]) -> None:
-    """Try random files and command lines on the program; ``--minutes M --seed S``."""
+    """Try random files and command lines, or with ``kernels`` random records, on the program."""
     install("test")
-    run(PYTHON, "tests/robustness/fuzz.py", *arguments)
+    kernels = arguments[:1] == ["kernels"]
+    name = "fuzz_kernels.py" if kernels else "fuzz.py"
+    run(PYTHON, f"tests/robustness/{name}", *arguments[kernels:])
+
+
+def attack(arguments: list[str]) -> None:
+    """Check proofs of random problems by independent formulas; ``--minutes M --seed S``."""
+    install("test")
+    run(PYTHON, "tests/robustness/attack.py", *arguments)
 
 
 def mutate(arguments: list[str]) -> None:
     """Change the kernels and rules in one place at a time, and see whether tests notice."""
     install("test")
     run(PYTHON, "tests/robustness/mutate.py", *arguments)
+
+
+def lock(_: list[str]) -> None:
+    """Write the versions and hashes that CI installs, from pyproject.toml."""
+    install()
+    with tempfile.TemporaryDirectory() as name:
+        make_venv(Path(name))
+        python = Path(name) / PYTHON.relative_to(VENV)
+        run(python, "-m", "pip", "install", "-qq", "pip<26", "pip-tools>=7.4")
+        run(python, "tools/lock.py")
+
+
+def sbom(arguments: list[str]) -> None:
+    """Write a bill of materials (CycloneDX) of what an installed phaze_fast runs on."""
+    install()
+    run(PYTHON, "tools/sbom.py", *arguments)
+
+
+def release(arguments: list[str]) -> None:
+    """Go through the check list of a release; ``--all`` with everything that CI runs."""
+    install()
+    run(PYTHON, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "auditwheel>=6.0")
+    run(PYTHON, "tools/release_check.py", *arguments)
+
+
+def soak(arguments: list[str]) -> None:
+    """Sweep millions of points, killed again and again; ``--points N --kills K --seed S``."""
+    install("test")
+    run(PYTHON, "tests/robustness/long_run.py", *arguments)
 
 
 def torch(arguments: list[str]) -> None:
@@ -239,11 +280,42 @@ def cpp(_: list[str]) -> None:
     """Test the C++ core without Python, under ASan and UBSan, and from an installed package."""
     install()
     folder = ROOT / "build" / "sanitized"
-    options = ["-DPHAZE_BUILD_PYTHON=OFF", "-DPHAZE_BUILD_TESTS=ON", "-DPHAZE_SANITIZE=ON"]
-    build(ROOT, folder, *options)
+    build(ROOT, folder, *CORE_TESTS, "-DPHAZE_SANITIZE=ON")
     strict = {"UBSAN_OPTIONS": "print_stacktrace=1", "ASAN_OPTIONS": "detect_leaks=1"}
     run(BIN / "ctest", "--test-dir", folder, "--output-on-failure", env=strict)
     use_the_installed_core()
+
+
+def threads(_: list[str]) -> None:
+    """Test the C++ core under ThreadSanitizer: every batch function from 64 threads at once."""
+    install()
+    folder = ROOT / "build" / "threads"
+    build(ROOT, folder, *CORE_TESTS, "-DPHAZE_SANITIZE_THREADS=ON")
+    some = "threads|parallel|plan|layer|nest"
+    strict = {"TSAN_OPTIONS": "halt_on_error=1"}
+    run(BIN / "ctest", "--test-dir", folder, "--output-on-failure", "-R", some, env=strict)
+
+
+def platforms(_: list[str]) -> None:
+    """Test the C++ core by clang, and on the other architecture by qemu, where those are there."""
+    install()
+    tried = []
+    if shutil.which("clang++"):
+        folder = ROOT / "build" / "clang"
+        build(ROOT, folder, *CORE_TESTS, "-DCMAKE_CXX_COMPILER=clang++")
+        run(BIN / "ctest", "--test-dir", folder, "--output-on-failure")
+        tried.append("clang")
+    other = "x86_64" if os.uname().machine == "aarch64" else "aarch64"
+    compiler, emulator = f"{other}-linux-gnu-g++", f"qemu-{other}"
+    if shutil.which(compiler) and shutil.which(emulator):
+        folder = ROOT / "build" / other
+        cross = ("-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={other}")
+        emulated = f"-DCMAKE_CROSSCOMPILING_EMULATOR={emulator};-L;/usr/{other}-linux-gnu"
+        build(ROOT, folder, *CORE_TESTS, *cross, f"-DCMAKE_CXX_COMPILER={compiler}", emulated)
+        # Running out of memory is not emulated: an emulator takes memory of its own.
+        run(BIN / "ctest", "--test-dir", folder, "--output-on-failure", "-E", "out_of_memory")
+        tried.append(f"{other}, emulated")
+    say(f"tested: {', '.join(tried) or 'nothing; clang++ or a cross compiler and qemu are needed'}")
 
 
 def build(source: Path, folder: Path, *options: str) -> None:
@@ -335,8 +407,9 @@ def clean(_: list[str]) -> None:
         shutil.rmtree(ROOT / name, ignore_errors=True)
 
 
-_ORDER = (search, test, slow, fuzz, mutate, extras, torch, lint, cpp, bench, examples, docs)
-TASKS = {f.__name__: f for f in (*_ORDER, package, clean)}
+_ORDER = (search, test, slow, fuzz, attack, mutate, soak, extras, torch, lint, cpp, threads)
+_REST = (platforms, bench, examples, docs, package, lock, sbom, release, clean)
+TASKS = {f.__name__: f for f in (*_ORDER, *_REST)}
 
 
 def main() -> None:

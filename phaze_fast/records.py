@@ -281,7 +281,18 @@ class Record(BaseModel):
 
     def digest(self) -> str:
         """Return a hash of the content, the same on every machine."""
-        return digest([type(self).__name__, self.model_dump(mode="json")])
+        known = _DIGESTS.get(id(self))
+        if known is None or known[0] is not self:
+            if len(_DIGESTS) >= _MOST_DIGESTS:
+                _DIGESTS.clear()
+            known = self, digest([type(self).__name__, self.model_dump(mode="json")])
+            _DIGESTS[id(self)] = known
+        return known[1]
+
+
+_MOST_DIGESTS = 4096
+_DIGESTS: dict[int, tuple[object, str]] = {}
+"""Hashes of the last records, by identity: the points of a sweep share their parts."""
 
 
 # ---- faults, one line each ----------------------------------------------------------------------

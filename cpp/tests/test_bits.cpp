@@ -1,11 +1,10 @@
 // The same bits on every machine: a hash over many results, equal for g++ and clang++, aarch64 and
 // x86-64. A change of a formula changes it, and the commit that does so says why.
-#include <bit>
 #include <cstdint>
-#include <cstdio>
 #include <vector>
 
 #include "check.hpp"
+#include "hash.hpp"
 #include "phaze/collective.hpp"
 #include "phaze/op_cost.hpp"
 #include "phaze/placement.hpp"
@@ -16,6 +15,8 @@
 namespace {
 
 using namespace phaze;
+using test::Hash;
+using test::same_everywhere;
 
 class Numbers {  // a linear congruential generator: integers only, so alike everywhere
  public:
@@ -29,20 +30,6 @@ class Numbers {  // a linear congruential generator: integers only, so alike eve
 
  private:
   std::uint64_t state_ = 20240721;
-};
-
-class Hash {  // FNV-1a over the bytes of each number
- public:
-  void add(double value) {
-    auto bits = std::bit_cast<std::uint64_t>(value);
-    for (int byte = 0; byte < 8; ++byte, bits >>= 8) {
-      value_ = (value_ ^ (bits & 0xff)) * 1099511628211ULL;
-    }
-  }
-  std::uint64_t value() const { return value_; }
-
- private:
-  std::uint64_t value_ = 14695981039346656037ULL;
 };
 
 FabricRecord random_fabric(Numbers& numbers) {
@@ -162,13 +149,6 @@ std::uint64_t cost_bits() {
     hash.add(cost.hbm_bytes);
   }
   return hash.value();
-}
-
-void same_everywhere(const char* what, std::uint64_t found, std::uint64_t expected) {
-  if (found != expected) {
-    std::printf("%s: 0x%016llxULL\n", what, static_cast<unsigned long long>(found));
-  }
-  CHECK(found == expected);
 }
 
 std::uint64_t placement_bits() {

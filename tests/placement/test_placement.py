@@ -8,6 +8,7 @@ import pytest
 from case_counts import slow_or_thorough
 from hypothesis import given
 from hypothesis import strategies as st
+from placement_cases import branching, chain, random_pipeline, random_published
 from reference.placement import best_by_count, best_pipeline, best_published, faults
 
 from phaze_fast.errors import InvalidInputError
@@ -20,117 +21,6 @@ from phaze_fast.placement import (
     place_front,
 )
 from phaze_fast.placement.problems import place_counts
-
-# ---- problems at random ----
-
-
-def seconds(rng, count):
-    """Small integers, any numbers with some zeros, or many alike."""
-    way = rng.randrange(3)
-    if way == 0:
-        return [float(rng.randint(0, 6)) for _ in range(count)]
-    if way == 1:
-        return [0.0 if rng.random() < 0.15 else rng.uniform(0.1, 10.0) for _ in range(count)]
-    return [rng.choice((1.0, 2.0, 2.0, 5.0)) for _ in range(count)]
-
-
-def some(rng, count, most, chance=0.6):
-    """Integers up to the most, or nothing at all."""
-    present = rng.random() < chance
-    return [float(rng.randint(0, most)) if present else 0.0 for _ in range(count)]
-
-
-def chain(rng):
-    count = rng.randint(1, 7)
-    return count, [(i, i + 1) for i in range(count - 1)]
-
-
-def branching(rng):
-    """Two or three branches between the first layer and the last, edges that skip, loose ends."""
-    count = rng.randint(4, 7)
-    ends, edges = [0] * rng.randint(2, 3), []
-    for layer in range(1, count - 1):
-        at = rng.randrange(len(ends))
-        edges.append((ends[at], layer))
-        ends[at] = layer
-    edges += [(end, count - 1) for end in sorted(set(ends))]
-    for _ in range(rng.randint(0, 2)):
-        edge = tuple(sorted(rng.sample(range(count), 2)))
-        if edge not in edges:
-            edges.append(edge)
-    if rng.random() < 0.2:
-        edges.pop(rng.randrange(len(edges)))
-    return count, edges
-
-
-def random_table(rng, count, edges, variants=1, tied=()):
-    ways = range(variants)
-    backward_s = [seconds(rng, count) for _ in ways]
-    share = rng.choice((0.0, 0.3, 0.5, 1.4))
-    return LayerTable(
-        names=range(count),
-        forward_s=[seconds(rng, count) for _ in ways],
-        backward_s=backward_s,
-        stash_bytes=[some(rng, count, 9) for _ in ways],
-        live_bytes=[some(rng, count, 6) for _ in ways],
-        resident_bytes=some(rng, count, 9, 0.9),
-        once_bytes=some(rng, count, 4),
-        gather_bytes=some(rng, count, 4),
-        sync_s=[v * rng.choice((0.2, 1.0, 4.0)) for v in some(rng, count, 9)],
-        step_s=[v * 0.5 for v in some(rng, count, 4)],
-        weight_grad_s=[share * min(of_layer) for of_layer in zip(*backward_s, strict=True)],
-        wide=[rng.random() < 0.7 for _ in range(count)],
-        edges=edges,
-        edge_s=some(rng, len(edges), 3) if rng.random() < 0.5 else seconds(rng, len(edges)),
-        edge_bytes=some(rng, len(edges), 9, 0.8),
-        tied=tied,
-        variants=[f"way {v}" for v in ways],
-    )
-
-
-def random_memory(rng, table):
-    """Room for everything, for all layers at once, for a part, or for about a layer."""
-    whole = table.resident_bytes.sum() + table.once_bytes.sum() + table.stash_bytes[0].sum()
-    part = whole * rng.uniform(0.2, 1.0)
-    layer = whole / len(table.names) * rng.uniform(1.0, 3.0) + rng.randint(0, 9)
-    return float(max(1, int(rng.choice((1e9, whole, part, layer)))))
-
-
-def random_tied(rng, count, share):
-    some_tied = count > 1 and rng.random() < share
-    return [tuple(sorted(rng.sample(range(count), 2)))] if some_tied else []
-
-
-def random_published(rng, shape, tied=0.0):
-    count, edges = shape(rng)
-    pairs = random_tied(rng, count, tied)
-    widths = rng.sample((1, 2, 4), rng.randint(1, 3))
-    tables = {width: random_table(rng, count, edges, tied=pairs) for width in widths}
-    return PublishedProblem(
-        tables,
-        devices=rng.randint(1, 10),
-        memory_bytes=random_memory(rng, tables[widths[0]]),
-        microbatches=rng.randint(1, 12),
-        recompute=rng.random() < 0.5,
-        stages=rng.choice((0, 0, rng.randint(1, count))),
-    )
-
-
-def random_pipeline(rng, shape, tied=0.0):
-    count, edges = shape(rng)
-    ways = 3 if count <= 4 else 2 if count == 5 else 1  # the oracle tries all of all stages
-    table = random_table(rng, count, edges, rng.randint(1, ways), random_tied(rng, count, tied))
-    fewest = rng.randint(1, count)
-    return PipelineProblem(
-        table,
-        memory_bytes=random_memory(rng, table),
-        microbatches=rng.randint(1, 12),
-        stages=(rng.choice((1, fewest)), rng.choice((count, rng.randint(fewest, count)))),
-        schedule=rng.choice(("1f1b", "zero-bubble")),
-        piped_bytes=float(rng.choice((0, 0, 3))),
-        bucket_s=rng.choice((0.0, 0.5, 3.0)),
-    )
-
 
 # ---- enumeration ----
 

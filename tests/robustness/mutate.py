@@ -1,9 +1,10 @@
-"""Single changes of the kernels and rules, each built and judged by the tests that should notice.
+"""Single changes of kernels, bounds and prices, and whether the tests notice each of them.
 
-    python3 dev.py mutate --listed            # the changes in mutants.jsonl
-    python3 dev.py mutate --random 20 --seed 3
+    python3 dev.py mutate --cpp 230 --python 60 --seed 1
+    python3 dev.py mutate --seed 1 --survivors      # the same again, those that survived alone
 
-A copy of the checkout is changed, built and tested; nothing here is touched.
+A copy of the checkout holds all changes at once and is built once; a number chooses one. Tests run
+in child processes, those that reach the changed line alone, the quickest first, up to a budget.
 """
 
 from __future__ import annotations
@@ -11,174 +12,269 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
-from dataclasses import dataclass
+import time
+from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-LISTED = Path(__file__).parent / "mutants.jsonl"
+from mutants import ROOT, Mutant, chosen, instrumented
+
+HERE = Path(__file__).parent
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
-JUDGES = {
-    "cpp/src/cost/": "tests/cost/test_gemm.py tests/cost/test_collectives.py tests/cost/test_rank_groups.py tests/cost/test_cost_values.py tests/cost/test_protocols.py tests/cost/test_full_mesh.py tests/cost/test_costs.py",
-    "cpp/src/schedule/": "tests/schedule/test_schedule.py tests/schedule/test_schedule_layers.py",
-    "cpp/src/placement/plan": "tests/placement/test_plan_reference.py tests/placement/test_plan_by_hand.py tests/placement/test_plan_memory.py tests/placement/test_plan_best.py tests/placement/test_plan_optimal.py tests/placement/test_plan_bounds.py tests/placement/test_plan_laws.py tests/placement/test_predict.py tests/placement/test_deals.py tests/placement/test_recompute.py tests/search/test_search_steps.py",
-    "cpp/src/placement/pipeline": "tests/placement/test_pipeline_schedules.py tests/placement/test_pipeline_simulation.py tests/placement/test_plan_reference.py tests/placement/test_plan_memory.py",
-    "cpp/src/placement/memory_rule": "tests/placement/test_plan_memory.py tests/placement/test_plan_reference.py",
-    "cpp/src/placement/placement": "tests/placement/test_placement.py tests/placement/test_placement_cases.py tests/placement/test_place_published.py",
-    "cpp/src/placement/nest": "tests/placement/test_nest.py",
-    "cpp/src/wafer/mesh": "tests/wafer/test_mesh.py tests/wafer/test_mapping.py",
-    "cpp/src/wafer/": "tests/wafer/test_mapping.py tests/wafer/test_mapping_bound.py tests/wafer/test_mapping_search.py tests/wafer/test_mapping_input.py tests/wafer/test_wafer_search.py tests/wafer/test_wafer_tiny.py",
-    "phaze_fast/memory/": "tests/memory tests/placement/test_plan_memory.py",
-    "phaze_fast/search/bounds.py": "tests/search/test_search_steps.py tests/search/test_search_bounds.py",
-}  # fmt: skip
-"""Tests that judge a change, by the start of the file's path; the first that fits counts."""
-CHANGES = [
-    (r" <= ", " < "), (r" < ", " <= "), (r" >= ", " > "), (r" > ", " >= "), (r" == ", " != "),
-    (r" \+ ", " - "), (r" - ", " + "), (r" \* ", " / "), (r" / ", " * "), (r" \+= ", " -= "),
-    (r"std::max\(", "std::min("), (r"std::min\(", "std::max("), (r" && ", " || "),
-    (r" \|\| ", " && "), (r"\b1\.0\b", "0.0"), (r"\b2\.0\b", "1.0"), (r" \? (.+) : (.+);", r" ? \2 : \1;"),
-]  # fmt: skip
+TESTS = (
+    "cost", "hardware/test_silicon.py", "hardware/test_power_and_package.py", "memory", "placement",
+    "schedule", "wafer", "search/test_search_steps.py", "search/test_search_bounds.py",
+    "search/test_same_answers.py",
+)  # fmt: skip
+PYTHON_TESTS = (
+    "memory", "hardware/test_power_and_package.py", "cost/test_network.py", "cost/test_costs.py",
+    "placement/test_plan_memory.py", "placement/test_plan_reference.py", "placement/test_predict.py",
+    "placement/test_throughput.py", "placement/test_plan_by_hand.py", "placement/test_plan_laws.py",
+    "placement/test_plan.py", "placement/test_mended.py", "search/test_search_steps.py",
+    "search/test_search_bounds.py", "wafer/test_wafer_prices.py", "wafer/test_wafer_laws.py",
+    "wafer/test_wafer_tiny.py", "wafer/test_wafer_search.py", "wafer/test_mapping_bound.py",
+)  # fmt: skip
+"""Of modules in Python: these call them without the kernels that Numba would compile."""
 RUN = """
 import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
-sys.path.insert(0, {package!r})
+sys.path[:0] = [{package!r}, {here!r}]
 import pytest, phaze_fast
 assert phaze_fast.__file__.startswith({package!r}), phaze_fast.__file__
-sys.exit(pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", *{tests!r}]))
+options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-p", "mutate_judge", "-m", "not slow"]
+sys.exit(pytest.main([*options, *{tests!r}]))
 """
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change: what stands in a file, and what is put in its place."""
-
-    path: str
-    before: str
-    after: str
-    tests: str = ""
-    at: int | None = None
-    """Where in the file; by default the first place."""
-
-    def apply(self, text: str) -> str:
-        at = text.index(self.before) if self.at is None else self.at
-        return text[:at] + self.after + text[at + len(self.before) :]
-
-    def judges(self) -> list[str]:
-        fitting = (tests for start, tests in JUDGES.items() if self.path.startswith(start))
-        return (self.tests or next(fitting)).split()
-
-    def __str__(self) -> str:
-        return f"{self.path}: {' '.join(self.before.split())[:70]!r} -> {' '.join(self.after.split())[:70]!r}"
+def run(*command: str, cwd: Path | None = None, env: dict[str, str] | None = None, timeout=None):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, timeout=timeout,
+        env={**os.environ, "PATH": path, **(env or {})},
+    )  # fmt: skip
 
 
 class Workshop:
-    """A copy of the checkout that is changed, built and tested."""
+    """A copy of the checkout with every change in it, and its build."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, mutants: dict[int, Mutant]) -> None:
+        self.folder, self.mutants = folder, mutants
         self.source, self.build = folder / "source", folder / "build"
-        listed = subprocess.run(
-            ["git", "ls-files", "-co", "--exclude-standard"],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        listed = run("git", "ls-files", "-co", "--exclude-standard", cwd=ROOT)
         for name in listed.stdout.splitlines():
-            old, new = ROOT / name, self.source / name
-            if old.is_file() and not (new.is_file() and new.read_bytes() == old.read_bytes()):
-                new.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(old, new)
-        if not (self.build / "build.ninja").exists():
-            import pybind11
+            self._put(name, (ROOT / name).read_bytes() if (ROOT / name).is_file() else b"")
+        self._put("cpp/include/phaze/mutant.hpp", (HERE / "mutant.hpp").read_bytes())
+        self._put("cpp/src/base/mutant.cpp", (HERE / "mutant.cpp").read_bytes())
+        cmake = (ROOT / "CMakeLists.txt").read_text()
+        first = "cpp/src/base/chip_grid.cpp"
+        cmake = cmake.replace(first, f"{first} cpp/src/base/mutant.cpp", 1)
+        self._put("CMakeLists.txt", cmake.encode())
+        self._instrument()
 
-            self._run(
-                "cmake", "-S", str(self.source), "-B", str(self.build), "-G", "Ninja",
-                "-DCMAKE_BUILD_TYPE=Release", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-                f"-DPython_EXECUTABLE={sys.executable}",
-            )  # fmt: skip
-        if not self.built():
-            sys.exit("the unchanged core does not build")
+    def _put(self, name: str, data: bytes) -> None:
+        new = self.source / name
+        if new.is_file() and new.read_bytes() == data:
+            return
+        new.parent.mkdir(parents=True, exist_ok=True)
+        new.write_bytes(data)
 
-    def built(self) -> bool:
-        done = self._run("cmake", "--build", str(self.build), "--target", "_core")
-        if done.returncode == 0:
-            shutil.copyfile(
-                self.build / f"_core{SUFFIX}", self.source / "phaze_fast" / f"_core{SUFFIX}"
-            )
-        return done.returncode == 0
+    def _instrument(self) -> None:
+        """Write changed sources; drop changes that do not compile (constants, pointers)."""
+        dropped = self._dropped()
+        waiting = {m.path for m in self.mutants.values() if m.compiled}
+        while waiting:
+            path = waiting.pop()
+            own = {n: m for n, m in self.mutants.items() if m.path == path and m.key not in dropped}
+            text = instrumented((ROOT / path).read_text("utf-8"), own)
+            self._put(path, text.encode())
+            wrong = self._wrong_lines(path)
+            if not wrong:
+                continue
+            bad = [m for m in own.values() if self._on(text, m, wrong)] or list(own.values())
+            dropped |= {m.key for m in bad}
+            waiting.add(path)
+        (self.folder / "dropped.json").write_text(json.dumps(sorted(dropped)))
+        self.mutants = {n: m for n, m in self.mutants.items() if m.key not in dropped}
 
-    def passes(self, tests: list[str]) -> bool:
-        program = RUN.format(package=str(self.source), tests=tests)
-        done = self._run(sys.executable, "-c", program, cwd=self.source)
-        if done.returncode > 1 and "assert phaze_fast" in done.stderr:
-            sys.exit(done.stderr)
-        return done.returncode == 0
-
-    def judge(self, mutant: Mutant) -> str:
-        """``caught``, ``survived`` or ``no build``."""
-        file = self.source / mutant.path
-        text = file.read_text("utf-8")
-        compiled = mutant.path.startswith("cpp/")
-        file.write_text(mutant.apply(text), "utf-8")
-        try:
-            if compiled and not self.built():
-                return "no build"
-            return "survived" if self.passes(mutant.judges()) else "caught"
-        except subprocess.TimeoutExpired:
-            return "caught"  # by not ending
-        finally:
-            file.write_text(text, "utf-8")
+    def _dropped(self) -> set[str]:
+        file = self.folder / "dropped.json"
+        return set(json.loads(file.read_text())) if file.exists() else set()
 
     @staticmethod
-    def _run(*command: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-        return subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, check=False, timeout=900,
-            env={**os.environ, "PATH": path},
+    def _on(text: str, mutant: Mutant, lines: set[int]) -> bool:
+        return any(
+            mutant.line <= line - 1 <= mutant.line + mutant.after.count("\n") + 1 for line in lines
+        )
+
+    def _wrong_lines(self, path: str) -> set[int]:
+        known = self.folder / "compiled.json"
+        good = json.loads(known.read_text()) if known.exists() else {}
+        text = (self.source / path).read_text("utf-8")
+        if good.get(path) == text:
+            return set()
+        done = run(
+            "g++", "-std=c++20", "-fsyntax-only", "-x", "c++", "-Icpp/include", "-Icpp/src", path,
+            cwd=self.source,
         )  # fmt: skip
+        if done.returncode == 0:
+            good[path] = text
+            known.write_text(json.dumps(good))
+            return set()
+        return {int(n) for n in re.findall(re.escape(path) + r":(\d+):", done.stderr)}
+
+    def make(self) -> None:
+        if not any(m.compiled for m in self.mutants.values()):
+            import phaze_fast._core as core
+
+            self._put(f"phaze_fast/_core{SUFFIX}", Path(core.__file__).read_bytes())
+            return
+        import pybind11
+
+        done = run(
+            "cmake", "-S", str(self.source), "-B", str(self.build), "-G", "Ninja",
+            "-DCMAKE_BUILD_TYPE=None", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            "-DCMAKE_CXX_FLAGS=-O1 -w -D_GLIBCXX_ASSERTIONS", "-DPHAZE_BUILD_TESTS=ON",
+            "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF", f"-DPython_EXECUTABLE={sys.executable}",
+        )  # fmt: skip
+        if done.returncode != 0:
+            sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+        listed = run("ninja", "-C", str(self.build), "-t", "targets", "all").stdout
+        skipped = ("test_fuzz", "test_out_of_memory", "test_threads")
+        names = sorted(set(re.findall(r"^(test_\w+): CXX_EXECUTABLE", listed, re.M)))
+        self._compile(*(name for name in names if name not in skipped))
+
+    def _compile(self, *targets: str) -> None:
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "1")
+        done = run("cmake", "--build", str(self.build), "-j", jobs, "--target", *targets)
+        if done.returncode != 0:
+            sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+
+    def make_extension(self) -> None:
+        """Compile what the tests in Python load."""
+        self._compile("_core")
+        self._put(f"phaze_fast/_core{SUFFIX}", (self.build / f"_core{SUFFIX}").read_bytes())
 
 
-def random_mutants(rng: random.Random, count: int, only: str) -> list[Mutant]:
-    """Changes of operators at random places, comments and includes left alone."""
-    found = []
-    files = [f for start in ("cpp/src", "phaze_fast/memory") for f in (ROOT / start).rglob("*.?p*")]
-    for file in sorted(f for f in files if f.suffix in (".cpp", ".hpp")):
-        name, at = file.relative_to(ROOT).as_posix(), 0
-        for line in file.read_text("utf-8").splitlines(keepends=True):
-            code = line.partition("//")[0]
-            if not code.lstrip().startswith(("#", "*", "static_assert", "template")):
-                for pattern, put in CHANGES:
-                    for hit in re.finditer(pattern, code):
-                        after = hit.expand(put)
-                        found.append(Mutant(name, hit[0], after, at=at + hit.start()))
-            at += len(line)
-    judged = [m for m in found if only in m.path and any(map(m.path.startswith, JUDGES))]
-    return rng.sample(judged, min(count, len(judged)))
+class CppTests:
+    """The C++ tests: what each reaches, how long it takes, and which fail with a change in it."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.tests: list[tuple[float, str, set[int]]] = []
+        marks = workshop.folder / "reached"
+        for file in sorted(workshop.build.glob("test_*")):
+            if not os.access(file, os.X_OK):
+                continue
+            begin = time.monotonic()
+            done = run(str(file), env={"PHAZE_REACHED": str(marks)}, timeout=900)
+            if done.returncode != 0:
+                sys.exit(f"{file.name} fails without any change: {done.stdout[-500:]}")
+            reached = {n for n, mark in enumerate(marks.read_bytes()) if mark}
+            self.tests.append((time.monotonic() - begin, str(file), reached))
+        self.tests.sort(key=lambda test: test[0])
+
+    def noticing(self, number: int) -> str:
+        for seconds, file, reached in self.tests:
+            if number in reached:
+                try:
+                    env = {"PHAZE_MUTANT": str(number)}
+                    if run(file, env=env, timeout=20 + 10 * seconds).returncode == 0:
+                        continue
+                except subprocess.TimeoutExpired:
+                    pass
+                return Path(file).name
+        return ""
+
+
+def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], compiled: bool, key: str):
+    """Outcomes by number, of tests written in Python."""
+    if not mutants:
+        return {}
+    name = "compiled" if compiled else "python"
+    job, results = workshop.folder / f"job-{name}.json", workshop.folder / f"results-{name}.jsonl"
+    results.write_text("")
+    settings = {
+        "source": str(workshop.source), "compiled": compiled, "results": str(results),
+        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 10, "budget_s": 60,
+        "mutants": {n: m.to_json() for n, m in mutants.items()},
+    }  # fmt: skip
+    job.write_text(json.dumps(settings))
+    tests = [f"tests/{test}" for test in (TESTS if compiled else PYTHON_TESTS)]
+    program = RUN.format(package=str(workshop.source), here=str(HERE), tests=tests)
+    env = {"PHAZE_MUTATION_JOB": str(job), "PYTHONDONTWRITEBYTECODE": "1"}
+    if not compiled:
+        env["NUMBA_DISABLE_JIT"] = "1"
+    done = run(sys.executable, "-c", program, cwd=workshop.source, env=env)
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    if len(rows) != len(mutants):
+        sys.exit(done.stdout[-3000:] + done.stderr[-3000:])
+    return {row["number"]: row for row in rows}
+
+
+def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str) -> dict[int, dict]:
+    """C++ tests first, then those in Python."""
+    found: dict[int, dict] = {}
+    compiled = {n: m for n, m in mutants.items() if m.compiled}
+    if compiled:
+        cpp = CppTests(workshop)
+        for number in compiled:
+            name = cpp.noticing(number)
+            if name:
+                found[number] = {"outcome": "caught", "by": name, "tests": 1}
+        say(f"{len(found)} of {len(compiled)} caught by the C++ tests")
+    left = {n: m for n, m in compiled.items() if n not in found}
+    for mutant in left.values():
+        say(f"not by C++ tests: {mutant}")
+    if left:
+        workshop.make_extension()
+    found |= judge_in_python(workshop, left, True, key)
+    python = {n: m for n, m in mutants.items() if not m.compiled}
+    return found | judge_in_python(workshop, python, False, key)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--listed", action="store_true", help="Those of mutants.jsonl.")
-    parser.add_argument("--random", type=int, default=0, help="So many more at random.")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cpp", type=int, default=230, help="So many changes of C++ at random.")
+    parser.add_argument("--python", type=int, default=60, help="So many of Python at random.")
+    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="In files whose path has this in it.")
+    parser.add_argument("--survivors", action="store_true", help="Those of the last run alone.")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "mutants")
     asked = parser.parse_args()
-    mutants = random_mutants(random.Random(asked.seed), asked.random, asked.only)
-    if asked.listed:
-        lines = LISTED.read_text("utf-8").splitlines()
-        mutants = [Mutant(**json.loads(line)) for line in lines] + mutants
-    workshop = Workshop(asked.work.absolute())
-    counts = dict.fromkeys(("caught", "survived", "no build"), 0)
-    for mutant in mutants:
-        outcome = workshop.judge(mutant)
-        counts[outcome] += 1
-        sys.stdout.write(f"{outcome:9} {mutant}\n")
-        sys.stdout.flush()
-    workshop.built()
-    sys.stdout.write(", ".join(f"{number} {name}" for name, number in counts.items()) + "\n")
+    mutants = dict(enumerate(chosen(asked.cpp, asked.python, asked.seed, asked.only), 1))
+    folder = asked.work.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    workshop = Workshop(folder, mutants)
+    mutants = workshop.mutants
+    say(f"{len(mutants)} changes compile; building")
+    workshop.make()
+    kept = folder / "outcomes.json"
+    before = json.loads(kept.read_text()) if kept.exists() else {}
+    wanted = mutants
+    if asked.survivors:
+        wanted = {n: m for n, m in mutants.items() if before.get(m.key) != "caught"}
+    key = f"{asked.seed}-{asked.cpp}-{asked.python}"
+    outcomes = {mutants[n].key: row["outcome"] for n, row in judged(workshop, wanted, key).items()}
+    if asked.survivors:
+        outcomes = {
+            **{m.key: before[m.key] for m in mutants.values() if m.key in before},
+            **outcomes,
+        }
+    kept.write_text(json.dumps(outcomes, indent=1))
+    for mutant in mutants.values():
+        if outcomes[mutant.key] != "caught":
+            say(f"survived {'(listed) ' if mutant.listed else ''}{mutant}")
+    counts = Counter(outcomes.values())
+    say(
+        f"{len(outcomes)} changes, {counts['caught']} caught: {counts['caught'] / len(outcomes):.1%}"
+    )
     return 1 if counts["survived"] else 0
 
 

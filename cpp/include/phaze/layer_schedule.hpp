@@ -22,7 +22,7 @@ using OpBits = std::uint64_t;
 // One way to run an operator.
 struct LayerMode {
   double seconds;
-  std::int32_t use[kResources];  // cores of each type it holds
+  std::int32_t use[kResources];  // cores of each type it holds; of one type at least one
 };
 
 // A layer ready to be scheduled: operators in topological order. Modes of operator i are

@@ -167,7 +167,7 @@ struct MapStage {
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 
-// A factor, a slot, an operator out of range, or tables of the wrong size.
+// A factor, slot or operator out of range, tables of the wrong size, or numbers above 1e100.
 Status check_problem(const MapProblem& problem) noexcept;
 
 class Mapping {

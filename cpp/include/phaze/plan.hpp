@@ -33,14 +33,14 @@ enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 // One kind of layer on one device under one strategy; bytes are of one micro-batch.
 struct LayerKindRecord {
   double parameters;
-  double expert_parameters;  // of those, the routed experts'
-  double stash_bytes[kMaxVariants];
-  double live_bytes[kMaxVariants];  // while one layer is recomputed and runs backward
-  double once_bytes;                // kept once, however many micro-batches are in flight
-  double copy_bytes;                // of weights in a smaller format, beside the weights
-  double cast_bytes;                // moved once a step to make them
-  double shape_bytes;               // held once for all layers of the kind on a device
-  std::int32_t end;                 // 1: embedding or head, 0: block
+  double expert_parameters;          // of those, the routed experts'
+  double stash_bytes[kMaxVariants];  // of ends the same in all; of blocks falling
+  double live_bytes[kMaxVariants];   // while one layer is recomputed and runs backward
+  double once_bytes;                 // kept once, however many micro-batches are in flight
+  double copy_bytes;                 // of weights in a smaller format, beside the weights
+  double cast_bytes;                 // moved once a step to make them
+  double shape_bytes;                // held once for all layers of the kind on a device
+  std::int32_t end;                  // 1: embedding or head, 0: block
   std::int32_t unused;
 };
 
@@ -294,7 +294,7 @@ class PlanSpace {
 
   // Prices every group and message of every layout. `rooms` are bytes of a device for the model,
   // the capacities that will be asked for; fits[layout * rooms + room] says whether a layout may
-  // fit (a layout that is not marked is never looked at).
+  // fit (a layout that is not marked is never looked at). Sizes and rooms are at most 1e100.
   Status build(const PlanProblem& problem, std::span<const double> rooms,
                std::span<const std::uint8_t> fits);
 

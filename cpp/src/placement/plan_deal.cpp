@@ -27,7 +27,10 @@ PlanStatus PlanSolver::check_deal() const {
   if (places_of(l) > std::max(1, space_->blocks + ends)) {
     return PlanStatus::kTooManyStages;
   }
-  if (stages_ == 1) return PlanStatus::kOk;
+  if (stages_ == 1) {  // chunks of one device lie in a row, or folded in two
+    const bool row = schedule_of(l) == PipelineSchedule::kInterleaved;
+    return row || l.virtual_stages <= 2 ? PlanStatus::kOk : PlanStatus::kBadSchedule;
+  }
   const PipelineStatus possible =
       check_schedule(schedule_of(l), stages_, l.virtual_stages, rounds_);
   if (possible == PipelineStatus::kFewMicrobatches) return PlanStatus::kFewRounds;

@@ -1,7 +1,6 @@
 // Building a PlanSpace: the model's positions, and every group and message of every layout, priced
 // on the ranks that they really have.
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <map>
@@ -13,7 +12,10 @@
 namespace phaze {
 namespace {
 
-bool good(double value) noexcept { return std::isfinite(value) && value >= 0.0; }
+// Sums and products of a few such numbers are finite, so that whatever does not fit is seen.
+constexpr double kMost = 1e100;
+
+bool good(double value) noexcept { return value >= 0.0 && value <= kMost; }
 
 bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
   bool fine = good(kind.parameters) && good(kind.expert_parameters) && good(kind.once_bytes) &&
@@ -108,6 +110,11 @@ Status PlanSpaceImpl::take_model(const PlanProblem& problem) {
         problem.edge_from[e] >= problem.edge_to[e]) {
       return Status::kBadEdge;
     }
+  }
+  for (std::size_t t = 0; t < problem.tied_from.size(); ++t) {
+    const std::int32_t low = std::min(problem.tied_from[t], problem.tied_to[t]);
+    const std::int32_t high = std::max(problem.tied_from[t], problem.tied_to[t]);
+    if (low < 0 || high >= layers) return Status::kBadEdge;
   }
   find_messages(problem);
   // The bounds take the first stage to hold all that stands before the blocks, the last all after.

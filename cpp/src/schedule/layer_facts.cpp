@@ -360,6 +360,10 @@ Status check_layer(const LayerProblem& problem) noexcept {
       const LayerMode& mode = problem.modes[m];
       if (!std::isfinite(mode.seconds)) return Status::kNotFinite;
       if (mode.seconds < 0.0) return Status::kNegative;
+      // The bounds take what holds all cores in use to run alone: nothing may run on no core.
+      if (std::all_of(mode.use, mode.use + kResources, [](auto n) { return n == 0; })) {
+        return Status::kBadMode;
+      }
       for (int r = 0; r < kResources; ++r) {
         if (mode.use[r] < 0 || mode.use[r] > problem.capacity[r]) return Status::kBadMode;
       }

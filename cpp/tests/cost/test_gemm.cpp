@@ -137,6 +137,16 @@ void extreme_chips_have_a_status() {
   }
 }
 
+void blocks_of_one_row_are_accepted() {
+  TuningRecord t = neutral();
+  t.dataflows = 1;
+  t.tiles = 1;
+  t.tile_m[0] = t.tile_n[0] = 1;
+  CHECK(check_machine(tpu(), t, kHalf) == Status::kOk);
+  t.tile_m[0] = 0;
+  CHECK(check_machine(tpu(), t, kHalf) != Status::kOk);
+}
+
 void batches_equal_single_calls() {
   std::vector<OperatorRecord> ops;
   for (std::int64_t i = 1; i < 60; ++i) {
@@ -181,6 +191,7 @@ int main() {
   traffic_is_compulsory_where_it_fits();
   extreme_operators_have_a_status();
   extreme_chips_have_a_status();
+  blocks_of_one_row_are_accepted();
   batches_equal_single_calls();
   return phaze::test::report("gemm");
 }

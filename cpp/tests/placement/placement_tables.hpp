@@ -39,7 +39,8 @@ struct Table {
   }
 };
 
-inline Table random_chain(Numbers& numbers, int size) {
+template <typename Source>
+Table random_chain(Source& numbers, int size) {
   Table t{};
   t.size = size;
   for (int i = 0; i < size; ++i) {
@@ -64,7 +65,8 @@ inline Table random_chain(Numbers& numbers, int size) {
 }
 
 // Takes some edges out of a chain and puts others in.
-inline void branch(Numbers& numbers, Table* t) {
+template <typename Source>
+void branch(Source& numbers, Table* t) {
   for (std::size_t e = 0; e < t->from.size(); ++e) {
     if (numbers.below(3) == 0) t->from[e] = numbers.below(t->to[e]);
   }

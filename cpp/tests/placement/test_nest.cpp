@@ -188,6 +188,21 @@ void test_by_hand() {
   CHECK_CLOSE(nest_sync(d.network(), 5, 1000, 8), 221.0 + 106.0 + 221.0, 1e-15);
 }
 
+// One layer on six replicas, of which the search and the answer add up the time in two orders:
+// nothing takes less than the best.
+void test_nothing_is_below_the_best() {
+  const Drawn d{{4, 4, 4}, {16, 3, 16}, {4, 3.75, 2.5},
+                {10},      {10},        {10},
+                {10},      {},          {},
+                {},        3,           {120.0, 8.0, 11, false, false}};
+  NestPlan best;
+  CHECK(place_nest(d.network(), d.layers(), d.rules, 1e300, &best) == Status::kOk);
+  CHECK(best.replicas == 6);
+  NestPlan below;
+  CHECK(place_nest(d.network(), d.layers(), d.rules, best.time_s, &below) == Status::kOk);
+  CHECK(below.begins.empty());
+}
+
 void test_refused() {
   Numbers numbers(3);
   Drawn good = draw(numbers);
@@ -220,6 +235,15 @@ void test_refused() {
   bad.to.clear();
   bad.bytes.clear();
   CHECK(status(bad) == Status::kBadLayers);
+  Drawn most = good;  // levels and devices that are just accepted
+  most.size.assign(kMaxNestLevels, 1);
+  most.rate.assign(kMaxNestLevels, 1.0);
+  most.latency.assign(kMaxNestLevels, 0.0);
+  most.size.back() = kMaxNestDevices;
+  most.rules.all_replicas = false;
+  CHECK(check_nest(most.network(), most.layers(), most.rules) == Status::kOk);
+  most.size.front() = 2;
+  CHECK(check_nest(most.network(), most.layers(), most.rules) == Status::kBadFabric);
   bad = good;
   bad.rules.microbatches = 0;
   CHECK(status(bad) == Status::kBadRules);
@@ -233,6 +257,7 @@ void test_refused() {
 int main() {
   test_enumeration();
   test_by_hand();
+  test_nothing_is_below_the_best();
   test_refused();
   return phaze::test::report("nest");
 }

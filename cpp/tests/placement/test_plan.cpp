@@ -219,10 +219,24 @@ void refuses_nonsense() {
   bad = good;
   bad.shard = 3;  // of one replica, and nothing is shared
   CHECK(built({bad}) == Status::kBadRules);
+  bad.shard = 1;  // of two replicas that share nothing
+  bad.data_parallel = 2;
+  CHECK(built({bad}) == Status::kBadRules);
+  bad.zero = 1;
+  CHECK(built({bad}) == Status::kOk);
+  // Three chunks on one device that do not lie in a row: no plan, and nothing is written elsewhere.
+  bad = good;
+  bad.virtual_stages = 3;
+  CHECK(built({bad}) == Status::kOk);
+  CHECK(c.space.best_of_layout(0, c.times(), 1e12, kInfinite).time_s == kInfinite);
   bad = good;
   bad.strategy = 7;
   CHECK(built({bad}) == Status::kBadRules);
   c.sizes[1].parameters = std::numeric_limits<double>::quiet_NaN();
+  CHECK(built({good}) == Status::kNotFinite);
+  // Bytes of several blocks were infinite, and what does not fit was called the best plan.
+  c.sizes[1].parameters = 1.0;
+  c.sizes[1].stash_bytes[0] = 1.7e308;
   CHECK(built({good}) == Status::kNotFinite);
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -104,6 +105,9 @@ void bad_layers_have_a_status() {
   CHECK(check_layer(*p) == Status::kNegative);
   p->modes[0].seconds = 1.0;
   p->modes[0].use[0] = 99;
+  CHECK(check_layer(*p) == Status::kBadMode);
+  // What runs on no core would run beside what the bounds take to run alone.
+  std::fill(p->modes[0].use, p->modes[0].use + kResources, 0);
   CHECK(check_layer(*p) == Status::kBadMode);
   p->modes[0].use[0] = 1;
   p->before[0] = 1;

@@ -37,6 +37,7 @@ void bad_problems_get_a_status() {
   CHECK(status([](Owned& o) { o.column[1] = -1; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.table.pop_back(); }) != Status::kOk);
   CHECK(status([](Owned& o) { o.table[4] = kNan; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.table[4] = 1.7e308; }) != Status::kOk);  // sums are infinite
   CHECK(status([](Owned& o) { o.edges[0].bytes = kNan; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.edges[0].to = 3; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.chain[0] = 3; }) != Status::kOk);
@@ -48,6 +49,10 @@ void bad_problems_get_a_status() {
   CHECK(status([](Owned& o) { o.rules.capacity_bytes = kNan; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.y_bytes_per_s = 0.0; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.modes = 0; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.modes = 1 << kWeightModeCount; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.modes = (1 << kWeightModeCount) - 1; }) == Status::kOk);
+  CHECK(status([](Owned& o) { o.edges[2].kind = 3; }) == Status::kOk);
+  CHECK(status([](Owned& o) { o.edges[2].kind = 4; }) != Status::kOk);
 }
 
 // Every operator and slot there can be: no mask, count or table may overflow.

@@ -1,0 +1,243 @@
+"""Single changes of kernels and rules: where they are, and sources that hold all of them at once.
+
+C++ sources are instrumented: one build holds every change, and a number chooses one
+(`mutant.hpp`). Python functions get changed code while a test process runs (`mutate_python.py`).
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LISTED = Path(__file__).parent / "mutants.jsonl"
+CPP = ("cpp/src/base", "cpp/src/cost", "cpp/src/schedule", "cpp/src/placement", "cpp/src/wafer")
+PYTHON = (
+    "memory/kernel", "memory/footprint", "placement/rates", "placement/sizes", "placement/times",
+    "placement/throughput", "cost/network", "search/bounds", "search/candidates", "wafer/bounds",
+    "wafer/prices", "hardware/power",
+)  # fmt: skip
+"""Modules that price or bound."""
+INFIX = {
+    "+": "Plus", "-": "Minus", "*": "Times", "/": "Over", "<": "Less", "<=": "AtMost",
+    ">": "More", ">=": "AtLeast", "==": "Equal", "!=": "Unequal",
+}  # fmt: skip
+OTHER = {
+    "+": "-", "-": "+", "*": "/", "/": "*", "<": "<=", "<=": "<", ">": ">=", ">=": ">",
+    "==": "!=", "!=": "==", "1.0": "0.0", "2.0": "1.0", "0.5": "1.0",
+}  # fmt: skip
+NAME = "phaze_mutants::"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: where it is, what stands there, and what is put in its place."""
+
+    path: str
+    line: int
+    before: str
+    after: str
+    edits: tuple[tuple[int, int, str], ...] = ()
+    """C++: (start, end, text) with ``#`` for the number; Python: (position in the walk, 0, '')."""
+    listed: bool = False
+
+    @property
+    def compiled(self) -> bool:
+        return self.path.startswith("cpp/")
+
+    @property
+    def key(self) -> str:
+        """The same while the line stays as it is, wherever it moves to."""
+        return f"{self.path}: {self.before} -> {self.after}"
+
+    def __str__(self) -> str:
+        short = [" ".join(text.split())[:90] for text in (self.before, self.after)]
+        return f"{self.path}:{self.line}: {short[0]} -> {short[1]}"
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def cpp_sites(path: str) -> list[Mutant]:
+    """Every change that a C++ file offers."""
+    found, at = [], 0
+    text = (ROOT / path).read_text("utf-8")
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        code = line.partition("//")[0]
+        skipped = ("#", "*", "static_assert", "template", "using", "inline constexpr", "constexpr")
+        if not code.lstrip().startswith(skipped):
+            for before, after, edits in _line_sites(code):
+                moved = tuple((at + start, at + end, put) for start, end, put in edits)
+                found.append(Mutant(path, number, before, after, moved))
+        at += len(line)
+    return found
+
+
+def _line_sites(code: str):
+    for hit in re.finditer(r" (\+|-|\*|/|<=?|>=?|==|!=) ", code):
+        op = hit[1]
+        put = f" {op}{NAME}{INFIX[op]}<#>{{}}{op} "
+        shown = code.strip()
+        where = hit.start() - (len(code) - len(code.lstrip()))
+        changed = f"{shown[:where]} {OTHER[op]} {shown[where + len(hit[0]) :]}"
+        yield shown, changed, [(hit.start(), hit.end(), put)]
+    for hit in re.finditer(r"std::(max|min)\((?!\{)", code):
+        name = "most" if hit[1] == "max" else "least"
+        other = "min" if hit[1] == "max" else "max"
+        yield (
+            code.strip(),
+            code.strip().replace(hit[0], f"std::{other}(", 1),
+            [(hit.start(), hit.end(), f"{NAME}{name}<#>(")],
+        )
+    for hit in re.finditer(r"(?<![\w.])(1\.0|2\.0|0\.5)(?![\w.])", code):
+        put = f"{NAME}number<#>({hit[0]}, {OTHER[hit[0]]})"
+        yield hit[0], OTHER[hit[0]], [(hit.start(), hit.end(), put)]
+    for start, end in _conditions(code):
+        shown = code[start:end]
+        yield (
+            shown,
+            f"!({shown})",
+            [(start, start, f"{NAME}flipped<#>("), (end, end, ")")],
+        )
+    hit = re.match(r"^\s*[\w.\->\[\]()*]+ \+= ([^;]+);\s*$", code)
+    if hit and hit[1].count("(") == hit[1].count(")"):
+        edits = [(hit.start(1), hit.start(1), f"{NAME}negated<#>("), (hit.end(1), hit.end(1), ")")]
+        yield code.strip(), code.strip().replace("+=", "-="), edits
+
+
+def _conditions(code: str):
+    """Where conditions of ``if`` and of ``? :`` begin and end, where one line holds them."""
+    for hit in re.finditer(r"\bif \(", code):
+        depth, at = 1, hit.end()
+        while at < len(code) and depth:
+            depth += {"(": 1, ")": -1}.get(code[at], 0)
+            at += 1
+        inside = code[hit.end() : at - 1]
+        if not depth and ";" not in inside and not re.search(r"[^=!<>]=[^=]", inside):
+            yield hit.end(), at - 1
+    hit = re.match(r"^(\s*return |.*? = )([^?;=]+) \? .+ : .+;", code)
+    if hit and hit[2].count("(") == hit[2].count(")"):
+        yield hit.start(2), hit.end(2)
+
+
+def listed_mutants() -> list[Mutant]:
+    """Changes of ``mutants.jsonl``: ones that earlier tests did not notice."""
+    found = []
+    for line in LISTED.read_text("utf-8").splitlines():
+        given = json.loads(line)
+        path, before, after = given["path"], given["before"], given["after"]
+        text = (ROOT / path).read_text("utf-8")
+        if text.count(before) != 1:
+            raise SystemExit(f"{path}: {before!r} stands there {text.count(before)} times")
+        at = text.index(before)
+        number = text.count("\n", 0, at) + 1
+        if path.endswith(".py"):
+            found.append(Mutant(path, number, before, after, listed=True))
+            continue
+        if before.rstrip().endswith(";"):
+            put = f"if ({NAME}on<#>()) {{ {after} }} else {{ {before} }}"
+        else:
+            put = f"({NAME}on<#>() ? ({after}) : ({before}))"
+        edits = ((at, at + len(before), put),)
+        found.append(Mutant(path, number, before, after, edits, listed=True))
+    return found
+
+
+# ---- Python ----
+
+_SWAPS: dict[type, type] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+
+
+def changed_node(node: ast.AST) -> bool:
+    """Change an operator, a name of max or min, or a condition in place, where there is a way."""
+    match node:
+        case ast.BinOp(op=op) | ast.BoolOp(op=op) if type(op) in _SWAPS:
+            node.op = _SWAPS[type(op)]()
+        case ast.Compare(ops=[op]) if type(op) in _SWAPS:
+            node.ops = [_SWAPS[type(op)]()]
+        case ast.Name(id="max" | "min" as name):
+            node.id = "min" if name == "max" else "max"
+        case ast.Attribute(attr="maximum" | "minimum" as name):
+            node.attr = "minimum" if name == "maximum" else "maximum"
+        case ast.IfExp(body=body, orelse=orelse):
+            node.body, node.orelse = orelse, body
+        case _:
+            return False
+    return True
+
+
+def function_nodes(tree: ast.Module) -> list[ast.AST]:
+    """Nodes inside functions, without annotations, defaults and messages of errors."""
+    found = []
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef):
+            for statement in function.body:
+                found += _unraised(statement)
+    return found
+
+
+def _unraised(node: ast.AST):
+    if isinstance(node, ast.Raise | ast.FunctionDef | ast.ClassDef):
+        return
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name == "annotation":
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from _unraised(child)
+
+
+def python_sites(path: str) -> list[Mutant]:
+    """Every change that a Python file offers."""
+    text = (ROOT / path).read_text("utf-8")
+    found = []
+    for position, node in enumerate(function_nodes(ast.parse(text))):
+        if not isinstance(node, ast.expr):
+            continue
+        before = ast.unparse(node)
+        if "'" in before or '"' in before or not changed_node(node):
+            continue
+        found.append(Mutant(path, node.lineno, before, ast.unparse(node), ((position, 0, ""),)))
+        changed_node(node)  # and back
+    return found
+
+
+def chosen(count: int, python_count: int, seed: int, only: str = "") -> list[Mutant]:
+    """Listed changes, and so many more at random, spread over lines: at most one on each."""
+
+    def order(mutant: Mutant) -> str:
+        return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
+
+    files = sorted(f for folder in CPP for f in (ROOT / folder).glob("*.?pp"))
+    cpp = [m for f in files for m in cpp_sites(f.relative_to(ROOT).as_posix())]
+    python = [m for name in PYTHON for m in python_sites(f"phaze_fast/{name}.py")]
+    found = listed_mutants()
+    taken = {(m.path, m.line) for m in found} | {m.key for m in found}
+    for sites, wanted in ((cpp, count), (python, python_count)):
+        for mutant in sorted(sites, key=order):
+            if wanted and not taken & {(mutant.path, mutant.line), mutant.key}:
+                taken |= {(mutant.path, mutant.line), mutant.key}
+                found.append(mutant)
+                wanted -= 1
+    return [m for m in found if only in m.path]
+
+
+def instrumented(text: str, mutants: dict[int, Mutant]) -> str:
+    """The text of a C++ file with all its changes in it, each under its number."""
+    edits = [
+        (start, end, put.replace("#", str(number)))
+        for number, mutant in mutants.items()
+        for start, end, put in mutant.edits
+    ]
+    for start, end, put in sorted(edits, reverse=True):
+        text = text[:start] + put + text[end:]
+    return '#include "phaze/mutant.hpp"\n' + text

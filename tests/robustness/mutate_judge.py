@@ -1,0 +1,216 @@
+"""A pytest plugin that runs tests for mutants instead of once: what each test reaches, then who
+notices each change. Every test runs in a child process, forked from one in which all is imported.
+
+It is told what to do by the JSON file that PHAZE_MUTATION_JOB names; `mutate.py` writes it.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from types import CodeType
+
+import pytest
+from mutants import Mutant, changed_node, function_nodes
+
+SIZE = 4096
+JOB = json.loads(Path(os.environ["PHAZE_MUTATION_JOB"]).read_text())
+SOURCE = Path(JOB["source"])
+
+
+class Kernels:
+    """The chosen number and the marks, inside the extension."""
+
+    def __init__(self) -> None:
+        import phaze_fast._core as core
+
+        library = ctypes.CDLL(core.__file__)
+        self.chosen = ctypes.c_int.in_dll(library, "phaze_mutant")
+        self.reached = (ctypes.c_ubyte * SIZE).in_dll(library, "phaze_reached")
+
+
+class Lines:
+    """Lines of some files that Python runs."""
+
+    def __init__(self, files: set[str]) -> None:
+        self.files, self.seen = files, set()
+
+    def __call__(self, frame, event, arg):
+        if frame.f_code.co_filename not in self.files:
+            return None
+        return self._line
+
+    def _line(self, frame, event, arg):
+        self.seen.add((frame.f_code.co_filename, frame.f_lineno))
+        return self._line
+
+
+def changed_tree(mutant: Mutant) -> ast.Module:
+    text = (SOURCE / mutant.path).read_text("utf-8")
+    if mutant.listed:
+        return ast.parse(text.replace(mutant.before, mutant.after))
+    tree = ast.parse(text)
+    assert changed_node(function_nodes(tree)[mutant.edits[0][0]])
+    return tree
+
+
+def codes_of(code: CodeType):
+    """Code of the functions and classes that a module's code has in it, by qualified name."""
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield part.co_qualname, part
+            yield from codes_of(part)
+
+
+def change_python(mutant: Mutant) -> None:
+    """Give every function of the module the code that it has in the changed source."""
+    name = mutant.path.removesuffix(".py").replace("/", ".")
+    module = importlib.import_module(name)
+    codes = dict(codes_of(compile(changed_tree(mutant), module.__file__, "exec")))
+    owners = [module, *(c for c in vars(module).values() if isinstance(c, type))]
+    for owner in owners:
+        if getattr(owner, "__module__", name) != name:
+            continue
+        for value in list(vars(owner).values()):
+            function = getattr(value, "fget", None) or getattr(value, "func", value)
+            function = getattr(function, "__func__", function)
+            function = getattr(function, "__wrapped__", function)
+            known = codes.get(getattr(function, "__qualname__", ""))
+            if known is not None and hasattr(function, "__code__"):
+                function.__code__ = known
+
+
+class Judge:
+    def __init__(self) -> None:
+        self.mutants = {int(n): Mutant(**m) for n, m in JOB["mutants"].items()}
+        self.compiled = JOB["compiled"]
+        self.failed = False
+
+    def pytest_runtest_logreport(self, report):
+        self.failed = self.failed or report.failed
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session):
+        items = {item.nodeid: item for item in session.items}
+        tests = self.tests_by_mutant(items)
+        with Path(JOB["results"]).open("a") as results:
+            for number in self.mutants:
+                row = self.judged(number, tests.get(number, []), items)
+                results.write(json.dumps(row) + "\n")
+                results.flush()
+        return True
+
+    def tests_by_mutant(self, items):
+        """Tests that reach each mutant, the quickest first; learned once and kept in a file."""
+        kept = Path(JOB["reach"])
+        known = json.loads(kept.read_text()) if kept.exists() else {}
+        for name, item in items.items():
+            if name not in known:
+                known[name] = self.reach_of(item)
+        kept.write_text(json.dumps(known))
+        found: dict[int, list] = {}
+        for name, (seconds, reached) in known.items():
+            if name not in items:
+                continue
+            places = set(reached if self.compiled else map(tuple, reached))
+            for number, mutant in self.mutants.items():
+                lines = [
+                    (mutant.path, mutant.line + n) for n in range(mutant.before.count("\n") + 1)
+                ]
+                if number in places if self.compiled else places & set(lines):
+                    found.setdefault(number, []).append((seconds, name))
+        return {number: sorted(tests) for number, tests in found.items()}
+
+    def reach_of(self, item):
+        """Seconds of a test, and numbers (or lines) that it reaches; nothing where it takes long."""
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            resource.setrlimit(resource.RLIMIT_CPU, (JOB["most_s"], JOB["most_s"]))
+            begin = time.process_time()
+            if self.compiled:
+                kernels = Kernels()
+            else:
+                lines = Lines({str(SOURCE / m.path) for m in self.mutants.values()})
+                sys.settrace(lines)
+            self.run(item)
+            sys.settrace(None)
+            if self.compiled:
+                reached = [n for n in range(SIZE) if kernels.reached[n]]
+            else:
+                reached = [(str(Path(f).relative_to(SOURCE)), n) for f, n in lines.seen]
+            row = [time.process_time() - begin, [] if self.failed else reached]
+            with os.fdopen(writing, "w") as pipe:
+                json.dump(row, pipe)
+            os._exit(0)
+        os.close(writing)
+        with os.fdopen(reading) as pipe:
+            said = pipe.read()
+        os.waitpid(child, 0)
+        return json.loads(said) if said else [JOB["most_s"], []]
+
+    def run(self, item) -> None:
+        sys.stdout.flush()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+
+    def judged(self, number, tests, items):
+        begin, spent = time.monotonic(), 0.0
+        row = {"number": number, "outcome": "survived", "tests": len(tests)}
+        chosen = []
+        for seconds, name in tests:
+            if spent < JOB["budget_s"]:
+                chosen.append(name)
+                spent += seconds
+        if chosen and self.notices(number, [items[name] for name in chosen], spent):
+            row["outcome"] = "caught"
+        elif not tests:
+            row["outcome"] = "survived"
+        return {**row, "seconds": round(time.monotonic() - begin, 2)}
+
+    def notices(self, number, items, seconds) -> bool:
+        """Whether some test fails, crashes or does not end."""
+        child = os.fork()
+        if child == 0:
+            limit = int(20 + 6 * seconds)
+            resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+            resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            code = 3
+            try:
+                if self.compiled:
+                    Kernels().chosen.value = number
+                else:
+                    change_python(self.mutants[number])
+                for item in items:
+                    self.run(item)
+                    if self.failed:
+                        break
+                code = 1 if self.failed else 0
+            except BaseException:
+                code = 4
+            os._exit(code)
+        deadline = time.monotonic() + 120 + 20 * seconds
+        while True:
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                break
+            if time.monotonic() > deadline:
+                os.kill(child, 9)
+            time.sleep(0.005)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) in (3, 4):
+            raise RuntimeError(f"mutant {number} could not be judged")
+        return status != 0
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Judge(), "phaze-mutants")
