@@ -35,6 +35,7 @@ def search(
     weights: Sequence[float] | None = None,
     top: int = 10,
     pareto: Sequence[str] = (),
+    objective: str = "time",
     time_limit_s: float = math.inf,
     max_points: float = math.inf,
     threads: int | None = None,
@@ -71,6 +72,10 @@ def search(
         So many of the best chips are found and proven, not only the first.
     pareto
         Objectives of a front to find as well: ``time``, ``area``, ``energy``, ``hbm``, ``cost``.
+    objective
+        What the best chips have least of: ``time`` of a step, ``energy`` (most samples per joule),
+        ``cost`` (per dollar of devices), ``area`` (per mm2), ``tokens`` (dollars for a trillion
+        tokens: devices and electricity); see docs/robust.md.
     time_limit_s
         Stop after so many seconds, with a bound and a gap.
     max_points
@@ -142,8 +147,12 @@ def search(
     workers = thread_count(threads)
     options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
     box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
-    outcome = find_chips(loaded, chips, wired, step, *options)
-    found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers)
+    if box is not None and objective != "time":
+        raise InvalidInputError(
+            f"objective: {objective} is not accepted with uncertainty; expected time"
+        )
+    outcome = find_chips(loaded, chips, wired, step, *options, objective)
+    found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers, objective)
     if box is None or not outcome.winners:
         return found
     limits = (tolerance, max(time_limit_s - outcome.seconds, 0.0), workers, say)

@@ -68,14 +68,19 @@ class Evaluations(Table):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _groups(chips: Chips) -> list[tuple[Array, Array, Array, Accelerator]]:
-    """Chips by what they share: positions, records, areas, and one they are like."""
+def _groups(chips: Chips) -> list[tuple[Array, ChipGroups]]:
+    """Chips by what they share: their positions, and their groups.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a chip is malformed.
+    """
     if isinstance(chips, ArchitectureSpace):
-        return [(np.arange(len(chips)), chips.chips, chips.area_mm2, chips.spec.base)]
+        return [(np.arange(len(chips)), ChipGroups.of(chips))] if len(chips) else []
     if isinstance(chips, np.ndarray):
         like = preset_chip("phaze-tpuv4")  # neutral: no tuning, no launch latency
-        total = area_batch(chips)["total_mm2"]
-        return [(np.arange(len(chips)), chips, total, like)]
+        return [_shared(np.arange(len(chips)), chips, like)] if len(chips) else []
     listed = [chips] if isinstance(chips, Accelerator) else list(chips)
     shared: dict[Any, list[int]] = {}
     for k, chip in enumerate(listed):
@@ -88,8 +93,16 @@ def _groups(chips: Chips) -> list[tuple[Array, Array, Array, Accelerator]]:
     found = []
     for at in shared.values():
         records = chip_records([listed[k] for k in at])
-        found.append((np.array(at), records, area_batch(records)["total_mm2"], listed[at[0]]))
+        found.append(_shared(np.array(at), records, listed[at[0]]))
     return found
+
+
+def _shared(at: Array, records: Array, like: Accelerator) -> tuple[Array, ChipGroups]:
+    area_mm2 = area_batch(records)["total_mm2"]
+    bad = np.flatnonzero(~np.isfinite(area_mm2))
+    if len(bad):
+        raise InvalidInputError(f"chips[{int(at[bad[0]])}]: malformed")
+    return at, ChipGroups.of_records(records, area_mm2, like)
 
 
 _COUNTS = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "devices")
@@ -186,15 +199,9 @@ def evaluate_batch(
         )
     model = planned_model(model, training.software)
     groups, workers = _groups(chips), thread_count(threads)
-    columns = _blank(sum(len(at) for at, *_ in groups))
-    for at, records, area_mm2, like in groups:
-        columns["area_mm2"][at] = area_mm2
-        if not len(at):
-            continue
-        bad = np.flatnonzero(~np.isfinite(area_mm2))
-        if len(bad):
-            raise InvalidInputError(f"chips[{int(at[bad[0]])}]: malformed")
-        own = ChipGroups.of_records(records, area_mm2, like)
+    columns = _blank(sum(len(at) for at, _ in groups))
+    for at, own in groups:
+        columns["area_mm2"][at] = own.area_mm2[own.of_chip[:, 0]]
         problems = problems_of([model], own, cluster, training)
         with Workers(executor, workers) as others:
             helpers = others if executor is not None else None
@@ -203,7 +210,8 @@ def evaluate_batch(
         for k, (group, c) in enumerate(own.of_chip.tolist()):
             answer = search.answer(group, c)
             if answer is not None:
-                _fill(columns, int(at[k]), problems[0].evaluator, answer)
+                problem, s = problems[0].of(answer.strategy)
+                _fill(columns, int(at[k]), problem.evaluator, answer._replace(strategy=s))
     for column in columns.values():
         column.setflags(write=False)
     return Evaluations(**columns)
