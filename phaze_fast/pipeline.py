@@ -18,6 +18,7 @@ from phaze_fast.report.result import SearchResult, result_of
 from phaze_fast.search.constants import Uncertainty
 from phaze_fast.search.find import find_chips
 from phaze_fast.search.information import information
+from phaze_fast.search.portfolio import best_pair
 from phaze_fast.search.result import Budget, Progress
 from phaze_fast.search.robust import TOLERANCE, robust_chip
 from phaze_fast.software import planned_model
@@ -36,6 +37,7 @@ def search(
     top: int = 10,
     pareto: Sequence[str] = (),
     objective: str = "time",
+    portfolio: bool = False,
     time_limit_s: float = math.inf,
     max_points: float = math.inf,
     threads: int | None = None,
@@ -76,6 +78,8 @@ def search(
         What the best chips have least of: ``time`` of a step, ``energy`` (most samples per joule),
         ``cost`` (per dollar of devices), ``area`` (per mm2), ``tokens`` (dollars for a trillion
         tokens: devices and electricity); see docs/robust.md.
+    portfolio
+        Whether to find the best two chips as well, each of several models on its better one.
     time_limit_s
         Stop after so many seconds, with a bound and a gap.
     max_points
@@ -153,6 +157,11 @@ def search(
         )
     outcome = find_chips(loaded, chips, wired, step, *options, objective)
     found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers, objective)
+    if portfolio and outcome.winners:
+        left = max(time_limit_s - outcome.seconds, 0.0)
+        best, asked = outcome.winners[0], (loaded, chips, wired, step)
+        pair = best_pair(*asked, best, weights, objective, left, workers, say)
+        found = replace(found, portfolio=pair)
     if box is None or not outcome.winners:
         return found
     limits = (tolerance, max(time_limit_s - outcome.seconds, 0.0), workers, say)
@@ -225,6 +234,11 @@ def compare(
     if not isinstance(found, SearchResult):
         raise InvalidTypeError(
             f"found: {type(found).__name__} is not accepted; expected what search() gave"
+        )
+    if found.objective != "time":
+        raise InvalidInputError(
+            f"found: a search for the least {found.objective} is not accepted; expected one for "
+            "the least time, which other methods are compared by"
         )
     searched = (found.problems, found.space, found.weights, found.outcome)
     workers = thread_count(threads)

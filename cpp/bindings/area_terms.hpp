@@ -14,10 +14,14 @@ namespace phaze::bindings {
 using TermRates = std::array<double, kAreaTermCount>;
 
 inline AreaTerms checked_terms(const TermRates& rates) {
-  constexpr std::array<const char*, kAreaTermCount> names = {
-      "network_mm2_per_port_byte", "hbm_mm2_per_stack", "control_mm2_per_lane",
-      "link_mm2_per_byte_per_s",   "die_to_die_share",  "fp8_share",
-      "logic_growth",              "sram_growth"};
+  constexpr std::array<const char*, kAreaTermCount> names = {"network_mm2_per_port_byte",
+                                                             "hbm_mm2_per_stack",
+                                                             "control_mm2_per_lane",
+                                                             "link_mm2_per_byte_per_s",
+                                                             "die_to_die_share",
+                                                             "fp8_share",
+                                                             "logic_growth",
+                                                             "sram_growth"};
   constexpr std::size_t first_growth = 6;  // smaller nodes than 7 nm shrink
   for (std::size_t i = 0; i < rates.size(); ++i) {
     const double least = i < first_growth ? 0.0 : -0.999;

@@ -333,7 +333,8 @@ def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Acceler
     parts: dict[str, dict[str, Any]] = {}
     for field, value in varied.items():
         if field == "format":
-            rates = {name: rate for name, rate in base.tensor_core.rates.items() if name != "fp8"}
+            rates: dict[Any, float] = dict(base.tensor_core.rates)
+            rates.pop("fp8", None)
             rates |= {"fp8": FP8_RATE} if value else {}
             parts.setdefault("tensor_core", {})["rates"] = FrozenDict(rates)
             continue

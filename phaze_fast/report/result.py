@@ -21,6 +21,7 @@ from phaze_fast.search.find import checked_weights, search_digest
 from phaze_fast.search.goals import OBJECTIVES, checked_objectives, front_of
 from phaze_fast.search.information import Information
 from phaze_fast.search.objective import UNITS
+from phaze_fast.search.portfolio import Portfolio
 from phaze_fast.search.problem import SearchProblem, problems_of
 from phaze_fast.search.result import Outcome, Winner
 from phaze_fast.search.robust import RobustResult
@@ -83,6 +84,8 @@ class SearchResult(Table):
     """The chip of least largest regret, where constants were given as intervals."""
     information: Information | None = None
     """What the constants decide, where samples of the intervals were asked for."""
+    portfolio: Portfolio | None = None
+    """The best two chips, where they were asked for."""
     objective: str = "time"
     """What was made least: a name of `phaze_fast.search.objective.UNITS`."""
 
@@ -163,7 +166,7 @@ class SearchResult(Table):
             cost_usd=winner.cost_usd,
         )
 
-    def _amount(self, value: float) -> str:
+    def amount(self, value: float) -> str:
         """Write a value of the objective with its unit."""
         if self.objective == "time":
             return format_time(value)
@@ -248,6 +251,8 @@ class SearchResult(Table):
             }
         if self.robust is not None:
             found |= self.robust.to_dict()
+        if self.portfolio is not None:
+            found["portfolio"] = self.portfolio.to_dict()
         if self.information is not None:
             found["information"] = self.information.to_dict()
         found["baselines"] = self.baselines
@@ -306,7 +311,7 @@ class SearchResult(Table):
         proof = (
             f"proven over {self.outcome.points:,} points"
             if self.status == "optimal"
-            else f"bound {self._amount(self.bound)}, gap {self.gap:.2%}"
+            else f"bound {self.amount(self.bound)}, gap {self.gap:.2%}"
         )
         return f"{names}: {self.status}, {proof}\n{self.best}"
 

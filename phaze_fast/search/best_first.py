@@ -139,12 +139,12 @@ class BestFirstSearch:
         energy = table.energy[s, groups] if table.energy.size else np.zeros(len(groups))
         below = self._below(groups, energy)
         if len(self.tables) > 1:
-            least = self.least(groups)
+            least = self.least_values(groups)
             columns = [self.scores.limits(i, least, below[:, c]) for c in range(below.shape[1])]
             below = np.where(self.has[groups], np.stack(columns, axis=1), -np.inf)
         return self.objective.seconds(i, s, table, groups, below)
 
-    def least(self, groups: Any) -> list[Array]:
+    def least_values(self, groups: Any) -> list[Array]:
         """Lower bounds of each model's value on chip groups, whatever the strategy."""
         return [
             self.objective.least(i, table, groups).min(axis=0, initial=np.inf)
@@ -299,7 +299,7 @@ class BestFirstSearch:
         """
         if self.objectives or self.objective.has_energy:
             return
-        least = self.scores.combined(self.least(slice(None)))
+        least = self.scores.combined(self.least_values(slice(None)))
         for i, table in enumerate(self.tables):
             for s, group in sorted(table.unproven):
                 if table.level[s, group] == PLACED and least[group] < self.best.limit:
@@ -314,7 +314,7 @@ class BestFirstSearch:
         """Nothing in the space has a better score."""
         unproven = float("inf")
         if any(table.unproven for table in self.tables):
-            unproven = float(self.scores.combined(self.least(slice(None))).min())
+            unproven = float(self.scores.combined(self.least_values(slice(None))).min())
         return min(self.history[-1].bound, self.best.best, unproven)
 
     def answer(self, group: int, capacity: int, model: int = 0) -> Answer | None:

@@ -90,8 +90,7 @@ AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept
   const auto vector_cores = static_cast<double>(chip.vector_cores);
   const double logic = 1.0 + terms.logic_growth;
   const double sram = 1.0 + terms.sram_growth;
-  const double element_um2 =
-      kElementUm2 * logic * (1.0 + (chip.fp8 > 0 ? terms.fp8_share : 0.0));
+  const double element_um2 = kElementUm2 * logic * (1.0 + (chip.fp8 > 0 ? terms.fp8_share : 0.0));
   const double tensor_um2 =
       tensor_cores *
       (width * depth * element_um2 +
