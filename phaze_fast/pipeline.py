@@ -170,7 +170,7 @@ def search(
     known = None
     if samples:
         drawn = (samples, seed, workers)
-        known = information(loaded, chips, wired, step, box, shares, *drawn)
+        known = information(loaded, chips, wired, step, box, shares, *drawn, robust.index)
     return replace(found, robust=robust, information=known)
 
 

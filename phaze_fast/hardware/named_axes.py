@@ -6,14 +6,24 @@ A format gives what the arrays multiply besides bf16, and in what a step then co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from phaze_fast.hardware.chip import Accelerator
 from phaze_fast.units import GIB
 
-__all__ = ["FORMATS", "FP8_RATE", "HBM_GENERATIONS", "NAMED_AXES", "HbmGeneration", "with_stacks"]
+__all__ = [
+    "FORMATS",
+    "FP8_RATE",
+    "HBM_GENERATIONS",
+    "NAMED_AXES",
+    "HbmGeneration",
+    "axis_number",
+    "with_stacks",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -40,28 +50,32 @@ FORMATS = ("bf16", "fp8")
 FP8_RATE = 2.0
 """Products in FP8 per product in bf16, as on the H100."""
 
-NAMED_AXES = {"hbm.generation": tuple(HBM_GENERATIONS), "format": FORMATS}
-"""Axes whose values have names, and those names."""
+NAMED_AXES = {"hbm.generation": ("base", *HBM_GENERATIONS), "format": FORMATS}
+"""Axes whose values have names, and those names; ``base`` is a stack of the space's base."""
 
 
-def axis_number(field: str, value: Any) -> float:
+def _stack(base: Accelerator, name: str) -> HbmGeneration:
+    """Give what one stack of a generation carries and holds."""
+    if name != "base":
+        return HBM_GENERATIONS[name]
+    assert base.hbm is not None
+    rate = base.hbm.bandwidth_bytes_per_s / base.hbm.stacks
+    return HbmGeneration(rate, base.hbm.capacity_bytes // base.hbm.stacks, base.name)
+
+
+def axis_number(base: Accelerator, field: str, value: Any) -> float:
     """Give what stands for a value in the grid's column: a stack's bytes/s, or 1 for FP8."""
     if field == "hbm.generation":
-        return HBM_GENERATIONS[value].bandwidth_bytes_per_s
+        return _stack(base, value).bandwidth_bytes_per_s
     if field == "format":
         return float(FORMATS.index(value))
     return float(value)
 
 
-def axis_name(field: str, number: float) -> str:
-    """Give the value that a number stands for."""
-    return next(name for name in NAMED_AXES[field] if axis_number(field, name) == number)
-
-
-def with_stacks(chips: Array) -> Array:
+def with_stacks(base: Accelerator, names: Sequence[Any], chips: Array) -> Array:
     """Give chips of a grid over generations with the bytes and bytes/s of all their stacks."""
     made = chips.copy()
-    for generation in HBM_GENERATIONS.values():
+    for generation in (_stack(base, name) for name in names):
         own = chips["hbm_bytes_per_s"] == generation.bandwidth_bytes_per_s
         made["hbm_bytes"][own] = chips["hbm_stacks"][own] * generation.capacity_bytes
         made["hbm_bytes_per_s"][own] *= chips["hbm_stacks"][own]

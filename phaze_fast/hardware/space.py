@@ -238,7 +238,7 @@ class ArchitectureSpace:
         return _core.ChipGrid(
             base=chip_records([base]),
             axes=[
-                (COLUMN_NUMBER[field], [axis_number(field, value) for value in values])
+                (COLUMN_NUMBER[field], [axis_number(base, field, value) for value in values])
                 for field, values in self.spec.axes.items()
             ],
             ties=[

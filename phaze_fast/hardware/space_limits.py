@@ -40,7 +40,8 @@ def finished(spec: SpaceSpec, chunk: SpaceChunk) -> SpaceChunk:
     if not len(chunk.index):
         return chunk
     if "hbm.generation" in spec.axes:
-        chunk = replace(chunk, chips=with_stacks(chunk.chips))
+        names = spec.axes["hbm.generation"]
+        chunk = replace(chunk, chips=with_stacks(spec.base, names, chunk.chips))
     if late_power(spec):
         chunk = _powered(spec, chunk)
     keep = np.ones(len(chunk.index), dtype=bool)
