@@ -91,7 +91,8 @@ def chips_by_constants(found: Data) -> Html:
         said = escape(row["constant"])
         parts.append(
             Html(
-                f'<text transform="translate({x:.1f} {top - 6:.1f}) rotate(-50)" class="ink">{said}</text>'
+                f'<text transform="translate({x:.1f} {top - 6:.1f}) rotate(-50)" '
+                f'class="ink">{said}</text>'
             )
         )
     names = {0: "nominal winner: ", 1: "robust: " if found.get("robust") else ""}

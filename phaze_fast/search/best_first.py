@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -94,10 +95,14 @@ class BestFirstSearch:
         fits = [table.evaluator.fits.any(axis=0) for table in self.tables]
         self._hopeless: Array = ~np.logical_and.reduce(fits)
         self._alive = np.arange(len(groups))
-        self.usd = groups.device_usd() * float(self.problems[0].cluster.devices)
         self.left = np.zeros((3, 0), dtype=np.int64)
         self.placed = 0
         self.history: list[Progress] = []
+
+    @cached_property
+    def usd(self) -> Array:
+        """Dollars of all devices, shape (groups, capacities)."""
+        return self.groups.device_usd() * float(self.problems[0].cluster.devices)
 
     # ---- what the goals still ask for ----
 

@@ -150,7 +150,9 @@ def objective_of(
     running
         What electricity costs and how long devices are used, where dollars are counted.
     """
-    checked_objective(name)
+    if checked_objective(name) == "time":  # nothing is looked up: proofs make many searches
+        none = np.zeros(0)
+        return Objective(name, (), (0.0,) * len(problems), (), none, ())
     running = RunningCosts() if running is None else running
     shape = groups.chip.shape
     devices = float(problems[0].cluster.devices)
@@ -162,7 +164,6 @@ def objective_of(
         trillion = 1e12 / tokens
         usd = groups.device_usd() * devices
         own = {
-            "time": np.ones(shape),
             "energy": np.zeros(shape),
             "cost": usd,
             "area": np.repeat(groups.area_mm2[:, None] * devices, shape[1], axis=1),
