@@ -16,8 +16,11 @@ _HIGH = 1.2
 
 
 def short(chip_text: str) -> str:
-    """Give a chip's cores and buffer, without its name and HBM."""
-    return chip_text.split(": ", 1)[-1].split(", HBM")[0]
+    """Give a chip's arrays, vector cores and buffer, without its name and HBM."""
+    said = chip_text.split(": ", 1)[-1].split(", HBM")[0]
+    for word in (" tensor", " lanes", "buffer "):
+        said = said.replace(word, "")
+    return said
 
 
 def _text(x: float, y: float, said: object, anchor: str = "start", soft: bool = False) -> Html:
@@ -83,8 +86,8 @@ def chips_by_constants(found: Data) -> Html:
     chips, rows = found.get("chips") or [], found.get("constants") or []
     if not chips or not rows:
         return Html("")
-    label, top = 330.0, 118.0
-    cell = (_WIDE - label - 10.0) / len(rows)
+    label, top = 300.0, 118.0
+    cell = (_WIDE - label - 70.0) / len(rows)
     parts = []
     for k, row in enumerate(rows):
         x = label + (k + 0.5) * cell
@@ -95,7 +98,7 @@ def chips_by_constants(found: Data) -> Html:
                 f'class="ink">{said}</text>'
             )
         )
-    names = {0: "nominal winner: ", 1: "robust: " if found.get("robust") else ""}
+    names = {0: "nominal: ", 1: "robust: " if found.get("robust") else ""}
     for i, chip in enumerate(chips):
         y = top + i * _ROW
         parts.append(_text(label - 8, y + 16, names.get(i, "") + short(chip), "end"))
@@ -120,6 +123,7 @@ def chips_by_constants(found: Data) -> Html:
             )
     caption = (
         "Regret of chips that are best somewhere (rows) at the worse end of each constant "
-        "(columns), all others nominal: 1.00 is the best chip there."
+        "(columns), all others nominal: 1.00 is the best chip there. Chips as arrays, vector cores "
+        "and buffer."
     )
     return _drawn(top + len(chips) * _ROW + 6, parts, "regret of chips by constant", caption)

@@ -25,8 +25,8 @@ def test_chips_by_constants_has_a_cell_for_each_with_its_regret():
     drawn = chips_by_constants(FOUND)
     assert drawn.count('class="cell"') == 4
     assert "1.25" in drawn
-    assert "nominal winner: 8 x 4x4 tensor" in drawn
-    assert "robust: 4 x 8x8 tensor" in drawn
+    assert "nominal: 8 x 4x4" in drawn
+    assert "robust: 4 x 8x8" in drawn
     assert chips_by_constants({"chips": []}) == ""
 
 
