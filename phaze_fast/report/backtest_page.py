@@ -39,7 +39,7 @@ def _said(value: float) -> str:
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {unit}"
-    return f"{value:.2g}"
+    return f"{value:.3g}"
 
 
 def _strip(rows: list[Data], field: str, title: str, top: float) -> list[Html]:
