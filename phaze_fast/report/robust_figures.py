@@ -49,7 +49,7 @@ def tornado(found: Data) -> Html:
     left, wide = _LABEL + 60.0, _WIDE - _LABEL - 130.0
 
     def at(step: float) -> float:
-        return left + (step - low) / room * wide
+        return float(left + (step - low) / room * wide)
 
     parts = []
     for k, row in enumerate(rows):
@@ -91,11 +91,11 @@ def chips_by_constants(found: Data) -> Html:
     parts = []
     for k, row in enumerate(rows):
         x = label + (k + 0.5) * cell
-        said = escape(row["constant"])
+        name = escape(row["constant"])
         parts.append(
             Html(
                 f'<text transform="translate({x:.1f} {top - 6:.1f}) rotate(-50)" '
-                f'class="ink">{said}</text>'
+                f'class="ink">{name}</text>'
             )
         )
     names = {0: "nominal: ", 1: "robust: " if found.get("robust") else ""}
