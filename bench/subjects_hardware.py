@@ -7,7 +7,14 @@ from reference.area import GLB_UM2, L2_UM2
 from registry import Subject, register
 
 from phaze_fast import _core
-from phaze_fast.hardware import ArchitectureSpace, AreaLimit, SpaceSpec, area_batch, presets
+from phaze_fast.hardware import (
+    PUBLISHED_AREA,
+    ArchitectureSpace,
+    AreaLimit,
+    SpaceSpec,
+    area_batch,
+    presets,
+)
 
 POINTS = 29_360
 
@@ -102,7 +109,7 @@ def _thousand_chips() -> np.ndarray:
 
 def _check_thousand(chips: np.ndarray, found: np.ndarray) -> None:
     assert len(found) == len(chips) == 1000
-    assert found[0] == _core.chip_area_total(chips[:1], 0.0, 0.0, 1)[0]
+    assert found[0] == _core.chip_area_total(chips[:1], PUBLISHED_AREA.rates, 1)[0]
 
 
 register(
@@ -111,7 +118,7 @@ register(
         stage="hardware",
         items=1000,
         build=_thousand_chips,
-        run=lambda chips: _core.chip_area_total(chips, 0.0, 0.0, 1),
+        run=lambda chips: _core.chip_area_total(chips, PUBLISHED_AREA.rates, 1),
         check=_check_thousand,
     )
 )

@@ -16,7 +16,7 @@ import subjects_wafer
 from registry import SUBJECTS
 
 from phaze_fast import _core
-from phaze_fast.hardware import chip_records, fabric_record, presets
+from phaze_fast.hardware import PUBLISHED_AREA, chip_records, fabric_record, presets
 
 # imported for what they register
 STAGES = (
@@ -89,10 +89,10 @@ def _overhead_case(name):
         chips["tensor_cores"] = np.arange(101_000) % 512 + 1
 
         def run_area(rows):
-            return _core.chip_area_total(rows, 0.0, 0.0, 1)
+            return _core.chip_area_total(rows, PUBLISHED_AREA.rates, 1)
 
         def check_area(rows, found):
-            assert found[7] == _core.chip_area_total(rows[7:8], 0.0, 0.0, 1)[0]
+            assert found[7] == _core.chip_area_total(rows[7:8], PUBLISHED_AREA.rates, 1)[0]
 
         return chips[:1000].copy(), chips, run_area, check_area
     names = presets.fabric_names() if name.endswith("fabrics") else ("dgx-a100-peak",)

@@ -18,6 +18,7 @@ from phaze_fast.report.result import SearchResult, result_of
 from phaze_fast.search.constants import Uncertainty
 from phaze_fast.search.find import find_chips
 from phaze_fast.search.information import information
+from phaze_fast.search.portfolio import best_pair
 from phaze_fast.search.result import Budget, Progress
 from phaze_fast.search.robust import TOLERANCE, robust_chip
 from phaze_fast.software import planned_model
@@ -35,6 +36,8 @@ def search(
     weights: Sequence[float] | None = None,
     top: int = 10,
     pareto: Sequence[str] = (),
+    objective: str = "time",
+    portfolio: bool = False,
     time_limit_s: float = math.inf,
     max_points: float = math.inf,
     threads: int | None = None,
@@ -71,6 +74,12 @@ def search(
         So many of the best chips are found and proven, not only the first.
     pareto
         Objectives of a front to find as well: ``time``, ``area``, ``energy``, ``hbm``, ``cost``.
+    objective
+        What the best chips have least of: ``time`` of a step, ``energy`` (most samples per joule),
+        ``cost`` (per dollar of devices), ``area`` (per mm2), ``tokens`` (dollars for a trillion
+        tokens: devices and electricity); see docs/robust.md.
+    portfolio
+        Whether to find the best two chips as well, each of several models on its better one.
     time_limit_s
         Stop after so many seconds, with a bound and a gap.
     max_points
@@ -142,8 +151,17 @@ def search(
     workers = thread_count(threads)
     options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
     box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
-    outcome = find_chips(loaded, chips, wired, step, *options)
-    found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers)
+    if box is not None and objective != "time":
+        raise InvalidInputError(
+            f"objective: {objective} is not accepted with uncertainty; expected time"
+        )
+    outcome = find_chips(loaded, chips, wired, step, *options, objective)
+    found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers, objective)
+    if portfolio and outcome.winners:
+        left = max(time_limit_s - outcome.seconds, 0.0)
+        best, asked = outcome.winners[0], (loaded, chips, wired, step)
+        pair = best_pair(*asked, best, weights, objective, left, workers, say)
+        found = replace(found, portfolio=pair)
     if box is None or not outcome.winners:
         return found
     limits = (tolerance, max(time_limit_s - outcome.seconds, 0.0), workers, say)
@@ -152,7 +170,7 @@ def search(
     known = None
     if samples:
         drawn = (samples, seed, workers)
-        known = information(loaded, chips, wired, step, box, shares, *drawn)
+        known = information(loaded, chips, wired, step, box, shares, *drawn, robust.index)
     return replace(found, robust=robust, information=known)
 
 
@@ -216,6 +234,11 @@ def compare(
     if not isinstance(found, SearchResult):
         raise InvalidTypeError(
             f"found: {type(found).__name__} is not accepted; expected what search() gave"
+        )
+    if found.objective != "time":
+        raise InvalidInputError(
+            f"found: a search for the least {found.objective} is not accepted; expected one for "
+            "the least time, which other methods are compared by"
         )
     searched = (found.problems, found.space, found.weights, found.outcome)
     workers = thread_count(threads)

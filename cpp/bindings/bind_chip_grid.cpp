@@ -1,5 +1,6 @@
 #include <pybind11/stl.h>
 
+#include "area_terms.hpp"
 #include "arrays.hpp"
 #include "phaze/chip_grid.hpp"
 
@@ -60,14 +61,14 @@ class PyGrid {
 
   std::int64_t size() const { return grid_size(grid_); }
 
-  py::tuple filter(std::int64_t begin, std::int64_t end, std::pair<double, double> terms,
+  py::tuple filter(std::int64_t begin, std::int64_t end, const TermRates& terms,
                    std::pair<double, double> area_mm2, bool keep_small_single_core,
                    const py::object& energy_table, double max_power_w) const {
     if (begin < 0 || end > size() || begin > end) {
       throw InvalidInput("begin, end: " + std::to_string(begin) + ", " + std::to_string(end) +
                          " is not accepted; expected a range within " + std::to_string(size()));
     }
-    const GridFilter filter{{terms.first, terms.second},
+    const GridFilter filter{checked_terms(terms),
                             area_mm2.first,
                             area_mm2.second,
                             keep_small_single_core,
@@ -81,7 +82,7 @@ class PyGrid {
     return hand_out(rows);
   }
 
-  py::tuple pick(const py::object& index, std::pair<double, double> terms) const {
+  py::tuple pick(const py::object& index, const TermRates& terms) const {
     const auto given = view<std::int64_t>(index, "index");
     const std::vector<std::int64_t> wanted(given.begin(), given.end());  // checked, then trusted
     const std::int64_t limit = size();
@@ -91,10 +92,11 @@ class PyGrid {
                            std::to_string(limit - 1));
       }
     }
+    const AreaTerms checked = checked_terms(terms);
     GridRows rows;
     {
       const py::gil_scoped_release release;
-      pick_grid(grid_, {terms.first, terms.second}, wanted, rows);
+      pick_grid(grid_, checked, wanted, rows);
     }
     return hand_out(rows);
   }

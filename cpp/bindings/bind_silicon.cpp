@@ -1,25 +1,13 @@
+#include "area_terms.hpp"
 #include "arrays.hpp"
 #include "phaze/silicon.hpp"
 
 namespace phaze::bindings {
 namespace {
 
-AreaTerms checked_terms(double network_mm2_per_port_byte, double hbm_mm2_per_stack) {
-  const auto check = [](const char* name, double value) {
-    if (!(value >= 0.0) || value > 1e6) {
-      throw InvalidInput(std::string(name) + ": " + std::to_string(value) +
-                         " is not accepted; expected a finite number of mm2, zero or more");
-    }
-  };
-  check("network_mm2_per_port_byte", network_mm2_per_port_byte);
-  check("hbm_mm2_per_stack", hbm_mm2_per_stack);
-  return {network_mm2_per_port_byte, hbm_mm2_per_stack};
-}
-
-py::array_t<AreaBreakdown> area(const py::object& chips, double network_mm2_per_port_byte,
-                                double hbm_mm2_per_stack, int threads) {
+py::array_t<AreaBreakdown> area(const py::object& chips, const TermRates& rates, int threads) {
   const auto rows = view<ChipRecord>(chips, "chips");
-  const AreaTerms terms = checked_terms(network_mm2_per_port_byte, hbm_mm2_per_stack);
+  const AreaTerms terms = checked_terms(rates);
   const int workers = checked_threads(threads);
   py::array_t<AreaBreakdown> out(static_cast<py::ssize_t>(rows.size()));
   const auto filled = writable(out);
@@ -30,10 +18,9 @@ py::array_t<AreaBreakdown> area(const py::object& chips, double network_mm2_per_
   return freeze(std::move(out));
 }
 
-py::array_t<double> area_total(const py::object& chips, double network_mm2_per_port_byte,
-                               double hbm_mm2_per_stack, int threads) {
+py::array_t<double> area_total(const py::object& chips, const TermRates& rates, int threads) {
   const auto rows = view<ChipRecord>(chips, "chips");
-  const AreaTerms terms = checked_terms(network_mm2_per_port_byte, hbm_mm2_per_stack);
+  const AreaTerms terms = checked_terms(rates);
   const int workers = checked_threads(threads);
   py::array_t<double> out(static_cast<py::ssize_t>(rows.size()));
   const auto filled = writable(out);
@@ -65,18 +52,17 @@ void bind_silicon(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(ChipRecord, tensor_cores, tensor_width, tensor_depth, tensor_local_bytes,
                        vector_cores, vector_lanes, vector_alus_per_lane, vector_local_bytes,
                        buffer_bytes, buffer_bytes_per_cycle, buffer_port_bytes_per_cycle, hbm_bytes,
-                       hbm_bytes_per_s, hbm_stacks, clock_hz);
+                       hbm_bytes_per_s, hbm_stacks, clock_hz, links, link_bytes_per_s, dies, fp8);
   PYBIND11_NUMPY_DTYPE(AreaBreakdown, tensor_mm2, vector_mm2, buffer_mm2, network_mm2, hbm_mm2,
-                       total_mm2, extrapolated, status);
+                       control_mm2, links_mm2, die_to_die_mm2, total_mm2, extrapolated, status);
   PYBIND11_NUMPY_DTYPE(EnergyTable, mac_j, vector_op_j, local_byte_j, buffer_byte_j, hbm_byte_j,
                        network_byte_j, static_w_per_mm2);
   module.attr("CHIP_DTYPE") = py::dtype::of<ChipRecord>();
   module.attr("AREA_DTYPE") = py::dtype::of<AreaBreakdown>();
   module.attr("ENERGY_DTYPE") = py::dtype::of<EnergyTable>();
-  module.def("chip_area", &area, py::arg("chips"), py::arg("network_mm2_per_port_byte"),
-             py::arg("hbm_mm2_per_stack"), py::arg("threads"));
-  module.def("chip_area_total", &area_total, py::arg("chips"), py::arg("network_mm2_per_port_byte"),
-             py::arg("hbm_mm2_per_stack"), py::arg("threads"));
+  module.def("chip_area", &area, py::arg("chips"), py::arg("terms"), py::arg("threads"));
+  module.def("chip_area_total", &area_total, py::arg("chips"), py::arg("terms"),
+             py::arg("threads"));
   module.def("peak_power", &power, py::arg("chips"), py::arg("energy_table"), py::arg("area_mm2"),
              py::arg("threads"));
 }

@@ -1,8 +1,9 @@
 """Chips that were built, under their own generation's limits: what the search would have chosen.
 
 For each generation the real chip stands in a small space around it: cores, array sides, vector
-cores and buffer halved and doubled, no larger than the real chip is by the same area formula with
-every term counted, with its own HBM, clock and fabric. Published runs are planned on the real chip.
+cores, buffer, stacks of its HBM and links halved and doubled, no larger than the real chip is by
+the same area formula with every term counted, and at a clock at which it draws no more power than
+the real chip does by the same table. Published runs are planned on the real chip.
 """
 
 from __future__ import annotations
@@ -17,13 +18,24 @@ import numpy as np
 
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import FULL_AREA, Accelerator, ArchitectureSpace, Cluster, SpaceSpec, area
+from phaze_fast.hardware import (
+    EVERY_AREA,
+    Accelerator,
+    ArchitectureSpace,
+    Cluster,
+    Links,
+    SpaceSpec,
+    TieredFabric,
+    area,
+    power_batch,
+)
 from phaze_fast.hardware.chip import load_chip
 from phaze_fast.hardware.fabric import fabric_from_dict
 from phaze_fast.hardware.space_spec import AreaLimit
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.placement import Training, plan
 from phaze_fast.search.evaluate import evaluate_batch
+from phaze_fast.software import BF16, DEFAULT
 
 __all__ = ["backtest", "generation_names", "generation_space"]
 
@@ -32,8 +44,18 @@ Array = np.ndarray[Any, Any]
 _FACTORS = (0.5, 1.0, 2.0)
 _WIDTHS = (1, 8)
 _SAME = 1e-9
-_FEATURES = ("array", "arrays", "vector_cores", "buffer_mib")
+_FEATURES = (
+    "array",
+    "arrays",
+    "multipliers",
+    "vector_cores",
+    "buffer_mib",
+    "hbm_bytes_per_flop",
+    "link_bytes_per_s",
+)
 """What a search may choose, and so what its direction of change can be compared in."""
+_SIGN = 0.02
+"""Changes by less than this part are none."""
 
 
 @cache
@@ -54,8 +76,16 @@ def generation_names() -> list[str]:
     return [item["name"] for item in _data()["generations"]]
 
 
-def _chip(given: str | Mapping[str, Any]) -> Accelerator:
-    return load_chip(given) if isinstance(given, str) else Accelerator.from_dict(given)
+def _chip(item: Mapping[str, Any]) -> Accelerator:
+    """Give the chip of a generation with the links that its fabric has."""
+    given = item["chip"]
+    chip = load_chip(given) if isinstance(given, str) else Accelerator.from_dict(given)
+    fabric: Any = _cluster(item, chip).fabric
+    if isinstance(fabric, TieredFabric):
+        rate = fabric.tiers[0].bandwidth_bytes_per_s / item["links"]
+    else:
+        rate = fabric.link_bandwidth_bytes_per_s
+    return chip.replace(links=Links(count=item["links"], bandwidth_bytes_per_s=rate))
 
 
 def _cluster(item: Mapping[str, Any], chip: Accelerator) -> Cluster:
@@ -65,22 +95,25 @@ def _cluster(item: Mapping[str, Any], chip: Accelerator) -> Cluster:
 
 
 def generation_space(chip: Accelerator) -> ArchitectureSpace:
-    """Give the space around a chip: its cores and buffer halved and doubled, within its own area.
+    """Give the space around a chip: all it has halved and doubled, within its own area and power.
 
     Examples
     --------
-    >>> from phaze_fast.hardware import presets
-    >>> space = generation_space(presets.chip("tpuv4"))
+    >>> from phaze_fast.hardware import Links, presets
+    >>> links = Links(count=6, bandwidth_bytes_per_s=50e9)
+    >>> space = generation_space(presets.chip("tpuv4").replace(links=links))
     >>> space.grid_size, len(space) < space.grid_size
-    (243, True)
+    (2187, True)
     """
-    tensor, vector = chip.tensor_core, chip.vector_core
+    tensor, vector, hbm, links = chip.tensor_core, chip.vector_core, chip.hbm, chip.links
+    if hbm is None or links is None:
+        raise InvalidInputError(f"{chip.name}: no HBM or no links to vary")
 
     def around(value: float) -> tuple[float, ...]:
         found = {float(max(1, int(value * factor))) for factor in _FACTORS}
         return tuple(sorted(found))
 
-    most = area(chip, FULL_AREA).total_mm2
+    most = area(chip, EVERY_AREA).total_mm2
     return ArchitectureSpace(
         SpaceSpec(
             name=f"around-{chip.name}",
@@ -91,29 +124,38 @@ def generation_space(chip: Accelerator) -> ArchitectureSpace:
                 "tensor_core.depth": around(tensor.depth),
                 "vector_core.count": around(vector.count),
                 "buffer.capacity_bytes": around(chip.buffer.capacity_bytes),
+                "hbm.generation": ("base",),
+                "hbm.stacks": around(hbm.stacks),
+                "links.count": around(links.count),
             },
-            area=AreaLimit(max_mm2=most * (1.0 + _SAME), terms=FULL_AREA, follows_base=True),
+            area=AreaLimit(max_mm2=most * (1.0 + _SAME), terms=EVERY_AREA, follows_base=True),
+            max_power_w=float(power_batch([chip], terms=EVERY_AREA)[0]) * (1.0 + _SAME),
+            above_power="slow",
         )
     )
 
 
 def _features(chip: Accelerator) -> dict[str, float]:
     """Give what a generation is compared by."""
-    tensor, hbm = chip.tensor_core, chip.hbm
+    tensor, hbm, links = chip.tensor_core, chip.hbm, chip.links
     rate = hbm.bandwidth_bytes_per_s if hbm is not None else 0.0
     return {
         "array": float(tensor.width * tensor.depth),
         "arrays": float(tensor.count),
+        "multipliers": float(tensor.macs_per_cycle),
         "vector_cores": float(chip.vector_core.count),
         "buffer_mib": chip.buffer.capacity_bytes / 2**20,
         "hbm_bytes_per_flop": rate / chip.peak_flops(),
+        "link_bytes_per_s": links.count * links.bandwidth_bytes_per_s if links is not None else 0.0,
+        "clock_ghz": chip.clock_hz / 1e9,
     }
 
 
 def _generation(item: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
     """Search around one chip, and say where it lies."""
-    chip = _chip(item["chip"])
+    chip = _chip(item)
     space, cluster = generation_space(chip), _cluster(item, chip)
+    wires: Any = cluster.fabric
     model = load(item["model"])
     heads = model.heads if isinstance(model, TransformerModel) else 1
     widths = tuple(w for w in _WIDTHS if heads % w == 0)
@@ -141,7 +183,8 @@ def _generation(item: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
         "real": _features(chip),
         "best": _features(space[best]),
         "best_text": str(space[best]),
-        "sources": list(item["sources"]) + list(chip.sources),
+        "sources": [*item["sources"], *chip.sources, *wires.sources],
+        "assumed": chip.notes,
     }
 
 
@@ -150,6 +193,8 @@ def _position(space: ArchitectureSpace, chip: Accelerator) -> int:
     row = chip.to_row()
     same = np.ones(len(space), dtype=bool)
     for column in ("tensor_cores", "tensor_width", "tensor_depth", "vector_cores", "buffer_bytes"):
+        same &= space.chips[column] == row[column]
+    for column in ("hbm_stacks", "links"):
         same &= space.chips[column] == row[column]
     return int(np.flatnonzero(same)[0])
 
@@ -162,10 +207,15 @@ def _directions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         agree = {}
         for name in _FEATURES:
-            signs = [np.sign(after[w][name] - before[w][name]) for w in ("real", "best")]
-            agree[name] = bool(signs[0] == signs[1])
+            signs = [_sign(after[w][name] / before[w][name]) for w in ("real", "best")]
+            agree[name] = signs[0] == signs[1]
         found.append({"from": before["name"], "to": after["name"], "agree": agree})
     return found
+
+
+def _sign(ratio: float) -> int:
+    """Say whether something grew (1), shrank (-1) or stayed about as it was (0)."""
+    return int(ratio > 1.0 + _SIGN) - int(ratio < 1.0 / (1.0 + _SIGN))
 
 
 def _run(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,10 +226,12 @@ def _run(item: Mapping[str, Any]) -> dict[str, Any]:
     step = Training(
         global_batch=item["global_batch"],
         seq=item["seq"],
-        microbatch=(1, 2),
+        microbatch=item.get("microbatch", (1, 2)),
         tensor_parallel=item.get("tp", 1),
         zero=item["zero"],
         recompute=item.get("recompute", "auto"),
+        software=item.get("software", DEFAULT),
+        precision=item.get("precision", BF16),
         **free,
     )
     model = load(item["model"])
@@ -211,7 +263,7 @@ def _order(threads: int | None) -> dict[str, Any]:
     rates = {}
     for item in _data()["generations"]:
         if item["family"] == "TPU":
-            chip = _chip(item["chip"])
+            chip = _chip(item)
             cluster = _cluster({**item, "devices": given["devices"]}, chip)
             found = evaluate_batch(given["model"], chip, cluster, step, threads=threads)
             rates[item["name"]] = float(found.samples_per_s[0]) / given["devices"]

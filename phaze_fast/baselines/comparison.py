@@ -157,7 +157,7 @@ def baselines_of(
     if "all" in methods:
         exact = ExactEvaluator(problems, ChipGroups.of(space), tuple(weights), threads)
         found |= _searches(exact, space, outcome, seed, say)
-    best_s = outcome.winners[0].score
+    best_s = outcome.winners[0].time_s
     return {key: _item(each, best_s, problems, space) for key, each in found.items()}
 
 

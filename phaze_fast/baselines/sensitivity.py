@@ -70,7 +70,7 @@ def _rates(space: ArchitectureSpace, what: str, factor: float) -> ArchitectureSp
     """Scale a rate of all chips of a space."""
     spec, field = space.spec, _FIELD[what]
     if field in spec.axes:
-        scaled = {**spec.axes, field: tuple(v * factor for v in spec.axes[field])}
+        scaled = {**spec.axes, field: tuple(float(v) * factor for v in spec.axes[field])}
         return ArchitectureSpace(spec.replace(axes=scaled), space.selection)
     base = _chip_with(spec.base, what, factor)
     return None if base is None else ArchitectureSpace(spec.replace(base=base), space.selection)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import AsJson, ToFile, emit, table
+from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, note, table
 from phaze_fast.units import format_time
 
 __all__ = ["add_commands"]
@@ -16,7 +16,8 @@ __all__ = ["add_commands"]
 def _shape(features: dict[str, float]) -> str:
     return (
         f"{features['arrays']:g} x {features['array']:g}, {features['vector_cores']:g} vector, "
-        f"{features['buffer_mib']:g} MiB"
+        f"{features['buffer_mib']:g} MiB, {1e3 * features['hbm_bytes_per_flop']:.2f} B/kFLOP, "
+        f"links {features['link_bytes_per_s'] / 1e9:g} GB/s, {features['clock_ghz']:.2f} GHz"
     )
 
 
@@ -40,13 +41,14 @@ def _tables(found: dict[str, Any]) -> list[RenderableType]:
     ]
     columns = ["chip", "year>", "model", "rank>", "regret>", "step>", "built", "best around it"]
     parts: list[RenderableType] = []
-    parts += [table("Real chips among those around them, within their own area", columns, rows)]
+    title = "Real chips among those around them, within their own area and power"
+    parts += [table(title, columns, rows)]
     moves = [
         [f"{row['from']} to {row['to']}", *("yes" if v else "no" for v in row["agree"].values())]
         for row in found["directions"]
     ]
     if moves:
-        names = ["array", "arrays", "vector cores", "buffer"]
+        names = ["array", "arrays", "multipliers", "vector cores", "buffer", "HBM/FLOP", "links"]
         parts.append(
             table("Does the best chip change as the real one did?", ["step", *names], moves)
         )
@@ -83,6 +85,7 @@ def back_test(
     threads: Annotated[
         int | None, typer.Option(help="At most so many threads; by default all cores.")
     ] = None,
+    report: ToPage = None,
     as_json: AsJson = False,
     to_file: ToFile = None,
 ) -> None:
@@ -93,6 +96,11 @@ def back_test(
     from phaze_fast.baselines.backtest import backtest
 
     found = backtest(generation or (), threads)
+    if report is not None:
+        from phaze_fast.report.backtest_page import write_backtest
+
+        write_backtest(found, report)
+        note(f"wrote {report}")
     emit(lambda: found, lambda: _tables(found), as_json, to_file)
 
 

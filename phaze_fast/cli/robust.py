@@ -6,10 +6,25 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields, table
 from phaze_fast.search.information import Information
+from phaze_fast.search.portfolio import Portfolio
 from phaze_fast.search.robust import RobustResult
 from phaze_fast.units import format_time
 
-__all__ = ["information_tables", "robust_fields"]
+__all__ = ["information_tables", "portfolio_fields", "robust_fields"]
+
+
+def portfolio_fields(found: Portfolio) -> RenderableType:
+    """Show the best two chips and what each is for."""
+    pairs = [
+        (", ".join(names), str(chip)) for chip, names in zip(found.chips, found.models, strict=True)
+    ]
+    proof = "proven" if found.proven else f"not proven, no pair below {found.bound:.6g}"
+    pairs += [
+        ("one chip for all", f"{found.single}, {found.gain - 1.0:+.2%}"),
+        ("status", proof),
+        ("seconds", f"{found.seconds:.1f}"),
+    ]
+    return fields("The best two chips, each model on its better one", pairs)
 
 
 def robust_fields(found: RobustResult) -> RenderableType:

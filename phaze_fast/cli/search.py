@@ -97,7 +97,8 @@ def search_chips(
         str,
         typer.Option(
             help="The chips to choose from: published (the PHAZE paper's space), full-area "
-            "(the same with every area counted), tpuv4-area (chips as large as a "
+            "(the same with network and HBM PHYs counted), every-term (with every area, a power "
+            "cap, a package, and HBM, links and dies as axes), tpuv4-area (chips as large as a "
             "TPUv4), or a .yaml or .json file."
         ),
     ] = "published",
@@ -196,6 +197,20 @@ def search_chips(
             "hbm, cost (of all chips), divided by commas."
         ),
     ] = "",
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What the best chips have least of: time, energy (most samples per joule), cost "
+            "(per dollar of devices), area (per mm2), tokens (dollars for a trillion tokens)."
+        ),
+    ] = "time",
+    portfolio: Annotated[
+        bool,
+        typer.Option(
+            "--portfolio",
+            help="Also find the best two chips for several models, each on its better one.",
+        ),
+    ] = False,
     baselines: Annotated[
         str,
         typer.Option(
@@ -307,6 +322,8 @@ def search_chips(
             resume=resume,
             cache=None if no_cache else cache or default_cache(),
             progress=progress,
+            objective=objective,
+            portfolio=portfolio,
             uncertainty=uncertainty,
             tolerance=tolerance,
             samples=samples,
@@ -316,7 +333,8 @@ def search_chips(
     for message in found.outcome.notes:
         note(message)
     stopped = stop()
-    if found.outcome.winners and not stopped and (baselines.lower() != "none" or sensitivity):
+    others = objective == "time" and (baselines.lower() != "none" or sensitivity)
+    if found.outcome.winners and not stopped and others:
         if (
             to_file is not None and str(to_file) != "-"
         ):  # what is proven is safe before more is done

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields, is_narrow, table
-from phaze_fast.cli.robust import information_tables, robust_fields
+from phaze_fast.cli.robust import information_tables, portfolio_fields, robust_fields
 from phaze_fast.report.result import SearchResult
 from phaze_fast.search.designs import Design, fullest_text, share_text
 from phaze_fast.units import format_bandwidth, format_bytes, format_time
@@ -77,7 +77,7 @@ def _certificate(found: SearchResult) -> RenderableType:
     if outcome.unproven:
         pairs.append(("layer schedules not proven", f"in {outcome.unproven:,} pairs"))
     if outcome.bound < float("inf"):
-        pairs.append(("bound and gap", f"{format_time(outcome.bound)}, {outcome.gap:.3%}"))
+        pairs.append(("bound and gap", f"{found.amount(outcome.bound)}, {outcome.gap:.3%}"))
     kept = ", kept from an earlier run" if outcome.recalled else ""
     pairs.append(("seconds", f"{outcome.seconds:.1f}{kept}"))
     return fields("The certificate", pairs)
@@ -86,6 +86,8 @@ def _certificate(found: SearchResult) -> RenderableType:
 def _best(found: SearchResult) -> RenderableType:
     best = found.best
     pairs = [("chip", str(best.chip)), ("area", f"{best.area_mm2:.2f} mm2")]
+    if found.objective != "time":
+        pairs.append((f"least {found.objective}", found.amount(best.value)))
     for name, plan in best.plans.items():
         pairs.append((f"{name}", str(plan)))
         pairs.append(("", f"{share_text(plan)}; memory {fullest_text(plan, best.hbm_bytes)}"))
@@ -112,6 +114,8 @@ def search_tables(found: SearchResult) -> list[RenderableType]:
         parts.append(_baselines(found))
     if found.sensitivity:
         parts.append(_sensitivity(found))
+    if found.portfolio is not None:
+        parts.append(portfolio_fields(found.portfolio))
     if found.robust is not None:
         parts.append(robust_fields(found.robust))
     if found.information is not None:

@@ -6,6 +6,7 @@ from phaze_fast.hardware.chip import (
     Accelerator,
     Buffer,
     Hbm,
+    Links,
     TensorCore,
     VectorCore,
     chip_records,
@@ -25,6 +26,7 @@ from phaze_fast.hardware.fabric import (
 )
 from phaze_fast.hardware.faults import FaultMap, load_faults, sample_faults
 from phaze_fast.hardware.silicon import (
+    EVERY_AREA,
     FULL_AREA,
     PUBLISHED_AREA,
     Area,
@@ -33,6 +35,7 @@ from phaze_fast.hardware.silicon import (
     area,
     area_batch,
     energy_table,
+    energy_table_at,
     energy_table_names,
     power_batch,
 )
@@ -51,6 +54,7 @@ from phaze_fast.hardware.wafer_space import WaferSpace
 from phaze_fast.hardware.wafer_totals import WaferTotals, wafer_totals
 
 __all__ = [
+    "EVERY_AREA",
     "FULL_AREA",
     "PUBLISHED_AREA",
     "Accelerator",
@@ -71,6 +75,7 @@ __all__ = [
     "FlatFabric",
     "FunctionCost",
     "Hbm",
+    "Links",
     "MemoryTier",
     "MeshFabric",
     "OffWafer",
@@ -94,6 +99,7 @@ __all__ = [
     "chip_records",
     "cluster_record",
     "energy_table",
+    "energy_table_at",
     "energy_table_names",
     "fabric_from_dict",
     "fabric_record",

@@ -38,6 +38,7 @@ __all__ = [
     "Buffer",
     "Dtype",
     "Hbm",
+    "Links",
     "TensorCore",
     "VectorCore",
     "chip_records",
@@ -118,6 +119,16 @@ class Hbm(Record):
     """1,024-bit stacks, each with its PHY and controller."""
 
 
+class Links(Record):
+    """Links that leave the package, all alike."""
+
+    what: ClassVar[str] = "links"
+    count: Count
+    """How many there are."""
+    bandwidth_bytes_per_s: Bandwidth
+    """Of one link in one direction."""
+
+
 class Accelerator(Record):
     """One chip (or one wafer), as the cost models see it.
 
@@ -142,6 +153,10 @@ class Accelerator(Record):
     """Shared on-chip memory."""
     hbm: Hbm | None = None
     """Memory beside the chip; absent on chips that have only SRAM."""
+    links: Links | None = None
+    """SerDes links of the fabric, whose area and power are counted where they are given."""
+    dies: Count = 1
+    """Dies that the logic is cut into."""
     launch_latency_s: Seconds = 0.0
     """Fixed cost of starting one operator."""
     tuning: Tuning = Tuning()
@@ -235,6 +250,10 @@ class Accelerator(Record):
             "hbm_bytes_per_s": hbm.bandwidth_bytes_per_s if hbm else 0.0,
             "hbm_stacks": hbm.stacks if hbm else 0,
             "clock_hz": self.clock_hz,
+            "links": self.links.count if self.links else 0,
+            "link_bytes_per_s": self.links.bandwidth_bytes_per_s if self.links else 0.0,
+            "dies": self.dies,
+            "fp8": int("fp8" in tensor.rates),
         }
 
     def _peak_text(self) -> str:

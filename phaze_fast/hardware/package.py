@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from phaze_fast.records import Quantity, Record, SquareMillimetres
 from phaze_fast.units import GIB
 
 __all__ = ["Package", "PackageModel"]
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,58 @@ class PackageModel(Record):
     interposer_usd_per_mm2: Quantity = 0.05
     """Silicon interposer, bonding and substrate. Assumption."""
 
+    def fits(self, area_mm2: Array, dies: Array, stacks: Array) -> Array:
+        """Whether packages hold chips of an area (links between dies included) on so many dies."""
+        total = area_mm2 + stacks * self.hbm_footprint_mm2
+        found: Array = (area_mm2 / np.maximum(dies, 1) <= self.reticle_mm2) & (
+            total <= self.interposer_mm2
+        )
+        return found
+
+    def complaint(self, area_mm2: float, dies: int, stacks: int) -> str:
+        """Say what is too large for a package; empty where it fits."""
+        die = area_mm2 / max(dies, 1)
+        if die > self.reticle_mm2:
+            return (
+                f"a die of {die:.0f} mm2 is larger than a reticle, {self.reticle_mm2:.0f} mm2; "
+                "expected more dies"
+            )
+        total = area_mm2 + stacks * self.hbm_footprint_mm2
+        if total > self.interposer_mm2:
+            return (
+                f"{dies} x {die:.0f} mm2 and {stacks} stacks take {total:.0f} mm2; the "
+                f"interposer has {self.interposer_mm2:.0f} mm2"
+            )
+        return ""
+
+    def device_usd(
+        self,
+        area_mm2: Array,
+        dies: Array,
+        stacks: Array,
+        hbm_bytes: Array,
+        prices: Prices | None = None,
+    ) -> Array:
+        """Dollars of many packages: dies at their yield, HBM, interposer.
+
+        Parameters
+        ----------
+        area_mm2
+            Of all dies of a chip together, links between them included.
+        dies, stacks, hbm_bytes
+            Of each chip.
+        prices
+            Of wafers and HBM.
+        """
+        prices = Prices() if prices is None else prices
+        count = np.maximum(dies, 1)
+        silicon = count * prices.die_usd(area_mm2 / count)
+        total = area_mm2 + stacks * self.hbm_footprint_mm2
+        found: Array = (
+            silicon + prices.hbm_usd_per_gib * hbm_bytes / GIB + self.interposer_usd_per_mm2 * total
+        )
+        return found
+
     def package(
         self,
         area_mm2: float,
@@ -82,18 +136,11 @@ class PackageModel(Record):
                     f"{name}: {value!r} is not accepted; expected a whole number, {least} or more"
                 )
         prices = Prices() if prices is None else prices
-        die = area_mm2 / dies * (1.0 + (self.links_share if dies > 1 else 0.0))
-        if die > self.reticle_mm2:
-            raise InfeasibleError(
-                f"package: a die of {die:.0f} mm2 is larger than a reticle, "
-                f"{self.reticle_mm2:.0f} mm2; expected more dies"
-            )
-        total = dies * die + stacks * self.hbm_footprint_mm2
-        if total > self.interposer_mm2:
-            raise InfeasibleError(
-                f"package: {dies} x {die:.0f} mm2 and {stacks} stacks take {total:.0f} mm2; the "
-                f"interposer has {self.interposer_mm2:.0f} mm2"
-            )
+        area_mm2 = area_mm2 * (1.0 + (self.links_share if dies > 1 else 0.0))
+        if said := self.complaint(area_mm2, dies, stacks):
+            raise InfeasibleError(f"package: {said}")
+        die = area_mm2 / dies
+        total = area_mm2 + stacks * self.hbm_footprint_mm2
         return Package(
             dies=dies,
             die_mm2=die,

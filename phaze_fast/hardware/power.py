@@ -21,7 +21,7 @@ from phaze_fast.hardware.silicon import (
     EnergyTable,
     area,
     area_batch,
-    energy_table,
+    energy_table_at,
     power_batch,
 )
 from phaze_fast.records import Quantity, Record
@@ -44,11 +44,13 @@ class ChipPower:
     leakage_w: float
     hbm_w: float
     """At full bandwidth."""
+    links_w: float
+    """At full bandwidth; SerDes run at a clock of their own."""
 
     @property
     def total_w(self) -> float:
         """All together."""
-        return self.dynamic_w + self.leakage_w + self.hbm_w
+        return self.dynamic_w + self.leakage_w + self.hbm_w + self.links_w
 
 
 class PowerModel(Record):
@@ -104,18 +106,22 @@ class PowerModel(Record):
             raise InvalidInputError(
                 f"clock_share: {clock_share!r} is not accepted; expected 0 to 1"
             )
-        table = energy_table() if table is None else table
+        table = energy_table_at(terms.process_nm) if table is None else table
         total = float(power_batch([chip], table, terms)[0])
         hbm = 0.0 if chip.hbm is None else chip.hbm.bandwidth_bytes_per_s * table.hbm_byte_j
+        links = 0.0
+        if chip.links is not None:
+            links = chip.links.count * chip.links.bandwidth_bytes_per_s * table.network_byte_j
         leakage = table.static_w_per_mm2 * area(chip, terms).total_mm2
         volts = float(self._volts(clock_share))
         swing = volts / self.volts
         return ChipPower(
             clock_share=clock_share,
             volts=volts,
-            dynamic_w=(total - hbm - leakage) * clock_share * swing**2,
+            dynamic_w=(total - hbm - links - leakage) * clock_share * swing**2,
             leakage_w=leakage * swing,
             hbm_w=hbm,
+            links_w=links,
         )
 
     def under(
@@ -137,7 +143,8 @@ class PowerModel(Record):
             idle = self.at(chip, 0.0, table, terms)
             raise InfeasibleError(
                 f"max_power_w: {max_w:g} W is not above what {chip.name} draws without a clock, "
-                f"{idle.leakage_w:.1f} W of leakage and {idle.hbm_w:.1f} W of HBM"
+                f"{idle.leakage_w:.1f} W of leakage and {idle.hbm_w + idle.links_w:.1f} W of HBM "
+                "and links"
             )
         return self.at(chip, share, table, terms)
 
@@ -160,16 +167,15 @@ class PowerModel(Record):
         Returns
         -------
         numpy.ndarray
-            One share per chip; NaN where leakage and HBM alone are above the cap.
+            One share per chip; NaN where leakage, links and HBM alone are above the cap.
         """
-        table = energy_table() if table is None else table
-        hbm = records["hbm_bytes_per_s"] * table.hbm_byte_j
-        leakage = table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]
-        dynamic = power_batch(records, table, terms) - hbm - leakage
+        table = energy_table_at(terms.process_nm) if table is None else table
+        fixed, leakage = _unclocked_w(records, table, terms)
+        dynamic = power_batch(records, table, terms) - fixed - leakage
 
         def total(share: Array) -> Array:
             swing = self._volts(share) / self.volts
-            found: Array = dynamic * share * swing**2 + leakage * swing + hbm
+            found: Array = dynamic * share * swing**2 + leakage * swing + fixed
             return found
 
         low, high = np.zeros(len(records)), np.ones(len(records))
@@ -180,3 +186,19 @@ class PowerModel(Record):
         shares = np.where(total(np.ones(len(records))) <= max_w, 1.0, low)
         found: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
         return found
+
+    def idle_w(
+        self, records: Array, table: EnergyTable | None = None, terms: AreaTerms = FULL_AREA
+    ) -> Array:
+        """Watts that chips draw without a clock: leakage at the least voltage, links and HBM."""
+        table = energy_table_at(terms.process_nm) if table is None else table
+        fixed, leakage = _unclocked_w(records, table, terms)
+        found: Array = fixed + leakage * float(self._volts(0.0)) / self.volts
+        return found
+
+
+def _unclocked_w(records: Array, table: EnergyTable, terms: AreaTerms) -> tuple[Array, Array]:
+    """Watts of HBM and links at full bandwidth, and of leakage at the rated voltage."""
+    fixed = records["hbm_bytes_per_s"] * table.hbm_byte_j
+    fixed = fixed + records["links"] * records["link_bytes_per_s"] * table.network_byte_j
+    return fixed, table.static_w_per_mm2 * area_batch(records, terms)["total_mm2"]

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from phaze_fast.hardware.nodes import process_node
 from phaze_fast.records import Quantity, Record
 from phaze_fast.units import GIB
 
-__all__ = ["Prices"]
+__all__ = ["Prices", "RunningCosts"]
 
 Array = np.ndarray[Any, Any]
 
@@ -36,6 +37,18 @@ class Prices(Record):
     hbm_usd_per_gib: Quantity = 10.0
     """An assumption; trade press gives 10 to 20 dollars for HBM2e and HBM3."""
 
+    @classmethod
+    def at_node(cls, nm: float) -> Prices:
+        """Give the prices of a process node.
+
+        Examples
+        --------
+        >>> Prices.at_node(7.0) == Prices(), Prices.at_node(16.0).wafer_usd
+        (True, 3984.0)
+        """
+        node = process_node(nm)
+        return cls(wafer_usd=node.wafer_usd, defects_per_cm2=node.defects_per_cm2)
+
     def good(self, area_mm2: Array) -> Array:
         """Share of dies that work: negative binomial."""
         faults = area_mm2 / 100.0 * self.defects_per_cm2 / self.cluster
@@ -55,3 +68,33 @@ class Prices(Record):
         """Dollars of a die and its HBM."""
         found: Array = self.die_usd(area_mm2) + self.hbm_usd_per_gib * hbm_bytes / GIB
         return found
+
+
+class RunningCosts(Record):
+    """What it costs to own and run devices. Assumptions, to be replaced by whoever knows better.
+
+    Examples
+    --------
+    >>> round(RunningCosts().usd_per_joule * 3.6e6, 3)
+    0.088
+    """
+
+    what: ClassVar[str] = "running costs"
+    years: Quantity = 4.0
+    """Over which devices are paid off. Assumption: four years, as cloud operators state."""
+    used: Quantity = 0.9
+    """Share of that time in which they train. Assumption."""
+    usd_per_kwh: Quantity = 0.08
+    """Electricity. Assumption: about the price that industry pays in the United States."""
+    overhead: Quantity = 1.1
+    """Energy of the building over that of the devices. Google, Environmental Report 2023: 1.10."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds in which a device trains before it is paid off."""
+        return self.years * 365.25 * 86400.0 * self.used
+
+    @property
+    def usd_per_joule(self) -> float:
+        """Dollars of a joule that a device draws."""
+        return self.usd_per_kwh / 3.6e6 * self.overhead

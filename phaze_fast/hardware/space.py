@@ -18,9 +18,18 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.hardware.chip import Accelerator, chip_records, load_chip
-from phaze_fast.hardware.power import PowerModel
-from phaze_fast.hardware.silicon import FULL_AREA, PUBLISHED_AREA, area, energy_table
+from phaze_fast.hardware.chip import Accelerator, Links, chip_records, load_chip
+from phaze_fast.hardware.named_axes import axis_number
+from phaze_fast.hardware.package import PackageModel
+from phaze_fast.hardware.silicon import (
+    EVERY_AREA,
+    FULL_AREA,
+    PUBLISHED_AREA,
+    area,
+    energy_table_at,
+    power_batch,
+)
+from phaze_fast.hardware.space_limits import area_terms, finished, late_power
 from phaze_fast.hardware.space_spec import (
     COLUMN_NUMBER,
     COLUMNS,
@@ -78,7 +87,7 @@ class ArchitectureSpace:
         base = load_chip("phaze-tpuv4")
         powers = tuple(float(2**e) for e in range(13))
         sizes = tuple(float(2**e) for e in range(1, 9))
-        largest = _core.chip_area_total(chip_records([base]), 0.0, 0.0, 1)
+        largest = _core.chip_area_total(chip_records([base]), PUBLISHED_AREA.rates, 1)
         return cls(
             SpaceSpec(
                 name="phaze-tpuv4-area",
@@ -129,12 +138,51 @@ class ArchitectureSpace:
         return cls(spec.replace(name="phaze-full-area", axes=axes, area=limit))
 
     @classmethod
+    def every_term(cls) -> ArchitectureSpace:
+        """Return a space without free lunches: every area term, a package, a power cap, new axes.
+
+        Cores and buffer as published, with HBM2e or HBM3 in 2 to 6 stacks, 6 or 12 links and one
+        or two dies. A chip may be as large as the TPUv4-like one is with every term and six links
+        of 50 GB/s, and draw as many watts as that one does; above that its clock is lowered.
+        """
+        spec = cls.tpuv4_area().spec
+        links = Links(count=6, bandwidth_bytes_per_s=50e9)
+        base = spec.base.replace(name="phaze-tpuv4-links", links=links)
+        axes: dict[str, Any] = {
+            **spec.axes,
+            "hbm.generation": ("hbm2e", "hbm3"),
+            "hbm.stacks": (2.0, 4.0, 6.0),
+            "links.count": (6.0, 12.0),
+            "dies": (1.0, 2.0),
+        }
+        limit = AreaLimit(
+            max_mm2=area(base, EVERY_AREA).total_mm2,
+            min_fraction=0.3,
+            terms=EVERY_AREA,
+            follows_base=True,
+        )
+        watts = float(power_batch([base], terms=EVERY_AREA)[0])
+        return cls(
+            SpaceSpec(
+                name="phaze-every-term",
+                base=base,
+                axes=axes,
+                ties=dict(spec.ties),
+                area=limit,
+                max_power_w=watts,
+                above_power="slow",
+                package=PackageModel(),
+            )
+        )
+
+    @classmethod
     def load(cls, name_or_path: str | Path) -> ArchitectureSpace:
-        """Load ``published``, ``full-area`` or ``tpuv4-area``, or a YAML or JSON file."""
+        """Load ``published``, ``full-area``, ``every-term`` or ``tpuv4-area``, or a file."""
         named = {
             "tpuv4-area": cls.tpuv4_area,
             "published": cls.published,
             "full-area": cls.full_area,
+            "every-term": cls.every_term,
         }
         if str(name_or_path) in named:
             return named[str(name_or_path)]()
@@ -162,46 +210,37 @@ class ArchitectureSpace:
         if size < 1:
             raise InvalidInputError(f"size: {size} is not accepted; expected a number >= 1")
         limit, power = self.spec.area, self.spec.max_power_w
-        terms = (PUBLISHED_AREA if limit is None else limit.terms).rates
+        terms = area_terms(self.spec)
         if self._selection is not None:
             for start in range(0, len(self._selection), size):
-                picked = self._grid.pick(self._selection[start : start + size], terms)
-                yield self._clocked(SpaceChunk(*picked))
+                picked = self._grid.pick(self._selection[start : start + size], terms.rates)
+                yield finished(self.spec, SpaceChunk(*picked))
             return
         smallest, largest = 0.0, math.inf
         if limit is not None:
             smallest, largest = limit.min_fraction * limit.max_mm2, limit.max_mm2
         waived = limit is not None and limit.keep_small_single_core
-        if self.spec.above_power == "slow":
-            power = None  # it lowers clocks, below
-        energy = energy_table().to_record() if power is not None else _NO_ENERGY
+        if late_power(self.spec):
+            power = None
+        energy = _NO_ENERGY if power is None else energy_table_at(terms.process_nm).to_record()
         for start in range(0, self.grid_size, size):
             stop = min(start + size, self.grid_size)
             rows = self._grid.filter(
-                start, stop, terms, (smallest, largest), waived, energy, power or math.inf
+                start, stop, terms.rates, (smallest, largest), waived, energy, power or math.inf
             )
-            chunk = self._clocked(SpaceChunk(*rows))
+            chunk = finished(self.spec, SpaceChunk(*rows))
             if len(chunk.index):
                 yield chunk
-
-    def _clocked(self, chunk: SpaceChunk) -> SpaceChunk:
-        """Give chips that would draw too much the clock that the power limit allows."""
-        spec = self.spec
-        if spec.above_power == "drop" or spec.max_power_w is None or not len(chunk.index):
-            return chunk
-        terms = PUBLISHED_AREA if spec.area is None else spec.area.terms
-        shares = PowerModel().clock_shares(chunk.chips, spec.max_power_w, terms=terms)
-        runs = np.isfinite(shares)
-        chips = chunk.chips[runs].copy()
-        chips["clock_hz"] = chips["clock_hz"] * shares[runs]
-        return SpaceChunk(chunk.index[runs], chips, chunk.area_mm2[runs])
 
     @cached_property
     def _grid(self) -> _core.ChipGrid:
         base, varied = self.spec.base, {*self.spec.axes, *self.spec.ties}
         return _core.ChipGrid(
             base=chip_records([base]),
-            axes=[(COLUMN_NUMBER[field], list(values)) for field, values in self.spec.axes.items()],
+            axes=[
+                (COLUMN_NUMBER[field], [axis_number(base, field, value) for value in values])
+                for field, values in self.spec.axes.items()
+            ],
             ties=[
                 (COLUMN_NUMBER[field], COLUMN_NUMBER[source])
                 for field, source in self.spec.ties.items()
@@ -308,8 +347,11 @@ class ArchitectureSpace:
 
     def _chip(self, index: int) -> Accelerator:
         picked = self._grid.pick(np.array([index], dtype=np.int64), PUBLISHED_AREA.rates)
-        row = self._clocked(SpaceChunk(*picked)).chips[0]
+        row = finished(self.spec, SpaceChunk(*picked)).chips[0]
         varied = {field: row[COLUMNS[field]].item() for field in (*self.spec.axes, *self.spec.ties)}
+        if varied.pop("hbm.generation", None) is not None:
+            varied["hbm.capacity_bytes"] = row["hbm_bytes"].item()
+            varied["hbm.bandwidth_bytes_per_s"] = row["hbm_bytes_per_s"].item()
         if self.spec.above_power == "slow":
             varied["clock_hz"] = row["clock_hz"].item()
         return with_fields(self.spec.base, varied, f"{self.spec.name}[{index}]")

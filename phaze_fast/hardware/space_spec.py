@@ -13,8 +13,11 @@ from phaze_fast import _core
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, brief, nearest
 from phaze_fast.hardware.chip import Accelerator, load_chip
+from phaze_fast.hardware.named_axes import FP8_RATE, NAMED_AXES
+from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms
 from phaze_fast.records import (
+    Bytes,
     FrozenDict,
     NamedOr,
     OrderedFrozenDict,
@@ -44,6 +47,11 @@ COLUMNS = {
     "hbm.bandwidth_bytes_per_s": "hbm_bytes_per_s",
     "hbm.stacks": "hbm_stacks",
     "clock_hz": "clock_hz",
+    "links.count": "links",
+    "links.bandwidth_bytes_per_s": "link_bytes_per_s",
+    "dies": "dies",
+    "hbm.generation": "hbm_bytes_per_s",  # of one stack, until all are counted
+    "format": "fp8",
 }
 COLUMN_NUMBER = {
     field: list(_core.CHIP_DTYPE.fields or ()).index(c) for field, c in COLUMNS.items()
@@ -84,7 +92,16 @@ _AXIS_FORMS: list[dict[str, Any]] = [
 _AXES_SCHEMA = WithJsonSchema(
     {
         "type": "object",
-        "properties": {field: {"anyOf": _AXIS_FORMS} for field in COLUMNS},
+        "properties": {
+            field: {
+                "type": "array",
+                "items": {"enum": list(NAMED_AXES[field])},
+                "minItems": 1,
+            }
+            if field in NAMED_AXES
+            else {"anyOf": _AXIS_FORMS}
+            for field in COLUMNS
+        },
         "additionalProperties": False,
     }
 )
@@ -124,10 +141,15 @@ class SpaceSpec(Record):
     """What to call it."""
     base: Annotated[Accelerator, NamedOr()]
     """The chip that gives every field which is no axis; in a file also a preset's name."""
-    axes: Annotated[dict[str, tuple[float, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA]
+    axes: Annotated[
+        dict[str, tuple[float | str, ...]], AfterValidator(OrderedFrozenDict), _AXES_SCHEMA
+    ]
     """Values of each field, for example ``tensor_core.width: [8, 16, 32]`` or
     ``buffer.capacity_bytes: [16 MiB, 32 MiB]``; in a file also
-    ``{powers_of_two: [1, 8]}`` (exponents) or ``{start: 8, stop: 256, step: 8}``."""
+    ``{powers_of_two: [1, 8]}`` (exponents) or ``{start: 8, stop: 256, step: 8}``. ``links.count``
+    scales the fabric's bandwidth with the links of a chip; ``hbm.generation`` gives capacity and
+    bandwidth of each of ``hbm.stacks``; ``format: [bf16, fp8]`` what a step computes in; ``dies``
+    what the logic is cut into."""
     ties: Annotated[dict[str, str], AfterValidator(FrozenDict)] = Field(
         default={}, validate_default=True
     )
@@ -139,6 +161,12 @@ class SpaceSpec(Record):
     above_power: Literal["drop", "slow"] = "drop"
     """What happens to chips above it: they are left out, or run at the highest clock that it allows
     (docs/robust.md); those that leakage and HBM alone take above it are left out in any case."""
+    package: PackageModel | None = None
+    """Keep chips whose dies fit a reticle and whose dies and stacks fit an interposer."""
+    min_hbm_bytes: Bytes = 0
+    """Keep chips with at least so much memory."""
+    max_hbm_bytes: Bytes | None = None
+    """Keep chips with at most so much memory."""
 
     @field_validator("base", mode="before")
     @classmethod
@@ -163,12 +191,16 @@ class SpaceSpec(Record):
                     f"ties.{field}: a tied field cannot be an axis too, nor can another tie "
                     "depend on it"
                 )
+            if field in NAMED_AXES or source in NAMED_AXES:
+                raise ValueError(f"ties.{field}: a field with named values takes no part in ties")
             if _is_whole(field) and not _is_whole(source):
                 raise ValueError(f"ties.{field}: takes whole numbers, which {source} does not give")
-        if any(f.startswith("hbm.") for f in (*self.axes, *self.ties)) and self.base.hbm is None:
-            raise ValueError(f"axes: {self.base.name} has no hbm to vary")
+        self._check_parts()
         for field, values in self.axes.items():  # a chip with each extreme must be a valid chip
-            for value in sorted({min(values), max(values)}):
+            if field in NAMED_AXES:
+                continue
+            numbers = [value for value in values if not isinstance(value, str)]
+            for value in sorted({min(numbers), max(numbers)}):
                 number = int(value) if _is_whole(field) else value
                 tried = with_fields(self.base, {field: number}, "axes")
                 try:
@@ -178,6 +210,25 @@ class SpaceSpec(Record):
         if self.grid_size > _MAX_GRID:
             raise ValueError(f"axes: a grid of {self.grid_size} points is more than {_MAX_GRID}")
         return self
+
+    def _check_parts(self) -> None:
+        """Refuse axes over what the base does not have, or what another axis gives."""
+        fields = (*self.axes, *self.ties)
+        for part in ("hbm", "links"):
+            if any(f.startswith(f"{part}.") for f in fields) and getattr(self.base, part) is None:
+                raise ValueError(f"axes: {self.base.name} has no {part} to vary")
+        for field in ("hbm.capacity_bytes", "hbm.bandwidth_bytes_per_s"):
+            if "hbm.generation" in self.axes and field in fields:
+                raise ValueError(f"axes.{field}: hbm.generation gives it; expected one of the two")
+        if self.max_hbm_bytes is not None and self.max_hbm_bytes < self.min_hbm_bytes:
+            raise ValueError(
+                f"max_hbm_bytes: {self.max_hbm_bytes} is below min_hbm_bytes, {self.min_hbm_bytes}"
+            )
+
+    @property
+    def varies_step(self) -> bool:
+        """Whether chips differ in what the step runs over or computes in, not in rates alone."""
+        return bool({"links.count", "links.bandwidth_bytes_per_s", "format"} & set(self.axes))
 
     def digest(self) -> str:
         """Return a hash of the content, in which the order of the axes counts."""
@@ -237,9 +288,29 @@ def _with_unit(field: str, value: Any) -> Any:
 _UNITS = {"bandwidth_bytes_per_s": "bytes/s", "_hz": "Hz", "_bytes": "bytes"}
 
 
-def _axis_values(field: str, values: object) -> tuple[float, ...]:
+def _named_values(field: str, values: object) -> tuple[str, ...]:
+    """Check the values of an axis that has names."""
+    names = NAMED_AXES[field]
+    if not isinstance(values, Sequence) or isinstance(values, str) or not values:
+        raise ValueError(
+            f"axes.{field}: {brief(values)} is not accepted; expected a list of some of "
+            f"{', '.join(names)}"
+        )
+    for value in values:
+        if value not in names:
+            raise ValueError(
+                f"axes.{field}: {brief(value)} is not accepted; {nearest(str(value), names)}"
+            )
+    if len(set(values)) != len(values):
+        raise ValueError(f"axes.{field}: a value is given twice")
+    return tuple(values)
+
+
+def _axis_values(field: str, values: object) -> tuple[float | str, ...]:
     if field not in COLUMNS:
         raise ValueError(f"axes: unknown field {field[:60]!r}; {nearest(field[:60], COLUMNS)}")
+    if field in NAMED_AXES:
+        return _named_values(field, values)
     if isinstance(values, Mapping):
         values = _expanded(field, values)
     if isinstance(values, np.ndarray):
@@ -264,6 +335,12 @@ def with_fields(base: Accelerator, varied: dict[str, Any], name: str) -> Acceler
     own: dict[str, Any] = {"name": name}
     parts: dict[str, dict[str, Any]] = {}
     for field, value in varied.items():
+        if field == "format":
+            rates: dict[Any, float] = dict(base.tensor_core.rates)
+            rates.pop("fp8", None)
+            rates |= {"fp8": FP8_RATE} if value else {}
+            parts.setdefault("tensor_core", {})["rates"] = FrozenDict(rates)
+            continue
         part, _, leaf = field.rpartition(".")
         (parts.setdefault(part, {}) if part else own)[leaf] = value
     for part, changes in parts.items():

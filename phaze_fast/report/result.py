@@ -20,6 +20,8 @@ from phaze_fast.search.designs import Design, geometric_mean
 from phaze_fast.search.find import checked_weights, search_digest
 from phaze_fast.search.goals import OBJECTIVES, checked_objectives, front_of
 from phaze_fast.search.information import Information
+from phaze_fast.search.objective import UNITS
+from phaze_fast.search.portfolio import Portfolio
 from phaze_fast.search.problem import SearchProblem, problems_of
 from phaze_fast.search.result import Outcome, Winner
 from phaze_fast.search.robust import RobustResult
@@ -53,7 +55,7 @@ class ParetoFront(Table):
 
 
 _VALUES = {
-    "time": lambda p: p.score,
+    "time": lambda p: p.time_s,
     "area": lambda p: p.area_mm2,
     "energy": lambda p: p.energy_j,
     "hbm": lambda p: p.hbm_bytes,
@@ -82,6 +84,10 @@ class SearchResult(Table):
     """The chip of least largest regret, where constants were given as intervals."""
     information: Information | None = None
     """What the constants decide, where samples of the intervals were asked for."""
+    portfolio: Portfolio | None = None
+    """The best two chips, where they were asked for."""
+    objective: str = "time"
+    """What was made least: a name of `phaze_fast.search.objective.UNITS`."""
 
     @property
     def status(self) -> str:
@@ -90,7 +96,7 @@ class SearchResult(Table):
 
     @property
     def bound(self) -> float:
-        """No chip and plan takes less, seconds."""
+        """No chip and plan takes less: seconds, or what the objective counts."""
         return self.outcome.bound
 
     @property
@@ -151,13 +157,20 @@ class SearchResult(Table):
             index=winner.chip,
             grid_index=int(self.space.index[winner.chip]),
             plans=dict(zip(names, winner.plans, strict=True)),
-            time_s=winner.score,
+            time_s=winner.time_s,
+            value=winner.score,
             samples_per_s=geometric_mean(rates, self.weights),
             area_mm2=winner.area_mm2,
             energy_j=winner.energy_j,
             hbm_bytes=winner.hbm_bytes,
             cost_usd=winner.cost_usd,
         )
+
+    def amount(self, value: float) -> str:
+        """Write a value of the objective with its unit."""
+        if self.objective == "time":
+            return format_time(value)
+        return f"{value:,.4g} {UNITS[self.objective]}"
 
     def _slower(self) -> int:
         """Position of the first of the best chips that is slower than the best; 0: none is."""
@@ -211,6 +224,7 @@ class SearchResult(Table):
         found: dict[str, Any] = {
             "status": self.status,
             "models": [problem.model.name for problem in self.problems],
+            "objective": {"name": self.objective, "unit": UNITS[self.objective]},
             "points": outcome.points,
             "designs": outcome.designs,
             "evaluated": outcome.counts["placed"],
@@ -237,6 +251,8 @@ class SearchResult(Table):
             }
         if self.robust is not None:
             found |= self.robust.to_dict()
+        if self.portfolio is not None:
+            found["portfolio"] = self.portfolio.to_dict()
         if self.information is not None:
             found["information"] = self.information.to_dict()
         found["baselines"] = self.baselines
@@ -295,7 +311,7 @@ class SearchResult(Table):
         proof = (
             f"proven over {self.outcome.points:,} points"
             if self.status == "optimal"
-            else f"bound {format_time(self.bound)}, gap {self.gap:.2%}"
+            else f"bound {self.amount(self.bound)}, gap {self.gap:.2%}"
         )
         return f"{names}: {self.status}, {proof}\n{self.best}"
 
@@ -315,9 +331,12 @@ def result_of(
     top: int = 10,
     pareto: Sequence[str] = (),
     threads: int = 1,
+    objective: str = "time",
 ) -> SearchResult:
     """Put what came out of a search together with what was asked."""
     problems = problems_of(models, ChipGroups.of(space), cluster, training)
     shares = checked_weights(weights, len(models))
-    name = search_digest(problems, space, shares, top, checked_objectives(pareto))
-    return SearchResult(tuple(problems), space, shares, outcome, name, threads, top)
+    name = search_digest(problems, space, shares, top, checked_objectives(pareto), objective)
+    return SearchResult(
+        tuple(problems), space, shares, outcome, name, threads, top, objective=objective
+    )

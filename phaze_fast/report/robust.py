@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phaze_fast.report.markup import Html, facts, join, table, tag
+from phaze_fast.report.robust_figures import chips_by_constants, tornado
 from phaze_fast.report.words import NOTHING, count, is_number, percent, seconds
 
 __all__ = ["robust_section"]
@@ -50,6 +51,8 @@ def robust_section(document: Data) -> Html:
         )
     columns = ["Constant", "Interval>", "Where it does worst>", "Left if known>", "Source"]
     parts.append(table("Constants as intervals", columns, rows))
+    apart = (document.get("information") or {}).get("one_at_a_time") or {}
+    parts += [part for part in (chips_by_constants(apart), tornado(apart)) if part]
     odds = (document.get("information") or {}).get("probability") or []
     if odds:
         wins = [[percent(row["share"]), tag("span", row["chip_text"])] for row in odds[:12]]

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.hardware import ArchitectureSpace, area_batch, chip_records
+from phaze_fast.hardware import ArchitectureSpace, AreaTerms, area_batch, chip_records
+from phaze_fast.hardware.space_limits import area_terms
 from phaze_fast.search.constants import AREA_TERMS, Uncertainty
 
 __all__ = ["AreaRange", "terms_mm2", "widened_space"]
@@ -26,11 +27,13 @@ _ALMOST = 1.0 + 1e-12
 
 def terms_mm2(space: ArchitectureSpace, records: Array) -> Array:
     """Area of chips by term, shape (chips, terms), mm2."""
-    limit = space.spec.area
-    found = area_batch(records) if limit is None else area_batch(records, limit.terms)
+    found = area_batch(records, area_terms(space.spec))
+    terms = area_terms(space.spec)
     multiplier, lane = _unit_mm2(space)
     arrays = records["tensor_cores"] * records["tensor_width"] * float(multiplier)
     arrays = arrays * records["tensor_depth"]
+    if terms.formats:
+        arrays = arrays * np.where(records["fp8"] > 0, 1.0 + terms.fp8_share, 1.0)
     lanes = records["vector_cores"] * records["vector_lanes"] * records["vector_alus_per_lane"]
     lanes = lanes * float(lane)
     columns = {
@@ -41,7 +44,10 @@ def terms_mm2(space: ArchitectureSpace, records: Array) -> Array:
     }
     rest = [term for term in AREA_TERMS if term not in columns]
     columns |= {term: found[f"{term}_mm2"] for term in rest}
-    return np.stack([columns[term] for term in AREA_TERMS], axis=1)
+    made = np.stack([columns[term] for term in AREA_TERMS], axis=1)
+    if terms.die_to_die:  # links between dies are a share of all else
+        made *= np.where(records["dies"] > 1, 1.0 + terms.die_to_die_share, 1.0)[:, None]
+    return made
 
 
 def _unit_mm2(space: ArchitectureSpace) -> tuple[float, float]:
@@ -49,8 +55,9 @@ def _unit_mm2(space: ArchitectureSpace) -> tuple[float, float]:
     two = np.repeat(chip_records([space.spec.base]), 2)
     for field in ("tensor_cores", "tensor_depth", "vector_cores", "vector_alus_per_lane"):
         two[field] = 1
+    two["fp8"] = 0
     two["tensor_width"] = two["vector_lanes"] = (1, 2)
-    found = area_batch(two)
+    found = area_batch(two, AreaTerms(process_nm=area_terms(space.spec).process_nm))
     return float(np.diff(found["tensor_mm2"])[0]), float(np.diff(found["vector_mm2"])[0])
 
 

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.hardware.price import Prices
 from phaze_fast.runs.executors import Workers
 from phaze_fast.search.candidates import PLACED, SCHEDULED, Answer, CandidateTable
 from phaze_fast.search.chip_groups import ChipGroups
-from phaze_fast.search.goals import BestFew, Front, ScoreTable, front_of
+from phaze_fast.search.goals import BestFew, Front, ScoreTable
+from phaze_fast.search.objective import Objective, objective_of
 from phaze_fast.search.plan_cache import PlanCache
-from phaze_fast.search.problem import SearchProblem
+from phaze_fast.search.problem import Problem
 from phaze_fast.search.result import Budget, Outcome, Progress, Winner
+from phaze_fast.search.seeds import seed_best, seed_front
 from phaze_fast.search.summary import counts_of, front_points_of, outcome_of, winners_of
 from phaze_fast.search.waves import first_of, later_of_group
 
@@ -31,10 +33,6 @@ Array = np.ndarray[Any, Any]
 
 _WAVE, _LARGE_WAVE = 4096, 2**15
 _PLACED_AT_ONCE = 256
-_SEEDS = (512, 128, 32, 4)
-"""How many candidates go to each step in the first wave, which finds something to beat."""
-_SEED_ROUNDS = 4
-_FRONT_ROUNDS = 8
 _MORE_NODES = 2_000_000
 
 
@@ -57,8 +55,8 @@ class BestFirstSearch:
         Who does the work; the answer does not depend on it.
     cache
         Plans that were placed before.
-    prices
-        Of dies and HBM.
+    objective
+        What is made least; by default seconds of a step.
     progress
         Called after every wave.
     """
@@ -68,7 +66,7 @@ class BestFirstSearch:
 
     def __init__(
         self,
-        problems: Sequence[SearchProblem],
+        problems: Sequence[Problem],
         groups: ChipGroups,
         weights: Sequence[float] = (),
         top: int = 1,
@@ -76,8 +74,8 @@ class BestFirstSearch:
         threads: int = 1,
         workers: Workers | None = None,
         cache: PlanCache | None = None,
-        prices: Prices | None = None,
         progress: Callable[[Progress], None] | None = None,
+        objective: Objective | None = None,
     ) -> None:
         self.groups, self.problems = groups, list(problems)
         self.front, self.objectives = Front.empty(objectives), objectives
@@ -86,8 +84,10 @@ class BestFirstSearch:
         self.has: Array = groups.chip >= 0
         shape = (self.has.shape[0], self.has.shape[1])
         self.scores = ScoreTable(list(weights) or [1.0] * len(self.problems), shape)
+        self.objective = objective or objective_of("time", self.problems, groups)
+        with_energy = "energy" in objectives or self.objective.has_energy
         self.tables = [
-            CandidateTable(problem, groups, threads, workers, cache, "energy" in objectives)
+            CandidateTable(problem, groups, threads, workers, cache, with_energy)
             for problem in self.problems
         ]
         self.chosen: list[dict[tuple[int, int], Answer]] = [{} for _ in self.problems]
@@ -96,16 +96,18 @@ class BestFirstSearch:
         fits = [table.evaluator.fits.any(axis=0) for table in self.tables]
         self._hopeless: Array = ~np.logical_and.reduce(fits)
         self._alive = np.arange(len(groups))
-        self.usd = (prices or Prices()).device_usd(
-            groups.area_mm2[:, None], groups.capacities[None, :].astype(float)
-        ) * float(self.problems[0].cluster.devices)
         self.left = np.zeros((3, 0), dtype=np.int64)
         self.placed = 0
         self.history: list[Progress] = []
 
+    @cached_property
+    def usd(self) -> Array:
+        """Dollars of all devices, shape (groups, capacities)."""
+        return self.groups.device_usd() * float(self.problems[0].cluster.devices)
+
     # ---- what the goals still ask for ----
 
-    def _others(self, groups: Array, c: int, energy: Array) -> Array:
+    def others(self, groups: Array, c: int, energy: Array) -> Array:
         """Objectives of chips with a capacity but for time, as the front orders them."""
         columns = {
             "area": self.groups.area_mm2[groups],
@@ -134,7 +136,7 @@ class BestFirstSearch:
             below = np.where(self._hopeless, -np.inf, self.scores.scores[groups])
         if self.objectives:
             for c in range(below.shape[1]):
-                others = self._others(groups, c, energy)
+                others = self.others(groups, c, energy)
                 below[:, c] = np.maximum(below[:, c], self.front.below_s(others))
         below[~self.has[groups]] = -np.inf
         return below
@@ -147,10 +149,17 @@ class BestFirstSearch:
         energy = table.energy[s, groups] if table.energy.size else np.zeros(len(groups))
         below = self._below(groups, energy)
         if len(self.tables) > 1:
-            least = [x.least[:, groups].min(axis=0, initial=np.inf) for x in self.tables]
+            least = self.least_values(groups)
             columns = [self.scores.limits(i, least, below[:, c]) for c in range(below.shape[1])]
             below = np.where(self.has[groups], np.stack(columns, axis=1), -np.inf)
-        return below
+        return self.objective.seconds(i, s, table, groups, below)
+
+    def least_values(self, groups: Any) -> list[Array]:
+        """Lower bounds of each model's value on chip groups, whatever the strategy."""
+        return [
+            self.objective.least(i, table, groups).min(axis=0, initial=np.inf)
+            for i, table in enumerate(self.tables)
+        ]
 
     def _schedule(self, i: int, s: int, groups: Array) -> None:
         """Schedule candidates of model `i`, as far as they are worth it."""
@@ -166,16 +175,17 @@ class BestFirstSearch:
         """Note a plan of a chip group and capacity."""
         group, c, s, placed, joules = answer[:5]
         old = self.chosen[i].get((group, c))
-        known = self.scores.times[i, group, c]
-        if old is None or (placed.time_s, joules, s) < (known, old.energy_j, old.strategy):
+        known = self.scores.values[i, group, c]
+        value = self.objective.value(i, group, c, placed.time_s, joules)
+        if old is None or (value, joules, s) < (known, old.energy_j, old.strategy):
             self.chosen[i][group, c] = answer
-        score = self.scores.take(i, group, c, placed.time_s)
+        score = self.scores.take(i, group, c, value)
         if self.objectives:
             alone = len(self.tables) == 1
             point = (group, c, s) if alone else (group, c)
             if alone or np.isfinite(score):
                 values = (placed.time_s, joules) if alone else (score, 0.0)
-                others = self._others(np.array([group]), c, np.array([values[1]]))[0]
+                others = self.others(np.array([group]), c, np.array([values[1]]))[0]
                 self.front.add(point, np.array([values[0], *others]))
                 self.points[point] = answer
         self._note_best(group)
@@ -186,7 +196,8 @@ class BestFirstSearch:
         """Candidates worth looking at as (model, strategy, group), their bounds, and the least."""
         alive = self._alive
         every = slice(None) if len(alive) == len(self.groups) else alive
-        least = [t.least[:, every].min(axis=0, initial=np.inf) for t in self.tables]
+        by_strategy = [self.objective.least(i, t, every) for i, t in enumerate(self.tables)]
+        least = [values.min(axis=0, initial=np.inf) for values in by_strategy]
         score = self.scores.combined(least)
         limit = self._limits(alive)
         if self.every or self.objectives:
@@ -199,14 +210,12 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
+            by_strategy = [values[:, keep] for values in by_strategy]
         tops = [self.scores.limits(i, least, limit) for i in range(len(self.tables))]
 
         def open_of(i: int, s: int) -> Array:
-            table = self.tables[i]
-            own = table.least[s, alive]
-            return np.flatnonzero(
-                (table.level[s, alive] < PLACED) & (own <= tops[i]) & np.isfinite(own)
-            )
+            own, levels = by_strategy[i][s], self.tables[i].level[s, alive]
+            return np.flatnonzero((levels < PLACED) & (own <= tops[i]) & np.isfinite(own))
 
         # One strategy after another, counted before they are listed: memory stays small.
         rows = [(i, s) for i, table in enumerate(self.tables) for s in range(len(table.least))]
@@ -218,10 +227,10 @@ class BestFirstSearch:
             begin, end = end, end + len(at)
             found[0, begin:end], found[1, begin:end], found[2, begin:end] = i, s, alive[at]
             alone = len(self.tables) == 1
-            keys[begin:end] = self.tables[i].least[s, alive[at]] if alone else score[at]
+            keys[begin:end] = by_strategy[i][s, at] if alone else score[at]
         return found, keys, float(score.min(initial=np.inf))
 
-    def _advance(self, candidates: Array, everything: bool = False) -> None:
+    def advance(self, candidates: Array, everything: bool = False) -> None:
         """Take candidates one step further; those to be placed come last and are few."""
         level = np.zeros(candidates.shape[1], dtype=np.int64)
         for i, table in enumerate(self.tables):
@@ -242,59 +251,6 @@ class BestFirstSearch:
                 self._schedule(i, s, at)
             else:
                 self._place(i, s, at)
-
-    def _seed(self, limited: bool) -> None:
-        """Find something to beat: the most promising candidates of each model go all the way.
-
-        Again until as many chip groups are placed as are asked for: without a limit every
-        candidate of a large space would be listed. Once where the budget is limited.
-        """
-        for _ in range(1 if limited else _SEED_ROUNDS):
-            for i, table in enumerate(self.tables):
-                for level, count in enumerate(_SEEDS, start=1):
-                    more = 0 if limited else self.best.top * (5 - level)
-                    self._seed_level(i, table, level, max(count, more))
-            if np.isfinite(self.best.limit):
-                return
-
-    def _seed_level(self, i: int, table: CandidateTable, level: int, count: int) -> None:
-        best = [np.zeros((2, 0), dtype=np.int64)]
-        for s, least in enumerate(table.least):  # one after another, so that memory stays small
-            waiting = np.flatnonzero(table.level[s] == level)
-            waiting = waiting[first_of(least[waiting], count)]
-            best.append(np.stack([np.full(len(waiting), s), waiting]))
-        at = np.concatenate(best, axis=1)
-        key = table.least[at[0], at[1]]
-        first = first_of(key, count)
-        s, group = at[:, first[np.isfinite(key[first])]]
-        step = 1 if level == SCHEDULED else len(s) or 1
-        for one in range(0, len(s), step):
-            some = slice(one, one + step)
-            self._advance(np.stack([np.full(len(s[some]), i), s[some], group[some]]))
-
-    def _seed_front(self) -> None:
-        """Place what is on the front of the bounds: near it is the front itself.
-
-        What is found there says over the whole range of the other objectives what is still worth
-        looking at.
-        """
-        for _ in range(_FRONT_ROUNDS):
-            for i, table in enumerate(self.tables):
-                if not len(table.evaluator):
-                    continue
-                energy = np.zeros(len(self.groups))
-                if table.energy.size:
-                    energy = table.energy.min(axis=0, initial=np.inf)
-                s = table.least.argmin(axis=0)
-                least = table.least[s, np.arange(len(s))]
-                others = self._others(np.arange(len(s)), self.has.shape[1] - 1, energy)
-                groups = front_of(np.column_stack([least, others]))
-                groups = groups[np.isfinite(least[groups])]
-                for level in range(1, PLACED):
-                    ahead = groups[table.level[s[groups], groups] == level]
-                    self._advance(
-                        np.stack([np.full(len(ahead), i), s[ahead], ahead]), everything=True
-                    )
 
     def _note(self, waiting: int, bound: float) -> None:
         levels = [table.level for table in self.tables]
@@ -324,7 +280,7 @@ class BestFirstSearch:
         self._note(sum(table.level.size for table in self.tables), 0.0)
         self._seed(limited=budget != Budget())
         if self.objectives:
-            self._seed_front()
+            seed_front(self)
         while True:
             self.left = np.zeros((3, 0), dtype=np.int64)  # what the last wave listed can go
             self.left, key, least = self._open()
@@ -342,24 +298,30 @@ class BestFirstSearch:
             wave = max(_WAVE * len(self.tables), large)
             wanted = waiting[:, first_of(key, wave)]
             del waiting, key
-            self._advance(wanted)
+            self.advance(wanted)
+
+    def _seed(self, limited: bool) -> None:
+        """Find something to beat."""
+        seed_best(self, limited)
 
     def _prove(self) -> None:
         """Bound with more patience what is not proven and might be better than what was found.
 
         The schedules themselves stay as they are, those that `plan` has as well.
         """
-        if self.objectives:
+        if self.objectives or self.objective.has_energy:
             return
-        least = self.scores.combined([t.least.min(axis=0, initial=np.inf) for t in self.tables])
+        least = self.scores.combined(self.least_values(slice(None)))
         for i, table in enumerate(self.tables):
             for s, group in sorted(table.unproven):
                 if table.level[s, group] == PLACED and least[group] < self.best.limit:
-                    reached = float(self.scores.times[i, group, table.last[group]])
-                    if table.least[s, group] > reached:
+                    answer = self.chosen[i].get((group, int(table.last[group])))
+                    if answer is None:
+                        continue
+                    if table.least[s, group] > answer.placed.time_s:
                         table.unproven.discard((s, group))
-                    elif np.isfinite(reached):
-                        table.prove(s, group, _MORE_NODES, reached)
+                    else:
+                        table.prove(s, group, _MORE_NODES, answer.placed.time_s)
 
     # ---- what came out ----
 
@@ -368,8 +330,7 @@ class BestFirstSearch:
         """Nothing in the space has a better score."""
         unproven = float("inf")
         if any(table.unproven for table in self.tables):
-            least = [t.least.min(axis=0, initial=np.inf) for t in self.tables]
-            unproven = float(self.scores.combined(least).min())
+            unproven = float(self.scores.combined(self.least_values(slice(None))).min())
         return min(self.history[-1].bound, self.best.best, unproven)
 
     def answer(self, group: int, capacity: int, model: int = 0) -> Answer | None:

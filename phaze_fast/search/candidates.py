@@ -15,7 +15,8 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.search.bounds import STEPS, PricedChips
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.plan_cache import PlanCache
-from phaze_fast.search.problem import SearchProblem
+from phaze_fast.search.problem import Problem
+from phaze_fast.search.variants import VariedProblem
 
 __all__ = ["PLACED", "SCHEDULED", "Answer", "CandidateTable"]
 
@@ -41,7 +42,7 @@ class Answer(NamedTuple):
     """Which of those."""
 
 
-def _asked(problem: SearchProblem, name: str, s: int, *rest: Any) -> Any:
+def _asked(problem: Problem, name: str, s: int, *rest: Any) -> Any:
     """Ask a problem, here or in another process."""
     return getattr(problem, name)(s, *rest)
 
@@ -66,15 +67,15 @@ class CandidateTable:
         Steps done, shape (strategies, groups).
     least
         Lower bounds in seconds, with the group's largest HBM.
-    energy
-        Lower bounds in joules; empty where nobody asks.
+    energy, dynamic
+        Lower bounds in joules, all of them and without leakage; empty where nobody asks.
     unproven
         Scheduled candidates of which some layer's schedule is not proven.
     """
 
     def __init__(
         self,
-        problem: SearchProblem,
+        problem: Problem,
         groups: ChipGroups,
         threads: int = 1,
         workers: Workers | None = None,
@@ -89,6 +90,7 @@ class CandidateTable:
         self.level = np.zeros(shape, dtype=np.uint8)
         self.least = np.zeros(shape)
         self.energy = np.zeros(shape if with_energy else (0, 0))
+        self.dynamic = np.zeros(shape if with_energy else (0, 0))
         self.unproven: set[tuple[int, int]] = set()
         self.last = groups.chip.shape[1] - 1 - np.argmax(groups.chip[:, ::-1] >= 0, axis=1)
         """Largest capacity of each group."""
@@ -125,12 +127,19 @@ class CandidateTable:
         rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
         self._raise(s, groups, self.evaluator.bounds(s, least, rooms, self._threads), level)
         if self.energy.size:
-            joules = self.problem.least_energy_j(s, least)
+            joules, spent = self.problem.least_energy_j(s, least)
             self.energy[s, groups] = np.maximum(self.energy[s, groups], joules)
+            self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], spent)
 
     def bound(self, s: int, groups: Array, level: int) -> None:
         """Take candidates to a step before `scheduled`."""
         if level == 1:
+            if isinstance(self.problem, VariedProblem):
+                own = self.problem.has(s, self.groups.variant[groups])
+                self.least[s, groups[~own]] = np.inf  # there is no such candidate
+                groups = groups[own]
+                if not len(groups):
+                    return
             whole = len(groups) == len(self.groups)
             records = self.groups.records if whole else self.groups.records[groups]
             work = np.concatenate(self._each("work_s", s, [records]))
@@ -250,7 +259,8 @@ class CandidateTable:
                 reached = min(known[last].time_s, float(below[k, last]))
                 self.least[s, group] = max(self.least[s, group], reached)
         plans, rows = [item[3] for item in wanted], [item[0] for item in wanted]
-        joules = self.evaluator.energies_j(plans, times, rows).tolist() if wanted else []
+        own = self.problem.of(s)[0].evaluator
+        joules = own.energies_j(plans, times, rows).tolist() if wanted else []
         for (k, group, c, placed), energy in zip(wanted, joules, strict=True):
             yield Answer(group, c, s, placed, energy, times, k)
 

@@ -6,13 +6,18 @@ group, which is timed once and placed for each capacity.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, ArchitectureSpace
+from phaze_fast.hardware.named_axes import FP8_RATE
+from phaze_fast.hardware.package import PackageModel
+from phaze_fast.hardware.price import Prices
+from phaze_fast.hardware.space_limits import area_terms, why_empty
+from phaze_fast.search.variants import Variant, variants_of
 
 __all__ = ["ChipGroups"]
 
@@ -50,6 +55,22 @@ class ChipGroups:
     """Group and capacity of each chip that was given, shape (chips, 2)."""
     like: Accelerator
     """The chip whose tuning, launch latency and formats they all share."""
+    variants: tuple[Variant, ...] = ()
+    """Links and formats that occur, where those are axes; none where all chips share theirs."""
+    variant: Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Which of them each group has."""
+    prices: Prices = field(default_factory=Prices)
+    """Of wafers and HBM."""
+    package: PackageModel | None = None
+    """What holds dies and stacks, where that is priced."""
+
+    def device_usd(self) -> Array:
+        """Dollars of a device of each group with each capacity, shape (groups, capacities)."""
+        area_mm2, sizes = self.area_mm2[:, None], self.capacities[None, :].astype(float)
+        if self.package is None:
+            return self.prices.device_usd(area_mm2, sizes)
+        dies, stacks = self.records["dies"][:, None], self.records["hbm_stacks"][:, None]
+        return self.package.device_usd(area_mm2, dies, stacks, sizes, self.prices)
 
     def __len__(self) -> int:
         return len(self.records)
@@ -59,14 +80,21 @@ class ChipGroups:
         macs = float(record["tensor_cores"]) * float(record["tensor_width"])
         macs *= float(record["tensor_depth"])
         rate = self.like.tensor_core.rates.get("bf16", 0.0)
+        if any(variant.fp8 for variant in self.variants) and record["fp8"]:
+            rate = FP8_RATE
         return 2.0 * rate * macs * float(record["clock_hz"])
 
     def take(self, groups: Array) -> ChipGroups:
         """Give some of them; the capacities stay."""
         records = np.ascontiguousarray(self.records[groups])
-        none = np.zeros((0, 2), dtype=np.int64)
-        chips = self.chip[groups]
-        return ChipGroups(records, self.area_mm2[groups], self.capacities, chips, none, self.like)
+        return replace(
+            self,
+            records=records,
+            area_mm2=self.area_mm2[groups],
+            chip=self.chip[groups],
+            of_chip=np.zeros((0, 2), dtype=np.int64),
+            variant=self.variant[groups] if self.variants else self.variant,
+        )
 
     @classmethod
     def of(cls, space: ArchitectureSpace) -> ChipGroups:
@@ -78,10 +106,19 @@ class ChipGroups:
             Where no chip passes its limits.
         """
         if not len(space):
-            raise InfeasibleError(
-                f"{space.spec.name}: there is no chip in it, or none that passes its limits"
-            )
-        return cls.of_records(space.chips, space.area_mm2, space.spec.base)
+            raise InfeasibleError(why_empty(space))
+        spec = space.spec
+        found = cls.of_records(space.chips, space.area_mm2, spec.base)
+        cut = spec.package is None and ("dies" in spec.axes or spec.base.dies > 1)
+        found = replace(
+            found,
+            prices=Prices.at_node(area_terms(spec).process_nm),
+            package=PackageModel() if cut else spec.package,
+        )
+        if not spec.varies_step:
+            return found
+        variants, which = variants_of(found.records, spec.base, "format" in spec.axes)
+        return replace(found, variants=variants, variant=which)
 
     @classmethod
     def of_records(cls, chips: Array, area_mm2: Array, like: Accelerator) -> ChipGroups:

@@ -13,6 +13,7 @@ import numpy as np
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import (
+    PUBLISHED_AREA,
     Accelerator,
     ArchitectureSpace,
     Cluster,
@@ -33,6 +34,8 @@ AREA_TERMS = (
     "buffer",
     "network",
     "hbm",
+    "control",
+    "links",
 )
 """Terms of a chip's area: multipliers, lanes, the SRAM beside them, and what they share."""
 
@@ -112,6 +115,17 @@ _AREAS: dict[str, tuple[float, float, str]] = {
         "assumption: LLMCompass (ISCA 2024) takes the mean of two chips that differ",
     ),
     "hbm_area": (0.8, 1.2, "assumption: LLMCompass (ISCA 2024) reads it off die photographs"),
+    "control_area": (
+        0.5,
+        1.54,
+        "LLMCompass (ISCA 2024): 0.73 to 1.53 M transistors a lane, mean 1.0 M; half where there "
+        "are few registers",
+    ),
+    "links_area": (
+        0.7,
+        1.75,
+        "LLMCompass (ISCA 2024): NVLink 4 and Infinity Fabric against NVLink 3, per byte/s",
+    ),
 }
 _AT_MOST_ONE = ("matrix_rate", "port_bandwidth", "hbm_write_rate")
 
@@ -266,8 +280,8 @@ def _known(space: ArchitectureSpace, cluster: Cluster, every: bool = True) -> li
     launch = space.spec.base.launch_latency_s
     found.append(Constant("launch", launch, launch + _LAUNCH_S, launch, "latency", "s", _LAUNCH))
     limit = space.spec.area
-    counted = {"network": limit is not None and limit.terms.network}
-    counted["hbm"] = limit is not None and limit.terms.hbm
+    terms = PUBLISHED_AREA if limit is None else limit.terms
+    counted = {name: getattr(terms, name) for name in ("network", "hbm", "control", "links")}
     for name, (low, high, source) in _AREAS.items():
         if counted.get(name.removesuffix("_area"), True):
             found.append(Constant(name, low, high, 1.0, "area", "factor", source))

@@ -27,6 +27,8 @@ class Design:
     """By model."""
     time_s: float
     """Seconds of a step; of several models, their weighted geometric mean."""
+    value: float
+    """What was made least, seconds unless another objective was asked for."""
     samples_per_s: float
     """Sequences per second, likewise."""
     area_mm2: float
@@ -57,6 +59,7 @@ class Design:
             "plan": next(iter(plans.values())),
             "plans": plans,
             "time_s": self.time_s,
+            "value": self.value,
             "samples_per_s": self.samples_per_s,
             "area_mm2": self.area_mm2,
             "energy_j": self.energy_j,

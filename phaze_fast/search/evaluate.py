@@ -20,7 +20,7 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.search.candidates import Answer
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.per_chip import PerChipSearch
-from phaze_fast.search.problem import SearchProblem, problems_of
+from phaze_fast.search.problem import Problem, SearchProblem, problems_of
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
@@ -69,14 +69,19 @@ class Evaluations(Table):
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _groups(chips: Chips) -> list[tuple[Array, Array, Array, Accelerator]]:
-    """Chips by what they share: positions, records, areas, and one they are like."""
+def _groups(chips: Chips) -> list[tuple[Array, ChipGroups]]:
+    """Chips by what they share: their positions, and their groups.
+
+    Raises
+    ------
+    InvalidInputError
+        Where a chip is malformed.
+    """
     if isinstance(chips, ArchitectureSpace):
-        return [(np.arange(len(chips)), chips.chips, chips.area_mm2, chips.spec.base)]
+        return [(np.arange(len(chips)), ChipGroups.of(chips))] if len(chips) else []
     if isinstance(chips, np.ndarray):
         like = preset_chip("phaze-tpuv4")  # neutral: no tuning, no launch latency
-        total = area_batch(chips)["total_mm2"]
-        return [(np.arange(len(chips)), chips, total, like)]
+        return [_shared(np.arange(len(chips)), chips, like)] if len(chips) else []
     listed = [chips] if isinstance(chips, Accelerator) else list(chips)
     shared: dict[Any, list[int]] = {}
     for k, chip in enumerate(listed):
@@ -89,8 +94,16 @@ def _groups(chips: Chips) -> list[tuple[Array, Array, Array, Accelerator]]:
     found = []
     for at in shared.values():
         records = chip_records([listed[k] for k in at])
-        found.append((np.array(at), records, area_batch(records)["total_mm2"], listed[at[0]]))
+        found.append(_shared(np.array(at), records, listed[at[0]]))
     return found
+
+
+def _shared(at: Array, records: Array, like: Accelerator) -> tuple[Array, ChipGroups]:
+    area_mm2 = area_batch(records)["total_mm2"]
+    bad = np.flatnonzero(~np.isfinite(area_mm2))
+    if len(bad):
+        raise InvalidInputError(f"chips[{int(at[bad[0]])}]: malformed")
+    return at, ChipGroups.of_records(records, area_mm2, like)
 
 
 _LEAST_SHARE = 16
@@ -136,7 +149,7 @@ def _fill(columns: dict[str, Array], at: int, evaluator: PlanEvaluator, answer: 
 
 
 def _best_plans(
-    problems: list[SearchProblem], groups: ChipGroups, threads: int, executor: Executor | str | None
+    problems: list[Problem], groups: ChipGroups, threads: int, executor: Executor | str | None
 ) -> dict[tuple[int, int], Answer]:
     """Find the best plan of each chip group with each capacity that has one.
 
@@ -146,18 +159,20 @@ def _best_plans(
     def found(first: int, step: int, workers: Workers | None) -> dict[tuple[int, int], Answer]:
         some = np.arange(first, len(groups), step)
         own = groups if step == 1 else groups.take(some)
-        search = PerChipSearch(problems, own, top=len(own), threads=1, workers=workers)
+        inside = threads if step == 1 else 1
+        search = PerChipSearch(problems, own, top=len(own), threads=inside, workers=workers)
         search.run()
         return {(int(some[group]), c): a for (group, c), a in search.chosen[0].items()}
 
-    shares = 1 if executor is not None else min(threads, -(-len(groups) // _LEAST_SHARE))
-    if shares == 1:
+    first = problems[0]
+    shares = min(threads, -(-len(groups) // _LEAST_SHARE)) if executor is None else 1
+    if shares == 1 or not isinstance(first, SearchProblem):
         with Workers(executor, threads) as others:
             return found(0, 1, others if executor is not None else None)
-    _ = problems[0].evaluator.space  # made once, before threads ask for it
+    _ = first.evaluator.space  # made once, before threads ask for it
     answers: dict[tuple[int, int], Answer] = {}
     with ThreadPoolExecutor(shares) as pool:
-        for part in pool.map(lambda first: found(first, shares, None), range(shares)):
+        for part in pool.map(lambda at: found(at, shares, None), range(shares)):
             answers.update(part)
     return answers
 
@@ -216,20 +231,16 @@ def evaluate_batch(
         )
     model = planned_model(model, training.software)
     groups, workers = _groups(chips), thread_count(threads)
-    columns = _blank(sum(len(at) for at, *_ in groups))
-    for at, records, area_mm2, like in groups:
-        columns["area_mm2"][at] = area_mm2
-        if not len(at):
-            continue
-        bad = np.flatnonzero(~np.isfinite(area_mm2))
-        if len(bad):
-            raise InvalidInputError(f"chips[{int(at[bad[0]])}]: malformed")
-        own = ChipGroups.of_records(records, area_mm2, like)
+    columns = _blank(sum(len(at) for at, _ in groups))
+    for at, own in groups:
+        columns["area_mm2"][at] = own.area_mm2[own.of_chip[:, 0]]
         problems = problems_of([model], own, cluster, training)
         answers = _best_plans(problems, own, workers, executor)
         for k, (group, c) in enumerate(own.of_chip.tolist()):
             if (group, c) in answers:
-                _fill(columns, int(at[k]), problems[0].evaluator, answers[group, c])
+                answer = answers[group, c]
+                problem, s = problems[0].of(answer.strategy)
+                _fill(columns, int(at[k]), problem.evaluator, answer._replace(strategy=s))
     for column in columns.values():
         column.setflags(write=False)
     return Evaluations(**columns)

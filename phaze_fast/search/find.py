@@ -21,23 +21,26 @@ from phaze_fast.runs.store import STORE, ResultStore
 from phaze_fast.search.best_first import BestFirstSearch
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.goals import checked_objectives
+from phaze_fast.search.objective import checked_objective, objective_of
 from phaze_fast.search.plan_cache import PlanCache
-from phaze_fast.search.problem import SearchProblem, problems_of
+from phaze_fast.search.problem import Problem, problems_of
 from phaze_fast.search.result import Budget, Outcome, Progress
 
 __all__ = ["checked_weights", "find_chips", "search_digest"]
 
 
 def search_digest(
-    problems: Sequence[SearchProblem],
+    problems: Sequence[Problem],
     space: ArchitectureSpace,
     weights: Sequence[float],
     top: int,
     objectives: Sequence[str],
+    objective: str = "time",
 ) -> str:
     """Hash all that decides the answer."""
     posed = [problem.digest for problem in problems]
-    return digest([posed, space.digest, list(weights), top, list(objectives)])
+    asked = [posed, space.digest, list(weights), top, list(objectives)]
+    return digest(asked if objective == "time" else [*asked, objective])
 
 
 def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
@@ -110,6 +113,7 @@ def _checked_options(
     top: int,
     pareto: Sequence[str],
     weights: Sequence[float] | None,
+    objective: str,
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
     """Refuse what is not accepted; give the objectives and the weights of the models."""
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
@@ -118,6 +122,10 @@ def _checked_options(
     if len(set(names)) < len(names):
         raise InvalidInputError(f"model: {', '.join(names)} has a name twice; expected each once")
     objectives = checked_objectives(pareto)
+    if checked_objective(objective) != "time" and objectives:
+        raise InvalidInputError(
+            f"objective: {objective} is not accepted with pareto; expected time, which fronts have"
+        )
     shares = checked_weights(weights, len(models))
     if len(models) > 1 and "energy" in objectives:
         raise InvalidInputError(
@@ -140,12 +148,13 @@ def find_chips(
     resume: Path | str | None = None,
     cache: Path | str | None = None,
     progress: Callable[[Progress], None] | None = None,
+    objective: str = "time",
 ) -> Outcome:
     """Search a space of chips; see `phaze_fast.search` for the parameters."""
-    objectives, shares = _checked_options(models, top, pareto, weights)
+    objectives, shares = _checked_options(models, top, pareto, weights, objective)
     groups = ChipGroups.of(space)
     problems = problems_of(models, groups, cluster, training)
-    name = search_digest(problems, space, shares, top, objectives)
+    name = search_digest(problems, space, shares, top, objectives, objective)
     with contextlib.ExitStack() as stack:
         kept = stack.enter_context(contextlib.closing(_Outcomes(cache, name)))
         known = kept.get()
@@ -167,6 +176,7 @@ def find_chips(
             workers=workers,
             cache=PlanCache(journal),
             progress=progress,
+            objective=objective_of(objective, problems, groups),
         )
         outcome = search.outcome(search.run(budget))
         if journal is not None:

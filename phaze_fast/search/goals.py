@@ -132,8 +132,8 @@ class ScoreTable:
     def __init__(self, weights: Sequence[float], shape: tuple[int, int]) -> None:
         shares = [w / max(weights) for w in weights]
         self.weights = [share / sum(shares) for share in shares]
-        self.times = np.full((len(weights), *shape), np.inf)
-        """Best seconds of each model, shape (models, groups, capacities)."""
+        self.values = np.full((len(weights), *shape), np.inf)
+        """Best value of each model, shape (models, groups, capacities)."""
         self.scores = np.full(shape, np.inf)
 
     def combined(self, times: Sequence[Array]) -> Array:
@@ -145,10 +145,14 @@ class ScoreTable:
         found: Array = np.exp(np.sum(logs, axis=0))
         return found
 
-    def take(self, model: int, group: int, capacity: int, time_s: float) -> float:
-        """Note a model's time; give the score that the group now has with that capacity."""
-        self.times[model, group, capacity] = min(self.times[model, group, capacity], time_s)
-        own = self.times[:, group, capacity]
+    def mean(self, values: Sequence[float]) -> float:
+        """One number for several models' values: their weighted geometric mean."""
+        return float(self.combined([np.array([value]) for value in values])[0])
+
+    def take(self, model: int, group: int, capacity: int, value: float) -> float:
+        """Note a model's value; give the score that the group now has with that capacity."""
+        self.values[model, group, capacity] = min(self.values[model, group, capacity], value)
+        own = self.values[:, group, capacity]
         if not np.isfinite(own).all():
             return float("inf")
         score = float(self.combined([own[i : i + 1] for i in range(len(own))])[0])

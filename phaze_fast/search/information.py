@@ -19,6 +19,7 @@ from phaze_fast.placement import Training
 from phaze_fast.search.area_range import AreaRange, widened_space
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.constants import AREA_TERMS, Uncertainty
+from phaze_fast.search.one_at_a_time import one_at_a_time
 from phaze_fast.search.scenarios import Scenarios
 
 __all__ = ["Information", "information", "possible_winners"]
@@ -41,6 +42,8 @@ class Information:
     """How often each chip is the best over the samples, most often first."""
     samples: int
     seed: int
+    one_at_a_time: dict[str, Any]
+    """Regrets of some chips with one constant at an end: ``chips`` and ``constants``."""
 
     def to_dict(self) -> dict[str, Any]:
         """Give it as plain data."""
@@ -51,6 +54,7 @@ class Information:
             "distribution": "each constant uniform over its interval, all independent",
             "samples": self.samples,
             "seed": self.seed,
+            "one_at_a_time": self.one_at_a_time,
         }
 
 
@@ -84,6 +88,7 @@ def information(
     samples: int = 32,
     seed: int = 0,
     threads: int = 1,
+    robust: int | None = None,
 ) -> Information:
     """Say which constant, known better, would leave the fewest possible winners, and who wins.
 
@@ -99,6 +104,8 @@ def information(
         Of the samples.
     threads
         At most this many; nothing depends on it.
+    robust
+        Position in the grid of the chip of least largest regret, where it is known.
     """
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= 10_000:
         raise InvalidInputError(
@@ -124,7 +131,12 @@ def information(
         {"chip_text": str(wide[int(few.chip[g].max())]), "share": count / samples}
         for g, count in shares
     ]
-    return Information(len(near), ranked, listed, samples, seed)
+    own = wide.index[few.chip.max(axis=1)]
+    also = np.flatnonzero(own == robust).tolist() if robust is not None else []
+    apart = one_at_a_time(scenes(few, uncertainty), space, uncertainty, also)
+    chips = [str(wide[int(few.chip[g].max())]) for g in apart.groups]
+    pictured = {"chips": chips, "robust": bool(also), "constants": apart.rows}
+    return Information(len(near), ranked, listed, samples, seed, pictured)
 
 
 def _shares(

@@ -9,7 +9,8 @@ import numpy as np
 
 from phaze_fast.search.best_first import BestFirstSearch
 from phaze_fast.search.chip_groups import ChipGroups
-from phaze_fast.search.problem import SearchProblem
+from phaze_fast.search.objective import Objective
+from phaze_fast.search.problem import Problem
 
 __all__ = ["LeastShareSearch", "WithinSearch"]
 
@@ -39,9 +40,7 @@ class _Limited(BestFirstSearch):
 
     def lower_bounds(self) -> Array:
         """Scores that each group has at least."""
-        return self.scores.combined(
-            [x.min(axis=0, initial=np.inf) for x in self.candidate_bounds()]
-        )
+        return self.scores.combined(self.least_values(slice(None)))
 
 
 class WithinSearch(_Limited):
@@ -49,13 +48,17 @@ class WithinSearch(_Limited):
 
     def __init__(
         self,
-        problems: Sequence[SearchProblem],
+        problems: Sequence[Problem],
         groups: ChipGroups,
         limits: Array,
         weights: Sequence[float] = (),
         threads: int = 1,
+        objective: Objective | None = None,
     ) -> None:
-        super().__init__(problems, groups, weights=weights, top=len(groups), threads=threads)
+        top = len(groups)
+        super().__init__(
+            problems, groups, weights=weights, top=top, threads=threads, objective=objective
+        )
         self._most = limits
 
     def _limits(self, groups: Array) -> Array:
@@ -84,7 +87,7 @@ class LeastShareSearch(_Limited):
 
     def __init__(
         self,
-        problems: Sequence[SearchProblem],
+        problems: Sequence[Problem],
         groups: ChipGroups,
         shares: Array,
         limit: float,

@@ -29,8 +29,9 @@ from phaze_fast.search.bounds import (
     schedule_times,
 )
 from phaze_fast.search.chip_groups import ChipGroups
+from phaze_fast.search.variants import VariedProblem, check_formats
 
-__all__ = ["SearchProblem", "problems_of"]
+__all__ = ["Problem", "SearchProblem", "problems_of"]
 
 Array = np.ndarray[Any, Any]
 Chips = Array | PricedChips
@@ -106,15 +107,20 @@ class SearchProblem:
         """Place strategy `s` on chips with each capacity, where it may take at most `below_s`."""
         return self.evaluator.best(s, times, least, below_s, threads)
 
-    def least_energy_j(self, s: int, least: KindTimes) -> Array:
-        """Joules of a step at least: all passes, and what flows while they run."""
+    def of(self, s: int) -> tuple[SearchProblem, int]:
+        """Give the problem of a strategy, and the strategy's number there: this one."""
+        return self, s
+
+    def least_energy_j(self, s: int, least: KindTimes) -> tuple[Array, Array]:
+        """Joules of a step at least: all passes and what leaks while they run; passes alone."""
         sizes = self.evaluator.sizes[s]
         counts = np.array([layer.count for layer in sizes.graph.layers], dtype=float)
         passes = sizes.inner * self.training.global_batch / sizes.strategy.microbatch
         joules = (least.forward_j + least.backward_j[:, 0, :]) @ counts
         work = (least.forward_s + least.plain_s) @ counts
+        spent: Array = passes * joules * (1.0 - 1e-9)
         found: Array = passes * (joules + least.static_w * work) * (1.0 - 1e-9)
-        return found
+        return found, spent
 
 
 @lru_cache(maxsize=16)  # the chip that others are like has no part in it
@@ -124,9 +130,12 @@ def _evaluator(
     return PlanEvaluator(model, cluster, training, capacities)
 
 
+Problem = SearchProblem | VariedProblem
+
+
 def problems_of(
     models: Sequence[Model], groups: ChipGroups, cluster: Cluster, training: Training
-) -> list[SearchProblem]:
+) -> list[Any]:
     """Pose the problem of each model.
 
     Raises
@@ -141,4 +150,21 @@ def problems_of(
             f"{max(capacities)}"
         )
     bare = cluster.replace(chip=None)
+    if groups.variants:
+        check_formats(groups.variants, training)
+        return [
+            VariedProblem(
+                tuple(
+                    SearchProblem(
+                        model,
+                        v.cluster(bare),
+                        v.training(training),
+                        v.like(groups.like),
+                        capacities,
+                    )
+                    for v in groups.variants
+                )
+            )
+            for model in models
+        ]
     return [SearchProblem(model, bare, training, groups.like, capacities) for model in models]

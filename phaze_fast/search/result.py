@@ -61,6 +61,9 @@ class Winner:
     chip: int
     """Position in the space."""
     score: float
+    """What is least: seconds of a step, or what the objective counts; of several models their
+    weighted geometric mean."""
+    time_s: float
     """Seconds of a step; of several models their weighted geometric mean."""
     area_mm2: float
     energy_j: float

@@ -25,17 +25,19 @@ def _winner(
     plans = []
     for answer, table in zip(answers, search.tables, strict=True):
         peak = search.groups.peak_flops(record)
-        strategy = int(table.evaluator.layouts["strategy"][answer.placed.layout])
-        chip = table.problem.price(strategy, np.array([record]))
-        sizes = table.evaluator.sizes[strategy]
+        problem, s = table.problem.of(answer.strategy)
+        chip = problem.price(s, np.array([record]))
         own = answer.times.at(slice(answer.row, answer.row + 1))
-        free = free_times([sizes], chip.costs, chip.parts.hbm_bytes_per_s, [own])[0]
-        plans.append(table.evaluator.plan(answer.placed, answer.times, answer.row, c, peak, free))
+        rate = chip.parts.hbm_bytes_per_s
+        free = free_times([problem.evaluator.sizes[s]], chip.costs, rate, [own])[0]
+        made = problem.evaluator.plan(answer.placed, answer.times, answer.row, c, peak, free)
+        plans.append(made)
     return Winner(
         group=group,
         capacity=c,
         chip=int(search.groups.chip[group, c]),
         score=score,
+        time_s=search.scores.mean([plan.time_s for plan in plans]),
         area_mm2=float(search.groups.area_mm2[group]),
         energy_j=sum(answer.energy_j for answer in answers),
         hbm_bytes=int(search.groups.capacities[c]),

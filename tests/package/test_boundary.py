@@ -8,9 +8,16 @@ import pytest
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.hardware import chip_records, energy_table, fabric_record, presets
+from phaze_fast.hardware import (
+    PUBLISHED_AREA,
+    chip_records,
+    energy_table,
+    fabric_record,
+    presets,
+)
 
 CHIPS = chip_records([presets.chip("h100"), presets.chip("tpuv4")])
+TERMS = list(PUBLISHED_AREA.rates)
 FABRIC = fabric_record(presets.fabric("dgx-a100"))
 
 
@@ -128,16 +135,16 @@ def test_wrong_arguments_are_named(name, value, error, message):
 
 def test_dtype_errors_are_type_errors_and_values_are_value_errors():
     with pytest.raises(TypeError):
-        _core.chip_area(np.zeros(3), 0.0, 0.0, 1)
+        _core.chip_area(np.zeros(3), TERMS, 1)
     with pytest.raises(ValueError, match="threads"):
-        _core.chip_area(CHIPS, 0.0, 0.0, -1)
+        _core.chip_area(CHIPS, TERMS, -1)
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_bad_area_terms_are_refused(bad):
-    for arguments in ((bad, 0.0), (0.0, bad)):
+    for at in range(len(TERMS)):
         with pytest.raises(InvalidInputError, match="mm2"):
-            _core.chip_area(CHIPS, *arguments, 1)
+            _core.chip_area(CHIPS, [*TERMS[:at], bad, *TERMS[at + 1 :]], 1)
 
 
 def test_scalar_entries_check_their_codes():
@@ -182,10 +189,10 @@ def test_grid_arguments_are_checked():
     assert grid.size == 2
     for begin, end in ((-1, 1), (0, 3), (2, 1)):
         with pytest.raises(InvalidInputError, match="expected a range within 2"):
-            grid.filter(begin, end, (0.0, 0.0), (0.0, 1e9), False, energy, 1e9)
+            grid.filter(begin, end, TERMS, (0.0, 1e9), False, energy, 1e9)
     with pytest.raises(InvalidInputError, match="index: 2 is not accepted; expected 0 to 1"):
-        grid.pick(np.array([2]), (0.0, 0.0))
-    for axes in ([(15, [1.0])], [(-1, [1.0])], [(0, [float("nan")])], [(0, [1e300])]):
+        grid.pick(np.array([2]), TERMS)
+    for axes in ([(19, [1.0])], [(-1, [1.0])], [(0, [float("nan")])], [(0, [1e300])]):
         with pytest.raises(InvalidInputError, match="axes"):
             _core.ChipGrid(base, axes, [], False, False)
     with pytest.raises(InvalidInputError, match="2\\^53"):
@@ -196,13 +203,13 @@ def test_empty_batches():
     none = {name: array[:0] for name, array in rows().items() if isinstance(array, np.ndarray)}
     times, algorithm, status = _core.collective_batch(**{**none, "fabrics": FABRIC, "threads": 4})
     assert (len(times), len(algorithm), len(status)) == (0, 0, 0)
-    assert len(_core.chip_area(CHIPS[:0], 0.0, 0.0, 1)) == 0
+    assert len(_core.chip_area(CHIPS[:0], TERMS, 1)) == 0
 
 
 def test_results_are_read_only_and_inputs_untouched():
     arguments = rows()
     before = {k: v.copy() for k, v in arguments.items() if isinstance(v, np.ndarray)}
-    for array in (*_core.collective_batch(**arguments), _core.chip_area(CHIPS, 0.0, 0.0, 1)):
+    for array in (*_core.collective_batch(**arguments), _core.chip_area(CHIPS, TERMS, 1)):
         assert not array.flags.writeable
     for name, array in before.items():
         assert arguments[name].tobytes() == array.tobytes()

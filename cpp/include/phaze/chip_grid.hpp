@@ -29,14 +29,18 @@ enum class ChipColumn : std::int32_t {
   kHbmBytesPerS = 12,
   kHbmStacks = 13,
   kClockHz = 14,
+  kLinks = 15,
+  kLinkBytesPerS = 16,
+  kDies = 17,
+  kFp8 = 18,
 };
-inline constexpr int kChipColumnCount = 15;
+inline constexpr int kChipColumnCount = 19;
 
 // Whether a column holds whole numbers.
 constexpr bool is_whole(ChipColumn column) noexcept {
   return column != ChipColumn::kBufferBytesPerCycle &&
          column != ChipColumn::kBufferPortBytesPerCycle && column != ChipColumn::kHbmBytesPerS &&
-         column != ChipColumn::kClockHz;
+         column != ChipColumn::kClockHz && column != ChipColumn::kLinkBytesPerS;
 }
 
 struct GridAxis {

@@ -19,7 +19,14 @@ namespace phaze {
 struct AreaTerms {
   double network_mm2_per_port_byte;  // core-to-buffer network, per core and byte/cycle of port
   double hbm_mm2_per_stack;          // PHY and controller of one 1,024-bit stack
+  double control_mm2_per_lane;       // registers and control, per vector lane
+  double link_mm2_per_byte_per_s;    // SerDes and controller, per byte/s of a link's direction
+  double die_to_die_share;           // what links between dies add to the area of several
+  double fp8_share;                  // what FP8 adds to the area of the multipliers
+  double logic_growth;               // multipliers and lanes: size against 7 nm, less 1
+  double sram_growth;                // buffers: size against 7 nm, less 1
 };
+inline constexpr int kAreaTermCount = 8;
 
 struct AreaBreakdown {
   double tensor_mm2;
@@ -27,6 +34,9 @@ struct AreaBreakdown {
   double buffer_mm2;
   double network_mm2;
   double hbm_mm2;
+  double control_mm2;
+  double links_mm2;
+  double die_to_die_mm2;
   double total_mm2;
   std::int32_t extrapolated;  // 1 where an SRAM size lies outside the published table
   std::int32_t status;        // a Status; on anything but kOk every area is NaN

@@ -25,6 +25,10 @@ struct ChipRecord {
   double hbm_bytes_per_s;              // off-chip bandwidth; 0 where the chip has none
   std::int64_t hbm_stacks;             // number of 1,024-bit stacks; 0 where there is none
   double clock_hz;                     // one clock for cores and buffer
+  std::int64_t links;                  // off-package links; 0 where they are not described
+  double link_bytes_per_s;             // of one link and direction
+  std::int64_t dies;                   // that the logic is cut into; 0 and 1 are a single die
+  std::int64_t fp8;                    // 1 where the arrays multiply FP8 at twice the rate of bf16
 };
 
 // Bytes per cycle of one core's port: as given, or one bf16 value per row and column of the array.

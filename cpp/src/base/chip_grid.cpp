@@ -62,6 +62,18 @@ void set(ChipRecord& chip, ChipColumn column, double value) noexcept {
     case ChipColumn::kClockHz:
       chip.clock_hz = value;
       return;
+    case ChipColumn::kLinks:
+      chip.links = whole;
+      return;
+    case ChipColumn::kLinkBytesPerS:
+      chip.link_bytes_per_s = value;
+      return;
+    case ChipColumn::kDies:
+      chip.dies = whole;
+      return;
+    case ChipColumn::kFp8:
+      chip.fp8 = whole;
+      return;
   }
 }
 
@@ -97,6 +109,14 @@ double get(const ChipRecord& chip, ChipColumn column) noexcept {
       return static_cast<double>(chip.hbm_stacks);
     case ChipColumn::kClockHz:
       return chip.clock_hz;
+    case ChipColumn::kLinks:
+      return static_cast<double>(chip.links);
+    case ChipColumn::kLinkBytesPerS:
+      return chip.link_bytes_per_s;
+    case ChipColumn::kDies:
+      return static_cast<double>(chip.dies);
+    case ChipColumn::kFp8:
+      return static_cast<double>(chip.fp8);
   }
   return 0.0;
 }

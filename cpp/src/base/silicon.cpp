@@ -51,12 +51,13 @@ bool well_formed(const ChipRecord& c) noexcept {
   const std::int64_t counts[] = {
       c.tensor_cores, c.tensor_width, c.tensor_depth,       c.tensor_local_bytes,
       c.vector_cores, c.vector_lanes, c.vector_local_bytes, c.vector_alus_per_lane,
-      c.buffer_bytes, c.hbm_bytes,    c.hbm_stacks};
+      c.buffer_bytes, c.hbm_bytes,    c.hbm_stacks,         c.links,
+      c.dies,         c.fp8};
   for (const std::int64_t count : counts) {
     if (count < 0) return false;
   }
   const double rates[] = {c.buffer_bytes_per_cycle, c.buffer_port_bytes_per_cycle,
-                          c.hbm_bytes_per_s, c.clock_hz};
+                          c.hbm_bytes_per_s, c.clock_hz, c.link_bytes_per_s};
   for (const double rate : rates) {
     if (!(rate >= 0.0) || !std::isfinite(rate)) return false;
   }
@@ -77,7 +78,8 @@ AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept
   AreaBreakdown area{};
   if (!well_formed(chip)) {
     constexpr double nan = std::numeric_limits<double>::quiet_NaN();
-    return {nan, nan, nan, nan, nan, nan, 0, static_cast<std::int32_t>(Status::kBadChip)};
+    constexpr auto bad = static_cast<std::int32_t>(Status::kBadChip);
+    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, 0, bad};
   }
   bool extrapolated = false;
   const auto width = static_cast<double>(chip.tensor_width);
@@ -86,24 +88,34 @@ AreaBreakdown chip_area(const ChipRecord& chip, const AreaTerms& terms) noexcept
   const auto alus = static_cast<double>(chip.vector_alus_per_lane);
   const auto tensor_cores = static_cast<double>(chip.tensor_cores);
   const auto vector_cores = static_cast<double>(chip.vector_cores);
+  const double logic = 1.0 + terms.logic_growth;
+  const double sram = 1.0 + terms.sram_growth;
+  const double element_um2 = kElementUm2 * logic * (1.0 + (chip.fp8 > 0 ? terms.fp8_share : 0.0));
   const double tensor_um2 =
       tensor_cores *
-      (width * depth * kElementUm2 +
-       local_sram_um2(static_cast<double>(chip.tensor_local_bytes) / kBytesPerKib, &extrapolated));
+      (width * depth * element_um2 +
+       sram * local_sram_um2(static_cast<double>(chip.tensor_local_bytes) / kBytesPerKib,
+                             &extrapolated));
   const double vector_um2 =
       vector_cores *
-      (lanes * alus * kLaneUm2 +
-       local_sram_um2(static_cast<double>(chip.vector_local_bytes) / kBytesPerKib, &extrapolated));
+      (lanes * alus * (kLaneUm2 * logic) +
+       sram * local_sram_um2(static_cast<double>(chip.vector_local_bytes) / kBytesPerKib,
+                             &extrapolated));
   const double buffer_um2 =
-      global_sram_um2(static_cast<double>(chip.buffer_bytes) / kBytesPerMib, &extrapolated);
+      sram * global_sram_um2(static_cast<double>(chip.buffer_bytes) / kBytesPerMib, &extrapolated);
   area.tensor_mm2 = tensor_um2 / kUm2PerMm2;
   area.vector_mm2 = vector_um2 / kUm2PerMm2;
   area.buffer_mm2 = buffer_um2 / kUm2PerMm2;
   area.network_mm2 =
       (tensor_cores + vector_cores) * port_bytes_per_cycle(chip) * terms.network_mm2_per_port_byte;
   area.hbm_mm2 = static_cast<double>(chip.hbm_stacks) * terms.hbm_mm2_per_stack;
-  area.total_mm2 =
-      (tensor_um2 + vector_um2 + buffer_um2) / kUm2PerMm2 + area.network_mm2 + area.hbm_mm2;
+  area.control_mm2 = vector_cores * lanes * terms.control_mm2_per_lane;
+  area.links_mm2 =
+      static_cast<double>(chip.links) * chip.link_bytes_per_s * terms.link_mm2_per_byte_per_s;
+  const double logic_mm2 = (tensor_um2 + vector_um2 + buffer_um2) / kUm2PerMm2 + area.network_mm2 +
+                           area.hbm_mm2 + area.control_mm2 + area.links_mm2;
+  area.die_to_die_mm2 = chip.dies > 1 ? logic_mm2 * terms.die_to_die_share : 0.0;
+  area.total_mm2 = logic_mm2 + area.die_to_die_mm2;
   area.extrapolated = extrapolated ? 1 : 0;
   area.status = static_cast<std::int32_t>(Status::kOk);
   return area;
@@ -123,6 +135,7 @@ double peak_power_w(const ChipRecord& chip, const EnergyTable& table, double are
                              lane_ops * table.vector_op_j +
                              chip.buffer_bytes_per_cycle * table.buffer_byte_j;
   return per_cycle_j * chip.clock_hz + chip.hbm_bytes_per_s * table.hbm_byte_j +
+         static_cast<double>(chip.links) * chip.link_bytes_per_s * table.network_byte_j +
          area_mm2 * table.static_w_per_mm2;
 }
 
