@@ -49,10 +49,9 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
     }
 
 
-def _wanted(problem: Problem, name: str | list[Any]) -> list[Layout] | None:
-    if isinstance(name, list):
-        *most, blocks = name
-        return [Layout(*most, blocks=tuple(blocks))]
+def _wanted(problem: Problem, name: str | dict[str, Any]) -> list[Layout] | None:
+    if isinstance(name, dict):
+        return [Layout(**{**name, "blocks": tuple(name["blocks"])})]
     if name == "all":
         return None
     every = problem.layouts()
@@ -87,7 +86,7 @@ def search_task(
         "seed": seed,
         "below_s": below_s if math.isfinite(below_s) else None,
         "starts": [found.encoding.to_list() for found in starts],
-        "wanted": (list(asdict(wanted).values()) if isinstance(wanted, Layout) else wanted),
+        "wanted": asdict(wanted) if isinstance(wanted, Layout) else wanted,
     }
     return Task(search_data, problem, given, effort.budget_s, effort.stop)
 

@@ -45,7 +45,7 @@ def test_a_wafer_search_that_is_stopped_has_its_bound(run, stopped, tmp_path):
     code, _, err = run("wafer", *WAFER, "--quiet", "-o", tmp_path / "wafer.json")
     found = json.loads((tmp_path / "wafer.json").read_text())
     assert code == 130
-    assert "layouts were looked at" in err
+    assert "layouts were examined" in err
     assert 0 < found["bound"] <= found["ours"]["time_s"]
     assert found["layouts"]["unseen"] > 0
 

@@ -120,5 +120,5 @@ def test_libraries_that_cannot_be_are_refused(change, message):
 def test_all_tiers_have_the_same_protocols_or_none():
     plain = H100.to_dict()
     plain["tiers"][1]["library"] = None
-    with pytest.raises(InvalidInputError, match="all or none"):
+    with pytest.raises(InvalidInputError, match="either all have a library or none"):
         TieredFabric.from_dict(plain)

@@ -246,7 +246,8 @@ def test_the_front_is_that_of_the_fastest_plans_of_all_layouts(cases):
         model, cluster, training, _, rows = problem
         plans = plan(model, cluster, training, top=3, threads=1)
         front = [(each.time_s, each.memory_bytes) for each in plans.front]
-        wanted = front_of(map(tuple, rows[np.isfinite(rows[:, 0]), :2].tolist()))
+        near = rows[:, 0] <= 2.0 * rows[:, 0].min()  # none on it takes more than twice as long
+        wanted = front_of(map(tuple, rows[np.isfinite(rows[:, 0]) & near, :2].tolist()))
         assert len(front) == len(wanted)
         assert np.allclose(front, wanted, rtol=1e-9, atol=0)
         compared += len(front)

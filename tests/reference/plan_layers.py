@@ -129,11 +129,11 @@ def _saves_nothing(graph, mode):
 
 
 @cache
-def layer_times(model, strategy, chip, fabric, expert_stride):
+def layer_times(model, strategy, chip, fabric, expert_stride, slowdown):
     """Seconds of each kind of layer: forward, backward, again by mode, weight gradients."""
     graph = graph_of(model, strategy)
     costs = estimate_costs(graph, chip, fabric, expert_stride=expert_stride)
-    costs = costs.without(("expert",), strategy.expert_overlap)
+    costs = costs.without(("expert",), strategy.expert_overlap).with_contention(1 - 1 / slowdown)
     makespans = schedule_layers(costs, max_nodes=20000).makespan_s[:, 0]
     found = []
     for k, layer in enumerate(graph.layers):
@@ -190,7 +190,8 @@ class Layers:
         stride = network.expert_stride() if spec.ep > 1 else None
         fabric = cluster.fabric
         chip = chip_as_run(cluster.chip, spec.software)
-        self.kinds = layer_times(model, self.strategy, chip, fabric, stride)
+        slower = spec.software.overlap_slowdown
+        self.kinds = layer_times(model, self.strategy, chip, fabric, stride, slower)
         self.optimizer = OPTIMIZERS[spec.optimizer]
         self.order = self.graph.order
         self.shards = (spec.shard or spec.dp) * spec.cp

@@ -51,7 +51,7 @@ def test_tokens_reach_their_experts_by_an_all_to_all():
     """GShard (Lepikhin et al., 2020): each token goes to k experts and back, both passes."""
     moves = [t for t in transfers(PROBLEM, plan(True)) if t.op == "all-to-all"]
     routed = 8 * SMALL.seq * SMALL.moe.top_k * SMALL.hidden * 2
-    ends = {("dispatch", "expert-up"), ("expert-down", "weigh")}
+    ends = {("dispatch", "expert-gate"), ("expert-down", "weigh")}  # the chain's next operator
     for when in ("forward", "backward"):
         found = [t for t in moves if t.when == when]
         assert {(t.operator, t.target) for t in found} == ends

@@ -252,7 +252,7 @@ def test_accpar_conversions_between_two_layers(pair):
         op.product = True
     case.edges = [case.edges[0]._replace(bytes=tensor)]
     op_mappings = [OperatorMapping((TYPES[kind],)) for kind in pair]
-    forward, backward, _ = oracle.tensor_terms(case, op_mappings, 0, oracle.INSIDE)
+    forward, backward, *_ = oracle.tensor_terms(case, op_mappings, 0, oracle.INSIDE)
     assert compiled(case, op_mappings).score()["blocking_s"][0] == pytest.approx(forward + backward)
     sums_f, sums_e = pair[0] == "II", pair[1] == "III"
     whole_f, whole_e = pair[1] == "III", pair[0] == "II"  # who takes it wants all of it
