@@ -40,6 +40,7 @@ def _same(record, row):
     return all(record[name] == pytest.approx(value, rel=1e-9) for name, value in row.items())
 
 
+@pytest.mark.slow
 def test_generations_are_searched_and_compared(tmp_path):
     out, page = tmp_path / "found.json", tmp_path / "found.html"
     command = ["backtest", "A100", "H100", "--report", str(page), "--json", "-o", str(out)]

@@ -366,6 +366,7 @@ print(json.dumps([light, sum(hits.values()), sum(misses.values())]))
 """
 
 
+@pytest.mark.slow
 def test_only_the_first_process_compiles(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     seen = []

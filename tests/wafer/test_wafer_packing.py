@@ -175,7 +175,7 @@ def test_the_map_of_lines():
     "dead",
     [
         pytest.param((0, 0), marks=pytest.mark.slow),
-        (1, 0),
+        pytest.param((1, 0), marks=pytest.mark.slow),
         pytest.param((2, 2), marks=pytest.mark.slow),
     ],
 )
