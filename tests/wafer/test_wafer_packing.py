@@ -171,15 +171,9 @@ def test_the_map_of_lines():
     assert all(rate_s > 0 and fixed_s > 0 for rate_s, fixed_s in sends)
 
 
-@pytest.mark.parametrize(
-    "dead",
-    [
-        pytest.param((0, 0), marks=pytest.mark.slow),
-        pytest.param((1, 0), marks=pytest.mark.slow),
-        pytest.param((2, 2), marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize("model", ["llama2-7b", pytest.param("bertlarge", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dead", [(0, 0), (1, 0), (2, 2)])
+@pytest.mark.parametrize("model", ["llama2-7b", "bertlarge"])
 def test_one_dead_die_of_25_costs_15_percent_at_most(model, dead):
     """It took Llama-2 7B from 15.7 to 45.6 s while rectangles came from one lattice."""
     quick = Effort(seeds=1, steps=500, promising=2)
