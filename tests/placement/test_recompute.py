@@ -5,6 +5,7 @@ import json
 import random
 
 import pytest
+from case_counts import some_or_many
 from plan_cases import random_fabric, random_model, with_memory
 
 import phaze_fast as pf
@@ -161,9 +162,7 @@ def hold_fastest(model, cluster, found, modes):
     return sum(":" in stage.recompute for stage in found.stages)
 
 
-@pytest.mark.parametrize(
-    "cases", [pytest.param(24, id="some"), pytest.param(150, id="many", marks=pytest.mark.slow)]
-)
+@some_or_many(24, 150, thorough=True)
 def test_every_stage_recomputes_what_makes_it_fastest(cases):
     held = mixed = seed = 0
     while held < cases:
