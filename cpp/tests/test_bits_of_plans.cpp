@@ -320,7 +320,9 @@ std::uint64_t plan_bits() {
     for (const PlacedPlan& plan : space.top_plans(all, 0, 4, 1, &settled)) {
       hash.add(plan.time_s + plan.layout);
     }
-    for (const PlacedPlan& plan : space.front(all, 0, 1, &settled)) hash.add(plan.memory_bytes);
+    for (const PlacedPlan& plan : space.front(all, 0, kNone, 1, &settled)) {
+      hash.add(plan.memory_bytes);
+    }
   }
   return hash.value();
 }

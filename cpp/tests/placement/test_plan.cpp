@@ -179,7 +179,7 @@ void one_case(unsigned seed) {
     CHECK(early[0].time_s >= one[0].time_s);
     CHECK(std::min(early[0].time_s, cut.open_s) <= one[0].time_s * (1.0 + 1e-12));
   }
-  const auto front = c.space.front(all, 0, 1, &settled);
+  const auto front = c.space.front(all, 0, kInfinite, 1, &settled);
   CHECK(front.empty() == one.empty());
   for (std::size_t k = 0; k < front.size(); ++k) {
     if (k == 0) {
