@@ -175,3 +175,40 @@ def test_replay_refuses_what_is_no_solution():
     makespan, status, _, _ = _core.replay_layers(packed, False, np.zeros(ops), bad)
     assert status[0] != 0
     assert np.isnan(makespan[0])
+
+
+def test_a_graph_on_many_chips_is_solved_as_layers_one_by_one():
+    """Equal chips among others, each with a length of its own that is enough."""
+    rng = np.random.default_rng(7)
+    types = np.array([1, 2, 1, 3, 4], dtype=np.uint8)
+    froms, intos = np.array([0, 0, 1, 2], dtype=np.int32), np.array([1, 2, 3, 4], dtype=np.int32)
+    one = rng.uniform(1.0, 3.0, (12, 5))
+    every = one / rng.uniform(1.0, 4.0, (12, 5))
+    cores = np.tile(np.array([[4, 2, 1]], dtype=np.int32), (12, 1))
+    cores[6:] = (2, 2, 1)
+    one[[3, 8]], every[[3, 8]] = one[1], every[1]  # 8 has other cores than 1 and 3
+    enough = np.full(12, np.inf)
+    enough[1] = 1e-6
+    given = (one.reshape(-1), every.reshape(-1), cores.reshape(-1))
+    limits = (False, 10**6, float("inf"))
+    for asked in (None, enough):
+        found = _core.schedule_on_chips((types, froms, intos), *given, *limits, 2, asked)
+        for chip in range(12):
+            packed = (
+                np.array([0, 5]),
+                types,
+                np.arange(6) * 2,
+                np.tile(np.array([1, 0], dtype=np.int32), 5),
+                np.stack([one[chip], every[chip]], axis=-1).reshape(-1),
+                np.array([0, 4]),
+                froms,
+                intos,
+                cores[chip],
+            )
+            alone = _core.schedule_layers(packed, *limits, 1)  # 3 asks for the optimum of 1 too
+            for k, values in enumerate(found[:5]):
+                assert values[chip] == alone[k][0]
+            for k in (5, 6):
+                assert (found[k].reshape(12, 5)[chip] == alone[k]).all()
+    with pytest.raises(InvalidInputError, match="one_core_s"):
+        _core.schedule_on_chips((types, froms, intos), one[0], *given[1:], *limits, 1)

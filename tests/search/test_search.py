@@ -151,6 +151,14 @@ def test_several_models_share_one_chip():
     assert [found.best.plans[n].time_s for n in names] == [e[found.best.index] for e in each]
 
 
+def test_threads_share_chips_out_and_change_nothing():
+    space = some(8, 48)
+    one, two = (pf.evaluate_batch(model(), space, POD, STEP, threads=n) for n in (1, 3))
+    for name, values in one.to_dict().items():
+        assert (values == getattr(two, name)).all(), name
+    assert one.feasible.any()
+
+
 def test_a_batch_is_what_plan_says_of_each_chip():
     space = some(6, 12)
     found = pf.evaluate_batch(model(), space, POD, STEP)
