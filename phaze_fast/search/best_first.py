@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from phaze_fast.search.problem import Problem
 from phaze_fast.search.result import Budget, Outcome, Progress, Winner
 from phaze_fast.search.seeds import seed_best, seed_front
 from phaze_fast.search.summary import counts_of, front_points_of, outcome_of, winners_of
-from phaze_fast.search.waves import first_of, later_of_group
+from phaze_fast.search.waves import at_once, first_of, later_of_group
 
 __all__ = ["BestFirstSearch"]
 
@@ -161,10 +161,6 @@ class BestFirstSearch:
             for i, table in enumerate(self.tables)
         ]
 
-    def _schedule(self, i: int, s: int, groups: Array) -> None:
-        """Schedule candidates of model `i`, as far as they are worth it."""
-        self.tables[i].schedule(s, groups, self._below_of(i, s, groups).max(axis=1))
-
     def _place(self, i: int, s: int, groups: Array) -> None:
         """Place candidates of model `i` that are scheduled, and note what is found."""
         for answer in self.tables[i].place(s, groups, self._below_of(i, s, groups)):
@@ -242,15 +238,21 @@ class BestFirstSearch:
             keep &= ~later_of_group(candidates, level == SCHEDULED - 1)
         steps = np.stack([level, *candidates[:2]])[:, keep]
         groups = candidates[2, keep]
+        bounds, schedules, waiting = [], [], []
         for step in np.unique(steps, axis=1).T:
             at = groups[(steps == step[:, None]).all(axis=0)]
             reached, i, s = step.tolist()
             if reached + 1 < SCHEDULED:
-                self.tables[i].bound(s, at, reached + 1)
+                bounds.append(partial(self.tables[i].bound, s, at, reached + 1))
             elif reached + 1 == SCHEDULED:
-                self._schedule(i, s, at)
+                limits_s = self._below_of(i, s, at).max(axis=1)
+                schedules.append(partial(self.tables[i].schedule, s, at, limits_s))
             else:
-                self._place(i, s, at)
+                waiting.append((i, s, at))
+        at_once(bounds, self.tables[0].threads)
+        at_once(schedules, self.tables[0].threads)
+        for i, s, at in waiting:
+            self._place(i, s, at)
 
     def _note(self, waiting: int, bound: float) -> None:
         levels = [table.level for table in self.tables]

@@ -84,6 +84,8 @@ class CandidateTable:
     ) -> None:
         self.problem, self.evaluator, self.groups = problem, problem.evaluator, groups
         self._threads, self._workers = threads, workers
+        self.threads = threads if workers is None else 1
+        """That may ask about strategies at once."""
         self._cache = PlanCache() if cache is None else cache
         self._name = problem.digest
         shape = (len(self.evaluator), len(groups))
@@ -98,10 +100,12 @@ class CandidateTable:
         """Of each strategy, the groups that were priced last."""
         self._timed: dict[tuple[int, int], tuple[KindTimes, KindTimes, int]] = {}
 
-    def _each(self, name: str, s: int, arrays: Sequence[Any], *rest: Any) -> list[Any]:
+    def _each(
+        self, name: str, s: int, arrays: Sequence[Any], *rest: Any, threads: int
+    ) -> list[Any]:
         """Ask about chips: all at once here, in pieces where other processes do the work."""
         if self._workers is None:
-            return [_asked(self.problem, name, s, *arrays, *rest, self._threads)]
+            return [_asked(self.problem, name, s, *arrays, *rest, threads)]
         tasks: list[tuple[int, tuple[Any, ...]]] = []
         for begin in range(0, len(arrays[-1]), _TASK[name]):
             piece = slice(begin, begin + _TASK[name])
@@ -122,17 +126,20 @@ class CandidateTable:
         self.least[s, groups] = np.maximum(self.least[s, groups], least)
         self.level[s, groups] = level
 
-    def _raise_by(self, s: int, groups: Array, least: KindTimes, level: int) -> None:
+    def _raise_by(
+        self, s: int, groups: Array, least: KindTimes, level: int, threads: int
+    ) -> None:
         """Bound the step with each group's largest HBM from bounds of the layers."""
         rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
-        self._raise(s, groups, self.evaluator.bounds(s, least, rooms, self._threads), level)
+        self._raise(s, groups, self.evaluator.bounds(s, least, rooms, threads), level)
         if self.energy.size:
             joules, spent = self.problem.least_energy_j(s, least)
             self.energy[s, groups] = np.maximum(self.energy[s, groups], joules)
             self.dynamic[s, groups] = np.maximum(self.dynamic[s, groups], spent)
 
-    def bound(self, s: int, groups: Array, level: int) -> None:
-        """Take candidates to a step before `scheduled`."""
+    def bound(self, s: int, groups: Array, level: int, threads: int | None = None) -> None:
+        """Take candidates to a step before `scheduled`; strategies may be asked about at once."""
+        threads = threads or self._threads
         if level == 1:
             if isinstance(self.problem, VariedProblem):
                 own = self.problem.has(s, self.groups.variant[groups])
@@ -142,14 +149,15 @@ class CandidateTable:
                     return
             whole = len(groups) == len(self.groups)
             records = self.groups.records if whole else self.groups.records[groups]
-            work = np.concatenate(self._each("work_s", s, [records]))
+            work = np.concatenate(self._each("work_s", s, [records], threads=threads))
             rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
             self._raise(s, groups, self.evaluator.work_bounds(s, work, rooms), level)
             return
-        parts = self._each("bound", s, [self._chips(s, groups)], STEPS[level - 1])
-        self._raise_by(s, groups, KindTimes.joined(parts), level)
+        chips = self._chips(s, groups, threads)
+        parts = self._each("bound", s, [chips], STEPS[level - 1], threads=threads)
+        self._raise_by(s, groups, KindTimes.joined(parts), level, threads)
 
-    def _chips(self, s: int, groups: Array) -> Array | PricedChips:
+    def _chips(self, s: int, groups: Array, threads: int) -> Array | PricedChips:
         """Chips that a step is asked about: priced once here, as records for other processes."""
         if self._workers is not None:
             return self.groups.records[groups]
@@ -157,7 +165,7 @@ class CandidateTable:
         at = np.minimum(np.searchsorted(known, groups), max(len(known) - 1, 0))
         if priced is None or not (known[at] == groups).all():
             known = np.sort(groups)
-            priced = self.problem.price(s, self.groups.records[known], self._threads)
+            priced = self.problem.price(s, self.groups.records[known], threads)
             self._priced[s] = (known, priced)
             at = np.searchsorted(known, groups)
         return priced.at(at)
@@ -166,26 +174,28 @@ class CandidateTable:
         """Let go of priced chips, which nobody will ask about again."""
         self._priced.clear()
 
-    def schedule(self, s: int, groups: Array, limits_s: Array | None = None) -> None:
+    def schedule(
+        self, s: int, groups: Array, limits_s: Array | None = None, threads: int | None = None
+    ) -> None:
         """Schedule candidates, but for those that are found to take longer than their limit."""
+        threads = threads or self._threads
         rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
         limits_s = np.full(len(groups), np.inf) if limits_s is None else limits_s
         bounded = np.isfinite(limits_s)
         if bounded.any():
             some = groups[bounded]
-            parts = self._each(
-                "rule_out", s, [self._chips(s, some), rooms[bounded], limits_s[bounded]]
-            )
-            self._raise_by(s, some, KindTimes.joined(parts), SCHEDULED - 1)
+            arrays = [self._chips(s, some, threads), rooms[bounded], limits_s[bounded]]
+            parts = self._each("rule_out", s, arrays, threads=threads)
+            self._raise_by(s, some, KindTimes.joined(parts), SCHEDULED - 1, threads)
             over = self.least[s, groups] > limits_s  # limits only fall, so this is done with
             self.level[s, groups[over]] = PLACED
             groups = groups[~over]
         if not len(groups):
             return
-        parts = self._each("schedule", s, [self._chips(s, groups)])
+        parts = self._each("schedule", s, [self._chips(s, groups, threads)], threads=threads)
         times = KindTimes.joined([times for times, _ in parts])
         least = KindTimes.joined([least for _, least in parts])
-        self._raise_by(s, groups, least, SCHEDULED)
+        self._raise_by(s, groups, least, SCHEDULED, threads)
         proven = times.proven.tolist()
         for k, group in enumerate(groups.tolist()):
             self._timed[s, group] = (times, least, k)
@@ -280,6 +290,8 @@ class CandidateTable:
             return
         at = np.array(list(first.values()))
         limits = np.stack([wanted[key] for key in first])
-        parts = self._each("place", s, [times.at(at), least.at(at), limits])
+        parts = self._each(
+            "place", s, [times.at(at), least.at(at), limits], threads=self._threads
+        )
         answers = [row for part in parts for row in part]
         self._cache.put(zip(first, limits, answers, strict=True))

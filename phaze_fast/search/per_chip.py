@@ -109,7 +109,7 @@ class PerChipSearch(BestFirstSearch):
     def _finish(self, candidates: Array) -> None:
         """Schedule and place candidates, as far as they are worth it."""
         for i, s, at in _by_strategy(candidates):
-            self._schedule(i, s, at)
+            self.tables[i].schedule(s, at, self._below_of(i, s, at).max(axis=1))
             self._place(i, s, at[self.tables[i].level[s, at] == SCHEDULED])
 
 

@@ -1,12 +1,14 @@
-"""Which candidates of a search go next."""
+"""Which candidates of a search go next, and who takes them further."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-__all__ = ["first_of", "later_of_group"]
+__all__ = ["at_once", "first_of", "later_of_group"]
 
 Array = np.ndarray[Any, Any]
 
@@ -48,3 +50,21 @@ def later_of_group(candidates: Array, waiting: Array) -> Array:
     later: Array = waiting.copy()
     later[at[np.unique(owners, return_index=True)[1]]] = False
     return later
+
+
+def at_once(tasks: Sequence[Callable[..., None]], threads: int) -> None:
+    """Do tasks that do not depend on each other; each is told how many threads it may use.
+
+    Examples
+    --------
+    >>> at_once([lambda threads: print(threads)], threads=4)
+    4
+    """
+    if len(tasks) < 2 or threads < 2:
+        for task in tasks:
+            task(threads=threads)
+        return
+    inside = max(1, threads // len(tasks))
+    with ThreadPoolExecutor(min(threads, len(tasks))) as pool:
+        for _ in pool.map(lambda task: task(threads=inside), tasks):
+            pass
