@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from phaze_fast.errors import InfeasibleError, InvalidInputError
 
 __all__ = [
     "AsJson",
+    "ToFigures",
     "ToFile",
     "ToPage",
     "emit",
@@ -68,6 +70,23 @@ ToFile = Annotated[
     Path | None,
     typer.Option(
         "-o", "--output", metavar="FILE", help="Write the JSON to a file.", callback=target
+    ),
+]
+
+def _figures(param: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Refuse a page with figures that cannot be made before any work is done."""
+    if path is not None and find_spec("plotly") is None:
+        raise InvalidInputError("--report needs Plotly: pip install 'phaze-fast[plot]'")
+    return target(param, path)
+
+
+ToFigures = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a page (HTML) that opens offline.",
+        callback=_figures,
     ),
 ]
 

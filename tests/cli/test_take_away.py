@@ -142,3 +142,13 @@ def test_a_folder_is_a_model(tmp_path, capsys):
     config |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": False}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert models.load(str(tmp_path)).layers == 2
+
+
+@pytest.mark.parametrize("command", ["search", "wafer"])
+def test_a_page_that_cannot_be_made_is_refused_before_the_work(
+    command, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("phaze_fast.cli.output.find_spec", lambda name: None)
+    assert main([command, "bertlarge", "--report", str(tmp_path / "page.html")]) == 2
+    said = capsys.readouterr().err
+    assert said == "phaze-fast: --report needs Plotly: pip install 'phaze-fast[plot]'\n"
