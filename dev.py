@@ -156,7 +156,12 @@ def _install(extra: str) -> None:
     say(f"installing what {'is locked' if locked else 'the build needs'}, from the package index")
     run(*pip, *(locked or (*build, "cmake>=3.20", "ninja>=1.11")))
     say("compiling the C++ core and installing phaze-fast (a minute or two)")
-    run(*pip, "--no-build-isolation", "--editable", f".[{'plot,trace' if extra == 'run' else extra}]")
+    run(
+        *pip,
+        "--no-build-isolation",
+        "--editable",
+        f".[{'plot,trace' if extra == 'run' else extra}]",
+    )
     stamp.write_text(f"{fingerprint()} {extra}")
 
 

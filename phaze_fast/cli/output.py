@@ -73,6 +73,7 @@ ToFile = Annotated[
     ),
 ]
 
+
 def _figures(param: typer.CallbackParam, path: Path | None) -> Path | None:
     """Refuse a page with figures that cannot be made before any work is done."""
     if path is not None and find_spec("plotly") is None:

@@ -13,7 +13,7 @@ import typer
 from phaze_fast.baselines.comparison import read_baselines
 from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
 from phaze_fast.cli.model_argument import load_model
-from phaze_fast.cli.output import AsJson, ToFile, ToFigures, emit, folder, note, target, write_text
+from phaze_fast.cli.output import AsJson, ToFigures, ToFile, emit, folder, note, target, write_text
 from phaze_fast.cli.plan_options import PrecisionName, SoftwareName, several
 from phaze_fast.cli.progress import shown_progress
 from phaze_fast.cli.search_tables import search_tables

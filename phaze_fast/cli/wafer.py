@@ -14,7 +14,7 @@ from rich.text import Text
 
 from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
 from phaze_fast.cli.model_argument import load_model
-from phaze_fast.cli.output import AsJson, ToFile, ToFigures, emit, folder, note, target, write_text
+from phaze_fast.cli.output import AsJson, ToFigures, ToFile, emit, folder, note, target, write_text
 from phaze_fast.cli.search import default_cache
 from phaze_fast.cli.wafer_argument import joined_wafers, wafer_of, with_faults
 from phaze_fast.cli.wafer_cases import Case, Cases

@@ -126,9 +126,7 @@ class CandidateTable:
         self.least[s, groups] = np.maximum(self.least[s, groups], least)
         self.level[s, groups] = level
 
-    def _raise_by(
-        self, s: int, groups: Array, least: KindTimes, level: int, threads: int
-    ) -> None:
+    def _raise_by(self, s: int, groups: Array, least: KindTimes, level: int, threads: int) -> None:
         """Bound the step with each group's largest HBM from bounds of the layers."""
         rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
         self._raise(s, groups, self.evaluator.bounds(s, least, rooms, threads), level)
@@ -290,8 +288,6 @@ class CandidateTable:
             return
         at = np.array(list(first.values()))
         limits = np.stack([wanted[key] for key in first])
-        parts = self._each(
-            "place", s, [times.at(at), least.at(at), limits], threads=self._threads
-        )
+        parts = self._each("place", s, [times.at(at), least.at(at), limits], threads=self._threads)
         answers = [row for part in parts for row in part]
         self._cache.put(zip(first, limits, answers, strict=True))
