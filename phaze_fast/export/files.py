@@ -97,7 +97,7 @@ def _format(text: str, source: str) -> str | None:
         return "deepspeed" if isinstance(data, dict) and _some(data, _DEEPSPEED) else None
     if flag_names("bridge")["tp"] + "=" in text:
         return "bridge"
-    if "ici_" in text and "_parallelism=" in text:
+    if ("ici_" in text and "_parallelism=" in text) or "MaxText.train" in text:
         return "maxtext"
     if flag_names("megatron")["tp"] in text or "pretrain_" in text:
         return "megatron"

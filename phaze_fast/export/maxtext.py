@@ -67,11 +67,23 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
     return found
 
 
-def _policy(request: Request, names: FlagNames) -> str | None:
+_CUSTOM = "custom"
+_AGAIN = ("norms", "activations", "gated-product")
+"""What every policy but full makes again."""
+
+
+def _policy(request: Request, names: FlagNames) -> dict[str, str] | None:
+    """Give the settings that recompute as a plan does, none where there are no such."""
     known = {frozenset(mode.split("+")): word for mode, word in names.tables["recompute"].items()}
     if len(request.modes) != 1:
         return None
-    return known.get(frozenset(next(iter(request.modes)).split("+")))
+    sets, tensors = frozenset(next(iter(request.modes)).split("+")), names.tables["custom"]
+    if sets in known:
+        return {names["recompute"]: known[sets]}
+    if not sets.issuperset(_AGAIN) or sets - {*_AGAIN, *tensors}:
+        return None
+    kept = [tensor for own, made in tensors.items() if own not in sets for tensor in made.split()]
+    return {names["recompute"]: _CUSTOM, **dict.fromkeys(kept, "device")}
 
 
 def write_maxtext(request: Request) -> Exported:
@@ -93,7 +105,6 @@ def write_maxtext(request: Request) -> Exported:
         "pp": spec.pp,
         "device_batch": at_once / spec.devices,
         "seq": spec.seq or model.seq,
-        "recompute": _policy(request, names) or "full",
         "optimizer": "adamw",
         "weights": "float32",
         "dtype": "float32" if spec.optimizer == "adam-fp32" else "bfloat16",
@@ -110,10 +121,12 @@ def write_maxtext(request: Request) -> Exported:
         values["quantization"] = names.tables["precision"][spec.precision.name]
     if values["model"] == "default":
         values |= _model(model)
+    settings = {names[key]: value for key, value in values.items()}
+    settings |= _policy(request, names) or {names["recompute"]: "full"}
     text = command(
         comments(names, request, missing),
         _PROGRAM,
-        [[f"{names[key]}={value}"] for key, value in values.items()],
+        [[f"{key}={value}"] for key, value in settings.items()],
     )
     return Exported("maxtext", text, tuple(missing))
 
@@ -189,13 +202,14 @@ def read_maxtext(text: str, source: str, model: TransformerModel, devices: int |
         "shard": fsdp * ep if data > 1 and fsdp > 1 else None,
         "schedule": "1f1b" if pp == 1 else "gpipe" if repeats == 1 else "interleaved",
         "virtual": repeats,
-        "recompute": _read_recompute(names, given.get(names["recompute"], "full"), source),
+        "recompute": _read_recompute(names, given, source),
         "sequence_parallel": tp == 1 or names["tp_sequence"] in given,
         "optimizer": "adam-fp32" if given.get(names["dtype"]) == "float32" else "adam",
         "precision": _read_precision(names, given.get(names["quantization"], ""), source),
         "idle": True,
     }
-    unused = [name for name in given if name not in set(names.names.values())]
+    tensors = " ".join(names.tables["custom"].values()).split()
+    unused = [name for name in given if name not in {*names.names.values(), *tensors}]
     return ReadPlan(PlanSpec.from_dict(fields, source), not_used(source, unused))
 
 
@@ -212,14 +226,33 @@ def _rest(devices: int | None, used: int) -> int:
     return max(1, devices // used) if devices is not None else 1
 
 
-def _read_recompute(names: FlagNames, word: str, source: str) -> str:
+def _read_recompute(names: FlagNames, given: dict[str, str], source: str) -> str:
     known = {policy: mode for mode, policy in names.tables["recompute"].items()}
+    word = given.get(names["recompute"], "full")
+    if word == _CUSTOM:
+        return _read_custom(names, given, source)
     if word not in known:
         raise InvalidInputError(
             f"{source}: {names['recompute']}: {word!r} is not accepted; expected one of "
-            f"{', '.join(known)}"
+            f"{', '.join((*known, _CUSTOM))}"
         )
     return str(known[word])
+
+
+def _read_custom(names: FlagNames, given: dict[str, str], source: str) -> str:
+    """Read which tensors are kept; of those that stand for one operator, one is enough."""
+    made_again = list(_AGAIN)
+    for own, made in names.tables["custom"].items():
+        tensors = made.split()
+        said = {given.get(tensor, "remat") for tensor in tensors}
+        always, kept = own.startswith("kept-"), "device" in said
+        if not said <= {"device", "remat"} or (always and not kept):
+            raise InvalidInputError(
+                f"{source}: {', '.join(tensors)}: {', '.join(sorted(said))} is not accepted; "
+                f"expected device{'' if always else ' or remat'}"
+            )
+        made_again += [] if kept else [own]
+    return "+".join(made_again)
 
 
 def _read_precision(names: FlagNames, word: str, source: str) -> str:

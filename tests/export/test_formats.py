@@ -76,6 +76,52 @@ def test_recomputation_for_megatron(recompute, flags):
     assert found.complete
 
 
+AGAIN = "norms+activations+gated-product"
+
+
+@pytest.mark.parametrize(
+    ("more", "policy", "kept"),
+    [
+        ("", "minimal_with_context", set()),
+        ("+up-projection+attention", "save_dot_except_mlpwi", set()),
+        ("+output-projection", "custom", {"context", "mlpwi", "mlpwi_0", "mlpwi_1"}),
+        ("+attention+output-projection", "custom", {"mlpwi", "mlpwi_0", "mlpwi_1"}),
+        ("+attention+output-projection+up-projection", "custom", set()),
+    ],
+)
+def test_recomputation_for_maxtext(more, policy, kept, tmp_path):
+    plan = {"dp": 8, "global_batch": 32, "recompute": AGAIN + more, "zero": 3}
+    found = export.export_plan(plan, LLAMA, "maxtext")
+    said = settings_of(found.text, "run.sh")
+    assert found.complete
+    assert said["remat_policy"] == policy
+    always = {"query_proj", "key_proj", "value_proj", "qkv_proj", "mlpwo"}
+    device = {name for name, value in said.items() if value == "device"}
+    assert device == (kept | always if policy == "custom" else set())
+    path = tmp_path / "run.sh"
+    path.write_text(found.text)
+    read = export.read_plan(path, LLAMA)
+    assert set(str(read.spec.recompute).split("+")) == set((AGAIN + more).split("+"))
+    assert not read.notes
+
+
+@pytest.mark.parametrize(
+    ("tensors", "said"),
+    [
+        ("qkv_proj=device", r"mlpwo: remat is not accepted; expected device$"),
+        ("mlpwo=device qkv_proj=offload", r"offload, remat is not accepted; expected device$"),
+        ("mlpwo=device qkv_proj=device context=offload", r"context: offload .* device or remat$"),
+    ],
+)
+def test_a_custom_policy_that_plans_do_not_have_is_refused(tensors, said, tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        f"python3 -m MaxText.train base.yml per_device_batch_size=4 remat_policy=custom {tensors}\n"
+    )
+    with pytest.raises(InvalidInputError, match=said):
+        export.read_plan(path, LLAMA)
+
+
 def test_what_cannot_be_said_is_said():
     plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": ("full", "norms")}
     plan |= {"schedule": "zb-h1", "optimizer": "sgd-bf16", "zero": 1}
