@@ -19,7 +19,7 @@ from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
 from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.placement import PlanSpec
-from phaze_fast.software import Software, load_software
+from phaze_fast.software import load_software
 
 __all__ = [
     "RUN_COLUMNS",
@@ -250,14 +250,25 @@ def _shard(row: _Cells, cluster: Cluster, dp: int, zero: int) -> int | None:
     return size if tiered and zero == 3 and size < dp and dp % size == 0 else None
 
 
+def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
+    """Whether experts lie whole on the devices of tensor groups, as on those of replicas.
+
+    They do where they need more devices than there are replicas, and where recipes say so.
+    """
+    tp, dp, ep = widths["tp"], widths["dp"], widths["ep"]
+    whole = entry.get("expert_tensor") == 1 or dp % ep > 0
+    return ep > 1 and tp > 1 and whole and ep % tp == 0 and tp * dp % ep == 0
+
+
 def _plan(
     row: _Cells,
     model: TransformerModel,
     cluster: Cluster,
     named: str,
     zero: int,
-    software: Software,
+    entry: Mapping[str, Any],
 ) -> PlanSpec:
+    software = load_software(entry["software"])
     widths = {c: row.whole(c, 1) for c in ("tp", "pp", "dp", "cp", "ep")}
     product = math.prod(widths[c] for c in ("tp", "pp", "dp", "cp"))
     if product != cluster.devices:
@@ -273,11 +284,12 @@ def _plan(
     chunks = widths["pp"] * virtual
     if _PIPELINE_SLOTS.search(row.text("notes")) or (model.layers % chunks and virtual > 1):
         slots, over = divmod(model.layers + 2, chunks)
-        if over or slots < 1:
-            raise UnsupportedError("layers that do not divide over the chunks of the pipeline")
-        stages = (slots,) * chunks
+        if slots and not over:
+            stages = (slots,) * chunks
+    folded = _folded(widths, entry)
     given: dict[str, Any] = {
         **widths,
+        "etp": 1 if folded else None,
         "global_batch": row.whole("global_batch"),
         "microbatch": row.whole("micro_batch"),
         "schedule": "interleaved" if virtual > 1 else "1f1b",
@@ -286,7 +298,7 @@ def _plan(
         "stages": stages,
         "zero": zero,
         "shard": _shard(row, cluster, widths["dp"], zero),
-        "sequence_parallel": row.text("sp") not in ("", "0"),
+        "sequence_parallel": folded or row.text("sp") not in ("", "0"),
         "seq": model.seq,
         "precision": named,
         "software": software,
@@ -323,9 +335,8 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
         raise UnsupportedError(f"software {row.text('framework') or '(none)'}: no profile")
     model = _model(row)
     cluster = _cluster(row)
-    profile = load_software(software["software"])
     zero = _zero(row, software.get("unstated_zero", 0))
-    plan = _plan(row, model, cluster, precision["format"], zero, profile)
+    plan = _plan(row, model, cluster, precision["format"], zero, software)
     label = (
         f"{model.name} on {cluster.devices} x {row.text('gpu')}, tp {plan.tp} pp {plan.pp} "
         f"dp {plan.dp}, micro-batch {plan.microbatch}"
@@ -337,7 +348,7 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
         model=model,
         cluster=cluster,
         plan=plan,
-        software=profile.name,
+        software=software["software"],
         precision=precision["format"],
         time_s=time_s,
         memory_bytes=gib * 2**30,

@@ -208,3 +208,38 @@ def test_columns_beside_the_name_choose_profile_format_and_remat():
 def test_adapters_of_frozen_weights_are_not_modelled():
     with pytest.raises(UnsupportedError, match="low-rank"):
         read_run(2, {**LLAMA, "table": "26.06 / LoRA Performance"})
+
+
+# NVIDIA Megatron-Bridge performance summary: Qwen3 235B and DeepSeek-V3 on H100s.
+EXPERTS = {
+    **ROW,
+    "source": "Elsewhere",
+    "framework": "Megatron-Bridge 25.09",
+    "gpu": "H100",
+    "precision": "bf16",
+    "recompute": "none",
+    "layers": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "widths", "framework", "etp"),
+    [
+        ("Qwen3_235B_a22B", (256, 2, 8, 4, 16, 32), "Megatron-Bridge 25.09", 1),  # 32 > 16 replicas
+        ("Qwen3_235B_a22B", (256, 2, 8, 4, 16, 32), "NeMo/Megatron-Core 25.04", 1),
+        ("DeepSeekV3", (1024, 2, 8, 4, 64, 64), "Megatron-Bridge 25.09", 1),  # as its recipes say
+        ("DeepSeekV3", (1024, 2, 8, 4, 64, 64), "NeMo/Megatron-Core 25.04", None),
+        ("DeepSeekV3", (256, 1, 4, 4, 64, 64), "Megatron-Bridge 25.09", None),  # no tensor groups
+    ],
+)
+def test_experts_on_tensor_groups_and_layers_that_do_not_divide(model, widths, framework, etp):
+    names = ("n_gpus", "tp", "pp", "vp", "dp", "ep")
+    given = dict(zip(names, map(str, widths), strict=True))
+    row = {**EXPERTS, "model": model, "framework": framework, **given, "global_batch": "8192"}
+    run = read_run(2, {**row, "micro_batch": "1", "seq": "4096"})
+    assert run.plan.etp == etp
+    assert run.plan.sequence_parallel == (etp == 1)
+    assert run.plan.schedule == "interleaved"
+    plan = predict(run.model, run.cluster, run.plan)
+    held = sorted(layer for stage in plan.stages for layer in stage.layers)
+    assert held == list(range(run.model.layers + 2))  # embedding and head are layers as well
