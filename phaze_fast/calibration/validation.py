@@ -39,6 +39,11 @@ class PredictedRun:
         """Of the seconds of a step, as a fraction; positive where predicted too long."""
         return self.plan.time_s / self.run.time_s - 1.0
 
+    @property
+    def reported_bytes(self) -> float:
+        """What the software would report of the fullest device."""
+        return self.plan.allocated_bytes * (1.0 + self.run.plan.software.reserved_share)
+
 
 GROUPINGS: Mapping[str, Callable[[PublishedRun], str]] = {
     "source": lambda run: run.source,
@@ -73,7 +78,7 @@ class RunGroup:
         if not known:
             return None
         measured = [row.run.memory_bytes for row in known]
-        return summarise(measured, [row.plan.allocated_bytes for row in known])
+        return summarise(measured, [row.reported_bytes for row in known])
 
     @property
     def regret(self) -> Mapping[str, float | int] | None:

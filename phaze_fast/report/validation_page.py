@@ -66,7 +66,7 @@ def _runs(found: RunValidation) -> list[MeasuredRows]:
             tuple(name for name, _ in some),
             tuple(f"row {row.run.line}, {row.run.label}" for _, row in some),
             tuple(row.run.memory_bytes if is_bytes else row.run.time_s for _, row in some),
-            tuple(row.plan.allocated_bytes if is_bytes else row.plan.time_s for _, row in some),
+            tuple(row.reported_bytes if is_bytes else row.plan.time_s for _, row in some),
         )
 
     made_rows = [made("Seconds of a step", rows, False), made("Bytes of a device", known, True)]

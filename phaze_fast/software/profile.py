@@ -83,6 +83,9 @@ class Software(Record):
     """Gradients that are synchronised in one go; the last such bucket is not hidden."""
     network_share: Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)] = 1.0
     """Share of the bandwidth beyond a node that gathers and reductions among replicas reach."""
+    reserved_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """What its allocator holds beyond the bytes in use, as a share of these, where that is what it
+    reports. It is given back where memory is short, so plans may use it."""
     hidden_tensor: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of tensor-parallel collectives that products beside them hide."""
     scattered_messages: bool = False

@@ -1,5 +1,8 @@
 """Profiles of training software: all load, say where they come from, and obey laws of time."""
 
+import csv
+from pathlib import Path
+
 import pytest
 
 import phaze_fast as pf
@@ -123,3 +126,14 @@ def test_a_plan_remembers_its_software():
     again = predict("gpt2-small", CLUSTER, first)
     assert again == first
     assert pf.Plan.from_dict(first.to_dict()) == first
+
+
+def test_what_an_allocator_reserves_is_as_measured():
+    with (Path(__file__).parents[1] / "golden" / "h200_reserved.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 36
+    ratios = [float(row["reserved_gib"]) / float(row["active_gib"]) for row in rows]
+    for name in ("fsdp-torchtitan", "fsdp-torchtitan-2024", "fsdp-torchtitan-eager"):
+        share = load_software(name).reserved_share
+        assert share == pytest.approx(sum(ratios) / len(ratios) - 1.0, abs=0.005)
+    assert load_software("huggingface-eager").reserved_share == 0.0  # reports what is in use
