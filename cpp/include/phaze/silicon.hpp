@@ -17,14 +17,14 @@ namespace phaze {
 
 // Terms the published formula leaves out; 0 switches a term off.
 struct AreaTerms {
-  double network_mm2_per_port_byte;  // core-to-buffer network, per core and byte/cycle of port
-  double hbm_mm2_per_stack;          // PHY and controller of one 1,024-bit stack
-  double control_mm2_per_lane;       // registers and control, per vector lane
-  double link_mm2_per_byte_per_s;    // SerDes and controller, per byte/s of a link's direction
-  double die_to_die_share;           // what links between dies add to the area of several
-  double fp8_share;                  // what FP8 adds to the area of the multipliers
-  double logic_growth;               // multipliers and lanes: size against 7 nm, less 1
-  double sram_growth;                // buffers: size against 7 nm, less 1
+  double network_mm2_per_port_byte = 0.0;  // core-to-buffer network, per core and port B/cycle
+  double hbm_mm2_per_stack = 0.0;          // PHY and controller of one 1,024-bit stack
+  double control_mm2_per_lane = 0.0;       // registers and control, per vector lane
+  double link_mm2_per_byte_per_s = 0.0;  // SerDes and controller, per byte/s of a link's direction
+  double die_to_die_share = 0.0;         // what links between dies add to the area of several
+  double fp8_share = 0.0;                // what FP8 adds to the area of the multipliers
+  double logic_growth = 0.0;             // multipliers and lanes: size against 7 nm, less 1
+  double sram_growth = 0.0;              // buffers: size against 7 nm, less 1
 };
 inline constexpr int kAreaTermCount = 8;
 
