@@ -58,6 +58,7 @@ def fitted(runs):
     old = [r for r in some("megatron-lm", "a100") if not r.source.startswith("vTrain")]
     tpus = [r for r in runs if r.software == "maxtext" and r.model.moe is None]
     node = some("megatron-lm-2021", "a100", "single")[::3]
+    gathered = [r for r in some("deepspeed", "a100") if r.plan.zero == 3]
     return [
         held_out("A100, step_flops", old, [k * 1e12 for k in range(200, 256, 6)], of_chip),
         held_out("B200, step_flops", some("megatron-core", "b200"),
@@ -71,6 +72,10 @@ def fitted(runs):
         held_out("maxtext, overlap_slowdown", tpus,
                  [1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0, 100.0], of_software("overlap_slowdown"),
                  by="chip"),
+        held_out("deepspeed, network_share", gathered, [k / 1000 for k in range(80, 121, 4)],
+                 of_software("network_share"), by="model"),
+        held_out("deepspeed, overlap_slowdown", gathered, [1.0, 1.3, 1.5, 1.7, 2.0, 2.5],
+                 of_software("overlap_slowdown"), by="model"),
     ]  # fmt: skip
 
 

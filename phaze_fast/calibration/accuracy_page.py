@@ -44,14 +44,14 @@ _METHOD = """\
   kernels and product libraries of a software's year relative to today's, how often an unfused loss
   moves its logits (`loss_passes`), what DeepSpeed's gathers reach of the network
   (`network_share`), what of tensor-parallel collectives user buffers hide (`hidden_tensor`), and
-  what layers lose while weights and gradients move on TPUs (`overlap_slowdown`).
+  what layers lose while weights and gradients move on TPUs and in DeepSpeed (`overlap_slowdown`).
   These were chosen with all runs in view; the last table says which of them were also checked on
   runs that the fit did not see.
 - Everything else about software (what overlaps, what is fused, bytes of gradients, padding) is read
   from its code and kept in `phaze_fast/software/data` with its sources.
 
 No constant belongs to a row or a model. Two rest on one source alone, and say so in their profiles:
-what gathers reach in DeepSpeed of 2021, and how much slower products were in an H100's first year.
+what gathers reach and cost in DeepSpeed of 2021, and how much slower products were in an H100's first year.
 The noise floor is high: the same plan differs by 6 to 7% between versions of one container, and
 mean errors below about 4% are luck.
 """

@@ -68,7 +68,7 @@ def held_out(
     runs: Sequence[PublishedRun],
     values: Sequence[float],
     changed: Changed,
-    by: Literal["source", "chip"] = "source",
+    by: Literal["source", "chip", "model"] = "source",
 ) -> HeldOut:
     """Fit one constant of some runs, on all of them and with part after part left out.
 
@@ -77,8 +77,8 @@ def held_out(
     name
         What to call it.
     runs
-        At least five. Runs of several sources (chips) are left out source by source, runs of one in
-        five parts.
+        At least five. Runs of several sources (chips, models) are left out source by source, runs
+        of one in five parts.
     values
         To choose from.
     changed
@@ -90,7 +90,7 @@ def held_out(
         [[predict(r.model, *changed(r, v)).time_s / r.time_s - 1.0 for r in runs] for v in values]
     )
     size = np.abs(errors)
-    names = [str(getattr(run, by)) for run in runs]
+    names = [run.model.name if by == "model" else str(getattr(run, by)) for run in runs]
     kinds = sorted(set(names))
     part = np.array(
         [kinds.index(name) if len(kinds) > 1 else k % _FOLDS for k, name in enumerate(names)]
