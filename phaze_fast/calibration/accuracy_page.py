@@ -51,8 +51,8 @@ _METHOD = """\
   from its code and kept in `phaze_fast/software/data` with its sources.
 
 No constant belongs to a row or a model. Two rest on one source alone, and say so in their profiles:
-what gathers reach and cost in DeepSpeed of 2021, and how much slower products were in an H100's first
-year.
+what gathers reach and cost in DeepSpeed of 2021, and how much slower products were in an H100's
+first year.
 The noise floor is high: the same plan differs by 6 to 7% between versions of one container, and
 mean errors below about 4% are luck.
 """

@@ -4,7 +4,7 @@
 
 A child process sweeps points of a trivial cost into a directory, block by block; it is killed with
 SIGKILL at random moments and started again. At the end every point has its row, once and right; the
-last child's resident memory is watched from its first minute on.
+resident memory of all children is held against that of their first minutes.
 """
 
 from __future__ import annotations
@@ -90,11 +90,27 @@ def checked(out, count):
     return seen
 
 
+def watched(child, seconds=float("inf")):
+    """Peaks of a child's memory in its first minute and in all, until it ends or is old enough."""
+    begin, warm, most = time.monotonic(), 0.0, 0.0
+    while child.poll() is None and time.monotonic() - begin < seconds:
+        now = resident_mib(child.pid)
+        if time.monotonic() - begin < WARM_S:
+            warm = max(warm, now)
+        most = max(most, now)
+        time.sleep(0.2)
+    return warm, most
+
+
 def killed_often(out, count, kills, rng, seconds):
-    """Kill and start again; then let it end, and watch its memory."""
+    """Kill and start again, then let it end; the peaks of all children, the last one's words.
+
+    The first minute of a child that was started late only reads, so that of all of them counts.
+    """
+    peaks = []
     for number in range(kills):
         child = started(out, count)
-        time.sleep(rng.uniform(0.3, 1.0) * seconds)
+        peaks.append(watched(child, rng.uniform(0.3, 1.0) * seconds))
         if child.poll() is not None:
             sys.stdout.write(f"it was done before kill {number + 1}\n")
             break
@@ -102,14 +118,9 @@ def killed_often(out, count, kills, rng, seconds):
         child.wait()
         sys.stdout.write(f"kill {number + 1}\n")
         sys.stdout.flush()
-    child, begin = started(out, count), time.monotonic()
-    warm, most = 0.0, 0.0
-    while child.poll() is None:
-        now = resident_mib(child.pid)
-        if time.monotonic() - begin < WARM_S:
-            warm = max(warm, now)
-        most = max(most, now)
-        time.sleep(0.5)
+    child = started(out, count)
+    peaks.append(watched(child))
+    warm, most = (max(values) for values in zip(*peaks, strict=True))
     return child.stdout.read().strip(), warm, most
 
 
