@@ -21,8 +21,8 @@ inline double microbatches_in_flight(PipelineSchedule schedule, std::int64_t sta
       return static_cast<double>(microbatches);
     case PipelineSchedule::kInterleaved: {  // counted in chunks of 1 / virtual_stages of the stage
       const std::int64_t chunks = 2 * (stages - stage - 1) + (virtual_stages - 1) * stages + 1;
-      return static_cast<double>(std::min(chunks, microbatches * virtual_stages)) /
-             static_cast<double>(virtual_stages);
+      const auto each = static_cast<double>(virtual_stages);
+      return std::min(static_cast<double>(chunks), static_cast<double>(microbatches) * each) / each;
     }
     case PipelineSchedule::kZeroBubbleH1:  // kept until the weight gradient, which waits
     case PipelineSchedule::kZeroBubbleV:
