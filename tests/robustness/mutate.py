@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from functools import cache
 from pathlib import Path
 
 from mutants import ROOT, Mutant, chosen, instrumented
@@ -140,7 +141,8 @@ class Workshop:
         done = run(
             "cmake", "-S", str(self.source), "-B", str(self.build), "-G", "Ninja",
             "-DCMAKE_BUILD_TYPE=None", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-            "-DCMAKE_CXX_FLAGS=-O1 -w -D_GLIBCXX_ASSERTIONS", "-DPHAZE_BUILD_TESTS=ON",
+            "-DCMAKE_CXX_FLAGS=-O1 -w -D_GLIBCXX_ASSERTIONS -fsanitize=bounds "
+            "-fsanitize-undefined-trap-on-error", "-DPHAZE_BUILD_TESTS=ON",
             "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF", f"-DPython_EXECUTABLE={sys.executable}",
         )  # fmt: skip
         if done.returncode != 0:
@@ -202,6 +204,7 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
         "source": str(workshop.source), "compiled": name == "compiled", "jit": name != "numba",
         "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 40,
         "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
+        "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
     }  # fmt: skip
     job.write_text(json.dumps(settings))
     tests = {"compiled": TESTS, "python": PYTHON_TESTS, "numba": NUMBA_TESTS}[name]
@@ -273,14 +276,25 @@ def main() -> int:
     return report(list(mutants.values()), outcomes)
 
 
+def reason(mutant: Mutant) -> str:
+    """Why a change makes no difference, where that is known."""
+    return _reasons().get((mutant.path, mutant.text, mutant.before, mutant.after), "")
+
+
+@cache
+def _reasons() -> dict[tuple[str, ...], str]:
+    entries = map(json.loads, EQUIVALENT.read_text("utf-8").splitlines())
+    return {(e["path"], e["line"], e["before"], e["after"]): e["why"] for e in entries}
+
+
 def report(mutants: list[Mutant], outcomes: dict[str, str]) -> int:
     """Print survivors, those without a known reason last, and the figures."""
-    entries = map(json.loads, EQUIVALENT.read_text("utf-8").splitlines())
-    reasons = {(e["path"], e["line"], e["before"], e["after"]): e["why"] for e in entries}
     survivors = [m for m in mutants if outcomes[m.key] != "caught"]
-    why = {m: reasons.get((m.path, m.text, m.before, m.after), "") for m in mutants}
+    why = {m: reason(m) for m in mutants}
     for mutant in sorted(survivors, key=lambda m: not why[m]):
-        say(f"{'equivalent' if why[mutant] else 'survived'} {mutant}  [{mutant.text}] {why[mutant]}")
+        say(
+            f"{'equivalent' if why[mutant] else 'survived'} {mutant}  [{mutant.text}] {why[mutant]}"
+        )
     for mutant in mutants:
         if why[mutant] and outcomes[mutant.key] == "caught":
             say(f"caught, though {EQUIVALENT.name} calls it equivalent: {mutant}")

@@ -43,7 +43,9 @@ def warm() -> None:
 
     odd = {"layers": 3, "hidden": 80, "heads": 5, "ffn": 112, "vocab": 77, "seq": 48}
     model = pf.TransformerModel(name="odd", positions="rotary", **odd)
-    pf.plan(model, pf.Cluster(devices=2, fabric="dgx-h100", chip="h100"), pf.Training(global_batch=6))
+    pf.plan(
+        model, pf.Cluster(devices=2, fabric="dgx-h100", chip="h100"), pf.Training(global_batch=6)
+    )
 
 
 class Lines:
@@ -148,7 +150,7 @@ class Judge:
                 continue
             places = set(reached if self.compiled else map(tuple, reached))
             for number, mutant in self.mutants.items():
-                if number in places if self.compiled else places & lines_of(mutant):
+                if mutant.key in places if self.compiled else places & lines_of(mutant):
                     found.setdefault(number, []).append((seconds, name))
         return {number: sorted(tests) for number, tests in found.items()}
 
@@ -171,7 +173,7 @@ class Judge:
             self.run(item)
             sys.settrace(None)
             if self.compiled:
-                reached = [n for n in range(SIZE) if kernels.reached[n]]
+                reached = [m.key for n, m in self.mutants.items() if kernels.reached[n]]
             else:
                 reached = [(str(Path(f).relative_to(SOURCE)), n) for f, n in lines.seen]
             row = [time.process_time() - begin, [] if self.failed else reached]
@@ -195,14 +197,13 @@ class Judge:
         begin, spent = time.monotonic(), 0.0
         row = {"number": number, "outcome": "survived", "tests": len(tests)}
         chosen = []
+        budget_s = JOB["brief_s"] if number in JOB.get("brief", ()) else JOB["budget_s"]
         for seconds, name in tests:
-            if spent < JOB["budget_s"]:
+            if spent < budget_s:
                 chosen.append(name)
                 spent += seconds
         if chosen and self.notices(number, [items[name] for name in chosen], spent):
             row["outcome"] = "caught"
-        elif not tests:
-            row["outcome"] = "survived"
         return {**row, "seconds": round(time.monotonic() - begin, 2)}
 
     def notices(self, number, items, seconds) -> bool:

@@ -122,7 +122,8 @@ void test_pipelines_and_graphs() {
   }
 }
 
-// A chain of equal layers, 1 s forward and 2 s backward each, which needs no memory and no messages.
+// A chain of equal layers, 1 s forward and 2 s backward each, which needs no memory and no
+// messages.
 Table equal_layers(int size) {
   const std::vector<double> zeros(static_cast<std::size_t>(size), 0.0);
   Table t{};

@@ -130,9 +130,8 @@ double brute_force(const Case& c, std::size_t layout) {
 
 // What differs in rank order alone is one kind of plan.
 bool same_kind(const LayoutRecord& a, const LayoutRecord& b) {
-  return a.schedule == b.schedule && a.stages == b.stages &&
-         a.virtual_stages == b.virtual_stages && a.zero == b.zero &&
-         a.data_parallel == b.data_parallel;
+  return a.schedule == b.schedule && a.stages == b.stages && a.virtual_stages == b.virtual_stages &&
+         a.zero == b.zero && a.data_parallel == b.data_parallel;
 }
 
 Status built(Case& c) {

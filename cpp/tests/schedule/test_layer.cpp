@@ -96,6 +96,25 @@ void largest_layers_and_no_time() {
   }
 }
 
+// A search that is cut off soon after its first schedule was improved: operators that nobody waits
+// for are hidden beside others, and others put off, which saves a tenth of the time and more.
+void schedules_are_improved() {
+  Numbers numbers(11);
+  const auto p = std::make_unique<LayerProblem>();
+  double listed_s = 0.0;
+  double improved_s = 0.0;
+  for (int i = 0; i < 40; ++i) {
+    do {
+      random_problem(numbers, 30, p.get());
+    } while (p->size < 16);
+    const LayerSolution cut = solve_layer(*p, {260, kInfinite, nullptr, nullptr});
+    check_schedule(*p, cut);
+    listed_s += list_schedule(*p).makespan_s;
+    improved_s += cut.makespan_s;
+  }
+  CHECK(improved_s < 0.9 * listed_s);
+}
+
 // A graph of four operators on seven chips, two of them equal, against layers one by one.
 struct Chips {
   std::vector<std::uint8_t> types{1, 2, 1, 4};
@@ -120,8 +139,13 @@ struct Rows {
   std::vector<std::int64_t> nodes;
 
   Rows(std::size_t layers, std::size_t ops)
-      : makespan_s(layers), bound_s(layers), start_s(layers * ops), proved_by(layers),
-        status(layers, -1), mode(layers * ops), nodes(layers) {}
+      : makespan_s(layers),
+        bound_s(layers),
+        start_s(layers * ops),
+        proved_by(layers),
+        status(layers, -1),
+        mode(layers * ops),
+        nodes(layers) {}
   LayerAnswers view() { return {makespan_s, bound_s, proved_by, nodes, status, start_s, mode}; }
 };
 
@@ -136,8 +160,8 @@ Rows one_layer(const Chips& c, std::size_t chip, std::int32_t first_from) {
     seconds.push_back(c.all_cores_s[4 * chip + op]);
   }
   const std::span<const std::int32_t> own{&c.cores[kResources * chip], kResources};
-  const LayerBatch batch{op_ptr, c.types, mode_ptr, cores, seconds, edge_ptr, from, c.to, own,
-                         ScheduleRule::kExclusive};
+  const LayerBatch batch{op_ptr,   c.types, mode_ptr, cores, seconds,
+                         edge_ptr, from,    c.to,     own,   ScheduleRule::kExclusive};
   Rows rows(1, 4);
   solve_layers(batch, kEnough, Terms::kGiven, rows.view(), 1);
   return rows;
@@ -147,8 +171,8 @@ void a_graph_on_chips_is_layers_one_by_one() {
   const Chips c;
   for (const int threads : {1, 3}) {
     Rows rows(7, 4);
-    const GraphOnChips given{c.types,       c.from,  c.to, c.one_core_s,
-                             c.all_cores_s, c.cores, ScheduleRule::kExclusive};
+    const GraphOnChips given{
+        c.types, c.from, c.to, c.one_core_s, c.all_cores_s, c.cores, ScheduleRule::kExclusive};
     solve_on_chips(given, kEnough, rows.view(), threads);
     for (std::size_t chip = 0; chip < 7; ++chip) {
       const Rows alone = one_layer(c, chip, 0);
@@ -193,6 +217,7 @@ void bad_layers_have_a_status() {
 int main() {
   random_layers_are_scheduled();
   largest_layers_and_no_time();
+  schedules_are_improved();
   a_graph_on_chips_is_layers_one_by_one();
   bad_layers_have_a_status();
   return phaze::test::report("layer");

@@ -1,5 +1,6 @@
 // The evaluation of mappings at its edges: bad problems, largest sizes, changes and undone changes.
 // tests/test_mapping.py compares the terms with an oracle.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -111,8 +112,41 @@ void many_outputs_of_one_price() {
   mapping.assign(op_mappings);
   const MapScore score = mapping.score();
   CHECK(score.over_bytes == 0.0);
+  // A limit that it keeps changes nothing.
+  CHECK(same_bits(mapping.score({}, nullptr, score.time_s * (1.0 + 1e-9)), score));
   // 4 * 24 kept, three of four saved per output: 16 of them leave 1 * 24 + 3 * 8 and what is live.
   CHECK(score.memory_bytes <= made.rules.capacity_bytes);
+}
+
+// Every mapping of two operators on four dies, one by one.
+void exhaust_tries_every_mapping() {
+  const Owned made = chain_of(2, {{0, 2, 1}, {1, 2, 1}}, 31);
+  Mapping mapping(made.problem());
+  std::vector<std::vector<OpMapping>> options(2);
+  for (int op = 0; op < 2; ++op) {
+    for (const OpMapping& choice : mapping.choices(op)) {
+      for (std::uint8_t mode = 0; mode < kWeightModeCount; ++mode) {
+        if ((made.rules.modes >> mode & 1) == 0) continue;
+        options[static_cast<std::size_t>(op)].push_back(choice);
+        if (mapping.weighted(op)) {
+          options[static_cast<std::size_t>(op)].back().mode = mode;
+        } else {
+          break;
+        }
+      }
+    }
+  }
+  double best = std::numeric_limits<double>::infinity();
+  for (const OpMapping& first : options[0]) {
+    for (const OpMapping& second : options[1]) {
+      mapping.assign(std::vector<OpMapping>{first, second});
+      best = std::min(best, objective(mapping, mapping.score()));
+    }
+  }
+  const MapFound found = exhaust(mapping);
+  CHECK(objective(mapping, found.score) == best);
+  CHECK(found.evaluations == static_cast<std::int64_t>(options[0].size()) *
+                                 static_cast<std::int64_t>(options[1].size()));
 }
 
 }  // namespace
@@ -122,5 +156,6 @@ int main() {
   largest_sizes();
   no_slots_and_one_operator();
   many_outputs_of_one_price();
+  exhaust_tries_every_mapping();
   return phaze::test::report("mapping");
 }
