@@ -118,6 +118,27 @@ void many_outputs_of_one_price() {
   CHECK(score.memory_bytes <= made.rules.capacity_bytes);
 }
 
+// Six outputs of one byte in four blocks and two micro-batches in flight, one byte in work: 49
+// bytes where there is room for 40. At 1/8 s a byte keeping an output costs the second that
+// computing it again costs: a block takes 12 + 6 + (1 - 40) / 8 s in the first stage, 12 s in the
+// second.
+void memory_has_a_price() {
+  Owned made = chain_of(6, {}, 31);
+  made.rules.state_bytes = made.rules.weight_bytes = made.rules.gradient_bytes = 0.0;
+  made.rules.capacity_bytes = 40.0;
+  made.blocks = {4, 4};
+  made.boundary = {0.0, 0.0};
+  for (MapOpRecord& op : made.ops) op.outputs = 3;
+  Mapping mapping(made.problem());
+  std::vector<OpMapping> op_mappings;
+  for (int i = 0; i < 6; ++i) op_mappings.push_back(mapping.choices(i)[0]);
+  mapping.assign(op_mappings);
+  CHECK_CLOSE(chain_bound(mapping, 1.0, 0.0, 0.0).time_s, 4.0 * 48.0 + 48.0, 1e-8);
+  const double priced_s = chain_bound(mapping, 1.0, 0.0, 0.125).time_s;
+  CHECK_CLOSE(priced_s, 4.0 * 4.0 * 13.125 + 48.0, 1e-8);
+  CHECK(priced_s <= mapping.score().time_s);
+}
+
 // Every mapping of two operators on four dies, one by one.
 void exhaust_tries_every_mapping() {
   const Owned made = chain_of(2, {{0, 2, 1}, {1, 2, 1}}, 31);
@@ -156,6 +177,7 @@ int main() {
   largest_sizes();
   no_slots_and_one_operator();
   many_outputs_of_one_price();
+  memory_has_a_price();
   exhaust_tries_every_mapping();
   return phaze::test::report("mapping");
 }
