@@ -35,7 +35,7 @@ PYTHON_TESTS = (
     "memory", "hardware/test_power_and_package.py", "cost/test_network.py", "cost/test_costs.py",
     "placement/test_plan_memory.py", "placement/test_plan_reference.py", "placement/test_predict.py",
     "placement/test_throughput.py", "placement/test_plan_by_hand.py", "placement/test_plan_laws.py",
-    "placement/test_plan.py", "placement/test_mended.py", "search/test_search_steps.py",
+    "placement/test_plan.py", "placement/test_mended.py", "placement/test_rates.py", "search/test_search_steps.py",
     "search/test_search_bounds.py", "wafer/test_wafer_prices.py", "wafer/test_wafer_laws.py",
     "wafer/test_wafer_tiny.py", "wafer/test_wafer_search.py", "wafer/test_mapping_bound.py",
 )  # fmt: skip
@@ -202,7 +202,7 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
     results.write_text("")
     settings = {
         "source": str(workshop.source), "compiled": name == "compiled", "jit": name != "numba",
-        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 40,
+        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 15,
         "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
         "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
     }  # fmt: skip

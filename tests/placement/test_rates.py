@@ -1,0 +1,36 @@
+"""Rates of the host and of the optimiser's kernel, worked out by hand."""
+
+import numpy as np
+import pytest
+from plan_cases import PLAIN
+
+from phaze_fast import _core
+from phaze_fast.hardware import presets
+from phaze_fast.hardware.tuning import FunctionCost
+from phaze_fast.memory import optimizer
+from phaze_fast.placement.rates import host_s, optimizer_bytes_per_s
+
+
+def test_a_pass_waits_for_the_host():
+    software = PLAIN.replace(host_s=2e-6, recompute_host_s=5e-6)
+    assert host_s(10, software) == pytest.approx(20e-6)
+    assert host_s(10, software, again=3) == pytest.approx(25e-6)
+    assert host_s(10, None, again=3) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ops", "expected"),
+    [(None, 480.0), (1.0, 480.0), (100.0, 28 * 2 * 4 * 1 * 10.0 * 0.5 / 100.0)],
+    ids=["memory", "fast vectors", "slow vectors"],
+)
+def test_state_streams_through_memory_or_vector_units(ops, expected):
+    """Adam reads and writes 12 bytes, and reads a gradient and writes a weight of 2: 28 bytes."""
+    tuning = presets.chip("h100").tuning
+    functions = {**tuning.functions, "adamw": FunctionCost(ops_per_element=ops)}
+    tuning = tuning.replace(hbm_share=0.96, clock_factor=0.5, functions=functions)
+    record = np.zeros(1, dtype=_core.CHIP_DTYPE)
+    record["hbm_bytes_per_s"], record["clock_hz"] = 500.0, 10.0
+    record["vector_cores"], record["vector_lanes"], record["vector_alus_per_lane"] = 2, 4, 1
+    like = presets.chip("h100").replace(tuning=tuning)
+    found = optimizer_bytes_per_s(record, like, optimizer("adam-bf16-grad"))
+    assert found.tolist() == pytest.approx([expected])
