@@ -9,6 +9,8 @@ from phaze_fast.hardware import presets
 from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
 from phaze_fast.placement.rates import host_s, optimizer_bytes_per_s
+from phaze_fast.placement.sizes import training_record
+from phaze_fast.software import load_precision
 
 
 def test_a_pass_waits_for_the_host():
@@ -34,3 +36,13 @@ def test_state_streams_through_memory_or_vector_units(ops, expected):
     like = presets.chip("h100").replace(tuning=tuning)
     found = optimizer_bytes_per_s(record, like, optimizer("adam-bf16-grad"))
     assert found.tolist() == pytest.approx([expected])
+
+
+@pytest.mark.parametrize(
+    ("name", "precision_bytes", "expected"),
+    [("adam-bf16-grad", 2.0, 2.0), ("adam-bf16-grad", 1.0, 1.0), ("adam-fp32", 2.0, 2.0)],
+)
+def test_weights_are_gathered_in_the_narrower_format(name, precision_bytes, expected):
+    precision = load_precision("bf16").replace(gathered_weight_bytes=precision_bytes)
+    record = training_record(optimizer(name), PLAIN, precision)
+    assert record["gather_bytes"].tolist() == [expected]

@@ -202,7 +202,7 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, k
     results.write_text("")
     settings = {
         "source": str(workshop.source), "compiled": name == "compiled", "jit": name != "numba",
-        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 15,
+        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 40 if name == "compiled" else 15,
         "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
         "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
     }  # fmt: skip
