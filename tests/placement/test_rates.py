@@ -5,11 +5,15 @@ import pytest
 from plan_cases import PLAIN
 
 from phaze_fast import _core
-from phaze_fast.hardware import presets
+from phaze_fast.hardware import Cluster, presets
 from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
+from phaze_fast.models import load
+from phaze_fast.opgraph import layer_graph
+from phaze_fast.placement import Training, plan
 from phaze_fast.placement.rates import host_s, optimizer_bytes_per_s
 from phaze_fast.placement.sizes import training_record
+from phaze_fast.placement.times import KindTimes
 from phaze_fast.software import load_precision
 
 
@@ -46,3 +50,28 @@ def test_weights_are_gathered_in_the_narrower_format(name, precision_bytes, expe
     precision = load_precision("bf16").replace(gathered_weight_bytes=precision_bytes)
     record = training_record(optimizer(name), PLAIN, precision)
     assert record["gather_bytes"].tolist() == [expected]
+
+
+def test_a_step_that_the_host_holds_up_takes_its_operators():
+    """One second for each operator of 12 blocks and both ends, forward and backward."""
+    model, cluster = load("gpt2-small"), Cluster(devices=1, fabric="dgx-h100", chip="h100")
+    step = Training(
+        global_batch=1, microbatch=1, recompute="none", software=PLAIN.replace(host_s=1.0)
+    )
+    graph = layer_graph(model)
+    operators = sum(
+        len(graph.layers[k].forward) + len(graph.layers[k].backward) for k in graph.order
+    )
+    assert plan(model, cluster, step).best.time_s == pytest.approx(operators, rel=0.01)
+
+
+def test_times_with_fewer_ways_to_recompute_are_filled_with_zeros():
+    def times(rows, ways):
+        flat, deep = np.ones((rows, 3)), np.full((rows, ways, 3), 2.0)
+        one = np.ones(rows)
+        return KindTimes(flat, flat, deep, flat, flat, deep, one, one, one > 0)
+
+    both = KindTimes.joined([times(2, 1), times(1, 3)])
+    for each in (both.backward_s, both.backward_j):
+        assert each[:, :, 0].tolist() == [[2, 0, 0], [2, 0, 0], [2, 2, 2]]
+    assert both.forward_s.shape == (3, 3)
