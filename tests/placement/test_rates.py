@@ -9,10 +9,10 @@ from phaze_fast.hardware import Cluster, presets
 from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
 from phaze_fast.models import load
-from phaze_fast.opgraph import layer_graph
+from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.placement import PlanEvaluator, Training, plan
 from phaze_fast.placement.rates import host_s, optimizer_bytes_per_s
-from phaze_fast.placement.sizes import training_record
+from phaze_fast.placement.sizes import strategy_sizes, training_record
 from phaze_fast.placement.times import KindTimes
 from phaze_fast.search.bounds import expert_stride
 from phaze_fast.software import load_precision
@@ -88,3 +88,14 @@ def test_expert_groups_lie_where_tensor_groups_leave_room():
     evaluator = PlanEvaluator(load("mixtral-8x7b"), cluster, step, [80 * 2**30])
     strides = [expert_stride(sizes) for sizes in evaluator.sizes]
     assert strides == [None, 1, 2, 3, 4, None, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("scattered", "sequence", "share"),
+    [(False, False, 1.0), (True, False, 0.5), (False, True, 0.5), (True, True, 0.5)],
+)
+def test_two_devices_send_a_message_whole_or_a_half_each(scattered, sequence, share):
+    model, software = load("gpt2-small"), PLAIN.replace(scattered_messages=scattered)
+    split = Strategy(tensor_parallel=2, sequence_parallel=sequence)
+    sizes = strategy_sizes(model, split, ("none",), software=software)
+    assert sizes.record["message_bytes"].tolist() == [share * 2 * model.seq * model.hidden]
