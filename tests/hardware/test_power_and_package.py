@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import phaze_fast as pf
 from phaze_fast.errors import InfeasibleError, InvalidInputError
+from phaze_fast.hardware.chip import chip_records
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.power import PowerModel
 from phaze_fast.hardware.price import Prices
@@ -27,6 +28,12 @@ def test_power_is_what_a_hand_works_out():
     half = PowerModel().at(CHIP, 0.5, terms=pf.PUBLISHED_AREA)
     assert math.isclose(half.dynamic_w / full.dynamic_w, 0.5 * (0.55 / 0.75) ** 2)
     assert math.isclose(half.leakage_w / full.leakage_w, 0.55 / 0.75)
+
+
+def test_a_chip_without_a_clock_draws_what_is_left_of_its_power():
+    still = PowerModel().at(CHIP, 0.0)
+    assert still.dynamic_w == 0.0
+    assert PowerModel().idle_w(chip_records([CHIP])).tolist() == pytest.approx([still.total_w])
 
 
 @given(share=st.floats(0.0, 1.0), more=st.floats(0.0, 1.0))

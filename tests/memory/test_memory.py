@@ -22,6 +22,7 @@ from phaze_fast.memory import (
     STAGE_DTYPE,
     TERMS,
     Pipeline,
+    context_bytes,
     footprint,
     footprint_batch,
     stage_row,
@@ -381,3 +382,15 @@ def test_only_the_first_process_compiles(tmp_path):
 def test_public_names():
     for name in memory.__all__:
         assert getattr(memory, name) is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "tensors"), [("all-gather", 4.0), ("ring", 4.0), ("ulysses", 1.5)], ids=str
+)
+def test_context_parallelism_holds_tensors_for_a_moment(kind, tensors):
+    """Keys, values and their gradients; in a ring two halves of each; queries, keys and values."""
+    model = models.load("gpt2-small")
+    two = Strategy(context_parallel=2, context_kind=kind, microbatch=3)
+    whole = 3 * model.seq * model.hidden * 2
+    assert context_bytes(layer_graph(model, two)) == tensors * whole
+    assert context_bytes(layer_graph(model, Strategy(microbatch=3))) == 0.0

@@ -280,3 +280,13 @@ def test_where_nothing_fits_replicas_share_gradients_and_weights():
     assert found.best.recompute != "full"
     assert not plan("llama3-8b", cluster, longest.replace(zero=(0, 1)), threads=1).plans
     assert plan("llama3-8b", cluster, step.replace(seq=4096)).training.zero == (0, 1)
+
+
+def test_replicas_lie_inside_where_a_pipeline_fits_into_a_node():
+    step = Training(global_batch=32, microbatch=1, tensor_parallel=1, context_parallel=1)
+    evaluator = PlanEvaluator(pf.models.load("gpt2-small"), cluster(64), step, [80 * 2**30])
+    layouts = evaluator.layouts
+    several = layouts[layouts["data_parallel"] > 1]
+    both = set(several["stages"][several["rank_order"] == 1].tolist())
+    assert both == {p for p in several["stages"].tolist() if 1 < p <= 8}
+    assert {8, 9} <= set(several["stages"].tolist())

@@ -54,6 +54,11 @@ class Mutant:
         """The same while the line stays as it is, wherever it moves to."""
         return f"{self.path}: {self.before} -> {self.after}"
 
+    @property
+    def text(self) -> str:
+        """The line as it stands."""
+        return (ROOT / self.path).read_text("utf-8").splitlines()[self.line - 1].strip()
+
     def __str__(self) -> str:
         short = [" ".join(text.split())[:90] for text in (self.before, self.after)]
         return f"{self.path}:{self.line}: {short[0]} -> {short[1]}"

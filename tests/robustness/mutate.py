@@ -5,6 +5,7 @@
 
 A copy of the checkout holds all changes at once and is built once; a number chooses one. Tests run
 in child processes, those that reach the changed line alone, the quickest first, up to a budget.
+Survivors that change no answer are listed, with the reason, in `equivalent.jsonl`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import subprocess
 import sys
 import sysconfig
 import time
-from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from mutants import ROOT, Mutant, chosen, instrumented
 
 HERE = Path(__file__).parent
+EQUIVALENT = HERE / "equivalent.jsonl"
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 TESTS = (
     "cost", "hardware/test_silicon.py", "hardware/test_power_and_package.py", "memory", "placement",
@@ -33,11 +35,14 @@ PYTHON_TESTS = (
     "memory", "hardware/test_power_and_package.py", "cost/test_network.py", "cost/test_costs.py",
     "placement/test_plan_memory.py", "placement/test_plan_reference.py", "placement/test_predict.py",
     "placement/test_throughput.py", "placement/test_plan_by_hand.py", "placement/test_plan_laws.py",
-    "placement/test_plan.py", "placement/test_mended.py", "search/test_search_steps.py",
+    "placement/test_plan.py", "placement/test_mended.py", "placement/test_rates.py", "search/test_search_steps.py",
     "search/test_search_bounds.py", "wafer/test_wafer_prices.py", "wafer/test_wafer_laws.py",
     "wafer/test_wafer_tiny.py", "wafer/test_wafer_search.py", "wafer/test_mapping_bound.py",
 )  # fmt: skip
-"""Of modules in Python: these call them without the kernels that Numba would compile."""
+"""Of modules in Python."""
+NUMBA = "phaze_fast/memory/kernel.py"
+NUMBA_TESTS = ("memory", "placement/test_plan_memory.py")
+"""Of what Numba compiles, run without it."""
 RUN = """
 import sys
 sys.meta_path[:] = [f for f in sys.meta_path if "ScikitBuild" not in type(f).__name__]
@@ -136,7 +141,8 @@ class Workshop:
         done = run(
             "cmake", "-S", str(self.source), "-B", str(self.build), "-G", "Ninja",
             "-DCMAKE_BUILD_TYPE=None", f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-            "-DCMAKE_CXX_FLAGS=-O1 -w -D_GLIBCXX_ASSERTIONS", "-DPHAZE_BUILD_TESTS=ON",
+            "-DCMAKE_CXX_FLAGS=-O1 -w -D_GLIBCXX_ASSERTIONS -fsanitize=bounds "
+            "-fsanitize-undefined-trap-on-error", "-DPHAZE_BUILD_TESTS=ON",
             "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF", f"-DPython_EXECUTABLE={sys.executable}",
         )  # fmt: skip
         if done.returncode != 0:
@@ -188,23 +194,25 @@ class CppTests:
         return ""
 
 
-def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], compiled: bool, key: str):
+def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], name: str, key: str):
     """Outcomes by number, of tests written in Python."""
     if not mutants:
         return {}
-    name = "compiled" if compiled else "python"
     job, results = workshop.folder / f"job-{name}.json", workshop.folder / f"results-{name}.jsonl"
     results.write_text("")
     settings = {
-        "source": str(workshop.source), "compiled": compiled, "results": str(results),
-        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 10, "budget_s": 60,
-        "mutants": {n: m.to_json() for n, m in mutants.items()},
+        "source": str(workshop.source), "compiled": name == "compiled", "jit": name != "numba",
+        "reach": str(workshop.folder / f"reach-{name}-{key}.json"), "most_s": 8, "budget_s": 40 if name == "compiled" else 15,
+        "results": str(results), "mutants": {n: m.to_json() for n, m in mutants.items()},
+        "brief": [n for n, m in mutants.items() if reason(m)], "brief_s": 4,
     }  # fmt: skip
     job.write_text(json.dumps(settings))
-    tests = [f"tests/{test}" for test in (TESTS if compiled else PYTHON_TESTS)]
-    program = RUN.format(package=str(workshop.source), here=str(HERE), tests=tests)
+    tests = {"compiled": TESTS, "python": PYTHON_TESTS, "numba": NUMBA_TESTS}[name]
+    program = RUN.format(
+        package=str(workshop.source), here=str(HERE), tests=[f"tests/{test}" for test in tests]
+    )
     env = {"PHAZE_MUTATION_JOB": str(job), "PYTHONDONTWRITEBYTECODE": "1"}
-    if not compiled:
+    if name == "numba":
         env["NUMBA_DISABLE_JIT"] = "1"
     done = run(sys.executable, "-c", program, cwd=workshop.source, env=env)
     rows = [json.loads(line) for line in results.read_text().splitlines()]
@@ -213,25 +221,26 @@ def judge_in_python(workshop: Workshop, mutants: dict[int, Mutant], compiled: bo
     return {row["number"]: row for row in rows}
 
 
-def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str) -> dict[int, dict]:
-    """C++ tests first, then those in Python."""
-    found: dict[int, dict] = {}
+def judged(workshop: Workshop, mutants: dict[int, Mutant], key: str):
+    """Outcomes by number, in three parts: by C++ tests, then by those in Python."""
     compiled = {n: m for n, m in mutants.items() if m.compiled}
+    found: dict[int, dict] = {}
     if compiled:
         cpp = CppTests(workshop)
-        for number in compiled:
-            name = cpp.noticing(number)
-            if name:
-                found[number] = {"outcome": "caught", "by": name, "tests": 1}
+        names = {number: cpp.noticing(number) for number in compiled}
+        found = {n: {"outcome": "caught", "by": name} for n, name in names.items() if name}
         say(f"{len(found)} of {len(compiled)} caught by the C++ tests")
+        yield found
     left = {n: m for n, m in compiled.items() if n not in found}
     for mutant in left.values():
-        say(f"not by C++ tests: {mutant}")
+        say(f"not by C++ tests: {mutant}  [{mutant.text}]")
     if left:
         workshop.make_extension()
-    found |= judge_in_python(workshop, left, True, key)
-    python = {n: m for n, m in mutants.items() if not m.compiled}
-    return found | judge_in_python(workshop, python, False, key)
+    yield judge_in_python(workshop, left, "compiled", key)
+    numba = {n: m for n, m in mutants.items() if m.path == NUMBA}
+    python = {n: m for n, m in mutants.items() if not m.compiled and m.path != NUMBA}
+    yield judge_in_python(workshop, python, "python", key)
+    yield judge_in_python(workshop, numba, "numba", key)
 
 
 def say(text: str) -> None:
@@ -257,25 +266,44 @@ def main() -> int:
     workshop.make()
     kept = folder / "outcomes.json"
     before = json.loads(kept.read_text()) if kept.exists() else {}
+    outcomes = {m.key: before[m.key] for m in mutants.values() if m.key in before}
     wanted = mutants
     if asked.survivors:
         wanted = {n: m for n, m in mutants.items() if before.get(m.key) != "caught"}
-    key = f"{asked.seed}-{asked.cpp}-{asked.python}"
-    outcomes = {mutants[n].key: row["outcome"] for n, row in judged(workshop, wanted, key).items()}
-    if asked.survivors:
-        outcomes = {
-            **{m.key: before[m.key] for m in mutants.values() if m.key in before},
-            **outcomes,
-        }
-    kept.write_text(json.dumps(outcomes, indent=1))
-    for mutant in mutants.values():
-        if outcomes[mutant.key] != "caught":
-            say(f"survived {'(listed) ' if mutant.listed else ''}{mutant}")
-    counts = Counter(outcomes.values())
+    for rows in judged(workshop, wanted, f"{asked.seed}-{asked.cpp}-{asked.python}"):
+        outcomes |= {mutants[n].key: row["outcome"] for n, row in rows.items()}
+        kept.write_text(json.dumps(outcomes, indent=1))
+    return report(list(mutants.values()), outcomes)
+
+
+def reason(mutant: Mutant) -> str:
+    """Why a change makes no difference, where that is known."""
+    return _reasons().get((mutant.path, mutant.text, mutant.before, mutant.after), "")
+
+
+@cache
+def _reasons() -> dict[tuple[str, ...], str]:
+    entries = map(json.loads, EQUIVALENT.read_text("utf-8").splitlines())
+    return {(e["path"], e["line"], e["before"], e["after"]): e["why"] for e in entries}
+
+
+def report(mutants: list[Mutant], outcomes: dict[str, str]) -> int:
+    """Print survivors, those without a known reason last, and the figures."""
+    survivors = [m for m in mutants if outcomes[m.key] != "caught"]
+    why = {m: reason(m) for m in mutants}
+    for mutant in sorted(survivors, key=lambda m: not why[m]):
+        say(
+            f"{'equivalent' if why[mutant] else 'survived'} {mutant}  [{mutant.text}] {why[mutant]}"
+        )
+    for mutant in mutants:
+        if why[mutant] and outcomes[mutant.key] == "caught":
+            say(f"caught, though {EQUIVALENT.name} calls it equivalent: {mutant}")
+    caught, equal = len(mutants) - len(survivors), sum(bool(why[m]) for m in survivors)
     say(
-        f"{len(outcomes)} changes, {counts['caught']} caught: {counts['caught'] / len(outcomes):.1%}"
+        f"{len(mutants)} changes, {caught} caught ({caught / len(mutants):.1%}), {equal} equivalent, "
+        f"{len(survivors) - equal} survived; {caught / max(1, len(mutants) - equal):.1%} of those not equivalent"
     )
-    return 1 if counts["survived"] else 0
+    return 1 if len(survivors) > equal else 0
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, OperatorMapping
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.models import load
+from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.layout import Layout, slots_of
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.training import WaferTraining
@@ -344,3 +345,14 @@ def test_the_bound_of_a_stream_is_exact_where_it_alone_counts(shared):
     for theta, phi in itertools.product(THETAS, PHIS):
         assert mapping.relaxation().bound(theta, 0.0, phi)[0] <= time_s
     assert mapping.relaxation().bound(1.0, 0.0, 1.0)[0] == pytest.approx(time_s, rel=2e-9)
+
+
+@pytest.mark.parametrize("duplex", [False, True])
+def test_the_roofline_of_state_by_hand(duplex):
+    """2 bytes of weights, 2 of gradients, 12 of state; weights may stay, gradients come and go."""
+    wafer = presets.wafer("dram-stream-wafer")
+    off = wafer.off_wafer.replace(duplex=duplex)
+    problem = Problem("bertlarge", wafer.replace(off_wafer=off))
+    over = roofline(problem)
+    assert over.state_bytes == 16 * problem.work.parameters
+    assert over.streamed_share == pytest.approx(2 / 14, rel=1e-8)

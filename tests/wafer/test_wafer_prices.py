@@ -8,6 +8,8 @@ from phaze_fast.hardware import presets
 from phaze_fast.wafer import Layout, Problem, WaferTraining
 from phaze_fast.wafer.bounds import roofline, work_bound
 from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer.prices import network_chip
+from phaze_fast.wafer.prices import operator_costs as wafer_costs
 from phaze_fast.wafer.problem import combination
 from phaze_fast.wafer.search import search_mapping
 
@@ -88,3 +90,18 @@ def test_parts_of_operators_are_priced_as_the_operators_they_are():
     )[0]
     assert forward[attention, split] == pytest.approx(alone.time_s, rel=0.05)  # keys are shared
     assert kept[attention, split] > 0
+
+
+def test_products_share_operands_over_the_network_of_a_die():
+    wafer = presets.wafer("dram-wafer")
+    slow = network_chip(wafer.replace(die=wafer.die.replace(network_bytes_per_s=1e9)))
+    specs = [(op.spec, 1) for op in Problem("bertlarge", wafer).work.operators]
+    seconds, joules = wafer_costs(wafer.chip, slow, specs)
+    products = 0
+    for at, (spec, count) in enumerate(specs):
+        product = "gemm" in spec.kind or spec.kind.startswith("attention")
+        own = slow if product else wafer.chip
+        alone_s, alone_j = wafer_costs(own, own, [(spec, count)])
+        assert (seconds[at], joules[at]) == (alone_s[0], alone_j[0])
+        products += product and seconds[at] > wafer_costs(wafer.chip, wafer.chip, [(spec, 1)])[0][0]
+    assert products > 0

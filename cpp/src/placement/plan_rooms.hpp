@@ -108,14 +108,15 @@ class RoomForBlocks {
   // The most blocks of a stage that needs no more than `bytes`.
   double blocks_within(double bytes, double in_flight) const noexcept {
     double found = 0.0;
-    double plain = 0.0;  // with as many blocks nothing is recomputed
+    const double plain = blocks(0, in_flight, true, true);  // beside any layers none is recomputed
     for (int v = 0; v < variants_; ++v) {
       const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
       const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoomy);
       const double room = blocks(v, in_flight, false, false);
       if (v > 0 && bytes < filled(in_flight)) break;
-      if (!alike_ || most > plain) found = std::max(found, std::min(most, std::max(room, 0.0)));
-      if (v == 0) plain = room;
+      if (v == 0 || !alike_ || most > plain) {
+        found = std::max(found, std::min(most, std::max(room, 0.0)));
+      }
     }
     return std::min(found, static_cast<double>(blocks_));
   }

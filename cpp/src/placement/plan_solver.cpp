@@ -32,7 +32,6 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
         clear(s);
       }
       free_frame_.bucket_s = 0.0;
-      free_row_.exchange_s = 0.0;
     }
     if (free.messages) {
       clear(&free_frame_.message_s);
@@ -249,8 +248,8 @@ void PlanSolver::search(PlacedPlan* best) {
     own_starts_.assign(at(end) + 1, 0);
     own_ends_.assign(at(end) + 1, 0);
     bool any = false;
-    const int last = std::min(end - s, static_cast<int>(latest_[at(stage)]));
-    for (int i = last; i >= std::max(stage, static_cast<int>(earliest_[at(stage)])); --i) {
+    for (int i = latest_[at(stage)]; i >= std::max(stage, static_cast<int>(earliest_[at(stage)]));
+         --i) {
       if (space_->may_cut[at(i)] == 0 || (stage == 0 && i > 0)) continue;
       const std::size_t mine = tails_.size();
       double before_s = sums_.forward_s(0, i);

@@ -180,7 +180,7 @@ double LayerFacts::least_waste(int from, int to, double length_s, double wires_s
     double full_s = 0.0;    // time of the rest of the run
     double credit_s = 0.0;  // and its share
     double taken_s = 0.0;   // of it on the network
-    for (int last = first; last < to && full_s < kInfinite; ++last) {
+    for (int last = first; last < to; ++last) {
       if (last > first) {
         const int op = spine_[last];
         full_s += beside_s_[op];

@@ -181,7 +181,7 @@ class Chooser {
         best_ = now_;
         std::fill(best_.begin() + at, best_.end(), std::uint8_t{0});
       }
-    } else if (at < count_ && s.saved + rest_[place(at)] >= needed_) {
+    } else if (s.saved + rest_[place(at)] >= needed_) {  // `rest_` is 0 behind the last
       // Relative slack: a bound that ties but for rounding is no improvement.
       const double most = best_s_ * (1.0 - 1e-12);
       if (bound(at, s) < most) descend(at, s);

@@ -38,6 +38,18 @@ void published_chip() {
   CHECK(area.status == static_cast<int>(Status::kOk));
 }
 
+// Links between dies take a share of the logic, where there is more than one die.
+void dies() {
+  AreaTerms terms{};
+  terms.die_to_die_share = 0.25;
+  ChipRecord chip = tpu_like();
+  chip.dies = 1;
+  const double alone = chip_area(chip, {}).total_mm2;
+  CHECK(chip_area(chip, terms).total_mm2 == alone);
+  chip.dies = 2;
+  CHECK_CLOSE(chip_area(chip, terms).total_mm2, 1.25 * alone, 1e-15);
+}
+
 void sram_tables() {
   bool outside = false;
   CHECK(local_sram_um2(1.0, &outside) == 6133.98);
@@ -96,6 +108,7 @@ void batches_are_loops() {
 
 int main() {
   published_chip();
+  dies();
   sram_tables();
   malformed_chips();
   batches_are_loops();

@@ -50,6 +50,21 @@ void by_hand() {
               2.0 * 63e9 / 300e9 + 18e-6, 1e-12);
 }
 
+// Ranks 0, 9, 13 and 22 on nodes of 4 and racks of 16: no two in one node, so that its links carry
+// nothing; two racks have different numbers of them, so that a ring in rank order is charged.
+void irregular_group() {
+  FabricRecord fabric = flat(1.0, 0.0);
+  fabric.levels = 3;
+  fabric.size[0] = fabric.size[1] = 4;
+  fabric.bytes_per_s[1] = 100.0;
+  fabric.bytes_per_s[2] = 50.0;
+  const GroupShape apart{2, 9, 2, 13};
+  CHECK_CLOSE(collective(fabric, CollectiveOp::kAllReduce, 800.0, apart).time_s,
+              2.0 * 0.75 * 800.0 / 50.0, 1e-12);
+  const GroupShape near{2, 9, 2, 12};  // ranks 9 and 12 are 3 apart
+  CHECK(collective(fabric, CollectiveOp::kAllReduce, 800.0, near).time_s > 1000.0);
+}
+
 // Eight devices with a link of 10 bytes/s to each other.
 void full_mesh() {
   FabricRecord fabric = flat(70.0, 0.0);
@@ -127,6 +142,8 @@ void bad_input_gets_a_status() {
   CHECK(status(1.0, 2, least) == Status::kBadStride);
   CHECK(status(1.0, most, most) == Status::kGroupTooLarge);
   CHECK(status(1.0, 2, most) == Status::kGroupTooLarge);
+  CHECK(status(1.0, 2, 64) == Status::kGroupTooLarge);  // of 64 devices the last is 63
+  CHECK(status(1.0, 2, 63) == Status::kOk);
   CHECK(collective(fabric, static_cast<CollectiveOp>(200), 1.0, 2, 1).status ==
         Status::kBadOperation);
   CHECK(collective(fabric, CollectiveOp::kPointToPoint, 1.0, 3, 1).status == Status::kBadRanks);
@@ -137,6 +154,7 @@ void bad_input_gets_a_status() {
         Status::kNotApplicable);
   const FabricRecord open = flat(1e9, 1e-6);
   CHECK(collective(open, CollectiveOp::kAllReduce, 1e9, most, 1).status == Status::kOk);
+  CHECK(collective(open, CollectiveOp::kAllReduce, 1e9, 2, most - 1).status == Status::kOk);
   CHECK(collective(open, CollectiveOp::kAllReduce, 1e9, most, most).status ==
         Status::kGroupTooLarge);
 }
@@ -212,6 +230,7 @@ void batches_do_not_depend_on_threads() {
 
 int main() {
   by_hand();
+  irregular_group();
   full_mesh();
   protocols();
   every_outcome_has_a_sentence();

@@ -122,6 +122,60 @@ void test_pipelines_and_graphs() {
   }
 }
 
+// A chain of equal layers, 1 s forward and 2 s backward each, which needs no memory and no
+// messages.
+Table equal_layers(int size) {
+  const std::vector<double> zeros(static_cast<std::size_t>(size), 0.0);
+  Table t{};
+  t.size = size;
+  t.forward.assign(zeros.size(), 1.0);
+  t.backward.assign(zeros.size(), 2.0);
+  t.late.assign(zeros.size(), 0.5);
+  t.stash = t.live = t.resident = t.once = t.gather = t.sync = t.step = zeros;
+  t.wide.assign(zeros.size(), 0);
+  for (int i = 1; i < size; ++i) {
+    t.from.push_back(i - 1);
+    t.to.push_back(i);
+  }
+  t.edge_s = t.edge_bytes = std::vector<double>(zeros.size() - 1, 0.0);
+  return t;
+}
+
+// Four layers on four devices, four micro-batches, gradients of the first layer 14.4 s: one stage
+// takes 12 + 14.4 * 3 / 4 = 22.8 s with 4 replicas, two 18 + 7.2 with 2, four stages 7 * 3 = 21.
+void test_published_by_hand() {
+  Table four = equal_layers(4);
+  four.sync[0] = 14.4;
+  PlacementPlan plan;
+  CHECK(place_published(four.view(), {1.0, 4, 4, 1, false, 0, 0}, kInfinite, &plan) == Status::kOk);
+  CHECK(plan.time_s == 21.0 && plan.stages == 4 && plan.replicas == 1);
+}
+
+// With one micro-batch one stage of two layers takes 6 s, and so do two stages. Of equal plans that
+// with the fewest stages is kept.
+void test_ties_and_limits() {
+  const Table two = equal_layers(2);
+  PipelineRules rules{1.0, 0.0, 0.0, 1, 1, 2, PipelineKind::kOneForwardOneBackward, false};
+  std::vector<PlacementPlan> plans;
+  CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
+  CHECK(plans[0].time_s == 6.0 && plans[1].time_s == 6.0);
+  // A layer's output is sent to a stage once, however many edges lead there: 2 s there and back.
+  Table twice = two;
+  twice.from = {0, 0};
+  twice.to = {1, 1};
+  twice.edge_s = {1.0, 2.0};
+  twice.edge_bytes = {0.0, 0.0};
+  CHECK(place_pipeline(twice.view(), rules, &plans) == Status::kOk);
+  CHECK(plans[0].time_s == 6.0 && plans[1].time_s == 10.0);
+  rules.best_only = true;
+  CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
+  CHECK(plans[0].time_s == 6.0 && plans[1].time_s == kInfinite);
+  rules.microbatches = kMostMicrobatches;
+  CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
+  ++rules.microbatches;
+  CHECK(place_pipeline(two.view(), rules, &plans) == Status::kBadRules);
+}
+
 void test_malformed() {
   Numbers numbers(7);
   Table table = phaze::test::random_chain(numbers, 4);
@@ -151,6 +205,8 @@ void test_malformed() {
 int main() {
   test_published_chains();
   test_pipelines_and_graphs();
+  test_published_by_hand();
+  test_ties_and_limits();
   test_malformed();
   return phaze::test::report("placement");
 }

@@ -1,5 +1,6 @@
 // The evaluation of mappings at its edges: bad problems, largest sizes, changes and undone changes.
 // tests/test_mapping.py compares the terms with an oracle.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -111,8 +112,62 @@ void many_outputs_of_one_price() {
   mapping.assign(op_mappings);
   const MapScore score = mapping.score();
   CHECK(score.over_bytes == 0.0);
+  // A limit that it keeps changes nothing.
+  CHECK(same_bits(mapping.score({}, nullptr, score.time_s * (1.0 + 1e-9)), score));
   // 4 * 24 kept, three of four saved per output: 16 of them leave 1 * 24 + 3 * 8 and what is live.
   CHECK(score.memory_bytes <= made.rules.capacity_bytes);
+}
+
+// Six outputs of one byte in four blocks and two micro-batches in flight, one byte in work: 49
+// bytes where there is room for 40. At 1/8 s a byte keeping an output costs the second that
+// computing it again costs: a block takes 12 + 6 + (1 - 40) / 8 s in the first stage, 12 s in the
+// second.
+void memory_has_a_price() {
+  Owned made = chain_of(6, {}, 31);
+  made.rules.state_bytes = made.rules.weight_bytes = made.rules.gradient_bytes = 0.0;
+  made.rules.capacity_bytes = 40.0;
+  made.blocks = {4, 4};
+  made.boundary = {0.0, 0.0};
+  for (MapOpRecord& op : made.ops) op.outputs = 3;
+  Mapping mapping(made.problem());
+  std::vector<OpMapping> op_mappings;
+  for (int i = 0; i < 6; ++i) op_mappings.push_back(mapping.choices(i)[0]);
+  mapping.assign(op_mappings);
+  CHECK_CLOSE(chain_bound(mapping, 1.0, 0.0, 0.0).time_s, 4.0 * 48.0 + 48.0, 1e-8);
+  const double priced_s = chain_bound(mapping, 1.0, 0.0, 0.125).time_s;
+  CHECK_CLOSE(priced_s, 4.0 * 4.0 * 13.125 + 48.0, 1e-8);
+  CHECK(priced_s <= mapping.score().time_s);
+}
+
+// Every mapping of two operators on four dies, one by one.
+void exhaust_tries_every_mapping() {
+  const Owned made = chain_of(2, {{0, 2, 1}, {1, 2, 1}}, 31);
+  Mapping mapping(made.problem());
+  std::vector<std::vector<OpMapping>> options(2);
+  for (int op = 0; op < 2; ++op) {
+    for (const OpMapping& choice : mapping.choices(op)) {
+      for (std::uint8_t mode = 0; mode < kWeightModeCount; ++mode) {
+        if ((made.rules.modes >> mode & 1) == 0) continue;
+        options[static_cast<std::size_t>(op)].push_back(choice);
+        if (mapping.weighted(op)) {
+          options[static_cast<std::size_t>(op)].back().mode = mode;
+        } else {
+          break;
+        }
+      }
+    }
+  }
+  double best = std::numeric_limits<double>::infinity();
+  for (const OpMapping& first : options[0]) {
+    for (const OpMapping& second : options[1]) {
+      mapping.assign(std::vector<OpMapping>{first, second});
+      best = std::min(best, objective(mapping, mapping.score()));
+    }
+  }
+  const MapFound found = exhaust(mapping);
+  CHECK(objective(mapping, found.score) == best);
+  CHECK(found.evaluations == static_cast<std::int64_t>(options[0].size()) *
+                                 static_cast<std::int64_t>(options[1].size()));
 }
 
 }  // namespace
@@ -122,5 +177,7 @@ int main() {
   largest_sizes();
   no_slots_and_one_operator();
   many_outputs_of_one_price();
+  memory_has_a_price();
+  exhaust_tries_every_mapping();
   return phaze::test::report("mapping");
 }
