@@ -51,7 +51,7 @@ class Roofline:
         return max(_step_s(problem, layout, self.work, here), streamed_s)
 
     def _room_bytes(self, problem: Problem, layout: Layout) -> float:
-        """Of all dies of a pipeline, and off the wafers that it stands on: each mode keeps a copy."""
+        """Of all dies of a pipeline and off its wafers: every weight mode keeps one copy there."""
         room = layout.dies * layout.stages * problem.capacity_bytes
         if problem.stream is not None:
             wafers = problem.wafer.joined // layout.replicas

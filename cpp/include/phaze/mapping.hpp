@@ -306,7 +306,8 @@ class Mapping {
   std::vector<std::int32_t> blocks_;
   std::vector<double> boundary_;
   std::vector<std::int32_t> chain_;
-  std::int32_t last_;  // operator whose output leaves the block
+  std::int32_t last_;   // operator whose output leaves the block
+  std::int32_t entry_;  // the one whose output enters the next block where the first is entered
 
   std::vector<double> sizes_;  // of each set of slots
   std::vector<MeshLines> gather_lines_;

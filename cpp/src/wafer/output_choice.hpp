@@ -268,8 +268,9 @@ class Chooser {
   std::array<std::uint64_t, kMaxMapOps> worse_;  // later items that save no more and cost no less
   std::array<std::uint64_t, kMaxMapOps> equal_;  // earlier items that are as large
   double gained_s_ = 0.0;                        // by items that cost less than nothing
-  std::uint64_t barred_ = 0, kept_ = 0;  // not to be computed again; kept so far
-  double sure_ = 0.0, least_s_ = 0.0;    // no choice takes less
+  std::uint64_t barred_ = 0, kept_ = 0;          // not to be computed again; kept so far
+  double sure_ = 0.0;                            // bytes that computing again saves in all
+  double least_s_ = 0.0;                         // no choice takes less
   double forward_s_, stream_room_ = 0.0;
   bool by_work_;
   int count_;
