@@ -123,6 +123,7 @@ class Chooser {
   // Sizes and costs side by side, and which items can be exchanged.
   void compare() noexcept {
     compared_ = true;
+    std::array<double, kMaxMapOps> by_work, by_hidden;  // what computing it again adds
     for (int i = 0; i < count_; ++i) {
       const Item& item = *order_[place(i)];
       const double cost = again_s(item);
@@ -133,21 +134,23 @@ class Chooser {
       movable_bytes_[place(i)] =
           item.offload ? item.saved_bytes : std::numeric_limits<double>::infinity();
       gained_s_ -= std::min(cost, 0.0);
-      const double by_work = item.blocking_s + item.work_s;
-      const double by_hidden = item.blocking_s + item.hidden_s;
-      std::uint64_t worse = 0, equal = 0;
-      for (int k = 0; k < count_; ++k) {
-        const Item& other = *order_[place(k)];
-        const bool same = other.offload == item.offload;
-        const bool no_better = other.saved_bytes <= item.saved_bytes &&
-                               other.blocking_s + other.work_s >= by_work &&
-                               other.blocking_s + other.hidden_s >= by_hidden;
-        const std::uint64_t bit = std::uint64_t{1} << k;
-        worse |= same && no_better && k > i ? bit : 0;
-        equal |= same && other.saved_bytes == item.saved_bytes && k < i ? bit : 0;
+      by_work[place(i)] = item.blocking_s + item.work_s;
+      by_hidden[place(i)] = item.blocking_s + item.hidden_s;
+      worse_[place(i)] = equal_[place(i)] = 0;
+    }
+    for (int i = 0; i < count_; ++i) {
+      const Item& item = *order_[place(i)];
+      std::uint64_t worse = 0;
+      for (int k = i + 1; k < count_; ++k) {
+        const bool same = order_[place(k)]->offload == item.offload;
+        const bool no_better = (size_[place(k)] <= size_[place(i)]) &
+                               (by_work[place(k)] >= by_work[place(i)]) &
+                               (by_hidden[place(k)] >= by_hidden[place(i)]);
+        worse |= static_cast<std::uint64_t>(same & no_better) << k;
+        const bool equal = same & (size_[place(k)] == size_[place(i)]);
+        equal_[place(k)] |= static_cast<std::uint64_t>(equal) << i;
       }
       worse_[place(i)] = item.recompute ? worse : 0;
-      equal_[place(i)] = equal;
     }
   }
   // Whether items from `at` on could save what is missing in less than `most_s`: those that fit by
