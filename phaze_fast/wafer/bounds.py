@@ -43,13 +43,20 @@ class Roofline:
 
     def bound_s(self, problem: Problem, layout: Layout) -> float:
         """No mapping in this layout takes less; infinite where state alone has no room."""
-        dies = layout.dies * layout.stages
-        if problem.stream is None and self.state_bytes > dies * problem.capacity_bytes:
+        if self.state_bytes > self._room_bytes(problem, layout):
             return float("inf")
         here = layout.microbatch / layout.dies
         batches = problem.batches(layout)
         streamed_s = batches * self._stream_s(problem, layout)
         return max(_step_s(problem, layout, self.work, here), streamed_s)
+
+    def _room_bytes(self, problem: Problem, layout: Layout) -> float:
+        """Of all dies of a pipeline and off its wafers: every weight mode keeps one copy there."""
+        room = layout.dies * layout.stages * problem.capacity_bytes
+        if problem.stream is not None:
+            wafers = problem.wafer.joined // layout.replicas
+            room += wafers * problem.wafer.dies * problem.stream.capacity_bytes
+        return room * (1.0 + 1e-9)  # rounding
 
     def _stream_s(self, problem: Problem, layout: Layout) -> float:
         """Seconds per micro-batch in which state that has no room on the wafer comes and goes."""

@@ -55,11 +55,10 @@ class Encoding:
             found.append(f"operators: {what}; expected each once, as the model has them")
         if found:
             return found
-        last = problem.work.chain[-1]
         for i, (op, op_mapping) in enumerate(
             zip(problem.work.operators, self.operator_mappings, strict=True)
         ):
-            case = RuleCase(problem, self.layout, op, op_mapping, i == last)
+            case = RuleCase(problem, self.layout, op, op_mapping, i in problem.work.entering)
             for rule in RULES:
                 fault = rule.broken(case)
                 if fault:

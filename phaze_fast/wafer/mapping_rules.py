@@ -10,7 +10,6 @@ from phaze_fast.errors import nearest
 from phaze_fast.wafer.layout import (
     Layout,
     accepts_microbatch,
-    layout_fault,
     microbatch_fault,
     slots_of,
 )
@@ -152,6 +151,6 @@ def layout_faults(problem: Problem, layout: Layout) -> list[str]:
         )
     if not accepts_microbatch(batch, layout):
         found.append(microbatch_fault(batch, layout))
-    elif not found and layout_fault(wafer, blocks, batch, layout):
-        found.append(layout_fault(wafer, blocks, batch, layout))
+    elif not found and problem.fault(layout):
+        found.append(problem.fault(layout))
     return found

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.block import block_builder
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
 from phaze_fast.wafer.codes import ROW_WISE
-from phaze_fast.wafer.experts import routed
+from phaze_fast.wafer.stacks import ENCODER, mesh_block, plain_name, refuse_unlike_blocks
 
 __all__ = ["PARTS", "ROLES", "Edge", "MeshOperator", "Workload", "passes", "workload"]
 
@@ -83,7 +81,7 @@ class MeshOperator:
         """What may be communicated in pieces beside its work: one of `BESIDE`."""
         if not self.product:
             return ""
-        return "makes" if self.name in ROW_WISE else "takes"
+        return "makes" if plain_name(self.name) in ROW_WISE else "takes"
 
     @property
     def per_head(self) -> bool:
@@ -209,6 +207,16 @@ class Workload:
     """Blocks of the model."""
 
     @property
+    def encodes(self) -> bool:
+        """Whether a block is an encoder's and a decoder's: then one stage has all of them."""
+        return bool(self.model.encoder_layers)
+
+    @cached_property
+    def entering(self) -> frozenset[int]:
+        """Operators whose outputs enter the next block, and are kept."""
+        return frozenset(edge.source for edge in self.edges if edge.kind == "wrap")
+
+    @property
     def ends(self) -> tuple[float, float]:
         """FLOPs of what stands before and behind the blocks, in those of a block."""
         flops = dict.fromkeys(PARTS, 0.0)
@@ -232,17 +240,17 @@ def passes(spec: OperatorSpec) -> list[OperatorSpec]:
 
 
 def _on_scores(spec: OperatorSpec) -> bool:
-    return spec.kind == "softmax" or spec.name == "score-dropout"
+    return spec.kind == "softmax" or plain_name(spec.name) == "score-dropout"
 
 
 def _units(model: TransformerModel, spec: OperatorSpec) -> tuple[int, int]:
     """Units of an operator's columns and of its inner dimension."""
-    kv = model.kv_heads or model.heads
+    kv, name = model.kv_heads or model.heads, plain_name(spec.name)
     if spec.kind in ("attention", "batched-gemm") or _on_scores(spec):
         return kv, 0
-    if spec.name in ("q", "rotate-q", "qkv", "k", "v", "rotate-k"):
+    if name in ("q", "rotate-q", "qkv", "k", "v", "rotate-k"):
         return kv, spec.k if spec.kind == "gemm" else 0
-    if spec.name == "proj":
+    if name == "proj":
         return spec.n, kv
     return spec.n, spec.k if spec.kind == "gemm" else 0
 
@@ -303,39 +311,20 @@ def _operators(
     return found
 
 
-def _refuse(model: TransformerModel) -> None:
-    unusual = (
-        model.window is not None
-        or model.latent is not None
-        or model.parallel != "no"
-        or model.norm_position not in ("pre", "post")
-        or model.qk_norm != "no"
-    )
-    mixed = model.moe is not None and model.moe.dense_layers
-    parts = model.encoder_layers or mixed or model.patches is not None
-    if parts or unusual:
-        raise InvalidInputError(
-            f"model: {model.name} is not accepted; expected one kind of block without "
-            "encoder-decoder, image patches, windows, latent attention, parallel blocks or further "
-            "norms (a BERT, GPT, OPT, Llama or Mixtral)"
-        )
-
-
 def workload(model: TransformerModel, seq: int | None = None) -> Workload:
     """Take a model apart into operators that a mesh can split.
 
     Parameters
     ----------
     model
-        Blocks of one kind, dense or all with experts.
+        Blocks of one kind, dense or all with experts; or an encoder's and a decoder's.
     seq
         Tokens of a sequence; by default the model's.
 
     Raises
     ------
     InvalidInputError
-        Where the model has experts in some blocks only, an encoder beside a decoder, or image
-        patches.
+        Where the model has experts in some blocks only, or image patches, windows and the like.
 
     Examples
     --------
@@ -344,11 +333,11 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
     >>> [work.operators[i].name for i in work.chain][:4]
     ['attention-norm', 'qkv', 'attention', 'proj']
     """
-    _refuse(model)
+    refuse_unlike_blocks(model)
     strategy = Strategy(seq=seq)
     builders = (
         embedding_builder(model, strategy),
-        routed(block_builder(model, strategy, "moe-block" if model.moe else "block")),
+        mesh_block(model, strategy),
         head_builder(model, strategy),
     )
     into_block = sum(t.bytes for t in builders[1].kept if t.producer == "input")
@@ -360,6 +349,7 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
         operators += _operators(model, part, builder, float(into_block))
     last = starts[2] - 1
     boundary = operators[last].spec.write_bytes
+    encoded = max((i for i, op in enumerate(operators) if op.name.startswith(ENCODER)), default=-1)
     for part, builder, start in zip(PARTS, builders, starts, strict=True):
         for position, spec in enumerate(builder.specs):
             for source in dict.fromkeys(spec.inputs):
@@ -371,7 +361,8 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
                     again = again and made.output_kept
                     edges.append(Edge(start + source, to, "inside", size, again))
                 elif part == "block":
-                    edges.append(Edge(last, to, "wrap", boundary, again))
+                    home = encoded if to <= encoded else last
+                    edges.append(Edge(home, to, "wrap", boundary, again))
                 elif part == "behind":
                     edges.append(Edge(last, to, "exit", boundary, again))
     if starts[1] > 0:
@@ -388,8 +379,9 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
 
 
 def _chain(specs: list[OperatorSpec], start: int) -> tuple[int, ...]:
-    """Follow first inputs from the last operator back to the block's input."""
+    """Follow first inputs from the last operator back to a block's input."""
     path = [len(specs) - 1]
-    while specs[path[-1]].inputs[0] >= 0:
-        path.append(specs[path[-1]].inputs[0])
+    while (came := specs[path[-1]].inputs)[0] >= 0:
+        # Of cross-attention its keys, which lead back through the encoder's block.
+        path.append(came[specs[path[-1]].name == "cross-attention"])
     return tuple(start + at for at in reversed(path))

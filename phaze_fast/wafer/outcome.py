@@ -41,12 +41,16 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
     placed = "equal rectangles of dies as stages, in bands, or equal lines along one walk"
     if problem.wafer.switch is not None:
         placed = "equal numbers of any dies behind switches as stages, at most three roles each"
+    stages = "any number of them; blocks shared out evenly or by FLOPs"
+    if problem.work.encodes:
+        stages = "one stage, which has all blocks of the encoder and of the decoder"
     known = (
-        f"{placed}; any number of them; blocks shared out evenly or by FLOPs; micro-batches that "
-        f"divide {batch}; where a stage's dies do not divide it, also the least multiples of them "
-        "for a number of micro-batches, with at most a tenth of padding; 1F1B, ZB-H1, or 2 to 4 "
-        "interleaved runs of blocks"
+        f"{placed}; {stages}; micro-batches that divide {batch}; where a stage's dies do not "
+        "divide it, also the least multiples of them for a number of micro-batches, with at most a "
+        "tenth of padding"
     )
+    if not problem.work.encodes:
+        known += "; 1F1B, ZB-H1, or 2 to 4 interleaved runs of blocks"
     if problem.wafer.joined > 1:
         known += (
             f"; pipelines over equal shares of {problem.wafer.joined} wafers, stages on each alike"

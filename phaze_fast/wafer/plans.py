@@ -19,6 +19,7 @@ from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.layout import Layout, slots_of
 from phaze_fast.wafer.operators import ROLES, MeshOperator
 from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
+from phaze_fast.wafer.stacks import plain_name
 
 __all__ = [
     "OFFLOADED",
@@ -66,15 +67,16 @@ al. 2022)."""
 
 
 def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
-    if op.name in _COLUMN_WISE:
+    name = plain_name(op.name)
+    if name in _COLUMN_WISE:
         return PATTERNS["column-wise product"]
-    if op.name in ROW_WISE:
+    if name in ROW_WISE:
         return PATTERNS["row-wise product"]
     if op.spec.kind == "embedding":
         return PATTERNS["embedding"]
     if op.spec.kind == "cross-entropy":
         return PATTERNS["loss"]
-    in_block = op.part == "block" and (op.spec.kind in _INSIDE or op.name == "score-dropout")
+    in_block = op.part == "block" and (op.spec.kind in _INSIDE or name == "score-dropout")
     in_block = in_block and op.name != "weigh"  # behind the experts' region
     if in_block:
         return PATTERNS["inside the region"]
@@ -181,19 +183,20 @@ def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
             f"recompute: {recompute!r} is not accepted; "
             f"{nearest(recompute, (*RECOMPUTE, *OFFLOADED))}"
         )
-    last, away = problem.work.chain[-1], OUTPUTS.index("offload")
+    away = OUTPUTS.index("offload")
     for i, op in enumerate(problem.work.operators):
-        leaves = op.part == "block" and problem._outputs(op, i == last) >> away & 1
-        if leaves and (recompute == "offload" or (recompute == "full-offload" and i == last)):
+        enters = i in problem.work.entering
+        leaves = op.part == "block" and problem._outputs(op, enters) >> away & 1
+        if leaves and (recompute == "offload" or (recompute == "full-offload" and enters)):
             found[i] = away
             continue
         if recompute in ("full", "full-offload"):
             chosen = op.part == "block"
         elif recompute == "selective":
-            chosen = op.part == "block" and (op.name in SELECTIVE)
+            chosen = op.part == "block" and plain_name(op.name) in SELECTIVE
         else:
             chosen = op.name in recompute
-        if chosen and problem._outputs(op, i == last) >> OUTPUTS.index("recompute") & 1:
+        if chosen and problem._outputs(op, enters) >> OUTPUTS.index("recompute") & 1:
             found[i] = OUTPUTS.index("recompute")
     return found
 
@@ -331,7 +334,9 @@ def from_types(
     for edge in problem.work.edges:
         if edge.kind in ("inside", "exit"):
             feeds.setdefault(edge.target, edge.source)
-    last = problem.work.chain[-1]
+    for edge in problem.work.edges:
+        if edge.kind == "wrap":
+            feeds.setdefault(edge.target, edge.source)
     roles: list[dict[str, int]] = [{} for _ in names]
     for slot, by_name in enumerate(types):
         role_of: dict[int, str] = {}
@@ -341,8 +346,7 @@ def from_types(
             if op.name in by_name:
                 role_of[i] = by_name[op.name]
             else:
-                source = feeds.get(i, last if op.part == "block" else -1)
-                role_of[i] = _following(op, role_of.get(source, "batch"))
+                role_of[i] = _following(op, role_of.get(feeds.get(i, -1), "batch"))
             mask = roles[i].get(role_of[i], 0)
             roles[i][role_of[i]] = mask | 1 << slot
     return encode(problem, layout, op_mappings_of(roles, weights))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,27 +32,19 @@ from phaze_fast.wafer.layout import (
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
 from phaze_fast.wafer.prices import (
     LeastWork,
+    Times,
     alike,
     combination,
     combinations,
     network_chip,
     operator_costs,
+    priced_times,
 )
 from phaze_fast.wafer.training import WaferTraining
 
 __all__ = ["EDGE_KINDS", "OUTPUTS", "PIECES", "WEIGHTS", "Problem"]
 
 Array = np.ndarray[Any, Any]
-
-Times = dict[int, dict[tuple[int, ...], list[float]]]
-"""By operator and local shape: seconds forward, backward, of its weight gradient; live bytes."""
-
-
-@lru_cache(maxsize=16)
-def _priced(chip: str, model: str, seq: int) -> Times:
-    """Give what is priced already on one die, to be added to."""
-    del chip, model, seq  # the key
-    return {}
 
 
 class Problem:
@@ -125,7 +117,7 @@ class Problem:
         self.stream = next((t for t in wafer.tiers() if t.name == "stream"), None)
         self._alike = alike(self.work.operators)
         key = (self.chip.digest() + self.network_chip.digest(), loaded.digest(), self.work.seq)
-        self._times: Times = _priced(*key) if work is None else {}
+        self._times: Times = priced_times(*key) if work is None else {}
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
         self._compiled: dict[int, tuple[Array, Array]] = {}
         self._least: dict[tuple[int, int], LeastWork] = {}
@@ -270,12 +262,11 @@ class Problem:
 
     def _ops(self, microbatch: int) -> Array:
         found = np.zeros(len(self.work.operators), dtype=_core.MAP_OP_DTYPE)
-        last = self.work.chain[-1]
         for i, op in enumerate(self.work.operators):
             found[i] = (
                 PARTS.index(op.part),
                 sum(1 << ROLES.index(role) for role in op.roles),
-                self._outputs(op, i == last),
+                self._outputs(op, i in self.work.entering),
                 op.product,
                 op.output_kept,
                 op.expert,
@@ -286,26 +277,25 @@ class Problem:
             )
         return found
 
-    def _outputs(self, op: MeshOperator, last: bool) -> int:
+    def _outputs(self, op: MeshOperator, enters: bool) -> int:
         """Bits of what may become of an output; ends, and what enters a block, are kept."""
         if op.part != "block" or not op.kept_bytes:
             return 1
-        recompute = 2 if self.recompute and not last else 0
+        recompute = 2 if self.recompute and not enters else 0
         return 1 | recompute | (4 if self.stream is not None else 0)
 
     def _edges(self, microbatch: int) -> Array:
         found = np.zeros(len(self.work.edges), dtype=_core.MAP_EDGE_DTYPE)
         for i, edge in enumerate(self.work.edges):
-            kind = EDGE_KINDS.index(edge.kind)
-            found[i] = (edge.source, edge.target, kind, edge.again, edge.bytes * microbatch)
+            ends = (edge.source, edge.target, EDGE_KINDS.index(edge.kind))
+            found[i] = (*ends, edge.again, edge.bytes * microbatch)
         return found
 
     def _rules(self, layout: Layout) -> Array:
         spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
         links = links_of(wafer, layout)
         idle = wafer.dies / (layout.dies * stages_on(wafer, layout))  # share what is off the wafer
-        hbm = self.chip.hbm
-        memory = self.chip.buffer_bandwidth_bytes_per_s
+        hbm, memory = self.chip.hbm, self.chip.buffer_bandwidth_bytes_per_s
         # Read and written once each: weights, gradients (read only) and state.
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
         found = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
@@ -361,7 +351,14 @@ class Problem:
 
     def layouts(self) -> Iterator[Layout]:
         """List every layout of the wafer."""
-        return layouts(self.wafer, self.work.blocks, self.training.global_batch, self.work.ends)
+        found = layouts(self.wafer, self.work.blocks, self.training.global_batch, self.work.ends)
+        return filter(lambda each: each.stages == 1, found) if self.work.encodes else found
+
+    def fault(self, layout: Layout) -> str:
+        """Say why pipelines of the model cannot run as a layout says; empty where they can."""
+        if self.work.encodes and layout.stages > 1:
+            return f"stages: {layout.stages} is not accepted for an encoder-decoder; expected 1"
+        return layout_fault(self.wafer, self.work.blocks, self.training.global_batch, layout)
 
     def mapping(self, layout: Layout) -> _core.Mapping:
         """Compile the evaluator of one layout; each operator starts at its first legal mapping.
@@ -371,15 +368,13 @@ class Problem:
         InvalidInputError
             Where some operator cannot be split over that many dies at all.
         """
-        batch = self.training.global_batch
-        refuse_microbatch(batch, layout)
-        if fault := layout_fault(self.wafer, self.work.blocks, batch, layout):
+        refuse_microbatch(self.training.global_batch, layout)
+        if fault := self.fault(layout):
             raise InvalidInputError(fault)
         divisors, column, _ = combinations(layout.dies)
         runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
-        slots = np.array(runs, dtype=_core.MESH_RUN_DTYPE)
         made = _core.Mapping(
-            slots,
+            np.array(runs, dtype=_core.MESH_RUN_DTYPE),
             *self._graph(layout.microbatch),
             self._rules(layout),
             divisors,

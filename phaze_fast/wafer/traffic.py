@@ -157,7 +157,7 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
         table = _PRODUCT_TAKES if ops[target].product else _OTHER_TAKES
         return _states(ops[target], table, slots.role[target])
 
-    last = problem.work.chain[-1]
+    homes = {edge.target: edge.source for edge in problem.work.edges if edge.kind == "wrap"}
     after_it = dict(pairwise(problem.work.chain))  # pays first where consumers share
     for edge in sorted(problem.work.edges, key=lambda e: after_it.get(e.source) != e.target):
         source, target = ops[edge.source], ops[edge.target]
@@ -169,7 +169,8 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
         made = _states(source, _MADE, slots.role[edge.source])
         wants = _states(source, _WANTS_BACK, slots.role[edge.source])
         if edge.kind == "entry":  # into the layout in which blocks hand tensors on
-            takes = back = [_WANTS_BACK[r] for r in slots.role[last]]
+            home = homes.get(edge.target, problem.work.chain[-1])
+            takes = back = [_WANTS_BACK[r] for r in slots.role[home]]
         else:
             takes = takes_of(edge.target)
             table = _PRODUCT_RETURNS if target.product else _OTHER_TAKES

@@ -190,7 +190,10 @@ def tensor_terms(case, op_mappings, source, kind):
     size, algorithm = edges[0].bytes, op_mapping.algorithm
     home = layout(case.ops[source], op_mapping, HOME)
     if kind == ENTRY:
-        between = layout(case.ops[case.chain[-1]], op_mappings[case.chain[-1]], HOME)
+        enters = edges[0].target  # what the block before hands on there is what an entry must match
+        homes = [e.source for e in case.edges if (e.target, e.kind) == (enters, WRAP)]
+        last = homes[-1] if homes else case.chain[-1]
+        between = layout(case.ops[last], op_mappings[last], HOME)
         there = convert(
             case, source, layout(case.ops[source], op_mapping, MADE), between, size, algorithm
         )[0]

@@ -57,14 +57,22 @@ class Player:
         """Add work, and collectives meanwhile."""
         return self.traffic.join([self.traffic.pause(work_s, [after]), self.in_turn(works, after)])
 
-    def in_pieces(self, pieces, work_s, works, after):
-        """Add collectives cut into pieces, and work on each piece once it is there."""
+    def in_pieces(self, pieces, work_s, works, after, others=None, piece_s=0.0):
+        """Add collectives cut into pieces, and work on each piece once it is there.
+
+        `others` gives collectives that fill so many seconds: between two pieces that each take
+        `piece_s`, and beside the work on the last one.
+        """
         link = done = after
-        for _ in range(pieces):
+        each_s = work_s / pieces
+        for k in range(pieces):
             parts = [replace(work, bytes=work.bytes / pieces) for work in works]
             link = self.in_turn(parts, link)
-            done = self.traffic.pause(work_s / pieces, [link, done])
-        return done
+            done = self.traffic.pause(each_s, [link, done])
+            if others is not None:
+                last = k == pieces - 1
+                link = self.in_turn(others(each_s if last else max(0.0, each_s - piece_s)), link)
+        return self.traffic.join([done, link])
 
     def streamed(self, shares, after):
         """Add (link, bytes) of each die to or from off the wafer, all dies by turns."""

@@ -23,6 +23,7 @@ from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.search import search_mapping
 
 BERT = models.load("bertlarge")
+FAST = {"bandwidth_bytes_per_s": 1e12}
 
 
 def tiny_workload(rng: random.Random) -> Workload:
@@ -232,3 +233,33 @@ def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
             enough = free + rng.random() * (tight - free)
             assert enough <= tight_bound(problem, layout, relaxation, 0.0, enough) <= least
             checked += 1
+
+
+def test_no_mapping_fits_where_state_has_no_room_on_or_off_the_wafer():
+    """Every mapping of layouts that are left out at once: none of them fits."""
+    rng = random.Random(12)
+    left_out = fitting = 0
+    for _ in range(16):
+        problem = tiny_problem(rng)
+        state = roofline(problem).state_bytes
+        if not state:
+            continue
+        wafer = problem.wafer.replace(
+            off_wafer={"capacity_bytes": int(state * rng.uniform(0.2, 1.2)) + 8, **FAST}
+        )
+        given = (problem.model, wafer, problem.training)
+        room = state * rng.uniform(0.05, 0.5) / wafer.dies
+        small = Problem(*given, capacity_bytes=room, work=problem.work)
+        over = roofline(small)
+        for layout in every_layout(small):
+            mapping = small.mapping(layout)
+            if mapping.ways() > 300:
+                continue
+            score = mapping.exhaust()[1][0]
+            fits = score["over_bytes"] + score["stream_over_bytes"] <= 0
+            bound_s = over.bound_s(small, layout)
+            assert not fits or bound_s <= float(score["time_s"]) * (1 + 1e-12)
+            left_out += bound_s == float("inf")
+            fitting += bool(fits)
+    assert left_out > 20
+    assert fitting > 8

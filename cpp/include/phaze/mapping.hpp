@@ -209,10 +209,11 @@ class Mapping {
 
   // Outputs are chosen exactly, stage by stage, unless given (stages x ops). Where a step takes
   // more than `limit_s`, its time may be given as infinite, with nothing else said: that comes
-  // sooner.
+  // sooner. Lacking all of a die's memory counts as `shortage` times the step more.
   MapScore score(std::span<const std::uint8_t> outputs = {},
                  std::vector<MapStage>* stages = nullptr,
-                 double limit_s = std::numeric_limits<double>::infinity()) const;
+                 double limit_s = std::numeric_limits<double>::infinity(),
+                 double shortage = 0.0) const;
 
   // Terms of one operator's own work and of one conversion, for the bound; theta weighs work
   // against collectives beside it.
@@ -305,7 +306,8 @@ class Mapping {
   std::vector<std::int32_t> blocks_;
   std::vector<double> boundary_;
   std::vector<std::int32_t> chain_;
-  std::int32_t last_;  // operator whose output leaves the block
+  std::int32_t last_;   // operator whose output leaves the block
+  std::int32_t entry_;  // the one whose output enters the next block where the first is entered
 
   std::vector<double> sizes_;  // of each set of slots
   std::vector<MeshLines> gather_lines_;

@@ -244,7 +244,7 @@ Mapping::Fan Mapping::fan(const FanShape& shape) const noexcept {
   const OpMapping& from = op_mappings_[kAt(shape.from)];
   Fan found{};
   if (shape.kind == static_cast<int>(EdgeKind::kEntry)) {
-    const State between = at_boundary();
+    const State between = gradient_wanted(entry_, op_mappings_[kAt(entry_)]);
     found.forward_s = convert_s(shape.from, made(shape.from, from), between, shape.bytes,
                                 from.algorithm, nullptr);
     found.backward_s = convert_s(shape.from, between, gradient_wanted(shape.from, from),

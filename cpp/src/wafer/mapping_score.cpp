@@ -239,6 +239,7 @@ struct Mapping::Frame {
   double others_s;      // besides its blocks
   double needed_bytes;  // that every block has to save; 0 where all it keeps has room
   double stream_room;   // off the wafer, for what a block saves
+  double least_s;       // of all of it with outputs saved in parts, where there is a limit
 };
 
 Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& ends, int k,
@@ -276,7 +277,7 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
 }
 
 MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
-                        double limit_s) const {
+                        double limit_s, double shortage) const {
   Block block;
   std::array<Block, 2> ends;
   sum_parts(block, ends);
@@ -315,10 +316,13 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   if (chooses && most_s < kNever) {  // with outputs saved in parts, as suits them best
     least = Pipeline{&rules_};
     for (int k = 0; k < count; ++k) {
-      least.add(frames[kAt(k)].others_s + blocks_[kAt(k)] * least_s(k), weight_grad(k));
+      Frame& f = frames[kAt(k)];
+      f.least_s = f.others_s + blocks_[kAt(k)] * least_s(k);
+      least.add(f.least_s, weight_grad(k));
     }
     if (least.time_s() > most_s) return too_long();
   }
+  const double least_step_s = least.time_s();
 
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
@@ -337,15 +341,16 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
       chosen.fill(0);
     } else {
       double worst_s = kNever;
-      if (most_s < kNever) {
-        worst_s = (least.most_s(most_s, f.others_s + blocks * least_s(k)) - f.others_s) / blocks;
-      }
+      if (most_s < kNever) worst_s = (least.most_s(most_s, f.least_s) - f.others_s) / blocks;
       if (!chooser.choose(f.needed_bytes, f.stream_room, worst_s, chosen)) return too_long();
     }
     const double saved = saved_bytes(block, chosen);
     const double activations = kept * (block.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
     const double memory = f.fixed_bytes + activations;
     const double over = std::max(0.0, memory - rules_.capacity_bytes * (1.0 + 1e-12));
+    if (over > 0.0 && least_step_s * (1.0 + shortage * over / rules_.capacity_bytes) > limit_s) {
+      return too_long();
+    }
     double moved = 0.0;
     for (int i = 0; i < block.count; ++i) {
       const Item& item = block.items[kAt(i)];

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 
 #include "phaze/mapping.hpp"
 
@@ -26,6 +27,11 @@ class Numbers {  // splitmix64: integers only, so alike everywhere
 
 constexpr double kShortage = 4.0;  // what lacking all of a die's memory costs, in times of the step
 constexpr double kNeverSoLong = 1e18;  // seconds: what does not fit is worse than what does
+
+// What fits beats whatever does not.
+double shortage(double best) noexcept {
+  return best < kNeverSoLong ? std::numeric_limits<double>::infinity() : 0.0;
+}
 
 std::vector<OpMapping> op_mappings_of(const Mapping& mapping) {
   std::vector<OpMapping> op_mappings;
@@ -192,7 +198,7 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
     const double accepted = rules.start * left * left;
     mover.propose();
     const double limit = now * (1.0 + accepted);
-    score = mapping.score({}, nullptr, limit);  // the objective is no less than the time
+    score = mapping.score({}, nullptr, limit, kShortage);  // the objective is no less than the time
     ++found.evaluations;
     const double next = soft_objective(mapping, score);
     if (!(next <= limit)) {
@@ -231,7 +237,7 @@ MapFound descend(Mapping& mapping, int rounds) {
           op_mapping.mode = static_cast<std::uint8_t>(w);
           op_mapping.algorithm = kept.algorithm;
           mapping.change(op, op_mapping);
-          const MapScore tried = mapping.score({}, nullptr, best);
+          const MapScore tried = mapping.score({}, nullptr, best, shortage(best));
           ++found.evaluations;
           const double value = objective(mapping, tried);
           if (value < best) {
@@ -289,7 +295,7 @@ MapFound exhaust(Mapping& mapping) {
     }
     if (op == at.size()) break;
     mapping.change(static_cast<int>(op), options[op][at[op]]);
-    const MapScore score = mapping.score({}, nullptr, best);
+    const MapScore score = mapping.score({}, nullptr, best, shortage(best));
     ++found.evaluations;
     const double value = objective(mapping, score);
     if (!(value < best)) continue;

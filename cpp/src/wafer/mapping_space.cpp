@@ -28,7 +28,8 @@ Mapping::Mapping(const MapProblem& p)
       blocks_(p.blocks.begin(), p.blocks.end()),
       boundary_(p.boundary_s.begin(), p.boundary_s.end()),
       chain_(p.chain.begin(), p.chain.end()),
-      last_(p.chain.back()) {
+      last_(p.chain.back()),
+      entry_(p.chain.back()) {
   const MeshLinks links{{rules_.x_bytes_per_s, rules_.y_bytes_per_s},
                         rules_.hop_s,
                         static_cast<MeshFabric>(rules_.fabric)};
@@ -55,6 +56,12 @@ Mapping::Mapping(const MapProblem& p)
     gather_lines_[set] = mesh_gather_lines(runs, links);
     exchange_lines_[set] = mesh_exchange_line(runs, links);
   }
+  for (const MapEdgeRecord& entry : edges_) {
+    if (entry.kind != static_cast<int>(EdgeKind::kEntry)) continue;
+    for (const MapEdgeRecord& wrap : edges_) {
+      if (wrap.kind == static_cast<int>(EdgeKind::kWrap) && wrap.to == entry.to) entry_ = wrap.from;
+    }
+  }
   position_.assign(kAt(p.divisors.back()) + 1, -1);
   for (std::size_t i = 0; i < divisors_; ++i) position_[kAt(p.divisors[i])] = static_cast<int>(i);
   for (const MapEdgeRecord& edge : edges_) {
@@ -76,8 +83,8 @@ Mapping::Mapping(const MapProblem& p)
   for (std::size_t f = 0; f < fans_.size(); ++f) {
     std::vector<std::int32_t> touched = fans_[f].to;
     touched.push_back(fans_[f].from);
-    // The tensor between blocks lies as the block's last operator leaves it.
-    if (fans_[f].kind == static_cast<int>(EdgeKind::kEntry)) touched.push_back(last_);
+    // The tensor that enters a block lies as the block before leaves it.
+    if (fans_[f].kind == static_cast<int>(EdgeKind::kEntry)) touched.push_back(entry_);
     std::sort(touched.begin(), touched.end());
     touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
     for (const std::int32_t op : touched) fans_of_[kAt(op)].push_back(static_cast<int>(f));

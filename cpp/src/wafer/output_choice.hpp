@@ -12,7 +12,7 @@ namespace phaze {
 
 // Exact choice of outputs: least time with at least so many bytes saved. Items in the order of
 // what a saved byte costs, as for a knapsack; a branch is left once it cannot beat the best even
-// if the last item could be split.
+// if an item that fits by itself could be split, and where exchanging two items would do as well.
 template <typename Item>
 class Chooser {
   static std::size_t place(int i) noexcept { return static_cast<std::size_t>(i); }
@@ -41,23 +41,12 @@ class Chooser {
     for (int i = count - 1; i >= 0; --i) {
       rest_[place(i)] = rest_[place(i) + 1] + order_[place(i)]->saved_bytes;
     }
-    for (int i = 1; i < count; ++i) {
-      const Item &a = *order_[place(i) - 1], &b = *order_[place(i)];
-      alike_[place(i)] = a.saved_bytes == b.saved_bytes && a.work_s == b.work_s &&
-                         a.blocking_s == b.blocking_s && a.hidden_s == b.hidden_s &&
-                         a.recompute == b.recompute && a.offload == b.offload;
-    }
+    for (int i = 0; i < count; ++i) sure_ += items[i].recompute ? items[i].saved_bytes : 0.0;
     start_ = {blocking_s, work_s, hidden_s, stream_s, 0.0, 0.0};
   }
 
   // Whether items that can all be computed again save so much.
-  bool surely(double needed) const noexcept {
-    double saved = 0.0;
-    for (int i = 0; i < count_; ++i) {
-      if (order_[place(i)]->recompute) saved += order_[place(i)]->saved_bytes;
-    }
-    return saved >= needed;
-  }
+  bool surely(double needed) const noexcept { return sure_ >= needed; }
 
   // No choice that saves so much takes less.
   double least_s(double needed) noexcept {
@@ -66,7 +55,8 @@ class Chooser {
   }
 
   // Least time with enough saved, by operator; false where that takes `worst_s` or more. Where
-  // nothing saves enough, all is computed again. The same as last asked is answered from memory.
+  // nothing saves enough, all is computed again. The same as last asked is answered from memory;
+  // where less was to be saved, it took no longer, and where more, no less.
   template <typename Outputs>
   bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) {
     const bool known = solved_ && needed == needed_at_ && stream_room == stream_room_;
@@ -78,9 +68,14 @@ class Chooser {
       for (int i = 0; i < count_; ++i) outputs[place(order_[place(i)]->op)] = best_[place(i)];
       return true;
     }
+    const bool more = solved_ && needed >= needed_at_ && stream_room <= stream_room_;
+    const bool less = solved_ && needed <= needed_at_ && stream_room >= stream_room_;
+    least_s_ = more ? best_s_ : 0.0;
+    if (less) worst_s = std::min(worst_s, best_s_ * (1.0 + 1e-9));
     stream_room_ = stream_room;
     needed_at_ = needed_ = needed;
-    best_s_ = std::min(worst_s, rounded_s() * (1.0 + 1e-9));
+    best_s_ = less ? worst_s : std::min(worst_s, rounded_s() * (1.0 + 1e-9));
+    if (!compared_) compare();
     now_.fill(0);
     const double before = best_s_;
     follow(0, start_);
@@ -124,6 +119,64 @@ class Chooser {
       missing -= part;
     }
     return std::max(cost, stream);
+  }
+  // Sizes and costs side by side, and which items can be exchanged.
+  void compare() noexcept {
+    compared_ = true;
+    std::array<double, kMaxMapOps> by_work, by_hidden;  // what computing it again adds
+    for (int i = 0; i < count_; ++i) {
+      const Item& item = *order_[place(i)];
+      const double cost = again_s(item);
+      cost_[place(i)] = cost;
+      size_[place(i)] = item.saved_bytes;
+      saved_per_s_[place(i)] = item.recompute && cost != 0.0 ? item.saved_bytes / cost : 0.0;
+      free_bytes_[place(i)] = cost == 0.0 ? item.saved_bytes : 0.0;
+      movable_bytes_[place(i)] =
+          item.offload ? item.saved_bytes : std::numeric_limits<double>::infinity();
+      gained_s_ -= std::min(cost, 0.0);
+      by_work[place(i)] = item.blocking_s + item.work_s;
+      by_hidden[place(i)] = item.blocking_s + item.hidden_s;
+      worse_[place(i)] = equal_[place(i)] = 0;
+    }
+    for (int i = 0; i < count_; ++i) {
+      const Item& item = *order_[place(i)];
+      std::uint64_t worse = 0;
+      for (int k = i + 1; k < count_; ++k) {
+        const bool same = order_[place(k)]->offload == item.offload;
+        const bool no_better = (size_[place(k)] <= size_[place(i)]) &
+                               (by_work[place(k)] >= by_work[place(i)]) &
+                               (by_hidden[place(k)] >= by_hidden[place(i)]);
+        worse |= static_cast<std::uint64_t>(same & no_better) << k;
+        const bool equal = same & (size_[place(k)] == size_[place(i)]);
+        equal_[place(k)] |= static_cast<std::uint64_t>(equal) << i;
+      }
+      worse_[place(i)] = item.recompute ? worse : 0;
+    }
+  }
+  // Whether items from `at` on could save what is missing in less than `most_s`: those that fit by
+  // themselves computed again in parts, the cheapest first, and so many bytes moved as there is
+  // time for.
+  bool may_fit(int at, const Sums& s, double most_s) const noexcept {
+    const double left_s = most_s - (forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden));
+    const double fits_s = left_s + gained_s_;
+    if (!(fits_s > 0.0) || !(s.stream < most_s)) return false;
+    double away = 0.0;
+    if (offloads_) {
+      away = std::min((most_s - s.stream) / stream_s_per_byte_, stream_room_ - s.moved);
+    }
+    double rest_s = left_s, again = 0.0, moved = 0.0, either = 0.0;
+    for (int i = at; i < count_; ++i) {
+      const double cost = cost_[place(i)], size = size_[place(i)];
+      const bool in = cost < fits_s && (barred_ >> i & 1) == 0;
+      const double out = movable_bytes_[place(i)] <= away ? size : 0.0;
+      const double used = in ? std::min(cost, rest_s) : 0.0;
+      again += used * saved_per_s_[place(i)] + (in ? free_bytes_[place(i)] : 0.0);
+      rest_s -= used;
+      moved += out;
+      either += in ? size : out;
+    }
+    const double most = std::min(either, again + std::min(away, moved));
+    return most * (1.0 + 1e-12) >= needed_ - s.saved;
   }
   // The time of some choice that saves enough: the first so many computed again, the costliest of
   // the others moved off the wafer, less what then proves unneeded.
@@ -181,32 +234,46 @@ class Chooser {
         best_ = now_;
         std::fill(best_.begin() + at, best_.end(), std::uint8_t{0});
       }
-    } else if (s.saved + rest_[place(at)] >= needed_) {  // `rest_` is 0 behind the last
+    } else if (at < count_ && s.saved + rest_[place(at)] >= needed_ && best_s_ > least_s_) {
       // Relative slack: a bound that ties but for rounding is no improvement.
       const double most = best_s_ * (1.0 - 1e-12);
-      if (bound(at, s) < most) descend(at, s);
+      if (may_fit(at, s, most)) descend(at, s);
     }
   }
+  // Of two items the one that saves no less and costs no more is computed again first; of two that
+  // are as large, the earlier one is moved first.
   void descend(int at, const Sums& s) {
     const Item& item = *order_[place(at)];
-    const std::uint8_t least = at > 0 && alike_[place(at)] ? now_[place(at) - 1] : 1;
-    if (item.recompute && least == 1) {
+    const std::uint64_t bit = std::uint64_t{1} << at, barred = barred_;
+    if (item.recompute && (barred & bit) == 0) {
       now_[place(at)] = static_cast<std::uint8_t>(Output::kRecompute);
       follow(at + 1, again(s, item));
     }
-    if (item.offload && least != 0 && s.moved + item.saved_bytes <= stream_room_) {
+    barred_ |= worse_[place(at)];
+    const bool room = s.moved + item.saved_bytes <= stream_room_;
+    if (item.offload && room && (equal_[place(at)] & kept_) == 0) {
       now_[place(at)] = static_cast<std::uint8_t>(Output::kOffload);
       follow(at + 1, away(s, item));
     }
     now_[place(at)] = 0;
+    kept_ |= bit;
     follow(at + 1, s);
+    kept_ &= ~bit;
+    barred_ = barred;
   }
 
   std::array<const Item*, kMaxMapOps> order_;
   std::array<double, kMaxMapOps> rate_;  // seconds per byte saved, of the first `count_` items
   std::array<double, kMaxMapOps + 1> rest_;
   std::array<std::uint8_t, kMaxMapOps> now_{}, best_{};
-  std::array<bool, kMaxMapOps> alike_;  // to the item before
+  bool compared_ = false;  // whether what follows is filled in
+  std::array<double, kMaxMapOps> cost_, size_, saved_per_s_, free_bytes_, movable_bytes_;
+  std::array<std::uint64_t, kMaxMapOps> worse_;  // later items that save no more and cost no less
+  std::array<std::uint64_t, kMaxMapOps> equal_;  // earlier items that are as large
+  double gained_s_ = 0.0;                        // by items that cost less than nothing
+  std::uint64_t barred_ = 0, kept_ = 0;          // not to be computed again; kept so far
+  double sure_ = 0.0;                            // bytes that computing again saves in all
+  double least_s_ = 0.0;                         // no choice takes less
   double forward_s_, stream_room_ = 0.0;
   bool by_work_;
   int count_;
