@@ -10,10 +10,13 @@
 
 namespace phaze {
 
-// How many blocks a stage of a layout has room for.
 // Sums in another order differ in their last digits; room must not be called too small for it.
 inline constexpr double kRoomy = 1.0 + 1e-9;
 
+// What a block takes at least, so that any number of them without bytes have room.
+inline constexpr double kNoBytes = std::numeric_limits<double>::min();
+
+// How many blocks a stage of a layout has room for.
 class RoomForBlocks {
  public:
   RoomForBlocks(const PlanSpaceImpl& space, const PlanRow& row, double room_bytes)
@@ -50,7 +53,7 @@ class RoomForBlocks {
     }
     for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
     buffers_ = lost * space.buffer_bytes(row);
-    left_ = (room_bytes - buffers_) * kRoomy;
+    left_ = room_bytes * kRoomy - buffers_;
   }
 
   int variants() const noexcept { return variants_; }
@@ -66,7 +69,7 @@ class RoomForBlocks {
     if (first) left -= first_ + in_flight * first_stash_[v];
     if (last) left -= last_;
     const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
-    const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
+    const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
     const double fit = (left - std::max(live_[v], loss)) / each * kRoomy;
     const double none =
         left >= loss ? 0.0 : -std::numeric_limits<double>::infinity();  // a stage of ends alone
@@ -110,7 +113,7 @@ class RoomForBlocks {
     double found = 0.0;
     const double plain = blocks(0, in_flight, true, true);  // beside any layers none is recomputed
     for (int v = 0; v < variants_; ++v) {
-      const double each = std::max(resident_ + in_flight * stash_[v], 1.0);
+      const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
       const double most = std::floor((bytes - buffers_ - live_[v]) / each * kRoomy);
       const double room = blocks(v, in_flight, false, false);
       if (v > 0 && bytes < filled(in_flight)) break;
