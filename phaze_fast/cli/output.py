@@ -45,6 +45,8 @@ def target(param: typer.CallbackParam, path: Path | None) -> Path | None:
     if path is None or str(path) == "-" or str(path).startswith("/dev/"):
         return path
     try:
+        with contextlib.suppress(FileNotFoundError):
+            path.stat()  # a link to itself, which Python 3.13 resolves
         place = path.resolve()
         reason = "it is a folder" if place.is_dir() else ""
         if not place.parent.is_dir():
