@@ -52,6 +52,7 @@ class RoomForBlocks {
                frame.resident_bytes[PlanSpaceImpl::at(space.order.back())];
     }
     for (int v = 0; v < variants_; ++v) live_[v] += lost * gather;
+    least_live_ = *std::min_element(live_, live_ + variants_);
     buffers_ = lost * space.buffer_bytes(row);
     left_ = room_bytes * kRoomy - buffers_;
   }
@@ -60,17 +61,17 @@ class RoomForBlocks {
 
   // Blocks beside the ends that the stage holds; minus infinity where those do not fit.
   double blocks(int v, double in_flight, bool first, bool last) const noexcept {
-    return std::floor(share(v, in_flight, first, last));
+    return std::floor(share(v, live_[v], in_flight, first, last));
   }
 
-  // The same, of the block that does not fit whole the share that does.
-  double share(int v, double in_flight, bool first, bool last) const noexcept {
+  // The same beside so many live bytes, of the block that does not fit whole the share that does.
+  double share(int v, double live, double in_flight, bool first, bool last) const noexcept {
     double left = left_;
     if (first) left -= first_ + in_flight * first_stash_[v];
     if (last) left -= last_;
     const double loss = last ? std::min(in_flight, 1.0) * once_ : 0.0;
     const double each = std::max(resident_ + in_flight * stash_[v], kNoBytes);
-    const double fit = (left - std::max(live_[v], loss)) / each * kRoomy;
+    const double fit = (left - std::max(live, loss)) / each * kRoomy;
     const double none =
         left >= loss ? 0.0 : -std::numeric_limits<double>::infinity();  // a stage of ends alone
     return std::min(std::max(fit, none), static_cast<double>(blocks_));
@@ -125,9 +126,11 @@ class RoomForBlocks {
   }
 
   // Blocks with which nothing need be recomputed; a share of one where a stage may recompute some
-  // blocks alone, since that may be enough.
+  // blocks alone, since that may be enough. Then each byte beyond costs what it takes to save it,
+  // but for live bytes, which may be fewer once all blocks are recomputed.
   double plain(double in_flight, bool first, bool last) const noexcept {
-    return some_blocks_ ? share(0, in_flight, first, last) : blocks(0, in_flight, first, last);
+    return some_blocks_ ? share(0, least_live_, in_flight, first, last)
+                        : blocks(0, in_flight, first, last);
   }
 
  private:
@@ -136,7 +139,8 @@ class RoomForBlocks {
   double filled(double in_flight) const noexcept {
     if (!some_blocks_ || !alike_) return 0.0;
     const double least = *std::min_element(stash_, stash_ + variants_);
-    return (left_ + buffers_) * (1.0 - 1e-8) - in_flight * (stash_[0] - least);
+    return (left_ + buffers_) * (1.0 - 1e-8) - in_flight * (stash_[0] - least) -
+           (live_[0] - least_live_);
   }
 
   int blocks_;
@@ -151,6 +155,7 @@ class RoomForBlocks {
   double once_ = 0.0;  // of the last stage, while the loss is computed
   double stash_[kMaxVariants];
   double live_[kMaxVariants];
+  double least_live_ = 0.0;
   double first_stash_[kMaxVariants] = {};
 };
 
