@@ -144,7 +144,7 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   std::vector<std::vector<BoundLine>> found(strategies.size() * rooms.size());
   std::vector<double> slopes(rows.size(), 0.0);
   fitting.assign(found.size(), {});
-  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
+  using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int64_t>;
   for (std::size_t c = 0; c < rooms.size(); ++c) {
     std::map<Key, std::int32_t> known;  // stages of a layout by 1F1B have room as any others
     // Layouts of a frame stand next to each other, and have the same room but for one stage alone.
@@ -162,7 +162,8 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
         room_alone = l.stages == 1;
       }
       const bool plain = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward;
-      const Key key{row.frame, l.schedule, plain && l.stages > 1 ? 0 : l.stages, l.virtual_stages};
+      const Key key{row.frame, l.schedule, plain && l.stages > 1 ? 0 : l.stages, l.virtual_stages,
+                    l.microbatches};
       auto at_key = known.find(key);
       if (at_key == known.end()) {
         at_key = known.emplace(key, static_cast<std::int32_t>(stage_rooms.size())).first;
