@@ -58,6 +58,10 @@ def front_of(values: Array) -> Array:
     return np.array(sorted(kept), dtype=np.int64)
 
 
+_FEW_POINTS, _PAIRS = 8, 2**19
+"""Points of a front that are held against others at once at first, and pairs at most."""
+
+
 @dataclass
 class Front:
     """Points found so far of which none is at most another in every objective."""
@@ -97,9 +101,18 @@ class Front:
             One row per point: lower bounds of all objectives but time.
         """
         found = np.full(len(others), np.inf)
-        for values in self.values:
-            at_most = (values[1:] <= others).all(axis=1)
-            found[at_most] = np.minimum(found[at_most], values[0])
+        fastest_first = self.values[np.argsort(self.values[:, 0], kind="stable")]
+        left, columns = np.arange(len(others)), [np.ascontiguousarray(x) for x in others.T]
+        begin, size = 0, _FEW_POINTS
+        while begin < len(fastest_first) and len(left):
+            some = fastest_first[begin : begin + size]
+            begin, size = begin + size, max(_FEW_POINTS, min(2 * size, _PAIRS // len(left)))
+            at_most = np.logical_and.reduce(
+                [some[:, j + 1, None] <= column for j, column in enumerate(columns)]
+            )
+            beaten = at_most.any(axis=0)
+            found[left[beaten]] = some[at_most[:, beaten].argmax(axis=0), 0]
+            left, columns = left[~beaten], [column[~beaten] for column in columns]
         return found
 
 
