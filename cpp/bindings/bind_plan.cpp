@@ -349,7 +349,7 @@ void bind_plan(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants);
-  module.attr("MAX_DEALS") = kMaxDeals;
+  module.attr("MAX_DEALS") = py::make_tuple(kMaxDeals, kMaxRunChunks);
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
   module.attr("STRATEGY_DTYPE") = py::dtype::of<StrategyRecord>();

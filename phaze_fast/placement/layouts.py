@@ -301,8 +301,9 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     ]
     if dealt:
         texts.append(
-            "every deal of layers to chunks that differ by one layer at most (other schedules; two "
-            f"of them where there are more than {_core.MAX_DEALS})"
+            "every deal of layers to chunks that differ by one layer at most (other schedules; "
+            f"where there are more than {_core.MAX_DEALS[0]}, two of them, and with at most "
+            f"{_core.MAX_DEALS[1]} chunks those whose longer chunks stand one after another)"
         )
     return "; ".join(texts)
 

@@ -25,8 +25,10 @@
 
 namespace phaze {
 
-// Deals of layers to chunks of one layout that are all tried; of more, two are.
+// Deals of layers to chunks of one layout that are all tried; of more, two are, and with at most so
+// many chunks those whose longer chunks stand one after another.
 inline constexpr int kMaxDeals = 128;
+inline constexpr int kMaxRunChunks = 48;
 
 enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
 

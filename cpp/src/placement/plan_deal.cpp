@@ -200,7 +200,8 @@ double PlanSolver::add_stage(const Partition& partition, int stage, StageRecompu
 }
 
 // The best of deals in which chunks differ by a layer at most, where the embedding and the head
-// count as layers or do not. All deals are tried where they are few.
+// count as layers or do not. All deals are tried where they are few. Of many, the best have their
+// longer chunks mostly one after another, from the last on with the first.
 PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
   PlacedPlan best{kInfinite, 0.0, 0, {}};
   if (check_deal() != PlanStatus::kOk) return best;
@@ -249,6 +250,12 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
       extra_[at(c)] = upto(c + 1) - upto(c) - base;
     }
     offer(first, base);
+    for (int begin = 0; begin < count && count <= kMaxRunChunks; ++begin) {
+      for (int c = 0; c < count; ++c) {
+        extra_[at((begin + c) % count)] = c < extras ? 1 : 0;
+      }
+      offer(first, base);
+    }
     all = false;
   }
   best.proven = all;
