@@ -102,6 +102,10 @@ def random_edges(rng, parts):
     return edges, tuple(chain)
 
 
+def _rim(link_s, rng):
+    return {"stream_link_s": link_s, "stream_both_s": link_s * rng.uniform(1.0, 2.0)}
+
+
 def random_rules(rng, stream):
     modes = {rng.randrange(4), *(w for w in range(4) if rng.random() < 0.5)}
     return {
@@ -126,6 +130,7 @@ def random_rules(rng, stream):
         "fabric": rng.choice([0, 0, 0, 1, 2]),
         "pieces": rng.choice([1, 2, 4]),
         "outer_tail_s": rng.choice([0.0, 0.5]),
+        **_rim(rng.choice([0.0, rng.uniform(0.05, 1.5)]) if stream else 0.0, rng),
     }
 
 
@@ -222,7 +227,7 @@ def arguments(case):
         dtype=_core.MAP_EDGE_DTYPE,
     )
     names = _core.MAP_RULES_DTYPE.names
-    given = {"fabric": 0, "pieces": 1} | case.rules
+    given = {"fabric": 0, "pieces": 1, "stream_link_s": 0.0, "stream_both_s": 0.0} | case.rules
     rules = np.array([tuple(given[n] for n in names)], dtype=_core.MAP_RULES_DTYPE)
     divisors, column, cuts = combinations(math.prod(case.sizes))
     tables = tuple(
@@ -298,7 +303,13 @@ def small(count=2, slots=((0, 2, 1),), **rules):
         rules=random_rules(random.Random(0), False)
         | {"modes": 1, "volume": 0, "linear": 0, "hop_s": 0.0, "microbatches": 1}
         | _PLAIN
-        | {"outer_tail_s": 0.0, "fabric": 0, "pieces": 1}
+        | {
+            "outer_tail_s": 0.0,
+            "fabric": 0,
+            "pieces": 1,
+            "stream_link_s": 0.0,
+            "stream_both_s": 0.0,
+        }
         | rules,
         tables={name: {(i, cut): 1.0 for i in range(count) for cut in cuts} for name in TABLES},
         blocks=(1,),

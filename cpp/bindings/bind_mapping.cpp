@@ -219,7 +219,7 @@ void bind_mapping(py::module_& module) {
                        stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,
                        gradient_bytes, state_bytes, step_bytes, boundary_bytes, microbatches, modes,
                        volume, linear, stream_shared, chunks, zero_bubble, fabric, pieces,
-                       outer_tail_s);
+                       outer_tail_s, stream_link_s, stream_both_s);
   PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,
                        slowest_stage_s, compute_s, blocking_s, hidden_s, tail_s);
   module.attr("MESH_RUN_DTYPE") = py::dtype::of<MeshRun>();

@@ -47,6 +47,9 @@ Position = tuple[FewOrNone, FewOrNone]
 Link = tuple[Position, Position]
 """Two neighbouring dies."""
 
+Edge = Literal["left", "right", "top", "bottom"]
+EDGES: tuple[Edge, ...] = ("left", "right", "top", "bottom")
+
 
 def _links_in_order(links: tuple[Link, ...]) -> tuple[Link, ...]:
     ends = [tuple(sorted(link, key=lambda at: (at[1], at[0]))) for link in links]
@@ -55,6 +58,12 @@ def _links_in_order(links: tuple[Link, ...]) -> tuple[Link, ...]:
 
 def _in_order(dead: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(dead, key=lambda at: (at[1], at[0])))
+
+
+def _edges_in_order(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
+    if not edges:
+        raise ValueError(f"no edge is not accepted; expected some of {', '.join(EDGES)}")
+    return tuple(edge for edge in EDGES if edge in edges)
 
 
 class OffWafer(Record):
@@ -67,6 +76,8 @@ class OffWafer(Record):
     """Per direction, for the whole wafer."""
     duplex: Annotated[bool, Field(strict=True)] = True
     """Whether both directions have that bandwidth at once; false where they share it."""
+    edges: Annotated[tuple[Edge, ...], AfterValidator(_edges_in_order)] = EDGES
+    """Edges of the wafer whose dies carry it, each die as much: left, right, top, bottom."""
 
 
 class WaferIo(Record):

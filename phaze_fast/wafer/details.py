@@ -14,7 +14,7 @@ from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.placement.throughput import mfu
 from phaze_fast.wafer.diemap import stage_grid
 from phaze_fast.wafer.evaluate import Evaluation
-from phaze_fast.wafer.loads import step_loads
+from phaze_fast.wafer.loads import held_parameters, step_loads, streamed_bytes
 from phaze_fast.wafer.operators import ROLES, passes
 from phaze_fast.wafer.prices import operator_costs
 from phaze_fast.wafer.problem import Problem
@@ -133,43 +133,17 @@ def _operators_j(problem: Problem, found: Evaluation) -> float:
     return total * layout.dies * problem.batches(layout) * layout.replicas
 
 
-def _held(problem: Problem, found: Evaluation) -> list[tuple[float, float, str]]:
-    """Of each operator: parameters that a die works with, dies that share them, weight mode."""
-    layout = found.encoding.layout
-    held = []
-    for i, each in enumerate(found.encoding.operator_mappings):
-        parts = each.partition
-        mine = problem.parameters(i, layout.dies, layout.microbatch, parts)
-        rows = 1 if problem.work.operators[i].expert else parts["rows"]
-        held.append((mine, float(parts["batch"] * rows * parts["copies"]), each.weights))
-    return held
-
-
 def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
     """Bytes of a step that the optimiser moves on the dies, and that pass off the wafer."""
     layout, spec = found.encoding.layout, optimizer(problem.training.optimizer)
-    batches = problem.batches(layout)
-    blocks = problem.blocks(layout)
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
-    each_pass = 2.0 * spec.weight_bytes + spec.gradient_bytes
-    stepped = streamed = 0.0
-    for i, (mine, among, mode) in enumerate(_held(problem, found)):
-        op, mapped = problem.work.operators[i], found.encoding.operator_mappings[i]
-        times = problem.work.blocks if op.part == "block" else 1
+    stepped = 0.0
+    for i, (mine, among, mode) in enumerate(held_parameters(problem, found.encoding)):
+        times = problem.work.blocks if problem.work.operators[i].part == "block" else 1
         shared = mine if mode == "replicated" else mine / among
-        if mode == "stream":
-            streamed += times * shared * each_pass * batches
-        elif mode == "offload":
-            streamed += times * shared * (spec.gradient_bytes * batches + spec.weight_bytes)
-        else:
+        if mode not in ("stream", "offload"):
             stepped += times * shared * each_step
-        if op.part == "block" and "offload" in mapped.output:
-            codes = mapped.output * (layout.stages if len(mapped.output) == 1 else 1)
-            count = sum(b for b, code in zip(blocks, codes, strict=True) if code == "offload")
-            parts = mapped.partition
-            size = op.kept_bytes * layout.microbatch
-            size /= parts["batch"] * parts["rows"] * parts["columns"]
-            streamed += 2.0 * size * count * batches
+    streamed = float(streamed_bytes(problem, found.encoding).sum())
     dies = layout.dies * layout.replicas
     return stepped * dies, streamed * dies + _between_wafers(problem, found)
 

@@ -13,7 +13,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer
 from phaze_fast.wafer.mesh import Links, Run, link_loads
-from phaze_fast.wafer.packing import is_bent, longest_line, room, stage_dies
+from phaze_fast.wafer.packing import is_bent, longest_line, place_fault, room, stage_dies
 from phaze_fast.wafer.schedules import schedule_fault, schedules
 
 __all__ = [
@@ -137,6 +137,9 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
             f"stages: {layout.stages} is not accepted; expected a multiple of the "
             f"{wafer.joined // replicas} wafers of a pipeline"
         )
+    sides, wafers = (layout.width, layout.height), wafer.joined // replicas
+    if fault := place_fault(wafer, sides, layout.stages, wafers, blocks):
+        return fault
     given = layout.blocks
     bad = len(given) != layout.stages or sum(given) != blocks or min(given, default=1) < 1
     if given and (bad or layout.schedule == "interleaved"):

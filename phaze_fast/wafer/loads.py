@@ -11,14 +11,70 @@ from phaze_fast.wafer.layout import links_of, stages_on
 from phaze_fast.wafer.mesh import MeshGroup, collective_loads, link_loads
 from phaze_fast.wafer.packing import stage_dies
 from phaze_fast.wafer.problem import Problem
+from phaze_fast.wafer.streams import opposite, stream_loads
 from phaze_fast.wafer.traffic import Transfer, transfers
 
-__all__ = ["step_loads"]
+__all__ = ["held_parameters", "step_loads", "streamed_bytes"]
 
 Array = np.ndarray[Any, Any]
 Flow = tuple[int, int, float]
+Placed = tuple[tuple[tuple[int, int], ...], ...]
 
 _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
+
+
+def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, float, str]]:
+    """Of each operator: parameters a die works with, dies that share them, how they are kept."""
+    layout = encoding.layout
+    found = []
+    for i, each in enumerate(encoding.operator_mappings):
+        parts = each.partition
+        mine = problem.parameters(i, layout.dies, layout.microbatch, parts)
+        rows = 1 if problem.work.operators[i].expert else parts["rows"]
+        found.append((mine, float(parts["batch"] * rows * parts["copies"]), each.weights))
+    return found
+
+
+def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
+    """Bytes that a die of each stage takes from off the wafer and gives there in a step.
+
+    Returns
+    -------
+    numpy.ndarray
+        Shape (stages, 2): taken, given.
+    """
+    layout, work = encoding.layout, problem.work
+    batches, blocks = problem.batches(layout), problem.blocks(layout)
+    last = layout.stages - 1
+    counts = {"before": [1] + [0] * last, "block": blocks, "behind": [0] * last + [1]}
+    found = np.zeros((layout.stages, 2))
+    for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
+        op, mapped = work.operators[i], encoding.operator_mappings[i]
+        times = np.array(counts[op.part], dtype=np.float64)[:, None]
+        weights, gradients = problem.weight_bytes * mine / among, problem.gradient_bytes * mine
+        given = gradients / among * batches
+        if mode == "stream":
+            found += times * (2.0 * weights * batches, given)
+        elif mode == "offload":
+            found += times * (weights, given)
+        if op.part == "block" and "offload" in mapped.output:
+            codes = mapped.output * (layout.stages if len(mapped.output) == 1 else 1)
+            parts = mapped.partition
+            size = op.kept_bytes * layout.microbatch * batches
+            size /= parts["batch"] * parts["rows"] * parts["columns"]
+            found += times * [[size * (code == "offload")] for code in codes]
+    return found
+
+
+def _stream_step_loads(problem: Problem, encoding: Encoding, placed: Placed) -> Array:
+    """Add up what passes between the rim and the dies in a step; `placed` has every stage."""
+    columns, rows = problem.wafer.grid
+    total = np.zeros((rows, columns, 4))
+    for dies, (taken, given) in zip(placed, streamed_bytes(problem, encoding), strict=True):
+        unit = stream_loads(problem.wafer, dies)
+        if unit is not None:
+            total += taken * unit + given * opposite(unit)
+    return total
 
 
 def _by_part(problem: Problem, encoding: Encoding) -> dict[str, Array]:
@@ -85,7 +141,7 @@ def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
 
 
 def step_loads(problem: Problem, encoding: Encoding) -> Array:
-    """Add up what each link carries in one step: collectives, and what stages send on.
+    """Add up what each link carries in one step: collectives, streams, what stages send on.
 
     Collectives that recomputation repeats are left out, as in `transfers`. Of joined wafers: the
     mean over those of one pipeline.
@@ -134,4 +190,6 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
             flows.append((y * columns + x, v * columns + u, times * share))
             flows.append((v * columns + u, y * columns + x, times * share))
     dead = tuple(sorted(wafer.dead))
-    return link_loads(columns, rows, flows, dead, wafer.dead_links) / (layout.stages // here)
+    total = link_loads(columns, rows, flows, dead, wafer.dead_links)
+    total = total + _stream_step_loads(problem, encoding, placed)
+    return total / (layout.stages // here)

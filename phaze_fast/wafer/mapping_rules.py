@@ -16,7 +16,7 @@ from phaze_fast.wafer.layout import (
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
 from phaze_fast.wafer.operator_mapping import OperatorMapping
 from phaze_fast.wafer.operators import ROLES, MeshOperator
-from phaze_fast.wafer.packing import room
+from phaze_fast.wafer.packing import place_fault
 from phaze_fast.wafer.problem import OUTPUTS, Problem
 
 __all__ = ["RULES", "MappingRule", "RuleCase", "layout_faults"]
@@ -135,20 +135,11 @@ RULES = (
 
 def layout_faults(problem: Problem, layout: Layout) -> list[str]:
     """Say what is wrong with a layout, one line each; none where it is legal."""
-    wafer, blocks, batch = problem.wafer, problem.work.blocks, problem.training.global_batch
-    places = room(wafer, layout.width, layout.height) * max(1, wafer.joined // layout.replicas)
-    most = min(places, blocks)
-    found = []
-    if not most:
-        found.append(
-            f"rectangle: {layout.width} x {layout.height} dies have no place on "
-            f"{problem.wafer.name}, a grid of {' x '.join(map(str, problem.wafer.grid))}"
-        )
-    elif not 1 <= layout.stages <= most:
-        found.append(
-            f"stages: {layout.stages} rectangles of {layout.width} x {layout.height} dies are not "
-            f"accepted; expected 1 to {most}"
-        )
+    wafer, batch = problem.wafer, problem.training.global_batch
+    wafers = max(1, wafer.joined // layout.replicas)
+    sides = (layout.width, layout.height)
+    place = place_fault(wafer, sides, layout.stages, wafers, problem.work.blocks)
+    found = [place] if place else []
     if not accepts_microbatch(batch, layout):
         found.append(microbatch_fault(batch, layout))
     elif not found and problem.fault(layout):

@@ -183,7 +183,7 @@ def _dead_links_mask(
 def link_loads(
     columns: int,
     rows: int,
-    flows: Sequence[tuple[int, int, float]],
+    flows: Sequence[tuple[int, int, float]] | Array,
     dead: Sequence[tuple[int, int]] = (),
     dead_links: Sequence[tuple[tuple[int, int], tuple[int, int]]] = (),
 ) -> Array:
@@ -194,7 +194,7 @@ def link_loads(
     columns, rows
         Dies of the mesh.
     flows
-        (from, to, bytes) each; dies are counted row by row.
+        (from, to, bytes) each, or an array of such rows; dies are counted row by row.
     dead
         (column, row) of dies that nothing passes through.
     dead_links
@@ -210,14 +210,15 @@ def link_loads(
     >>> link_loads(3, 1, [(0, 2, 10.0), (1, 2, 5.0)])[0, :, 0]
     array([10., 15.,  0.])
     """
+    each = np.asarray(flows, dtype=np.float64).reshape(-1, 3)
     found = _core.mesh_loads(
         columns,
         rows,
         _dead_mask(columns, rows, dead),
         _dead_links_mask(columns, rows, dead_links),
-        np.array([f for f, _, _ in flows], dtype=np.int32),
-        np.array([t for _, t, _ in flows], dtype=np.int32),
-        np.array([b for _, _, b in flows], dtype=np.float64),
+        each[:, 0].astype(np.int32),
+        each[:, 1].astype(np.int32),
+        np.ascontiguousarray(each[:, 2]),
     )
     return found.reshape(rows, columns, 4)
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from phaze_fast.hardware import Wafer
 
-__all__ = ["Line", "is_bent", "longest_line", "room", "stage_dies", "tiles"]
+__all__ = ["Line", "is_bent", "longest_line", "place_fault", "room", "stage_dies", "tiles"]
 
 Die = tuple[int, int]
 Link = frozenset[Die]
@@ -289,6 +289,32 @@ def room(wafer: Wafer, width: int, height: int) -> int:
     if height > 1 or width == 1 or not _bends(wafer):
         return straight
     return max(straight, len(longest_line(wafer).dies) // width)
+
+
+def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, blocks: int) -> str:
+    """Say why stages of one shape have no place on so many wafers; empty where they have.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> place_fault(presets.wafer("dojo-tile-like"), (2, 2), 5, 1, 24)
+    'stages: 5 rectangles of 2 x 2 dies are not accepted; expected 1 to 4'
+    """
+    width, height = sides
+    most = min(room(wafer, width, height) * wafers, blocks) if min(sides) > 0 else 0
+    if not most:
+        grid = " x ".join(map(str, wafer.grid))
+        dead = f", {len(wafer.dead)} of them dead" if wafer.dead else ""
+        return (
+            f"rectangle: {width} x {height} dies have no place on {wafer.name}, "
+            f"a grid of {grid}{dead}"
+        )
+    if 1 <= stages <= most:
+        return ""
+    return (
+        f"stages: {stages} rectangles of {width} x {height} dies are not accepted; "
+        f"expected 1 to {most}"
+    )
 
 
 def is_bent(wafer: Wafer, width: int, height: int, stages: int) -> bool:

@@ -90,10 +90,14 @@ class Part:
         self.state_bytes = self.stream_bytes = self.stash_bytes = 0.0
         self.live_bytes = self.gathered_bytes = 0.0  # of the operator that has most
 
-    def seconds(self, more=(0.0, 0.0, 0.0), stream_s=0.0):
-        """Both passes, with what else is done in the backward pass: waiting, work, beside work."""
-        forward = self.blocking[0] + max(self.work[0], self.hidden[0])
-        backward = max(self.work[1] + more[1], self.hidden[1] + more[2])
+    def seconds(self, more=(0.0, 0.0, 0.0), stream_s=0.0, links_s=0.0):
+        """Both passes, with what else is done in the backward pass: waiting, work, beside work.
+
+        What is moved off the wafer takes `links_s` of the mesh in the forward pass, and again in
+        the backward pass.
+        """
+        forward = self.blocking[0] + max(self.work[0], self.hidden[0] + links_s)
+        backward = max(self.work[1] + more[1], self.hidden[1] + more[2] + links_s)
         return max(forward + self.blocking[1] + more[0] + backward, self.stream_s + stream_s)
 
 
@@ -160,11 +164,15 @@ def add_op(case, i, op_mapping, part):
     if mode == "stream":
         part.stream_bytes += sum(kept)
         part.stream_s += stream_seconds(rules, 2 * weights, gradients) / holders
+        part.hidden[0] += link_seconds(rules, weights / holders, 0.0)
+        part.hidden[1] += link_seconds(rules, weights / holders, gradients / holders)
     elif mode == "offload":  # gradients leave with each micro-batch, new weights come back
         part.state_bytes += kept[0]
         part.stream_bytes += kept[1] + kept[2]
         part.stream_s += gradients / holders / rules["stream_bytes_per_s"]
-        part.step_s += weights / holders / rules["stream_bytes_per_s"]
+        part.hidden[1] += link_seconds(rules, 0.0, gradients / holders)
+        back_s = weights / holders / rules["stream_bytes_per_s"]
+        part.step_s += max(back_s, link_seconds(rules, weights / holders, 0.0))
     else:
         part.state_bytes += sum(kept)
         updated = parameters if mode == "replicated" else parameters / holders
@@ -176,6 +184,13 @@ def stream_seconds(rules, in_bytes, out_bytes):
     """Seconds of what comes and goes off the wafer: one link, or one for each direction."""
     ways = [in_bytes + out_bytes] if rules["stream_shared"] else [in_bytes, out_bytes]
     return max(ways) / rules["stream_bytes_per_s"]
+
+
+def link_seconds(rules, in_bytes, out_bytes):
+    """Seconds of the busiest link to the rim: bytes both ways at once, and the rest of one way."""
+    both = min(in_bytes, out_bytes)
+    rest = max(in_bytes, out_bytes) - both
+    return rules.get("stream_both_s", 0.0) * both + rules.get("stream_link_s", 0.0) * rest
 
 
 def tensor_terms(case, op_mappings, source, kind):
@@ -343,7 +358,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
     def per_block(ways):
         _, moved, more = _sums(items, ways)
         extra = stream_seconds(rules, moved, moved) if moved else 0.0
-        return block.seconds(more, extra)
+        return block.seconds(more, extra, link_seconds(rules, moved, 0.0))
 
     every, least = [], math.nan
     if given is None:

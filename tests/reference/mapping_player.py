@@ -4,7 +4,8 @@ Every stage runs its parts in order: collectives that it waits for, one after th
 work as a pause, with the collectives beside it as packets meanwhile; last it sends its tensors to
 the next stage and its gradients back. Stages stand on one mesh and start at times of their own, so
 that what one sends meets what another does. Memory off the wafer is one more link each way, or one
-link for both, that all dies of all stages share.
+link for both, that all dies of all stages share; what comes from there or goes there also passes
+the mesh, between the dies at the rim and its own die.
 """
 
 from dataclasses import replace
@@ -18,6 +19,44 @@ from reference.mesh_simulator import (
     lines,
     reduce_cycle,
 )
+
+
+def rim_routes(columns, rows, edges, die):
+    """Links from the rim to a die: (route, share of its bytes) for each die that carries I/O.
+
+    Each carries as much. A route enters at a right angle to the edge; at a corner of two edges,
+    half of the bytes go each way.
+    """
+    entered = {}
+    for edge in edges:
+        for k in range(rows if edge in ("left", "right") else columns):
+            far = columns - 1 if edge == "right" else 0
+            port = (far, k) if edge in ("left", "right") else (k, rows - 1)
+            port = (k, 0) if edge == "top" else port
+            entered.setdefault(port, set()).add(edge in ("left", "right"))
+    found = []
+    for (x, y), ways in entered.items():
+        for row_first in ways:
+            corner = (die[0], y) if row_first else (x, die[1])
+            route = _links(columns, (x, y), corner) + _links(columns, corner, die)
+            found.append((tuple(route), 1.0 / len(entered) / len(ways)))
+    return found
+
+
+def back(columns, route):
+    """The opposite links, in the opposite order."""
+    steps = (1, -1, columns, -columns)
+    return tuple(4 * (link // 4 + steps[link % 4]) + (link % 4 ^ 1) for link in reversed(route))
+
+
+def _links(columns, here, there):
+    (x, y), (u, v) = here, there
+    found = []
+    while (x, y) != (u, v):
+        way = (0 if u > x else 1) if x != u else (2 if v > y else 3)
+        found.append(4 * (y * columns + x) + way)
+        x, y = (x + (1, -1)[way], y) if way < 2 else (x, y + (1, -1)[way - 2])
+    return found
 
 
 class Player:
@@ -53,9 +92,20 @@ class Player:
             after = self.collective(work, after)
         return after
 
-    def beside(self, work_s, works, after):
-        """Add work, and collectives meanwhile."""
-        return self.traffic.join([self.traffic.pause(work_s, [after]), self.in_turn(works, after)])
+    def beside(self, work_s, works, after, flows=()):
+        """Add work, and meanwhile collectives and then messages along given routes."""
+        moved = self.along(flows, self.in_turn(works, after))
+        return self.traffic.join([self.traffic.pause(work_s, [after]), moved])
+
+    def along(self, flows, after):
+        """Add (route, bytes) messages that start together, packet by packet."""
+        ends, packets = [after], 2 * self.packets
+        for route, size in flows:
+            behind = None
+            for _ in range(packets if route else 0):
+                behind = self.traffic.send_along(route, size / packets, [after], behind)
+                ends.append(behind)
+        return self.traffic.join(ends)
 
     def in_pieces(self, pieces, work_s, works, after, others=None, piece_s=0.0):
         """Add collectives cut into pieces, and work on each piece once it is there.

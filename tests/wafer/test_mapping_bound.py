@@ -115,7 +115,9 @@ def test_outputs_are_chosen_exactly_where_recomputation_and_the_stream_are_balan
         work = sum(case.tables["forward"].values()) + sum(case.tables["backward"].values())
         saved = sum(case.tables["stash"].values())
         case.rules["stream_bytes_per_s"] = rng.uniform(0.6, 2.2) * saved / work
-        case.rules |= {"modes": 16, "state_bytes": 0.0}
+        link_s = rng.choice([0.0, 0.3, 1.2]) / case.rules["stream_bytes_per_s"]
+        case.rules |= {"modes": 16, "state_bytes": 0.0, "stream_link_s": link_s}
+        case.rules["stream_both_s"] = 1.5 * link_s
         weights = rng.choice([0.0, work * case.rules["stream_bytes_per_s"]])  # stream too
         case.tables["parameters"] = dict.fromkeys(case.tables["stash"], weights / 8 / count)
         op_mappings = [OperatorMapping((), 4)] * count

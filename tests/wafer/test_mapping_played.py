@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from reference.mapping_layouts import overlapped
-from reference.mapping_player import Player
+from reference.mapping_player import Player, back, rim_routes
 from reference.mesh_simulator import Collective
 
 from phaze_fast import models
@@ -31,6 +31,8 @@ SLOW = presets.wafer("dojo-tile-like").replace(columns=6, rows=4, hop_latency_s=
 SLOW = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=3, d2d_modules_y=4))
 FASTER = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=12, d2d_modules_y=16))
 SHAPES = (Layout(2, 2, 3, 8), Layout(3, 2, 2, 6), Layout(2, 4, 2, 8), Layout(3, 2, 4, 6))
+ALONE = (Layout(3, 2, 1, 6), Layout(2, 2, 1, 4), Layout(3, 1, 1, 3), Layout(2, 1, 1, 4))
+EDGES = (("top",), ("left", "right", "top", "bottom"), ("left", "right"), ("right", "bottom"))
 
 
 def random_mapping(problem, layout, rng, modes):
@@ -111,7 +113,7 @@ def _runs(slots):
 
 
 def streams_of(problem, encoding):
-    """Bytes in and out of a die for one pass of each part of the model."""
+    """Bytes into a die in each of both passes, and out of it, for each part of the model."""
     layout = encoding.layout
     found = {part: [0.0, 0.0] for part in ("before", "block", "behind")}
     for i, each in enumerate(encoding.operator_mappings):
@@ -120,7 +122,7 @@ def streams_of(problem, encoding):
         rows = 1 if op.expert else parts["rows"]
         held /= parts["batch"] * rows * parts["copies"]
         if each.weights == "stream":
-            found[op.part][0] += 2.0 * problem.weight_bytes * held
+            found[op.part][0] += problem.weight_bytes * held
         if each.weights in ("stream", "offload"):
             found[op.part][1] += problem.gradient_bytes * held
     return found
@@ -159,7 +161,15 @@ def played(problem, encoding, rng):
     columns, rows = wafer.grid
     links = links_of(wafer, layout)
     used = wafer.off_wafer.bandwidth_bytes_per_s
-    player = Player(columns, rows, links, (used,))
+    player = Player(columns, rows, links, (used,), 12 if layout.stages > 1 else 24)
+
+    def rim(dies, into, out):
+        """What passes the mesh from the rim to each die, and back."""
+        for die in dies:
+            for route, share in rim_routes(columns, rows, wafer.off_wafer.edges, die):
+                yield from ((route, share * into),) if into else ()
+                yield from ((back(columns, route), share * out),) if out else ()
+
     placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
     works, sides = parts_of(problem, encoding)
     streams = streams_of(problem, encoding)
@@ -207,8 +217,10 @@ def played(problem, encoding, rng):
                         left_s -= work_s
                     else:
                         node = player.in_turn(todo, node)
-                node = player.beside(left_s, others.take(math.inf), node)
-            moved = [(0, size) for size in streams[part] if size for _ in dies]
+                into, out = streams[part]
+                flows = rim(dies, into, out if when == "backward" else 0.0)
+                node = player.beside(left_s, others.take(math.inf), node, flows)
+            moved = [(0, size) for size in (2.0 * into, out) if size for _ in dies]
             node = player.traffic.join([node, player.streamed(moved, begun)])
         ends.append(node)
     return player, placed, starts, ends
@@ -239,31 +251,38 @@ def sends_of(problem, encoding):
 
 
 @pytest.mark.parametrize(
-    ("count", "overlap"),
+    ("count", "kind"),
     [
-        pytest.param(1, False, id="whole"),
-        pytest.param(1, True, id="pieces"),
-        pytest.param(20, False, id="whole-many", marks=pytest.mark.slow),
-        pytest.param(20, True, id="pieces-many", marks=pytest.mark.slow),
+        (1, "whole"),
+        (1, "pieces"),
+        (2, "streams"),
+        pytest.param(20, "whole", marks=pytest.mark.slow),
+        pytest.param(20, "pieces", marks=pytest.mark.slow),
+        pytest.param(20, "streams", marks=pytest.mark.slow),
     ],
 )
-def test_whole_mappings_with_concurrent_traffic(count, overlap):
+def test_whole_mappings_with_concurrent_traffic(count, kind):
     """All stages at once, each from a start of its own; then what they send, both ways.
 
     Conversions are whole, or in pieces beside products; what else is beside the work then (weights
     that are gathered, gradients that are scattered, inputs once more) fills the gaps between the
-    pieces and the work that has none. Then nothing streams: the model gives every die a share of
-    its own of what is off the wafer, though others may not need theirs meanwhile.
+    pieces and the work that has none. Streams pass the mesh behind the collectives beside the work.
+    With them there is one stage: the model gives every die a share of its own of what is off the
+    wafer and of the links to the rim, though others may not need theirs meanwhile.
     """
     rng = random.Random(count)
     model = models.load("bertlarge")
     for case in range(count):
-        layout = SHAPES[case % len(SHAPES)]
+        overlap, alone = kind == "pieces", kind == "streams"
+        layout = (ALONE if alone else SHAPES)[case % 4]
         small = model.replace(layers=layout.stages)
         work = workload(small)
         wafer, training = FASTER if overlap else SLOW, WaferTraining(layout.microbatch * 2)
+        edges = EDGES[case // 4 % 4] if alone else EDGES[0]
+        wafer = wafer.replace(off_wafer=wafer.off_wafer.replace(edges=edges))
+        wafer = wafer.replace(columns=3, rows=2) if alone else wafer
         problem = Problem(small, wafer, training, work=work, overlap=overlap)
-        modes = WEIGHTS[:4] if overlap else problem.modes
+        modes = problem.modes if alone else WEIGHTS[:4]
         loads, encoding = random_mapping(problem, layout, rng, modes)
         player, placed, starts, ends = played(problem, encoding, rng)
         sent = player.played_sends(placed, encoding, sends_of(problem, encoding), ends)

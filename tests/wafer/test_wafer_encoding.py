@@ -23,7 +23,7 @@ from wafer_mappings import (
 )
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer import Layout, evaluate, megatron
+from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.mapping_rules import RULES
 from phaze_fast.wafer.operators import ROLES
@@ -288,3 +288,22 @@ def test_what_is_no_list_is_refused(data):
 def test_an_entry_that_is_no_mapping_is_refused():
     with pytest.raises(InvalidInputError, match=r"^encoding\[1\]: 7 is not accepted"):
         Encoding.from_list([PLAN.to_list()[0], 7])
+
+
+@pytest.mark.parametrize(
+    ("layout", "reason"),
+    [
+        (
+            Layout(41, 1, 1, 8),
+            "rectangle: 41 x 1 dies have no place on dram-wafer, a grid of 8 x 5",
+        ),
+        (
+            Layout(8, 2, 3, 8),
+            "stages: 3 rectangles of 8 x 2 dies are not accepted; expected 1 to 2",
+        ),
+        (Layout(8, 2, 0, 8), "stages: 0 rectangles of 8 x 2 dies"),
+    ],
+)
+def test_a_layout_without_a_place_says_so(layout, reason):
+    with pytest.raises(InvalidInputError, match=f"^{reason}"):
+        Problem("bertlarge", "dram-wafer", WaferTraining(8)).mapping(layout)

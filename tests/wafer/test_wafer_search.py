@@ -235,7 +235,8 @@ def test_idle_dies_take_no_share_of_what_is_off_the_wafer():
         ).best.time_s
         for wafer in (dojo, alone)
     ]
-    assert times[0] == times[1]
+    # All 25 dies' shares would take 25 times as long; the way from the rim over the mesh adds little.
+    assert times[1] < times[0] < 1.01 * times[1]
 
 
 def test_names_and_wrong_types():

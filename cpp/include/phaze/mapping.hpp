@@ -110,11 +110,19 @@ struct MapRulesRecord {
   std::int32_t fabric;         // a MeshFabric
   std::int32_t pieces;         // that a conversion beside work is cut into; 1 = none is
   double outer_tail_s;         // after the last micro-batch, whatever the mapping
+  double stream_link_s;  // of the busiest link to the rim, a byte that each die takes or gives
+  double stream_both_s;  // the same where each die takes one and gives one
 
   // Bytes of the busier direction off the wafer where so many come and go; all where they share it.
   double streamed(double in_bytes, double out_bytes) const noexcept {
     if (stream_shared != 0) return in_bytes + out_bytes;
     return in_bytes > out_bytes ? in_bytes : out_bytes;
+  }
+
+  // Seconds of the busiest link to the rim where each die takes and gives so many bytes at once.
+  double streamed_link_s(double in_bytes, double out_bytes) const noexcept {
+    const double less = in_bytes < out_bytes ? in_bytes : out_bytes;
+    return (in_bytes + out_bytes - 2.0 * less) * stream_link_s + less * stream_both_s;
   }
 
   // Micro-batches whose activations a stage holds at its worst moment.

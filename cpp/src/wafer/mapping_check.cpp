@@ -79,8 +79,10 @@ bool good_rules(const MapRulesRecord& r) noexcept {
                             r.gradient_bytes, r.state_bytes, r.step_bytes, r.boundary_bytes}) {
     if (!is_size(size)) return false;
   }
-  if (!is_size(r.outer_tail_s) || r.chunks < 1 || (r.zero_bubble != 0 && r.chunks > 1))
-    return false;
+  for (const double seconds : {r.outer_tail_s, r.stream_link_s, r.stream_both_s}) {
+    if (!is_size(seconds)) return false;
+  }
+  if (r.chunks < 1 || (r.zero_bubble != 0 && r.chunks > 1)) return false;
   if (r.fabric < 0 || r.fabric >= kMeshFabricCount || r.pieces < 1 || r.pieces > 64) return false;
   if (r.modes <= 0 || r.modes >= 1 << kWeightModeCount) return false;
   const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0 ||

@@ -36,6 +36,7 @@ struct Mapping::Item {
   double saved_bytes;
   double work_s, blocking_s, hidden_s;  // that running it again adds to the backward pass
   double stream_s;                      // that moving it out and back adds
+  double link_s;                        // that each of both adds to what is beside the work
 };
 
 // Sums over one part of the model: a block, or an end.
@@ -150,7 +151,7 @@ void Mapping::list_items(Block& block) const {
                      rules_.stream_capacity_bytes > 0.0;
     const Node& own = nodes_[kAt(i)];
     if (record.part != 1 || !(own.stash_bytes > 0.0) || !(again || out)) continue;
-    Item item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0};
+    Item item{i, again, out, own.stash_bytes, own.forward_s, 0.0, 0.0, 0.0, 0.0};
     item.blocking_s = own.blocking_f_s + sent[kAt(i)].forward_s;
     if (record.kept != 0) item.blocking_s += entering[kAt(i)];
     item.hidden_s = sent[kAt(i)].beside_f_s - sent[kAt(i)].again_s;
@@ -162,6 +163,7 @@ void Mapping::list_items(Block& block) const {
     if (out) {
       const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
       item.stream_s = moved / rules_.stream_bytes_per_s;
+      item.link_s = own.stash_bytes * rules_.stream_link_s;
     }
     block.items[kAt(block.count++)] = item;
   }
@@ -169,7 +171,7 @@ void Mapping::list_items(Block& block) const {
 
 double Mapping::block_s(const Block& block, const Outputs& outputs) const {
   double blocking = block.blocking_b_s, work = block.backward_s, hidden = block.hidden_b_s;
-  double stream = block.stream_s;
+  double stream = block.stream_s, hidden_f = block.hidden_f_s;
   for (int i = 0; i < block.count; ++i) {
     const Item& item = block.items[kAt(i)];
     switch (static_cast<Output>(outputs[kAt(item.op)])) {
@@ -182,10 +184,12 @@ double Mapping::block_s(const Block& block, const Outputs& outputs) const {
         break;
       case Output::kOffload:
         stream += item.stream_s;
+        hidden_f += item.link_s;
+        hidden += item.link_s;
         break;
     }
   }
-  const double forward = block.blocking_f_s + std::max(block.forward_s, block.hidden_f_s);
+  const double forward = block.blocking_f_s + std::max(block.forward_s, hidden_f);
   return std::max(forward + blocking + std::max(work, hidden), stream);
 }
 
@@ -305,9 +309,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   if (least.time_s() > most_s) return too_long();
   const bool chooses = outputs.empty() && short_of_room;
   if (chooses || !outputs.empty()) list_items(block);
-  Chooser<Item> chooser(block.items.data(), block.count,
-                        block.blocking_f_s + std::max(block.forward_s, block.hidden_f_s),
-                        block.blocking_b_s, block.backward_s, block.hidden_b_s, block.stream_s);
+  Chooser<Item> chooser(block.items.data(), block.count, block);
   const auto least_s = [&](int k) {
     const double needed = frames[kAt(k)].needed_bytes;
     return needed > 0.0 && chooser.surely(needed) ? std::max(plain_s, chooser.least_s(needed))

@@ -18,9 +18,11 @@ class Chooser {
   static std::size_t place(int i) noexcept { return static_cast<std::size_t>(i); }
 
  public:
-  Chooser(const Item* items, int count, double forward_s, double blocking_s, double work_s,
-          double hidden_s, double stream_s)
-      : forward_s_(forward_s), by_work_(work_s >= hidden_s) {
+  template <typename Block>
+  Chooser(const Item* items, int count, const Block& block)
+      : waits_f_s_(block.blocking_f_s),
+        work_f_s_(block.forward_s),
+        by_work_(block.backward_s >= block.hidden_b_s) {
     count_ = count;
     for (int i = 0; i < count; ++i) {  // in the order of rates; ties as the operators stand
       const double least = again_s(items[i]), rate = least / items[i].saved_bytes;
@@ -42,7 +44,13 @@ class Chooser {
       rest_[place(i)] = rest_[place(i) + 1] + order_[place(i)]->saved_bytes;
     }
     for (int i = 0; i < count; ++i) sure_ += items[i].recompute ? items[i].saved_bytes : 0.0;
-    start_ = {blocking_s, work_s, hidden_s, stream_s, 0.0, 0.0};
+    start_ = {block.blocking_b_s,
+              block.backward_s,
+              block.hidden_b_s,
+              block.hidden_f_s,
+              block.stream_s,
+              0.0,
+              0.0};
   }
 
   // Whether items that can all be computed again save so much.
@@ -93,15 +101,18 @@ class Chooser {
 
  private:
   struct Sums {
-    double blocking, work, hidden, stream, saved, moved;
+    double blocking, work, hidden, hidden_f, stream, saved, moved;
   };
+  double forward_s(const Sums& s) const noexcept {
+    return waits_f_s_ + std::max(work_f_s_, s.hidden_f);
+  }
   double again_s(const Item& item) const noexcept {
     if (!item.recompute) return std::numeric_limits<double>::infinity();
     return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
   }
   // Bytes still missing are computed again in parts, the cheapest first, and the others stream.
   double bound(int at, const Sums& s) const noexcept {
-    double cost = forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden);
+    double cost = forward_s(s) + s.blocking + (by_work_ ? s.work : s.hidden);
     double missing = needed_ - s.saved;
     double stream = s.stream + (offloads_ ? stream_s_per_byte_ * missing : 0.0);
     for (int i = at; i < count_ && missing > 0.0; ++i) {
@@ -157,7 +168,7 @@ class Chooser {
   // themselves computed again in parts, the cheapest first, and so many bytes moved as there is
   // time for.
   bool may_fit(int at, const Sums& s, double most_s) const noexcept {
-    const double left_s = most_s - (forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden));
+    const double left_s = most_s - (forward_s(s) + s.blocking + (by_work_ ? s.work : s.hidden));
     const double fits_s = left_s + gained_s_;
     if (!(fits_s > 0.0) || !(s.stream < most_s)) return false;
     double away = 0.0;
@@ -188,16 +199,17 @@ class Chooser {
         if (!order_[place(k) - 1]->recompute) break;
         s = again(s, *order_[place(k) - 1]);
       }
-      double spare = s.saved - needed_, stream = s.stream, room = stream_room_;
+      double spare = s.saved - needed_, stream = s.stream, room = stream_room_, links = 0.0;
       for (int i = count_ - 1; i >= k && spare < 0.0; --i) {
         const Item& item = *order_[place(i)];
         if (!item.offload || item.saved_bytes > room) continue;
         spare += item.saved_bytes;
         room -= item.saved_bytes;
         stream += item.stream_s;
+        links += item.link_s;
       }
       if (spare < 0.0) continue;
-      double blocking = s.blocking, work = s.work, hidden = s.hidden;
+      double blocking = s.blocking, work = s.work, hidden = s.hidden + links;
       for (int i = k - 1; i >= 0; --i) {
         const Item& item = *order_[place(i)];
         if (item.saved_bytes > spare) continue;
@@ -206,20 +218,26 @@ class Chooser {
         work -= item.work_s;
         hidden -= item.hidden_s;
       }
-      best = std::min(best, std::max(forward_s_ + blocking + std::max(work, hidden), stream));
-      if (forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden) >= 1.5 * best) break;
+      const double forward = waits_f_s_ + std::max(work_f_s_, s.hidden_f + links);
+      best = std::min(best, std::max(forward + blocking + std::max(work, hidden), stream));
+      if (forward_s(s) + s.blocking + (by_work_ ? s.work : s.hidden) >= 1.5 * best) break;
     }
     return best;
   }
   static Sums again(const Sums& s, const Item& item) noexcept {
-    return {s.blocking + item.blocking_s, s.work + item.work_s,
-            s.hidden + item.hidden_s,     s.stream,
-            s.saved + item.saved_bytes,   s.moved};
+    return {s.blocking + item.blocking_s,
+            s.work + item.work_s,
+            s.hidden + item.hidden_s,
+            s.hidden_f,
+            s.stream,
+            s.saved + item.saved_bytes,
+            s.moved};
   }
   static Sums away(const Sums& s, const Item& item) noexcept {
     return {s.blocking,
             s.work,
-            s.hidden,
+            s.hidden + item.link_s,
+            s.hidden_f + item.link_s,
             s.stream + item.stream_s,
             s.saved + item.saved_bytes,
             s.moved + item.saved_bytes};
@@ -228,7 +246,7 @@ class Chooser {
   void follow(int at, const Sums& s) {
     if (s.saved >= needed_) {  // computing still more again never makes a step shorter
       const double time_s =
-          std::max(forward_s_ + s.blocking + std::max(s.work, s.hidden), s.stream);
+          std::max(forward_s(s) + s.blocking + std::max(s.work, s.hidden), s.stream);
       if (time_s < best_s_) {
         best_s_ = time_s;
         best_ = now_;
@@ -274,7 +292,7 @@ class Chooser {
   std::uint64_t barred_ = 0, kept_ = 0;          // not to be computed again; kept so far
   double sure_ = 0.0;                            // bytes that computing again saves in all
   double least_s_ = 0.0;                         // no choice takes less
-  double forward_s_, stream_room_ = 0.0;
+  double waits_f_s_, work_f_s_, stream_room_ = 0.0;
   bool by_work_;
   int count_;
   Sums start_{};

@@ -103,7 +103,9 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
       if (away) {
         const double bytes = rules.streamed(own.stash_bytes, own.stash_bytes);
         const double moved = bytes / rules.stream_bytes_per_s;
-        out = std::min(out, phi * moved + price * own.stash_bytes);
+        const double links = 2.0 * own.stash_bytes * rules.stream_link_s;  // beside both passes
+        const double beside = (1.0 - phi) * (1.0 - theta) * links;
+        out = std::min(out, phi * moved + beside + price * own.stash_bytes);
       }
     }
     for (std::size_t w = 0; w < modes.size(); ++w) {

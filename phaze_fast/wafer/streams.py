@@ -1,0 +1,158 @@
+"""What memory off the wafer puts on the links between the dies.
+
+It is reached at the rim: the dies at some edges of the wafer each carry as much of it. Its bytes
+lie evenly behind all of them, so that every die in use draws on each as much. A byte enters at a
+right angle to its edge, goes straight on to the column or the row of its die and then along that;
+from a corner that two edges share, half of them go each way. Bytes that leave go back the same way,
+over the opposite links, which some that come pass as well. Where something is dead they go around
+it, as all messages do.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Wafer
+from phaze_fast.wafer.layout import Layout, stages_on
+from phaze_fast.wafer.mesh import link_loads
+from phaze_fast.wafer.packing import stage_dies
+
+__all__ = ["opposite", "stream_link_s", "stream_loads"]
+
+Array = np.ndarray[Any, Any]
+Die = tuple[int, int]
+Dies = tuple[Die, ...]
+Cut = tuple[tuple[Die, Die], ...]
+_TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y with rows for columns
+
+
+def _ports(grid: Die, edges: tuple[str, ...], dead: Dies) -> dict[Die, set[int]]:
+    """Dies that carry I/O, each with the axes (0 rows, 1 columns) along which it enters there."""
+    columns, rows = grid
+    at = {"left": (0, 0), "right": (0, columns - 1), "top": (1, 0), "bottom": (1, rows - 1)}
+    found: dict[Die, set[int]] = {}
+    for die in ((x, y) for y in range(rows) for x in range(columns)):
+        for axis, place in (at[edge] for edge in edges):
+            if die[axis] == place and die not in dead:
+                found.setdefault(die, set()).add(axis)
+    return found
+
+
+def _flows(columns: int, shares: dict[Die, float], used: Dies) -> Array:
+    """(from, to, bytes) for every die that carries I/O and every die in use."""
+    ports = np.array([y * columns + x for x, y in shares], dtype=np.float64)
+    dies = np.array([y * columns + x for x, y in used], dtype=np.float64)
+    each = np.repeat(np.array(list(shares.values()), dtype=np.float64), len(dies))
+    pairs = np.repeat(ports, len(dies)), np.tile(dies, len(ports))
+    return np.stack([*pairs, each], axis=1)
+
+
+def _reached(grid: Die, dead: Dies, cut: Cut, die: Die, port: Die) -> bool:
+    columns, rows = grid
+    try:
+        link_loads(columns, rows, _flows(columns, {port: 1.0}, (die,)), dead, cut)
+    except InvalidInputError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=65536)
+def _unit_loads(
+    grid: Die, edges: tuple[str, ...], dead: Dies, cut: Cut, used: Dies
+) -> Array | None:
+    """Bytes of each link where every die in use takes one; None where none can."""
+    columns, rows = grid
+    ports = _ports(grid, edges, dead)
+    if dead or cut:
+        ports = {
+            die: axes for die, axes in ports.items() if _reached(grid, dead, cut, used[0], die)
+        }
+    if not ports:
+        return None
+    by_axis = [
+        {die: 1.0 / len(ports) / len(axes) for die, axes in ports.items() if axis in axes}
+        for axis in (0, 1)
+    ]
+    total: Array = link_loads(columns, rows, _flows(columns, by_axis[0], used), dead, cut)
+
+    def turned(dies: Dies) -> Dies:
+        return tuple((y, x) for x, y in dies)
+
+    shares = {(y, x): share for (x, y), share in by_axis[1].items()}
+    other = tuple((turned((a,))[0], turned((b,))[0]) for a, b in cut)
+    down = link_loads(rows, columns, _flows(rows, shares, turned(used)), turned(dead), other)
+    total = total + down.transpose(1, 0, 2)[:, :, _TURNED]
+    total.setflags(write=False)
+    return total
+
+
+def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
+    """Bytes of each link where each of some dies takes one from off the wafer.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        Shape (rows, columns, 4): links towards +x, -x, +y and -y of each die. None where no die
+        that carries I/O can be reached.
+
+    Examples
+    --------
+    One edge feeds each column; what four dies take passes the link below the first:
+
+    >>> from phaze_fast.hardware import presets
+    >>> tile = presets.wafer("dojo-tile-like")
+    >>> stream_loads(tile, stage_dies(tile, 5, 5, 1)[0])[:, 2, 2]
+    array([4., 3., 2., 1., 0.])
+    """
+    columns, rows = wafer.grid
+    if wafer.off_wafer is None or wafer.switch is not None:
+        return np.zeros((rows, columns, 4))
+    return _unit_loads(
+        wafer.grid, wafer.off_wafer.edges, tuple(sorted(wafer.dead)), wafer.dead_links, used
+    )
+
+
+def opposite(loads: Array) -> Array:
+    """Turn every byte back the way it came: what the links carry then.
+
+    Examples
+    --------
+    >>> there = np.zeros((1, 2, 4))
+    >>> there[0, 0, 0] = 5.0  # from the left die to the right one
+    >>> float(opposite(there)[0, 1, 1])
+    5.0
+    """
+    found = np.zeros_like(loads)
+    found[:, 1:, 1], found[:, :-1, 0] = loads[:, :-1, 0], loads[:, 1:, 1]
+    found[1:, :, 3], found[:-1, :, 2] = loads[:-1, :, 2], loads[1:, :, 3]
+    return found
+
+
+def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
+    """Seconds of the busiest link for a byte that every die in use takes from off the wafer.
+
+    Bytes that they give take as long; the second figure is for one of each at once. Infinite where
+    it cannot be reached.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> tile = presets.wafer("dojo-tile-like")
+    >>> rate = tile.link_bytes_per_s[1]
+    >>> [round(rate * each, 9) for each in stream_link_s(tile, Layout(5, 5, 1, 1))]
+    [4.0, 4.0]
+    """
+    placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
+    loads = stream_loads(wafer, tuple(die for dies in placed for die in dies))
+    if loads is None:
+        return float("inf"), float("inf")
+    x, y = wafer.link_bytes_per_s
+    rates = np.array([x, x, y, y])
+    if (loads[:, :, rates <= 0.0] > 0.0).any():
+        return float("inf"), float("inf")
+    seconds = loads / np.where(rates > 0.0, rates, 1.0)
+    return float(seconds.max()), float((seconds + opposite(seconds)).max())
