@@ -130,6 +130,17 @@ class Browser:
         for away in (3, 0):
             self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + away, y=y)
 
+    def said_at(self, selector, script, at=0):
+        """Point at an element, again if a figure is drawn anew meanwhile, until a script gives something true."""
+        end = time.monotonic() + self.wait_s
+        while True:
+            self.point_at(selector, at)
+            for _ in range(25):
+                if value := self.run(script):
+                    return value
+                time.sleep(0.02)
+            assert time.monotonic() < end, f"never true: {script}"
+
     def pdf(self, path):
         """Print the page."""
         taken = self.call("Page.printToPDF", printBackground=False)

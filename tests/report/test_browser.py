@@ -61,15 +61,13 @@ def sweep_pages():
 def hovered(browser, name):
     """Point at something of each page; give what is said then."""
     if name in ("search", "hostile"):
-        browser.point_at("#plot-pareto .scatterlayer .point", at=1)
-        return browser.until("document.querySelector('#plot-pareto .hoverlayer').textContent")
+        said = "document.querySelector('#plot-pareto .hoverlayer').textContent"
+        return browser.said_at("#plot-pareto .scatterlayer .point", said, at=1)
     if name in ("sweep", "validate"):
-        browser.point_at(".points i", at=1)
-        return browser.until(
-            "(t => t.startsWith('Point at') ? '' : t)(document.querySelector('.tip').textContent)"
-        )
-    browser.point_at(".lanes svg path", at=1)
-    return browser.until("document.querySelector('.lanes svg path:hover title').textContent")
+        tip = "document.querySelector('.tip').textContent"
+        return browser.said_at(".points i", f"(t => t.startsWith('Point at') ? '' : t)({tip})", at=1)
+    said = "(document.querySelector('.lanes svg path:hover title') || {}).textContent"
+    return browser.said_at(".lanes svg path", said, at=1)
 
 
 def chosen(browser, selector, value, event):
