@@ -113,7 +113,8 @@ def _run(arguments: list[str] | None) -> int:
         if sys.stdout is not None:  # it was closed
             sys.stdout.flush()
     except typer.Exit as done:
-        return done.exit_code
+        asked = sys.argv[1:] if arguments is None else arguments
+        return done.exit_code if asked else BAD_INPUT  # help unasked, which older parsers call done
     except typer.Abort:
         raise KeyboardInterrupt from None
     if outcome == INTERRUPTED:  # how the option parser passes an interrupt on

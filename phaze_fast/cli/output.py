@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -32,6 +32,7 @@ __all__ = [
     "fields",
     "folder",
     "is_narrow",
+    "is_watched",
     "note",
     "table",
     "target",
@@ -104,11 +105,14 @@ _WIDTH_OF_A_PIPE = 140
 _WIDE = 112
 
 
+def is_watched(stream: TextIO | None) -> bool:
+    """Whether somebody reads a stream on a terminal; none does where it was closed."""
+    return stream is not None and stream.isatty()
+
+
 def _console() -> Console:
-    stream = sys.stdout
-    watched = stream is not None and stream.isatty()  # absent where it was closed
-    width = None if watched else _WIDTH_OF_A_PIPE
-    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+    width = None if is_watched(sys.stdout) else _WIDTH_OF_A_PIPE
+    return Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False)
 
 
 def is_narrow() -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from rich import progress as bars
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 
 from phaze_fast.cli.budget import Budget, BudgetAnswer
 from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand
@@ -21,6 +21,7 @@ from phaze_fast.cli.output import (
     emit,
     fields,
     is_narrow,
+    is_watched,
     note,
     table,
     typed,
@@ -209,6 +210,7 @@ def _planned(
     model: Model, cluster: Cluster, training: Training, top: int, threads: int | None
 ) -> tuple[Plans, bool]:
     """Find the plans, with a bar that shows how far it is; and say whether Ctrl-C ended it."""
+    watched = is_watched(sys.stderr)
     with (
         stopped_by_hand() as stop,
         bars.Progress(
@@ -218,8 +220,8 @@ def _planned(
             bars.TimeElapsedColumn(),
             bars.TimeRemainingColumn(),
             transient=True,
-            disable=not sys.stderr.isatty(),
-            console=_stderr(),
+            disable=not watched,
+            console=Console(stderr=True, quiet=not watched),
         ) as bar,
     ):
         task = bar.add_task("plan", total=None)
@@ -387,12 +389,6 @@ def plan_model(
             as_json,
             to_file,
         )
-
-
-def _stderr() -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True)
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from phaze_fast.cli.output import is_watched
 from phaze_fast.search.result import Progress
 from phaze_fast.units import format_time
 
@@ -77,7 +78,7 @@ def shown_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None] |
     if sys.stderr is None:  # it was closed
         yield None
         return
-    if sys.stderr.isatty():
+    if is_watched(sys.stderr):
         with Live(console=Console(stderr=True), transient=True, refresh_per_second=8) as live:
 
             def show(progress: Progress) -> None:

@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from phaze_fast.cli.model_argument import MODEL_HELP, load_model
-from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, note, table, target, typed
+from phaze_fast.cli.output import (
+    AsJson,
+    ToFile,
+    ToPage,
+    emit,
+    is_watched,
+    note,
+    table,
+    target,
+    typed,
+)
 from phaze_fast.cli.plan_options import Hardware, PrecisionName, SoftwareName, several
 from phaze_fast.placement import Training
 from phaze_fast.runs.sweep import Point, SweepTable, sweep
@@ -39,7 +49,7 @@ def _rows(found: SweepTable) -> list[list[str]]:
 
 def _progress() -> Callable[[int, int], None] | None:
     """Count points on a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty():
+    if not is_watched(sys.stderr):
         return None
 
     def show(done: int, whole: int) -> None:

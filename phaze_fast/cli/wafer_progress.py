@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from phaze_fast.cli.output import is_watched
 from phaze_fast.units import format_time
 
 __all__ = ["shown"]
@@ -18,7 +19,7 @@ __all__ = ["shown"]
 @contextlib.contextmanager
 def shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., None]]]:
     """Give (say what runs, show how far it is), both on standard error."""
-    watched = sys.stderr is not None and sys.stderr.isatty() and not quiet
+    watched = is_watched(sys.stderr) and not quiet
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -27,7 +28,7 @@ def shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[..., No
         TimeElapsedColumn(),
         transient=True,
         disable=not watched,
-        console=Console(stderr=True),
+        console=Console(stderr=True, quiet=not watched),
     ) as bar:
         task = bar.add_task("", total=None, best="")
 

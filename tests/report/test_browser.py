@@ -65,7 +65,9 @@ def hovered(browser, name):
         return browser.said_at("#plot-pareto .scatterlayer .point", said, at=1)
     if name in ("sweep", "validate"):
         tip = "document.querySelector('.tip').textContent"
-        return browser.said_at(".points i", f"(t => t.startsWith('Point at') ? '' : t)({tip})", at=1)
+        return browser.said_at(
+            ".points i", f"(t => t.startsWith('Point at') ? '' : t)({tip})", at=1
+        )
     said = "(document.querySelector('.lanes svg path:hover title') || {}).textContent"
     return browser.said_at(".lanes svg path", said, at=1)
 
