@@ -113,12 +113,13 @@ def _run(arguments: list[str] | None) -> int:
         if sys.stdout is not None:  # it was closed
             sys.stdout.flush()
     except typer.Exit as done:
-        asked = sys.argv[1:] if arguments is None else arguments
-        return done.exit_code if asked else BAD_INPUT  # help unasked, which older parsers call done
+        return done.exit_code
     except typer.Abort:
         raise KeyboardInterrupt from None
     if outcome == INTERRUPTED:  # how the option parser passes an interrupt on
         raise KeyboardInterrupt
+    if not (sys.argv[1:] if arguments is None else arguments):
+        return BAD_INPUT  # help that nobody asked for, which older parsers call done
     return outcome if isinstance(outcome, int) else DONE
 
 
