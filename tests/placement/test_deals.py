@@ -140,26 +140,35 @@ def test_the_best_deal_is_the_best_of_all_in_many_cases(first):
     assert sum(hold(seed) > 10 for seed in range(first, first + 250)) > 80
 
 
+def off_the_best(seed, blocks, stages, virtual):
+    """By what share the plan found takes longer than the best of all deals."""
+    rng = random.Random(seed)
+    model = small_model(rng, blocks)
+    cluster = Cluster(devices=stages, fabric=random_fabric(rng, stages), chip="h100")
+    rounds = rng.randint(stages, 3 * stages)
+    fixed = {"global_batch": rounds, "recompute": "none", "reserved_bytes": 0}
+    step = Training(
+        **fixed, microbatch=1, tensor_parallel=1, data_parallel=1, pipeline=stages, zero=0,
+        schedule="interleaved", virtual=virtual, rank_order="replicas-inside",
+    )  # fmt: skip
+    spec = PlanSpec(**fixed, pp=stages, schedule="interleaved", virtual=virtual)
+    found = plan(model, cluster, step, threads=1).best.time_s
+    assert found <= predict(model, cluster, spec).time_s * (1 + CLOSE)
+    least = min(timed(model, cluster, step, spec).values())
+    assert found >= least * (1 - CLOSE)
+    return found / least - 1
+
+
 def test_where_deals_are_many_the_best_is_close():
-    """Twelve chunks of 18 blocks have 924 deals and more: few of them are tried."""
-    off = []
-    for seed in range(6):
-        rng = random.Random(seed)
-        model = small_model(rng, 18)
-        cluster = Cluster(devices=4, fabric=random_fabric(rng, 4), chip="h100")
-        fixed = {"global_batch": rng.randint(4, 12), "recompute": "none", "reserved_bytes": 0}
-        step = Training(
-            **fixed, microbatch=1, tensor_parallel=1, data_parallel=1, pipeline=4, zero=0,
-            schedule="interleaved", virtual=3, rank_order="replicas-inside",
-        )  # fmt: skip
-        spec = PlanSpec(**fixed, pp=4, schedule="interleaved", virtual=3)
-        found = plan(model, cluster, step, threads=1).best.time_s
-        assert found <= predict(model, cluster, spec).time_s * (1 + CLOSE)
-        least = min(timed(model, cluster, step, spec).values())
-        assert found >= least * (1 - CLOSE)
-        off.append(found / least - 1)
-    assert max(off) < 0.05
-    assert sum(off) / len(off) < 0.02
+    """Twelve chunks of 18 blocks have 924 deals and more: those with longer chunks in a row are tried."""
+    off = [off_the_best(seed, blocks=18, stages=4, virtual=3) for seed in range(6)]
+    assert max(off) < 0.025
+    assert sum(off) / len(off) < 0.008
+
+
+def test_longer_chunks_in_a_row_are_the_best_of_two_stages():
+    """792 deals of 17 blocks; without such runs half of these plans are up to 0.5% slower."""
+    assert max(off_the_best(seed, blocks=17, stages=2, virtual=6) for seed in range(8)) < CLOSE
 
 
 # ---- by hand ----
