@@ -38,8 +38,8 @@ class RankGroups(NamedTuple):
     @property
     def devices(self) -> int:
         """Devices from the first rank of the groups to the last."""
-        rows = zip(GROUPS, *self, strict=True)
-        reach = {name: ((n - 1) * s, (runs - 1) * apart) for name, n, s, runs, apart, _ in rows}
+        rows = zip(GROUPS, self.ranks, self.stride, self.runs, self.apart, strict=True)
+        reach = {name: ((n - 1) * s, (runs - 1) * apart) for name, n, s, runs, apart in rows}
         inside = self.apart[GROUPS.index("expert")] > 0  # its runs are parts of tensor groups
         beyond = reach["expert"][1] if inside else reach["expert"][0]
         return 1 + reach["tensor"][0] + reach["context"][0] + beyond
@@ -102,10 +102,11 @@ def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> 
     if not k:
         return 1.0
     units = groups.ranks[group] * groups.runs[group]
-    if isinstance(wired, TieredFabric):
+    size = wired.tiers[0].size if isinstance(wired, TieredFabric) else None
+    if size is not None:
         first = np.arange(groups.ranks[group]) * groups.stride[group]
         ranks = first[:, None] + np.arange(groups.runs[group]) * groups.apart[group]
-        nodes = len(np.unique(ranks // wired.tiers[0].size))
+        nodes = len(np.unique(ranks // size))
         units = nodes if nodes > 1 else units
     return float(units * (1.0 - (1.0 - 1.0 / units) ** k) / k)
 
