@@ -59,14 +59,23 @@ def fitted(runs):
     tpus = [r for r in runs if r.software == "maxtext" and r.model.moe is None]
     node = some("megatron-lm-2021", "a100", "single")[::3]
     gathered = [r for r in some("deepspeed", "a100") if r.plan.zero == 3]
+    hopper = [r for r in runs if r.chip == "h100" and r.precision == "bf16" and r.model.moe is None]
+    nemo = [r for r in runs if r.chip == "h100" and r.software == "nemo" and r.model.moe is None]
+    launched = ("nemo", "megatron-bridge")  # experts one by one
+    experts = [r for r in runs if r.model.moe is not None and r.software in launched]
+    experts = [r for r in experts if "Megatron-Bridge" in r.source]
     return [
         held_out("A100, step_flops", old, [k * 1e12 for k in range(200, 256, 6)], of_chip),
+        held_out("H100, step_flops", hopper, [k * 1e13 for k in range(58, 75, 2)], of_chip),
         held_out("B200, step_flops", some("megatron-core", "b200"),
-                 [k * 1e13 for k in range(80, 125, 5)], of_chip),
+                 [k * 1e12 for k in range(900, 1051, 25)], of_chip),
         held_out("megatron-lm-2021, host_s (every third run)", node,
                  [k * 1e-6 for k in range(48, 85, 4)], of_software("host_s")),
-        held_out("nemo, hidden_tensor", some("nemo", "h100"),
+        held_out("nemo, hidden_tensor", nemo,
                  [k / 20 for k in range(0, 21, 2)], of_software("hidden_tensor")),
+        held_out("nemo and megatron-bridge, expert_launch_s", experts,
+                 [k * 1e-6 for k in range(0, 161, 20)], of_software("expert_launch_s"),
+                 by="model"),
         held_out("TPUs, step_flops as a share of the peak", tpus,
                  [k / 100 for k in range(70, 101, 4)], of_peak, by="chip"),
         held_out("maxtext, overlap_slowdown", tpus,

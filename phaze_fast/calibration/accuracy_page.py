@@ -43,8 +43,9 @@ _METHOD = """\
 - One host time per operator for each software (and one for recomputation), the speed of attention
   kernels and product libraries of a software's year relative to today's, how often an unfused loss
   moves its logits (`loss_passes`), what DeepSpeed's gathers reach of the network
-  (`network_share`), what of tensor-parallel collectives user buffers hide (`hidden_tensor`), and
-  what layers lose while weights and gradients move on TPUs and in DeepSpeed (`overlap_slowdown`).
+  (`network_share`), what of tensor-parallel collectives user buffers hide (`hidden_tensor`), what
+  launching experts one by one takes (`expert_launch_s`), and what layers lose while weights and
+  gradients move on TPUs and in DeepSpeed (`overlap_slowdown`).
   These were chosen with all runs in view; the last table says which of them were also checked on
   runs that the fit did not see.
 - Everything else about software (what overlaps, what is fused, bytes of gradients, padding) is read

@@ -78,7 +78,7 @@ def held_out(
         What to call it.
     runs
         At least five. Runs of several sources (chips, models) are left out source by source, runs
-        of one in five parts.
+        of one in five parts. What a model's name has in brackets does not make it another.
     values
         To choose from.
     changed
@@ -90,7 +90,9 @@ def held_out(
         [[predict(r.model, *changed(r, v)).time_s / r.time_s - 1.0 for r in runs] for v in values]
     )
     size = np.abs(errors)
-    names = [run.model.name if by == "model" else str(getattr(run, by)) for run in runs]
+    names = [
+        run.model.name.split(" (")[0] if by == "model" else str(getattr(run, by)) for run in runs
+    ]
     kinds = sorted(set(names))
     part = np.array(
         [kinds.index(name) if len(kinds) > 1 else k % _FOLDS for k, name in enumerate(names)]

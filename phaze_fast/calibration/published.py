@@ -57,7 +57,7 @@ RUN_COLUMNS = frozenset(
 _PIPELINE_SLOTS = re.compile(r"take a layer slot|layers\+2 divide")
 
 
-_ALSO = ("source", "source_url", "framework", "gpu", "table", "notes")
+_ALSO = ("source", "source_url", "framework", "gpu", "table", "notes", "model")
 """Columns that entries of data/runs.yaml may have patterns for."""
 
 
@@ -290,6 +290,7 @@ def _plan(
     given: dict[str, Any] = {
         **widths,
         "etp": 1 if folded else None,
+        "expert_overlap": entry.get("expert_overlap", 0.0),
         "global_batch": row.whole("global_batch"),
         "microbatch": row.whole("micro_batch"),
         "schedule": "interleaved" if virtual > 1 else "1f1b",

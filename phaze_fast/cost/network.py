@@ -12,7 +12,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.cost.collectives import AnyFabric, collective_batch
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.hardware import Cluster
+from phaze_fast.hardware import Cluster, TieredFabric
 from phaze_fast.opgraph import GROUPS, LayerGraph, OpGraph
 
 __all__ = ["RankGroups", "collectives_s", "rank_groups"]
@@ -31,11 +31,14 @@ class RankGroups(NamedTuple):
     """Of each, how many such runs of ranks there are."""
     apart: tuple[int, ...]
     """Ranks from one such run to the next."""
+    visits: tuple[int, ...]
+    """Of each, how many of its ranks a row goes to that is sent once to each unit of the fabric; 0:
+    a row is sent as often as its payload says."""
 
     @property
     def devices(self) -> int:
         """Devices from the first rank of the groups to the last."""
-        rows = zip(GROUPS, *self, strict=True)
+        rows = zip(GROUPS, self.ranks, self.stride, self.runs, self.apart, strict=True)
         reach = {name: ((n - 1) * s, (runs - 1) * apart) for name, n, s, runs, apart in rows}
         inside = self.apart[GROUPS.index("expert")] > 0  # its runs are parts of tensor groups
         beyond = reach["expert"][1] if inside else reach["expert"][0]
@@ -65,15 +68,17 @@ def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankG
             f"expert_stride: {apart} is not accepted; expected at least {inner}, the devices of "
             f"tensor_parallel {s.tensor_parallel} and context_parallel {s.context_parallel}"
         )
+    moe = getattr(graph.model, "moe", None)
+    visits = moe.top_k if moe is not None and moe.sent_once else 0
     laid_out = {
-        "none": (1, 1, 1, 0),
-        "tensor": (s.tensor_parallel, 1, 1, 0),
-        "context": (s.context_parallel, s.tensor_parallel, 1, 0),
-        "expert": (s.expert_parallel, apart, 1, 0),
-        "expert-tensor": (s.expert_width, 1, 1, 0),
+        "none": (1, 1, 1, 0, 0),
+        "tensor": (s.tensor_parallel, 1, 1, 0, 0),
+        "context": (s.context_parallel, s.tensor_parallel, 1, 0, 0),
+        "expert": (s.expert_parallel, apart, 1, 0, visits),
+        "expert-tensor": (s.expert_width, 1, 1, 0, 0),
     }
     if s.expert_parts > 1:  # the parts of a tensor group, on so many replicas
-        laid_out["expert"] = (s.expert_parts, s.expert_width, s.expert_replicas, apart)
+        laid_out["expert"] = (s.expert_parts, s.expert_width, s.expert_replicas, apart, visits)
     return RankGroups(*zip(*(laid_out[name] for name in GROUPS), strict=True))
 
 
@@ -84,6 +89,26 @@ def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> 
             f"{groups.widths}: the groups take {groups.devices} devices, and the fabric has "
             f"{devices}"
         )
+
+
+def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> float:
+    """Share of an exchange that is sent where a row goes once to each unit that it visits.
+
+    Of n nodes (or of n devices, where the group lies in one node), k visits at random meet
+    n(1 - (1 - 1/n)^k).
+    """
+    k = groups.visits[group]
+    wired = fabric.fabric if isinstance(fabric, Cluster) else fabric
+    if not k:
+        return 1.0
+    units = groups.ranks[group] * groups.runs[group]
+    size = wired.tiers[0].size if isinstance(wired, TieredFabric) else None
+    if size is not None:
+        first = np.arange(groups.ranks[group]) * groups.stride[group]
+        ranks = first[:, None] + np.arange(groups.runs[group]) * groups.apart[group]
+        nodes = len(np.unique(ranks // size))
+        units = nodes if nodes > 1 else units
+    return float(units * (1.0 - (1.0 - 1.0 / units) ** k) / k)
 
 
 def collectives_s(
@@ -110,10 +135,11 @@ def collectives_s(
             f"fabric: {graph.name} has collectives; expected a fabric or a cluster to price them on"
         )
     ops = graph.ops[wanted]
+    share = np.array([_sent_share(groups, g, fabric) for g in range(len(GROUPS))])
     asked = collective_batch(
         fabric,
         ops["collective"].astype(np.uint8),
-        ops["payload_bytes"],
+        ops["payload_bytes"] * share[ops["group"]],
         np.array(groups.ranks)[ops["group"]],
         np.array(groups.stride)[ops["group"]],
         outer_ranks=np.array(groups.runs)[ops["group"]],

@@ -43,6 +43,12 @@ class MixtureOfExperts(Record):
     """Leading layers that keep the dense feed-forward of `ffn`."""
     dense_at: tuple[_Any, ...] = ()
     """Other layers that keep it, by position from 0."""
+    moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
+    """How often kernels of their own put rows in another order on the way to the experts: by the
+    device they go to (1), and by expert on arrival (2), which the way back undoes."""
+    sent_once: bool = False
+    """Whether a token goes once to a node, or to a device of its own node, however many of its
+    experts are there; else once for each expert."""
 
     @property
     def shared_width(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from phaze_fast.models import MixtureOfExperts
-from phaze_fast.opgraph.builder import ELEMENT_BYTES
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 from phaze_fast.opgraph.writer import BlockWriter
 
 __all__ = ["experts", "experts_of_rows", "feed_forward", "own_experts"]
@@ -114,8 +114,13 @@ def _routed(w: BlockWriter, moe: MixtureOfExperts, x: int, own_rows: int) -> int
     busy = min(w.strategy.expert_imbalance, ep) if moe.capacity_factor is None else 1.0
     payload = busy * ELEMENT_BYTES * sent * m.hidden
     exchange = ("all-to-all", payload, "expert") if ep > 1 else None
-    dispatched = builder.network("dispatch", x, exchange, exchange, after=(router,))
     local, rows = moe.experts // ep, -int(-busy * (sent // moe.experts * ep) // 1)
+    sorts = moe.moves > 1 and local > 1 and ep > 1
+    if moe.moves:
+        x = _moved(w, "permute", (x, router), own_rows, sent)
+    dispatched = builder.network("dispatch", x, exchange, exchange, after=(router,))
+    if sorts:
+        dispatched = _moved(w, "sort", (dispatched,), local * rows, local * rows)
     width = moe.expert_ffn // w.strategy.expert_width
     builder.keep("dispatched", ELEMENT_BYTES * local * rows * m.hidden, dispatched, operand="only")
     up = builder.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width)
@@ -124,10 +129,30 @@ def _routed(w: BlockWriter, moe: MixtureOfExperts, x: int, own_rows: int) -> int
         gate = builder.grouped_linear("expert-gate", dispatched, local, rows, m.hidden, width)
     inner = _activate(w, "expert-", up, gate, local * rows, width)
     down = builder.grouped_linear("expert-down", inner, local, rows, width, m.hidden)
+    if sorts:
+        down = _moved(w, "unsort", (down,), local * rows, local * rows)
     combined = builder.network("combine", down, exchange, exchange)
     out = builder.vector("weigh", "multiply", (combined, router), sent, m.hidden)
     builder.keep("expert-output", ELEMENT_BYTES * sent * m.hidden, combined)
     return out
+
+
+def _moved(w: BlockWriter, name: str, inputs: tuple[int, ...], read: int, written: int) -> int:
+    """Copy rows in another order; each that is read may be written several times."""
+    size = ELEMENT_BYTES * w.model.hidden
+    return w.builder.custom(
+        OperatorSpec(
+            name,
+            "multiply",
+            "VC",
+            inputs,
+            m=written,
+            n=w.model.hidden,
+            read_bytes=float(size * read),
+            write_bytes=float(size * written),
+            function="copy",
+        )
+    )
 
 
 def _shared(w: BlockWriter, moe: MixtureOfExperts, x: int, out: int) -> int:

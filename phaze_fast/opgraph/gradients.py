@@ -75,6 +75,9 @@ def _gradients_of(
     if spec.kind == "residual":
         passed = add(replace(spec, name=name, inputs=upstream, virtual=True))
         return [(slot, passed) for slot in range(len(spec.inputs))]
+    if spec.function == "copy":  # rows in another order: their gradients go the way back
+        back = replace(spec, read_bytes=spec.write_bytes, write_bytes=spec.read_bytes)
+        return [(0, add(replace(back, name=name, inputs=upstream)))]
     # Gradients read what the operator read and the arriving gradient, and write one per input.
     flops = 2.5 * spec.flops if spec.kind == "attention" else 2.0 * spec.flops
     own = replace(

@@ -8,9 +8,10 @@ import numpy as np
 
 from phaze_fast.hardware import Accelerator
 from phaze_fast.memory import Optimizer
+from phaze_fast.opgraph import LayerGraph
 from phaze_fast.software import Software
 
-__all__ = ["host_s", "optimizer_bytes_per_s"]
+__all__ = ["expert_wait_s", "host_s", "optimizer_bytes_per_s"]
 
 Array = np.ndarray[Any, Any]
 
@@ -57,3 +58,23 @@ def host_s(operators: int, software: Software | None, again: int = 0) -> float:
     if software is None:
         return 0.0
     return operators * software.host_s + (software.recompute_host_s if again else 0.0)
+
+
+def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tuple[float, float]:
+    """Seconds that forward and backward pass of a kind of layer wait while experts are launched.
+
+    Parameters
+    ----------
+    graph
+        Whose strategy says how many experts a device holds.
+    kind
+        Of the layer.
+    software
+        What the host takes for the kernels of one expert; the gradients are two products for each
+        that a forward pass has, and take twice as long. None: a host that is never waited for.
+    """
+    moe = getattr(graph.model, "moe", None)
+    if software is None or moe is None or not kind.endswith("moe-block"):
+        return 0.0, 0.0
+    once = software.expert_launch_s * (moe.experts // graph.strategy.expert_parallel)
+    return once, 2.0 * once

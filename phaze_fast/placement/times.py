@@ -15,7 +15,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, Cluster, Hbm, chip_records
 from phaze_fast.memory import Optimizer
 from phaze_fast.opgraph import GROUPS, Layer
-from phaze_fast.placement.rates import host_s, optimizer_bytes_per_s
+from phaze_fast.placement.rates import expert_wait_s, host_s, optimizer_bytes_per_s
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.schedule import ScheduleCache, schedule_layers
 from phaze_fast.software import Software, check_precision, chip_as_run
@@ -162,6 +162,8 @@ class FixedParts:
     """That the host takes at least for forward and backward pass, shape (rows, 2, kinds)."""
     host_again_s: Array
     """The same for the backward pass of each variant, shape (rows, variants, kinds)."""
+    wait_s: Array
+    """That passes wait for the host on top, shape (rows, 2, kinds)."""
     hbm_bytes_per_s: Array
     static_w: Array
 
@@ -185,10 +187,12 @@ class FixedParts:
         share, joules = np.zeros(shape), np.zeros(shape)
         again_s, backward_j = np.zeros(by_variant), np.zeros(by_variant)
         host, host_again = np.zeros((shape[0], 2, shape[1])), np.zeros(by_variant)
+        wait = np.zeros_like(host)
         for k, layer in enumerate(layers):
             at = first + 2 * k
             ops = (len(layer.forward), len(layer.backward))
             host[:, :, k] = [host_s(count, software) for count in ops]
+            wait[:, :, k] = expert_wait_s(sizes.graph, layer.kind, software)
             seconds, spent = costs.time_s(at), costs.dynamic_j(at)
             joules[:, k] = _summed(spent, [True] * len(layer.forward))
             own_j = _summed(costs.dynamic_j(at + 1), [True] * len(layer.backward))
@@ -202,18 +206,18 @@ class FixedParts:
             total = _summed(each, [True] * len(layer.backward))
             np.divide(late, total, where=total > 0, out=share[:, k])
         rates = (hbm_bytes_per_s, costs.static_w)
-        return cls(again_s, share, joules, backward_j, host, host_again, *rates)
+        return cls(again_s, share, joules, backward_j, host, host_again, wait, *rates)
 
     def times(self, makespan_s: Array, proven: Array) -> KindTimes:
         """Give the times with makespans, shape (graphs, rows); forward and backward alternate."""
         forward, plain = (np.ascontiguousarray(makespan_s[way::2].T) for way in (0, 1))
         again = np.where(np.isnan(self.again_s), forward[:, None, :], self.again_s)
         backward = plain[:, None, :] + again
-        plain = np.maximum(plain, self.host_s[:, 1])
+        plain = np.maximum(plain, self.host_s[:, 1]) + self.wait_s[:, 1]
         return KindTimes(
-            forward_s=np.maximum(forward, self.host_s[:, 0]),
+            forward_s=np.maximum(forward, self.host_s[:, 0]) + self.wait_s[:, 0],
             plain_s=plain,
-            backward_s=np.maximum(backward, self.host_again_s),
+            backward_s=np.maximum(backward, self.host_again_s) + self.wait_s[:, 1, None],
             weight_grad_s=plain * self.weight_grad_share,
             forward_j=self.forward_j,
             backward_j=self.backward_j,
@@ -345,7 +349,7 @@ def free_times(
             add(hosted=True)
         else:
             levels.append(levels[-1])
-    if any(s.software.host_s or s.software.recompute_host_s for s in sizes):
+    if any(s.software.waited_for for s in sizes):
         add(hosted=False)
     else:
         levels.append(levels[-1])

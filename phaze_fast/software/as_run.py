@@ -61,6 +61,9 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["fused_activation"] = True
     if software.norm_by_steps and model.norm == "rmsnorm":
         changed["norm_by_steps"] = True
+    moved = {"moves": software.expert_moves, "sent_once": software.expert_sent_once}
+    if model.moe is not None and any(moved.values()):
+        changed["moe"] = model.moe.replace(**moved)
     logit_bytes = software.logit_bytes
     if model.head == "mlm" and software.masked_logit_bytes is not None:
         logit_bytes = software.masked_logit_bytes

@@ -102,6 +102,15 @@ class Software(Record):
     """The same for models that predict masked tokens, where it differs."""
     fused_activation: bool = False
     """Whether activation and gate of a feed-forward are one kernel, which keeps what enters it."""
+    expert_moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
+    """How often kernels of their own put rows in another order on the way to experts; see `moves`
+    of a mixture."""
+    expert_sent_once: bool = False
+    """Whether tokens go once to a node, and to a device, however many of their experts are
+    there."""
+    expert_launch_s: Seconds = 0.0
+    """Seconds that a forward pass waits for each expert of its device, whose casts and products
+    the host launches one by one once it knows how many tokens came; a backward pass twice that."""
     gradient_stand_ins: bool = False
     """Whether gradients that products add to fp32 buffers themselves leave an empty bf16 one for
     each shape of weights in a layer, and the logits' weights one while they run backward."""
@@ -121,6 +130,11 @@ class Software(Record):
     """Where facts and fits come from."""
     notes: str = ""
     """What a reader should know about them."""
+
+    @property
+    def waited_for(self) -> bool:
+        """Whether passes may wait for the host."""
+        return any((self.host_s, self.recompute_host_s, self.expert_launch_s))
 
     @property
     def contention(self) -> float:

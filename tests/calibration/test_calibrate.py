@@ -146,14 +146,14 @@ def test_fabrics_against_measured_collectives():
 @pytest.mark.parametrize(
     ("file", "chip", "most"),
     [
-        ("gemm_a100_bf16", "a100-80", 0.075),
-        ("gemm_h100_bf16", "h100", 0.075),
-        ("gemm_h200_bf16", "h200", 0.075),
-        ("gemm_b200_bf16", "b200", 0.075),
+        ("gemm_a100_bf16", "a100-80", 0.07),
+        ("gemm_h100_bf16", "h100", 0.07),
+        ("gemm_h200_bf16", "h200", 0.07),
+        ("gemm_b200_bf16", "b200", 0.07),
         ("gemm_gb200_bf16", "gb200", 0.12),
         ("attention_fwd_causal_a100_bf16", "a100-80", 0.10),
         ("attention_fwd_causal_h100_bf16", "h100", 0.10),
-        ("attention_fwd_causal_h200_bf16", "h200", 0.105),
+        ("attention_fwd_causal_h200_bf16", "h200", 0.10),
         ("attention_fwd_causal_b200_bf16", "b200", 0.10),
     ],
 )

@@ -243,3 +243,32 @@ def test_experts_on_tensor_groups_and_layers_that_do_not_divide(model, widths, f
     plan = predict(run.model, run.cluster, run.plan)
     held = sorted(layer for stage in plan.stages for layer in stage.layers)
     assert held == list(range(run.model.layers + 2))  # embedding and head are layers as well
+
+
+QWEN = {
+    **LLAMA,
+    "model": "Qwen3_30B_a3B",
+    "source": "NVIDIA Megatron-Bridge performance summary",
+    "n_gpus": "8",
+    "dp": "8",
+    "tp": "1",
+    "ep": "8",
+    "precision": "mxfp8",
+} | dict.fromkeys(("layers", "hidden", "heads", "kv_heads", "ffn", "vocab"), "")
+
+
+@pytest.mark.parametrize(
+    ("changed", "software", "overlap"),
+    [
+        ({}, "megatron-bridge", 0.0),
+        ({"framework": "Megatron-Bridge 26.06 NeMo Container"}, "megatron-bridge-graphs", 0.0),
+        ({"model": "Qwen3_30B_a3B (tokendrop)"}, "nemo", 0.0),
+        ({"model": "Qwen3_235B_a22B"}, "megatron-bridge", 0.0),
+        ({"model": "Qwen3_235B_a22B", "gpu": "B200"}, "nemo", 0.0),
+        ({"model": "Qwen3_235B_a22B", "gpu": "H100", "precision": "fp8"}, "nemo", 0.5),
+    ],
+)
+def test_recipes_say_how_tokens_reach_experts(changed, software, overlap):
+    row = {**QWEN, "gpu": "GB200", "framework": "Megatron-Bridge 26.02 NeMo Container"}
+    found = read_run(2, {**row, **changed})
+    assert (found.software, found.plan.expert_overlap) == (software, overlap)

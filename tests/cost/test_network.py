@@ -1,5 +1,7 @@
 """Collectives inside layers: each group priced where its ranks lie."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -104,3 +106,40 @@ def test_layers_without_collectives_need_no_room():
     """A width that no operator uses sends nothing; bytes that are nothing take no time."""
     costs = estimate_costs(graph("llama2-7b"), CHIP, cluster(1))
     assert all(np.isfinite(costs.time_s(i)).all() for i in range(len(costs.graphs)))
+
+
+def met_on_average(units, visits):
+    """Units among which all ways to visit `visits` of them, one after another, find some."""
+    return np.mean([len(set(way)) for way in product(range(units), repeat=visits)])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "visits", "units"),
+    [
+        ({"expert_parallel": 8}, 2, 8),  # one node: once to each device
+        ({"expert_parallel": 8, "tensor_parallel": 2}, 2, 2),  # two nodes: once to each
+        ({"expert_parallel": 8, "tensor_parallel": 8}, 3, 8),  # a device of each of eight nodes
+        ({"expert_parallel": 4}, 5, 4),
+    ],
+)
+def test_a_token_is_sent_once_to_where_its_experts_are(strategy, visits, units):
+    model = models.load("mixtral-8x7b")
+    moe = model.moe.replace(top_k=visits)
+    each = layer_graph(model.replace(moe=moe), Strategy(**strategy))
+    once = layer_graph(model.replace(moe=moe.replace(sent_once=True)), Strategy(**strategy))
+    where = cluster(64)
+    times = [estimate_costs(asked, CHIP, where) for asked in (each, once)]
+    share = met_on_average(units, visits) / visits
+    stride = strategy.get("tensor_parallel", 1)
+    found = 0
+    for i, part in enumerate(times[0].graphs):
+        for k, name in enumerate(part.names):
+            if part.ops[k]["group"] != GROUPS.index("expert"):
+                assert times[1].time_s(i)[0, k] == times[0].time_s(i)[0, k]
+                continue
+            found += 1
+            payload = share * part.ops[k]["payload_bytes"]
+            ranks = strategy["expert_parallel"]
+            expected = collective(where, "all-to-all", payload, ranks, stride).time_s
+            assert times[1].time_s(i)[0, k] == pytest.approx(expected, rel=1e-9), name
+    assert found == 4

@@ -243,6 +243,32 @@ def test_experts():
     assert block(tight, seq=1024).forward.flops > 1.3 * alone.forward.flops
 
 
+@pytest.mark.parametrize(
+    ("moves", "width", "added"),
+    [(0, 4, []), (1, 4, ["permute"]), (2, 4, ["permute", "sort", "unsort"]), (2, 1, ["permute"]),
+     (2, 8, ["permute"])],
+)  # fmt: skip
+def test_rows_are_put_in_another_order_on_the_way_to_experts(moves, width, added):
+    model = models.load("mixtral-8x7b")
+    plain = block(model, expert_parallel=width, seq=1024)
+    moved = block(
+        model.replace(moe=model.moe.replace(moves=moves)), expert_parallel=width, seq=1024
+    )
+    assert sorted(set(moved.forward.names) - set(plain.forward.names)) == sorted(added)
+    assert moved.forward.flops == plain.forward.flops
+    assert moved.forward.stashed_bytes() == plain.forward.stashed_bytes()
+    each = 2 * 1024 * 4096  # bytes of the rows of a device
+    for name in added:
+        read, written = (1 if name == "permute" else 2) * each, 2 * each  # each goes to 2 experts
+        forward = moved.forward.ops[moved.forward.names.index(name)]
+        backward = moved.backward.ops[moved.backward.names.index(f"d-{name}")]
+        assert (forward["read_bytes"], forward["write_bytes"]) == (read, written)
+        assert (backward["read_bytes"], backward["write_bytes"]) == (written, read)
+    order = [n for n in moved.forward.names if n in (*added, "dispatch", "expert-up", "combine")]
+    expected = ["permute", "dispatch", "sort", "expert-up", "unsort", "combine"]
+    assert order == [n for n in expected if n in moved.forward.names]
+
+
 def test_encoder_decoder_is_no_chain():
     graph = layer_graph(models.load("t5-small"))
     assert [(x.kind, x.count) for x in graph.layers] == [

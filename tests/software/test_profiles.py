@@ -137,3 +137,34 @@ def test_what_an_allocator_reserves_is_as_measured():
         share = load_software(name).reserved_share
         assert share == pytest.approx(sum(ratios) / len(ratios) - 1.0, abs=0.005)
     assert load_software("huggingface-eager").reserved_share == 0.0  # reports what is in use
+
+
+def test_a_pass_waits_for_each_expert_that_is_launched_on_its_own():
+    profile = load_software("nemo").replace(expert_launch_s=0.0)
+    plan = {"dp": 8, "ep": 4, "global_batch": 64, "recompute": "none", "zero": 1}
+    cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h200")
+    model = load("mixtral-8x7b").replace(layers=4)
+
+    def step(launch_s):
+        used = profile.replace(expert_launch_s=launch_s)
+        return predict(model, cluster, {**plan, "software": used})
+
+    free, waiting = step(0.0), step(1e-4)
+    # 8 micro-batches, 4 layers, 2 of 8 experts on a device, once forward and twice backward
+    longer = 8 * 4 * 2 * 3e-4
+    assert waiting.time_s - free.time_s == pytest.approx(longer, rel=0.02)
+    assert waiting.parts_s["host"] - free.parts_s["host"] == pytest.approx(longer, rel=0.02)
+    dense = predict("gpt2-small", CLUSTER, {**PLAN, "software": profile})
+    again = predict(
+        "gpt2-small", CLUSTER, {**PLAN, "software": profile.replace(expert_launch_s=1.0)}
+    )
+    assert again.time_s == dense.time_s
+
+
+def test_a_profile_says_how_rows_reach_experts():
+    mixture = load("mixtral-8x7b")
+    nemo = model_as_run(mixture, load_software("nemo"))
+    assert (nemo.moe.moves, nemo.moe.sent_once) == (2, False)
+    bridge = model_as_run(mixture, load_software("megatron-bridge"))
+    assert (bridge.moe.moves, bridge.moe.sent_once) == (0, True)
+    assert model_as_run(mixture, load_software(DEFAULT)).moe == mixture.moe
