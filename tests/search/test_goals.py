@@ -1,4 +1,4 @@
-"""Fronts held to plain loops over every pair of points."""
+"""Fronts held to plain loops over every pair of points, and waves to a plain sort."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from phaze_fast.search.goals import OBJECTIVES, Front, front_of
+from phaze_fast.search.waves import first_of, first_of_parts
 
 goals = sys.modules[Front.__module__]  # as an attribute, `search` is the function
 
@@ -84,3 +85,20 @@ def test_below_s_does_not_depend_on_how_many_are_held_against_it_at_once(monkeyp
         monkeypatch.setattr(goals, "_FEW_POINTS", few)
         monkeypatch.setattr(goals, "_PAIRS", pairs)
         assert front.below_s(others).tolist() == whole.tolist()
+
+
+def test_the_first_of_parts_are_those_of_all_in_the_same_order():
+    rng = np.random.default_rng(11)
+    for _ in range(300):
+        sizes = rng.integers(0, 30, int(rng.integers(0, 6)))
+        parts = [rng.integers(0, 12, size).astype(float) for size in sizes]
+        listed = [(key, number, at) for number, p in enumerate(parts) for at, key in enumerate(p)]
+        count = int(rng.integers(0, 40))
+        wanted = sorted(listed)[:count]
+        owners, at = first_of_parts(iter(parts), count)
+        assert owners.tolist() == [number for _, number, _ in wanted]
+        assert at.tolist() == [place for _, _, place in wanted]
+        if count:
+            together = np.concatenate([np.zeros(0), *parts])
+            offsets = np.concatenate([[0], np.cumsum(sizes)])[:-1].astype(int)
+            assert first_of(together, count).tolist() == [offsets[n] + a for _, n, a in wanted]
