@@ -157,10 +157,15 @@ class BestFirstSearch:
 
     def least_values(self, groups: Any) -> list[Array]:
         """Lower bounds of each model's value on chip groups, whatever the strategy."""
-        return [
-            self.objective.least(i, table, groups).min(axis=0, initial=np.inf)
-            for i, table in enumerate(self.tables)
-        ]
+        found = []
+        for i, table in enumerate(self.tables):
+            # One strategy after another: no copy of all of them is made.
+            least = np.full(len(self.groups.area_mm2[groups]), np.inf)
+            for s in range(len(table.least)):
+                own = self.objective.least(i, table, groups, slice(s, s + 1))
+                np.minimum(least, own[0], out=least)
+            found.append(least)
+        return found
 
     def _place(self, i: int, s: int, groups: Array) -> None:
         """Place candidates of model `i` that are scheduled, and note what is found."""
@@ -196,8 +201,7 @@ class BestFirstSearch:
         """
         alive = self._alive
         every = slice(None) if len(alive) == len(self.groups) else alive
-        by_strategy = [self.objective.least(i, t, every) for i, t in enumerate(self.tables)]
-        least = [values.min(axis=0, initial=np.inf) for values in by_strategy]
+        least = self.least_values(every)
         score = self.scores.combined(least)
         limit = self._limits(alive)
         if self.every or self.objectives:
@@ -210,11 +214,14 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-            by_strategy = [values[:, keep] for values in by_strategy]
         tops = [self.scores.limits(i, least, limit) for i in range(len(self.tables))]
 
+        def bounds_of(i: int, s: int, groups: Array) -> Array:
+            own: Array = self.objective.least(i, self.tables[i], groups, slice(s, s + 1))[0]
+            return own
+
         def open_of(i: int, s: int) -> Array:
-            own, levels = by_strategy[i][s], self.tables[i].level[s, alive]
+            own, levels = bounds_of(i, s, alive), self.tables[i].level[s, alive]
             return np.flatnonzero((levels < PLACED) & (own <= tops[i]) & np.isfinite(own))
 
         # One strategy after another, and only those of the wave are listed: memory stays small.
@@ -226,7 +233,7 @@ class BestFirstSearch:
             groups = np.concatenate([alive[:0], *(alive[at] for at in places)])
         else:
             keys = (
-                by_strategy[i][s, at] if alone else score[at]
+                bounds_of(i, s, alive[at]) if alone else score[at]
                 for (i, s), at in zip(rows, places, strict=True)
             )
             owners, chosen = first_of_parts(keys, wave(count))
