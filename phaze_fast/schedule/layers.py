@@ -17,7 +17,7 @@ from phaze_fast.schedule.result import LayerSchedule
 from phaze_fast.schedule.solve import RULES, Packed
 from phaze_fast.threads import thread_count
 
-__all__ = ["LayerTimes", "schedule_layers"]
+__all__ = ["LayerTimes", "layer_makespans", "schedule_layers"]
 
 Array = np.ndarray[Any, Any]
 
@@ -198,6 +198,45 @@ def _looked_up(
     longest = np.maximum(one.max(axis=1), every.max(axis=1))
     bound = np.where(proved > 0, makespan, np.minimum(makespan, bound * longest * (1 - 1e-13)))
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
+
+
+def layer_makespans(
+    costs: Costs,
+    wanted: Array,
+    max_nodes: int,
+    threads: int = 1,
+    enough_s: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """Give makespans, bounds and whether they are proven, of some layers and nothing more.
+
+    What is asked for is what `schedule_layers` gives without a cache; arrays have shape (graphs,
+    chips).
+
+    Parameters
+    ----------
+    costs
+        From `estimate_costs`.
+    wanted
+        Which layers are asked for; the others are NaN, and not proven.
+    max_nodes, threads, enough_s
+        As for `schedule_layers`.
+    """
+    makespan_s, bound_s = np.full(wanted.shape, np.nan), np.full(wanted.shape, np.nan)
+    proven = np.zeros(wanted.shape, dtype=bool)
+    limits = (False, max_nodes, float("inf"), threads)
+    for i, layer in enumerate(costs.graphs):
+        at = np.flatnonzero(wanted[i])
+        if not len(at):
+            continue
+        if not len(layer):
+            makespan_s[i, at] = bound_s[i, at] = 0.0
+            continue
+        some = costs if len(at) == costs.chips else costs.at(at)
+        problem = (layer, some.one_core_s(i), some.time_s(i), np.ascontiguousarray(some.cores))
+        enough = None if enough_s is None else enough_s[i, at]
+        found = _one_by_one(problem) if layer.in_order else _solve(problem, limits, enough)
+        makespan_s[i, at], bound_s[i, at], proven[i, at] = found[0], found[1], found[2] > 0
+    return makespan_s, bound_s, proven
 
 
 def schedule_layers(

@@ -25,7 +25,7 @@ from phaze_fast.search.problem import Problem
 from phaze_fast.search.result import Budget, Outcome, Progress, Winner
 from phaze_fast.search.seeds import seed_best, seed_front
 from phaze_fast.search.summary import counts_of, front_points_of, outcome_of, winners_of
-from phaze_fast.search.waves import at_once, first_of, later_of_group
+from phaze_fast.search.waves import at_once, first_of_parts, later_of_group
 
 __all__ = ["BestFirstSearch"]
 
@@ -96,7 +96,8 @@ class BestFirstSearch:
         fits = [table.evaluator.fits.any(axis=0) for table in self.tables]
         self._hopeless: Array = ~np.logical_and.reduce(fits)
         self._alive = np.arange(len(groups))
-        self.left = np.zeros((3, 0), dtype=np.int64)
+        self.left = np.zeros((3, 0), dtype=np.int32)
+        """Candidates that a budget left unsettled."""
         self.placed = 0
         self.history: list[Progress] = []
 
@@ -156,10 +157,15 @@ class BestFirstSearch:
 
     def least_values(self, groups: Any) -> list[Array]:
         """Lower bounds of each model's value on chip groups, whatever the strategy."""
-        return [
-            self.objective.least(i, table, groups).min(axis=0, initial=np.inf)
-            for i, table in enumerate(self.tables)
-        ]
+        found = []
+        for i, table in enumerate(self.tables):
+            # One strategy after another: no copy of all of them is made.
+            least = np.full(len(self.groups.area_mm2[groups]), np.inf)
+            for s in range(len(table.least)):
+                own = self.objective.least(i, table, groups, slice(s, s + 1))
+                np.minimum(least, own[0], out=least)
+            found.append(least)
+        return found
 
     def _place(self, i: int, s: int, groups: Array) -> None:
         """Place candidates of model `i` that are scheduled, and note what is found."""
@@ -188,12 +194,14 @@ class BestFirstSearch:
 
     # ---- the waves ----
 
-    def _open(self) -> tuple[Array, Array, float]:
-        """Candidates worth looking at as (model, strategy, group), their bounds, and the least."""
+    def _open(self, wave: Callable[[int], int] | None = None) -> tuple[Array, int, float]:
+        """Candidates worth looking at as (model, strategy, group), how many, and the least bound.
+
+        Where a `wave` says how many of so many are wanted, those with the lowest bounds.
+        """
         alive = self._alive
         every = slice(None) if len(alive) == len(self.groups) else alive
-        by_strategy = [self.objective.least(i, t, every) for i, t in enumerate(self.tables)]
-        least = [values.min(axis=0, initial=np.inf) for values in by_strategy]
+        least = self.least_values(every)
         score = self.scores.combined(least)
         limit = self._limits(alive)
         if self.every or self.objectives:
@@ -206,25 +214,40 @@ class BestFirstSearch:
         if not keep.all():
             self._alive = alive = alive[keep]
             least, score, limit = [x[keep] for x in least], score[keep], limit[keep]
-            by_strategy = [values[:, keep] for values in by_strategy]
         tops = [self.scores.limits(i, least, limit) for i in range(len(self.tables))]
 
+        def bounds_of(i: int, s: int, groups: Array) -> Array:
+            own: Array = self.objective.least(i, self.tables[i], groups, slice(s, s + 1))[0]
+            return own
+
         def open_of(i: int, s: int) -> Array:
-            own, levels = by_strategy[i][s], self.tables[i].level[s, alive]
+            own, levels = bounds_of(i, s, alive), self.tables[i].level[s, alive]
             return np.flatnonzero((levels < PLACED) & (own <= tops[i]) & np.isfinite(own))
 
-        # One strategy after another, counted before they are listed: memory stays small.
+        # One strategy after another, and only those of the wave are listed: memory stays small.
         rows = [(i, s) for i, table in enumerate(self.tables) for s in range(len(table.least))]
-        count = sum(len(open_of(i, s)) for i, s in rows)
-        found, keys = np.empty((3, count), dtype=np.int32), np.empty(count)
-        end = 0
-        for i, s in rows:
-            at = open_of(i, s)
-            begin, end = end, end + len(at)
-            found[0, begin:end], found[1, begin:end], found[2, begin:end] = i, s, alive[at]
-            alone = len(self.tables) == 1
-            keys[begin:end] = by_strategy[i][s, at] if alone else score[at]
-        return found, keys, float(score.min(initial=np.inf))
+        places = [open_of(i, s).astype(np.int32) for i, s in rows]
+        count, alone = sum(len(at) for at in places), len(self.tables) == 1
+        if wave is None:
+            owners = np.repeat(np.arange(len(rows)), [len(at) for at in places])
+            groups = np.concatenate([alive[:0], *(alive[at] for at in places)])
+        else:
+            keys = (
+                bounds_of(i, s, alive[at]) if alone else score[at]
+                for (i, s), at in zip(rows, places, strict=True)
+            )
+            owners, chosen = first_of_parts(keys, wave(count))
+            groups = np.empty(len(owners), dtype=np.int64)
+            for k in np.unique(owners).tolist():
+                groups[owners == k] = alive[places[k][chosen[owners == k]]]
+        models, strategies = np.array(rows, dtype=np.int32).reshape(-1, 2).T
+        found = np.empty((3, len(owners)), dtype=np.int32)
+        found[0], found[1], found[2] = models[owners], strategies[owners], groups
+        return found, count, float(score.min(initial=np.inf))
+
+    def _wave(self, waiting: int) -> int:
+        """How many of the candidates that wait go next."""
+        return max(_WAVE * len(self.tables), min(waiting // 8, _LARGE_WAVE))
 
     def advance(self, candidates: Array, everything: bool = False) -> None:
         """Take candidates one step further; those to be placed come last and are few."""
@@ -284,22 +307,16 @@ class BestFirstSearch:
         if self.objectives:
             seed_front(self)
         while True:
-            self.left = np.zeros((3, 0), dtype=np.int64)  # what the last wave listed can go
-            self.left, key, least = self._open()
-            waiting = self.left
-            self._note(waiting.shape[1], least if waiting.size else np.inf)
-            if not waiting.size:
+            wanted, waiting, least = self._open(self._wave)
+            self._note(waiting, least if waiting else np.inf)
+            if not waiting:
                 self._prove()
                 return True
             spent = time.monotonic() - self._began
-            if spent > budget.time_s or self.placed >= budget.points:
+            over = spent > budget.time_s or self.placed >= budget.points
+            if over or (budget.stop is not None and budget.stop()):
+                self.left = self._open()[0]
                 return False
-            if budget.stop is not None and budget.stop():
-                return False
-            large = min(len(key) // 8, _LARGE_WAVE)
-            wave = max(_WAVE * len(self.tables), large)
-            wanted = waiting[:, first_of(key, wave)]
-            del waiting, key
             self.advance(wanted)
 
     def _seed(self, limited: bool) -> None:

@@ -7,7 +7,7 @@ onto the chip, the root of the layer's search tree, and the schedule itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from phaze_fast.opgraph import OpGraph
 from phaze_fast.placement.rates import optimizer_bytes_per_s
 from phaze_fast.placement.sizes import StrategySizes
 from phaze_fast.placement.times import MAX_NODES, FixedParts, KindTimes
-from phaze_fast.schedule import schedule_layers
+from phaze_fast.schedule.layers import layer_makespans
 from phaze_fast.software import check_precision, chip_as_run
 
 __all__ = [
@@ -45,12 +45,34 @@ def expert_stride(sizes: StrategySizes) -> int | None:
 
 
 @dataclass(frozen=True, eq=False)
+class _Roots:
+    """Roots of the layers' search trees: makespans of list schedules and bounds, where known."""
+
+    known: Array
+    """Of which chips, shape (chips,)."""
+    makespan_s: Array
+    bound_s: Array
+    proven: Array
+    """Where nothing is left to search; shape (graphs, chips), as the two before it."""
+
+    @classmethod
+    def none(cls, graphs: int, chips: int) -> _Roots:
+        shape = (graphs, chips)
+        known, proven = np.zeros(chips, dtype=bool), np.zeros(shape, dtype=bool)
+        return cls(known, np.zeros(shape), np.zeros(shape), proven)
+
+
+@dataclass(frozen=True, eq=False)
 class PricedChips:
     """The operators of a strategy's layers, priced on chips."""
 
     costs: Costs
     parts: FixedParts
     """What no schedule changes of the layers' times."""
+    _roots: _Roots = field(repr=False)
+    """Of all chips that were priced together: what is asked of some is known of them later."""
+    _rows: Array = field(repr=False)
+    """Which of those these are."""
 
     @classmethod
     def of(
@@ -92,14 +114,31 @@ class PricedChips:
         for group, share in sizes.hidden.items():
             costs = costs.without((group,), share)
         rate = optimizer_bytes_per_s(records, like, optimizer)
-        return cls(costs, FixedParts.of(sizes, costs, rate))
+        roots = _Roots.none(len(costs.graphs), costs.chips)
+        return cls(costs, FixedParts.of(sizes, costs, rate), roots, np.arange(costs.chips))
 
     def __len__(self) -> int:
         return self.costs.chips
 
     def at(self, chips: Array) -> PricedChips:
         """Those of some chips, by position."""
-        return PricedChips(self.costs.at(chips), self.parts.at(chips))
+        rows = self._rows[chips]
+        return PricedChips(self.costs.at(chips), self.parts.at(chips), self._roots, rows)
+
+    def roots(self, threads: int = 1) -> tuple[Array, Array, Array]:
+        """Makespans of list schedules, bounds, and whether those meet; shape (graphs, chips)."""
+        roots = self._roots
+        new = np.flatnonzero(~roots.known[self._rows])
+        if len(new):
+            wanted = np.ones((len(self.costs.graphs), len(new)), dtype=bool)
+            some = self.costs if len(new) == len(self) else self.costs.at(new)
+            found, rows = layer_makespans(some, wanted, 1, threads), self._rows[new]
+            tables = (roots.makespan_s, roots.bound_s, roots.proven)
+            for table, values in zip(tables, found, strict=True):
+                table[:, rows] = values
+            roots.known[rows] = True
+        at = self._rows
+        return roots.makespan_s[:, at], roots.bound_s[:, at], roots.proven[:, at]
 
     def times(self, makespan_s: Array, proven: Array | None = None) -> KindTimes:
         """Seconds and joules of every kind of layer from makespans, shape (graphs, chips)."""
@@ -133,14 +172,17 @@ def _least_makespan(graph: OpGraph, costs: Costs, at: int) -> Array:
 def bound_times(chips: PricedChips, step: str, threads: int = 1) -> KindTimes:
     """Bound the layers of a strategy from below: ``mapped`` or ``schedule_bound``."""
     if step == "schedule_bound":
-        root = schedule_layers(chips.costs, max_nodes=1, threads=threads)
-        return chips.times(root.bound_s, root.proven)
+        _, bound_s, proven = chips.roots(threads)
+        return chips.times(bound_s, proven)
     graphs = enumerate(chips.costs.graphs)
     return chips.times(np.array([_least_makespan(graph, chips.costs, g) for g, graph in graphs]))
 
 
 def rule_out(
-    chips: PricedChips, limits_s: Array, steps_s: Callable[[KindTimes], Array], threads: int = 1
+    chips: PricedChips,
+    limits_s: Array,
+    steps_s: Callable[[KindTimes, Array], Array],
+    threads: int = 1,
 ) -> KindTimes:
     """Bound the layers from below, as far as it takes to rule out that a step is within a limit.
 
@@ -155,28 +197,26 @@ def rule_out(
     limits_s
         Seconds of a step for each chip.
     steps_s
-        Lower bounds of a step from those of the layers.
+        Lower bounds of a step from those of the layers, on the chips of some positions.
     threads
         At most this many; the answer does not depend on it.
     """
-    root = schedule_layers(chips.costs, max_nodes=1, threads=threads)
-    room_s = root.makespan_s - root.bound_s
-    at_root_s = steps_s(chips.times(root.bound_s))
-    most_s = steps_s(chips.times(root.makespan_s))
+    list_s, root_s, proven = chips.roots(threads)
+    everything = np.arange(len(chips))
+    at_root_s = steps_s(chips.times(root_s), everything)
     # Nothing has to be proven of what is above its limit or fits nowhere, nor can it of what stays
     # below with the list schedules.
+    below = np.flatnonzero(at_root_s <= limits_s)
+    most_s = np.full(len(chips), np.inf)
+    if len(below):
+        most_s[below] = steps_s(chips.at(below).times(list_s[:, below]), below)
     within = (at_root_s <= limits_s) & (limits_s < most_s) & np.isfinite(most_s)
     way = np.zeros(len(chips))
     rise_s = most_s[within] - at_root_s[within]
     way[within] = np.minimum((limits_s[within] - at_root_s[within]) / rise_s * _FURTHER, 1.0)
-    enough_s = root.bound_s + way * room_s
-    bound_s = root.bound_s.copy()
-    at = np.flatnonzero(within)
-    if len(at):
-        some = chips.costs.at(at)
-        made = schedule_layers(some, max_nodes=MAX_NODES, threads=threads, enough_s=enough_s[:, at])
-        bound_s[:, at] = np.maximum(bound_s[:, at], made.bound_s)
-    return chips.times(bound_s)
+    enough_s = root_s + way * (list_s - root_s)
+    _, bound_s, _ = layer_makespans(chips.costs, within & ~proven, MAX_NODES, threads, enough_s)
+    return chips.times(np.fmax(root_s, bound_s))
 
 
 _FURTHER = 1.03
@@ -186,6 +226,10 @@ def schedule_times(
     chips: PricedChips, threads: int = 1, nodes: int = MAX_NODES
 ) -> tuple[KindTimes, KindTimes]:
     """Schedule the layers of a strategy on chips: their times, and what is proven of them."""
-    made = schedule_layers(chips.costs, max_nodes=nodes, threads=threads)
-    times = chips.times(made.makespan_s, made.proven)
-    return times, times if times.proven.all() else chips.times(made.bound_s, made.proven)
+    list_s, root_s, sure = chips.roots(threads)
+    made_s, bound_s, proven = layer_makespans(chips.costs, ~sure, nodes, threads)
+    proven |= sure
+    times = chips.times(np.where(sure, list_s, made_s), proven)
+    if times.proven.all():
+        return times, times
+    return times, chips.times(np.where(sure, root_s, bound_s), proven)

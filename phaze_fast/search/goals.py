@@ -48,13 +48,14 @@ def front_of(values: Array) -> Array:
     >>> front_of(np.array([[1.0, 3.0], [2.0, 2.0], [2.0, 3.0], [2.0, 2.0]])).tolist()
     [0, 1]
     """
-    order = np.lexsort((np.arange(len(values)), *values.T[::-1]))
+    at = np.lexsort((np.arange(len(values)), *values.T[::-1]))
+    columns = [np.ascontiguousarray(column[at]) for column in values.T]
     kept: list[int] = []
-    best = np.empty((0, values.shape[1]))
-    for k in order:
-        if not len(best) or not (best <= values[k]).all(axis=1).any():
-            kept.append(int(k))
-            best = np.vstack([best, values[k]])
+    while len(at):  # the first of what is left is at least none of the others
+        kept.append(int(at[0]))
+        beaten = np.logical_and.reduce([column[0] <= column[1:] for column in columns])
+        stay = np.flatnonzero(~beaten) + 1
+        at, columns = at[stay], [column[stay] for column in columns]
     return np.array(sorted(kept), dtype=np.int64)
 
 

@@ -82,15 +82,15 @@ class Objective:
             return time_s
         return float(self.rates[i][group, capacity]) * time_s + self.joules[i] * joules
 
-    def least(self, i: int, table: CandidateTable, groups: Any) -> Array:
-        """Lower bounds of the values of all strategies of model `i`, shape (strategies, groups)."""
-        times = table.least[:, groups]
+    def least(self, i: int, table: CandidateTable, groups: Any, some: slice = slice(None)) -> Array:
+        """Lower bounds of the values of strategies of model `i`, shape (strategies, groups)."""
+        times = table.least[some, groups]
         if self.plain:
             return times
         found = self.least_rates[i][groups] * times
         if self.joules[i]:
-            leaks = self.devices[i][:, None] * self.static_w[groups] * times
-            spent = np.maximum(table.dynamic[:, groups] + leaks, table.energy[:, groups])
+            leaks = self.devices[i][some, None] * self.static_w[groups] * times
+            spent = np.maximum(table.dynamic[some, groups] + leaks, table.energy[some, groups])
             found = found + self.joules[i] * spent
         bounded: Array = found * _SAFE
         return bounded

@@ -91,7 +91,7 @@ class SearchProblem:
         return rule_out(
             self.price(s, chips, threads),
             limits_s,
-            lambda least: self.evaluator.bounds(s, least, rooms, threads),
+            lambda least, at: self.evaluator.bounds(s, least, rooms[at], threads),
             threads,
         )
 

@@ -90,8 +90,9 @@ def counts_of(search: BestFirstSearch) -> dict[str, int]:
     """
     counts = dict.fromkeys(("rules", "memory", *STEPS, "open"), 0)
     waiting = [np.zeros(table.level.shape, dtype=bool) for table in search.tables]
-    for i, s, group in search.left.T.tolist():
-        waiting[i][s, group] = True
+    for i, mask in enumerate(waiting):
+        own = search.left[:, search.left[0] == i]
+        mask[own[1], own[2]] = True
     for table, open_ in zip(search.tables, waiting, strict=True):
         evaluator = table.evaluator
         counts["rules"] += evaluator.strategies_rejected * int(search.has.sum())

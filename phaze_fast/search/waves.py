@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-__all__ = ["at_once", "first_of", "later_of_group"]
+__all__ = ["at_once", "first_of", "first_of_parts", "later_of_group"]
 
 Array = np.ndarray[Any, Any]
 
@@ -25,6 +25,34 @@ def first_of(key: Array, count: int) -> Array:
     if len(key) > count:
         some = np.flatnonzero(key <= np.partition(key, count - 1)[count - 1])
     return some[np.argsort(key[some], kind="stable")][:count]
+
+
+def first_of_parts(parts: Iterable[Array], count: int) -> tuple[Array, Array]:
+    """Give what `first_of` gives of all parts one after another, which it never holds at once.
+
+    Returns
+    -------
+    tuple
+        Of each of the smallest keys: the number of its part, and its position there.
+
+    Examples
+    --------
+    >>> parts, at = first_of_parts([np.array([3.0, 1.0]), np.array([2.0, 1.0])], 3)
+    >>> parts.tolist(), at.tolist()
+    ([0, 1, 1], [1, 1, 0])
+    """
+    keys, owners, at = np.zeros(0), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+    for number, part in enumerate(parts):
+        # Of equal keys those of earlier parts go first.
+        full = len(keys) >= count > 0
+        own = np.flatnonzero(part < keys.max()) if full else np.arange(len(part))
+        keys, at = np.concatenate([keys, part[own]]), np.concatenate([at, own])
+        owners = np.concatenate([owners, np.full(len(own), number, dtype=np.int32)])
+        if len(keys) > count:
+            kept = np.sort(first_of(keys, count))
+            keys, owners, at = keys[kept], owners[kept], at[kept]
+    order = np.argsort(keys, kind="stable")
+    return owners[order], at[order]
 
 
 def later_of_group(candidates: Array, waiting: Array) -> Array:

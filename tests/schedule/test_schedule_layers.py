@@ -19,7 +19,31 @@ from phaze_fast.schedule import (
     schedule_instances,
     schedule_layers,
 )
+from phaze_fast.schedule.layers import layer_makespans
 from phaze_fast.schedule.solve import pack
+
+
+def test_makespans_of_some_layers_are_those_of_all():
+    chips = ArchitectureSpace.tpuv4_area().chips[::900]
+    graph = layer_graph(models.load("llama2-7b"), Strategy(tensor_parallel=4))
+    costs = estimate_costs(graph, chips, presets.fabric("tpuv4-pod"))
+    rng = np.random.default_rng(3)
+    root = schedule_layers(costs, max_nodes=1)
+    best = schedule_layers(costs)
+    # What the root proves is what a whole search gives, to the last bit.
+    assert 0 < root.proven.sum() < root.proven.size
+    assert (root.makespan_s[root.proven] == best.makespan_s[root.proven]).all()
+    for nodes, enough in ((1, None), (100_000, None), (100_000, best.makespan_s * 0.99)):
+        whole = schedule_layers(costs, max_nodes=nodes, enough_s=enough)
+        for share in (0.0, 0.3, 1.0):
+            wanted = rng.random(whole.makespan_s.shape) < share
+            wanted[0] = False
+            made_s, bound_s, proven = layer_makespans(costs, wanted, nodes, 2, enough)
+            assert (made_s[wanted] == whole.makespan_s[wanted]).all()
+            assert (bound_s[wanted] == whole.bound_s[wanted]).all()
+            assert (proven[wanted] == whole.proven[wanted]).all()
+            assert np.isnan(made_s[~wanted]).all()
+            assert not proven[~wanted].any()
 
 
 def test_a_bound_that_is_enough_ends_a_search_and_stays_a_bound():

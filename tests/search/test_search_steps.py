@@ -160,6 +160,27 @@ def test_what_is_ruled_out_takes_longer_than_its_limit():
     assert ruled_out > 25
 
 
+def test_what_is_known_of_chips_priced_together_changes_no_answer():
+    """Roots of search trees are kept and looked up: asked in any order, the same bits."""
+    for seed, case in small_cases(20, 2):
+        problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
+        rooms = np.full(len(records), len(problem.capacities) - 1)
+        for s in range(len(problem.evaluator)):
+            priced = problem.price(s, records)
+            some = np.array([2, 0])
+            problem.bound(s, priced.at(some), "schedule_bound")
+            problem.bound(s, priced.at(np.array([3])).at(np.array([0])), "schedule_bound")
+            limits = problem.evaluator.bounds(s, problem.schedule(s, records)[0], rooms) * 0.9999
+            pairs = [
+                (problem.bound(s, chips, "schedule_bound"), problem.schedule(s, chips)[0],
+                 problem.rule_out(s, chips, rooms, limits))
+                for chips in (priced, records)
+            ]  # fmt: skip
+            for kept, fresh in zip(*pairs, strict=True):
+                assert kept.same_times() == fresh.same_times(), (seed, s)
+                assert kept.proven.tolist() == fresh.proven.tolist(), (seed, s)
+
+
 def test_work_of_rooflines_is_that_of_a_plain_loop():
     seed, case = next(iter(small_cases(3, 1)))
     problem, records = case.problem, _space().chips[[0, 9000, 28000]]

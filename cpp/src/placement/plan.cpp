@@ -166,9 +166,21 @@ double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least
                                    std::size_t room) const {
   const StepTotals totals = totals_of(*impl_, strategy, least);
   double lowest = kInfinite;
-  for (const std::int64_t r : impl_->fitting[at(strategy) * impl_->rooms.size() + room]) {
-    lowest =
-        std::min(lowest, bound_of_row(*impl_, at(r), room, totals, least.hbm_bytes_per_s, lowest));
+  const std::size_t list = at(strategy) * impl_->rooms.size() + room;
+  const std::vector<std::int64_t>& rows = impl_->fitting[list];
+  const std::vector<BoundLine>& lines = impl_->fitting_lines[list];
+  const double work_s = line_work_s(*impl_, totals);
+  const auto look_at = [&](std::size_t k) {
+    const double hbm = least.hbm_bytes_per_s;
+    lowest = std::min(lowest, bound_of_row(*impl_, at(rows[k]), room, totals, hbm, lowest));
+  };
+  const auto first =
+      std::min_element(lines.begin(), lines.end(), [&](const BoundLine& a, const BoundLine& b) {
+        return a.least_s(work_s) < b.least_s(work_s);
+      });
+  if (first != lines.end()) look_at(at(first - lines.begin()));
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    if (!(lines[k].least_s(work_s) > lowest)) look_at(k);
   }
   return lowest;
 }

@@ -142,7 +142,7 @@ double PlanSpaceImpl::recomputed_blocks(const PlanRow& row, const StageRooms& st
 void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
   row_rooms.assign(rows.size() * rooms.size(), {});
   std::vector<std::vector<BoundLine>> found(strategies.size() * rooms.size());
-  std::vector<double> slopes(rows.size(), 0.0);
+  std::vector<BoundLine> row_lines(rows.size(), BoundLine{0.0, 0.0});
   fitting.assign(found.size(), {});
   using Key = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int64_t>;
   for (std::size_t c = 0; c < rooms.size(); ++c) {
@@ -175,15 +175,19 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
       const double part = 1.0 / l.stages;
       const double slope =
           std::max(b.loads * part + b.works, static_cast<double>(l.microbatches) * part);
-      slopes[r] = slope;
+      row_lines[r] = {slope, slope * b.sends_s + b.tail_s + row.exchange_s};
       const std::size_t own_list = at(l.strategy) * rooms.size() + c;
       fitting[own_list].push_back(static_cast<std::int64_t>(r));
-      found[own_list].push_back({slope, slope * b.sends_s + b.tail_s + row.exchange_s});
+      found[own_list].push_back(row_lines[r]);
     }
   }
-  for (std::vector<std::int64_t>& list : fitting) {
-    std::stable_sort(list.begin(), list.end(),
-                     [&](std::int64_t a, std::int64_t b) { return slopes[at(a)] < slopes[at(b)]; });
+  fitting_lines.assign(found.size(), {});
+  for (std::size_t k = 0; k < fitting.size(); ++k) {
+    std::vector<std::int64_t>& list = fitting[k];
+    std::stable_sort(list.begin(), list.end(), [&](std::int64_t a, std::int64_t b) {
+      return row_lines[at(a)].slope < row_lines[at(b)].slope;
+    });
+    for (const std::int64_t r : list) fitting_lines[k].push_back(row_lines[at(r)]);
   }
   lines.clear();
   for (std::vector<BoundLine>& own : found) lines.push_back(lowest_lines(std::move(own)));

@@ -282,7 +282,11 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
     return bound_of_row(space, at(r), room, totals, times.hbm_bytes_per_s, enough_s, load_s);
   };
   CandidateQueue queue;
-  for (const std::int64_t r : space.fitting[at(strategy) * space.rooms.size() + room]) {
+  const std::size_t list = at(strategy) * space.rooms.size() + room;
+  const double work_s = line_work_s(space, totals);
+  for (std::size_t k = 0; k < space.fitting[list].size(); ++k) {
+    if (space.fitting_lines[list][k].least_s(work_s) > limit) continue;
+    const std::int64_t r = space.fitting[list][k];
     const double quick_s = bound_s(r, -kInfinite, nullptr);
     if (quick_s <= limit && quick_s < kInfinite) queue.add(quick_s, r);
   }

@@ -1,6 +1,7 @@
 // The parts of a PlanSpace: what every layout costs that no chip changes. Private to the kernel.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -89,6 +90,11 @@ struct PlanRow {
 struct BoundLine {
   double slope;
   double height_s;
+
+  // No more than `bound_of_row` gives for its layout, whatever the last digits of its sums.
+  double least_s(double work_s) const noexcept {
+    return (slope * work_s + height_s) * (1.0 - 2e-9);
+  }
 };
 
 class RoomForBlocks;  // plan_rooms.hpp
@@ -133,6 +139,7 @@ class PlanSpaceImpl {
   std::vector<std::vector<BoundLine>> lines;  // [strategy][room]
   // [strategy][room]: rows that may fit, those with the least to pay for work first.
   std::vector<std::vector<std::int64_t>> fitting;
+  std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
 
   static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
   const LayerKindRecord& size_of(int strategy, int kind) const noexcept {
@@ -187,6 +194,12 @@ struct StepTotals {
   double backward_share;     // the largest share of a block's passes that is backward
 };
 StepTotals totals_of(const PlanSpaceImpl& space, int strategy, const KindTimes& times) noexcept;
+
+// Work that lines of layouts are asked for: recomputing could take less than nothing where times
+// are anyone's.
+inline double line_work_s(const PlanSpaceImpl& space, const StepTotals& t) noexcept {
+  return t.work_s + std::min(0.0, t.again_s) * space.blocks;
+}
 
 // Bytes that the fullest stage of the fastest plan of a layout needs at least, where no stage holds
 // more than `most` blocks.

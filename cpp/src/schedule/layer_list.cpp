@@ -277,8 +277,30 @@ class Improvement {
     for_ops(sources_, [&](int op) { choices->hold[op] = static_cast<std::int8_t>(until); });
   }
 
+  // No hiding schedule with these choices ends earlier: what runs alone, one after another, and in
+  // what is left of the time the longest path of the others.
+  double least_s(const Choices& choices) const noexcept {
+    double path_s[kMaxLayerOps];
+    double alone_s = 0.0;
+    double longest_s = 0.0;
+    for (int op = facts_.size() - 1; op >= 0; --op) {
+      path_s[op] = 0.0;
+      for_ops(facts_.after(op), [&](int next) { path_s[op] = std::max(path_s[op], path_s[next]); });
+      if ((inner_ & op_bit(op)) == 0) {
+        path_s[op] = facts_.tail_s(op);
+      } else {
+        const int u = choices.useful[op];
+        const double own_s = facts_.problem().modes[facts_.useful(op, u)].seconds;
+        (facts_.alone(op, u) ? alone_s : path_s[op]) += own_s;
+      }
+      longest_s = std::max(longest_s, path_s[op]);
+    }
+    return (alone_s + longest_s) * kRoundedDown;
+  }
+
   // What was tried before was no shorter than the shortest is now.
   bool keep_if_shorter(const Choices& changed) {
+    if (least_s(changed) >= reached_s_) return false;
     if (!tried_.insert(changed).second) return false;
     Hiding hiding(facts_, changed, reached_s_);
     const LayerSolution& made = hiding.run();

@@ -193,10 +193,12 @@ void one_case(unsigned seed) {
   CHECK(built(c) == Status::kOk);
   const KindTimes times = c.times();
   double best = kInfinite;
+  double least_bound = kInfinite;
   for (std::size_t k = 0; k < c.layouts.size(); ++k) {
     const LayoutRecord& l = c.layouts[k];
     const PlacedPlan plan = c.space.best_of_layout(k, times, c.room, kInfinite);
     const double bound = c.space.layout_bound_s(k, times, 0);
+    least_bound = std::min(least_bound, bound);
     best = std::min(best, plan.time_s);
     if (plan.time_s == kInfinite) {
       if (l.virtual_stages == 1) CHECK(brute_force(c, k) == kInfinite);
@@ -219,6 +221,9 @@ void one_case(unsigned seed) {
       CHECK(c.space.best_of_layout(k, times, c.room, 0.5 * plan.time_s).time_s == kInfinite);
     }
   }
+  // Held against one another, layouts are bounded more sharply than each for itself.
+  const double strategy_bound = c.space.strategy_bound_s(0, times, 0);
+  CHECK(strategy_bound >= least_bound && strategy_bound <= best);
   const PlacedPlan whole = c.space.best_of_strategy(0, times, times, 0, kInfinite);
   CHECK(whole.time_s == kInfinite ? best == kInfinite
                                   : std::abs(whole.time_s - best) <= 1e-12 * best);
