@@ -395,5 +395,8 @@ class Problem:
                     f"layout: {layout.width} x {layout.height} dies are not accepted with a "
                     f"micro-batch of {layout.microbatch}; {op.name} cannot be split over them"
                 )
-        made.assign(np.concatenate(first))
+        start = np.zeros(len(first), dtype=_core.OP_MAPPING_DTYPE)
+        for i, choice in enumerate(first):
+            start[i] = choice[0]
+        made.assign(start)
         return made
