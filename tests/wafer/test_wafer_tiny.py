@@ -15,7 +15,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
-from phaze_fast.wafer.bounds import quick_bound, roofline, tight_bound
+from phaze_fast.wafer.bounds import any_placement_bound, quick_bound, roofline, tight_bound
 from phaze_fast.wafer.layout import weighed_split
 from phaze_fast.wafer.mapping_rules import layout_faults
 from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
@@ -220,6 +220,7 @@ def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
     while checked < 30:
         problem = tiny_problem(rng)
         over = roofline(problem)
+        anywhere_s = any_placement_bound(problem)
         for layout in every_layout(problem):
             mapping = problem.mapping(layout)
             if mapping.ways() > 3e3:
@@ -229,6 +230,7 @@ def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
                 continue
             least = float(score["time_s"]) * (1 + 1e-12)
             assert over.bound_s(problem, layout) <= least
+            assert anywhere_s <= least
             relaxation = mapping.relaxation()
             free = relaxation.bound(1.0, 0.0)[0]
             assert free <= quick_bound(problem, layout, relaxation, free) <= least
@@ -240,6 +242,25 @@ def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
             assert enough <= tight_bound(problem, layout, relaxation, 0.0, enough) <= least
             checked += 1
     assert streamed > 3
+
+
+def test_a_bound_over_any_placement_is_met_by_one_operator_on_one_die():
+    """A chain without conversions on all dies takes what the bound says, but for the optimiser."""
+    rng = random.Random(3)
+    for _ in range(10):
+        work = tiny_workload(rng)
+        wafer = presets.wafer("dram-wafer").replace(columns=1, rows=1)
+        problem = Problem(BERT, wafer, WaferTraining(6), work=work)
+        best = min(
+            float(problem.mapping(layout).score()["time_s"][0] - _tail_s(problem, layout))
+            for layout in problem.layouts()
+        )
+        assert any_placement_bound(problem) <= best * (1 + 1e-12)
+        assert best == pytest.approx(any_placement_bound(problem), rel=1e-6)
+
+
+def _tail_s(problem: Problem, layout: Layout) -> float:
+    return float(problem.mapping(layout).score()["tail_s"][0])
 
 
 def short_of_room(rng: random.Random) -> Problem | None:
