@@ -395,8 +395,5 @@ class Problem:
                     f"layout: {layout.width} x {layout.height} dies are not accepted with a "
                     f"micro-batch of {layout.microbatch}; {op.name} cannot be split over them"
                 )
-        start = np.zeros(len(first), dtype=_core.OP_MAPPING_DTYPE)
-        for i, choice in enumerate(first):
-            start[i] = choice[0]
-        made.assign(start)
+        made.assign(np.array([choice[0] for choice in first], dtype=_core.OP_MAPPING_DTYPE))
         return made
