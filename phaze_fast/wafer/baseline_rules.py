@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -104,13 +105,17 @@ def megatron_candidates(
     codes = [outputs_of(problem, mode) for mode in outputs]
     modes = tuple(weights)
 
+    @cache  # one plan serves many micro-batches, stages and schedules
+    def plan(axis_assignment: AxisAssignment, shared: bool, mode: str, spread: bool) -> Array:
+        found = megatron_op_mappings(problem, axis_assignment, shared, mode, spread)
+        found.setflags(write=False)
+        return found
+
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear):
             for shared in (False, True) if t > 1 else (False,):
                 for mode, spread in product(modes, expert_ways(problem)):
-                    op_mappings = megatron_op_mappings(
-                        problem, axis_assignment, shared, mode, spread
-                    )
+                    op_mappings = plan(axis_assignment, shared, mode, spread)
                     for each in codes:
                         yield op_mappings, each
 

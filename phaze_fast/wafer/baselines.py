@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,7 @@ class _Tuner:
         self.roofline = roofline(problem)
         self.evaluations = 0
         self.compiled: dict[Layout, _core.Mapping | None] = {}
+        self.tiled: dict[tuple[bytes, int], Array] = {}
 
     def mapping(self, layout: Layout) -> _core.Mapping | None:
         if layout not in self.compiled:
@@ -99,6 +101,13 @@ class _Tuner:
             except InvalidInputError:
                 self.compiled[layout] = None
         return self.compiled[layout]
+
+    def outputs(self, codes: Array, stages: int) -> Array:
+        """Codes of all stages, which are those of one."""
+        key = (codes.tobytes(), stages)
+        if key not in self.tiled:
+            self.tiled[key] = np.tile(codes, stages)
+        return self.tiled[key]
 
     def best(
         self,
@@ -120,7 +129,7 @@ class _Tuner:
                     mapping.assign(op_mappings)
                 except InvalidInputError:
                     continue
-                outputs = None if codes is None else np.tile(codes, layout.stages)
+                outputs = None if codes is None else self.outputs(codes, layout.stages)
                 score = mapping.score(outputs)[0]
                 self.evaluations += 1
                 over = float(score["over_bytes"] + score["stream_over_bytes"])
@@ -181,8 +190,14 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
 def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encoding]) -> Candidates:
     codes = outputs_of(problem, "none")
 
+    @cache  # the same layouts are tried in rank order and in tiles
+    def op_mappings_on(layout: Layout) -> Array:
+        found = plan(problem, layout).arrays(problem)[0]
+        found.setflags(write=False)
+        return found
+
     def candidates(layout: Layout) -> Iterator[Candidate]:
-        yield plan(problem, layout).arrays(problem)[0], codes
+        yield op_mappings_on(layout), codes
 
     return candidates
 

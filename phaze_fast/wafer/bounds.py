@@ -21,6 +21,7 @@ _STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the stream f
 
 __all__ = [
     "Roofline",
+    "any_placement_bound",
     "priced_mappings",
     "quick_bound",
     "quickest_s",
@@ -97,6 +98,39 @@ def work_bound(problem: Problem, layout: Layout) -> float:
     True
     """
     return _step_s(problem, layout, problem.least_work(layout)) * (1.0 - 1e-9)  # rounding
+
+
+def any_placement_bound(problem: Problem) -> float:
+    """Keep all dies busy with operators that are each split as suits them best.
+
+    Unlike the bound of a search, it also holds for stages of unequal shape and for operators on
+    disjoint groups of dies: whichever dies an operator stands on, evenly split over one of the
+    group sizes and with one of the micro-batches of `Problem.layouts`, it keeps them for so long.
+    Memory, collectives and idle stages are left out. Every group size is priced: seconds for large
+    wafers.
+
+    Returns
+    -------
+    float
+        Seconds of a step.
+
+    Examples
+    --------
+    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> roofline_s = quickest_s(problem)
+    >>> roofline_s <= any_placement_bound(problem) < 2 * roofline_s
+    True
+    """
+    shares = {(each.dies, each.microbatch) for each in problem.layouts()}
+    least = [float("inf")] * 3
+    for dies, microbatch in sorted(shares):
+        work = problem.least_work(Layout(dies, 1, 1, microbatch))
+        own = (work.before_s, work.block_s, work.behind_s)
+        least = [min(a, dies / microbatch * b) for a, b in zip(least, own, strict=True)]
+    before, block, behind = least
+    sequence_s = before + problem.work.blocks * block + behind
+    every = problem.wafer.dies * problem.wafer.joined
+    return problem.training.global_batch * sequence_s / every * (1.0 - 1e-9)  # rounding
 
 
 def roofline(problem: Problem) -> Roofline:

@@ -85,13 +85,14 @@ class Encoding:
         slots = slots_of(self.layout.width, self.layout.height)
         op_mappings = np.zeros(len(self.operator_mappings), dtype=_core.OP_MAPPING_DTYPE)
         outputs = np.zeros((self.layout.stages, len(self.operator_mappings)), dtype=np.uint8)
+        masks = op_mappings["slots"]
         for i, op_mapping in enumerate(self.operator_mappings):
             at = 0
             for runs in (op_mapping.x, op_mapping.y):
                 for role, factor in runs:
                     rest = factor
                     while rest > 1:
-                        op_mappings[i]["slots"][ROLES.index(role)] |= 1 << at
+                        masks[i, ROLES.index(role)] |= 1 << at
                         rest //= slots[at].size
                         at += 1
             op_mappings[i]["mode"] = WEIGHTS.index(op_mapping.weights)
@@ -109,8 +110,9 @@ class Encoding:
         slots = slots_of(layout.width, layout.height)
         by_stage = outputs.reshape(layout.stages, -1)
         found = []
+        every = op_mappings["slots"].tolist()
         for i, op in enumerate(problem.work.operators):
-            masks = [int(mask) for mask in op_mappings[i]["slots"]]
+            masks = every[i]
             axes: list[Runs] = []
             for axis in (0, 1):
                 assigned = [

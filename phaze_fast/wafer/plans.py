@@ -158,10 +158,11 @@ def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
             f"weights: {weights!r} is not accepted; {nearest(weights, WEIGHTS)}"
         )
     op_mappings = np.zeros(len(roles), dtype=_core.OP_MAPPING_DTYPE)
+    slots = op_mappings["slots"]
     for i, given in enumerate(roles):
         for role, mask in given.items():
-            op_mappings[i]["slots"][ROLES.index(role)] = mask
-        op_mappings[i]["mode"] = WEIGHTS.index(weights)
+            slots[i, ROLES.index(role)] = mask
+    op_mappings["mode"] = WEIGHTS.index(weights)
     return op_mappings
 
 

@@ -395,5 +395,5 @@ class Problem:
                     f"layout: {layout.width} x {layout.height} dies are not accepted with a "
                     f"micro-batch of {layout.microbatch}; {op.name} cannot be split over them"
                 )
-        made.assign(np.concatenate(first))
+        made.assign(np.array([choice[0] for choice in first], dtype=_core.OP_MAPPING_DTYPE))
         return made

@@ -195,7 +195,7 @@ class Mapping {
   bool legal(int op, const OpMapping& op_mapping) const noexcept;
 
   // Whether it has weights, so that its mode makes a difference.
-  bool weighted(int op) const noexcept;
+  bool weighted(int op) const noexcept { return weighted_[static_cast<std::size_t>(op)] != 0; }
 
   // Every legal way to deal the slots of one operator, in a fixed order.
   const std::vector<OpMapping>& choices(int op) const noexcept {
@@ -208,10 +208,11 @@ class Mapping {
   // One operator, and only the terms that it touches.
   void change(int op, const OpMapping& op_mapping);
 
-  // Several operators: propose() each, then settle() computes the terms that they touch, once;
-  // withdraw() takes back all that was proposed since the last keep(), without computing anything.
+  // Several operators: propose() each, then settle() computes the terms that they touch, once, and
+  // says whether any could have changed, so that the score is another one; withdraw() takes back
+  // all that was proposed since the last keep(), without computing anything.
   void propose(int op, const OpMapping& op_mapping);
-  void settle();
+  bool settle();
   void withdraw() noexcept;
   void keep() noexcept;
 
@@ -325,6 +326,7 @@ class Mapping {
   std::vector<std::vector<std::int32_t>> fans_of_;  // that an operator begins or ends
   std::vector<std::vector<std::int32_t>> forced_;   // unkept operators run again with each one
   std::vector<std::vector<OpMapping>> choices_;
+  std::vector<std::uint8_t> weighted_;
 
   std::vector<OpMapping> op_mappings_;
   std::vector<Node> nodes_;

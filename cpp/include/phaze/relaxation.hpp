@@ -42,7 +42,7 @@ class Relaxation {
     double work_s, forward_s, blocking_s, blocking_f_s, stash_bytes;
   };
   struct Kept {  // of one operator mapping in one weight mode
-    double hidden_s, stream_s, state_bytes;
+    double hidden_s, stream_s, state_bytes, gathered_bytes;
   };
   struct Prices {  // of the operator mappings of one operator, each in its cheapest mode
     std::vector<double> cost;
@@ -59,6 +59,7 @@ class Relaxation {
     std::vector<OpMapping> op_mappings;
   };
 
+  void share_gathers();
   Prices priced(int op, const Weights& weights) const;
   double convert_s(std::size_t at, int before, int here) const;
   double known(const std::vector<Prices>& prices, double phi) const;
@@ -75,8 +76,9 @@ class Relaxation {
   std::vector<std::vector<Kept>> kept_;  // of each operator, by operator mapping and mode
   std::vector<std::vector<std::uint8_t>> modes_;  // that make a difference to each operator
   double held_bytes_;
-  double idle_share_;      // of the other stages' work, that the slowest one waits at least
-  std::vector<int> last_;  // the last chain, as places among the choices
+  std::vector<double> gathers_;  // of each operator: its share of the weights that are gathered
+  double idle_share_;            // of the other stages' work, that the slowest one waits at least
+  std::vector<int> last_;        // the last chain, as places among the choices
   double theta_ = -1.0, phi_ = -1.0;  // of what follows
   Block free_{};                      // without a price
 };

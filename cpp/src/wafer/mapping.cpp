@@ -10,12 +10,6 @@ constexpr auto kRole = [](Role role) { return static_cast<std::size_t>(role); };
 
 }  // namespace
 
-bool Mapping::weighted(int op) const noexcept {
-  const auto row = parameters_.begin() + static_cast<std::ptrdiff_t>(kAt(op) * columns_);
-  return std::any_of(row, row + static_cast<std::ptrdiff_t>(columns_),
-                     [](double count) { return count > 0.0; });
-}
-
 // ---- states of a tensor along the slots ----
 
 Mapping::State Mapping::state(int op, const OpMapping& g, std::uint16_t features,
@@ -323,8 +317,21 @@ void Mapping::propose(int op, const OpMapping& op_mapping) {
   op_mappings_[kAt(op)] = op_mapping;
 }
 
-void Mapping::settle() {
+bool Mapping::settle() {
   Proposed& p = proposed_;
+  bool differs = false;
+  const std::size_t first = p.op_mappings.size() - p.touched.size();
+  for (std::size_t i = 0; i < p.touched.size(); ++i) {
+    const std::int32_t op = p.touched[i];
+    const OpMapping& now = op_mappings_[kAt(op)];
+    const OpMapping& before = p.op_mappings[first + i].second;
+    differs = differs || now.slots != before.slots || now.algorithm != before.algorithm ||
+              (now.mode != before.mode && weighted(op));
+  }
+  if (!differs) {  // a mode counts only where there are weights
+    p.touched.clear();
+    return false;
+  }
   p.seen.assign(fans_.size(), 0);
   for (const std::int32_t op : p.touched) {
     p.nodes.emplace_back(op, nodes_[kAt(op)]);
@@ -339,6 +346,7 @@ void Mapping::settle() {
     }
   }
   p.touched.clear();
+  return true;
 }
 
 void Mapping::withdraw() noexcept {

@@ -53,10 +53,10 @@ class Mover {
     }
   }
 
-  // Changes the mapping; withdraw() takes it back, keep() does not.
-  void propose() {
+  // Changes the mapping; withdraw() takes it back, keep() does not. False where its score stays.
+  bool propose() {
     choose();
-    mapping_.settle();
+    return mapping_.settle();
   }
 
  private:
@@ -196,10 +196,14 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
   for (std::int64_t step = 0; step < rules.steps; ++step) {
     const double left = 1.0 - static_cast<double>(step) / static_cast<double>(rules.steps);
     const double accepted = rules.start * left * left;
-    mover.propose();
+    const bool differs = mover.propose();
+    ++found.evaluations;
+    if (!differs) {
+      mapping.keep();
+      continue;
+    }
     const double limit = now * (1.0 + accepted);
     score = mapping.score({}, nullptr, limit, kShortage);  // the objective is no less than the time
-    ++found.evaluations;
     const double next = soft_objective(mapping, score);
     if (!(next <= limit)) {
       mapping.withdraw();

@@ -108,6 +108,12 @@ Mapping::Mapping(const MapProblem& p)
     }
     std::sort(found.begin(), found.end());
   }
+  for (std::size_t i = 0; i < ops_.size(); ++i) {
+    const auto row = parameters_.begin() + static_cast<std::ptrdiff_t>(i * columns_);
+    const bool any = std::any_of(row, row + static_cast<std::ptrdiff_t>(columns_),
+                                 [](double count) { return count > 0.0; });
+    weighted_.push_back(any ? 1 : 0);
+  }
   // No proposal has more changes, so that none of them runs out of memory half way.
   proposed_.op_mappings.reserve(4 * ops_.size());
   proposed_.nodes.reserve(4 * ops_.size());

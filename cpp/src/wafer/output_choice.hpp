@@ -135,10 +135,17 @@ class Chooser {
   void compare() noexcept {
     compared_ = true;
     std::array<double, kMaxMapOps> by_work, by_hidden;  // what computing it again adds
+    spent_s_[0] = again_bytes_[0] = 0.0;
+    again_end_ = 0;
     for (int i = 0; i < count_; ++i) {
       const Item& item = *order_[place(i)];
       const double cost = again_s(item);
       cost_[place(i)] = cost;
+      if (item.recompute) {  // those that are not come last
+        spent_s_[place(i) + 1] = spent_s_[place(i)] + cost;
+        again_bytes_[place(i) + 1] = again_bytes_[place(i)] + item.saved_bytes;
+        again_end_ = i + 1;
+      }
       size_[place(i)] = item.saved_bytes;
       saved_per_s_[place(i)] = item.recompute && cost != 0.0 ? item.saved_bytes / cost : 0.0;
       free_bytes_[place(i)] = cost == 0.0 ? item.saved_bytes : 0.0;
@@ -164,6 +171,15 @@ class Chooser {
       worse_[place(i)] = item.recompute ? worse : 0;
     }
   }
+  // No less than what items from `at` on save when computed again in parts in so much time.
+  double again_within(int at, double left_s) const noexcept {
+    if (gained_s_ > 0.0) return rest_[place(at)];
+    const double until = spent_s_[place(at)] + left_s;
+    int i = at;
+    while (i < again_end_ && spent_s_[place(i) + 1] <= until) ++i;
+    const double whole = again_bytes_[place(i)] - again_bytes_[place(at)];
+    return i < again_end_ ? whole + (until - spent_s_[place(i)]) * saved_per_s_[place(i)] : whole;
+  }
   // Whether items from `at` on could save what is missing in less than `most_s`: those that fit by
   // themselves computed again in parts, the cheapest first, and so many bytes moved as there is
   // time for.
@@ -175,6 +191,8 @@ class Chooser {
     if (offloads_) {
       away = std::min((most_s - s.stream) / stream_s_per_byte_, stream_room_ - s.moved);
     }
+    const double missing = needed_ - s.saved;
+    if ((again_within(at, left_s) + away) * (1.0 + 1e-9) < missing) return false;
     double rest_s = left_s, again = 0.0, moved = 0.0, either = 0.0;
     for (int i = at; i < count_; ++i) {
       const double cost = cost_[place(i)], size = size_[place(i)];
@@ -187,7 +205,7 @@ class Chooser {
       either += in ? size : out;
     }
     const double most = std::min(either, again + std::min(away, moved));
-    return most * (1.0 + 1e-12) >= needed_ - s.saved;
+    return most * (1.0 + 1e-12) >= missing;
   }
   // The time of some choice that saves enough: the first so many computed again, the costliest of
   // the others moved off the wafer, less what then proves unneeded.
@@ -243,7 +261,8 @@ class Chooser {
             s.moved + item.saved_bytes};
   }
   // One more item with its output chosen: done where enough is saved, else those that follow.
-  void follow(int at, const Sums& s) {
+  // `sure`: what the item before it could save by itself, it now saves, so that may_fit() stays.
+  void follow(int at, const Sums& s, bool sure = false) {
     if (s.saved >= needed_) {  // computing still more again never makes a step shorter
       const double time_s =
           std::max(forward_s(s) + s.blocking + std::max(s.work, s.hidden), s.stream);
@@ -255,17 +274,18 @@ class Chooser {
     } else if (at < count_ && s.saved + rest_[place(at)] >= needed_ && best_s_ > least_s_) {
       // Relative slack: a bound that ties but for rounding is no improvement.
       const double most = best_s_ * (1.0 - 1e-12);
-      if (may_fit(at, s, most)) descend(at, s);
+      if (sure || may_fit(at, s, most)) descend(at, s, most);
     }
   }
   // Of two items the one that saves no less and costs no more is computed again first; of two that
   // are as large, the earlier one is moved first.
-  void descend(int at, const Sums& s) {
+  void descend(int at, const Sums& s, double most_s) {
     const Item& item = *order_[place(at)];
     const std::uint64_t bit = std::uint64_t{1} << at, barred = barred_;
     if (item.recompute && (barred & bit) == 0) {
       now_[place(at)] = static_cast<std::uint8_t>(Output::kRecompute);
-      follow(at + 1, again(s, item));
+      const double left_s = most_s - (forward_s(s) + s.blocking + (by_work_ ? s.work : s.hidden));
+      follow(at + 1, again(s, item), cost_[place(at)] <= left_s);
     }
     barred_ |= worse_[place(at)];
     const bool room = s.moved + item.saved_bytes <= stream_room_;
@@ -288,10 +308,12 @@ class Chooser {
   std::array<double, kMaxMapOps> cost_, size_, saved_per_s_, free_bytes_, movable_bytes_;
   std::array<std::uint64_t, kMaxMapOps> worse_;  // later items that save no more and cost no less
   std::array<std::uint64_t, kMaxMapOps> equal_;  // earlier items that are as large
-  double gained_s_ = 0.0;                        // by items that cost less than nothing
-  std::uint64_t barred_ = 0, kept_ = 0;          // not to be computed again; kept so far
-  double sure_ = 0.0;                            // bytes that computing again saves in all
-  double least_s_ = 0.0;                         // no choice takes less
+  std::array<double, kMaxMapOps + 1> spent_s_, again_bytes_;  // by all items before
+  int again_end_ = 0;                    // items from here on cannot be computed again
+  double gained_s_ = 0.0;                // by items that cost less than nothing
+  std::uint64_t barred_ = 0, kept_ = 0;  // not to be computed again; kept so far
+  double sure_ = 0.0;                    // bytes that computing again saves in all
+  double least_s_ = 0.0;                 // no choice takes less
   double waits_f_s_, work_f_s_, stream_room_ = 0.0;
   bool by_work_;
   int count_;

@@ -60,7 +60,8 @@ Relaxation::Relaxation(const Mapping& mapping)
       for (const std::uint8_t w : modes_[kAt(op)]) {
         op_mapping.mode = w;
         n = mapping.node(op, op_mapping);
-        kept_[kAt(op)].push_back({n.hidden_f_s + n.hidden_b_s, n.stream_s, n.state_bytes});
+        kept_[kAt(op)].push_back(
+            {n.hidden_f_s + n.hidden_b_s, n.stream_s, n.state_bytes, n.gathered_bytes});
         least_kept = std::min(least_kept, n.state_bytes + flight * n.stash_bytes);
         least_live = std::min(least_live, n.live_bytes);
       }
@@ -75,8 +76,28 @@ Relaxation::Relaxation(const Mapping& mapping)
     live = std::max(live, least_live);
   }
   held_bytes_ = ends + live;
+  share_gathers();
   idle_share_ = 1.0 / mapping.rules().chunks;
   if (mapping.rules().zero_bubble != 0) idle_share_ = std::max(0.0, 1.0 - 2.0 * weight_share);
+}
+
+// A stage has room for two gathered weights, the largest of any operator's: no less than a mean of
+// several. The operators of a block whose weights are largest when nothing splits them share it.
+void Relaxation::share_gathers() {
+  std::vector<double> most(kAt(mapping_.ops()), 0.0);
+  for (int op = 0; op < mapping_.ops(); ++op) {
+    if (mapping_.op(op).part != 1) continue;
+    for (const Kept& kept : kept_[kAt(op)]) {
+      most[kAt(op)] = std::max(most[kAt(op)], kept.gathered_bytes);
+    }
+  }
+  const double largest = *std::max_element(most.begin(), most.end());
+  gathers_.assign(most.size(), 0.0);
+  if (!(largest > 0.0) || mapping_.blocks()[0] == 0) return;
+  const auto count = std::count(most.begin(), most.end(), largest);
+  for (std::size_t op = 0; op < most.size(); ++op) {
+    if (most[op] == largest) gathers_[op] = 2.0 / static_cast<double>(count);
+  }
 }
 
 // Least cost of an operator's own terms over weight modes and outputs.
@@ -112,7 +133,10 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
       const Kept& mode = kept_[kAt(op)][h * modes.size() + w];
       double cost = own.blocking_s + theta * own.work_s + (1.0 - theta) * mode.hidden_s;
       cost = (1.0 - phi) * cost + phi * mode.stream_s;
-      if (price > 0.0) cost += price * blocks * mode.state_bytes + out;
+      if (price > 0.0) {
+        const double gathered = gathers_[kAt(op)] * mode.gathered_bytes;
+        cost += price * (blocks * mode.state_bytes + gathered) + out;
+      }
       if (!(cost < found.cost[h])) continue;
       found.cost[h] = cost;
       found.mode[h] = modes[w];
