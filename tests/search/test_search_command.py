@@ -1,6 +1,7 @@
 """The search as a command: its document, what it refuses, interrupts and progress."""
 
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -48,12 +49,13 @@ def test_the_command_gives_the_document(few, tmp_path, capsys):
 
 
 def test_the_command_says_what_is_wrong(few, tmp_path, capsys):
+    said_of_pages = "cannot be written" if find_spec("plotly") else "--report needs Plotly"
     for words, said in (
         (["--pareto", "time,aera"], "area"),
         (["--space", "published2"], "published"),
         (["--weights", "a"], "weights"),
         (["--baselines", "some"], "baselines"),
-        (["--report", str(tmp_path / "none" / "x.html")], "cannot be written"),
+        (["--report", str(tmp_path / "none" / "x.html")], said_of_pages),
         (["--hbm", "32,x"], "hbm"),
     ):
         assert main([*COMMAND, "--space", str(few), *words]) == 2
