@@ -310,16 +310,19 @@ def test_a_reader_that_goes_away_is_no_error():
     assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
 
 
+SILENT = [
+    ("plan bert-large --chip h100 --devices 4 --global-batch 8", "plans"),
+    ("space tpuv4-area", "points"),
+    ("predict bert-large --chip h100 --devices 4 --dp 4 --global-batch 8", "time_s"),
+    (f"search bertlarge --space {EXAMPLES / 'small_space.yaml'}", "best"),
+    ("sweep bert-large --chip h100 --devices 4 --global-batch 8", "rows"),
+    ("wafer bertlarge --wafer dojo-tile-like --global-batch 64 --steps 100 --seeds 1", "ours"),
+]
+
+
 @pytest.mark.parametrize(
     ("words", "field"),
-    [
-        ("space tpuv4-area", "points"),
-        ("plan bert-large --chip h100 --devices 4 --global-batch 8", "plans"),
-        ("predict bert-large --chip h100 --devices 4 --dp 4 --global-batch 8", "time_s"),
-        (f"search bertlarge --space {EXAMPLES / 'small_space.yaml'}", "best"),
-        ("sweep bert-large --chip h100 --devices 4 --global-batch 8", "rows"),
-        ("wafer bertlarge --wafer dojo-tile-like --global-batch 64 --steps 100 --seeds 1", "ours"),
-    ],
+    [SILENT[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in SILENT[1:])],
 )
 def test_silence_on_standard_error_costs_no_answer(words, field):
     command = f"{sys.executable} -m phaze_fast {words} --json 2>&-"
