@@ -162,7 +162,7 @@ def hold_fastest(model, cluster, found, modes):
     return sum(":" in stage.recompute for stage in found.stages)
 
 
-@some_or_many(24, 150, thorough=True)
+@some_or_many(12, 150, thorough=True)
 def test_every_stage_recomputes_what_makes_it_fastest(cases):
     held = mixed = seed = 0
     while held < cases:
@@ -178,7 +178,7 @@ def test_every_stage_recomputes_what_makes_it_fastest(cases):
 
 def test_auto_tries_every_mode_and_every_mix():
     held = mixed = seed = 0
-    while held < 3:
+    while held < 2:
         seed += 1
         model, cluster, step = random_case(random.Random(10_005 + seed))
         if model.layers + model.encoder_layers > 4:
@@ -190,7 +190,7 @@ def test_auto_tries_every_mode_and_every_mix():
             spec = PlanSpec.of(plans.best).replace(recompute="auto")
             assert predict(model, cluster, spec) == plans.best
             held += 1
-    assert mixed >= 2
+    assert mixed >= 1
 
 
 def test_whole_stages_are_alike_where_blocks_may_not_differ():
