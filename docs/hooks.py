@@ -3,11 +3,10 @@
 import re
 
 import click
-import typer.main
 from mkdocs.structure.pages import Page
 
 import phaze_fast
-from phaze_fast.cli.app import app
+from phaze_fast.cli.app import program
 
 
 def _plain(text: str) -> str:
@@ -30,7 +29,7 @@ def _command(name: str, command: click.Command) -> str:
 
 
 def _commands() -> str:
-    commands = typer.main.get_command(app).commands
+    commands = program().commands
     return "\n".join(_command(name, commands[name]) for name in commands)
 
 

@@ -1,84 +1,43 @@
-"""The program that the commands of the other files make up."""
+"""The program that the commands of the other files make up, loaded as far as a call needs them."""
 
 from __future__ import annotations
 
 import sys
+from functools import cache
+from importlib import import_module
 from typing import Annotated
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
-from phaze_fast.cli import (
-    backtest,
-    calibrate,
-    collectives,
-    costs,
-    explain,
-    exports,
-    hardware,
-    models,
-    placements,
-    plans,
-    predict,
-    reproduce,
-    schedules,
-    search,
-    show,
-    sweep,
-    trace,
-    validation,
-    wafer,
-)
+__all__ = ["COMMANDS", "program"]
 
-__all__ = ["app"]
+_PARTS: dict[str, tuple[str, ...]] = {
+    "search": ("search",),
+    "backtest": ("backtest",),
+    "wafer": ("wafer",),
+    "models": ("models",),
+    "trace": ("trace",),
+    "show": ("show",),
+    "hardware": ("chips", "fabrics", "wafers", "space", "check", "schema"),
+    "costs": ("estimate",),
+    "validation": ("validate",),
+    "calibrate": ("calibrate",),
+    "schedules": ("schedule",),
+    "placements": ("place",),
+    "plans": ("plan",),
+    "predict": ("predict",),
+    "sweep": ("sweep",),
+    "exports": ("export",),
+    "explain": ("explain", "diff", "trace-compare"),
+    "reproduce": ("reproduce",),
+    "collectives": ("collective",),
+}
+"""The commands that each file adds, in the order in which help lists them."""
 
-app = typer.Typer(
-    name="phaze-fast",
-    help="Accelerator, operator schedule and device placement for training, searched together.",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        from phaze_fast import __version__
-
-        sys.stdout.write(f"phaze-fast {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Accelerator, operator schedule and device placement for training, searched together."""
-
-
-for _part in (
-    search,
-    backtest,
-    wafer,
-    models,
-    trace,
-    show,
-    hardware,
-    costs,
-    validation,
-    calibrate,
-    schedules,
-    placements,
-    plans,
-    predict,
-    sweep,
-    exports,
-    explain,
-    reproduce,
-    collectives,
-):
-    _part.add_commands(app)
+COMMANDS: dict[str, str] = {name: part for part, names in _PARTS.items() for name in names}
+"""The file that each command is in."""
 
 _EXAMPLES = {
     "search": "search gpt3-175b --space published --report page.html",
@@ -99,7 +58,47 @@ _EXAMPLES = {
 }
 """An example of each command whose own text has none."""
 
-for _command in app.registered_commands:
-    _name = _command.name or getattr(_command.callback, "__name__", "")
-    if _name in _EXAMPLES and not _command.epilog:
-        _command.epilog = f"Example: phaze-fast {_EXAMPLES[_name]}"
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from phaze_fast import __version__
+
+        sys.stdout.write(f"phaze-fast {__version__}\n")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Accelerator, operator schedule and device placement for training, searched together."""
+
+
+def program(command: str = "") -> TyperGroup:
+    """Load the program as far as a command needs it; whole for any other word.
+
+    Loading every file and all options takes longer than many answers.
+    """
+    return _program(COMMANDS.get(command, ""))
+
+
+@cache
+def _program(part: str) -> TyperGroup:
+    app = typer.Typer(
+        name="phaze-fast",
+        help="Accelerator, operator schedule and device placement for training, searched together.",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    for name in (part,) if part else _PARTS:
+        import_module(f"phaze_fast.cli.{name}").add_commands(app)
+    for command in app.registered_commands:
+        word = command.name or getattr(command.callback, "__name__", "")
+        if word in _EXAMPLES and not command.epilog:
+            command.epilog = f"Example: phaze-fast {_EXAMPLES[word]}"
+    group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
+    return group

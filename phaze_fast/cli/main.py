@@ -79,11 +79,9 @@ def _with_options(message: str, arguments: list[str] | None) -> str:
     """Name the option that was typed where a message begins with the field it gave."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        import typer.main
+        from phaze_fast.cli.app import program
 
-        from phaze_fast.cli.app import app
-
-        command = typer.main.get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+        command = program(words[0]).commands[words[0]]
         options = {
             str(each.name): each.opts[0] for each in command.params if each.opts[0].startswith("-")
         }
@@ -103,13 +101,14 @@ def _with_options(message: str, arguments: list[str] | None) -> str:
 def _run(arguments: list[str] | None) -> int:
     import typer
 
-    from phaze_fast.cli.app import app
+    from phaze_fast.cli.app import program
 
+    words = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
-        outcome = app(args=arguments, standalone_mode=False)
+        outcome = program(*words[:1]).main(args=arguments, standalone_mode=False)
         if sys.stdout is not None:  # it was closed
             sys.stdout.flush()
     except typer.Exit as done:
@@ -118,7 +117,7 @@ def _run(arguments: list[str] | None) -> int:
         raise KeyboardInterrupt from None
     if outcome == INTERRUPTED:  # how the option parser passes an interrupt on
         raise KeyboardInterrupt
-    if not (sys.argv[1:] if arguments is None else arguments):
+    if not words:
         return BAD_INPUT  # help that nobody asked for, which older parsers call done
     return outcome if isinstance(outcome, int) else DONE
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from phaze_fast.cli import app
 from phaze_fast.hardware import presets
 
 
@@ -267,6 +268,23 @@ def test_help_and_version(run):
         assert code == 0
         assert "Usage" in out
     assert run()[0] == 2
+
+
+def test_a_command_loads_its_own_file_alone_and_is_the_same_as_in_the_whole(run):
+    whole = app.program()
+    assert list(whole.commands) == list(app.COMMANDS)
+    assert whole is app.program("--help") is app.program("no-such-command")
+    for name, part in app.COMMANDS.items():
+        alone = app.program(name)
+        same = [each for each, file in app.COMMANDS.items() if file == part]
+        assert list(alone.commands) == same
+        texts = [group.commands[name] for group in (alone, whole)]
+        assert texts[0].help == texts[1].help
+        assert texts[0].epilog == texts[1].epilog
+        assert [p.opts for p in texts[0].params] == [p.opts for p in texts[1].params]
+    code, _, err = run("plam")
+    assert code == 2
+    assert "plan" in err
 
 
 def test_a_bug_shows_no_traceback(run, monkeypatch):

@@ -3,14 +3,13 @@
 import json
 
 import pytest
-import typer.main
 
-from phaze_fast.cli.app import app
+from phaze_fast.cli.app import program
 from phaze_fast.cli.main import main
 from phaze_fast.cli.output import is_narrow
 
 STEP = ["--chip", "H100", "--devices", "16", "--global-batch", "32"]
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = program().commands
 
 
 @pytest.fixture(scope="module")

@@ -175,11 +175,9 @@ def test_no_two_modules_say_the_same():
 
 
 def commands():
-    import typer.main
+    from phaze_fast.cli.app import program
 
-    from phaze_fast.cli.app import app
-
-    return set(typer.main.get_command(app).commands)
+    return set(program().commands)
 
 
 def imported(path):

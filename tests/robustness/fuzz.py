@@ -197,11 +197,9 @@ def text_of(rng, kind):
 @cache
 def options_of(name):
     """Options of a command as the program itself lists them: (words, whether it takes a value)."""
-    import typer.main
+    from phaze_fast.cli.app import program
 
-    from phaze_fast.cli.app import app
-
-    found = typer.main.get_command(app).commands[name]
+    found = program(name).commands[name]
     skipped = {"--help", "--executor", "--output", "--resume", "--cache", "--report", "--parquet"}
     skipped |= {"--emit-benchmark", "--csv", "--latex", "--write", "--samples"}
     return [
