@@ -116,7 +116,9 @@ def any_placement_bound(problem: Problem) -> float:
 
     Examples
     --------
-    >>> problem = Problem("bertlarge", "dram-wafer")
+    >>> from phaze_fast.hardware import presets
+    >>> small = presets.wafer("dram-wafer").replace(columns=2, rows=2)
+    >>> problem = Problem("bertlarge", small)
     >>> roofline_s = quickest_s(problem)
     >>> roofline_s <= any_placement_bound(problem) < 2 * roofline_s
     True

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from phaze_fast.cli.main import main
 
 
@@ -51,6 +53,7 @@ def test_a_chip_that_was_not_fitted_says_so(capsys):
     assert data["calibration"]["fitted"] is False
 
 
+@pytest.mark.slow
 def test_every_chip_with_a_usual_fabric_has_plans(capsys):
     """At 256 devices, which every fabric holds."""
     from phaze_fast.hardware import presets

@@ -39,6 +39,7 @@ def slow_ones(names, *slow):
 LONG_EXAMPLES = [
     f"phaze_fast.{name}" for name in ("wafer.comparison", "wafer.searches", "baselines.backtest")
 ]
+LONG_PAGES = [ROOT / "docs" / name for name in ("start.md", "sharing.md")]
 
 
 @pytest.mark.parametrize("name", slow_ones(MODULES, *LONG_EXAMPLES))
@@ -71,7 +72,11 @@ def test_there_are_console_commands():
 
 
 @pytest.mark.checkout
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "page",
+    slow_ones([page for page in PAGES if commands(page)], *LONG_PAGES),
+    ids=lambda p: p.name,
+)
 def test_console_commands_run(page, capsys, tmp_path, monkeypatch):
     for folder in ("tests", "examples", "docs"):  # what commands write stays out of the checkout
         (tmp_path / folder).symlink_to(ROOT / folder)

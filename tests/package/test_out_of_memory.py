@@ -67,6 +67,7 @@ print("MemoryError", refused)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the address space")
+@pytest.mark.slow
 def test_running_out_of_memory_is_a_memory_error():
     program = f"SPARE_MIB = {SPARE_MIB}\n" + textwrap.dedent(PROGRAM)
     run = subprocess.run(

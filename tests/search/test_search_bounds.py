@@ -322,7 +322,7 @@ def same_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("same_patience")
 def test_the_search_finds_what_looking_at_everything_finds() -> None:
-    assert sum(_hold_search(seed) for seed in range(4)) > 0
+    assert sum(_hold_search(seed) for seed in range(2)) > 0
 
 
 @pytest.mark.slow

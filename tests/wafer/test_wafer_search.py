@@ -133,6 +133,7 @@ def test_wafers_are_searched_together_with_mappings(tmp_path):
     assert shares == found.wafers
 
 
+@pytest.mark.slow
 def test_where_no_wafer_has_room_the_roomiest_says_how_much_is_missing():
     space = presets.wafer_space("wafer-space").replace(
         axes={"die.hbm_stacks": [0, 2, 4], "die.chip.tensor_core.count": [8]}, ties={}
