@@ -24,6 +24,14 @@ from phaze_fast.opgraph.writer import FLOAT_BYTES, BlockWriter
 __all__ = ["attend"]
 
 _RANDOM_STATE_BYTES = 1024  # seed and offset of a fused kernel, each in an allocation of its own
+_SOFTMAX_STEPS = (
+    ("scores-to-fp32", ELEMENT_BYTES, FLOAT_BYTES),
+    ("scale", FLOAT_BYTES, FLOAT_BYTES),
+    ("mask", FLOAT_BYTES, FLOAT_BYTES),
+    ("softmax", FLOAT_BYTES, FLOAT_BYTES),
+    ("weights-from-fp32", FLOAT_BYTES, ELEMENT_BYTES),
+)
+"""Kernels of a softmax that is not fused, with the bytes of an element that each reads and writes."""
 
 
 def attend(w: BlockWriter, prefix: str, x: int, memory: int, causal: bool) -> int:
@@ -161,7 +169,10 @@ def _explicit(w: BlockWriter, prefix: str, q: int, k: int, v: int, causal: bool)
         builder.keep(f"{prefix}capped-scores", ELEMENT_BYTES * square, scores)
     if causal:
         builder.keep(f"{prefix}causal-mask", seq_here * s.seq, scores, statistic=True)
-    weights = builder.vector(f"{prefix}softmax", "softmax", (scores,), pairs * seq_here, s.seq)
+    if pairs % w.model.softmax_multiple:
+        weights = _softmax_steps(w, prefix, scores, pairs * seq_here)
+    else:
+        weights = builder.vector(f"{prefix}softmax", "softmax", (scores,), pairs * seq_here, s.seq)
     builder.keep(f"{prefix}weights", ELEMENT_BYTES * square, weights)
     if w.model.dropout:
         weights = builder.vector(
@@ -170,6 +181,30 @@ def _explicit(w: BlockWriter, prefix: str, q: int, k: int, v: int, causal: bool)
         builder.keep(f"{prefix}score-dropout-mask", square, weights)
         builder.keep(f"{prefix}dropped-weights", ELEMENT_BYTES * square, weights)
     return builder.product(f"{prefix}mix", weights, v, pairs, seq_here, s.seq, width, shared)
+
+
+def _softmax_steps(w: BlockWriter, prefix: str, x: int, rows: int) -> int:
+    """Cast to fp32, scale, mask, softmax, cast back: what runs where a fused kernel cannot.
+
+    The softmax of fp32 scores is kept for its gradient.
+    """
+    elements = rows * w.shapes.seq
+    for step, read, written in _SOFTMAX_STEPS:
+        made = OperatorSpec(
+            f"{prefix}{step}",
+            "softmax" if step == "softmax" else "multiply",
+            "VC",
+            (x,),
+            m=rows,
+            n=w.shapes.seq,
+            read_bytes=float(read * elements),
+            write_bytes=float(written * elements),
+            function="softmax" if step == "softmax" else "copy",
+        )
+        x = w.builder.custom(made)
+        if step == "softmax":
+            w.builder.keep(f"{prefix}fp32-weights", written * elements, x)
+    return x
 
 
 def _latent(w: BlockWriter, latent: LatentAttention, prefix: str, x: int, causal: bool) -> int:

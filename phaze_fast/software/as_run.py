@@ -51,6 +51,7 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
     changed: dict[str, Any] = {}
     if software.attention == "eager":
         changed["attention"] = "eager"
+        changed["softmax_multiple"] = software.softmax_multiple
     if software.fused_qkv:
         changed["fused_qkv"] = True
     if software.dropout:
