@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phaze_fast.models import LatentAttention
+from phaze_fast.models import LatentAttention, TransformerModel
 from phaze_fast.models.flops import visible_keys
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 from phaze_fast.opgraph.context import (
@@ -113,8 +113,10 @@ def _flash(
     width, keys = 4.0 * s.head_width, float(s.seq)
     if w.model.latent is not None:
         width = 2.0 * (w.model.latent.query_width + w.model.latent.value_width)
+    computed = keys
     if w.windowed:
         keys, causal = visible_keys(w.model, s.seq), False
+        computed = max(keys, _keys_of_blocks(w.model, s.seq))
     inputs = tuple(dict.fromkeys((*sent[:3], *also)))
     whole = OperatorSpec(
         f"{prefix}attention",
@@ -123,7 +125,7 @@ def _flash(
         inputs,
         b=pairs,
         m=seq_here,
-        n=-int(-keys // 1),
+        n=-int(-computed // 1),
         k=s.head_width,
         flops=width * pairs * seq_here * keys,
         read_bytes=read_bytes,
@@ -134,6 +136,16 @@ def _flash(
     w.builder.keep(f"{prefix}log-sum-exp", FLOAT_BYTES * s.heads * s.rows, made, statistic=True)
     w.builder.keep(f"{prefix}random-state", _RANDOM_STATE_BYTES, made, statistic=True)
     return made
+
+
+def _keys_of_blocks(model: TransformerModel, seq: int) -> float:
+    """Keys that a query meets in the mean where a causal window's kernel works on whole blocks."""
+    block = min(model.attention_block, seq)
+    if block == 1 or model.window is None or not model.causal:
+        return 0.0
+    starts = range(0, seq, block)
+    met = sum(start // block - max(0, start - model.window + 1) // block + 1 for start in starts)
+    return float(min(met * block * block / seq, seq))
 
 
 def _in_a_ring(w: BlockWriter, whole: OperatorSpec, sent: Exchanged) -> int:

@@ -52,6 +52,8 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
     if software.attention == "eager":
         changed["attention"] = "eager"
         changed["softmax_multiple"] = software.softmax_multiple
+    if model.window is not None:
+        changed["attention_block"] = software.attention_block
     if software.fused_qkv:
         changed["fused_qkv"] = True
     if software.dropout:

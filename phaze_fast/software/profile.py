@@ -62,6 +62,9 @@ class Software(Record):
     PyTorch's."""
     fused_qkv: bool = False
     """Whether one product makes queries, keys and values."""
+    attention_block: Count = 1
+    """Queries, and keys, that its fused attention takes at a time, which a window cuts no
+    smaller."""
     softmax_multiple: Count = 1
     """Pairs of sequence and head that its softmax kernel takes at a time; where a device has no
     multiple of them, explicit attention runs a row of fp32 operators instead."""
