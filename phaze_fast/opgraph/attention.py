@@ -31,7 +31,7 @@ _SOFTMAX_STEPS = (
     ("softmax", FLOAT_BYTES, FLOAT_BYTES),
     ("weights-from-fp32", FLOAT_BYTES, ELEMENT_BYTES),
 )
-"""Kernels of a softmax that is not fused, with the bytes of an element that each reads and writes."""
+"""Kernels of a softmax that is not fused; bytes of an element that each reads and writes."""
 
 
 def attend(w: BlockWriter, prefix: str, x: int, memory: int, causal: bool) -> int:
