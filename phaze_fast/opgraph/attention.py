@@ -26,8 +26,8 @@ __all__ = ["attend"]
 _RANDOM_STATE_BYTES = 1024  # seed and offset of a fused kernel, each in an allocation of its own
 _SOFTMAX_STEPS = (
     ("scores-to-fp32", ELEMENT_BYTES, FLOAT_BYTES),
-    ("scale", FLOAT_BYTES, FLOAT_BYTES),
-    ("mask", FLOAT_BYTES, FLOAT_BYTES),
+    ("score-scale", FLOAT_BYTES, FLOAT_BYTES),
+    ("score-mask", FLOAT_BYTES, FLOAT_BYTES),
     ("softmax", FLOAT_BYTES, FLOAT_BYTES),
     ("weights-from-fp32", FLOAT_BYTES, ELEMENT_BYTES),
 )

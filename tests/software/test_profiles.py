@@ -183,7 +183,10 @@ def attention_kernels(software, tensor_parallel, microbatch):
 
 def test_softmax_is_fused_where_its_kernel_takes_the_heads_of_a_device():
     fused = ("softmax", "score-dropout")
-    by_steps = ("scores-to-fp32", "scale", "mask", "softmax", "weights-from-fp32", "score-dropout")
+    by_steps = (
+        *("scores-to-fp32", "score-scale", "score-mask", "softmax", "weights-from-fp32"),
+        "score-dropout",
+    )
     for name in ("megatron-lm-2021", "megatron-lm-2022"):
         assert tuple(attention_kernels(name, 8, 2)) == fused  # two heads of two sequences
         assert tuple(attention_kernels(name, 4, 1)) == fused
@@ -201,6 +204,8 @@ def test_a_softmax_by_steps_is_as_many_kernels_backward_and_keeps_fp32_weights()
     scores = 2 * gpt.seq**2
     kept = [layer.forward.stashed_bytes() for layer in (by_steps, fused)]
     assert kept[0] - kept[1] == 4 * scores
+    again = [layer.forward.stashed_bytes("selective") for layer in (by_steps, fused)]
+    assert again[0] == again[1]
     moved = [
         sum(float(op["read_bytes"] + op["write_bytes"]) for op in layer.forward.ops)
         for layer in (by_steps, fused)
