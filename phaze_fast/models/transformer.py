@@ -107,6 +107,15 @@ class TransformerModel(Record):
     """Whether training drops activations, so that masks are kept for the backward pass."""
     attention: Literal["flash", "eager"] = "flash"
     """Fused attention, or explicit softmax(QK^T)V that keeps its scores."""
+    attention_block: Count = 1
+    """Queries, and keys, that fused attention takes at a time; a block of which a window masks a
+    part is computed whole."""
+    gathers_copied: bool = False
+    """Whether what tensor-parallel devices gather, or are about to add up and scatter, along
+    sequences is copied once for that."""
+    softmax_multiple: Count = 1
+    """Pairs of sequence and head that explicit attention's fused softmax takes at a time; where a
+    device has no multiple of them, softmax is computed operator by operator in fp32."""
     fused_qkv: bool = False
     """Whether one projection makes queries, keys and values together."""
     kv_expanded: bool = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from phaze_fast.models import LatentAttention
+from phaze_fast.models import LatentAttention, TransformerModel
 from phaze_fast.models.flops import visible_keys
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 from phaze_fast.opgraph.context import (
@@ -24,6 +24,14 @@ from phaze_fast.opgraph.writer import FLOAT_BYTES, BlockWriter
 __all__ = ["attend"]
 
 _RANDOM_STATE_BYTES = 1024  # seed and offset of a fused kernel, each in an allocation of its own
+_SOFTMAX_STEPS = (
+    ("scores-to-fp32", ELEMENT_BYTES, FLOAT_BYTES),
+    ("score-scale", FLOAT_BYTES, FLOAT_BYTES),
+    ("score-mask", FLOAT_BYTES, FLOAT_BYTES),
+    ("softmax", FLOAT_BYTES, FLOAT_BYTES),
+    ("weights-from-fp32", FLOAT_BYTES, ELEMENT_BYTES),
+)
+"""Kernels of a softmax that is not fused; bytes of an element that each reads and writes."""
 
 
 def attend(w: BlockWriter, prefix: str, x: int, memory: int, causal: bool) -> int:
@@ -105,8 +113,10 @@ def _flash(
     width, keys = 4.0 * s.head_width, float(s.seq)
     if w.model.latent is not None:
         width = 2.0 * (w.model.latent.query_width + w.model.latent.value_width)
+    computed = keys
     if w.windowed:
         keys, causal = visible_keys(w.model, s.seq), False
+        computed = max(keys, _keys_of_blocks(w.model, s.seq))
     inputs = tuple(dict.fromkeys((*sent[:3], *also)))
     whole = OperatorSpec(
         f"{prefix}attention",
@@ -115,7 +125,7 @@ def _flash(
         inputs,
         b=pairs,
         m=seq_here,
-        n=-int(-keys // 1),
+        n=-int(-computed // 1),
         k=s.head_width,
         flops=width * pairs * seq_here * keys,
         read_bytes=read_bytes,
@@ -126,6 +136,16 @@ def _flash(
     w.builder.keep(f"{prefix}log-sum-exp", FLOAT_BYTES * s.heads * s.rows, made, statistic=True)
     w.builder.keep(f"{prefix}random-state", _RANDOM_STATE_BYTES, made, statistic=True)
     return made
+
+
+def _keys_of_blocks(model: TransformerModel, seq: int) -> float:
+    """Keys that a query meets in the mean where a causal window's kernel works on whole blocks."""
+    block = min(model.attention_block, seq)
+    if block == 1 or model.window is None or not model.causal:
+        return 0.0
+    starts = range(0, seq, block)
+    met = sum(start // block - max(0, start - model.window + 1) // block + 1 for start in starts)
+    return float(min(met * block * block / seq, seq))
 
 
 def _in_a_ring(w: BlockWriter, whole: OperatorSpec, sent: Exchanged) -> int:
@@ -161,7 +181,10 @@ def _explicit(w: BlockWriter, prefix: str, q: int, k: int, v: int, causal: bool)
         builder.keep(f"{prefix}capped-scores", ELEMENT_BYTES * square, scores)
     if causal:
         builder.keep(f"{prefix}causal-mask", seq_here * s.seq, scores, statistic=True)
-    weights = builder.vector(f"{prefix}softmax", "softmax", (scores,), pairs * seq_here, s.seq)
+    if pairs % w.model.softmax_multiple:
+        weights = _softmax_steps(w, prefix, scores, pairs * seq_here)
+    else:
+        weights = builder.vector(f"{prefix}softmax", "softmax", (scores,), pairs * seq_here, s.seq)
     builder.keep(f"{prefix}weights", ELEMENT_BYTES * square, weights)
     if w.model.dropout:
         weights = builder.vector(
@@ -170,6 +193,30 @@ def _explicit(w: BlockWriter, prefix: str, q: int, k: int, v: int, causal: bool)
         builder.keep(f"{prefix}score-dropout-mask", square, weights)
         builder.keep(f"{prefix}dropped-weights", ELEMENT_BYTES * square, weights)
     return builder.product(f"{prefix}mix", weights, v, pairs, seq_here, s.seq, width, shared)
+
+
+def _softmax_steps(w: BlockWriter, prefix: str, x: int, rows: int) -> int:
+    """Cast to fp32, scale, mask, softmax, cast back: what runs where a fused kernel cannot.
+
+    The softmax of fp32 scores is kept for its gradient.
+    """
+    elements = rows * w.shapes.seq
+    for step, read, written in _SOFTMAX_STEPS:
+        made = OperatorSpec(
+            f"{prefix}{step}",
+            "softmax" if step == "softmax" else "multiply",
+            "VC",
+            (x,),
+            m=rows,
+            n=w.shapes.seq,
+            read_bytes=float(read * elements),
+            write_bytes=float(written * elements),
+            function="softmax" if step == "softmax" else "copy",
+        )
+        x = w.builder.custom(made)
+        if step == "softmax":
+            w.builder.keep(f"{prefix}fp32-weights", written * elements, x)
+    return x
 
 
 def _latent(w: BlockWriter, latent: LatentAttention, prefix: str, x: int, causal: bool) -> int:

@@ -152,6 +152,12 @@ def _without_part(name: str) -> str:
     return name
 
 
+SELECTIVE = frozenset(
+    {"scores", "score-cap", "softmax", "score-dropout"}
+    | {"scores-to-fp32", "score-scale", "score-mask", "weights-from-fp32"}
+)
+"""Operators of explicit attention that selective recomputation runs again (Korthikanti 2022)."""
+
 RECOMPUTE_SETS = FrozenDict(
     {
         "norms": frozenset(
@@ -163,9 +169,7 @@ RECOMPUTE_SETS = FrozenDict(
         "up-projection": frozenset({"up", "gate", "gate-up"}),
         "output-projection": frozenset({"proj", "attention-residual"}),
         "alternate-products": frozenset({"k", "rotate-k", "proj", "attention-residual", "up"}),
-        "attention": frozenset(
-            {"scores", "score-cap", "softmax", "score-dropout", "attention", "attention-early"}
-        ),
+        "attention": SELECTIVE | {"attention", "attention-early"},
     }
 )
 """Operators of a block that are recomputed together, as training frameworks name such sets: the
@@ -196,10 +200,6 @@ def check_recompute(mode: str) -> None:
                 f"recompute: {name!r} is not accepted; {nearest(name, known)}; sets may be joined "
                 "by +"
             )
-
-
-SELECTIVE = frozenset({"scores", "score-cap", "softmax", "score-dropout"})
-"""Operators of explicit attention that selective recomputation runs again (Korthikanti 2022)."""
 
 
 def figures(spec: OperatorSpec) -> tuple[Any, ...]:

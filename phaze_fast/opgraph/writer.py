@@ -49,6 +49,7 @@ class BlockWriter:
         if self.strategy.tensor_parallel == 1:
             return x
         if self.split:
+            x = self._ordered(name, x)
             gather = ("all-gather", self.row_bytes, "tensor")
             scatter = ("reduce-scatter", self.row_bytes, "tensor")
             return self.builder.network(f"{name}-gather", x, gather, scatter, regather=True)
@@ -60,12 +61,23 @@ class BlockWriter:
         if self.strategy.tensor_parallel == 1:
             return x
         if self.split:
+            x = self._ordered(name, x)
             scatter = ("reduce-scatter", self.row_bytes, "tensor")
             gather = ("all-gather", self.row_bytes, "tensor")
             return self.builder.network(f"{name}-scatter", x, scatter, gather)
         return self.builder.network(
             f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None
         )
+
+    def _ordered(self, name: str, x: int) -> int:
+        """Put rows of several devices in the order of sequences, or back, where software does.
+
+        Before a gather it stands for the copy after it, which has the same bytes.
+        """
+        if not self.model.gathers_copied:
+            return x
+        rows, hidden = self.shapes.rows, self.model.hidden
+        return self.builder.vector(f"{name}-order", "multiply", (x,), rows, hidden, function="copy")
 
     def enter_experts(self, name: str, x: int, rows: int) -> int:
         """Begin a region in which the devices of each expert hold different columns."""

@@ -51,8 +51,13 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
     changed: dict[str, Any] = {}
     if software.attention == "eager":
         changed["attention"] = "eager"
+        changed["softmax_multiple"] = software.softmax_multiple
+    if model.window is not None:
+        changed["attention_block"] = software.attention_block
     if software.fused_qkv:
         changed["fused_qkv"] = True
+    if software.gathers_copied and tensor_parallel > 1:
+        changed["gathers_copied"] = True
     if software.dropout:
         changed["dropout"] = True
     if model.gelu_new and not software.fused_gelu:

@@ -62,6 +62,15 @@ class Software(Record):
     PyTorch's."""
     fused_qkv: bool = False
     """Whether one product makes queries, keys and values."""
+    attention_block: Count = 1
+    """Queries, and keys, that its fused attention takes at a time, which a window cuts no
+    smaller."""
+    gathers_copied: bool = False
+    """Whether rows that tensor-parallel devices gather, or add up and scatter, along sequences are
+    copied once for that: a collective joins first dimensions alone."""
+    softmax_multiple: Count = 1
+    """Pairs of sequence and head that its softmax kernel takes at a time; where a device has no
+    multiple of them, explicit attention runs a row of fp32 operators instead."""
     dropout: bool = False
     """Whether dropout is on unless it is turned off."""
     host_s: Seconds = 0.0

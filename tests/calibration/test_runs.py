@@ -195,6 +195,8 @@ def test_columns_beside_the_name_choose_profile_format_and_remat():
     eager = {**titan, "notes": "eager; seq from memory", "recompute": "selective"}
     assert read_run(2, eager).software == "fsdp-torchtitan-eager"
     assert "alternate-products" in read_run(2, eager).plan.recompute
+    asynchronous = {**titan, "notes": "async TP; seq from memory"}
+    assert read_run(2, asynchronous).software == "fsdp-torchtitan-async"
     old = {**titan, "source_url": "benchmarks/llama3_h100_202412.md"}
     assert read_run(2, old).software == "fsdp-torchtitan-2024"
     assert (read_run(2, titan).software, read_run(2, titan).plan.recompute) == (
@@ -202,6 +204,7 @@ def test_columns_beside_the_name_choose_profile_format_and_remat():
         "needed",
     )
     assert read_run(2, {**titan, "precision": "fp8 rowwise"}).precision == "fp8-rowwise"
+    assert read_run(2, {**titan, "precision": "fp8"}).precision == "fp8-tensorwise"
     assert read_run(2, {**LLAMA, "precision": "fp8"}).precision == "fp8-params"
 
 

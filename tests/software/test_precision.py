@@ -1,5 +1,8 @@
 """Number formats of a step: what is cast, what it costs, who may run it, and one answer for all."""
 
+import csv
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -211,3 +214,23 @@ def test_seconds_of_a_low_product_are_those_of_the_format_alone():
     low = graph.ops["format"] > 0
     assert np.array_equal(mixed[low], all_low[low])
     assert np.array_equal(mixed[~low], plain[~low])
+
+
+@pytest.mark.parametrize(("name", "kind"), [("fp8-tensorwise", "tensor"), ("fp8-rowwise", "row")])
+def test_casts_of_torchao_take_as_long_as_measured(name, kind):
+    """Of a tensor alone, after a norm and after a gated activation, in the mean."""
+    lines = (Path(__file__).parents[1] / "golden" / "h200_casts.csv").read_text().splitlines()
+    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
+    at = {(r["kind"], r["rows"], r["cols"]): float(r["us_median"]) for r in rows}
+    means = []
+    for cast, without in ((kind, ""), (f"norm_{kind}", "norm_only"), (f"swiglu_{kind}", "swiglu")):
+        found = [
+            (at[key] - (at[(without, *key[1:])] if without else 0.0)) / at[("copy", *key[1:])]
+            for key in at
+            if key[0] == f"{cast}_both"
+        ]
+        assert len(found) >= 6
+        means.append(sum(found) / len(found))
+    precision = load_precision(name)
+    moved = 2.0 * (1.0 + precision.amax_reads) + precision.copies * precision.element_bytes
+    assert moved / 4.0 == pytest.approx(sum(means) / 3.0, rel=0.1)  # a copy moves 4 bytes

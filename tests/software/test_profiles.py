@@ -9,6 +9,7 @@ import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.models import load
+from phaze_fast.opgraph import Strategy, layer_graph
 from phaze_fast.placement import predict
 from phaze_fast.software import (
     DEFAULT,
@@ -26,6 +27,7 @@ EXPECTED = {
     "megatron-core",
     "deepspeed",
     "fsdp-torchtitan",
+    "fsdp-torchtitan-async",
     "fsdp-llm-foundry",
     "huggingface-eager",
     "maxtext",
@@ -168,3 +170,88 @@ def test_a_profile_says_how_rows_reach_experts():
     bridge = model_as_run(mixture, load_software("megatron-bridge"))
     assert (bridge.moe.moves, bridge.moe.sent_once) == (0, True)
     assert model_as_run(mixture, load_software(DEFAULT)).moe == mixture.moe
+
+
+def attention_kernels(software, tensor_parallel, microbatch):
+    """Names of what runs between the scores and the mix of one block, forward."""
+    gpt = load("gpt2-small").replace(heads=16, hidden=1024)
+    model = model_as_run(gpt, load_software(software), tensor_parallel)
+    strategy = Strategy(tensor_parallel=tensor_parallel, microbatch=microbatch)
+    names = layer_graph(model, strategy).layers[1].forward.names
+    return names[names.index("scores") + 1 : names.index("mix")]
+
+
+def test_softmax_is_fused_where_its_kernel_takes_the_heads_of_a_device():
+    fused = ("softmax", "score-dropout")
+    by_steps = (
+        *("scores-to-fp32", "score-scale", "score-mask", "softmax", "weights-from-fp32"),
+        "score-dropout",
+    )
+    for name in ("megatron-lm-2021", "megatron-lm-2022"):
+        assert tuple(attention_kernels(name, 8, 2)) == fused  # two heads of two sequences
+        assert tuple(attention_kernels(name, 4, 1)) == fused
+        assert tuple(attention_kernels(name, 8, 1)) == by_steps
+    assert tuple(attention_kernels("megatron-lm-2020", 8, 1)) == fused
+
+
+def test_a_softmax_by_steps_is_as_many_kernels_backward_and_keeps_fp32_weights():
+    gpt = load("gpt2-small").replace(heads=2, hidden=128, attention="eager")
+    fused, by_steps = (
+        layer_graph(gpt.replace(softmax_multiple=k), Strategy()).layers[1] for k in (1, 4)
+    )
+    assert len(by_steps.forward) - len(fused.forward) == 4
+    assert len(by_steps.backward) - len(fused.backward) == 4
+    scores = 2 * gpt.seq**2
+    kept = [layer.forward.stashed_bytes() for layer in (by_steps, fused)]
+    assert kept[0] - kept[1] == 4 * scores
+    again = [layer.forward.stashed_bytes("selective") for layer in (by_steps, fused)]
+    assert again[0] == again[1]
+    moved = [
+        sum(float(op["read_bytes"] + op["write_bytes"]) for op in layer.forward.ops)
+        for layer in (by_steps, fused)
+    ]
+    assert moved[0] - moved[1] == (6 + 8 + 8 + 8 + 6 - 4) * scores
+
+
+@pytest.mark.parametrize("window", [1, 100, 1024, 2048, 2049, 5000, 8192])
+def test_windows_are_computed_in_whole_blocks_where_a_kernel_has_them(window):
+    seq = 8192
+    llama = load("llama2-7b").replace(window=window, seq=seq)
+    model = model_as_run(llama, load_software("maxtext"))
+
+    def keys(used):
+        graph = layer_graph(used, Strategy()).layers[1].forward
+        return int(graph.ops[graph.names.index("attention")]["n"]), graph.flops
+
+    block, met = 2048, 0
+    for query in range(0, seq, block):
+        for key in range(0, seq, block):  # is there a query of the block that sees a key of it?
+            met += key <= query + block - 1 and key + block - 1 > query - window
+    plain, blocks = keys(llama), keys(model)
+    if window < seq:
+        assert blocks[0] == max(plain[0], met * block * block // seq)
+    else:
+        assert blocks == plain  # no window is left
+    assert blocks[1] == plain[1]  # the model's arithmetic is what it was
+
+
+def test_rows_gathered_along_sequences_are_copied_by_dtensor():
+    llama = load("llama2-7b")
+    strategy = Strategy(tensor_parallel=4, sequence_parallel=True, microbatch=2)
+
+    def passes(software):
+        model = model_as_run(llama, load_software(software), 4)
+        layer = layer_graph(model, strategy).layers[1]
+        return layer.forward, layer.backward
+
+    for copied, plain in zip(
+        passes("fsdp-torchtitan"), passes("fsdp-torchtitan-async"), strict=True
+    ):
+        added = [
+            op for op, name in zip(copied.ops, copied.names, strict=True) if name.endswith("-order")
+        ]
+        assert len(copied) - len(plain) == len(added) == 4  # both ends of both sub-layers
+        whole = 2 * 2 * llama.seq * llama.hidden
+        assert all(op["read_bytes"] == op["write_bytes"] == whole for op in added)
+    alone = load_software("fsdp-torchtitan")
+    assert not model_as_run(llama, alone, 1).gathers_copied
