@@ -230,6 +230,31 @@ double PlanSolver::add_stage(const Partition& partition, int stage, StageRecompu
   return bound->least_s;
 }
 
+// Takes the deal where it is faster than the best, and at most as long as it may be.
+void PlanSolver::offer_deal(double room_bytes, double below_s, Partition* partition,
+                            PlacedPlan* best) {
+  const double limit = (std::min(below_s, best->time_s) - row_->exchange_s) * (1.0 + 1e-12);
+  DealtBound bound;
+  for (int stage = 0; stage < stages_; ++stage) {
+    if (add_stage(*partition, stage, StageRecompute{}, &bound) > limit) return;
+  }
+  if (!choose_dealt(room_bytes, limit, partition)) return;
+  const double tail_s = take_passes(*partition);
+  const bool chained = schedule_of(row_->layout) == PipelineSchedule::kInterleaved && stages_ > 1;
+  if (chained) {
+    const double most_s = std::min(below_s, best->time_s) - tail_s - row_->exchange_s;
+    chains_.select(schedule_of(row_->layout), stages_, row_->layout.virtual_stages, rounds_);
+    if (chains_.above(forward_s_, backward_s_, most_s)) return;
+  }
+  const double time_s = step_s() + tail_s + row_->exchange_s;
+  if (!(time_s <= below_s) || !(time_s < best->time_s)) {
+    if (chained) chains_.learn(loads(), &player_);
+    return;
+  }
+  best->time_s = time_s;
+  best->partition = *partition;
+}
+
 // The best of deals in which chunks differ by a layer at most, where the embedding and the head
 // count as layers or do not. All deals are tried where they are few. Of many, the best have their
 // longer chunks mostly one after another, from the last on with the first.
@@ -241,27 +266,8 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
   bool all = true;
   dealt_.resize(std::max(dealt_.size(), at(stages_)));
   for (auto& dealt : dealt_) dealt.clear();
-  const bool chained = schedule_of(row_->layout) == PipelineSchedule::kInterleaved && stages_ > 1;
-  if (chained)
-    chains_.select(schedule_of(row_->layout), stages_, row_->layout.virtual_stages, rounds_);
   const auto offer = [&](bool count_first, int base) {
-    if (!cut(count_first, base, &partition)) return;
-    const double limit = (std::min(below_s, best.time_s) - row_->exchange_s) * (1.0 + 1e-12);
-    DealtBound bound;
-    for (int stage = 0; stage < stages_; ++stage) {
-      if (add_stage(partition, stage, StageRecompute{}, &bound) > limit) return;
-    }
-    if (!choose_dealt(room_bytes, limit, &partition)) return;
-    const double tail_s = take_passes(partition);
-    const double most_s = std::min(below_s, best.time_s) - tail_s - row_->exchange_s;
-    if (chained && chains_.above(forward_s_, backward_s_, most_s)) return;
-    const double time_s = step_s() + tail_s + row_->exchange_s;
-    if (!(time_s <= below_s) || !(time_s < best.time_s)) {
-      if (chained) chains_.learn(loads(), &player_);
-      return;
-    }
-    best.time_s = time_s;
-    best.partition = partition;
+    if (cut(count_first, base, &partition)) offer_deal(room_bytes, below_s, &partition, &best);
   };
   for (int ends = 0; ends < 4; ++ends) {
     const bool first = (ends & 1) != 0;

@@ -132,6 +132,7 @@ class PlanSolver {
     return folded ? 2 * stages_ - 1 - place : place % stages_;
   }
   PlacedPlan best_dealt(double room_bytes, double below_s);
+  void offer_deal(double room_bytes, double below_s, Partition* partition, PlacedPlan* best);
   // Passes of a partition, each stage in its variant: what `forward_s` and the others give. The
   // longest tail.
   double take_passes(const Partition& partition);
