@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "placement/plan_solver.hpp"
+#include "placement/solver_pool.hpp"
 
 namespace phaze {
 namespace {
@@ -13,6 +13,9 @@ constexpr double kInfinite = std::numeric_limits<double>::infinity();
 std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
 }  // namespace
+
+PlanSpaceImpl::PlanSpaceImpl() : solvers(std::make_unique<SolverPool>()) {}
+PlanSpaceImpl::~PlanSpaceImpl() = default;
 
 PlanSpace::PlanSpace() : impl_(std::make_unique<PlanSpaceImpl>()) {}
 PlanSpace::~PlanSpace() = default;
@@ -129,7 +132,7 @@ PlacedPlan PlanSpace::best_of_strategy(std::int32_t strategy, const KindTimes& t
 void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                               std::span<const double> below_s, std::span<PlacedPlan> plans) const {
   PlayedSteps played;
-  PlanSolver solver(&played);
+  const SolverPool::Lease solver = impl_->solvers->lend(&played);
   const PlacedPlan* roomier = nullptr;  // the best plan with the next larger room
   for (std::size_t c = below_s.size(); c-- > 0;) {
     plans[c] = {kInfinite, 0.0, -1, {}};
@@ -138,7 +141,8 @@ void PlanSpace::best_of_rooms(std::int32_t strategy, const KindTimes& times, con
     if (roomier != nullptr && roomier->memory_bytes <= impl_->rooms[c]) {
       plans[c] = *roomier;
     } else {
-      plans[c] = phaze::best_of_strategy(*impl_, strategy, times, least, c, below_s[c], &solver);
+      plans[c] =
+          phaze::best_of_strategy(*impl_, strategy, times, least, c, below_s[c], solver.get());
     }
     if (plans[c].time_s < kInfinite) roomier = &plans[c];
   }

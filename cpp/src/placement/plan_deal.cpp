@@ -88,26 +88,45 @@ double PlanSolver::message_between(int from, int to) const noexcept {
   return row_->wrap_s;
 }
 
+void PlanSolver::find_places() {
+  const int chunks = row_->layout.virtual_stages;
+  const std::size_t count = at(stages_) * at(chunks);
+  places_.resize(count);
+  enter_each_.resize(count);
+  leave_each_.resize(count);
+  const auto message = [&](int from, int to) {  // shapes that no schedule has are checked later
+    return from < 0 || from >= stages_ ? 0.0 : message_between(from, to);
+  };
+  for (int stage = 0; stage < stages_; ++stage) {
+    for (int c = 0; c < chunks; ++c) {
+      const std::size_t own = at(stage) * at(chunks) + at(c);
+      const int place =
+          static_cast<int>(chunk_of(schedule_of(row_->layout), stages_, chunks, stage, c));
+      const bool last = place + 1 == places_of(row_->layout);
+      places_[own] = place;
+      enter_each_[own] = place == 0 ? 0.0 : message(stage_of(place - 1, c), stage);
+      leave_each_[own] = last ? 0.0 : message(stage_of(place + 1, c), stage);
+    }
+  }
+}
+
 double PlanSolver::enters_s(int stage, int chunk, int i, int j) const noexcept {
-  const int place = chain_of(stage, chunk);
-  if (place == 0 && space_->chain) return 0.0;
-  const int from = place == 0 ? stage : stage_of(place - 1, chunk);
-  return space_->enters(i, j) * message_between(from, stage);
+  return space_->enters(i, j) *
+         enter_each_[at(stage) * at(row_->layout.virtual_stages) + at(chunk)];
 }
 
 double PlanSolver::leaves_s(int stage, int chunk, int i, int j) const noexcept {
-  const int place = chain_of(stage, chunk);
-  const bool last = place + 1 == places_of(row_->layout);
-  return last ? 0.0 : space_->leaves(i, j) * message_between(stage_of(place + 1, chunk), stage);
+  return space_->leaves(i, j) *
+         leave_each_[at(stage) * at(row_->layout.virtual_stages) + at(chunk)];
 }
 
-PlanSolver::Played PlanSolver::play(const Partition& partition) {
+double PlanSolver::take_passes(const Partition& partition) {
   const int chunks = row_->layout.virtual_stages;
   const std::size_t count = at(stages_) * at(chunks);
   forward_s_.resize(count);
   backward_s_.resize(count);
   weight_grad_s_.resize(count);
-  Played found{0.0, 0.0};
+  double longest_tail_s = 0.0;
   double before_s = 0.0;
   for (int stage = 0; stage < stages_; ++stage) {
     const StageRecompute way = StageRecompute::of(partition.variants[at(stage)]);
@@ -128,25 +147,37 @@ PlanSolver::Played PlanSolver::play(const Partition& partition) {
     }
     const double tail_s = tail_after(sync, own_s / chunks, frame_->bucket_s, step,
                                      before_s / chunks, space_->training.contention);
-    found.tail_s = std::max(found.tail_s, tail_s);
+    longest_tail_s = std::max(longest_tail_s, tail_s);
     // Passes that go both ways end on all devices at about the same time.
     if (!both_ways(row_->layout)) before_s += own_s;
   }
+  return longest_tail_s;
+}
+
+PipelineLoads PlanSolver::loads() const noexcept {
+  return {stages_, row_->layout.virtual_stages, rounds_, forward_s_, backward_s_, weight_grad_s_,
+          1.0};
+}
+
+double PlanSolver::step_s() {
   if (stages_ == 1) {
     const double pass = std::accumulate(forward_s_.begin(), forward_s_.end(), 0.0) +
                         std::accumulate(backward_s_.begin(), backward_s_.end(), 0.0);
-    found.step_s = static_cast<double>(rounds_) * pass;
-  } else {
-    const PipelineSchedule schedule = schedule_of(row_->layout);
-    const PipelineLoads loads{stages_,     chunks,         rounds_, forward_s_,
-                              backward_s_, weight_grad_s_, 1.0};
-    if (played_ != nullptr) key_.set(schedule, loads);
-    if (played_ == nullptr || !played_->find(key_, &found.step_s)) {
-      found.step_s = player_.step_s(schedule, loads);
-      if (played_ != nullptr) played_->add(key_, found.step_s);
-    }
+    return static_cast<double>(rounds_) * pass;
   }
-  return found;
+  const PipelineSchedule schedule = schedule_of(row_->layout);
+  double step_s = 0.0;
+  if (played_ != nullptr) key_.set(schedule, loads());
+  if (played_ == nullptr || !played_->find(key_, &step_s)) {
+    step_s = player_.step_s(schedule, loads());
+    if (played_ != nullptr) played_->add(key_, step_s);
+  }
+  return step_s;
+}
+
+PlanSolver::Played PlanSolver::play(const Partition& partition) {
+  const double tail_s = take_passes(partition);
+  return {step_s(), tail_s};
 }
 
 // Chunks that take a layer more: each time the stage with the least to do, and of its chunks the
@@ -199,6 +230,31 @@ double PlanSolver::add_stage(const Partition& partition, int stage, StageRecompu
   return bound->least_s;
 }
 
+// Takes the deal where it is faster than the best, and at most as long as it may be.
+void PlanSolver::offer_deal(double room_bytes, double below_s, Partition* partition,
+                            PlacedPlan* best) {
+  const double limit = (std::min(below_s, best->time_s) - row_->exchange_s) * (1.0 + 1e-12);
+  DealtBound bound;
+  for (int stage = 0; stage < stages_; ++stage) {
+    if (add_stage(*partition, stage, StageRecompute{}, &bound) > limit) return;
+  }
+  if (!choose_dealt(room_bytes, limit, partition)) return;
+  const double tail_s = take_passes(*partition);
+  const bool chained = schedule_of(row_->layout) == PipelineSchedule::kInterleaved && stages_ > 1;
+  if (chained) {
+    const double most_s = std::min(below_s, best->time_s) - tail_s - row_->exchange_s;
+    chains_.select(schedule_of(row_->layout), stages_, row_->layout.virtual_stages, rounds_);
+    if (chains_.above(forward_s_, backward_s_, most_s)) return;
+  }
+  const double time_s = step_s() + tail_s + row_->exchange_s;
+  if (!(time_s <= below_s) || !(time_s < best->time_s)) {
+    if (chained) chains_.learn(loads(), &player_);
+    return;
+  }
+  best->time_s = time_s;
+  best->partition = *partition;
+}
+
 // The best of deals in which chunks differ by a layer at most, where the embedding and the head
 // count as layers or do not. All deals are tried where they are few. Of many, the best have their
 // longer chunks mostly one after another, from the last on with the first.
@@ -208,20 +264,10 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
   const int count = places_of(row_->layout);
   Partition partition;
   bool all = true;
-  dealt_.clear();
+  dealt_.resize(std::max(dealt_.size(), at(stages_)));
+  for (auto& dealt : dealt_) dealt.clear();
   const auto offer = [&](bool count_first, int base) {
-    if (!cut(count_first, base, &partition)) return;
-    const double limit = (std::min(below_s, best.time_s) - row_->exchange_s) * (1.0 + 1e-12);
-    DealtBound bound;
-    for (int stage = 0; stage < stages_; ++stage) {
-      if (add_stage(partition, stage, StageRecompute{}, &bound) > limit) return;
-    }
-    if (!choose_dealt(room_bytes, limit, &partition)) return;
-    const Played played = play(partition);
-    const double time_s = played.step_s + played.tail_s + row_->exchange_s;
-    if (!(time_s <= below_s) || !(time_s < best.time_s)) return;
-    best.time_s = time_s;
-    best.partition = partition;
+    if (cut(count_first, base, &partition)) offer_deal(room_bytes, below_s, &partition, &best);
   };
   for (int ends = 0; ends < 4; ++ends) {
     const bool first = (ends & 1) != 0;

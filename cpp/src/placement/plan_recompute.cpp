@@ -6,80 +6,31 @@
 #include "placement/plan_solver.hpp"
 
 namespace phaze {
-namespace {
-
-// The fastest way that fits, as `StageRecompute` writes it, or -1. `most` is the number of blocks
-// of the longest chunk; bytes fall and seconds rise with the blocks that are recomputed further.
-template <typename Bytes, typename Seconds>
-std::int32_t fastest_that_fits(int variants, bool first_is_fastest, bool some_blocks, bool alike,
-                               int most, double room_bytes, const Bytes& bytes,
-                               const Seconds& seconds) {
-  bool fits[kMaxVariants];
-  std::int32_t best = -1;
-  double best_s = std::numeric_limits<double>::infinity();
-  const auto offer = [&](StageRecompute way) {
-    const double own = seconds(way);
-    // Ways whose loads differ by rounding alone are alike: the first recomputes least.
-    if (best >= 0 && !(own < best_s * (1.0 - 1e-12))) return;
-    best = way.code();
-    best_s = own;
-  };
-  for (int v = 0; v < variants; ++v) {
-    fits[v] = bytes(StageRecompute{v, v, 0}) <= room_bytes;
-    if (fits[v]) offer({v, v, 0});
-    if (fits[0] && first_is_fastest) return best;
-  }
-  if (!some_blocks || best < 0) return best;
-  for (int rest = 0; rest < variants; ++rest) {
-    if (fits[rest] || seconds(StageRecompute{rest, rest, 0}) >= best_s) continue;
-    for (int more = 0; more < variants; ++more) {
-      if (!fits[more]) continue;
-      int low = 0;  // does not fit
-      int high = most;
-      while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        (bytes(StageRecompute{rest, more, middle}) <= room_bytes ? high : low) = middle;
-      }
-      if (high < most) offer({rest, more, high});
-    }
-  }
-  if (alike) return best;
-  // Where blocks or chunks differ it matters which come first: the others may be the lean ones.
-  for (int rest = 0; rest < variants; ++rest) {
-    for (int more = 0; more < variants && fits[rest]; ++more) {
-      if (fits[more]) continue;
-      int low = 0;  // fits
-      int high = most;
-      while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        (bytes(StageRecompute{rest, more, middle}) <= room_bytes ? low : high) = middle;
-      }
-      if (low > 0) offer({rest, more, low});
-    }
-  }
-  return best;
-}
-
-}  // namespace
 
 std::int32_t PlanSolver::recompute(int i, int j, int stage) {
   std::int32_t* known = nullptr;
+  std::int64_t key = 0;
   if (space_->alike) {  // stages with as many blocks and the same ends are alike
     const std::size_t ends = (i < space_->first_block ? 2 : 0) + (j == space_->layers ? 1 : 0);
-    const std::size_t key =
+    const std::size_t own =
         (at(stage) * at(space_->blocks + 1) + at(sums_.blocks(i, j))) * 4 + ends;
-    if (key >= known_.size()) known_.resize(at(stages_) * at(space_->blocks + 1) * 4, {0, -1});
-    if (known_[key].epoch == epoch_) return known_[key].code;
-    known_[key].epoch = epoch_;
-    known = &known_[key].code;
+    if (own >= known_.size()) known_.resize(at(stages_) * at(space_->blocks + 1) * 4, {0, -1});
+    if (known_[own].epoch == epoch_) return known_[own].code;
+    known_[own].epoch = epoch_;
+    known = &known_[own].code;
+    key = static_cast<std::int64_t>(own);
   }
-  const std::int32_t code = fastest_that_fits(
-      sums_.variants(), sums_.first_is_fastest(), space_->some_blocks, space_->alike,
-      sums_.blocks(i, j), room_bytes_,
-      [&](StageRecompute r) { return sums_.bytes(r, i, j, stage); },
-      [&](StageRecompute r) { return sums_.backward_s(r, i, j); });
-  if (known != nullptr) *known = code;
-  return code;
+  const auto bytes = [&](StageRecompute r) { return sums_.bytes(r, i, j, stage); };
+  const auto make = [&] {
+    return fitting_ways(sums_.variants(), sums_.first_is_fastest(), space_->some_blocks,
+                        space_->alike, sums_.blocks(i, j), room_bytes_, bytes);
+  };
+  const auto seconds = [&](StageRecompute r) { return sums_.backward_s(r, i, j); };
+  if (known == nullptr) return fastest_way(make(), sums_.first_is_fastest(), seconds);
+  const FittingWays& ways =
+      ways_.of({row_index(), 2 * key, room_bytes_}, sums_.first_is_fastest(), make);
+  *known = fastest_way(ways, sums_.first_is_fastest(), seconds);
+  return *known;
 }
 
 double PlanSolver::stash_bytes(const Partition& partition, int stage, StageRecompute way) const {
@@ -150,27 +101,34 @@ LateGradients PlanSolver::late_gradients(const Partition& partition, int stage,
 
 std::int32_t PlanSolver::recompute_chunks(const Partition& partition, int stage,
                                           double room_bytes) const {
-  const int chunks = row_->layout.virtual_stages;
+  return fastest_chunks(ways_of_chunks(partition, stage, room_bytes), partition, stage);
+}
+
+FittingWays PlanSolver::ways_of_chunks(const Partition& partition, int stage,
+                                       double room_bytes) const {
   int most = 0;
   int least = space_->layers;
-  for (int c = 0; c < chunks; ++c) {
+  for (int c = 0; c < row_->layout.virtual_stages; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
     const int own = sums_.blocks(partition.cuts[chunk], partition.cuts[chunk + 1]);
     most = std::max(most, own);
     least = std::min(least, own);
   }
-  return fastest_that_fits(
-      sums_.variants(), sums_.first_is_fastest(), space_->some_blocks,
-      space_->alike && least == most, most, room_bytes * kFits,
-      [&](StageRecompute r) { return stage_bytes(partition, stage, r); },
-      [&](StageRecompute r) {
-        double sum = 0.0;
-        for (int c = 0; c < chunks; ++c) {
-          const std::size_t chunk = at(chain_of(stage, c));
-          sum += sums_.backward_s(r, partition.cuts[chunk], partition.cuts[chunk + 1]);
-        }
-        return sum;
-      });
+  return fitting_ways(sums_.variants(), sums_.first_is_fastest(), space_->some_blocks,
+                      space_->alike && least == most, most, room_bytes * kFits,
+                      [&](StageRecompute r) { return stage_bytes(partition, stage, r); });
+}
+
+std::int32_t PlanSolver::fastest_chunks(const FittingWays& ways, const Partition& partition,
+                                        int stage) const {
+  return fastest_way(ways, sums_.first_is_fastest(), [&](StageRecompute r) {
+    double sum = 0.0;
+    for (int c = 0; c < row_->layout.virtual_stages; ++c) {
+      const std::size_t chunk = at(chain_of(stage, c));
+      sum += sums_.backward_s(r, partition.cuts[chunk], partition.cuts[chunk + 1]);
+    }
+    return sum;
+  });
 }
 
 bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partition) const {
@@ -193,7 +151,7 @@ bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partit
 // Stages of a deal are alike where their chunks have as many layers each and the same ends.
 std::int32_t PlanSolver::recompute_dealt(const Partition& partition, int stage, double room_bytes) {
   const int chunks = row_->layout.virtual_stages;
-  if (!space_->alike || chunks > 24) return recompute_chunks(partition, stage, room_bytes);
+  if (!space_->alike || chunks > 22) return recompute_chunks(partition, stage, room_bytes);
   int least = space_->layers;
   std::int64_t ends = 0;
   for (int c = 0; c < chunks; ++c) {
@@ -211,11 +169,15 @@ std::int32_t PlanSolver::recompute_dealt(const Partition& partition, int stage, 
     longer = longer * 3 + (own - least);
   }
   const std::int64_t key = ((longer * 4096 + least) * 4 + ends) * 4096 + stage;
-  const auto known = std::find_if(dealt_.begin(), dealt_.end(),
+  std::vector<std::pair<std::int64_t, std::int32_t>>& dealt = dealt_[at(stage)];
+  const auto known = std::find_if(dealt.begin(), dealt.end(),
                                   [&](const auto& entry) { return entry.first == key; });
-  if (known != dealt_.end()) return known->second;
-  const std::int32_t code = recompute_chunks(partition, stage, room_bytes);
-  dealt_.emplace_back(key, code);
+  if (known != dealt.end()) return known->second;
+  const FittingWays& ways =
+      ways_.of({row_index(), 2 * key + 1, room_bytes}, sums_.first_is_fastest(),
+               [&] { return ways_of_chunks(partition, stage, room_bytes); });
+  const std::int32_t code = fastest_chunks(ways, partition, stage);
+  dealt.emplace_back(key, code);
   return code;
 }
 

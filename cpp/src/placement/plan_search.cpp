@@ -8,7 +8,7 @@
 #include <tuple>
 
 #include "phaze/parallel.hpp"
-#include "placement/plan_solver.hpp"
+#include "placement/solver_pool.hpp"
 
 namespace phaze {
 namespace {
@@ -234,10 +234,10 @@ class Layouts {
       }
       std::vector<PlacedPlan> found(wave.size());
       parallel_for(wave.size(), threads, 4, [&](std::size_t begin, std::size_t end) {
-        PlanSolver solver(&played);
+        const SolverPool::Lease solver = space_.solvers->lend(&played);
         for (std::size_t k = begin; k < end; ++k) {
-          found[k] = solver.best(space_, at(wave[k].row), times_[strategy_of(wave[k])],
-                                 space_.rooms[room_], below[k], wave[k].load_s);
+          found[k] = solver.get()->best(space_, at(wave[k].row), times_[strategy_of(wave[k])],
+                                        space_.rooms[room_], below[k], wave[k].load_s);
         }
       });
       settled.solved += static_cast<std::int64_t>(wave.size());

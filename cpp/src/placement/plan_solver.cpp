@@ -47,6 +47,7 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
   sums_.build(space, *row_, *frame_, times);
   nothing_s_ = 1e-13 * sums_.total_work_s();
   ++epoch_;
+  find_places();
   const std::int64_t chunks = row_->layout.virtual_stages;
   if (chunks == 1) return;
   held_ = &space.held_chunks.of(schedule_of(row_->layout), stages_, chunks, rounds_, &player_);

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "phaze/pipeline_schedule.hpp"
+#include "placement/fitting_ways.hpp"
+#include "placement/pass_chains.hpp"
 #include "placement/plan_sums.hpp"
 #include "placement/played_steps.hpp"
 
@@ -14,7 +16,7 @@ namespace phaze {
 class PlanSolver {
  public:
   // `played`, where given, is looked up before a step is played; several solvers may share it.
-  explicit PlanSolver(PlayedSteps* played = nullptr) noexcept : played_(played) {}
+  void look_up(PlayedSteps* played) noexcept { played_ = played; }
 
   // The fastest plan that takes at most `below_s`; time_s infinite where there is none.
   // `load_s` is a load that some stage has at least, where that is known; it only saves time.
@@ -41,8 +43,7 @@ class PlanSolver {
   double leaves_s(int stage, int chunk, int i, int j) const noexcept;
   // Where in the model a chunk of a stage lies.
   int chain_of(int stage, int chunk) const noexcept {
-    return static_cast<int>(
-        chunk_of(schedule_of(row_->layout), stages_, row_->layout.virtual_stages, stage, chunk));
+    return places_[at(stage) * at(row_->layout.virtual_stages) + at(chunk)];
   }
 
   const PlanSums& sums() const noexcept { return sums_; }
@@ -83,10 +84,13 @@ class PlanSolver {
     std::int32_t code;
   };
   static std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
+  std::int64_t row_index() const noexcept { return row_ - space_->rows.data(); }
 
   // What makes the stage i..j fastest and fits, or -1; with that its load.
   std::int32_t recompute(int i, int j, int stage);
   std::int32_t recompute_chunks(const Partition& partition, int stage, double room_bytes) const;
+  FittingWays ways_of_chunks(const Partition& partition, int stage, double room_bytes) const;
+  std::int32_t fastest_chunks(const FittingWays& ways, const Partition& partition, int stage) const;
   std::int32_t recompute_dealt(const Partition& partition, int stage, double room_bytes);
   // Chooses what each stage recomputes; false where a stage does not fit, or once it is clear that
   // the step takes longer than the limit.
@@ -119,6 +123,7 @@ class PlanSolver {
   double add_stage(const Partition& partition, int stage, StageRecompute way,
                    DealtBound* bound) const;
   double message_between(int from, int to) const noexcept;
+  void find_places();
   // The device that holds a place of the model for the direction of a chunk.
   int stage_of(int place, int chunk = 0) const noexcept {
     if (both_ways(row_->layout)) return chunk == 0 ? place : stages_ - 1 - place;
@@ -127,6 +132,13 @@ class PlanSolver {
     return folded ? 2 * stages_ - 1 - place : place % stages_;
   }
   PlacedPlan best_dealt(double room_bytes, double below_s);
+  void offer_deal(double room_bytes, double below_s, Partition* partition, PlacedPlan* best);
+  // Passes of a partition, each stage in its variant: what `forward_s` and the others give. The
+  // longest tail.
+  double take_passes(const Partition& partition);
+  PipelineLoads loads() const noexcept;
+  // The step of the passes that were taken.
+  double step_s();
 
   const PlanSpaceImpl* space_ = nullptr;
   const PlanRow* row_ = nullptr;
@@ -145,14 +157,19 @@ class PlanSolver {
   std::int64_t steps_left_ = 0;
   std::uint32_t epoch_ = 0;  // of what is known of stages
   std::vector<Known> known_;
-  std::vector<std::pair<std::int64_t, std::int32_t>> dealt_;  // by how a stage is dealt
+  // By stage, and how it is dealt.
+  std::vector<std::vector<std::pair<std::int64_t, std::int32_t>>> dealt_;
+  KnownWays ways_;
   PlanSums sums_;
   std::vector<Tail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;
   std::vector<std::int32_t> latest_, earliest_;  // where stage k may begin
-  std::vector<std::int32_t> extra_;  // by chunk: whether it has a layer more than others
+  std::vector<std::int32_t> extra_;   // by chunk: whether it has a layer more than others
+  std::vector<std::int32_t> places_;  // by stage and chunk, see chain_of
+  std::vector<double> enter_each_, leave_each_;  // the same: seconds of one message
   std::vector<double> forward_s_, backward_s_, weight_grad_s_;
   PipelinePlayer player_;
+  PassChains chains_;
   PlayedSteps* played_ = nullptr;
   PlayedSteps::Key key_;
   const HeldChunks::Stages* held_ = nullptr;  // of the layout, where it has several chunks

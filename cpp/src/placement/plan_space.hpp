@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "phaze/collective.hpp"
@@ -98,9 +99,13 @@ struct BoundLine {
 };
 
 class RoomForBlocks;  // plan_rooms.hpp
+class SolverPool;     // solver_pool.hpp
 
 class PlanSpaceImpl {
  public:
+  PlanSpaceImpl();
+  ~PlanSpaceImpl();
+
   Status build(const PlanProblem& problem, std::span<const double> rooms,
                std::span<const std::uint8_t> fits);
 
@@ -131,6 +136,7 @@ class PlanSpaceImpl {
   std::vector<PlanRow> rows;
 
   mutable HeldChunks held_chunks;  // what is looked up in it does not depend on who asks
+  std::unique_ptr<SolverPool> solvers;
 
   // ---- bounds ----
   std::vector<double> rooms;

@@ -1,0 +1,64 @@
+// Chains of passes of which each waits for the one before: what a step of a schedule takes at
+// least, without playing it. Private to the kernel.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "phaze/pipeline_schedule.hpp"
+
+namespace phaze {
+
+// How often a chain goes through the passes of each slot (stage * chunks + chunk). Which pass waits
+// for which depends on the order of the passes alone, so whatever they take, a step of the same
+// schedule takes the sum over the chain at least.
+struct PassChain {
+  std::vector<double> forward;
+  std::vector<double> backward;
+
+  double least_s(std::span<const double> forward_s,
+                 std::span<const double> backward_s) const noexcept {
+    double sum = 0.0;
+    for (std::size_t k = 0; k < forward.size(); ++k) {
+      sum += forward[k] * forward_s[k] + backward[k] * backward_s[k];
+    }
+    return sum;
+  }
+};
+
+// The chain that sets the time of a step that was played, for schedules of whole backward passes;
+// empty where there are no events.
+PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
+                         std::int64_t stages, std::int64_t chunks, std::int64_t microbatches);
+
+// Chains that ruled out deals of a schedule, by its shape; those that last did stand first.
+class PassChains {
+ public:
+  // Makes a shape the one that is asked for.
+  void select(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+              std::int64_t microbatches);
+
+  // Whether some chain takes longer than a limit.
+  bool above(std::span<const double> forward_s, std::span<const double> backward_s,
+             double limit_s) noexcept;
+
+  // Learns from a step that took too long, the more seldom the more is known; `player` plays it
+  // again.
+  void learn(const PipelineLoads& loads, PipelinePlayer* player);
+
+ private:
+  using Shape = std::array<std::int64_t, 4>;
+  struct Known {
+    Shape shape{};
+    std::vector<PassChain> chains;
+    std::int64_t learnt = 0;  // chains, those included that made room for others
+    std::int64_t wasted = 0;  // steps since then that no chain ruled out
+  };
+  std::map<Shape, Known> known_;
+  Known* own_ = nullptr;
+};
+
+}  // namespace phaze
