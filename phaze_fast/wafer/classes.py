@@ -30,7 +30,7 @@ from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.streams import stream_link_s_of
 
-__all__ = ["Classes", "classes_fault", "places_of"]
+__all__ = ["Classes", "Pair", "accepts_classes", "classes_fault", "places_of"]
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Layout, Layout]
@@ -40,6 +40,13 @@ def places_of(problem: Problem, layouts: Pair) -> tuple[ClassPlaces, ...] | None
     """Where the stages of both classes stand; None where they have no place."""
     first, second = ((each.width, each.height, each.stages) for each in layouts)
     return class_places(problem.wafer, (first, second))
+
+
+def accepts_classes(problem: Problem) -> bool:
+    """Whether pipelines of a problem may have two classes of stages."""
+    wafer, work = problem.wafer, problem.work
+    alone = wafer.joined == 1 and wafer.switch is None
+    return alone and not (work.encodes or problem.linear or problem.volume) and work.blocks > 1
 
 
 def classes_fault(problem: Problem, layouts: Pair) -> str:
@@ -54,10 +61,10 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
     """
     first, second = layouts
     wafer, work = problem.wafer, problem.work
-    if wafer.joined > 1 or wafer.switch is not None or work.encodes or problem.linear:
+    if not accepts_classes(problem):
         return (
-            "class: two are not accepted on joined wafers, behind switches, in rank order or for "
-            "an encoder-decoder; expected one"
+            "class: two are not accepted on joined wafers, behind switches, in rank order, for one "
+            "block or for an encoder-decoder; expected one"
         )
     for each in layouts:
         if each.schedule != "1f1b" or each.chunks != 1 or each.replicas != 1:
@@ -146,9 +153,7 @@ class Classes:
         size = self.problem.work.boundary_bytes * self.layouts[0].microbatch
         border = self.layouts[0].stages - 1
         found = []
-        for k, (rate, fixed) in enumerate(
-            placed_boundaries(self.problem.wafer, self.dies, border)
-        ):
+        for k, (rate, fixed) in enumerate(placed_boundaries(self.problem.wafer, self.dies, border)):
             again = self.exchange_s(k - border) if k in (border, border + 1) else 0.0
             found.append(rate + (fixed + again) / size)
         return tuple(found)

@@ -240,7 +240,7 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
 def evaluation_of_classes(
     classes: Classes, outputs: tuple[Array | None, Array | None] = (None, None)
 ) -> Evaluation:
-    """Describe what two compiled classes of stages hold; outputs are chosen exactly unless given."""
+    """Describe two compiled classes of stages; outputs are chosen exactly unless given."""
     score = classes.score(outputs)
     parts = []
     for layout, mapping, given in zip(classes.layouts, classes.mappings, outputs, strict=True):

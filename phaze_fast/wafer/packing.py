@@ -84,7 +84,9 @@ class FaultyMesh:
 
 
 def mesh_of(wafer: Wafer) -> FaultyMesh:
-    return FaultyMesh(*wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links)))
+    return FaultyMesh(
+        *wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links))
+    )
 
 
 def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list[int]:

@@ -65,7 +65,9 @@ class WaferPoint:
         layout = self.result.best.encoding.layout
         row = {"wafer": wafer.name, "dies": wafer.joined * wafer.dies}
         row |= {name: getattr(self, name) for name in OBJECTIVES}
-        return {**row, "bound_s": self.result.bound_s, **layout.to_dict()}
+        row |= {"bound_s": self.result.bound_s, **layout.to_dict()}
+        then = self.result.best.encoding.then
+        return row if then is None else {**row, "then": then.layout.to_dict()}
 
 
 @dataclass(frozen=True)
