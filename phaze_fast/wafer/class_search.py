@@ -261,7 +261,7 @@ def search_classes(
             looked_at.append(found[0])
             count += found[1]
     looked_at.sort(key=_rank)
-    again = [_rebalanced(problem, found) for found in looked_at[: effort.promising // 2 or 1]]
+    again = [_rebalanced(problem, found) for found in looked_at[: effort.promising]]
     for found in pool.map(lambda pair: improved(pair, effort.steps), again):
         if found is not None:
             looked_at.append(found[0])
