@@ -51,6 +51,11 @@ class Encoding:
             return (self,)
         return (Encoding(self.layout, self.operator_mappings), self.then)
 
+    def layouts_dict(self) -> dict[str, Any]:
+        """Return the layout as plain data, with the second class of stages as `then`."""
+        found = self.layout.to_dict()
+        return found if self.then is None else {**found, "then": self.then.layout.to_dict()}
+
     @property
     def dies(self) -> int:
         """Dies in use."""

@@ -132,7 +132,7 @@ class Evaluation:
                 }
                 for s in self.stages
             ],
-            "layout": self.encoding.layout.to_dict(),
+            "layout": self.encoding.layouts_dict(),
             "encoding": self.encoding.to_list(),
         }
 
@@ -251,7 +251,12 @@ def evaluation_of_classes(
         slowest,
         encoding=replace(first, then=second),
         stages=parts[0].stages + parts[1].stages,
-        **score,
+        time_s=score["time_s"],
+        tail_s=score["tail_s"],
+        memory_bytes=score["memory_bytes"],
+        over_bytes=score["over_bytes"],
+        stream_bytes=score["stream_bytes"],
+        stream_over_bytes=score["stream_over_bytes"],
     )
 
 
