@@ -294,7 +294,7 @@ class _Search:
         self, pool: ThreadPoolExecutor, layouts: list[Layout], chosen: list[Tried], best: float
     ) -> ClassResult:
         """Try two classes of stages, from the best layouts of one; not where layouts are given."""
-        if self.wanted is not None:
+        if self.wanted is not None or self.missing:
             return ClassResult(None, 0)
         known = [(tried.layout, tried.operator_mappings) for tried in chosen]
         below = min(best, self.below_s)
