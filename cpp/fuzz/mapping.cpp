@@ -1,4 +1,4 @@
-#include "phaze/mapping.hpp"
+#include "phaze/mapping_search.hpp"
 
 #include <cstring>
 
