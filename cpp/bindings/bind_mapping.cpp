@@ -4,7 +4,6 @@
 
 #include "arrays.hpp"
 #include "guarded.hpp"
-#include "phaze/mapping_search.hpp"
 #include "phaze/relaxation.hpp"
 
 namespace phaze::bindings {
@@ -30,8 +29,7 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
                                 const py::object& edges, const py::object& rules,
                                 const py::object& divisors, const py::object& column,
                                 const py::tuple& tables, const py::object& blocks,
-                                const py::object& boundary, const py::object& chain,
-                                const py::object& foreign) {
+                                const py::object& boundary, const py::object& chain) {
   if (tables.size() != 6) throw InvalidInput("tables: expected 6 arrays");
   MapProblem p{};
   p.slots = view<MeshRun>(slots, "slots");
@@ -49,7 +47,6 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
   p.blocks = view<std::int32_t>(blocks, "blocks");
   p.boundary_s = view<double>(boundary, "boundary_s");
   p.chain = view<std::int32_t>(chain, "chain");
-  if (!foreign.is_none()) p.foreign_s = view<double>(foreign, "foreign_s");
   const Status status = check_problem(p);
   if (status != Status::kOk) throw InvalidInput(std::string("problem: ") + sentence(status));
   return std::make_unique<PyMapping>("Mapping", p);
@@ -253,7 +250,7 @@ void bind_mapping(py::module_& module) {
   py::class_<PyMapping>(module, "Mapping")
       .def(py::init(&make), py::arg("slots"), py::arg("ops"), py::arg("edges"), py::arg("rules"),
            py::arg("divisors"), py::arg("column"), py::arg("tables"), py::arg("blocks"),
-           py::arg("boundary_s"), py::arg("chain"), py::arg("foreign_s") = py::none())
+           py::arg("boundary_s"), py::arg("chain"))
       .def("assign", &assign, py::arg("op_mappings"))
       .def("change", &change, py::arg("op"), py::arg("op_mapping"))
       .def("set_others", &set_others, py::arg("sum_s"), py::arg("slowest_s"), py::arg("tail_s"))

@@ -4,8 +4,7 @@ The stages of the first class come first. Each class is evaluated by the kernel 
 stages of one shape, which knows how many stages come before and behind, and what those take: the
 step is put together by one formula. What passes from one class to the other is sent by every die of
 the one to every die of the other alike, and then exchanged among the dies that receive it, so that
-it lies there as their operators want it; the gradient goes back in the same way. What stages stream
-past one another is not charged here.
+it lies there as their operators want it; the gradient goes back in the same way.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.mesh import link_loads
 from phaze_fast.wafer.packing import stage_dies
 
-__all__ = ["foreign_link_s", "opposite", "stream_link_s", "stream_link_s_of", "stream_loads"]
+__all__ = ["opposite", "stream_link_s", "stream_link_s_of", "stream_loads"]
 
 Array = np.ndarray[Any, Any]
 Die = tuple[int, int]
@@ -161,63 +161,3 @@ def stream_link_s_of(wafer: Wafer, used: Dies) -> tuple[float, float]:
         return float("inf"), float("inf")
     seconds = loads / np.where(rates > 0.0, rates, 1.0)
     return float(seconds.max()), float((seconds + opposite(seconds)).max())
-
-
-def foreign_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array | None:
-    """Seconds of a stage's own busiest link for what the dies of another stage stream past it.
-
-    Parameters
-    ----------
-    wafer
-        The dies.
-    placed
-        Dies of each stage that stands on one wafer.
-    stages
-        Of the whole pipeline; joined wafers have as many each, and do not disturb one another.
-
-    Returns
-    -------
-    numpy.ndarray or None
-        Shape (stages, stages, 2): for a byte that each die of the second stage takes or gives, and
-        for one of each at once. None where nothing off the wafer is reached.
-
-    Examples
-    --------
-    Streams of the lower row pass down the columns of the upper one, past none of its own links:
-
-    >>> from phaze_fast.hardware import presets
-    >>> tile = presets.wafer("dojo-tile-like").replace(columns=2, rows=3)
-    >>> foreign = foreign_link_s(tile, (((0, 0), (0, 1)), ((0, 2), (1, 2))), 2)
-    >>> bool(foreign[0, 1, 0] > 0), float(foreign[1, 0, 0])
-    (True, 0.0)
-    """
-    x, y = wafer.link_bytes_per_s
-    rates = np.array([x, x, y, y])
-    seconds = []
-    for dies in placed:
-        loads = stream_loads(wafer, dies)
-        if loads is None:
-            return None
-        seconds.append(loads / np.where(rates > 0.0, rates, 1.0))
-    here = len(placed)
-    found = np.zeros((stages, stages, 2))
-    for k, dies in enumerate(placed):
-        inside = _inside(seconds[k].shape, dies)
-        for j, each in enumerate(seconds):
-            if j == k or not inside.any():
-                continue
-            back = opposite(each)
-            most = max(each[inside].max(), back[inside].max()), (each + back)[inside].max()
-            for wafer_at in range(0, stages, here):
-                found[wafer_at + k, wafer_at + j] = most
-    return found
-
-
-def _inside(shape: tuple[int, ...], dies: Dies) -> Array:
-    """Which links join two dies of a stage."""
-    found = np.zeros(shape, dtype=bool)
-    own = set(dies)
-    for x, y in dies:
-        for way, (dx, dy) in enumerate(((1, 0), (-1, 0), (0, 1), (0, -1))):
-            found[y, x, way] = (x + dx, y + dy) in own
-    return found

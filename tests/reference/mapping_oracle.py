@@ -55,7 +55,6 @@ class Case:
     blocks: tuple
     boundary_s: tuple
     chain: tuple
-    foreign_s: tuple = ()  # of a stage, of another: seconds for a byte either way, for one of each
 
     @property
     def sizes(self):
@@ -90,7 +89,6 @@ class Part:
         self.weight_s = 0.0  # of the backward pass, what makes weight gradients
         self.state_bytes = self.stream_bytes = self.stash_bytes = 0.0
         self.live_bytes = self.gathered_bytes = 0.0  # of the operator that has most
-        self.taken_bytes = self.given_bytes = 0.0  # between a die and the rim, a micro-batch
 
     def seconds(self, more=(0.0, 0.0, 0.0), stream_s=0.0, links_s=0.0):
         """Both passes, with what else is done in the backward pass: waiting, work, beside work.
@@ -165,15 +163,12 @@ def add_op(case, i, op_mapping, part):
     part.gathered_bytes = max(part.gathered_bytes, buffers.get(mode, 0.0))
     if mode == "stream":
         part.stream_bytes += sum(kept)
-        part.taken_bytes += 2 * weights / holders
-        part.given_bytes += gradients / holders
         part.stream_s += stream_seconds(rules, 2 * weights, gradients) / holders
         part.hidden[0] += link_seconds(rules, weights / holders, 0.0)
         part.hidden[1] += link_seconds(rules, weights / holders, gradients / holders)
     elif mode == "offload":  # gradients leave with each micro-batch, new weights come back
         part.state_bytes += kept[0]
         part.stream_bytes += kept[1] + kept[2]
-        part.given_bytes += gradients / holders
         part.stream_s += gradients / holders / rules["stream_bytes_per_s"]
         part.hidden[1] += link_seconds(rules, 0.0, gradients / holders)
         back_s = weights / holders / rules["stream_bytes_per_s"]
@@ -404,8 +399,6 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
         activation_bytes=memory(saved) - fixed + flight * sum(end.stash_bytes for end in ends),
         over_bytes=max(0.0, memory(saved) - capacity),
         stream_bytes=streamed + copies * moved,
-        taken_bytes=total("taken_bytes") + blocks * moved,
-        given_bytes=total("given_bytes") + blocks * moved,
         tail_s=exposed + total("step_s"),
         weight_s=total("weight_s"),
         outputs={item.op: way for item, way in zip(items, chosen, strict=True)},
@@ -420,11 +413,6 @@ def evaluate(case, op_mappings, outputs=None):
         stage_of(case, op_mappings, parts, items, k, None if outputs is None else outputs[k])
         for k in range(len(case.blocks))
     ]
-    for k, own in enumerate(case.foreign_s):  # collectives wait for what others stream past them
-        for other, (one_s, both_s) in zip(stages, own, strict=True):
-            both = min(other.taken_bytes, other.given_bytes)
-            rest = max(other.taken_bytes, other.given_bytes) - both
-            stages[k].load_s += rest * one_s + both * both_s
     tail = max(stage.tail_s for stage in stages) + case.rules["outer_tail_s"]
     return pipeline_seconds(case.rules, stages) + tail, stages
 

@@ -60,7 +60,6 @@ def test_stages_of_a_class_are_those_of_the_whole_pipeline():
     while cut < 60:
         case = random_case(rng)
         case.rules |= PLAIN | {"outer_tail_s": 0.0}
-        case.foreign_s = ()  # not charged from class to class
         if len(case.blocks) < 2:
             continue
         cut += 1

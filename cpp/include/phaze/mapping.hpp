@@ -156,11 +156,6 @@ struct MapProblem {
   std::span<const std::int32_t> blocks;  // of each stage
   std::span<const double> boundary_s;    // per byte that a stage sends, both ways
   std::span<const std::int32_t> chain;   // operators of a block from its first to its last
-  // Streams of other stages over a stage's own links, which its collectives wait for: seconds of
-  // the busiest of them for a byte that each die of another stage takes or gives, and for one of
-  // each at once; stage by stage and, for each, by other stage (stages x stages x 2). Empty: none
-  // count.
-  std::span<const double> foreign_s;
 };
 
 struct MapScore {
@@ -329,11 +324,6 @@ class Mapping {
   double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
   double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
-  struct Moved {  // between a die and the rim, for one micro-batch
-    double taken_bytes, given_bytes;
-  };
-  std::array<Moved, 3> moved_weights() const noexcept;
-  void charge_foreign(std::span<double> loads_s, std::span<const double> offloaded) const noexcept;
 
   std::vector<MeshRun> slots_;
   std::vector<MapOpRecord> ops_;
@@ -347,7 +337,6 @@ class Mapping {
   std::vector<double> weight_grad_s_;
   std::vector<std::int32_t> blocks_;
   std::vector<double> boundary_;
-  std::vector<double> foreign_s_;
   std::vector<std::int32_t> chain_;
   std::int32_t last_;   // operator whose output leaves the block
   std::int32_t entry_;  // the one whose output enters the next block where the first is entered
@@ -375,5 +364,36 @@ class Mapping {
   };
   Proposed proposed_;
 };
+
+// ---- search over the operator mappings of one problem ----
+
+struct MapSearchRules {
+  std::uint64_t seed;
+  std::int64_t steps;  // evaluations
+  double start;        // accepted loss at the beginning, relative
+};
+struct MapFound {
+  std::vector<OpMapping> op_mappings;
+  MapScore score;
+  std::int64_t evaluations;
+};
+
+// What a search minimises: the step's time where it fits, else how much is missing, and more than
+// any time.
+double objective(const Mapping& mapping, const MapScore& score) noexcept;
+
+// Threshold accepting from the mapping's present operator mappings, which it leaves at the best it
+// found. The same answer on every machine: integers choose, and no transcendental function is
+// called.
+MapFound anneal(Mapping& mapping, const MapSearchRules& rules);
+
+// Best single changes, one operator after another, until none helps.
+MapFound descend(Mapping& mapping, int rounds);
+
+// How many ways there are to choose operator mappings and modes (modes only where there are
+// weights), and the best of all of them, tried one by one: for small problems, where others can be
+// held against it.
+double ways(const Mapping& mapping) noexcept;
+MapFound exhaust(Mapping& mapping);
 
 }  // namespace phaze

@@ -333,12 +333,13 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     if (least.time_s() > most_s) return too_long();
   }
   const double least_step_s = least.time_s();
+
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
   total.blocking_s = block.blocking_f_s + block.blocking_b_s;
   total.hidden_s = block.hidden_f_s + block.hidden_b_s;
   if (described != nullptr) described->resize(kAt(count));
-  std::array<double, kMaxMapStages> loads_s, offloaded;  // `count` of them
+  Pipeline pipeline(rules_);
   double tail_s = rules_.other_tail_s;
   Outputs chosen{};
   for (int k = 0; k < count; ++k) {
@@ -372,8 +373,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double beside = std::max(0.0, blocks - 1.0) * block.backward_s;
     const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
     tail_s = std::max(tail_s, exposed + f.step_s);
-    loads_s[kAt(k)] = load;
-    offloaded[kAt(k)] = blocks * moved;
+    pipeline.add(load, weight_grad(k));
     total.memory_bytes = std::max(total.memory_bytes, memory);
     total.over_bytes = std::max(total.over_bytes, over);
     total.stream_bytes = std::max(total.stream_bytes, stream);
@@ -383,12 +383,6 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
       (*described)[kAt(k)] = {load, memory, f.state_bytes, activations + f.stash_bytes,
                               over, chosen};
     }
-  }
-  charge_foreign({loads_s.data(), kAt(count)}, {offloaded.data(), kAt(count)});
-  Pipeline pipeline(rules_);
-  for (int k = 0; k < count; ++k) {
-    pipeline.add(loads_s[kAt(k)], weight_grad(k));
-    if (described != nullptr) (*described)[kAt(k)].load_s = loads_s[kAt(k)];
   }
   if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;
   total.slowest_stage_s = pipeline.slowest_s;

@@ -27,7 +27,6 @@ Mapping::Mapping(const MapProblem& p)
       weight_grad_s_(p.tables.weight_grad_s.begin(), p.tables.weight_grad_s.end()),
       blocks_(p.blocks.begin(), p.blocks.end()),
       boundary_(p.boundary_s.begin(), p.boundary_s.end()),
-      foreign_s_(p.foreign_s.begin(), p.foreign_s.end()),
       chain_(p.chain.begin(), p.chain.end()),
       last_(p.chain.back()),
       entry_(p.chain.back()) {
