@@ -79,6 +79,7 @@ def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
     rules = problem._rules(layout)[0]
     edges = problem._graph(layout.microbatch)[1]
     names = _core.MAP_RULES_DTYPE.names or ()
+    names = names[: names.index("first_stage")]  # all stages have one shape here
     return {
         **layout.to_dict(),
         "slots": [list(run) for run in slots_of(layout.width, layout.height)],

@@ -227,7 +227,7 @@ def arguments(case):
         dtype=_core.MAP_EDGE_DTYPE,
     )
     names = _core.MAP_RULES_DTYPE.names
-    given = {"fabric": 0, "pieces": 1, "stream_link_s": 0.0, "stream_both_s": 0.0} | case.rules
+    given = dict.fromkeys(names, 0) | {"pieces": 1} | case.rules
     rules = np.array([tuple(given[n] for n in names)], dtype=_core.MAP_RULES_DTYPE)
     divisors, column, cuts = combinations(math.prod(case.sizes))
     tables = tuple(

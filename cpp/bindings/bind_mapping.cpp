@@ -82,6 +82,20 @@ void change(PyMapping& object, int op, const py::object& op_mapping) {
   mapping->change(op, checked(*mapping, op, wanted));
 }
 
+void set_others(PyMapping& object, double sum_s, double slowest_s, double tail_s) {
+  for (const double seconds : {sum_s, slowest_s, tail_s}) {
+    if (!(seconds >= 0.0 && seconds <= 1e100)) {
+      throw InvalidInput("others: " + std::to_string(seconds) +
+                         " is not accepted; expected seconds from 0 to 1e100");
+    }
+  }
+  const PyMapping::Turn mapping(object);
+  if (mapping->rules().pipeline_stages == 0) {
+    throw InvalidInput("others: not accepted where a pipeline has no other stages");
+  }
+  mapping->set_others(sum_s, slowest_s, tail_s);
+}
+
 std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::object& outputs) {
   if (outputs.is_none()) return {};
   const auto given = view<std::uint8_t>(outputs, "outputs",
@@ -219,7 +233,8 @@ void bind_mapping(py::module_& module) {
                        stream_capacity_bytes, stream_bytes_per_s, memory_bytes_per_s, weight_bytes,
                        gradient_bytes, state_bytes, step_bytes, boundary_bytes, microbatches, modes,
                        volume, linear, stream_shared, chunks, zero_bubble, fabric, pieces,
-                       outer_tail_s, stream_link_s, stream_both_s);
+                       outer_tail_s, stream_link_s, stream_both_s, first_stage, pipeline_stages,
+                       other_sum_s, other_slowest_s, other_tail_s);
   PYBIND11_NUMPY_DTYPE(MapScore, time_s, memory_bytes, over_bytes, stream_bytes, stream_over_bytes,
                        slowest_stage_s, compute_s, blocking_s, hidden_s, tail_s);
   module.attr("MESH_RUN_DTYPE") = py::dtype::of<MeshRun>();
@@ -238,6 +253,7 @@ void bind_mapping(py::module_& module) {
            py::arg("boundary_s"), py::arg("chain"))
       .def("assign", &assign, py::arg("op_mappings"))
       .def("change", &change, py::arg("op"), py::arg("op_mapping"))
+      .def("set_others", &set_others, py::arg("sum_s"), py::arg("slowest_s"), py::arg("tail_s"))
       .def("op_mappings", &op_mappings_of)
       .def("choices", &choices, py::arg("op"))
       .def("legal", &legal, py::arg("op"), py::arg("op_mapping"))

@@ -45,9 +45,9 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
         return " . ".join(f"{role} {factor}" for role, factor in runs) or "-"
 
     rows = []
-    for op, op_mapping in zip(
-        problem.work.operators, found.encoding.operator_mappings, strict=True
-    ):
+    every = [m for each in found.encoding.classes for m in each.operator_mappings]
+    operators = problem.work.operators * len(found.encoding.classes)
+    for op, op_mapping in zip(operators, every, strict=True):
         outputs = [f"{op_mapping.output.count(o)} x {o}" for o in dict.fromkeys(op_mapping.output)]
         shown = op_mapping.output[0] if len(op_mapping.output) == 1 else ", ".join(outputs)
         shown = shown if op.kept_bytes else "-"
@@ -59,7 +59,8 @@ def _op_mapping_rows(problem: Problem, found: Evaluation) -> list[list[str]]:
 def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -> RenderableType:
     """Say what a mapping takes, with further rows."""
     layout, wafer = found.encoding.layout, problem.wafer
-    used = layout.dies * layout.stages
+    shapes = [each.layout for each in found.encoding.classes]
+    counts = [count for each in shapes for count in each.blocks]
     sequences = problem.training.global_batch
     first = [
         ("step", format_time(found.time_s) if found.fits else found.reason),
@@ -71,9 +72,9 @@ def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -
         ),
         (
             "stages",
-            f"{layout.stages} of {layout.width} x {layout.height} dies; "
-            f"{used} of {wafer.dies} dies"
-            + (f"; blocks {' + '.join(map(str, layout.blocks))}" if layout.blocks else ""),
+            " and ".join(f"{each.stages} of {each.width} x {each.height}" for each in shapes)
+            + f" dies; {found.encoding.dies} of {wafer.dies} dies"
+            + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
         ("micro-batch", f"{layout.microbatch} of {sequences} sequences"),
         (
@@ -150,7 +151,7 @@ def picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
     times = causes(problem, found)
     whole = sum(times.values())
     rows = [[_CAUSES[key], format_time(s), f"{s / whole:.1%}"] for key, s in times.items()]
-    seen = {row["operator"]: row for row in operator_times(problem, found)}
+    seen = {(row.get("class", 0), row["operator"]): row for row in operator_times(problem, found)}
     slow = [
         [
             name,
@@ -159,11 +160,11 @@ def picture(problem: Problem, found: Evaluation) -> list[RenderableType]:
             format_time(row["backward_s"]),
             f"{row['of_peak']:.0%}",
         ]
-        for name, row in seen.items()
+        for (_, name), row in seen.items()
     ]
     return [
         Text("Dies and their stages (. idle, X dead)", style="bold"),
-        Text(die_map(problem.wafer, found.encoding.layout)),
+        Text(die_map(problem.wafer, *(each.layout for each in found.encoding.classes))),
         Text("Load of links, 9 = the busiest (. none, x dead)", style="bold"),
         Text(link_map(problem.wafer, step_loads(problem, found.encoding))),
         table("Time of a step", ["cause", "time>", "share>"], rows),
@@ -227,7 +228,9 @@ def front_table(front: WaferFront) -> RenderableType:
     """List the wafers that no other beats, the fastest first."""
     rows = []
     for point in front.points:
-        wafer, layout = point.result.problem.wafer, point.result.best.encoding.layout
+        wafer, encoding = point.result.problem.wafer, point.result.best.encoding
+        shapes = [each.layout for each in encoding.classes]
+        stages = [f"{each.stages} of {each.width} x {each.height}" for each in shapes]
         rows.append(
             [
                 wafer.name,
@@ -238,7 +241,7 @@ def front_table(front: WaferFront) -> RenderableType:
                 f"{point.cost_usd:,.0f}",
                 f"{point.expected_per_s:,.4g}",
                 f"{point.result.gap:.1%}",
-                f"{layout.stages} of {layout.width} x {layout.height}, {layout.microbatch}",
+                f"{' and '.join(stages)}, {encoding.layout.microbatch}",
             ]
         )
     headings = ["wafer", "dies>", "step>", "mm2>", "kW>", "$>", "expected/s>", "gap>", "stages"]

@@ -47,13 +47,19 @@ def wafer_names(document: Data) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
+def _shape(layout: Data) -> str:
+    sides = f" {TIMES} ".join(map(str, layout.get("rectangle") or []))
+    return f"{layout.get('stages')} of {sides} dies" if sides else ""
+
+
 def _answer(case: Data) -> Html:
     ours = case.get("ours") or {}
     layout = ours.get("layout") or {}
-    sides = layout.get("rectangle") or []
     fits = ours.get("status") == "ok"
     verdict, mood = ("Best found", "good") if fits else ("Nothing fits", "bad")
-    shape = f"{layout.get('stages')} of {f' {TIMES} '.join(map(str, sides))} dies" if sides else ""
+    shape = _shape(layout)
+    if shape and layout.get("then"):
+        shape = f"{shape} and {_shape(layout['then'])}"
     numbers = [
         ("Step", seconds(ours.get("time_s"))),
         ("Lower bound", seconds(case.get("bound"))),

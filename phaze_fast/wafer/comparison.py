@@ -180,7 +180,8 @@ def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> D
 
 
 def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
-    return [_start(problem, Evaluation.from_dict(data)) for data in given["known"]]
+    known = [Evaluation.from_dict(data) for data in given["known"]]
+    return [_start(problem, found) for found in known if found.encoding.then is None]
 
 
 def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
@@ -330,9 +331,11 @@ def comparison_in(
     fitting = [found for found in taken.values() if found.fits]
     better = min(fitting, key=lambda found: found.time_s, default=ours.best)
     if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
-        layout = better.encoding.layout
-        again = _searched(session, search_task(problem, effort, seed + 1, [better], wanted=layout))
-        ours = _merged(ours, again)
+        if better.encoding.then is None:
+            task = search_task(problem, effort, seed + 1, [better], wanted=better.encoding.layout)
+            ours = _merged(ours, _searched(session, task))
+        else:
+            ours = _merged(ours, replace(ours, best=better, evaluations=0, seconds=0.0))
         taken["no_architecture"] = ours.best
     say("memory at equal speed")
     fits = lean and ours.best.fits

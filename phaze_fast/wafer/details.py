@@ -13,8 +13,9 @@ from phaze_fast.models import model_flops
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.placement.throughput import mfu
 from phaze_fast.wafer.diemap import stage_grid
+from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation
-from phaze_fast.wafer.loads import held_parameters, step_loads, streamed_bytes
+from phaze_fast.wafer.loads import class_counts, held_parameters, step_loads, streamed_bytes
 from phaze_fast.wafer.operators import ROLES, passes
 from phaze_fast.wafer.prices import operator_costs
 from phaze_fast.wafer.problem import Problem
@@ -80,27 +81,30 @@ class StepEnergy:
         }
 
 
-def local_specs(problem: Problem, found: Evaluation) -> list[list[OperatorSpec]]:
-    """Write out the passes of each operator on one die for one micro-batch, forward first."""
+def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]]:
+    """Write out the passes of each operator on one die for one micro-batch, forward first.
+
+    Of one class of stages.
+    """
     specs = []
-    for op, each in zip(problem.work.operators, found.encoding.operator_mappings, strict=True):
+    for op, each in zip(problem.work.operators, encoding.operator_mappings, strict=True):
         parts = each.partition
-        sizes = [max(op.limit(role, found.encoding.layout.microbatch), 1) for role in ROLES[:4]]
+        sizes = [max(op.limit(role, encoding.layout.microbatch), 1) for role in ROLES[:4]]
         cut = [parts[role] for role in ROLES[:4]]
         local = -(-np.array([sizes]) // np.array([cut]))
         specs.append(passes(op.parts(op.shapes(local))))
     return specs
 
 
-def _runs_again(problem: Problem, found: Evaluation) -> list[float]:
-    """Blocks in which each operator runs once more, over all stages.
+def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
+    """Blocks in which each operator runs once more, over all stages of a class.
 
     An operator that keeps nothing runs again with each one behind it that does.
     """
-    work, layout = problem.work, found.encoding.layout
+    work, layout = problem.work, encoding.layout
     blocks = problem.blocks(layout)
     again = [0.0] * len(work.operators)
-    for i, each in enumerate(found.encoding.operator_mappings):
+    for i, each in enumerate(encoding.operator_mappings):
         if work.operators[i].part != "block" or "recompute" not in each.output:
             continue
         codes = each.output * (layout.stages if len(each.output) == 1 else 1)
@@ -120,32 +124,37 @@ def _runs_again(problem: Problem, found: Evaluation) -> list[float]:
 
 
 def _operators_j(problem: Problem, found: Evaluation) -> float:
-    layout = found.encoding.layout
-    every = local_specs(problem, found)
-    flat = [(spec, 1) for some in every for spec in some]
-    joules = iter(operator_costs(problem.chip, problem.network_chip, flat)[1])
-    again = _runs_again(problem, found)
-    total = 0.0
-    for op, some, more in zip(problem.work.operators, every, again, strict=True):
-        forward, *backward = (float(next(joules)) for _ in some)
-        times = problem.work.blocks if op.part == "block" else 1
-        total += times * (forward + sum(backward)) + more * forward
-    return total * layout.dies * problem.batches(layout) * layout.replicas
+    joules_of_all = 0.0
+    for encoding, counts in class_counts(problem, found.encoding):
+        layout = encoding.layout
+        every = local_specs(problem, encoding)
+        flat = [(spec, 1) for some in every for spec in some]
+        joules = iter(operator_costs(problem.chip, problem.network_chip, flat)[1])
+        again = _runs_again(problem, encoding)
+        total = 0.0
+        for op, some, more in zip(problem.work.operators, every, again, strict=True):
+            forward, *backward = (float(next(joules)) for _ in some)
+            total += sum(counts[op.part]) * (forward + sum(backward)) + more * forward
+        joules_of_all += total * layout.dies * problem.batches(layout) * layout.replicas
+    return joules_of_all
 
 
 def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
     """Bytes of a step that the optimiser moves on the dies, and that pass off the wafer."""
-    layout, spec = found.encoding.layout, optimizer(problem.training.optimizer)
+    spec = optimizer(problem.training.optimizer)
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
-    stepped = 0.0
-    for i, (mine, among, mode) in enumerate(held_parameters(problem, found.encoding)):
-        times = problem.work.blocks if problem.work.operators[i].part == "block" else 1
-        shared = mine if mode == "replicated" else mine / among
-        if mode not in ("stream", "offload"):
-            stepped += times * shared * each_step
-    streamed = float(streamed_bytes(problem, found.encoding).sum())
-    dies = layout.dies * layout.replicas
-    return stepped * dies, streamed * dies + _between_wafers(problem, found)
+    stepped = streamed = 0.0
+    by_stage = streamed_bytes(problem, found.encoding).sum(axis=1)
+    for encoding, counts in class_counts(problem, found.encoding):
+        dies = encoding.layout.dies * encoding.layout.replicas
+        own, by_stage = np.split(by_stage, [encoding.layout.stages])
+        streamed += float(own.sum()) * dies
+        for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
+            shared = mine if mode == "replicated" else mine / among
+            if mode not in ("stream", "offload"):
+                times = sum(counts[problem.work.operators[i].part])
+                stepped += times * shared * each_step * dies
+    return stepped, streamed + _between_wafers(problem, found)
 
 
 def _between_wafers(problem: Problem, found: Evaluation) -> float:
@@ -229,7 +238,15 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     >>> abs(work_s / found.compute_s - 1.0) < 1e-9
     True
     """
-    every = local_specs(problem, found)
+    classes = found.encoding.classes
+    if len(classes) > 1:
+        rows = [_operator_times(problem, each) for each in classes]
+        return [{**row, "class": k} for k, some in enumerate(rows) for row in some]
+    return _operator_times(problem, found.encoding)
+
+
+def _operator_times(problem: Problem, encoding: Encoding) -> list[dict[str, Any]]:
+    every = local_specs(problem, encoding)
     flat = [(spec, 1) for some in every for spec in some]
     seconds = iter(operator_costs(problem.chip, problem.network_chip, flat)[0])
     peak = problem.chip.peak_flops()
@@ -248,6 +265,19 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
+    """Work of one block and micro-batch in each stage."""
+    classes = found.encoding.classes
+    if len(classes) == 1:
+        return [found.compute_s] * len(found.stages)
+    seconds = []
+    for each in classes:
+        rows = [row for row in _operator_times(problem, each) if row["part"] == "block"]
+        work_s = sum(row["forward_s"] + row["backward_s"] for row in rows)
+        seconds += [work_s] * each.layout.stages
+    return seconds
 
 
 def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
@@ -269,7 +299,10 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
     x, y = problem.wafer.link_bytes_per_s
     busy = loads / (np.array([x, x, y, y]) + (np.array([x, x, y, y]) == 0)) / found.time_s
     batches = problem.batches(found.encoding.layout)
-    work_s = [batches * stage.blocks * found.compute_s for stage in found.stages]
+    block_s = _block_work_s(problem, found)
+    work_s = [
+        batches * stage.blocks * own_s for stage, own_s in zip(found.stages, block_s, strict=True)
+    ]
     return {
         "mfu": step_mfu(problem, found),
         "energy_j": energy.total_j,
@@ -280,7 +313,7 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
             "operators": operator_times(problem, found),
         },
         "dies": {
-            "stage": stage_grid(problem.wafer, found.encoding.layout),
+            "stage": stage_grid(problem.wafer, *(e.layout for e in found.encoding.classes)),
             "busy": [seconds / found.time_s for seconds in work_s],
             "dead_links": [[list(at)[::-1] for at in link] for link in problem.wafer.dead_links],
         },

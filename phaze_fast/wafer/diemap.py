@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.hardware import Wafer
+from phaze_fast.wafer.class_places import class_places
 from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.packing import stage_dies
 
@@ -15,8 +16,21 @@ __all__ = ["die_map", "link_map", "stage_grid"]
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def stage_grid(wafer: Wafer, layout: Layout) -> list[list[int]]:
+def _placed(
+    wafer: Wafer, layout: Layout, then: Layout | None
+) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Dies of each stage; of two classes, those of the first one first."""
+    if then is None:
+        return stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
+    first, second = ((each.width, each.height, each.stages) for each in (layout, then))
+    places = class_places(wafer, (first, second)) or ()
+    return tuple(dies for place in places for dies in place.stages)
+
+
+def stage_grid(wafer: Wafer, layout: Layout, then: Layout | None = None) -> list[list[int]]:
     """Stage of each die, row by row; -1 where it is idle, -2 where it is dead.
+
+    `then` is the second class of stages, where there is one.
 
     Examples
     --------
@@ -26,15 +40,17 @@ def stage_grid(wafer: Wafer, layout: Layout) -> list[list[int]]:
     """
     columns, rows = wafer.grid
     grid = [[-1 if wafer.alive(x, y) else -2 for x in range(columns)] for y in range(rows)]
-    placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
+    placed = _placed(wafer, layout, then)
     for stage, dies in enumerate(placed):
         for x, y in dies:
             grid[y][x] = stage
     return grid
 
 
-def die_map(wafer: Wafer, layout: Layout) -> str:
+def die_map(wafer: Wafer, layout: Layout, then: Layout | None = None) -> str:
     """Draw the wafer, one die a cell: its stage, `.` idle, `X` dead.
+
+    `then` is the second class of stages, where there is one.
 
     Examples
     --------
@@ -55,7 +71,7 @@ def die_map(wafer: Wafer, layout: Layout) -> str:
             text = str(stage) if wide else _DIGITS[stage]
         return text.rjust(3) if wide else text
 
-    return "\n".join(" ".join(map(cell, row)) for row in stage_grid(wafer, layout))
+    return "\n".join(" ".join(map(cell, row)) for row in stage_grid(wafer, layout, then))
 
 
 def link_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:

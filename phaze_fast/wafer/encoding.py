@@ -18,6 +18,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.wafer.classes import classes_fault
 from phaze_fast.wafer.layout import Layout, slots_of
 from phaze_fast.wafer.mapping_rules import RULES, RuleCase, layout_faults
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
@@ -33,16 +34,59 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Encoding:
-    """A whole mapping: a layout of the wafer, and one operator mapping per operator."""
+    """A whole mapping: a layout of the wafer, and one operator mapping per operator.
+
+    Where a pipeline has two classes of stages, this is the first of them and `then` the second:
+    each has a layout with the stages and blocks of its own.
+    """
 
     layout: Layout
     operator_mappings: tuple[OperatorMapping, ...]
+    then: Encoding | None = None
+
+    @property
+    def classes(self) -> tuple[Encoding, ...]:
+        """Each class of stages by itself: one, or two."""
+        if self.then is None:
+            return (self,)
+        return (Encoding(self.layout, self.operator_mappings), self.then)
+
+    def layouts_dict(self) -> dict[str, Any]:
+        """Return the layout as plain data, with the second class of stages as `then`."""
+        found = self.layout.to_dict()
+        return found if self.then is None else {**found, "then": self.then.layout.to_dict()}
+
+    @property
+    def dies(self) -> int:
+        """Dies in use."""
+        return sum(each.layout.dies * each.layout.stages for each in self.classes)
+
+    @property
+    def stages_text(self) -> str:
+        """Say how many stages of which shape there are.
+
+        Examples
+        --------
+        >>> Encoding(Layout(5, 2, 3, 1), ()).stages_text
+        '3 stage(s) of 5 x 2 dies'
+        """
+        every = [each.layout for each in self.classes]
+        shapes = [f"{each.stages} stage(s) of {each.width} x {each.height}" for each in every]
+        return " and ".join(shapes) + " dies"
 
     # ---- legality ----
 
     def faults(self, problem: Problem) -> list[str]:
         """Say which rules it breaks, one line each; none where it is legal."""
-        found = layout_faults(problem, self.layout)
+        if self.then is None:
+            return self._faults(problem, layout_faults(problem, self.layout))
+        pair = (self.layout, self.then.layout)
+        if fault := classes_fault(problem, pair):
+            return [fault]
+        return [line for each in self.classes for line in each._faults(problem, [])]
+
+    def _faults(self, problem: Problem, found: list[str]) -> list[str]:
+        """Go on with the operators of one class of stages."""
         names = [op.name for op in problem.work.operators]
         given = [op_mapping.operator for op_mapping in self.operator_mappings]
         if given != names:
@@ -144,7 +188,10 @@ class Encoding:
     # ---- plain data ----
 
     def to_list(self) -> list[dict[str, Any]]:
-        """Return plain data, one mapping per operator; `from_list` reads it back."""
+        """Return plain data, one mapping per operator and class; `from_list` reads it back."""
+        if self.then is not None:
+            entries = [each.to_list() for each in self.classes]
+            return [{**entry, "class": k} for k, some in enumerate(entries) for entry in some]
         return [
             {
                 "operator": op_mapping.operator,
@@ -176,11 +223,27 @@ class Encoding:
         """
         if not isinstance(data, list) or not data:
             raise InvalidInputError(f"{source}: expected a list of one mapping per operator")
-        op_mappings, found = [], set()
+        classes: tuple[list[tuple[str, Mapping[str, Any]]], ...] = ([], [])
         for i, entry in enumerate(data):
             where = f"{source}[{i}]"
             if not isinstance(entry, Mapping):
                 raise InvalidInputError(f"{where}: {entry!r} is not accepted; expected a mapping")
+            number = entry.get("class", 0)
+            if isinstance(number, bool) or number not in (0, 1):
+                raise InvalidInputError(
+                    f"{where}.class: {number!r} is not accepted; expected 0 or 1"
+                )
+            classes[number].append((where, entry))
+        if not classes[0]:
+            raise InvalidInputError(f"{source}: no operator of class 0; expected one class or two")
+        first = cls._class_of(classes[0], source)
+        then = cls._class_of(classes[1], source) if classes[1] else None
+        return cls(first.layout, first.operator_mappings, then)
+
+    @classmethod
+    def _class_of(cls, entries: list[tuple[str, Mapping[str, Any]]], source: str) -> Encoding:
+        op_mappings, found = [], set()
+        for where, entry in entries:
             found.add(_layout_of(entry, where))
             op_mapping = _op_mapping_of(entry, where)
             stated = entry.get("partition", op_mapping.partition)
@@ -199,6 +262,7 @@ class Encoding:
 
 
 _OF_LAYOUT = ("rectangle", "stages", "microbatch", "schedule", "chunks", "replicas", "blocks")
+_OF_ENTRY = (*_OF_LAYOUT, "class")
 
 
 def _whole(value: object, where: str) -> int:
@@ -262,7 +326,7 @@ def _name(value: object, where: str, accepted: Iterable[str]) -> str:
 def _op_mapping_of(entry: Mapping[str, Any], where: str) -> OperatorMapping:
     known = ("operator", "partition", "x", "y", "output", "weights", "collective")
     for key in entry:
-        if key not in (*known, *_OF_LAYOUT):
+        if key not in (*known, *_OF_ENTRY):
             raise InvalidInputError(f"{where}: unknown key {key!r}; {nearest(str(key), known)}")
     return OperatorMapping(
         str(entry.get("operator", "")),

@@ -6,7 +6,7 @@ What does not fit is a result with a reason, not an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,19 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.tables import flat_row
 from phaze_fast.units import format_bytes, format_time
+from phaze_fast.wafer.classes import Classes
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.problem import Problem
 
-__all__ = ["Evaluation", "StageUse", "evaluate", "evaluation_of", "score_op_mappings"]
+__all__ = [
+    "Evaluation",
+    "StageUse",
+    "evaluate",
+    "evaluation_of",
+    "evaluation_of_classes",
+    "score_op_mappings",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -52,7 +60,8 @@ class Evaluation:
     """Off the wafer, a die's share."""
     stream_over_bytes: float
     compute_s: float
-    """Work of one block and micro-batch, forward and backward, without recomputation."""
+    """Work of one block and micro-batch, forward and backward, without recomputation; of two
+    classes of stages, in the one that has the slowest stage, as all of one block here."""
     blocking_s: float
     """Collectives that a block waits for."""
     hidden_s: float
@@ -90,8 +99,8 @@ class Evaluation:
         layout = self.encoding.layout
         step = format_time(self.time_s) if self.fits else self.reason
         return (
-            f"step {step}, {format_bytes(self.memory_bytes)} per die; {layout.stages} stage(s) of "
-            f"{layout.width} x {layout.height} dies, micro-batch {layout.microbatch}"
+            f"step {step}, {format_bytes(self.memory_bytes)} per die; {self.encoding.stages_text}, "
+            f"micro-batch {layout.microbatch}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +132,7 @@ class Evaluation:
                 }
                 for s in self.stages
             ],
-            "layout": self.encoding.layout.to_dict(),
+            "layout": self.encoding.layouts_dict(),
             "encoding": self.encoding.to_list(),
         }
 
@@ -152,7 +161,7 @@ class Evaluation:
         return {
             **flat_row(data),
             **sizes,
-            "stages": layout.stages,
+            "stages": len(self.stages),
             "microbatch": layout.microbatch,
         }
 
@@ -220,7 +229,43 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
     True
     """
     encoding.check(problem)
+    if encoding.then is not None:
+        return _evaluate_classes(problem, encoding, choose_outputs)
     mapping = problem.mapping(encoding.layout)
     op_mappings, outputs = encoding.arrays(problem)
     mapping.assign(op_mappings)
     return evaluation_of(problem, encoding.layout, mapping, None if choose_outputs else outputs)
+
+
+def evaluation_of_classes(
+    classes: Classes, outputs: tuple[Array | None, Array | None] = (None, None)
+) -> Evaluation:
+    """Describe two compiled classes of stages; outputs are chosen exactly unless given."""
+    score = classes.score(outputs)
+    parts = []
+    for layout, mapping, given in zip(classes.layouts, classes.mappings, outputs, strict=True):
+        parts.append(evaluation_of(classes.problem, layout, mapping, given))
+    first, second = (part.encoding for part in parts)
+    slowest = max(parts, key=lambda part: max(stage.load_s for stage in part.stages))
+    return replace(
+        slowest,
+        encoding=replace(first, then=second),
+        stages=parts[0].stages + parts[1].stages,
+        time_s=score["time_s"],
+        tail_s=score["tail_s"],
+        memory_bytes=score["memory_bytes"],
+        over_bytes=score["over_bytes"],
+        stream_bytes=score["stream_bytes"],
+        stream_over_bytes=score["stream_over_bytes"],
+    )
+
+
+def _evaluate_classes(problem: Problem, encoding: Encoding, choose_outputs: bool) -> Evaluation:
+    first, second = encoding.classes
+    classes = Classes(problem, (first.layout, second.layout))
+    outputs: list[Array | None] = []
+    for each, mapping in zip((first, second), classes.mappings, strict=True):
+        op_mappings, kept = each.arrays(problem)
+        mapping.assign(op_mappings)
+        outputs.append(None if choose_outputs else kept)
+    return evaluation_of_classes(classes, (outputs[0], outputs[1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer
+from phaze_fast.wafer.block_split import even_split, weighed_split
 from phaze_fast.wafer.mesh import Links, Run, link_loads
 from phaze_fast.wafer.packing import is_bent, longest_line, place_fault, room, stage_dies
 from phaze_fast.wafer.schedules import schedule_fault, schedules
@@ -25,6 +27,7 @@ __all__ = [
     "layouts",
     "links_of",
     "microbatch_fault",
+    "placed_boundaries",
     "refuse_microbatch",
     "slots_of",
     "stages_on",
@@ -215,7 +218,9 @@ def _boundaries(
     links: Links,
     placed: tuple[tuple[tuple[int, int], ...], ...],
     chunks: int,
+    border: int = -1,
 ) -> tuple[tuple[float, float], ...]:
+    """Price what stages send; behind stage `border` they have another shape."""
     columns, rows = grid
     stages = len(placed)
     flows = []
@@ -223,10 +228,9 @@ def _boundaries(
     if chunks > 1 and stages > 1:  # from the last stage's run of blocks to the first one's next
         pairs.append((stages - 1, 0, chunks - 1))
     for first, second, _ in pairs:
-        ends = [
-            (v * columns + u, t * columns + s)
-            for (u, v), (s, t) in zip(placed[first], placed[second], strict=True)
-        ]
+        pair = placed[first], placed[second]
+        ways = product(*pair) if first == border else zip(*pair, strict=True)
+        ends = [(v * columns + u, t * columns + s) for (u, v), (s, t) in ways]
         share = 1.0 / len(ends)
         flows.append([(a, b, share) for a, b in ends])
         flows.append([(b, a, share) for a, b in ends])
@@ -241,9 +245,10 @@ def _boundaries(
     sends, hops = [0.0] * stages, [0] * stages
     for k, (first, second, times) in enumerate(pairs):
         for way, sender in ((0, first), (1, second)):
-            used = loads(flows[2 * k + way]) > 0
-            sends[sender] += times * float(total[used].max())
-            hops[sender] += times * int((loads(flows[2 * k + way][:1]) > 0).sum())
+            some = flows[2 * k + way]
+            sends[sender] += times * float(total[loads(some) > 0].max())
+            apart = some if first == border else some[:1]  # all others are as far apart
+            hops[sender] += times * max(int((loads([flow]) > 0).sum()) for flow in apart)
     return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
 
@@ -299,6 +304,18 @@ def _joined_boundaries(
     return tuple(found)
 
 
+def placed_boundaries(
+    wafer: Wafer, placed: tuple[tuple[tuple[int, int], ...], ...], border: int
+) -> tuple[tuple[float, float], ...]:
+    """Give what `boundaries` gives for stages that stand so, of two shapes: up to `border`, behind.
+
+    Every die of the one sends each die of the other as much.
+    """
+    links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
+    dead = tuple(sorted(wafer.dead))
+    return _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, 1, border)
+
+
 def layouts(
     wafer: Wafer, blocks: int, global_batch: int, ends: tuple[float, float] = (0.0, 0.0)
 ) -> Iterator[Layout]:
@@ -352,36 +369,3 @@ def _pipelines(
                 yield Layout(*sides, stages, microbatch, schedule, chunks, replicas)
                 if uneven and schedule != "interleaved":
                     yield Layout(*sides, stages, microbatch, schedule, chunks, replicas, uneven)
-
-
-@lru_cache(maxsize=4096)
-def even_split(blocks: int, stages: int) -> tuple[int, ...]:
-    """Blocks of each stage, alike but for one; the ends, which have more to do, get fewer."""
-    base, more = divmod(blocks, stages)
-    order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
-    extra = set(order[:more])
-    return tuple(base + (k in extra) for k in range(stages))
-
-
-@lru_cache(maxsize=4096)
-def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[int, ...]:
-    """Blocks of each stage so that the most that one has to do is least.
-
-    `ends` is what the first and the last one have to do besides, in blocks; each has one block.
-
-    Examples
-    --------
-    >>> weighed_split(24, 4, (0.1, 2.6))
-    (6, 7, 7, 4)
-    """
-    if stages == 1 or blocks < stages:
-        return even_split(blocks, stages)
-    counts = [1] * stages
-    loads = [1.0] * stages
-    loads[0] += ends[0]
-    loads[-1] += ends[1]
-    for _ in range(blocks - stages):
-        least = min(range(stages), key=lambda k: (loads[k], k))
-        counts[least] += 1
-        loads[least] += 1.0
-    return tuple(counts)

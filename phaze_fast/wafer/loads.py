@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
 
+from phaze_fast.wafer.classes import Classes
 from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.layout import links_of, stages_on
-from phaze_fast.wafer.mesh import MeshGroup, collective_loads, link_loads
+from phaze_fast.wafer.layout import links_of, slots_of, stages_on
+from phaze_fast.wafer.mesh import Links, MeshGroup, collective_loads, link_loads
 from phaze_fast.wafer.packing import stage_dies
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.streams import opposite, stream_loads
 from phaze_fast.wafer.traffic import Transfer, transfers
 
-__all__ = ["held_parameters", "step_loads", "streamed_bytes"]
+__all__ = ["class_counts", "held_parameters", "step_loads", "streamed_bytes"]
 
 Array = np.ndarray[Any, Any]
 Flow = tuple[int, int, float]
 Placed = tuple[tuple[tuple[int, int], ...], ...]
 
 _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
+
+
+def class_counts(
+    problem: Problem, encoding: Encoding
+) -> list[tuple[Encoding, dict[str, list[int]]]]:
+    """Give each class of stages by itself, and how often each of its stages has a part."""
+    classes = encoding.classes
+    found = []
+    for k, each in enumerate(classes):
+        others = [0] * (each.layout.stages - 1)
+        counts = {
+            "before": [int(k == 0), *others],
+            "block": list(problem.blocks(each.layout)),
+            "behind": [*others, int(k == len(classes) - 1)],
+        }
+        found.append((each, counts))
+    return found
 
 
 def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, float, str]]:
@@ -43,10 +62,13 @@ def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
     numpy.ndarray
         Shape (stages, 2): taken, given.
     """
+    return np.concatenate([_streamed(problem, *each) for each in class_counts(problem, encoding)])
+
+
+def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]) -> Array:
+    """Of the stages of one class."""
     layout, work = encoding.layout, problem.work
-    batches, blocks = problem.batches(layout), problem.blocks(layout)
-    last = layout.stages - 1
-    counts = {"before": [1] + [0] * last, "block": blocks, "behind": [0] * last + [1]}
+    batches = problem.batches(layout)
     found = np.zeros((layout.stages, 2))
     for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
         op, mapped = work.operators[i], encoding.operator_mappings[i]
@@ -77,13 +99,12 @@ def _stream_step_loads(problem: Problem, encoding: Encoding, placed: Placed) -> 
     return total
 
 
-def _by_part(problem: Problem, encoding: Encoding) -> dict[str, Array]:
+def _by_part(problem: Problem, encoding: Encoding, links: Links) -> dict[str, Array]:
     """Bytes on the links of one stage's rectangle in a whole step, by part of the model.
 
     Of a block: for one block. Collectives of a micro-batch are counted for all of them.
     """
     layout = encoding.layout
-    links = links_of(problem.wafer, layout)
     batches = problem.batches(layout)
     parts = {op.name: op.part for op in problem.work.operators}
     algorithms = {each.operator: each.collective for each in encoding.operator_mappings}
@@ -166,21 +187,12 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     if wafer.switch is not None:
         return _switch_loads(problem, encoding)
     columns, rows = wafer.grid
+    if encoding.then is not None:
+        return _class_loads(problem, encoding)
     here = stages_on(wafer, layout)
     placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
-    blocks = problem.blocks(layout)
-    parts = _by_part(problem, encoding)
-    flows: list[Flow] = []
-    for stage, dies in enumerate(placed):
-        used = blocks[stage] * parts["block"]
-        used = used + (parts["before"] if stage == 0 else 0.0)
-        used = used + (parts["behind"] if stage == layout.stages - 1 else 0.0)
-        for j, i, way in zip(*np.nonzero(used), strict=True):
-            (x, y), (u, v) = (
-                dies[j * layout.width + i],
-                dies[(j + _STEPS[way][1]) * layout.width + i + _STEPS[way][0]],
-            )
-            flows.append((y * columns + x, v * columns + u, float(used[j, i, way])))
+    (_, counts), *_ = class_counts(problem, encoding)
+    flows = _own_flows(problem, encoding, counts, placed, links_of(wafer, layout))
     share = problem.work.boundary_bytes * problem.batches(layout) * layout.microbatch / layout.dies
     sends = [(k, k + 1, layout.chunks) for k in range(layout.stages - 1) if (k + 1) % here]
     if layout.chunks > 1 and here == layout.stages:
@@ -193,3 +205,66 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     total = link_loads(columns, rows, flows, dead, wafer.dead_links)
     total = total + _stream_step_loads(problem, encoding, placed)
     return total / (layout.stages // here)
+
+
+def _own_flows(
+    problem: Problem,
+    encoding: Encoding,
+    counts: dict[str, list[int]],
+    placed: Placed,
+    links: Links,
+) -> list[Flow]:
+    """List what the collectives of one class put on the links between neighbours."""
+    columns, width = problem.wafer.grid[0], encoding.layout.width
+    parts = _by_part(problem, encoding, links)
+    flows: list[Flow] = []
+    for stage, dies in enumerate(placed):
+        used = sum(
+            (counts[part][stage] * loads for part, loads in parts.items()),
+            np.zeros_like(parts["block"]),
+        )
+        flows += _on_dies(used, dies, width, columns)
+    return flows
+
+
+def _on_dies(
+    loads: Array, dies: tuple[tuple[int, int], ...], width: int, columns: int
+) -> list[Flow]:
+    """Bytes on the links of a rectangle, between the dies that it stands on."""
+    flows = []
+    for j, i, way in zip(*np.nonzero(loads), strict=True):
+        (x, y), (u, v) = (
+            dies[j * width + i],
+            dies[(j + _STEPS[way][1]) * width + i + _STEPS[way][0]],
+        )
+        flows.append((y * columns + x, v * columns + u, float(loads[j, i, way])))
+    return flows
+
+
+def _class_loads(problem: Problem, encoding: Encoding) -> Array:
+    """Add up what links carry in a step of two classes of stages."""
+    wafer, (first, second) = problem.wafer, encoding.classes
+    columns, rows = wafer.grid
+    classes = Classes(problem, (first.layout, second.layout))
+    flows: list[Flow] = []
+    size = problem.work.boundary_bytes * problem.batches(first.layout) * first.layout.microbatch
+    for k, (each, counts) in enumerate(class_counts(problem, encoding)):
+        placed, layout = classes.places[k].stages, each.layout
+        flows += _own_flows(problem, each, counts, placed, classes.links(k))
+        at = placed[-1] if k == 0 else placed[0]  # exchanges what comes from the other class
+        group = MeshGroup(
+            "all-to-all",
+            size / layout.dies,
+            slots_of(layout.width, layout.height),
+            (0, 0, layout.width, layout.height),
+        )
+        loads = collective_loads(layout.width, layout.height, [group], classes.links(k))
+        flows += _on_dies(loads, at, layout.width, columns)
+    border = first.layout.stages - 1
+    for k, (here, there) in enumerate(pairwise(classes.dies)):
+        ways = list(product(here, there) if k == border else zip(here, there, strict=True))
+        for (x, y), (u, v) in ways:
+            flows.append((y * columns + x, v * columns + u, size / len(ways)))
+            flows.append((v * columns + u, y * columns + x, size / len(ways)))
+    total = link_loads(columns, rows, flows, tuple(sorted(wafer.dead)), wafer.dead_links)
+    return total + _stream_step_loads(problem, encoding, classes.dies)

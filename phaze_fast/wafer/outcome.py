@@ -12,6 +12,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import FaultMap
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.units import format_time
+from phaze_fast.wafer.classes import accepts_classes
 from phaze_fast.wafer.details import details
 from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.problem import PIECES, Problem
@@ -28,8 +29,17 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
     return value
 
 
-def bound_space_of(problem: Problem, layouts: str = "") -> str:
+def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -> str:
     """Say in words which mappings a bound of a problem holds for.
+
+    Parameters
+    ----------
+    problem
+        What is mapped.
+    layouts
+        Those it holds for; by default all of one shape.
+    classes
+        Whether it holds for stages of any shapes as well.
 
     Examples
     --------
@@ -57,6 +67,10 @@ def bound_space_of(problem: Problem, layouts: str = "") -> str:
         )
     if problem.wafer.dead or problem.wafer.dead_links:
         known += "; no dead die or link inside a stage, all stages in one connected part"
+    if classes:
+        known = f"stages of any shapes and sizes, among them {known}"
+    elif accepts_classes(problem):
+        known += "; not two classes of stages of unequal shape, which are tried"
     limits = [] if problem.recompute else ["nothing computed again"]
     limits += ["dies given out in rank order"] if problem.linear else []
     if problem.overlap and not problem.volume:

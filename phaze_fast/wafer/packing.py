@@ -37,7 +37,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class _Mesh:
+class FaultyMesh:
     """The dies of a wafer, and what of it does not work."""
 
     columns: int
@@ -47,11 +47,11 @@ class _Mesh:
     """Links that do not work."""
 
     @property
-    def turned(self) -> _Mesh:
+    def turned(self) -> FaultyMesh:
         """Rows for columns."""
         dead = frozenset((y, x) for x, y in self.dead)
         cut = frozenset(frozenset((y, x) for x, y in link) for link in self.cut)
-        return _Mesh(self.rows, self.columns, dead, cut)
+        return FaultyMesh(self.rows, self.columns, dead, cut)
 
     def near(self, die: Die) -> list[Die]:
         """Working dies that a die has a working link to."""
@@ -66,7 +66,7 @@ class _Mesh:
             and frozenset((die, (u, v))) not in self.cut
         ]
 
-    def regions(self) -> list[_Mesh]:
+    def regions(self) -> list[FaultyMesh]:
         """Find connected parts, each with all other dies counted as dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
         left, found = every - self.dead, []
@@ -79,15 +79,17 @@ class _Mesh:
                         part.add(die)
                         open_ones.append(die)
             left -= part
-            found.append(_Mesh(self.columns, self.rows, frozenset(every - part), self.cut))
+            found.append(FaultyMesh(self.columns, self.rows, frozenset(every - part), self.cut))
         return sorted(found, key=lambda mesh: len(mesh.dead))
 
 
-def _mesh(wafer: Wafer) -> _Mesh:
-    return _Mesh(*wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links)))
+def mesh_of(wafer: Wafer) -> FaultyMesh:
+    return FaultyMesh(
+        *wafer.grid, frozenset(wafer.dead), frozenset(map(frozenset, wafer.dead_links))
+    )
 
 
-def _free_in_band(mesh: _Mesh, width: int, height: int, start: int) -> list[int]:
+def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list[int]:
     """Fill a band of rows from its left, as many as there can be."""
     band = range(start, start + height)
     blocked = {(x, x) for x, y in mesh.dead if y in band}  # first and last column that must not be
@@ -106,7 +108,7 @@ def _free_in_band(mesh: _Mesh, width: int, height: int, start: int) -> list[int]
     return found
 
 
-def _bands(mesh: _Mesh, width: int, height: int) -> tuple[Die, ...]:
+def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
     """Choose where bands of rows start, so that most rectangles have a place; in a snake."""
     rows = mesh.rows
     filled = [_free_in_band(mesh, width, height, y) for y in range(max(rows - height + 1, 0))]
@@ -127,18 +129,21 @@ def _bands(mesh: _Mesh, width: int, height: int) -> tuple[Die, ...]:
 
 
 @lru_cache(maxsize=256)
-def _regions(mesh: _Mesh) -> tuple[_Mesh, ...]:
+def regions_of(mesh: FaultyMesh) -> tuple[FaultyMesh, ...]:
     return tuple(mesh.regions())
 
 
+def bands_in(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
+    """First dies of rectangles in bands of rows or of columns, whichever has more."""
+    across = _bands(mesh, width, height)
+    down = tuple((x, y) for y, x in _bands(mesh.turned, height, width))
+    return max(across, down, key=len)
+
+
 @lru_cache(maxsize=65536)
-def _tiles(mesh: _Mesh, width: int, height: int) -> tuple[Die, ...]:
-    best: tuple[Die, ...] = ()
-    for part in _regions(mesh):
-        across = _bands(part, width, height)
-        down = tuple((x, y) for y, x in _bands(part.turned, height, width))
-        best = max(best, across, down, key=len)
-    return best
+def _tiles(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
+    found = [bands_in(part, width, height) for part in regions_of(mesh)]
+    return max(found, key=len, default=())
 
 
 def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
@@ -158,13 +163,13 @@ def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
     >>> tiles(tile.replace(dead_links=(((0, 0), (1, 0)),)), 4, 2)
     ((1, 0), (0, 2))
     """
-    return _tiles(_mesh(wafer), width, height)
+    return _tiles(mesh_of(wafer), width, height)
 
 
 class _Walk:
     """A search for a long walk from one die, depth first, scarce neighbours first."""
 
-    def __init__(self, mesh: _Mesh, start: Die, jumps: int) -> None:
+    def __init__(self, mesh: FaultyMesh, start: Die, jumps: int) -> None:
         self.mesh, self.jumps = mesh, jumps
         self.path, self.seen = [start], {start}
         self.steps: list[list[Link]] = [[]]
@@ -226,15 +231,15 @@ class _Walk:
 
 
 @lru_cache(maxsize=4096)
-def _longest_line(mesh: _Mesh) -> Line:
+def longest_line_in(mesh: FaultyMesh) -> Line:
     best = Line((), 1)
-    for part in _regions(mesh):
+    for part in regions_of(mesh):
         if part.columns * part.rows - len(part.dead) > len(best.dies):
             best = max(best, _line_in(part), key=lambda line: len(line.dies))
     return best
 
 
-def _line_in(mesh: _Mesh) -> Line:
+def _line_in(mesh: FaultyMesh) -> Line:
     columns, rows = mesh.columns, mesh.rows
     snake = [(x if y % 2 == 0 else columns - 1 - x, y) for y in range(rows) for x in range(columns)]
     steps = map(frozenset, pairwise(snake))
@@ -267,10 +272,10 @@ def longest_line(wafer: Wafer) -> Line:
     >>> [len(longest_line(tile.replace(dead=(die,))).dies) for die in ((0, 0), (2, 2), (1, 0))]
     [24, 24, 24]
     """
-    return _longest_line(_mesh(wafer))
+    return longest_line_in(mesh_of(wafer))
 
 
-def _bends(wafer: Wafer) -> bool:
+def bends(wafer: Wafer) -> bool:
     return all(rate > 0 for rate in wafer.link_bytes_per_s)
 
 
@@ -286,7 +291,7 @@ def room(wafer: Wafer, width: int, height: int) -> int:
     if wafer.switch is not None:
         return wafer.dies // width if height == 1 else 0
     straight = len(tiles(wafer, width, height))
-    if height > 1 or width == 1 or not _bends(wafer):
+    if height > 1 or width == 1 or not bends(wafer):
         return straight
     return max(straight, len(longest_line(wafer).dies) // width)
 
@@ -340,7 +345,9 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
     if is_bent(wafer, width, height, stages):
         walk = longest_line(wafer).dies
         return tuple(walk[k * width : (k + 1) * width] for k in range(stages))
-    return tuple(
-        tuple((x + i, y + j) for j in range(height) for i in range(width))
-        for x, y in tiles(wafer, width, height)[:stages]
-    )
+    return tuple(rectangle_dies(at, width, height) for at in tiles(wafer, width, height)[:stages])
+
+
+def rectangle_dies(corner: Die, width: int, height: int) -> tuple[Die, ...]:
+    x, y = corner
+    return tuple((x + i, y + j) for j in range(height) for i in range(width))

@@ -62,10 +62,9 @@ class WaferPoint:
     def to_row(self) -> dict[str, Any]:
         """Return one row of a table."""
         wafer = self.result.problem.wafer
-        layout = self.result.best.encoding.layout
         row = {"wafer": wafer.name, "dies": wafer.joined * wafer.dies}
         row |= {name: getattr(self, name) for name in OBJECTIVES}
-        return {**row, "bound_s": self.result.bound_s, **layout.to_dict()}
+        return {**row, "bound_s": self.result.bound_s, **self.result.best.encoding.layouts_dict()}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from phaze_fast.memory.optimizer import optimizer
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.builder import OperatorSpec
 from phaze_fast.wafer.codes import BESIDE, EDGE_KINDS, OUTPUTS, PIECES, WEIGHTS
+from phaze_fast.wafer.compiled import compiled_mapping
 from phaze_fast.wafer.joined import replica_sums_s
 from phaze_fast.wafer.layout import (
     Layout,
@@ -26,7 +27,6 @@ from phaze_fast.wafer.layout import (
     layouts,
     links_of,
     refuse_microbatch,
-    slots_of,
     stages_on,
 )
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
@@ -326,6 +326,7 @@ class Problem:
             PIECES if self.overlap and not self.volume else 1,
             self.outer_tail_s(layout),
             *(links_s if reached else (0.0, 0.0)),
+            *(0, 0, 0.0, 0.0, 0.0),  # no other classes of stages
         )
         return found
 
@@ -375,25 +376,4 @@ class Problem:
         refuse_microbatch(self.training.global_batch, layout)
         if fault := self.fault(layout):
             raise InvalidInputError(fault)
-        divisors, column, _ = combinations(layout.dies)
-        runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
-        made = _core.Mapping(
-            np.array(runs, dtype=_core.MESH_RUN_DTYPE),
-            *self._graph(layout.microbatch),
-            self._rules(layout),
-            divisors,
-            column,
-            tuple(t.reshape(-1) for t in self._table(layout.dies, layout.microbatch)),
-            np.array(self.blocks(layout), dtype=np.int32),
-            self._boundary(layout),
-            np.array(self.work.chain, dtype=np.int32),
-        )
-        first = [made.choices(i)[:1] for i in range(len(self.work.operators))]
-        for op, choice in zip(self.work.operators, first, strict=True):
-            if not len(choice):
-                raise InvalidInputError(
-                    f"layout: {layout.width} x {layout.height} dies are not accepted with a "
-                    f"micro-batch of {layout.microbatch}; {op.name} cannot be split over them"
-                )
-        made.assign(np.array([choice[0] for choice in first], dtype=_core.OP_MAPPING_DTYPE))
-        return made
+        return compiled_mapping(self, layout, self._rules(layout), self._boundary(layout))

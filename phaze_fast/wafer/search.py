@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,26 +22,26 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer.bounds import (
     Roofline,
+    any_placement_bound,
     priced_mappings,
     quick_bound,
     roofline,
     tight_bound,
     work_bound,
 )
+from phaze_fast.wafer.class_search import ClassResult, search_classes
 from phaze_fast.wafer.evaluate import evaluation_of
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.outcome import Effort, MappingResult, bound_space_of, no_layout, whole_number
 from phaze_fast.wafer.plans import plan_starts
 from phaze_fast.wafer.problem import Problem
+from phaze_fast.wafer.tried import Rank, Tried, assigned, rank_of
 
 __all__ = ["Progress", "search_below", "search_mapping"]
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, float], None]
 """Called with layouts done, layouts in all, and the best time so far (infinite before one)."""
-
-Rank = tuple[bool, float]
-"""Whether it does not fit; then the bytes it is over by, or its time. Smaller is better."""
 
 _LAST: Rank = (True, float("inf"))
 _BATCH = 16  # layouts between two looks at the best so far
@@ -53,39 +52,9 @@ _LOSS = 0.03  # accepted at first by an annealing, relative
 _LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
 
 
-@dataclass
-class _Tried:
-    """One layout that was looked at."""
-
-    layout: Layout
-    bound_s: float
-    rank: Rank
-    operator_mappings: Any
-    mapping: Any
-    """The compiled layout and its mappings; None where a bound left it out or time ran out."""
-    evaluations: int = 0
-    kernel_s: float = 0.0
-    kernel_evaluations: int = 0
-
-
-def _rank(mapping: _core.Mapping) -> Rank:
-    score = mapping.score()[0]
-    over = float(score["over_bytes"] + score["stream_over_bytes"])
-    return (over > 0, over if over > 0 else float(score["time_s"]))
-
-
 def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
     """Sort by how much room there is for one micro-batch: many dies, small micro-batches."""
     return (-layout.dies * layout.stages, layout.microbatch, -layout.dies, layout)
-
-
-def _assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
-    """Take operator mappings over where they are legal."""
-    try:
-        mapping.assign(op_mappings)
-    except InvalidInputError:
-        return False
-    return True
 
 
 class _Search:
@@ -119,14 +88,14 @@ class _Search:
 
     # ---- one layout ----
 
-    def look(self, task: tuple[Layout, float, float]) -> _Tried | None:
+    def look(self, task: tuple[Layout, float, float]) -> Tried | None:
         """Bound one layout and improve a few starts; None where it cannot win."""
         layout, least_s, best = task
         if self.begun and self.late():
-            return _Tried(layout, least_s, _LAST, None, None)
+            return Tried(layout, least_s, _LAST, None, None)
         least_s = max(least_s, work_bound(self.problem, layout))
         if least_s >= best:
-            return _Tried(layout, least_s, _LAST, None, None)
+            return Tried(layout, least_s, _LAST, None, None)
         try:
             mapping = self.problem.mapping(layout)
         except InvalidInputError:
@@ -135,7 +104,7 @@ class _Search:
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
-        tried = _Tried(layout, bound, _LAST, mapping.op_mappings(), mapping)
+        tried = Tried(layout, bound, _LAST, mapping.op_mappings(), mapping)
         if bound < best < float("inf") and self.problem.stream is not None:
             tried.bound_s = bound = self.tighten(tried, best, relaxation)
         if bound >= best:
@@ -147,29 +116,29 @@ class _Search:
         mapping.assign(tried.operator_mappings)
         began = time.thread_time()
         op_mappings, _, count = mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
-        misfit, least = _rank(mapping)
+        misfit, least = rank_of(mapping)
         if not misfit and least < _NEAR * best:
             op_mappings, _, more = mapping.descend(2)
             count += more
         tried.kernel_s += time.thread_time() - began
         tried.kernel_evaluations += count
         tried.evaluations += count
-        tried.operator_mappings, tried.rank = op_mappings, _rank(mapping)
+        tried.operator_mappings, tried.rank = op_mappings, rank_of(mapping)
         return tried
 
-    def start(self, tried: _Tried, starts: Iterable[Array]) -> None:
+    def start(self, tried: Tried, starts: Iterable[Array]) -> None:
         """Keep the best of several starts of a layout."""
         for op_mappings in starts:
-            if not _assigned(tried.mapping, op_mappings):
+            if not assigned(tried.mapping, op_mappings):
                 continue
             tried.evaluations += 1
-            rank = _rank(tried.mapping)
+            rank = rank_of(tried.mapping)
             if rank < tried.rank:
                 tried.rank, tried.operator_mappings = rank, op_mappings
 
     # ---- a population on one layout ----
 
-    def breed(self, tried: _Tried) -> _Tried:
+    def breed(self, tried: Tried) -> Tried:
         """Several seeds, then children of the best two, each annealed."""
         mapping = tried.mapping
         if self.effort.stop is not None and self.effort.stop():
@@ -178,7 +147,7 @@ class _Search:
             tried.operator_mappings, _, evaluations = mapping.exhaust()
             mapping.assign(tried.operator_mappings)
             tried.evaluations += evaluations
-            tried.rank = _rank(mapping)
+            tried.rank = rank_of(mapping)
             return tried
         crowd: list[tuple[Rank, Array]] = [(tried.rank, tried.operator_mappings)]
         for k in range(self.effort.seeds):
@@ -194,10 +163,10 @@ class _Search:
         mapping.assign(crowd[0][1])
         op_mappings, _, evaluations = mapping.descend(4)
         tried.evaluations += evaluations
-        tried.operator_mappings, tried.rank = op_mappings, _rank(mapping)
+        tried.operator_mappings, tried.rank = op_mappings, rank_of(mapping)
         return tried
 
-    def annealed(self, tried: _Tried, op_mappings: Array, seed: int) -> tuple[Rank, Array]:
+    def annealed(self, tried: Tried, op_mappings: Array, seed: int) -> tuple[Rank, Array]:
         mapping = tried.mapping
         mapping.assign(op_mappings)
         began = time.thread_time()
@@ -206,17 +175,17 @@ class _Search:
         tried.kernel_s += time.thread_time() - began
         tried.kernel_evaluations += count
         tried.evaluations += count
-        return _rank(mapping), found
+        return rank_of(mapping), found
 
     def tighten(
-        self, tried: _Tried, enough_s: float, relaxation: _core.Relaxation | None = None
+        self, tried: Tried, enough_s: float, relaxation: _core.Relaxation | None = None
     ) -> float:
         if self.late():
             return tried.bound_s
         relaxation = relaxation or tried.mapping.relaxation()
         return tight_bound(self.problem, tried.layout, relaxation, tried.bound_s, enough_s)
 
-    def certify(self, pool: ThreadPoolExecutor, seen: list[_Tried], best: float) -> None:
+    def certify(self, pool: ThreadPoolExecutor, seen: list[Tried], best: float) -> None:
         """Tighten the least bounds until the least of all is a tight one."""
         seen = sorted(seen, key=lambda tried: (tried.bound_s, tried.layout))
         while seen and seen[0].bound_s < min([best, *self.bounds]):
@@ -243,9 +212,9 @@ class _Search:
             return [(0.0, each) for each in sorted((each for _, each in queue), key=_roomy)]
         return queue
 
-    def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[_Tried]:
+    def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[Tried]:
         """Look at layouts in batches; what a bound leaves out is counted and its bound kept."""
-        seen: list[_Tried] = []
+        seen: list[Tried] = []
         best = self.below_s
         for at in range(0, len(queue), _BATCH):
             if self.begun and (self.late() or (self.missing and seen)):
@@ -274,7 +243,7 @@ class _Search:
                 self.progress(min(at + _BATCH, len(queue)), len(queue), best)
         return seen
 
-    def promising(self, seen: list[_Tried]) -> list[_Tried]:
+    def promising(self, seen: list[Tried]) -> list[Tried]:
         """Take the best layouts, and half as many that do not fit yet and could be faster."""
         most = self.effort.promising
         most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # near alike
@@ -295,12 +264,17 @@ class _Search:
             chosen.sort(key=lambda tried: (tried.rank, tried.layout))
             best = float("inf") if chosen[0].rank[0] else chosen[0].rank[1]
             self.certify(pool, seen, best)
+            classes = self.classes(pool, [layout for _, layout in queue], chosen, best)
         ranked = [evaluation_of(self.problem, t.layout, t.mapping) for t in chosen]
+        bound_s = self.bound_s
+        if classes.best is not None:
+            ranked.insert(0, classes.best)
+            bound_s = min(bound_s, any_placement_bound(self.problem))
         return MappingResult(
             problem=self.problem,
             best=ranked[0],
-            bound_s=self.bound_s,
-            evaluations=sum(tried.evaluations for tried in seen),
+            bound_s=bound_s,
+            evaluations=sum(tried.evaluations for tried in seen) + classes.evaluations,
             seconds=time.perf_counter() - self.began,
             kernel_s=sum(tried.kernel_s for tried in seen),
             kernel_evaluations=sum(tried.kernel_evaluations for tried in seen),
@@ -309,10 +283,23 @@ class _Search:
             unseen=self.unseen,
             seed=self.seed,
             bound_space=bound_space_of(
-                self.problem, "" if self.wanted is None else f"{self.count:,} given layouts"
+                self.problem,
+                "" if self.wanted is None else f"{self.count:,} given layouts",
+                classes.best is not None,
             ),
             runners_up=tuple(ranked[1:]),
         )
+
+    def classes(
+        self, pool: ThreadPoolExecutor, layouts: list[Layout], chosen: list[Tried], best: float
+    ) -> ClassResult:
+        """Try two classes of stages, from the best layouts of one; not where layouts are given."""
+        if self.wanted is not None or self.missing:
+            return ClassResult(None, 0)
+        known = [(tried.layout, tried.operator_mappings) for tried in chosen]
+        below = min(best, self.below_s)
+        given = (self.problem, layouts, known, below, self.effort, self.seed)
+        return search_classes(*given, pool, self.late)
 
     @property
     def bound_s(self) -> float:

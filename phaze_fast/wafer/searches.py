@@ -29,7 +29,8 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
     starts = []
     for data in given["starts"]:
         encoding = Encoding.from_list(data)
-        starts.append((encoding.layout, encoding.arrays(problem)[0]))
+        if encoding.then is None:
+            starts.append((encoding.layout, encoding.arrays(problem)[0]))
     result, bound_s = search_below(
         problem,
         below_s,

@@ -21,7 +21,7 @@ from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.mesh import link_loads
 from phaze_fast.wafer.packing import stage_dies
 
-__all__ = ["opposite", "stream_link_s", "stream_loads"]
+__all__ = ["opposite", "stream_link_s", "stream_link_s_of", "stream_loads"]
 
 Array = np.ndarray[Any, Any]
 Die = tuple[int, int]
@@ -147,7 +147,12 @@ def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
     [4.0, 4.0]
     """
     placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
-    loads = stream_loads(wafer, tuple(die for dies in placed for die in dies))
+    return stream_link_s_of(wafer, tuple(die for dies in placed for die in dies))
+
+
+def stream_link_s_of(wafer: Wafer, used: Dies) -> tuple[float, float]:
+    """Give what `stream_link_s` gives for dies that are listed."""
+    loads = stream_loads(wafer, used)
     if loads is None:
         return float("inf"), float("inf")
     x, y = wafer.link_bytes_per_s

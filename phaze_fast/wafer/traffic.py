@@ -305,11 +305,10 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     >>> print(describe(problem, megatron(problem, Layout(8, 1, 1, 1), 8)).splitlines()[6])
     qkv              x: columns 8 | weights replicated | output stash
     """
+    if encoding.then is not None:
+        return "\n".join(describe(problem, each) for each in encoding.classes)
     layout = encoding.layout
-    lines = [
-        f"{layout.stages} stage(s) of {layout.width} x {layout.height} dies, "
-        f"{layout.microbatch} sequence(s) at once"
-    ]
+    lines = [f"{encoding.stages_text}, {layout.microbatch} sequence(s) at once"]
     moves: dict[str, list[Transfer]] = {}
     for each in transfers(problem, encoding):
         moves.setdefault(each.operator, []).append(each)

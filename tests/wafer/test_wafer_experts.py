@@ -77,7 +77,7 @@ def test_the_work_is_the_same_however_experts_lie():
     flops = [
         sum(
             float(spec.flops.sum())
-            for some in local_specs(PROBLEM, each)
+            for some in local_specs(PROBLEM, each.encoding)
             for spec in some
             if spec.k
         )

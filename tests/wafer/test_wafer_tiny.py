@@ -155,12 +155,16 @@ def tiny_gaps(cases: int, most: float, seed: int) -> list[float]:
         if best is None:
             continue
         found = search_mapping(problem, effort, seed=len(gaps))
-        assert found.best.fits == (best[0] <= 0.0)
-        if not found.best.fits:
+        # Stages of two shapes are tried by brute force in test_wafer_classes.py.
+        every = (found.best, *found.runners_up)
+        alone = min((each for each in every if each.encoding.then is None), key=lambda e: e.rank)
+        assert alone.fits == (best[0] <= 0.0)
+        if not alone.fits:
             continue
+        assert found.best.time_s <= alone.time_s
         assert found.bound_s <= best[1] * (1 + 1e-12)
-        assert found.best.time_s >= best[1] * (1 - 1e-12)
-        gaps.append(found.best.time_s / best[1] - 1.0)
+        assert alone.time_s >= best[1] * (1 - 1e-12)
+        gaps.append(alone.time_s / best[1] - 1.0)
     return gaps
 
 

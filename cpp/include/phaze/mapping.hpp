@@ -112,6 +112,12 @@ struct MapRulesRecord {
   double outer_tail_s;         // after the last micro-batch, whatever the mapping
   double stream_link_s;  // of the busiest link to the rim, a byte that each die takes or gives
   double stream_both_s;  // the same where each die takes one and gives one
+  // Where other classes of stages, each with a shape of its own, are part of the pipeline (1F1B):
+  std::int32_t first_stage;      // stages of it that come before these
+  std::int32_t pipeline_stages;  // of all classes; 0 where there are no others
+  double other_sum_s;            // of the others' stages, for one micro-batch
+  double other_slowest_s;        // of the slowest of them
+  double other_tail_s;           // after the last micro-batch
 
   // Bytes of the busier direction off the wafer where so many come and go; all where they share it.
   double streamed(double in_bytes, double out_bytes) const noexcept {
@@ -185,6 +191,16 @@ class Mapping {
   int ops() const noexcept { return static_cast<int>(ops_.size()); }
   int slots() const noexcept { return static_cast<int>(slots_.size()); }
   int stages() const noexcept { return static_cast<int>(blocks_.size()); }
+  // Of the whole pipeline, which these stages may be a part of: its length, whether a stage has an
+  // end of the model, and the micro-batches whose activations it holds.
+  int pipeline_stages() const noexcept {
+    return rules_.pipeline_stages > 0 ? rules_.pipeline_stages : stages();
+  }
+  bool is_first(int k) const noexcept { return rules_.first_stage + k == 0; }
+  bool is_last(int k) const noexcept { return rules_.first_stage + k + 1 == pipeline_stages(); }
+  double flight(int k) const noexcept {
+    return rules_.in_flight(pipeline_stages(), rules_.first_stage + k);
+  }
   const MapRulesRecord& rules() const noexcept { return rules_; }
   const MapOpRecord& op(int i) const noexcept { return ops_[static_cast<std::size_t>(i)]; }
   const OpMapping& op_mapping(int i) const noexcept {
@@ -204,6 +220,13 @@ class Mapping {
 
   // All operators at once, every term computed; each operator mapping must be legal.
   void assign(std::span<const OpMapping> op_mappings);
+
+  // What the stages of other classes take, where these are a part of a pipeline; seconds >= 0.
+  void set_others(double sum_s, double slowest_s, double tail_s) noexcept {
+    rules_.other_sum_s = sum_s;
+    rules_.other_slowest_s = slowest_s;
+    rules_.other_tail_s = tail_s;
+  }
 
   // One operator, and only the terms that it touches.
   void change(int op, const OpMapping& op_mapping);

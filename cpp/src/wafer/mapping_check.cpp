@@ -79,7 +79,8 @@ bool good_rules(const MapRulesRecord& r) noexcept {
                             r.gradient_bytes, r.state_bytes, r.step_bytes, r.boundary_bytes}) {
     if (!is_size(size)) return false;
   }
-  for (const double seconds : {r.outer_tail_s, r.stream_link_s, r.stream_both_s}) {
+  for (const double seconds : {r.outer_tail_s, r.stream_link_s, r.stream_both_s, r.other_sum_s,
+                               r.other_slowest_s, r.other_tail_s}) {
     if (!is_size(seconds)) return false;
   }
   if (r.chunks < 1 || (r.zero_bubble != 0 && r.chunks > 1)) return false;
@@ -88,6 +89,18 @@ bool good_rules(const MapRulesRecord& r) noexcept {
   const bool streams = (r.modes >> static_cast<int>(WeightMode::kStream) & 1) != 0 ||
                        (r.modes >> static_cast<int>(WeightMode::kOffload) & 1) != 0;
   return (r.stream_capacity_bytes <= 0.0 && !streams) || r.stream_bytes_per_s > 0.0;
+}
+
+// Where stages of other classes are part of the pipeline: these have a place in it, under 1F1B.
+bool good_classes(const MapProblem& p) noexcept {
+  const MapRulesRecord& r = p.rules;
+  if (r.pipeline_stages == 0) {
+    return r.first_stage == 0 && r.other_sum_s + r.other_slowest_s + r.other_tail_s == 0.0;
+  }
+  const auto own = static_cast<std::int64_t>(p.blocks.size());
+  const bool placed = r.first_stage >= 0 && r.pipeline_stages <= kMaxMapStages &&
+                      r.first_stage + own <= r.pipeline_stages;
+  return placed && r.chunks == 1 && r.zero_bubble == 0;
 }
 
 }  // namespace
@@ -116,7 +129,7 @@ Status check_problem(const MapProblem& p) noexcept {
   if (std::any_of(p.blocks.begin(), p.blocks.end(), [](auto n) { return n < 0; })) {
     return Status::kNegative;
   }
-  if (!good_rules(p.rules)) return Status::kBadRules;
+  if (!good_rules(p.rules) || !good_classes(p)) return Status::kBadRules;
   if (!is_rate(p.rules.x_bytes_per_s) || !is_rate(p.rules.y_bytes_per_s) ||
       !is_size(p.rules.hop_s)) {
     return Status::kBadFabric;

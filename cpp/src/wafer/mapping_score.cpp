@@ -84,8 +84,16 @@ struct Mapping::Block {
 // Seconds of a step by its schedule, as its stages are added.
 struct Mapping::Pipeline {
   const MapRulesRecord* rules;
-  double sum_s = 0.0, slowest_s = 0.0;
-  double idle_s = 0.0, slowest_idle_s = 0.0;  // while it fills: of all stages, of the slowest
+  double sum_s, slowest_s;
+  double idle_s, slowest_idle_s;  // while it fills: of all stages, of the slowest
+
+  // Begins with the stages of other classes, where there are any.
+  explicit Pipeline(const MapRulesRecord& given) noexcept
+      : rules(&given),
+        sum_s(given.other_sum_s),
+        slowest_s(given.other_slowest_s),
+        idle_s(given.other_sum_s),
+        slowest_idle_s(given.other_slowest_s) {}
 
   void add(double load_s, double weight_grad_s) noexcept;
   double time_s() const noexcept;
@@ -205,9 +213,9 @@ double Mapping::saved_bytes(const Block& block, const Outputs& outputs) const {
 // Seconds of a stage besides its blocks: ends, and what it sends.
 double Mapping::others_s(const std::array<Block, 2>& ends, int k, double regather_s,
                          double copies) const {
-  const bool first = k == 0, last = k == stages() - 1;
+  const bool first = is_first(k), last = is_last(k);
   double sending = boundary_[kAt(k)] * rules_.boundary_bytes;
-  if (stages() > 1) {
+  if (pipeline_stages() > 1) {
     const double ways = 2.0 * rules_.chunks - (first ? 1.0 : 0.0) - (last ? 1.0 : 0.0);
     sending = std::min(sending * copies, sending + ways * regather_s);
   }
@@ -250,7 +258,7 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
                               double regather_s, double copies) const {
   const double blocks = blocks_[kAt(k)];
   Frame f{};
-  f.flight = rules_.in_flight(stages(), k);
+  f.flight = flight(k);
   f.state_bytes = blocks * block.state_bytes;
   f.stream_bytes = blocks * block.stream_bytes;
   f.sync_s = blocks * block.sync_s;
@@ -258,7 +266,7 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
   double live = blocks > 0.0 ? block.live_bytes : 0.0;
   double gathered = blocks > 0.0 ? block.gathered_bytes : 0.0;
   for (int e = 0; e < 2; ++e) {
-    if (!(e == 0 ? k == 0 : k == stages() - 1)) continue;
+    if (!(e == 0 ? is_first(k) : is_last(k))) continue;
     const Block& end = ends[kAt(e)];
     f.state_bytes += end.state_bytes;
     live = std::max(live, end.live_bytes);
@@ -293,11 +301,11 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   const int count = stages();
   const double plain_s = block.plain_s();
   const auto weight_grad = [&](int k) {
-    return blocks_[kAt(k)] * block.weight_grad_s + (k == 0 ? ends[0].weight_grad_s : 0.0) +
-           (k == count - 1 ? ends[1].weight_grad_s : 0.0);
+    return blocks_[kAt(k)] * block.weight_grad_s + (is_first(k) ? ends[0].weight_grad_s : 0.0) +
+           (is_last(k) ? ends[1].weight_grad_s : 0.0);
   };
   std::array<Frame, kMaxMapStages> frames;  // `count` of them
-  Pipeline least{&rules_};                  // with everything kept: it takes no less
+  Pipeline least(rules_);                   // with everything kept: it takes no less
   bool short_of_room = false;
   for (int k = 0; k < count; ++k) {
     frames[kAt(k)] = frame(block, ends, k, regather, copies);
@@ -316,7 +324,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
                                                   : plain_s;
   };
   if (chooses && most_s < kNever) {  // with outputs saved in parts, as suits them best
-    least = Pipeline{&rules_};
+    least = Pipeline(rules_);
     for (int k = 0; k < count; ++k) {
       Frame& f = frames[kAt(k)];
       f.least_s = f.others_s + blocks_[kAt(k)] * least_s(k);
@@ -331,8 +339,8 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   total.blocking_s = block.blocking_f_s + block.blocking_b_s;
   total.hidden_s = block.hidden_f_s + block.hidden_b_s;
   if (described != nullptr) described->resize(kAt(count));
-  Pipeline pipeline{&rules_};
-  double tail_s = 0.0;
+  Pipeline pipeline(rules_);
+  double tail_s = rules_.other_tail_s;
   Outputs chosen{};
   for (int k = 0; k < count; ++k) {
     const Frame& f = frames[kAt(k)];

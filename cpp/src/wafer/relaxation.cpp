@@ -44,8 +44,7 @@ Relaxation::Relaxation(const Mapping& mapping)
   }
   // Bytes of the first stage beside its blocks that no mapping goes without: the ends that stand in
   // it, and the operator whose inputs and outputs are largest when split best.
-  const bool alone = mapping.stages() == 1;
-  const double flight = mapping.rules().in_flight(mapping.stages(), 0);
+  const double flight = mapping.flight(0);
   double weight_share = 0.0;  // the most of any operator's work that its weight gradient is
   double ends = 0.0, live = 0.0;
   for (int op = 0; op < mapping.ops(); ++op) {
@@ -71,7 +70,7 @@ Relaxation::Relaxation(const Mapping& mapping)
       if (work > 0.0) weight_share = std::max(weight_share, n.weight_grad_s / work);
     }
     const int part = mapping.op(op).part;
-    if (part == 2 && !alone) continue;
+    if ((part == 0 && !mapping.is_first(0)) || (part == 2 && !mapping.is_last(0))) continue;
     if (part != 1) ends += least_kept;
     live = std::max(live, least_live);
   }
@@ -105,7 +104,7 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
   const auto& [theta, phi, price] = weights;
   const MapRulesRecord& rules = mapping_.rules();
   const double blocks = mapping_.blocks()[0];
-  const double kept = blocks * rules.in_flight(mapping_.stages(), 0);
+  const double kept = blocks * mapping_.flight(0);
   const int outputs = mapping_.op(op).outputs;
   const bool again = (outputs >> static_cast<int>(Output::kRecompute) & 1) != 0;
   const bool away = (outputs >> static_cast<int>(Output::kOffload) & 1) != 0;
@@ -275,12 +274,12 @@ double Relaxation::step_s(const Block& free, const Block& dear, double price) co
   const double room = price * mapping_.rules().capacity_bytes;
   const auto blocks = mapping_.blocks();
   const double heavy = std::max(free.block_s, dear.block_s + price * held_bytes_ - room);
-  double sum = 0.0, slowest = 0.0;
+  double sum = mapping_.rules().other_sum_s, slowest = mapping_.rules().other_slowest_s;
   for (std::size_t k = 0; k < blocks.size(); ++k) {
     double load = blocks[k] * (k == 0 ? heavy : free.block_s) +
                   mapping_.boundary()[k] * mapping_.rules().boundary_bytes;
-    if (k == 0) load += free.before_s;
-    if (k + 1 == blocks.size()) load += free.behind_s;
+    if (mapping_.is_first(static_cast<int>(k))) load += free.before_s;
+    if (mapping_.is_last(static_cast<int>(k))) load += free.behind_s;
     sum += load;
     slowest = std::max(slowest, load);
   }
