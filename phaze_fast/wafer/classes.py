@@ -28,7 +28,7 @@ from phaze_fast.wafer.layout import (
 )
 from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.streams import stream_link_s_of
+from phaze_fast.wafer.streams import stream_link_s_of, stream_shares
 
 __all__ = ["Classes", "Pair", "accepts_classes", "classes_fault", "places_of"]
 
@@ -176,12 +176,10 @@ class Classes:
         if problem.stream is None:
             return rules
         used = tuple(die for dies in self.dies for die in dies)
-        seconds = stream_link_s_of(problem.wafer, used)
-        idle = problem.wafer.dies / len(used)  # share what is off the wafer
-        reached = max(seconds) < float("inf")
-        rules["stream_capacity_bytes"] = problem.stream.capacity_bytes * idle if reached else 0.0
-        rules["stream_bytes_per_s"] = problem.stream.bandwidth_bytes_per_s * idle
-        rules["stream_link_s"], rules["stream_both_s"] = seconds if reached else (0.0, 0.0)
+        link_s = stream_link_s_of(problem.wafer, used)
+        shares = stream_shares(problem.wafer, problem.stream, len(used), link_s)
+        for name, value in shares.items():
+            rules[name] = value
         return rules
 
     def _compiled(self, which: int) -> _core.Mapping:

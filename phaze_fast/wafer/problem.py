@@ -40,7 +40,7 @@ from phaze_fast.wafer.prices import (
     operator_costs,
     priced_times,
 )
-from phaze_fast.wafer.streams import stream_link_s
+from phaze_fast.wafer.streams import stream_link_s, stream_shares
 from phaze_fast.wafer.training import WaferTraining
 
 __all__ = ["EDGE_KINDS", "OUTPUTS", "PIECES", "WEIGHTS", "Problem"]
@@ -295,9 +295,9 @@ class Problem:
     def _rules(self, layout: Layout) -> Array:
         spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
         links = links_of(wafer, layout)
-        idle = wafer.dies / (layout.dies * stages_on(wafer, layout))  # share what is off the wafer
-        links_s = stream_link_s(wafer, layout) if stream and not self.volume else (0.0, 0.0)
-        reached = max(links_s) < float("inf")
+        link_s = stream_link_s(wafer, layout) if stream and not self.volume else (0.0, 0.0)
+        used = layout.dies * stages_on(wafer, layout)
+        shares = stream_shares(wafer, stream, used, link_s)
         hbm, memory = self.chip.hbm, self.chip.buffer_bandwidth_bytes_per_s
         # Read and written once each: weights, gradients (read only) and state.
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
@@ -307,8 +307,8 @@ class Problem:
             links.y_bytes_per_s or 1.0,
             links.hop_s,
             self.capacity_bytes,
-            stream.capacity_bytes * idle if stream and reached else 0.0,
-            stream.bandwidth_bytes_per_s * idle if stream else 0.0,
+            shares["stream_capacity_bytes"],
+            shares["stream_bytes_per_s"],
             hbm.bandwidth_bytes_per_s if hbm else memory,
             spec.weight_bytes,
             spec.gradient_bytes,
@@ -325,7 +325,7 @@ class Problem:
             links.fabric,
             PIECES if self.overlap and not self.volume else 1,
             self.outer_tail_s(layout),
-            *(links_s if reached else (0.0, 0.0)),
+            *(shares["stream_link_s"], shares["stream_both_s"]),
             *(0, 0, 0.0, 0.0, 0.0),  # no other classes of stages
         )
         return found

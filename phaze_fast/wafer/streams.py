@@ -17,16 +17,18 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Wafer
+from phaze_fast.hardware.wafer import MemoryTier
 from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.mesh import link_loads
 from phaze_fast.wafer.packing import stage_dies
 
-__all__ = ["opposite", "stream_link_s", "stream_link_s_of", "stream_loads"]
+__all__ = ["opposite", "stream_link_s", "stream_link_s_of", "stream_loads", "stream_shares"]
 
 Array = np.ndarray[Any, Any]
 Die = tuple[int, int]
 Dies = tuple[Die, ...]
 Cut = tuple[tuple[Die, Die], ...]
+_RULES = ("stream_capacity_bytes", "stream_bytes_per_s", "stream_link_s", "stream_both_s")
 _TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y with rows for columns
 
 
@@ -161,3 +163,29 @@ def stream_link_s_of(wafer: Wafer, used: Dies) -> tuple[float, float]:
         return float("inf"), float("inf")
     seconds = loads / np.where(rates > 0.0, rates, 1.0)
     return float(seconds.max()), float((seconds + opposite(seconds)).max())
+
+
+def stream_shares(
+    wafer: Wafer, stream: MemoryTier | None, used: int, link_s: tuple[float, float]
+) -> dict[str, float]:
+    """Give what each of so many dies in use has of what is off the wafer, as the kernel's rules.
+
+    Dies that are not in use leave theirs to the others; `link_s` is what `stream_link_s` gives.
+
+    Examples
+    --------
+    >>> from phaze_fast.hardware import presets
+    >>> tile = presets.wafer("dojo-tile-like")
+    >>> tier = tile.tiers()[-1]
+    >>> shares = stream_shares(tile, tier, 20, (1e-12, 2e-12))
+    >>> shares["stream_bytes_per_s"] / tier.bandwidth_bytes_per_s  # of 25
+    1.25
+    """
+    if stream is None:
+        return dict.fromkeys(_RULES, 0.0)
+    share = wafer.dies / used
+    reached = max(link_s) < float("inf")
+    capacity = stream.capacity_bytes * share if reached else 0.0
+    seconds = link_s if reached else (0.0, 0.0)
+    values = (capacity, stream.bandwidth_bytes_per_s * share, *seconds)
+    return dict(zip(_RULES, values, strict=True))

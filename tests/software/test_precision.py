@@ -216,12 +216,35 @@ def test_seconds_of_a_low_product_are_those_of_the_format_alone():
     assert np.array_equal(mixed[~low], plain[~low])
 
 
-@pytest.mark.parametrize(("name", "kind"), [("fp8-tensorwise", "tensor"), ("fp8-rowwise", "row")])
+TORCHAO = pytest.mark.parametrize(
+    ("name", "kind"), [("fp8-tensorwise", "tensor"), ("fp8-rowwise", "row")]
+)
+
+
+def measured_casts():
+    """Microseconds on an H200, by kind of cast, rows and columns."""
+    lines = (Path(__file__).parents[1] / "golden" / "h200_casts.csv").read_text().splitlines()
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return {(r["kind"], r["rows"], r["cols"]): float(r["us_median"]) for r in rows}
+
+
+@TORCHAO
+def test_weights_are_cast_by_rows_and_by_columns(name, kind):
+    """Once for the forward and once for the backward pass; a copy moves 4 bytes."""
+    at = measured_casts()
+    moved = [
+        4.0 * (us + at[(f"{kind}_col", *size)]) / at[("copy", *size)]
+        for (cast, *size), us in at.items()
+        if cast == f"{kind}_row"
+    ]
+    assert len(moved) >= 6
+    assert load_precision(name).weight_casts == pytest.approx(sum(moved) / len(moved), rel=0.25)
+
+
+@TORCHAO
 def test_casts_of_torchao_take_as_long_as_measured(name, kind):
     """Of a tensor alone, after a norm and after a gated activation, in the mean."""
-    lines = (Path(__file__).parents[1] / "golden" / "h200_casts.csv").read_text().splitlines()
-    rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    at = {(r["kind"], r["rows"], r["cols"]): float(r["us_median"]) for r in rows}
+    at = measured_casts()
     means = []
     for cast, without in ((kind, ""), (f"norm_{kind}", "norm_only"), (f"swiglu_{kind}", "swiglu")):
         found = [

@@ -28,6 +28,7 @@ from phaze_fast.wafer.classes import Classes, classes_fault
 from phaze_fast.wafer.details import details
 from phaze_fast.wafer.evaluate import evaluation_of_classes
 from phaze_fast.wafer.layout import slots_of
+from phaze_fast.wafer.streams import stream_link_s_of
 
 TILE = presets.wafer("dojo-tile-like")
 
@@ -161,3 +162,17 @@ def test_classes_that_are_none_are_refused(changed, said):
             entry["class"] = 2
     with pytest.raises(InvalidInputError, match="class: 2 is not accepted; expected 0 or 1"):
         Encoding.from_list(data)
+
+
+def test_dies_that_are_in_no_class_leave_their_share_of_what_is_off_the_wafer():
+    problem = Problem("bertlarge", "dojo-tile-like", WaferTraining(64))
+    pair = Layout(5, 3, 1, 16, blocks=(18,)), Layout(5, 1, 1, 16, blocks=(6,))
+    classes = Classes(problem, pair)
+    used = tuple(die for dies in classes.dies for die in dies)
+    assert len(used) == 20
+    for which in (0, 1):
+        rules = classes._rules(which)[0]
+        assert rules["stream_bytes_per_s"] == 1.25 * problem.stream.bandwidth_bytes_per_s
+        assert rules["stream_capacity_bytes"] == 1.25 * problem.stream.capacity_bytes
+        expected = stream_link_s_of(problem.wafer, used)
+        assert (rules["stream_link_s"], rules["stream_both_s"]) == expected
