@@ -147,7 +147,7 @@ class PlanEvaluator:
     def fits(self) -> Array:
         """Which layouts have some partition that fits, shape (layouts, capacities)."""
         fits = np.zeros((len(self.layouts), len(self.rooms)), dtype=np.uint8)
-        if len(self.layouts):
+        if fits.size:
             layouts_fit(
                 self.layouts, self._strategies, self._kinds, self._order, self._record[0],
                 np.maximum(self.rooms, 0.0), fits,

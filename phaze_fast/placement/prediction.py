@@ -308,6 +308,17 @@ def predict_batch(
     return _predicted(known, cluster, training, words, rows, workers)
 
 
+def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """Give the distinct rows of columns of whole numbers, in order, and which each row is."""
+    which: Array = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, own = np.unique(column, return_inverse=True)
+        _, which = np.unique(which * len(values) + own, return_inverse=True)
+    first = np.zeros(int(which.max(initial=-1)) + 1, dtype=np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]
+    return np.stack(columns, axis=1)[first], which
+
+
 def _predicted(
     model: Model,
     cluster: Cluster,
@@ -325,8 +336,7 @@ def _predicted(
     kind = np.where(rows["cp"] > 1, rows["kind"], 0)
     own = np.where(rows["own"] == rows["t"], 0, rows["own"])
     wide = [rows[name] for name in ("t", "cp", "ep", "b")]
-    keys = np.stack([*wide, apart, kind, own], axis=1)[good]
-    kinds, which = np.unique(keys, axis=0, return_inverse=True)
+    kinds, which = _distinct([column[good] for column in (*wide, apart, kind, own)])
     sizes: list[StrategySizes] = []
     number = np.full(len(kinds), -1)
     for k, (t, cp, ep, b, stages, kind, own) in enumerate(kinds.tolist()):
@@ -346,7 +356,7 @@ def _predicted(
             stride = t * cp * max(stages, 1) if ep > 1 else 0
             runs = (training.software, training.precision)
             sizes.append(strategy_sizes(model, strategy, modes, stride, *runs))
-    strategy_of = number[which.reshape(-1)]
+    strategy_of = number[which]
     status[good[strategy_of < 0]] = BAD_STRATEGY
     good, strategy_of = good[strategy_of >= 0], strategy_of[strategy_of >= 0]
     estimates: Array = np.zeros(len(status), dtype=_core.ESTIMATE_DTYPE)

@@ -2,6 +2,8 @@
 // the clocks and end times of a step that is being played.
 #pragma once
 
+#include <cmath>
+#include <limits>
 #include <vector>
 
 #include "placement/pipeline_schedule_orders.hpp"
@@ -34,8 +36,34 @@ struct Cursor {
   bool paused;
 };
 
+inline constexpr std::int64_t kWorthSkipping = 4;  // rounds left below which none are compared
+
+// Rounding of clocks that have come to `clock_s` when a round takes `shift_s`.
+inline double rounding(double clock_s, double shift_s) noexcept {
+  constexpr double kUlp = std::numeric_limits<double>::epsilon();
+  return 1e-13 * shift_s + 4.0 * kUlp * std::abs(clock_s);
+}
+
+// All of a state moves on by these seconds in so many rounds; 0 rounds: it does not.
+struct Shift {
+  double seconds;
+  std::int64_t rounds;
+};
+
+inline Shift shift_between(const std::vector<double>& before, const std::vector<double>& state,
+                           std::int64_t rounds) noexcept {
+  if (before.size() != state.size()) return {0.0, 0};
+  const double shift_s = state[0] - before[0];
+  for (std::size_t i = 1; i < state.size(); ++i) {
+    const double own_s = state[i] - before[i];
+    if (std::abs(own_s - shift_s) > rounding(state[i], shift_s)) return {0.0, 0};
+  }
+  return {shift_s, rounds};
+}
+
 class PipelinePlayer::Game {
  public:
+  // Orders are written down when they are first needed: GPipe and 1F1B are played without them.
   bool prepare(const PipelineShape& shape);
   bool prepare(PipelineSchedule schedule, const PipelineLoads& loads) {
     return prepare({schedule, loads.stages, loads.chunks, loads.microbatches});
@@ -44,8 +72,8 @@ class PipelinePlayer::Game {
   double play(bool skip);
   double bound();
   void count_work();  // start_s and busy_s
-  double peak(std::int64_t device, std::span<const double> bytes, double kept) const;
-  void held(std::int64_t device, std::vector<double>* moments) const;
+  double peak(std::int64_t device, std::span<const double> bytes, double kept);
+  void held(std::int64_t device, std::vector<double>* moments);
 
   std::vector<PassEvent> events();  // of a step that is loaded
 
@@ -54,13 +82,8 @@ class PipelinePlayer::Game {
   std::vector<double> busy_s;
 
  private:
-  // All of the state moves on by these seconds in so many rounds; 0 rounds: it does not.
-  struct Shift {
-    double seconds;
-    std::int64_t rounds;
-  };
-
   void record(std::size_t device, Token token, double end_s);
+  void write_orders();
   void link(const PipelineShape& shape);
   void restart();
   double play_once(bool skip);
@@ -73,9 +96,9 @@ class PipelinePlayer::Game {
   void next_segment(Cursor* cursor) const;
   bool rounds_of(std::size_t segment, bool skip);
   void note_state();
-  Shift compare(const std::vector<double>& before, std::int64_t rounds) const;
   void skip_rounds(std::size_t segment, const Shift& shift, std::int64_t times);
   double gpipe();
+  double one_forward_one_backward();
   double seconds(Token token) const noexcept;
   double drain(std::size_t device) const;
   std::size_t devices() const noexcept { return static_cast<std::size_t>(shape_.stages); }
@@ -88,6 +111,7 @@ class PipelinePlayer::Game {
   }
 
   PipelineShape shape_{PipelineSchedule::kGpipe, 0, 0, 0};
+  bool ordered_ = false;  // whether the orders are those of the shape
   std::vector<Token> tokens_;
   std::vector<Segment> segments_;  // [device * kSegments + segment]
   std::vector<std::size_t> prev_;  // slot before in the chain; the last slot of all is nowhere

@@ -38,24 +38,29 @@ bool PipelinePlayer::Game::prepare(const PipelineShape& shape) {
     return false;
   }
   if (shape == shape_) return true;
-  shape_.stages = 0;  // no order is known should memory run out below
+  shape_ = shape;
+  slots_ = at(shape.stages * shape.chunks);
+  ordered_ = false;
+  return true;
+}
+
+void PipelinePlayer::Game::write_orders() {
+  if (ordered_) return;
   tokens_.clear();
   segments_.clear();
-  for (std::int64_t d = 0; d < shape.stages; ++d) {
-    Recorder recorder{&tokens_, &segments_, at(d * shape.chunks), tokens_.size()};
-    tell_order(shape, d, recorder);
+  for (std::int64_t d = 0; d < shape_.stages; ++d) {
+    Recorder recorder{&tokens_, &segments_, at(d * shape_.chunks), tokens_.size()};
+    tell_order(shape_, d, recorder);
   }
-  link(shape);
-  ring_ = static_cast<std::int64_t>(std::bit_ceil(at(4 * shape.stages + 4)));
-  shape_ = shape;
-  return true;
+  link(shape_);
+  ring_ = static_cast<std::int64_t>(std::bit_ceil(at(4 * shape_.stages + 4)));
+  ordered_ = true;
 }
 
 void PipelinePlayer::Game::link(const PipelineShape& shape) {
   const std::int64_t p = shape.stages;
   const std::int64_t v = shape.chunks;
   const bool two_ways = shape.schedule == PipelineSchedule::kDualPipe;
-  slots_ = at(p * v);
   added_.reserve(2 * (slots_ + 1));
   prev_.assign(slots_ + 1, slots_);
   next_.assign(slots_ + 1, slots_);
@@ -119,6 +124,7 @@ double PipelinePlayer::Game::seconds(Token token) const noexcept {
 // ---- what a device does and holds ----
 
 void PipelinePlayer::Game::count_work() {
+  write_orders();
   start_s.resize(devices());
   busy_s.resize(devices());
   for (std::size_t d = 0; d < devices(); ++d) {
@@ -168,8 +174,8 @@ double PipelinePlayer::Game::bound() {
   return bound_s;
 }
 
-double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> bytes,
-                                  double kept) const {
+double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> bytes, double kept) {
+  write_orders();
   if (device < 0 || device >= shape_.stages || bytes.size() != at(shape_.chunks)) return kNan;
   double held = 0.0;
   double most = 0.0;
@@ -197,7 +203,8 @@ double PipelinePlayer::Game::peak(std::int64_t device, std::span<const double> b
   return most;
 }
 
-void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moments) const {
+void PipelinePlayer::Game::held(std::int64_t device, std::vector<double>* moments) {
+  write_orders();
   moments->clear();
   const std::size_t chunks = at(shape_.chunks);
   std::vector<double> now(chunks, 0.0);

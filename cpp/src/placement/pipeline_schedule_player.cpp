@@ -17,13 +17,6 @@ namespace phaze {
 namespace {
 
 constexpr std::int64_t kAlways = std::numeric_limits<std::int64_t>::max();
-constexpr std::int64_t kWorthSkipping = 4;  // rounds left below which none are compared
-
-// Rounding of clocks that have come to `clock_s` when a round takes `shift_s`.
-double rounding(double clock_s, double shift_s) noexcept {
-  constexpr double kUlp = std::numeric_limits<double>::epsilon();
-  return 1e-13 * shift_s + 4.0 * kUlp * std::abs(clock_s);
-}
 
 std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 
@@ -183,17 +176,6 @@ void PipelinePlayer::Game::note_state() {
   }
 }
 
-PipelinePlayer::Game::Shift PipelinePlayer::Game::compare(const std::vector<double>& before,
-                                                          std::int64_t rounds) const {
-  if (before.size() != state_.size()) return {0.0, 0};
-  const double shift_s = state_[0] - before[0];
-  for (std::size_t i = 1; i < state_.size(); ++i) {
-    const double own_s = state_[i] - before[i];
-    if (std::abs(own_s - shift_s) > rounding(state_[i], shift_s)) return {0.0, 0};
-  }
-  return {shift_s, rounds};
-}
-
 void PipelinePlayer::Game::skip_rounds(std::size_t s, const Shift& shift, std::int64_t times) {
   const double seconds = shift.seconds * static_cast<double>(times);
   const std::int64_t rounds = shift.rounds * times;
@@ -244,8 +226,8 @@ bool PipelinePlayer::Game::rounds_of(std::size_t s, bool skip) {
     const std::int64_t left = fewest - done;
     if (!skip || left < kWorthSkipping) continue;
     note_state();
-    Shift shift = compare(before_, 1);
-    if (shift.rounds == 0) shift = compare(marked_, done - marked_at);
+    Shift shift = shift_between(before_, state_, 1);
+    if (shift.rounds == 0) shift = shift_between(marked_, state_, done - marked_at);
     if (shift.rounds > 0 && left >= shift.rounds) {
       skip_rounds(s, shift, left / shift.rounds);
       done += left / shift.rounds * shift.rounds;
@@ -260,6 +242,7 @@ bool PipelinePlayer::Game::rounds_of(std::size_t s, bool skip) {
 }
 
 double PipelinePlayer::Game::play_once(bool skip) {
+  write_orders();
   restart();
   std::size_t s = 0;
   while (s < kSegments && rounds_of(s, skip)) ++s;
@@ -271,6 +254,9 @@ double PipelinePlayer::Game::play_once(bool skip) {
 
 double PipelinePlayer::Game::play(bool skip) {
   if (skip && shape_.schedule == PipelineSchedule::kGpipe) return gpipe();
+  if (skip && shape_.schedule == PipelineSchedule::kOneForwardOneBackward) {
+    return one_forward_one_backward();
+  }
   double step_s = play_once(skip);
   while (std::isnan(step_s) && ring_full_ && ring_ < 2 * shape_.microbatches) {
     ring_ *= 2;
@@ -279,27 +265,6 @@ double PipelinePlayer::Game::play(bool skip) {
   end_s.resize(devices());
   for (std::size_t d = 0; d < devices(); ++d) end_s[d] = cursors_[d].clock_s;
   return step_s;
-}
-
-// Micro-batches are alike and no forward pass waits for a later stage: each way is a flow shop of
-// identical jobs, in which the slowest stage sets the pace.
-double PipelinePlayer::Game::gpipe() {
-  const double repeats = static_cast<double>(shape_.microbatches - 1);
-  double trip_s = 0.0;
-  double pace_s = 0.0;
-  for (const double own_s : forward_s_) {
-    trip_s += own_s;
-    pace_s = std::max(pace_s, own_s);
-  }
-  double clock_s = trip_s + repeats * pace_s;
-  end_s.resize(devices());
-  pace_s = 0.0;
-  for (std::size_t d = devices(); d-- > 0;) {
-    clock_s += backward_s_[d];
-    pace_s = std::max(pace_s, backward_s_[d]);
-    end_s[d] = clock_s + repeats * pace_s;
-  }
-  return end_s[0];
 }
 
 }  // namespace phaze

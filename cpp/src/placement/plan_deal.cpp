@@ -83,7 +83,7 @@ PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t row, const K
 }
 
 double PlanSolver::message_between(int from, int to) const noexcept {
-  if (from == to) return 0.0;
+  if (from == to || free_.messages) return 0.0;
   if (from - to == 1 || to - from == 1) return frame_->message_s[at(std::max(from, to))];
   return row_->wrap_s;
 }
@@ -145,8 +145,9 @@ double PlanSolver::take_passes(const Partition& partition) {
       step += sums_.step_s(i, j);
       own_s += sums_.plain_s(i, j);
     }
-    const double tail_s = tail_after(sync, own_s / chunks, frame_->bucket_s, step,
-                                     before_s / chunks, space_->training.contention);
+    const double bucket_s = free_.data ? 0.0 : frame_->bucket_s;
+    const double tail_s = tail_after(sync, own_s / chunks, bucket_s, step, before_s / chunks,
+                                     space_->training.contention);
     longest_tail_s = std::max(longest_tail_s, tail_s);
     // Passes that go both ways end on all devices at about the same time.
     if (!both_ways(row_->layout)) before_s += own_s;
@@ -177,7 +178,28 @@ double PlanSolver::step_s() {
 
 PlanSolver::Played PlanSolver::play(const Partition& partition) {
   const double tail_s = take_passes(partition);
-  return {step_s(), tail_s};
+  last_step_s_ = step_s();
+  return {last_step_s_, tail_s};
+}
+
+PlanSolver::Played PlanSolver::play_free(const Partition& partition, const KindTimes& times,
+                                         Free free) {
+  if (times.forward_s != times_ || free.data != free_.data) {
+    sums_.retime(times, free.data, partition.variants);
+  }
+  const bool fewer_messages = free.messages != free_.messages;
+  times_ = times.forward_s;
+  free_ = free;
+  if (fewer_messages) find_places();
+  last_forward_s_.swap(forward_s_);
+  last_backward_s_.swap(backward_s_);
+  last_weight_grad_s_.swap(weight_grad_s_);
+  const double tail_s = take_passes(partition);
+  // What follows the last pass does not change the step before it.
+  const bool same = forward_s_ == last_forward_s_ && backward_s_ == last_backward_s_ &&
+                    weight_grad_s_ == last_weight_grad_s_;
+  if (!same) last_step_s_ = step_s();
+  return {last_step_s_, tail_s};
 }
 
 // Chunks that take a layer more: each time the stage with the least to do, and of its chunks the

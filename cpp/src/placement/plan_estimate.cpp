@@ -23,16 +23,17 @@ class Estimator {
   Estimator(const Impl& space, std::size_t row, const Partition& partition, const KindTimes& times,
             PlanSolver* solver)
       : space_(space),
-        index_(row),
         row_(space.rows[row]),
         frame_(space.frames[at(row_.frame)]),
         partition_(partition),
         times_(times),
-        solver_(*solver) {}
+        solver_(*solver),
+        states_(solver->states()) {}
 
   PlanEstimate run(double room_bytes, std::vector<StageEstimate>* stages) {
     PlanEstimate found{};
     if (stages != nullptr) stages->clear();
+    find_states();
     for (int k = 0; k < row_.layout.stages; ++k) {
       const StageSum own = stage(k);
       found.max_load_s = std::max(found.max_load_s, own.load_s);
@@ -62,8 +63,7 @@ class Estimator {
     const double* last = nullptr;
     const auto exposed = [&](bool changes, const KindTimes& times, PlanSolver::Free now) {
       if (!changes) return 0.0;
-      solver_.start(space_, index_, times, now);
-      played = solver_.play(partition_);
+      played = solver_.play_free(partition_, times, now);
       const double step_s = played.step_s + played.tail_s + (now.data ? 0.0 : row_.exchange_s);
       const double lost_s = before_s - step_s;
       before_s = step_s;
@@ -119,18 +119,27 @@ class Estimator {
     return own;
   }
 
-  void add_state(int position, StateBytes* state) const {
+  // Weights, gradients and optimiser state of a layer, by kind.
+  void find_states() {
     const LayoutRecord& l = row_.layout;
-    const int kind = space_.kind_at(position, l.stages);
-    const LayerKindRecord& size = space_.size_of(l.strategy, kind);
-    const double shared =
-        shared_parameters(size.parameters, size.expert_parameters, frame_.shards,
-                          static_cast<double>(space_.strategies[at(l.strategy)].expert_parallel));
-    const StateBytes bytes = state_bytes(space_.training, l.zero, size.parameters, shared);
-    state->weights +=
-        bytes.weights + copied_weights(size.copy_bytes, l.zero, size.parameters, shared);
-    if (space_.training.late_gradients == 0) state->gradients += bytes.gradients;
-    state->optimizer += bytes.optimizer;
+    const auto experts = static_cast<double>(space_.strategies[at(l.strategy)].expert_parallel);
+    states_.resize(at(space_.kinds) + 1);
+    for (int kind = 0; kind <= space_.kinds; ++kind) {
+      const LayerKindRecord& size = space_.size_of(l.strategy, kind);
+      const double shared =
+          shared_parameters(size.parameters, size.expert_parameters, frame_.shards, experts);
+      StateBytes own = state_bytes(space_.training, l.zero, size.parameters, shared);
+      own.weights += copied_weights(size.copy_bytes, l.zero, size.parameters, shared);
+      if (space_.training.late_gradients != 0) own.gradients = 0.0;
+      states_[at(kind)] = own;
+    }
+  }
+
+  void add_state(int position, StateBytes* state) const {
+    const StateBytes& own = states_[at(space_.kind_at(position, row_.layout.stages))];
+    state->weights += own.weights;
+    state->gradients += own.gradients;
+    state->optimizer += own.optimizer;
   }
 
   // A step in which nothing but the devices' own work takes time.
@@ -199,12 +208,12 @@ class Estimator {
   }
 
   const Impl& space_;
-  std::size_t index_;
   const PlanRow& row_;
   const PlanFrame& frame_;
   const Partition& partition_;
   const KindTimes& times_;
   PlanSolver& solver_;
+  std::vector<StateBytes>& states_;
 };
 
 }  // namespace

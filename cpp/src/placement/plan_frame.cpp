@@ -182,28 +182,36 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     return Key{l.strategy,   l.data_parallel, sharing_replicas(l), l.zero,
                l.rank_order, stages,          both_ways(l)};
   };
-  std::map<Key, std::int32_t> most;  // stages of the layouts that share a frame
+  // A frame is shared by layouts that stand apart, too; most have that of the one before.
+  struct Shared {
+    std::int32_t most_stages = 0;
+    std::int32_t frame = -1;
+  };
+  std::map<Key, Shared> shared;
+  std::vector<Shared*> own(problem.layouts.size());
   std::int32_t last = 0;
-  for (const LayoutRecord& l : problem.layouts) {
+  Key key_before{};
+  for (std::size_t r = 0; r < own.size(); ++r) {
+    const LayoutRecord& l = problem.layouts[r];
     if (l.strategy < last || l.strategy >= static_cast<std::int32_t>(strategies.size()) ||
         !known_schedule(l.schedule) || !good_layout(l, devices, strategies[at(l.strategy)])) {
       return Status::kBadRules;
     }
     last = l.strategy;
-    std::int32_t& known = most[key_of(l)];
-    known = std::max(known, l.stages);
-  }
-  std::map<Key, std::int32_t> frame_of;
-  rows.reserve(problem.layouts.size());
-  for (const LayoutRecord& l : problem.layouts) {
     const Key key = key_of(l);
-    auto known = frame_of.find(key);
-    if (known == frame_of.end()) {
-      known = frame_of.emplace(key, static_cast<std::int32_t>(frames.size())).first;
-      const Status status = add_frame(l, most[key]);
+    own[r] = r > 0 && key == key_before ? own[r - 1] : &shared[key];
+    own[r]->most_stages = std::max(own[r]->most_stages, l.stages);
+    key_before = key;
+  }
+  rows.reserve(own.size());
+  for (std::size_t r = 0; r < own.size(); ++r) {
+    const LayoutRecord& l = problem.layouts[r];
+    if (own[r]->frame < 0) {
+      own[r]->frame = static_cast<std::int32_t>(frames.size());
+      const Status status = add_frame(l, own[r]->most_stages);
       if (status != Status::kOk) return status;
     }
-    PlanRow row{l, known->second, 0.0, 0.0, {}};
+    PlanRow row{l, own[r]->frame, 0.0, 0.0, {}};
     const PlanFrame& frame = frames[at(row.frame)];
     const StrategyRecord& s = strategies[at(l.strategy)];
     Status status = Status::kOk;

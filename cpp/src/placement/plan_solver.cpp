@@ -15,31 +15,11 @@ constexpr double kLoose = 1.0 + 1e-9;
 
 }  // namespace
 
-void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
-                       Free free) {
+void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) {
   space_ = &space;
   row_ = &space.rows[row];
   frame_ = &space.frames[at(row_->frame)];
-  if (free.data || free.messages) {
-    free_row_ = *row_;
-    free_frame_ = *frame_;
-    const auto clear = [](std::vector<double>* times_s) {
-      std::fill(times_s->begin(), times_s->end(), 0.0);
-    };
-    if (free.data) {
-      for (auto* s : {&free_frame_.sync_s, &free_frame_.each_s, &free_frame_.fetch_s,
-                      &free_frame_.shared_s}) {
-        clear(s);
-      }
-      free_frame_.bucket_s = 0.0;
-    }
-    if (free.messages) {
-      clear(&free_frame_.message_s);
-      free_row_.wrap_s = 0.0;
-    }
-    row_ = &free_row_;
-    frame_ = &free_frame_;
-  }
+  free_ = {};
   stages_ = row_->layout.stages;
   rounds_ = row_->layout.microbatches;
   zero_bubble_ = row_->layout.schedule == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);

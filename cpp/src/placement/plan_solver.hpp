@@ -47,19 +47,21 @@ class PlanSolver {
   }
 
   const PlanSums& sums() const noexcept { return sums_; }
+  std::vector<StateBytes>& states() noexcept { return states_; }  // scratch of an estimate
   // Makes the sums of a layout on a chip; whether those of the last one started are still there.
+  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times);
+  bool started(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) const noexcept {
+    return space_ == &space && row_ == &space.rows[row] && times_ == times.forward_s &&
+           !free_.data && !free_.messages;
+  }
   // What is free costs no time: exchanges of gradients and weights, messages between stages.
   struct Free {
     bool data = false;
     bool messages = false;
   };
-  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) {
-    start(space, row, times, Free{});
-  }
-  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times, Free free);
-  bool started(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) const noexcept {
-    return space_ == &space && row_ == &space.rows[row] && times_ == times.forward_s;
-  }
+  // The step of a partition of the layout that was started, with other times. Asked for again and
+  // again with more that is free; bytes stay, the next layout is started anew.
+  Played play_free(const Partition& partition, const KindTimes& times, Free free);
 
   // What each stage recomputes: the fastest that fits; where none does, the leanest or, unless
   // `any`, nothing is chosen.
@@ -144,8 +146,7 @@ class PlanSolver {
   const PlanRow* row_ = nullptr;
   const PlanFrame* frame_ = nullptr;
   const double* times_ = nullptr;
-  PlanRow free_row_{};  // with what is free, where anything is
-  PlanFrame free_frame_;
+  Free free_;
   int stages_ = 0;
   std::int64_t rounds_ = 0;
   bool zero_bubble_ = false;
@@ -161,6 +162,7 @@ class PlanSolver {
   std::vector<std::vector<std::pair<std::int64_t, std::int32_t>>> dealt_;
   KnownWays ways_;
   PlanSums sums_;
+  std::vector<StateBytes> states_;
   std::vector<Tail> tails_;
   std::vector<std::int32_t> starts_, ends_, own_starts_, own_ends_;
   std::vector<std::int32_t> latest_, earliest_;  // where stage k may begin
@@ -168,6 +170,8 @@ class PlanSolver {
   std::vector<std::int32_t> places_;  // by stage and chunk, see chain_of
   std::vector<double> enter_each_, leave_each_;  // the same: seconds of one message
   std::vector<double> forward_s_, backward_s_, weight_grad_s_;
+  std::vector<double> last_forward_s_, last_backward_s_, last_weight_grad_s_;  // scratch
+  double last_step_s_ = 0.0;  // of what was played last
   PipelinePlayer player_;
   PassChains chains_;
   PlayedSteps* played_ = nullptr;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 #include "placement/pipeline_clock.hpp"
@@ -14,8 +15,13 @@ class PlanSums {
  public:
   void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
              const KindTimes& times);
+  // The same layout with other times, where exchanges of gradients and weights may cost none:
+  // seconds alone, of the variants that stages have, and no `work_s`.
+  void retime(const KindTimes& times, bool free_data, std::span<const std::int32_t> codes);
 
-  double forward_s(int i, int j) const noexcept { return part(forward_, 0, i, j); }
+  double forward_s(int i, int j) const noexcept {
+    return before_[at(j)].forward - before_[at(i)].forward;
+  }
   double backward_s(StageRecompute r, int i, int j) const noexcept {
     const int border = border_of(r, i, j);
     return part(backward_, r.more, i, border) + part(backward_, r.rest, border, j);
@@ -27,12 +33,20 @@ class PlanSums {
   double resident_bytes(int i, int j) const noexcept { return part(resident_, 0, i, j); }
   double late_bytes(int i, int j) const noexcept { return part(late_, 0, i, j); }
   double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
-  double sync_s(int i, int j) const noexcept { return part(sync_, 0, i, j); }
-  double step_s(int i, int j) const noexcept { return part(step_, 0, i, j); }
-  double weight_grad_s(int i, int j) const noexcept { return part(weight_grad_, 0, i, j); }
+  double sync_s(int i, int j) const noexcept {
+    return before_[at(j)].sync - before_[at(i)].sync;
+  }
+  double step_s(int i, int j) const noexcept {
+    return before_[at(j)].step - before_[at(i)].step;
+  }
+  double weight_grad_s(int i, int j) const noexcept {
+    return before_[at(j)].weight_grad - before_[at(i)].weight_grad;
+  }
   // The backward passes that gradients hide behind: nothing recomputed, so that a plan takes the
   // same time whatever else a stage might have recomputed.
-  double plain_s(int i, int j) const noexcept { return part(plain_, 0, i, j); }
+  double plain_s(int i, int j) const noexcept {
+    return before_[at(j)].plain - before_[at(i)].plain;
+  }
   // Both passes in the quickest variant.
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
   double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
@@ -70,6 +84,17 @@ class PlanSums {
     const std::size_t first = at(v) * at(layers_ + 1);
     return sums[first + at(j)] - sums[first + at(i)];
   }
+  // Seconds of one layer, or of all before a position: side by side, to be added up at once.
+  struct Seconds {
+    double forward, plain, weight_grad, sync, step, unused;
+  };
+
+  Seconds of_kind(const KindTimes& times, bool free_data, std::size_t timed,
+                  std::size_t kind) const noexcept;
+  void add_seconds(const KindTimes& times, bool free_data);
+  void add_backward(const KindTimes& times, bool free_data, int v);
+  void add_bytes();
+  void add_work();
   double live_of(int v, int i, int j) const noexcept;
   double first_stash(StageRecompute r, int i, int j, int first) const noexcept;
   void add_kinds();
@@ -84,7 +109,9 @@ class PlanSums {
   double buffers_ = 0.0;
   double lost_ = 1.0;                     // 1 + what an allocator loses
   std::vector<double> backward_, stash_;  // [variant][position]
-  std::vector<double> forward_, resident_, late_, once_, sync_, step_, weight_grad_, plain_, work_;
+  std::vector<Seconds> before_;           // by position
+  std::vector<Seconds> seconds_;          // scratch, by kind
+  std::vector<double> resident_, late_, once_, work_;
   std::vector<double> in_flight_;         // by stage
   std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
   std::vector<std::int32_t> kind_count_;  // [of held_kinds_][position]
