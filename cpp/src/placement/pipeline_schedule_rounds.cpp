@@ -55,15 +55,13 @@ double PipelinePlayer::Game::one_forward_one_backward() {
     const std::int64_t ahead = static_cast<std::int64_t>(p) - (m - r);
     const std::size_t first = ahead <= 0 ? 0 : static_cast<std::size_t>(ahead);
     double gradient_s = 0.0;
-    for (std::size_t k = p; k-- > 0;) {
-      double now_s = clock_s[k];
-      if (k >= first) {
-        if (k > 0) now_s = std::max(now_s, sent_s[k - 1]);
-        now_s += forward_s_[k];
-        sent_s[k] = now_s;
-      }
-      gradient_s = std::max(now_s, gradient_s) + backward_s_[k];
-      clock_s[k] = gradient_s;
+    for (std::size_t k = p; k-- > first;) {
+      const double ready_s = k > 0 ? std::max(clock_s[k], sent_s[k - 1]) : clock_s[k];
+      sent_s[k] = ready_s + forward_s_[k];
+      clock_s[k] = gradient_s = std::max(sent_s[k], gradient_s) + backward_s_[k];
+    }
+    for (std::size_t k = first; k-- > 0;) {
+      clock_s[k] = gradient_s = std::max(clock_s[k], gradient_s) + backward_s_[k];
     }
     const std::int64_t done = r + 1;
     const std::int64_t left = m - static_cast<std::int64_t>(p) + 1 - done;  // with all forward

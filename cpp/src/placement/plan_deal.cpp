@@ -83,7 +83,7 @@ PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t row, const K
 }
 
 double PlanSolver::message_between(int from, int to) const noexcept {
-  if (from == to || free_.messages) return 0.0;
+  if (from == to) return 0.0;
   if (from - to == 1 || to - from == 1) return frame_->message_s[at(std::max(from, to))];
   return row_->wrap_s;
 }
@@ -94,6 +94,15 @@ void PlanSolver::find_places() {
   places_.resize(count);
   enter_each_.resize(count);
   leave_each_.resize(count);
+  if (chunks == 1) {
+    for (int stage = 0; stage < stages_; ++stage) {
+      const std::size_t own = at(stage);
+      places_[own] = stage;
+      enter_each_[own] = stage == 0 ? 0.0 : frame_->message_s[own];
+      leave_each_[own] = stage + 1 == stages_ ? 0.0 : frame_->message_s[own + 1];
+    }
+    return;
+  }
   const auto message = [&](int from, int to) {  // shapes that no schedule has are checked later
     return from < 0 || from >= stages_ ? 0.0 : message_between(from, to);
   };
@@ -111,11 +120,13 @@ void PlanSolver::find_places() {
 }
 
 double PlanSolver::enters_s(int stage, int chunk, int i, int j) const noexcept {
+  if (free_.messages) return 0.0;
   return space_->enters(i, j) *
          enter_each_[at(stage) * at(row_->layout.virtual_stages) + at(chunk)];
 }
 
 double PlanSolver::leaves_s(int stage, int chunk, int i, int j) const noexcept {
+  if (free_.messages) return 0.0;
   return space_->leaves(i, j) *
          leave_each_[at(stage) * at(row_->layout.virtual_stages) + at(chunk)];
 }
@@ -138,12 +149,12 @@ double PlanSolver::take_passes(const Partition& partition) {
       const int i = partition.cuts[chunk];
       const int j = partition.cuts[chunk + 1];
       const std::size_t own = at(stage) * at(chunks) + at(c);
-      forward_s_[own] = sums_.forward_s(i, j) + enters_s(stage, c, i, j);
-      backward_s_[own] = sums_.backward_s(way, i, j) + leaves_s(stage, c, i, j);
-      weight_grad_s_[own] = std::min(backward_s_[own], sums_.weight_grad_s(i, j));
-      sync += sums_.sync_s(i, j);
-      step += sums_.step_s(i, j);
-      own_s += sums_.plain_s(i, j);
+      forward_s_[own] = passes_->forward_s(i, j) + enters_s(stage, c, i, j);
+      backward_s_[own] = passes_->backward_s(way, i, j) + leaves_s(stage, c, i, j);
+      weight_grad_s_[own] = std::min(backward_s_[own], passes_->weight_grad_s(i, j));
+      sync += free_.data ? 0.0 : sums_.sync_s(i, j);
+      step += free_.data ? sums_.own_step_s(i, j) : sums_.step_s(i, j);
+      own_s += passes_->plain_s(i, j);
     }
     const double bucket_s = free_.data ? 0.0 : frame_->bucket_s;
     const double tail_s = tail_after(sync, own_s / chunks, bucket_s, step, before_s / chunks,
@@ -183,14 +194,15 @@ PlanSolver::Played PlanSolver::play(const Partition& partition) {
 }
 
 PlanSolver::Played PlanSolver::play_free(const Partition& partition, const KindTimes& times,
-                                         Free free) {
-  if (times.forward_s != times_ || free.data != free_.data) {
-    sums_.retime(times, free.data, partition.variants);
+                                         std::size_t level, bool free_messages) {
+  if (free_passes_.size() <= level) free_passes_.resize(level + 1);
+  FreePasses& own = free_passes_[level];
+  if (own.times != times.forward_s) {
+    own.sums.build(*space_, *row_, *frame_, times, true);
+    own.times = times.forward_s;
   }
-  const bool fewer_messages = free.messages != free_.messages;
-  times_ = times.forward_s;
-  free_ = free;
-  if (fewer_messages) find_places();
+  passes_ = &own.sums;
+  free_ = {true, free_messages};
   last_forward_s_.swap(forward_s_);
   last_backward_s_.swap(backward_s_);
   last_weight_grad_s_.swap(weight_grad_s_);

@@ -61,22 +61,24 @@ class Estimator {
     PlanSolver::Played played{};
     double before_s = time_s;
     const double* last = nullptr;
-    const auto exposed = [&](bool changes, const KindTimes& times, PlanSolver::Free now) {
+    std::size_t level = 0;
+    const auto exposed = [&](bool changes, const KindTimes& times, bool free_messages) {
       if (!changes) return 0.0;
-      played = solver_.play_free(partition_, times, now);
-      const double step_s = played.step_s + played.tail_s + (now.data ? 0.0 : row_.exchange_s);
+      played = solver_.play_free(partition_, times, level, free_messages);
+      const double step_s = played.step_s + played.tail_s;
       const double lost_s = before_s - step_s;
       before_s = step_s;
       last = times.forward_s;
       return lost_s;
     };
     const bool many = row_.layout.stages > 1;
-    found.data_comm_s = exposed(true, times_, {true, false});
-    found.pipeline_comm_s = exposed(many, times_, {true, true});
+    found.data_comm_s = exposed(true, times_, false);
+    found.pipeline_comm_s = exposed(many, times_, true);
     double* const parts[kFreeLevels] = {&found.expert_comm_s, &found.context_comm_s,
                                         &found.tensor_comm_s, &found.host_s};
     for (std::size_t n = 0; n < kFreeLevels; ++n) {
-      *parts[n] = exposed(free[n].forward_s != last, free[n], {true, true});
+      level = n + 1;
+      *parts[n] = exposed(free[n].forward_s != last, free[n], true);
     }
     divide(played, &found);
     return found;
@@ -144,7 +146,7 @@ class Estimator {
 
   // A step in which nothing but the devices' own work takes time.
   void divide(const PlanSolver::Played& played, PlanParts* parts) const {
-    const PlanSums& sums = solver_.sums();
+    const PassSums& sums = solver_.passes();
     const int count = row_.layout.stages;
     const double m = rounds_of(row_.layout);
     double mean = 0.0;

@@ -25,6 +25,7 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
   zero_bubble_ = row_->layout.schedule == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
   times_ = times.forward_s;
   sums_.build(space, *row_, *frame_, times);
+  passes_ = &sums_.passes();
   nothing_s_ = 1e-13 * sums_.total_work_s();
   ++epoch_;
   find_places();

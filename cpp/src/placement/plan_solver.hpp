@@ -18,6 +18,13 @@ class PlanSolver {
   // `played`, where given, is looked up before a step is played; several solvers may share it.
   void look_up(PlayedSteps* played) noexcept { played_ = played; }
 
+  // Forgets times, which may change from one call of the kernel to the next.
+  void forget() noexcept {
+    sums_.forget();
+    times_ = nullptr;
+    free_passes_.clear();
+  }
+
   // The fastest plan that takes at most `below_s`; time_s infinite where there is none.
   // `load_s` is a load that some stage has at least, where that is known; it only saves time.
   PlacedPlan best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
@@ -59,9 +66,12 @@ class PlanSolver {
     bool data = false;
     bool messages = false;
   };
-  // The step of a partition of the layout that was started, with other times. Asked for again and
-  // again with more that is free; bytes stay, the next layout is started anew.
-  Played play_free(const Partition& partition, const KindTimes& times, Free free);
+  // The step of a partition of the layout that was started, with other times and exchanges of
+  // gradients and weights free; `level` tells apart those that are asked for of one layout.
+  Played play_free(const Partition& partition, const KindTimes& times, std::size_t level,
+                   bool free_messages);
+  // The passes of the layers as they were played last.
+  const PassSums& passes() const noexcept { return *passes_; }
 
   // What each stage recomputes: the fastest that fits; where none does, the leanest or, unless
   // `any`, nothing is chosen.
@@ -172,6 +182,13 @@ class PlanSolver {
   std::vector<double> forward_s_, backward_s_, weight_grad_s_;
   std::vector<double> last_forward_s_, last_backward_s_, last_weight_grad_s_;  // scratch
   double last_step_s_ = 0.0;  // of what was played last
+  // Passes with exchanges free, by level; they hold for all layouts of a strategy.
+  struct FreePasses {
+    const double* times = nullptr;
+    PassSums sums;
+  };
+  std::vector<FreePasses> free_passes_;
+  const PassSums* passes_ = nullptr;
   PipelinePlayer player_;
   PassChains chains_;
   PlayedSteps* played_ = nullptr;

@@ -6,22 +6,27 @@ namespace phaze {
 
 void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
                      const KindTimes& times) {
+  const bool alone = row.layout.stages == 1;
+  const bool known = frame_ == &frame && times_ == times.forward_s && alone_ == alone;
   space_ = &space;
   row_ = &row;
+  buffers_ = space.buffer_bytes(row);
+  add_in_flight();
+  if (known) return;
   frame_ = &frame;
+  times_ = times.forward_s;
+  alone_ = alone;
   layers_ = space.layers;
   variants_ = space.strategies[at(row.layout.strategy)].variants;
-  buffers_ = space.buffer_bytes(row);
   lost_ = 1.0 + space.training.fragmentation;
   const std::size_t width = at(layers_) + 1;
-  for (auto* sums : {&backward_, &stash_}) sums->resize(at(variants_) * width);
+  stash_.resize(at(variants_) * width);
   for (auto* sums : {&resident_, &late_, &once_, &work_}) {
     sums->resize(width);
     (*sums)[0] = 0.0;
   }
-  before_.resize(width);
-  for (int v = 0; v < variants_; ++v) add_backward(times, false, v);
-  add_seconds(times, false);
+  passes_.build(space, row, frame, times, false);
+  add_after(times);
   add_work();
   add_bytes();
   first_is_fastest_ = true;
@@ -32,84 +37,26 @@ void PlanSums::build(const PlanSpaceImpl& space, const PlanRow& row, const PlanF
     }
   }
   add_kinds();
-  add_in_flight();
 }
 
-void PlanSums::retime(const KindTimes& times, bool free_data, std::span<const std::int32_t> codes) {
-  for (int v = 0; v < variants_; ++v) {
-    const bool used = std::any_of(codes.begin(), codes.end(), [&](std::int32_t code) {
-      const StageRecompute way = StageRecompute::of(code);
-      return way.rest == v || way.more == v;
-    });
-    if (used) add_backward(times, free_data, v);
-  }
-  add_seconds(times, free_data);
-}
-
-void PlanSums::add_backward(const KindTimes& times, bool free_data, int v) {
-  // Gradients that are not kept whole go with every micro-batch.
-  const bool with_exchange = row_->layout.zero >= 2 && !free_data;
-  const double contention = space_->training.contention;
-  const double* own_s = times.backward_s + at(v) * at(space_->kinds);
-  double* backward = &backward_[at(v) * (at(layers_) + 1)];
-  double sum = backward[0] = 0.0;
+void PlanSums::add_after(const KindTimes& times) {
+  after_.resize(at(layers_) + 1);
+  After sum{};
+  after_[0] = sum;
   for (int i = 0; i < layers_; ++i) {
-    double b = own_s[space_->order[at(i)]];
-    if (with_exchange) {
-      const std::size_t kind = at(space_->kind_at(i, row_->layout.stages));
-      b = beside(b, frame_->fetch_s[kind] + frame_->each_s[kind], contention);
-    }
-    backward[i + 1] = sum += b;
-  }
-}
-
-PlanSums::Seconds PlanSums::of_kind(const KindTimes& times, bool free_data, std::size_t timed,
-                                    std::size_t kind) const noexcept {
-  const int zero = free_data ? 0 : row_->layout.zero;
-  const double contention = space_->training.contention;
-  Seconds own{times.forward_s[timed], times.plain_s[timed], times.weight_grad_s[timed],
-              0.0,                    0.0,                  0.0};
-  // Weights are fetched while the layer before is at work.
-  if (zero >= 3) own.forward = beside(own.forward, frame_->fetch_s[kind], contention);
-  if (zero >= 2) {
-    own.plain = beside(own.plain, frame_->fetch_s[kind] + frame_->each_s[kind], contention);
-  }
-  own.step = frame_->step_bytes[kind] / times.hbm_bytes_per_s;
-  if (!free_data) own.step += frame_->shared_s[kind];
-  if (!free_data) own.sync = frame_->sync_s[kind];
-  return own;
-}
-
-void PlanSums::add_seconds(const KindTimes& times, bool free_data) {
-  const auto last = static_cast<std::size_t>(layers_ - 1);
-  const std::size_t kinds = at(space_->kinds);
-  seconds_.resize(kinds + 1);
-  for (std::size_t k = 0; k < kinds; ++k) seconds_[k] = of_kind(times, free_data, k, k);
-  seconds_[kinds] = of_kind(times, free_data, at(space_->order[last]),
-                            at(space_->kind_at(layers_ - 1, row_->layout.stages)));
-  Seconds sum{};
-  before_[0] = sum;
-  for (std::size_t n = 0; n <= last; ++n) {
-    const Seconds& own = seconds_[n == last ? kinds : at(space_->order[n])];
-    sum.forward += own.forward;
-    sum.plain += own.plain;
-    sum.weight_grad += own.weight_grad;
-    sum.sync += own.sync;
-    sum.step += own.step;
-    before_[n + 1] = sum;
+    const std::size_t kind = at(space_->kind_at(i, row_->layout.stages));
+    const double own_s = frame_->step_bytes[kind] / times.hbm_bytes_per_s;
+    sum.sync += frame_->sync_s[kind];
+    sum.step += own_s + frame_->shared_s[kind];
+    sum.own_step += own_s;
+    after_[at(i) + 1] = sum;
   }
 }
 
 // Both passes of each layer, the backward one in the quickest variant.
 void PlanSums::add_work() {
-  const std::size_t width = at(layers_) + 1;
-  for (std::size_t n = 0; n + 1 < width; ++n) {
-    double least = backward_[n + 1] - backward_[n];
-    for (int v = 1; v < variants_; ++v) {
-      const std::size_t first = at(v) * width + n;
-      least = std::min(least, backward_[first + 1] - backward_[first]);
-    }
-    work_[n + 1] = work_[n] + (before_[n + 1].forward - before_[n].forward + least);
+  for (int i = 0; i < layers_; ++i) {
+    work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + passes_.least_backward_s(i));
   }
 }
 

@@ -3,28 +3,25 @@
 #pragma once
 
 #include <algorithm>
-#include <span>
 #include <vector>
 
+#include "placement/pass_sums.hpp"
 #include "placement/pipeline_clock.hpp"
-#include "placement/plan_space.hpp"
 
 namespace phaze {
 
 class PlanSums {
  public:
+  // What layouts that share a frame have in common is kept from one to the next; `forget` where
+  // times may have changed meanwhile.
   void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
              const KindTimes& times);
-  // The same layout with other times, where exchanges of gradients and weights may cost none:
-  // seconds alone, of the variants that stages have, and no `work_s`.
-  void retime(const KindTimes& times, bool free_data, std::span<const std::int32_t> codes);
+  void forget() noexcept { frame_ = nullptr; }
 
-  double forward_s(int i, int j) const noexcept {
-    return before_[at(j)].forward - before_[at(i)].forward;
-  }
+  const PassSums& passes() const noexcept { return passes_; }
+  double forward_s(int i, int j) const noexcept { return passes_.forward_s(i, j); }
   double backward_s(StageRecompute r, int i, int j) const noexcept {
-    const int border = border_of(r, i, j);
-    return part(backward_, r.more, i, border) + part(backward_, r.rest, border, j);
+    return passes_.backward_s(r, i, j);
   }
   double stash_bytes(StageRecompute r, int i, int j) const noexcept {
     const int border = border_of(r, i, j);
@@ -33,20 +30,14 @@ class PlanSums {
   double resident_bytes(int i, int j) const noexcept { return part(resident_, 0, i, j); }
   double late_bytes(int i, int j) const noexcept { return part(late_, 0, i, j); }
   double once_bytes(int i, int j) const noexcept { return part(once_, 0, i, j); }
-  double sync_s(int i, int j) const noexcept {
-    return before_[at(j)].sync - before_[at(i)].sync;
+  double sync_s(int i, int j) const noexcept { return after_[at(j)].sync - after_[at(i)].sync; }
+  // The optimiser, with what devices exchange for it; and its own traffic alone.
+  double step_s(int i, int j) const noexcept { return after_[at(j)].step - after_[at(i)].step; }
+  double own_step_s(int i, int j) const noexcept {
+    return after_[at(j)].own_step - after_[at(i)].own_step;
   }
-  double step_s(int i, int j) const noexcept {
-    return before_[at(j)].step - before_[at(i)].step;
-  }
-  double weight_grad_s(int i, int j) const noexcept {
-    return before_[at(j)].weight_grad - before_[at(i)].weight_grad;
-  }
-  // The backward passes that gradients hide behind: nothing recomputed, so that a plan takes the
-  // same time whatever else a stage might have recomputed.
-  double plain_s(int i, int j) const noexcept {
-    return before_[at(j)].plain - before_[at(i)].plain;
-  }
+  double weight_grad_s(int i, int j) const noexcept { return passes_.weight_grad_s(i, j); }
+  double plain_s(int i, int j) const noexcept { return passes_.plain_s(i, j); }
   // Both passes in the quickest variant.
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
   double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
@@ -73,9 +64,8 @@ class PlanSums {
   int blocks(int i, int j) const noexcept {
     return std::max(0, std::min(j, space_->last_block) - std::max(i, space_->first_block));
   }
-  // Where the blocks of a chunk end that are recomputed as `more` has it; ends are as they are.
   int border_of(StageRecompute r, int i, int j) const noexcept {
-    return r.count == 0 ? i : std::min(std::max(i, space_->first_block) + r.count, j);
+    return passes_.border_of(r, i, j);
   }
 
  private:
@@ -84,15 +74,12 @@ class PlanSums {
     const std::size_t first = at(v) * at(layers_ + 1);
     return sums[first + at(j)] - sums[first + at(i)];
   }
-  // Seconds of one layer, or of all before a position: side by side, to be added up at once.
-  struct Seconds {
-    double forward, plain, weight_grad, sync, step, unused;
+  // Seconds after the last pass, of all layers before a position.
+  struct After {
+    double sync, step, own_step;
   };
 
-  Seconds of_kind(const KindTimes& times, bool free_data, std::size_t timed,
-                  std::size_t kind) const noexcept;
-  void add_seconds(const KindTimes& times, bool free_data);
-  void add_backward(const KindTimes& times, bool free_data, int v);
+  void add_after(const KindTimes& times);
   void add_bytes();
   void add_work();
   double live_of(int v, int i, int j) const noexcept;
@@ -103,14 +90,16 @@ class PlanSums {
   const PlanSpaceImpl* space_ = nullptr;
   const PlanRow* row_ = nullptr;
   const PlanFrame* frame_ = nullptr;
+  const double* times_ = nullptr;
+  bool alone_ = false;  // one stage
+  PassSums passes_;
   int layers_ = 0;
   int variants_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;
   double lost_ = 1.0;                     // 1 + what an allocator loses
-  std::vector<double> backward_, stash_;  // [variant][position]
-  std::vector<Seconds> before_;           // by position
-  std::vector<Seconds> seconds_;          // scratch, by kind
+  std::vector<double> stash_;             // [variant][position]
+  std::vector<After> after_;              // by position
   std::vector<double> resident_, late_, once_, work_;
   std::vector<double> in_flight_;         // by stage
   std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time

@@ -42,6 +42,7 @@ class SolverPool {
     }
     if (solver == nullptr) solver = std::make_unique<PlanSolver>();
     solver->look_up(played);
+    solver->forget();
     return {this, std::move(solver)};
   }
 
