@@ -6,6 +6,7 @@ baselines all ask it, so that the same plan has the same figures wherever it is 
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -104,6 +105,12 @@ class PlanEvaluator:
         self.sizes, self.layouts = given if given is not None else self._enumerated()
         self.optimizer = optimizer(training.optimizer)
         self._record = training_record(self.optimizer, training.software, training.precision)
+
+    def for_one_call(self) -> PlanEvaluator:
+        """Give an evaluator with counts of its own that shares all that has been worked out."""
+        own = copy.copy(self)
+        own.rejected = self.rejected.copy()
+        return own
 
     # ---- what there is to try ----
 

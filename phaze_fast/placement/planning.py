@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -255,9 +255,18 @@ def _schedule_in_parts(
     progress(count, count)
 
 
-def _evaluator(model: Model, cluster: Cluster, training: Training) -> PlanEvaluator:
+@lru_cache(maxsize=4)
+def _prepared(model: Model, cluster: Cluster, training: Training) -> PlanEvaluator:
+    """Prepare the evaluator of a problem; kept for the next question about it."""
     capacity = room(cluster, training) + float(training.reserved_bytes)
-    return PlanEvaluator(model, cluster, training, [capacity])
+    evaluator = PlanEvaluator(model, cluster, training, [capacity])
+    if evaluator.fits.any():
+        evaluator.space  # noqa: B018 (worked out here, once)
+    return evaluator
+
+
+def _evaluator(model: Model, cluster: Cluster, training: Training) -> PlanEvaluator:
+    return _prepared(model, cluster, training).for_one_call()
 
 
 def _too_large(evaluator: PlanEvaluator) -> Counter[str]:

@@ -117,7 +117,10 @@ class KindTimes:
         for field in fields(cls):
             arrays = [getattr(part, field.name) for part in parts]
             if arrays[0].ndim == 3:
-                arrays = [np.pad(a, ((0, 0), (0, most - a.shape[1]), (0, 0))) for a in arrays]
+                arrays = [
+                    a if a.shape[1] == most else np.pad(a, ((0, 0), (0, most - a.shape[1]), (0, 0)))
+                    for a in arrays
+                ]
             columns.append(np.concatenate(arrays))
         return cls(*columns)
 

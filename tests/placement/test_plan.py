@@ -1,6 +1,7 @@
 """Laws of plans: what fits fits, more never worsens, and every figure can be told from the parts."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import pytest
@@ -21,6 +22,7 @@ from phaze_fast.placement import (
     Training,
     infeasible,
     plan,
+    planning,
     predict,
 )
 
@@ -219,6 +221,24 @@ def test_threads_change_nothing():
         plan(pf.models.load("gpt2-small"), cluster(8), step, threads=threads) for threads in (1, 2)
     )
     assert one.plans == two.plans
+
+
+def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
+    asked = pf.models.load("gpt2-small"), cluster(8, 4), Training(global_batch=32, uncut=(3, 5))
+    planning._prepared.cache_clear()
+    first = plan(*asked, top=3)
+    assert first.rejected and first.complete
+    stopped = plan(*asked, top=3, stop=lambda: True)
+    stopped.rejected.clear()  # the caller's own
+    with ThreadPoolExecutor(2) as pool:
+        others = list(pool.map(lambda _: plan(*asked, top=3, threads=1), range(4)))
+    assert planning._prepared.cache_info().misses == 1
+    for again in (plan(*asked, top=3), *others):
+        assert again.plans == first.plans
+        assert again.rejected == first.rejected
+        assert again.complete and again.tried == first.tried
+    planning._prepared.cache_clear()
+    assert plan(*asked, top=3).to_dict() == first.to_dict()
 
 
 def test_an_expert_on_one_replica_has_nobody_to_share_its_state_with():

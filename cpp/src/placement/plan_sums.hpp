@@ -97,9 +97,9 @@ class PlanSums {
   int variants_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;
-  double lost_ = 1.0;                     // 1 + what an allocator loses
-  std::vector<double> stash_;             // [variant][position]
-  std::vector<After> after_;              // by position
+  double lost_ = 1.0;          // 1 + what an allocator loses
+  std::vector<double> stash_;  // [variant][position]
+  std::vector<After> after_;   // by position
   std::vector<double> resident_, late_, once_, work_;
   std::vector<double> in_flight_;         // by stage
   std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
