@@ -227,7 +227,8 @@ def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
     asked = pf.models.load("gpt2-small"), cluster(8, 4), Training(global_batch=32, uncut=(3, 5))
     planning._prepared.cache_clear()
     first = plan(*asked, top=3)
-    assert first.rejected and first.complete
+    assert first.rejected
+    assert first.complete
     stopped = plan(*asked, top=3, stop=lambda: True)
     stopped.rejected.clear()  # the caller's own
     with ThreadPoolExecutor(2) as pool:
@@ -236,7 +237,8 @@ def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
     for again in (plan(*asked, top=3), *others):
         assert again.plans == first.plans
         assert again.rejected == first.rejected
-        assert again.complete and again.tried == first.tried
+        assert again.complete
+        assert again.tried == first.tried
     planning._prepared.cache_clear()
     assert plan(*asked, top=3).to_dict() == first.to_dict()
 
