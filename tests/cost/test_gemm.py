@@ -359,6 +359,9 @@ def test_bad_rows_of_a_batch_are_marked():
         ("launch_s", np.nan),
         ("launch_s", -1.0),
         ("tiles", 99),
+        ("even_tiles", 99),
+        ("odd_tiles", 1),  # without tiles
+        ("unaligned_reduction_s", -1.0),
         ("dataflows", 0),
         ("hbm_share", np.inf),
     ],

@@ -39,8 +39,9 @@ struct Split {
   double folds;        // of the array's rows
 };
 
-// What the kernels for one shape are like. Rows that do not start at 16-byte bounds cannot be copied
-// in bulk: kernels of an earlier generation run there, each with blocks and costs of its own.
+// What the kernels for one shape are like. Rows that do not start at 16-byte bounds cannot be
+// copied in bulk: kernels of an earlier generation run there, each with blocks and costs of its
+// own.
 struct Kernels {
   double port_bytes_per_s;  // of one port
   bool both_ways;           // whether operands and outputs pass it at once
@@ -54,8 +55,14 @@ struct Kernels {
 
 inline Kernels kernels_of(const GemmShape& g, const Machine& machine) noexcept {
   const TuningRecord& t = *machine.tuning;
-  Kernels found{machine.port_bytes_per_s, true,    t.launch_s, t.unit_overhead_s,
-                t.reduction_s,            t.tiles, t.tile_m,   t.tile_n};
+  Kernels found{machine.port_bytes_per_s,
+                true,
+                t.launch_s,
+                t.unit_overhead_s,
+                t.reduction_s,
+                t.tiles,
+                t.tile_m,
+                t.tile_n};
   const auto element = static_cast<std::int64_t>(std::ceil(machine.precision.in_bytes));
   const std::int64_t rows = (g.k | g.n) * element;  // whether both row lengths are multiples
   if ((rows & 15) == 0) return found;
@@ -268,7 +275,8 @@ class Search {
     const double in_bytes = (block.by_m.extent + block.by_n.extent) * split.depth * p.in_bytes;
     const double out_size = whole ? p.out_bytes : 2.0 * p.acc_bytes;
     const double out_bytes = block.outputs * out_size;
-    const double port_bytes = kernels_.both_ways ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes;
+    const double port_bytes =
+        kernels_.both_ways ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes;
     const double port_s = waves * port_bytes * per_port_byte_s_;
     const double overhead_s = waves * kernels_.unit_overhead_s;
     const double buffer_bytes =

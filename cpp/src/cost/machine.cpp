@@ -51,8 +51,8 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
   for (const double number :
        {t.launch_s, t.unit_overhead_s, t.reduction_s, t.sustained_macs_per_s,
         t.port_even_bytes_per_cycle, t.port_odd_bytes_per_cycle, t.unaligned_unit_overhead_s,
-        t.unaligned_reduction_s, t.resident_share,
-        t.attention_unit_s, t.attention_ops, t.attention_backward_ops}) {
+        t.unaligned_reduction_s, t.resident_share, t.attention_unit_s, t.attention_ops,
+        t.attention_backward_ops}) {
     if (!(number >= 0.0) || !std::isfinite(number)) return Status::kBadTuning;
   }
   for (const double share :
