@@ -150,10 +150,11 @@ void bind_op_cost(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(TuningRecord, clock_factor, launch_s, vector_launch_share, efficiency,
                        unit_overhead_s, reduction_s, sustained_macs_per_s, hbm_share,
                        hbm_write_share, product_hbm_share, port_share, port_even_bytes_per_cycle,
-                       port_odd_bytes_per_cycle, resident_share, attention_efficiency,
-                       attention_unit_s, attention_ops, attention_backward_efficiency,
-                       attention_backward_ops, overlapped, tiles, dataflows, attention_least,
-                       attention_most, unused, tile_m, tile_n, functions);
+                       port_odd_bytes_per_cycle, unaligned_unit_overhead_s, unaligned_reduction_s,
+                       resident_share, attention_efficiency, attention_unit_s, attention_ops,
+                       attention_backward_efficiency, attention_backward_ops, overlapped, tiles,
+                       dataflows, attention_least, attention_most, even_tiles, odd_tiles, unused,
+                       tile_m, tile_n, even_m, even_n, odd_m, odd_n, functions);
   PYBIND11_NUMPY_DTYPE(CostRecord, time_s, bound_s, compute_s, port_s, buffer_s, hbm_s, power_s,
                        vector_s, fill_s, fixed_s, overhead_s, compute_cycles, macs, vector_ops,
                        port_bytes, buffer_bytes, hbm_bytes, utilization, energy_j, block_m, block_n,

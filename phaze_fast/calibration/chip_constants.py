@@ -35,6 +35,10 @@ _UNALIGNED = (
     ("port_even_bytes_per_cycle", "port_even_bytes_per_cycle", 1.0, 2.0, 128.0),
     ("port_odd_bytes_per_cycle", "port_odd_bytes_per_cycle", 1.0, 2.0, 128.0),
 )
+_UNALIGNED_KERNELS = (  # where a chip has blocks of their own for them
+    ("unaligned_unit_overhead_s", "unaligned_unit_overhead_s", 1.0, 1e-8, 1e-5),
+    ("unaligned_reduction_s", "unaligned_reduction_s", 1.0, 1e-8, 3e-5),
+)
 _VECTOR = (
     ("vector_launch_share", "vector_launch_share", 1.0, 0.1, 1.0),
     ("hbm_share", "hbm_share", 1.0, 0.5, 0.97),
@@ -120,7 +124,9 @@ def _format_slots(dtype: str, rate: float) -> list[_Slot]:
     ]
 
 
-def _slots(tables: Sequence[Measurements], rows: _Rows, dtype: str, rate: float) -> list[_Slot]:
+def _slots(
+    tables: Sequence[Measurements], rows: _Rows, dtype: str, rate: float, base: Array
+) -> list[_Slot]:
     """Constants that the files can say something about."""
     if dtype not in ("bf16", "fp16"):
         return _format_slots(dtype, rate)
@@ -131,6 +137,8 @@ def _slots(tables: Sequence[Measurements], rows: _Rows, dtype: str, rate: float)
         product = rows.ops[rows.ops["function"] == 0]
         if np.any((product["k"] | product["n"]) % 8):
             wanted += _UNALIGNED
+            if base["even_tiles"][0] or base["odd_tiles"][0]:
+                wanted += _UNALIGNED_KERNELS
     if "vector" in kinds:
         wanted += _VECTOR
         long = rows.measured_s[rows.owner] > 1e-6 * _COSTLY
@@ -216,7 +224,7 @@ def calibrate_chip(files: Sequence[Path | str], chip: Accelerator, name: str = "
     base = asked.tunings.copy()
     if base["sustained_macs_per_s"][0] == 0.0:  # no limit so far: the peak is one
         base["sustained_macs_per_s"] = chip.peak_flops() / 2.0
-    slots = _slots(tables, rows, dtype, float(asked.precision[3]))
+    slots = _slots(tables, rows, dtype, float(asked.precision[3]), base)
     if not slots:
         raise InvalidInputError(
             "files: none of them measures anything that a chip's constants depend on"

@@ -31,6 +31,9 @@ AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn"]
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]
 """More than 0, at most 1."""
 
+Blocks = Annotated[tuple[tuple[Side, Side], ...], Field(max_length=_core.MAX_TILES)]
+"""Shapes of output blocks, as (m, n)."""
+
 StepRate = Annotated[float, Field(strict=True, ge=1e6, le=1e24)]
 """FLOP/s."""
 
@@ -152,7 +155,7 @@ class Tuning(Record):
     what: ClassVar[str] = "tuning"
     clock_factor: Annotated[float, Field(strict=True, gt=0, le=4, allow_inf_nan=False)] = 1.0
     """Clock that operators run at, relative to the chip's, at which its peak is rated."""
-    blocks: Annotated[tuple[tuple[Side, Side], ...], Field(max_length=_core.MAX_TILES)] = ()
+    blocks: Blocks = ()
     """Output blocks a core works on, as (m, n); by default multiples of its array."""
     overlapped_folds: bool = True
     """Whether a fold loads while the one before it drains."""
@@ -188,6 +191,16 @@ class Tuning(Record):
     port_odd_bytes_per_cycle: Quantity = 0.0
     """A core's port where rows of operands do not even start at 4-byte bounds; 0 = no
     difference."""
+    even_blocks: Blocks = ()
+    """Output blocks where rows of operands start at 4-byte but not 16-byte bounds: such rows cannot
+    be copied in bulk, and kernels of an earlier generation run, which start as vector operators
+    do; absent = as `blocks`."""
+    odd_blocks: Blocks = ()
+    """The same where rows do not even start at 4-byte bounds."""
+    unaligned_unit_overhead_s: Seconds = 0.0
+    """Beginning and ending one unit of work of `even_blocks` and `odd_blocks`."""
+    unaligned_reduction_s: Seconds = 0.0
+    """Adding the partial sums of a split product of `even_blocks` and `odd_blocks`."""
     resident_share: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Operands that fit this share of the buffer are still there when the next operator starts."""
     attention: AttentionTuning = AttentionTuning()
@@ -222,6 +235,9 @@ class Tuning(Record):
             raise ValueError(
                 f"dataflows: {list(self.dataflows)} is not accepted beside blocks; expected [os]"
             )
+        if not self.blocks and (self.even_blocks or self.odd_blocks):
+            name = "even_blocks" if self.even_blocks else "odd_blocks"
+            raise ValueError(f"{name}: not accepted without blocks")
         if self.clock_factor * self.efficiency > 1.0:
             raise ValueError(
                 f"clock_factor: {self.clock_factor!r} at efficiency {self.efficiency!r} is not "
@@ -300,6 +316,8 @@ def tuning_record(
         "port_share",
         "port_even_bytes_per_cycle",
         "port_odd_bytes_per_cycle",
+        "unaligned_unit_overhead_s",
+        "unaligned_reduction_s",
         "resident_share",
     ):
         row[name] = getattr(tuning, name)
@@ -318,10 +336,15 @@ def tuning_record(
     row["attention_least"] = attention.least_queries
     row["attention_most"] = attention.most_queries
     row["overlapped"] = tuning.overlapped_folds
-    row["tiles"] = len(tuning.blocks)
     row["dataflows"] = sum(1 << code for code, name in enumerate(_core.DATAFLOWS) if name in flows)
-    for i, (m, n) in enumerate(tuning.blocks):
-        row["tile_m"][i], row["tile_n"][i] = m, n
+    for kind, blocks in (
+        ("tile", tuning.blocks),
+        ("even", tuning.even_blocks),
+        ("odd", tuning.odd_blocks),
+    ):
+        row["tiles" if kind == "tile" else f"{kind}_tiles"] = len(blocks)
+        for i, (m, n) in enumerate(blocks):
+            row[f"{kind}_m"][i], row[f"{kind}_n"][i] = m, n
     for code, name in enumerate(_core.FUNCTIONS):
         if name in _OPERATIONS:
             row["functions"][code] = _function_row(name, tuning.functions.get(name))

@@ -136,6 +136,8 @@ def chip_as_run(chip: Accelerator, software: Software) -> Accelerator:
         changed["efficiency"] = tuning.efficiency * share
         if tuning.sustained_flops is not None:
             changed["sustained_flops"] = tuning.sustained_flops * share
+        for name in ("port_even_bytes_per_cycle", "port_odd_bytes_per_cycle"):
+            changed[name] = getattr(tuning, name) * share  # unaligned products: the port binds them
     formats = {
         name: _slowed(own, _step_share(chip, name) * speed_of_products)
         for name, own in tuning.formats.items()

@@ -127,6 +127,12 @@ def random_case(rng):
             overlapped=rng.random() < 0.5,
             tiles=rng.choice([(), (), ((8, 4), (4, 8), (16, 16))]),
         )
+        if tuning.tiles and rng.random() < 0.5:
+            tuning.vector_launch_share = rng.choice([0.5, 1.0])
+            tuning.unaligned_unit_overhead_s = rng.choice([0.0, 2e-8])
+            tuning.unaligned_reduction_s = rng.choice([0.0, 3e-8])
+            tuning.even_tiles = rng.choice([(), ((2, 2), (8, 8))])
+            tuning.odd_tiles = rng.choice([(), ((4, 4), (8, 16), (16, 8))])
     precision = rng.choice(
         [oracle.Precision(), oracle.Precision(1, 2, 4, 2.0), oracle.Precision(4, 4, 4, 0.5)]
     )
@@ -150,13 +156,14 @@ def records(chip, tuning):
     made["hbm_bytes_per_s"] = chip.hbm_bytes_per_s
     tuned = tuning_record(Tuning(), tuning.launch_s)
     for name in vars(tuning):
-        if name in tuned.dtype.names and name != "tiles":
+        if name in tuned.dtype.names and not name.endswith("tiles"):
             tuned[name] = getattr(tuning, name)
-    tuned["tiles"] = len(tuning.tiles)
     if tuning.tiles:
         tuned["dataflows"] = 1
-    for i, (m, n) in enumerate(tuning.tiles):
-        tuned["tile_m"][0, i], tuned["tile_n"][0, i] = m, n
+    for name, kind in (("tiles", "tile"), ("even_tiles", "even"), ("odd_tiles", "odd")):
+        tuned[name] = len(getattr(tuning, name))
+        for i, (m, n) in enumerate(getattr(tuning, name)):
+            tuned[f"{kind}_m"][0, i], tuned[f"{kind}_n"][0, i] = m, n
     return made, tuned
 
 
@@ -352,6 +359,9 @@ def test_bad_rows_of_a_batch_are_marked():
         ("launch_s", np.nan),
         ("launch_s", -1.0),
         ("tiles", 99),
+        ("even_tiles", 99),
+        ("odd_tiles", 1),  # without tiles
+        ("unaligned_reduction_s", -1.0),
         ("dataflows", 0),
         ("hbm_share", np.inf),
     ],

@@ -169,6 +169,23 @@ def test_tiles_are_charged_in_full():
     assert found["buffer_bytes"] == 24 + 24 + 8
 
 
+def test_unaligned_rows_have_blocks_of_their_own():
+    # k = 6: tile 4 x 4, in and out 8*6*2 + 16*2 = 128 at 4 per cycle; half the launch, own overhead.
+    gpu = Tuning(
+        tiles=((8, 8),), even_tiles=((4, 4),), odd_tiles=((2, 2),), launch_s=10, reduction_s=99,
+        vector_launch_share=0.5, unit_overhead_s=7, unaligned_unit_overhead_s=3,
+        port_even_bytes_per_cycle=4,
+    )  # fmt: skip
+    found = best_mapping(1, 4, 6, 4, ONE, gpu, BF16)
+    assert (found["block"], found["port_s"]) == ((4, 4), 32)
+    assert found["time_s"] == 5 + 32 + 3 + found["fill_s"]
+    assert best_mapping(1, 2, 7, 2, ONE, gpu, BF16)["block"] == (2, 2)
+    assert best_mapping(1, 8, 8, 8, ONE, gpu, BF16)["block"] == (8, 8)
+    assert bound(1, 4, 6, 4, ONE, gpu, BF16) < bound(
+        1, 4, 6, 4, ONE, replace(gpu, even_tiles=()), BF16
+    )
+
+
 def test_port_width():
     tuning = Tuning(port_share=0.5, port_even_bytes_per_cycle=3, port_odd_bytes_per_cycle=2)
     assert [port_width(*kn, ONE, tuning, BF16) for kn in ((8, 16), (8, 6), (6, 2), (8, 7))] == [

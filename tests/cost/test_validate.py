@@ -29,7 +29,7 @@ def test_products_of_an_h200():
     aligned = np.array([all(int(row[d]) % 8 == 0 for d in "mkn") for row in rows])
     assert (aligned.sum(), (~aligned).sum()) == (136, 24)
     assert size[aligned].mean() <= 0.06
-    assert size[~aligned].mean() <= 0.25
+    assert size[~aligned].mean() <= 0.14
     assert found.columns["us_median"].rows == 160
 
 
@@ -80,6 +80,29 @@ def test_older_attention_kernels_are_slower(column, most):
     assert np.all(older.predicted[column] > found.measured[column])
     with pytest.raises(InvalidInputError, match="attention: 'flash3' is not accepted for a100-80"):
         presets.chip("a100-80").with_attention("flash3")
+
+
+def test_products_of_unaligned_rows():
+    found, _ = errors("h200_unaligned_gemm.csv")  # 20 calls to a graph, at the highest clock
+    assert found.columns["us_median"].rows == 518
+    assert found.columns["us_median"].scaled_mean_abs_err <= 0.13
+    plain = H200.replace(tuning=H200.tuning.replace(even_blocks=(), odd_blocks=()))
+    before = validate(GOLDEN / "h200_unaligned_gemm.csv", plain).columns["us_median"]
+    assert found.columns["us_median"].scaled_mean_abs_err < before.scaled_mean_abs_err
+
+
+def test_blocks_are_those_of_the_kernels_that_ran():
+    with (GOLDEN / "h200_unaligned_gemm.csv").open() as file:
+        rows = list(csv.DictReader(line for line in file if not line.startswith("#")))
+    listed = {"1": H200.tuning.odd_blocks, "2": H200.tuning.even_blocks}
+    known = 0
+    for row in rows:
+        parts = row["kernel"].split("_")
+        align = parts[-1].removeprefix("align")
+        assert align == ("2" if int(row["k"]) % 2 == int(row["n"]) % 2 == 0 else "1")
+        n, m = next(part for part in parts if "x" in part).split("x")
+        known += (int(m), int(n)) in listed[align]
+    assert known >= 0.98 * len(rows)
 
 
 def test_one_scale_takes_a_source_s_speed_off():

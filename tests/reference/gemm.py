@@ -1,7 +1,7 @@
 """Matrix products by brute force over the declared mapping space, in plain Python."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -41,9 +41,13 @@ class Tuning:
     port_share: float = 1
     port_even_bytes_per_cycle: float = 0
     port_odd_bytes_per_cycle: float = 0
+    unaligned_unit_overhead_s: float = 0
+    unaligned_reduction_s: float = 0
     resident_share: float = 0
     overlapped: bool = True
     tiles: tuple[tuple[int, int], ...] = ()
+    even_tiles: tuple[tuple[int, int], ...] = ()
+    odd_tiles: tuple[tuple[int, int], ...] = ()
     attention_most: int = 128
     attention_least: int = 128
     attention_efficiency: float = 1
@@ -116,6 +120,18 @@ def resident(b: int, m: int, k: int, n: int, chip: Chip, tuning: Tuning, p: Prec
     return b * sum(operands(m, k, n, p)[:2]) <= tuning.resident_share * chip.buffer_bytes
 
 
+def for_rows(k: int, n: int, tuning: Tuning, p: Precision) -> Tuning:
+    """The same with the blocks and costs of the kernels that run where rows are unaligned."""
+    rows = (k * p.in_bytes, n * p.in_bytes)
+    tiles = tuning.odd_tiles if any(r % 4 for r in rows) else tuning.even_tiles
+    if not tiles or not any(r % 16 for r in rows):
+        return tuning
+    return replace(
+        tuning, tiles=tiles, launch_s=tuning.launch_s * tuning.vector_launch_share,
+        unit_overhead_s=tuning.unaligned_unit_overhead_s, reduction_s=tuning.unaligned_reduction_s,
+    )  # fmt: skip
+
+
 def port_width(k: int, n: int, chip: Chip, tuning: Tuning, p: Precision) -> tuple[float, bool]:
     """Bytes per cycle of one port and whether both ways at once; less where rows are unaligned."""
     rows = (k * p.in_bytes, n * p.in_bytes)
@@ -147,6 +163,7 @@ def best_mapping(
     one_core: bool = False, epilogue_ops: float = 0, extra_bytes: float = 0.0,
 ) -> dict[str, Any]:  # fmt: skip
     """The fastest mapping, the first of those that tie, with all its terms."""
+    tuning = for_rows(k, n, tuning, precision)
     cores, vector_cores = (1, 1) if one_core else (chip.cores, chip.vector_cores)
     e_i, e_o, e_a = precision.in_bytes, precision.out_bytes, precision.acc_bytes
     bandwidth = chip.hbm_bytes_per_s * tuning.hbm_share * tuning.product_hbm_share
@@ -199,6 +216,7 @@ def bound(
     one_core: bool = False, epilogue_ops: float = 0,
 ) -> float:  # fmt: skip
     """Seconds that no mapping is faster than."""
+    tuning = for_rows(k, n, tuning, precision)
     cores, vector_cores = (1, 1) if one_core else (chip.cores, chip.vector_cores)
     left, right, out = (b * part for part in operands(m, k, n, precision))
     compulsory = out if resident(b, m, k, n, chip, tuning, precision) else left + right + out

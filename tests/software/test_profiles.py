@@ -119,6 +119,9 @@ def test_single_operators_do_not_see_the_rate_of_a_job():
     reached = min(run.peak_flops() * run.tuning.efficiency, run.tuning.sustained_flops)
     assert chip.tuning.step_flops["bf16"] == pytest.approx(reached, rel=1e-9)
     assert run.tuning.efficiency < chip.tuning.efficiency
+    share = run.tuning.efficiency / chip.tuning.efficiency
+    for name in ("port_even_bytes_per_cycle", "port_odd_bytes_per_cycle"):
+        assert getattr(run.tuning, name) == pytest.approx(getattr(chip.tuning, name) * share)
     assert chip_as_run(presets.chip("tpuv4"), load_software(DEFAULT)) == presets.chip("tpuv4")
 
 

@@ -66,6 +66,8 @@ struct TuningRecord {
   double port_share;                 // achievable share of a core's port
   double port_even_bytes_per_cycle;  // port where rows start at 4-byte bounds; 0 = no difference
   double port_odd_bytes_per_cycle;   // port where rows start at 2-byte bounds; 0 = no difference
+  double unaligned_unit_overhead_s;  // unit_overhead_s of the blocks for unaligned rows below
+  double unaligned_reduction_s;      // reduction_s of them
   double resident_share;             // share of the buffer that survives between operators
   double attention_efficiency;       // share of a core's peak inside fused attention
   double attention_unit_s;           // beginning and ending one unit of it
@@ -77,9 +79,15 @@ struct TuningRecord {
   std::int32_t dataflows;   // bit d set where Dataflow d may be used; bit 0 where there are tiles
   std::int32_t attention_least;  // fewest queries of one unit; 0 = always the most
   std::int32_t attention_most;   // most queries of one unit; 0 = 128
+  std::int32_t even_tiles;       // blocks where rows start at 4-byte bounds; 0 = those above
+  std::int32_t odd_tiles;        // blocks where rows start at 2-byte bounds; 0 = those above
   std::int32_t unused;
   std::int64_t tile_m[kMaxTiles];
   std::int64_t tile_n[kMaxTiles];
+  std::int64_t even_m[kMaxTiles];
+  std::int64_t even_n[kMaxTiles];
+  std::int64_t odd_m[kMaxTiles];
+  std::int64_t odd_n[kMaxTiles];
   VectorCost functions[kMaxFunctions];
 };
 

@@ -10,7 +10,8 @@ namespace phaze {
 namespace {
 
 using gemm_search::Candidate;
-using gemm_search::port_rate;
+using gemm_search::Kernels;
+using gemm_search::kernels_of;
 using gemm_search::Search;
 
 // Terms that do not depend on the mapping.
@@ -126,15 +127,15 @@ double gemm_bound(const GemmShape& g, const Machine& machine, const Epilogue& ep
   const bool resident = is_resident(operands, machine);
   const double compulsory = resident ? outputs : operands + outputs;
   const double hbm = std::max(compulsory + extra_bytes(epilogue, resident), 0.0);
-  bool both_ways = true;
-  const double ports = static_cast<double>(machine.cores) * port_rate(g, machine, &both_ways);
+  const Kernels kernels = kernels_of(g, machine);
+  const double ports = static_cast<double>(machine.cores) * kernels.port_bytes_per_s;
   double most = macs / machine.macs_per_s;
   most = std::max(most, macs / machine.sustained_macs_per_s);
   most = std::max(most, (hbm + machine.write_penalty * outputs) / machine.product_hbm_bytes_per_s);
   most = std::max(most, (operands + outputs) / machine.buffer_bytes_per_s);
   most = std::max(most, std::max(operands, outputs) / ports);
   most = std::max(most, b * m * n * epilogue.ops_per_output / machine.lane_ops_per_s);
-  return (machine.tuning->launch_s + most) * kRounding;
+  return (kernels.launch_s + most) * kRounding;
 }
 
 }  // namespace phaze

@@ -39,18 +39,48 @@ struct Split {
   double folds;        // of the array's rows
 };
 
-// Bytes per second of one port. Operands and outputs pass it in both directions at once unless rows
-// are not aligned.
-inline double port_rate(const GemmShape& g, const Machine& machine, bool* both_ways) noexcept {
-  *both_ways = true;
+// What the kernels for one shape are like. Rows that do not start at 16-byte bounds cannot be
+// copied in bulk: kernels of an earlier generation run there, each with blocks and costs of its
+// own.
+struct Kernels {
+  double port_bytes_per_s;  // of one port
+  bool both_ways;           // whether operands and outputs pass it at once
+  double launch_s;
+  double unit_overhead_s;
+  double reduction_s;
+  int tiles;  // 0 = blocks are multiples of the array
+  const std::int64_t* tile_m;
+  const std::int64_t* tile_n;
+};
+
+inline Kernels kernels_of(const GemmShape& g, const Machine& machine) noexcept {
+  const TuningRecord& t = *machine.tuning;
+  Kernels found{machine.port_bytes_per_s,
+                true,
+                t.launch_s,
+                t.unit_overhead_s,
+                t.reduction_s,
+                t.tiles,
+                t.tile_m,
+                t.tile_n};
   const auto element = static_cast<std::int64_t>(std::ceil(machine.precision.in_bytes));
   const std::int64_t rows = (g.k | g.n) * element;  // whether both row lengths are multiples
-  if ((rows & 15) == 0) return machine.port_bytes_per_s;
-  const TuningRecord& t = *machine.tuning;
-  const double slow = (rows & 3) == 0 ? t.port_even_bytes_per_cycle : t.port_odd_bytes_per_cycle;
-  if (!(slow > 0.0)) return machine.port_bytes_per_s;
-  *both_ways = false;
-  return slow * machine.clock_hz;
+  if ((rows & 15) == 0) return found;
+  const bool even = (rows & 3) == 0;
+  const double slow = even ? t.port_even_bytes_per_cycle : t.port_odd_bytes_per_cycle;
+  if (slow > 0.0) {
+    found.port_bytes_per_s = slow * machine.clock_hz;
+    found.both_ways = false;
+  }
+  const int tiles = even ? t.even_tiles : t.odd_tiles;
+  if (tiles == 0) return found;
+  found.launch_s = t.launch_s * t.vector_launch_share;  // one plain kernel, as vector operators are
+  found.unit_overhead_s = t.unaligned_unit_overhead_s;
+  found.reduction_s = t.unaligned_reduction_s;
+  found.tiles = tiles;
+  found.tile_m = even ? t.even_m : t.odd_m;
+  found.tile_n = even ? t.even_n : t.odd_n;
+  return found;
 }
 
 // What a mapping must beat and how it is written down.
@@ -76,7 +106,11 @@ struct Candidate {
 class Search {
  public:
   Search(const GemmShape& shape, const Machine& machine, double floor_s, bool resident) noexcept
-      : g_(shape), machine_(machine), tuning_(*machine.tuning), floor_s_(floor_s) {
+      : g_(shape),
+        machine_(machine),
+        tuning_(*machine.tuning),
+        kernels_(kernels_of(shape, machine)),
+        floor_s_(floor_s) {
     const Precision& p = machine.precision;
     const auto b = static_cast<double>(g_.b);
     const auto m = static_cast<double>(g_.m);
@@ -88,7 +122,7 @@ class Search {
     per_core_ = 1.0 / static_cast<double>(machine.cores);
     per_cycle_s_ = 1.0 / (machine.clock_hz * p.rate * tuning_.efficiency);
     per_buffer_byte_s_ = 1.0 / machine.buffer_bytes_per_s;
-    per_port_byte_s_ = 1.0 / port_rate(shape, machine, &both_ways_);
+    per_port_byte_s_ = 1.0 / kernels_.port_bytes_per_s;
     rows_ = static_cast<double>(machine.rows);
     // A part of a split is at least as deep as the array has rows, so its first strip is as well.
     fill_element_s_ =
@@ -99,10 +133,10 @@ class Search {
   }
 
   Candidate run() noexcept {
-    if (tuning_.tiles > 0) {
-      for (int t = 0; t < tuning_.tiles; ++t) {
-        try_block(Dataflow::kOutput, cut(g_.m, tuning_.tile_m[t], machine_),
-                  cut(g_.n, tuning_.tile_n[t], machine_));
+    if (kernels_.tiles > 0) {
+      for (int t = 0; t < kernels_.tiles; ++t) {
+        try_block(Dataflow::kOutput, cut(g_.m, kernels_.tile_m[t], machine_),
+                  cut(g_.n, kernels_.tile_n[t], machine_));
       }
       return best_;
     }
@@ -188,9 +222,9 @@ class Search {
     const double port_s = units_per_core * (by_m.extent + by_n.extent) * depth_ *
                           machine_.precision.in_bytes * per_port_byte_s_;
     double bound_s = std::max(std::max(compute_s, port_s) * kRounding, floor_s_);
-    if (tuning_.launch_s + bound_s >= best_.time_s) return;
+    if (kernels_.launch_s + bound_s >= best_.time_s) return;
     add_wave(&block);
-    bound_s = tuning_.launch_s +
+    bound_s = kernels_.launch_s +
               std::max(bound_s, block.operand_bytes * per_buffer_byte_s_ * kRounding) +
               block.fill_s * kRounding;
     for (int i = 0; i < kSplitCount; ++i) {
@@ -236,14 +270,15 @@ class Search {
             ? (waves * folds - 1.0) * std::max(stream, rows_) + stream + block.fill
             : waves * folds * (stream + block.fill);
     const double compute_s = cycles * per_cycle_s_;
-    const double fixed = whole ? tuning_.launch_s : tuning_.launch_s + tuning_.reduction_s;
+    const double fixed = whole ? kernels_.launch_s : kernels_.launch_s + kernels_.reduction_s;
     if (fixed + compute_s >= best_.time_s) return;
     const double in_bytes = (block.by_m.extent + block.by_n.extent) * split.depth * p.in_bytes;
     const double out_size = whole ? p.out_bytes : 2.0 * p.acc_bytes;
     const double out_bytes = block.outputs * out_size;
-    const double port_bytes = both_ways_ ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes;
+    const double port_bytes =
+        kernels_.both_ways ? std::max(in_bytes, out_bytes) : in_bytes + out_bytes;
     const double port_s = waves * port_bytes * per_port_byte_s_;
-    const double overhead_s = waves * tuning_.unit_overhead_s;
+    const double overhead_s = waves * kernels_.unit_overhead_s;
     const double buffer_bytes =
         block.operand_bytes + outputs_ * out_size * static_cast<double>(split.parts);
     const double buffer_s = buffer_bytes * per_buffer_byte_s_;
@@ -270,6 +305,7 @@ class Search {
   const GemmShape& g_;
   const Machine& machine_;
   const TuningRecord& tuning_;
+  Kernels kernels_;
   double floor_s_;
   double depth_;
   double left_bytes_;
@@ -280,7 +316,6 @@ class Search {
   double per_buffer_byte_s_;
   double per_port_byte_s_;
   double fill_element_s_;
-  bool both_ways_ = true;
   double fill_os_;
   double fill_stationary_;
   double rows_;

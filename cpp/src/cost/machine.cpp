@@ -1,6 +1,7 @@
 #include "phaze/machine.hpp"
 
 #include <cmath>
+#include <cstdint>
 #include <initializer_list>
 #include <limits>
 
@@ -10,6 +11,7 @@ namespace {
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 // Rates and shares below this are refused, so that no product of them vanishes.
 constexpr double kLeast = 1e-9;
+constexpr std::int64_t kMost = std::int64_t{1} << 40;
 
 bool well_formed(const VectorCost& cost) noexcept {
   for (const double number :
@@ -21,13 +23,21 @@ bool well_formed(const VectorCost& cost) noexcept {
          std::isfinite(cost.long_bytes);
 }
 
+// A list of block shapes, of which `count` entries are used.
+bool well_formed(std::int32_t count, const std::int64_t* m, const std::int64_t* n) noexcept {
+  if (count < 0 || count > kMaxTiles) return false;
+  for (int i = 0; i < count; ++i) {
+    if (m[i] < 1 || n[i] < 1 || m[i] > kMost || n[i] > kMost) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision& p) noexcept {
-  constexpr std::int64_t most = std::int64_t{1} << 40;
   for (const std::int64_t count : {c.tensor_cores, c.tensor_width, c.tensor_depth, c.vector_cores,
                                    c.vector_lanes, c.vector_alus_per_lane}) {
-    if (count < 1 || count > most) return Status::kBadChip;
+    if (count < 1 || count > kMost) return Status::kBadChip;
   }
   for (const std::int64_t bytes :
        {c.tensor_local_bytes, c.vector_local_bytes, c.buffer_bytes, c.hbm_bytes, c.hbm_stacks}) {
@@ -40,8 +50,9 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
   if (!(c.clock_hz >= kLeast) || !std::isfinite(c.clock_hz)) return Status::kBadChip;
   for (const double number :
        {t.launch_s, t.unit_overhead_s, t.reduction_s, t.sustained_macs_per_s,
-        t.port_even_bytes_per_cycle, t.port_odd_bytes_per_cycle, t.resident_share,
-        t.attention_unit_s, t.attention_ops, t.attention_backward_ops}) {
+        t.port_even_bytes_per_cycle, t.port_odd_bytes_per_cycle, t.unaligned_unit_overhead_s,
+        t.unaligned_reduction_s, t.resident_share, t.attention_unit_s, t.attention_ops,
+        t.attention_backward_ops}) {
     if (!(number >= 0.0) || !std::isfinite(number)) return Status::kBadTuning;
   }
   for (const double share :
@@ -60,12 +71,11 @@ Status check_machine(const ChipRecord& c, const TuningRecord& t, const Precision
   for (const VectorCost& cost : t.functions) {
     if (!well_formed(cost)) return Status::kBadTuning;
   }
-  if (t.tiles < 0 || t.tiles > kMaxTiles) return Status::kBadTuning;
-  for (int i = 0; i < t.tiles; ++i) {
-    if (t.tile_m[i] < 1 || t.tile_n[i] < 1 || t.tile_m[i] > most || t.tile_n[i] > most) {
-      return Status::kBadTuning;
-    }
+  if (!well_formed(t.tiles, t.tile_m, t.tile_n) || !well_formed(t.even_tiles, t.even_m, t.even_n) ||
+      !well_formed(t.odd_tiles, t.odd_m, t.odd_n)) {
+    return Status::kBadTuning;
   }
+  if (t.tiles == 0 && (t.even_tiles > 0 || t.odd_tiles > 0)) return Status::kBadTuning;
   return Status::kOk;
 }
 
