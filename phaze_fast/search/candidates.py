@@ -235,7 +235,9 @@ class CandidateTable:
         least = KindTimes.joined([b[1].at(b[2]) for b in batches.values()])
         return times.at(order), least.at(order)
 
-    def place(self, s: int, groups: Array, below: Array) -> Iterator[Answer]:
+    def place(
+        self, s: int, groups: Array, below: Array, threads: int | None = None
+    ) -> Iterator[Answer]:
         """Place candidates that are scheduled; equal times are placed once.
 
         Parameters
@@ -244,6 +246,8 @@ class CandidateTable:
             The candidates.
         below
             Seconds worth looking at, shape (groups, capacities); minus infinity: none are.
+        threads
+            At most this many, by default all of the table's.
 
         Yields
         ------
@@ -254,7 +258,7 @@ class CandidateTable:
             return
         times, least = self._taken(s, groups)
         keys = [self._cache.key(self._name, s, key) for key in times.same_times()]
-        self._ask(s, times, least, below, keys)
+        self._ask(s, times, least, below, keys, threads or self._threads)
         self.level[s, groups] = PLACED
         wanted: list[tuple[int, int, int, Placed]] = []
         for k, group in enumerate(groups.tolist()):
@@ -273,7 +277,13 @@ class CandidateTable:
             yield Answer(group, c, s, placed, energy, times, k)
 
     def _ask(
-        self, s: int, times: KindTimes, least: KindTimes, below: Array, keys: list[str]
+        self,
+        s: int,
+        times: KindTimes,
+        least: KindTimes,
+        below: Array,
+        keys: list[str],
+        threads: int,
     ) -> None:
         """Place what was not placed before, or not for so long a time."""
         first: dict[str, int] = {}
@@ -288,6 +298,6 @@ class CandidateTable:
             return
         at = np.array(list(first.values()))
         limits = np.stack([wanted[key] for key in first])
-        parts = self._each("place", s, [times.at(at), least.at(at), limits], threads=self._threads)
+        parts = self._each("place", s, [times.at(at), least.at(at), limits], threads=threads)
         answers = [row for part in parts for row in part]
         self._cache.put(zip(first, limits, answers, strict=True))
