@@ -138,8 +138,9 @@ def _solve(
     layer, one, every, cores = problem
     chips = len(cores)
     enough = None if enough_s is None else np.ascontiguousarray(enough_s)
+    latencies = (one.reshape(-1), every.reshape(-1), cores.reshape(-1))
     makespan, bound, proved, nodes, status, start, mode = _core.schedule_on_chips(
-        _arrays(layer), one.reshape(-1), every.reshape(-1), cores.reshape(-1), *limits, enough, only_decide
+        _arrays(layer), *latencies, *limits, enough, only_decide
     )
     _raise_if_any(layer, status)
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
@@ -240,7 +241,10 @@ def layer_makespans(
         some = costs if len(at) == costs.chips else costs.at(at)
         problem = (layer, some.one_core_s(i), some.time_s(i), np.ascontiguousarray(some.cores))
         enough = None if enough_s is None else enough_s[i, at]
-        found = _one_by_one(problem) if layer.in_order else _solve(problem, limits, enough, only_decide)
+        if layer.in_order:
+            found = _one_by_one(problem)
+        else:
+            found = _solve(problem, limits, enough, only_decide)
         makespan_s[i, at], bound_s[i, at], proven[i, at] = found[0], found[1], found[2] > 0
     return makespan_s, bound_s, proven
 

@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 _BLOCK = 1024
 """Chip groups whose candidates are priced at once."""
 _FIRST_BLOCK = 64
-_ROUNDS = (1, 1, 2, 2**30)
+_ROUNDS = (1, 1, 1, 2**30)
 """How many candidates of a chip group go in each round, at most."""
 _PIECE = 128
 """Chip groups of a strategy that one thread schedules and places, where there are several."""

@@ -187,7 +187,8 @@ class Search {
 
   void shortened() noexcept {
     below_s_ = std::min(below_s_, best_.makespan_s);
-    if (limits_.only_decide && best_.makespan_s < limits_.enough_s) stopped_ = true;
+    const double shorter_s = limits_.enough_s * (1.0 - kSame);
+    if (limits_.only_decide && best_.makespan_s < shorter_s) stopped_ = true;
   }
 
   // Runs what is left alone, one after another.
