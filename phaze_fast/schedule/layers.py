@@ -138,9 +138,9 @@ def _solve(
     layer, one, every, cores = problem
     chips = len(cores)
     enough = None if enough_s is None else np.ascontiguousarray(enough_s)
-    latencies = (one.reshape(-1), every.reshape(-1), cores.reshape(-1))
+    one_s, every_s, cores = one.reshape(-1), every.reshape(-1), cores.reshape(-1)
     makespan, bound, proved, nodes, status, start, mode = _core.schedule_on_chips(
-        _arrays(layer), *latencies, *limits, enough, only_decide
+        _arrays(layer), one_s, every_s, cores, *limits, enough, only_decide
     )
     _raise_if_any(layer, status)
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)

@@ -152,8 +152,8 @@ class CandidateTable:
             whole = len(groups) == len(self.groups)
             records = self.groups.records if whole else self.groups.records[groups]
             pieces = [records[k : k + _ROOFLINES] for k in range(0, len(records), _ROOFLINES)]
-            parts = [self._each("work_s", s, [piece], threads=threads) for piece in pieces]
-            work = np.concatenate([part for several in parts for part in several])
+            bounds = [self._each("work_s", s, [piece], threads=threads) for piece in pieces]
+            work = np.concatenate([part for several in bounds for part in several])
             rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
             self._raise(s, groups, self.evaluator.work_bounds(s, work, rooms), level)
             return
