@@ -171,6 +171,7 @@ def schedule_on_chips(
     max_seconds: float,
     threads: int,
     enough_s: _Array | None = ...,
+    only_decide: bool = ...,
 ) -> tuple[_Array, _Array, _Array, _Array, _Array, _Array, _Array]: ...
 def canonical_layers(layers: _Layers, overlap: bool) -> list[bytes]: ...
 def replay_layers(

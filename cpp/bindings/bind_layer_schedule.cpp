@@ -135,7 +135,7 @@ py::tuple schedule(const py::tuple& layers, bool overlap, std::int64_t max_nodes
 py::tuple schedule_on_chips(const py::tuple& graph, const py::object& one_core_s,
                             const py::object& all_cores_s, const py::object& cores, bool overlap,
                             std::int64_t max_nodes, double max_seconds, int threads,
-                            const py::object& enough_s) {
+                            const py::object& enough_s, bool only_decide) {
   if (graph.size() != 3) throw InvalidInput("graph: expected three arrays");
   GraphOnChips given{};
   given.types = view<std::uint8_t>(graph[0], "types");
@@ -157,7 +157,8 @@ py::tuple schedule_on_chips(const py::tuple& graph, const py::object& one_core_s
   }
   Results results(chips, chips * ops);
   const LayerAnswers answers = results.answers();
-  run(max_nodes, max_seconds, threads, [&](const SearchLimits& limits, int workers) {
+  run(max_nodes, max_seconds, threads, [&](SearchLimits limits, int workers) {
+    limits.only_decide = only_decide;
     solve_on_chips(given, limits, answers, workers);
   });
   return std::move(results).frozen();
@@ -204,7 +205,8 @@ void bind_layer_schedule(py::module_& module) {
              py::arg("canonical") = false, py::arg("enough_s") = py::none());
   module.def("schedule_on_chips", &schedule_on_chips, py::arg("graph"), py::arg("one_core_s"),
              py::arg("all_cores_s"), py::arg("cores"), py::arg("overlap"), py::arg("max_nodes"),
-             py::arg("max_seconds"), py::arg("threads"), py::arg("enough_s") = py::none());
+             py::arg("max_seconds"), py::arg("threads"), py::arg("enough_s") = py::none(),
+             py::arg("only_decide") = false);
   module.def("canonical_layers", &canonical, py::arg("layers"), py::arg("overlap"));
   module.def("replay_layers", &replay_all, py::arg("layers"), py::arg("overlap"), py::arg("start"),
              py::arg("mode"));

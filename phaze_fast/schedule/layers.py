@@ -129,14 +129,18 @@ def _raise_if_any(layer: OpGraph, status: Array) -> None:
 
 
 def _solve(
-    problem: _Problem, limits: tuple[bool, int, float, int], enough_s: Array | None = None
+    problem: _Problem,
+    limits: tuple[bool, int, float, int],
+    enough_s: Array | None = None,
+    only_decide: bool = False,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """Makespan, bound, proof and nodes of each chip; starts and modes of its operators."""
     layer, one, every, cores = problem
     chips = len(cores)
     enough = None if enough_s is None else np.ascontiguousarray(enough_s)
+    one_s, every_s, cores = one.reshape(-1), every.reshape(-1), cores.reshape(-1)
     makespan, bound, proved, nodes, status, start, mode = _core.schedule_on_chips(
-        _arrays(layer), one.reshape(-1), every.reshape(-1), cores.reshape(-1), *limits, enough
+        _arrays(layer), one_s, every_s, cores, *limits, enough, only_decide
     )
     _raise_if_any(layer, status)
     return makespan, bound, proved, nodes, start.reshape(chips, -1), mode.reshape(chips, -1)
@@ -206,6 +210,7 @@ def layer_makespans(
     max_nodes: int,
     threads: int = 1,
     enough_s: Array | None = None,
+    only_decide: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Give makespans, bounds and whether they are proven, of some layers and nothing more.
 
@@ -220,6 +225,8 @@ def layer_makespans(
         Which layers are asked for; the others are NaN, and not proven.
     max_nodes, threads, enough_s
         As for `schedule_layers`.
+    only_decide
+        Whether a schedule shorter than `enough_s` ends a search, as the bound does that is enough.
     """
     makespan_s, bound_s = np.full(wanted.shape, np.nan), np.full(wanted.shape, np.nan)
     proven = np.zeros(wanted.shape, dtype=bool)
@@ -234,7 +241,10 @@ def layer_makespans(
         some = costs if len(at) == costs.chips else costs.at(at)
         problem = (layer, some.one_core_s(i), some.time_s(i), np.ascontiguousarray(some.cores))
         enough = None if enough_s is None else enough_s[i, at]
-        found = _one_by_one(problem) if layer.in_order else _solve(problem, limits, enough)
+        if layer.in_order:
+            found = _one_by_one(problem)
+        else:
+            found = _solve(problem, limits, enough, only_decide)
         makespan_s[i, at], bound_s[i, at], proven[i, at] = found[0], found[1], found[2] > 0
     return makespan_s, bound_s, proven
 

@@ -215,7 +215,8 @@ def rule_out(
     rise_s = most_s[within] - at_root_s[within]
     way[within] = np.minimum((limits_s[within] - at_root_s[within]) / rise_s * _FURTHER, 1.0)
     enough_s = root_s + way * (list_s - root_s)
-    _, bound_s, _ = layer_makespans(chips.costs, within & ~proven, MAX_NODES, threads, enough_s)
+    wanted = within & ~proven
+    _, bound_s, _ = layer_makespans(chips.costs, wanted, MAX_NODES, threads, enough_s, True)
     return chips.times(np.fmax(root_s, bound_s))
 
 

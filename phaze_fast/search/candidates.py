@@ -26,6 +26,10 @@ PLACED = len(STEPS)
 SCHEDULED = STEPS.index("scheduled") + 1
 _TASK = {"work_s": 4096, "bound": 2048, "rule_out": 256, "schedule": 128, "place": 64}
 """Chips of one task where tasks go to other processes."""
+_KEPT_PRICES = 2048
+"""Chip groups of a strategy whose priced operators are kept for the next step, at most."""
+_ROOFLINES = 2**16
+"""Chips bounded by rooflines at once: what is laid out for them takes as much memory as they do."""
 
 
 class Answer(NamedTuple):
@@ -97,7 +101,7 @@ class CandidateTable:
         self.last = groups.chip.shape[1] - 1 - np.argmax(groups.chip[:, ::-1] >= 0, axis=1)
         """Largest capacity of each group."""
         self._priced: dict[int, tuple[Array, PricedChips]] = {}
-        """Of each strategy, the groups that were priced last."""
+        """Of each strategy, the groups that were priced last, where they are few."""
         self._timed: dict[tuple[int, int], tuple[KindTimes, KindTimes, int]] = {}
 
     def _each(
@@ -147,7 +151,9 @@ class CandidateTable:
                     return
             whole = len(groups) == len(self.groups)
             records = self.groups.records if whole else self.groups.records[groups]
-            work = np.concatenate(self._each("work_s", s, [records], threads=threads))
+            pieces = [records[k : k + _ROOFLINES] for k in range(0, len(records), _ROOFLINES)]
+            bounds = [self._each("work_s", s, [piece], threads=threads) for piece in pieces]
+            work = np.concatenate([part for several in bounds for part in several])
             rooms = np.ascontiguousarray(self.last[groups], dtype=np.int64)
             self._raise(s, groups, self.evaluator.work_bounds(s, work, rooms), level)
             return
@@ -164,7 +170,10 @@ class CandidateTable:
         if priced is None or not (known[at] == groups).all():
             known = np.sort(groups)
             priced = self.problem.price(s, self.groups.records[known], threads)
-            self._priced[s] = (known, priced)
+            if len(known) <= _KEPT_PRICES:
+                self._priced[s] = (known, priced)
+            else:
+                self._priced.pop(s, None)
             at = np.searchsorted(known, groups)
         return priced.at(at)
 
@@ -235,7 +244,9 @@ class CandidateTable:
         least = KindTimes.joined([b[1].at(b[2]) for b in batches.values()])
         return times.at(order), least.at(order)
 
-    def place(self, s: int, groups: Array, below: Array) -> Iterator[Answer]:
+    def place(
+        self, s: int, groups: Array, below: Array, threads: int | None = None
+    ) -> Iterator[Answer]:
         """Place candidates that are scheduled; equal times are placed once.
 
         Parameters
@@ -244,6 +255,8 @@ class CandidateTable:
             The candidates.
         below
             Seconds worth looking at, shape (groups, capacities); minus infinity: none are.
+        threads
+            At most this many, by default all of the table's.
 
         Yields
         ------
@@ -254,7 +267,7 @@ class CandidateTable:
             return
         times, least = self._taken(s, groups)
         keys = [self._cache.key(self._name, s, key) for key in times.same_times()]
-        self._ask(s, times, least, below, keys)
+        self._ask(s, times, least, below, keys, threads or self._threads)
         self.level[s, groups] = PLACED
         wanted: list[tuple[int, int, int, Placed]] = []
         for k, group in enumerate(groups.tolist()):
@@ -273,7 +286,13 @@ class CandidateTable:
             yield Answer(group, c, s, placed, energy, times, k)
 
     def _ask(
-        self, s: int, times: KindTimes, least: KindTimes, below: Array, keys: list[str]
+        self,
+        s: int,
+        times: KindTimes,
+        least: KindTimes,
+        below: Array,
+        keys: list[str],
+        threads: int,
     ) -> None:
         """Place what was not placed before, or not for so long a time."""
         first: dict[str, int] = {}
@@ -288,6 +307,6 @@ class CandidateTable:
             return
         at = np.array(list(first.values()))
         limits = np.stack([wanted[key] for key in first])
-        parts = self._each("place", s, [times.at(at), least.at(at), limits], threads=self._threads)
+        parts = self._each("place", s, [times.at(at), least.at(at), limits], threads=threads)
         answers = [row for part in parts for row in part]
         self._cache.put(zip(first, limits, answers, strict=True))

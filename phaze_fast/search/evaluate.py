@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -20,7 +20,7 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.search.candidates import Answer
 from phaze_fast.search.chip_groups import ChipGroups
 from phaze_fast.search.per_chip import PerChipSearch
-from phaze_fast.search.problem import Problem, SearchProblem, problems_of
+from phaze_fast.search.problem import Problem, problems_of
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
@@ -106,8 +106,6 @@ def _shared(at: Array, records: Array, like: Accelerator) -> tuple[Array, ChipGr
     return at, ChipGroups.of_records(records, area_mm2, like)
 
 
-_LEAST_SHARE = 16
-"""Chip groups for which a thread is worth it."""
 _COUNTS = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "devices")
 
 
@@ -151,30 +149,12 @@ def _fill(columns: dict[str, Array], at: int, evaluator: PlanEvaluator, answer: 
 def _best_plans(
     problems: list[Problem], groups: ChipGroups, threads: int, executor: Executor | str | None
 ) -> dict[tuple[int, int], Answer]:
-    """Find the best plan of each chip group with each capacity that has one.
-
-    Chips do not depend on each other, so threads share them out.
-    """
-
-    def found(first: int, step: int, workers: Workers | None) -> dict[tuple[int, int], Answer]:
-        some = np.arange(first, len(groups), step)
-        own = groups if step == 1 else groups.take(some)
-        inside = threads if step == 1 else 1
-        search = PerChipSearch(problems, own, top=len(own), threads=inside, workers=workers)
+    """Find the best plan of each chip group with each capacity that has one."""
+    with Workers(executor, threads) as others:
+        workers = others if executor is not None else None
+        search = PerChipSearch(problems, groups, top=len(groups), threads=threads, workers=workers)
         search.run()
-        return {(int(some[group]), c): a for (group, c), a in search.chosen[0].items()}
-
-    first = problems[0]
-    shares = min(threads, -(-len(groups) // _LEAST_SHARE)) if executor is None else 1
-    if shares == 1 or not isinstance(first, SearchProblem):
-        with Workers(executor, threads) as others:
-            return found(0, 1, others if executor is not None else None)
-    _ = first.evaluator.space  # made once, before threads ask for it
-    answers: dict[tuple[int, int], Answer] = {}
-    with ThreadPoolExecutor(shares) as pool:
-        for part in pool.map(lambda at: found(at, shares, None), range(shares)):
-            answers.update(part)
-    return answers
+    return search.chosen[0]
 
 
 def evaluate_batch(

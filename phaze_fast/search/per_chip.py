@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from phaze_fast.search.best_first import BestFirstSearch
 from phaze_fast.search.bounds import STEPS
-from phaze_fast.search.candidates import PLACED, SCHEDULED
+from phaze_fast.search.candidates import PLACED, SCHEDULED, Answer
 from phaze_fast.search.result import Budget
+from phaze_fast.search.waves import at_once
 
 __all__ = ["PerChipSearch"]
 
@@ -26,8 +28,10 @@ Array = np.ndarray[Any, Any]
 _BLOCK = 1024
 """Chip groups whose candidates are priced at once."""
 _FIRST_BLOCK = 64
-_ROUNDS = (1, 1, 2, 2**30)
+_ROUNDS = (1, 1, 1, 2**30)
 """How many candidates of a chip group go in each round, at most."""
+_PIECE = 128
+"""Chip groups of a strategy that one thread schedules and places, where there are several."""
 _LEADING = 3
 """Of which the one that goes first is chosen by the bound of its schedules."""
 _MAPPED, _SCHEDULE_BOUND = (STEPS.index(name) + 1 for name in ("mapped", "schedule_bound"))
@@ -60,11 +64,13 @@ class PerChipSearch(BestFirstSearch):
 
     def _settle(self, groups: Array) -> None:
         """Find the best plans of some chip groups."""
+        tasks = []
         for table in self.tables:
             for s in range(len(table.evaluator)):
                 possible = groups[np.isfinite(table.least[s, groups])]
                 if len(possible):
-                    table.bound(s, possible, _MAPPED)
+                    tasks.append(partial(table.bound, s, possible, _MAPPED))
+        at_once(tasks, self.tables[0].threads)
         self._bound_leaders(groups)
         before = [table.least[:, groups] for table in self.tables]
         for most in _ROUNDS:
@@ -84,8 +90,9 @@ class PerChipSearch(BestFirstSearch):
             if not (self._levels(leading) == _MAPPED).any():
                 return
             ahead = self._most_promising(groups, _LEADING)
-            for i, s, at in _by_strategy(ahead[:, self._levels(ahead) == _MAPPED]):
-                self.tables[i].bound(s, at, _SCHEDULE_BOUND)
+            wanted = _by_strategy(ahead[:, self._levels(ahead) == _MAPPED])
+            tasks = [partial(self.tables[i].bound, s, at, _SCHEDULE_BOUND) for i, s, at in wanted]
+            at_once(tasks, self.tables[0].threads)
 
     def _levels(self, candidates: Array) -> Array:
         """Give the steps done of each candidate."""
@@ -108,9 +115,28 @@ class PerChipSearch(BestFirstSearch):
 
     def _finish(self, candidates: Array) -> None:
         """Schedule and place candidates, as far as they are worth it."""
-        for i, s, at in _by_strategy(candidates):
-            self.tables[i].schedule(s, at, self._below_of(i, s, at).max(axis=1))
-            self._place(i, s, at[self.tables[i].level[s, at] == SCHEDULED])
+        threads = self.tables[0].threads
+        pieces = [
+            (i, s, at[k : k + size])
+            for i, s, at in _by_strategy(candidates)
+            for size in (len(at) if threads == 1 else _PIECE,)
+            for k in range(0, len(at), size)
+        ]
+        pieces.sort(key=lambda piece: -len(piece[2]))  # the longest first, so that all end at once
+        found: list[list[Answer]] = [[] for _ in pieces]
+
+        def finish(number: int, threads: int) -> None:
+            i, s, at = pieces[number]
+            table = self.tables[i]
+            table.schedule(s, at, self._below_of(i, s, at).max(axis=1), threads)
+            ready = at[table.level[s, at] == SCHEDULED]
+            found[number] = list(table.place(s, ready, self._below_of(i, s, ready), threads))
+            self.placed += len(ready)
+
+        at_once([partial(finish, number) for number in range(len(pieces))], threads)
+        for (i, _, _), answers in zip(pieces, found, strict=True):
+            for answer in answers:
+                self._take(i, answer)
 
 
 def _by_strategy(candidates: Array) -> Iterator[tuple[int, int, Array]]:

@@ -61,6 +61,20 @@ def test_a_bound_that_is_enough_ends_a_search_and_stays_a_bound():
             assert cut.nodes.sum() < best.nodes.sum()
 
 
+def test_a_search_that_only_decides_says_whether_a_length_can_be_beaten():
+    chips = ArchitectureSpace.tpuv4_area().chips[::400]
+    graph = layer_graph(models.load("llama2-7b"), Strategy(tensor_parallel=4))
+    costs = estimate_costs(graph, chips, presets.fabric("tpuv4-pod"))
+    best = schedule_layers(costs)
+    wanted = np.ones(best.makespan_s.shape, dtype=bool)
+    for share in (0.99, 0.9999, 1.0, 1.0001, 1.01):
+        enough = best.makespan_s * share
+        made_s, bound_s, _ = layer_makespans(costs, wanted, 100_000, 2, enough, only_decide=True)
+        assert (bound_s <= best.makespan_s * (1 + 1e-11)).all()
+        assert (made_s >= best.makespan_s * (1 - 1e-11)).all()
+        assert ((bound_s >= enough * (1 - 1e-11)) | (made_s < enough)).all()
+
+
 def test_layers_of_a_model_on_chips():
     space = ArchitectureSpace.tpuv4_area().chips
     chips = space[:: len(space) // 40]

@@ -57,6 +57,8 @@ struct SearchLimits {
   void* context;
   // A proof that no schedule is shorter than this is enough; infinite = only that of the optimum.
   double enough_s = std::numeric_limits<double>::infinity();
+  // Whether a schedule shorter than that ends the search as well: which of the two is asked for.
+  bool only_decide = false;
 };
 
 // Checks counts, latencies and order; a problem that passes can be solved.

@@ -265,12 +265,13 @@ double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
   }
   // What is left aside runs alone at the end; or, of what does not, the one with the most waste is
   // in a gap, and all of it fills the tensor cores, less what the spine gains in that time.
+  double alone_before_s[kMaxLayerOps];  // of what is left aside before aside_[i]
   double alone_left = 0.0;
   for (int i = 0; i < aside_count_; ++i) {
+    alone_before_s[i] = alone_left;
     if ((m.started & op_bit(aside_[i])) == 0) alone_left += alone_s_[aside_[i]];
   }
   double least = alone_left;
-  if (alone_left == kInfinite) least = kInfinite;
   const int cores = problem_.capacity[0];
   double area = 0.0;
   double fill = 0.0;
@@ -280,16 +281,12 @@ double LayerFacts::spine_bound(const Moment& m, OpBits barred) const noexcept {
     if ((m.started & op_bit(op)) != 0) continue;
     area += area_s_[op];
     fill += std::min(area_s_[op], alone_s_[op]);
-    alone_left = 0.0;
-    for (int k = 0; k < i; ++k) {
-      if ((m.started & op_bit(aside_[k])) == 0) alone_left += alone_s_[aside_[k]];
-    }
     open |= beside_spine_[i] & ~m.done;
     const double waste = std::max(0.0, waste_s_[i] - longer_s);
-    if (alone_left + waste >= least) continue;
+    if (alone_before_s[i] + waste >= least) continue;
     const double room = cores > 1 ? area * cores / (cores - 1) : kInfinite;
     const double filled = fill - wires - most_gained(open, left_s, room);
-    least = std::min(least, alone_left + std::max(waste, filled));
+    least = std::min(least, alone_before_s[i] + std::max(waste, filled));
   }
   return sum + least;
 }

@@ -83,9 +83,11 @@ struct ChoicesHash {
 class Hiding {
  public:
   // Looks no further once the schedule is as long as `enough_s`.
-  Hiding(const LayerFacts& facts, const Choices& choices, double enough_s) noexcept
+  Hiding(const LayerFacts& facts, const Choices& choices, const std::int32_t* by_tail,
+         double enough_s) noexcept
       : facts_(facts),
         choices_(choices),
+        by_tail_(by_tail),
         enough_s_(enough_s),
         inner_(facts.all() & ~facts.leaves()) {
     made_.nodes = 0;
@@ -114,10 +116,9 @@ class Hiding {
  private:
   // The operators that have not started, as chosen and one after another where one waits for the
   // other, end no earlier; less what rounding could make of it.
-  double least_end(const Moment& m) const noexcept {
-    double longest_s = 0.0;
-    for_ops(facts_.all() & ~m.started,
-            [&](int op) { longest_s = std::max(longest_s, facts_.tail_s(op)); });
+  double least_end(const Moment& m) noexcept {
+    while (next_ < facts_.size() && (m.started & op_bit(by_tail_[next_])) != 0) ++next_;
+    const double longest_s = next_ < facts_.size() ? facts_.tail_s(by_tail_[next_]) : 0.0;
     return (m.now_s + longest_s) * kRoundedDown;
   }
   int narrow(int op) const noexcept { return facts_.useful_count(op) - 1; }
@@ -140,19 +141,23 @@ class Hiding {
   // Starts what fits of the operators that others wait for, longest tail first; beside others only
   // where it is not for good.
   void start_inner(Moment* moment, bool for_good) noexcept {
-    for (;;) {
+    OpBits ready = 0;
+    for_ops(inner_ & ~moment->started, [&](int op) {
+      const bool waits = !for_good && facts_.alone(op, choices_.useful[op]);
+      if (!waits && facts_.may_start(*moment, op)) ready |= op_bit(op);
+    });
+    while (ready != 0) {
       int best = -1;
       int waiting = -1;
-      for_ops(inner_ & ~moment->started, [&](int op) {
-        if (!facts_.may_start(*moment, op)) return;
+      for_ops(ready, [&](int op) {
         const int u = choices_.useful[op];
-        if (!for_good && facts_.alone(op, u)) return;
         if (!facts_.fits(*moment, facts_.useful(op, u))) return;
         int& rank = held(*moment, op) ? waiting : best;
         if (rank < 0 || facts_.tail_s(op) > facts_.tail_s(rank)) rank = op;
       });
       if (best < 0 && waiting >= 0 && for_good && moment->running_count == 0) best = waiting;
       if (best < 0) return;
+      ready &= ~op_bit(best);
       if (for_good) {
         start(moment, best, choices_.useful[best]);
       } else {
@@ -207,6 +212,8 @@ class Hiding {
 
   const LayerFacts& facts_;
   const Choices& choices_;
+  const std::int32_t* by_tail_;  // operators, longest tail first
+  int next_ = 0;                 // of those, the first that has not started
   double enough_s_;
   OpBits inner_;
   LayerSolution made_;
@@ -220,6 +227,13 @@ class Improvement {
     for_ops(inner_, [&](int op) {
       if (facts.problem().before[op] == 0) sources_ |= op_bit(op);
     });
+    for (int op = 0; op < facts.size(); ++op) {
+      int at = op;
+      for (; at > 0 && facts.tail_s(by_tail_[at - 1]) < facts.tail_s(op); --at) {
+        by_tail_[at] = by_tail_[at - 1];
+      }
+      by_tail_[at] = op;
+    }
     std::fill(choices_.useful, choices_.useful + kMaxLayerOps, std::int8_t{0});
     std::fill(choices_.hold, choices_.hold + kMaxLayerOps, std::int8_t{-1});
   }
@@ -302,7 +316,7 @@ class Improvement {
   bool keep_if_shorter(const Choices& changed) {
     if (least_s(changed) >= reached_s_) return false;
     if (!tried_.insert(changed).second) return false;
-    Hiding hiding(facts_, changed, reached_s_);
+    Hiding hiding(facts_, changed, by_tail_, reached_s_);
     const LayerSolution& made = hiding.run();
     if (made.makespan_s < best_->makespan_s) {
       best_->makespan_s = made.makespan_s;
@@ -319,6 +333,7 @@ class Improvement {
   LayerSolution* best_;
   OpBits inner_;
   OpBits sources_ = 0;
+  std::int32_t by_tail_[kMaxLayerOps];  // operators, longest tail first
   Choices choices_;
   std::unordered_set<Choices, ChoicesHash> tried_;
   double reached_s_ = std::numeric_limits<double>::infinity();

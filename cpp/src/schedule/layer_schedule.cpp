@@ -174,7 +174,7 @@ class Search {
     if (stopped_) return true;
     if (++nodes_ == kBeforeImproving) {
       improve_schedule(facts_, &best_);
-      below_s_ = std::min(below_s_, best_.makespan_s);
+      shortened();
     }
     if (nodes_ > limits_.nodes) stopped_ = true;
     if (nodes_ % kBetweenChecks == 0) {
@@ -183,6 +183,12 @@ class Search {
       if (limits_.interrupted != nullptr && limits_.interrupted(limits_.context)) stopped_ = true;
     }
     return stopped_;
+  }
+
+  void shortened() noexcept {
+    below_s_ = std::min(below_s_, best_.makespan_s);
+    const double shorter_s = limits_.enough_s * (1.0 - kSame);
+    if (limits_.only_decide && best_.makespan_s < shorter_s) stopped_ = true;
   }
 
   // Runs what is left alone, one after another.
@@ -207,7 +213,7 @@ class Search {
   void finish(double end) noexcept {
     if (end >= best_.makespan_s) return;
     best_.makespan_s = end;
-    below_s_ = std::min(below_s_, end);
+    shortened();
     std::copy(start_s_, start_s_ + facts_.size(), best_.start_s);
     std::copy(mode_, mode_ + facts_.size(), best_.mode);
   }
