@@ -104,7 +104,8 @@ def _graphs(
     forward, kept = builder.specs, tuple(builder.kept)
     backward = gradients(builder.specs)
     if precision is not None:
-        forward, backward = (quantised(way, precision, width) for way in (forward, backward))
+        backward = quantised(backward, precision, width, forward)
+        forward = quantised(forward, precision, width)
         kept = quantised_tensors(kept, precision)
     if fused:
         forward, kept = fuse(forward, kept)
