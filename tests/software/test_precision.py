@@ -337,3 +337,29 @@ def test_micro_batches_cast_weights_anew():
         few, many = (steps[6.45, b, zero] - steps[0.0, b, zero] for b in (64, 128))
         assert few > 0
         assert many == pytest.approx(2.0 * few, rel=1e-6)
+
+
+def test_fp8_products_of_a_step_take_as_long_as_measured():
+    """In a step and without fast accumulation, as torchao's gradients: 42 products on an H200."""
+    from phaze_fast.cost import estimate_costs
+    from phaze_fast.opgraph.builder import OperatorSpec
+    from phaze_fast.opgraph.graph import lay_out
+    from phaze_fast.software import chip_as_run
+
+    lines = (Path(__file__).parents[1] / "golden" / "float8_products_h200.csv").read_text()
+    table = csv.DictReader(line for line in lines.splitlines() if not line.startswith("#"))
+    specs, measured = [], []
+    for row in table:
+        rows, inner, outer = (int(row[c]) for c in ("rows", "inputs", "outputs"))
+        sizes = {"f": (rows, inner, outer), "x": (rows, outer, inner), "w": (outer, rows, inner)}
+        m, k, n = sizes[row["product"]]
+        size = {"m": m, "k": k, "n": n, "flops": 2.0 * m * k * n}
+        moved = {"read_bytes": 2.0 * (m * k + k * n), "write_bytes": 2.0 * m * n}
+        specs.append(OperatorSpec("product", "gemm", "TC", (-1,), **size, **moved, format="fp8"))
+        measured.append(float(row["us_slow"]) * 1e-6)
+    chip = chip_as_run(presets.chip("h200"), load_software("fsdp-torchtitan"))
+    seconds = estimate_costs(lay_out("products", specs, ()), chip).time_s(0)[0]
+    errors = seconds / np.array(measured) - 1.0
+    assert len(errors) == 42
+    assert abs(errors).mean() < 0.08
+    assert abs(errors.mean()) < 0.03
