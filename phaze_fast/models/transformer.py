@@ -110,6 +110,9 @@ class TransformerModel(Record):
     attention_block: Count = 1
     """Queries, and keys, that fused attention takes at a time; a block of which a window masks a
     part is computed whole."""
+    added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
+    """Bytes moved for each parameter in every backward pass to add its gradient to those of earlier
+    micro-batches, by kernels of their own."""
     gathers_copied: bool = False
     """Whether what tensor-parallel devices gather, or are about to add up and scatter, along
     sequences is copied once for that."""

@@ -17,9 +17,11 @@ from phaze_fast.opgraph.functions import function_code
 from phaze_fast.records import FrozenDict
 
 __all__ = [
+    "CAST",
     "FORMATS",
     "GROUPS",
     "KINDS",
+    "PASSING_CAST",
     "RECOMPUTE_SETS",
     "UNITS",
     "OpGraph",
@@ -37,6 +39,10 @@ UNITS = ("TC", "VC", "TC+VC", "NET")
 GROUPS = ("none", "tensor", "context", "expert", "expert-tensor")
 FORMATS = ("", "fp8", "fp4", "int8")
 """Number formats of a product's operands; the first stands for that of activations."""
+CAST = "-cast"
+"""What names of casts to a low format end with, after the name of what is cast."""
+PASSING_CAST = f"-pass{CAST}"
+"""The same of casts that are not kept beyond the product that reads them."""
 _COLLECTIVE = {name: code for code, name in enumerate(_core.COLLECTIVE_OPS)}
 
 
@@ -118,6 +124,20 @@ class OpGraph:
             needed[i] = needed[i] or any(needed[j] for j in after)
         return frozenset(name for name, is_so in zip(self.names, needed, strict=True) if is_so)
 
+    @cached_property
+    def _casts(self) -> tuple[tuple[str, frozenset[str]], ...]:
+        """Names of casts, each with those of the operators that it runs again with."""
+        found: list[tuple[str, frozenset[str]]] = []
+        for i, name in enumerate(self.names):
+            if not name.endswith(CAST):
+                continue
+            others = {name.removesuffix(CAST).removesuffix("-pass")}
+            if name.endswith(PASSING_CAST):
+                after = self.indices[self.indptr[i] : self.indptr[i + 1]]
+                others |= {self.names[j] for j in after}
+            found.append((name, frozenset(others)))
+        return tuple(found)
+
     def recomputed(self, recompute: str | Iterable[str]) -> frozenset[str]:
         """Names of the operators that a mode, or a list of names, computes again."""
         if recompute == "none":
@@ -129,7 +149,7 @@ class OpGraph:
         if recompute == "selective":
             return frozenset(self.names) & SELECTIVE
         if isinstance(recompute, str):
-            return _in_sets(self.names, recompute)
+            return _in_sets(self.names, recompute, self._casts)
         chosen = frozenset(recompute)
         for name in sorted(chosen - frozenset(self.names)):
             raise InvalidInputError(f"recompute: {name!r} is unknown; {nearest(name, self.names)}")
@@ -137,11 +157,18 @@ class OpGraph:
 
 
 @lru_cache(maxsize=4096)  # asked again for every batch of chips
-def _in_sets(names: tuple[str, ...], recompute: str) -> frozenset[str]:
-    """Names of operators that belong to sets of `RECOMPUTE_SETS` joined by ``+``."""
+def _in_sets(
+    names: tuple[str, ...], recompute: str, casts: tuple[tuple[str, frozenset[str]], ...]
+) -> frozenset[str]:
+    """Names of operators that belong to sets of `RECOMPUTE_SETS` joined by ``+``.
+
+    What is cast to a low format is cast again where it is computed again and, where the cast was
+    not kept, where a product that reads it is.
+    """
     check_recompute(recompute)
     sets = [RECOMPUTE_SETS[name] for name in recompute.split("+")]
-    return frozenset(name for name in names if any(_without_part(name) in s for s in sets))
+    again = frozenset(name for name in names if any(_without_part(name) in s for s in sets))
+    return again | {name for name, others in casts if others & again}
 
 
 def _without_part(name: str) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_builder, block_kinds
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
 from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.fusion import fuse
 from phaze_fast.opgraph.gradients import gradients
@@ -97,14 +97,40 @@ def _builders(
     return found, ["embedding", *order, "head"]
 
 
+def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[OperatorSpec]:
+    """Give what adds gradients of weights to those of earlier micro-batches; a third is written."""
+    if not moved or not parameters:
+        return []
+    made = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
+    size = float(moved * parameters)
+    return [
+        OperatorSpec(
+            "gradient-sums-w",  # in place, and it may wait as gradients of weights may
+            "residual",
+            "VC",
+            tuple(made) or (len(backward) - 1,),
+            m=parameters,
+            n=1,
+            read_bytes=size * 2.0 / 3.0,
+            write_bytes=size / 3.0,
+        )
+    ]
+
+
 def _graphs(
-    builder: LayerBuilder, fused: bool, precision: Precision | None, width: int
+    builder: LayerBuilder,
+    fused: bool,
+    precision: Precision | None,
+    strategy: Strategy,
+    added: tuple[int, int],
 ) -> tuple[OpGraph, OpGraph]:
-    """Forward and backward graph of a layer."""
-    forward, kept = builder.specs, tuple(builder.kept)
+    """Forward and backward graph of a layer; `added` are parameters, and bytes to add gradients."""
+    forward, kept, width = builder.specs, tuple(builder.kept), strategy.tensor_parallel
     backward = gradients(builder.specs)
+    backward += _added(backward, *added)
     if precision is not None:
-        forward, backward = (quantised(way, precision, width) for way in (forward, backward))
+        backward = quantised(backward, precision, width, forward)
+        forward = quantised(forward, precision, width)
         kept = quantised_tensors(kept, precision)
     if fused:
         forward, kept = fuse(forward, kept)
@@ -184,7 +210,13 @@ def layer_graph(
         Layer(
             kind,
             kinds.count(kind),
-            *_graphs(builder, fused, None if kind in _ENDS else low, strategy.tensor_parallel),
+            *_graphs(
+                builder,
+                fused,
+                None if kind in _ENDS else low,
+                strategy,
+                (share.device, model.added_gradient_bytes),
+            ),
             share.whole,
             share.device,
             share.experts,

@@ -86,7 +86,8 @@ class TracedLayer:
             for tensor in layer.saved
         )
         if precision is not None:
-            forward, backward = (quantised(way, precision, width) for way in (forward, backward))
+            backward = quantised(backward, precision, width, forward)
+            forward = quantised(forward, precision, width)
             kept = quantised_tensors(kept, precision)
         title = f"{model.name}/{layer.name}"
         self.forward: OpGraph = lay_out(f"{title}/forward", forward, kept, in_order=True)

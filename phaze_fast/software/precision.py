@@ -57,6 +57,9 @@ class Precision(Record):
     """Layouts that a cast writes: 2 where products of the backward pass read the transpose."""
     amax_reads: Quantity = 0.0
     """How often a cast reads its input beforehand to find the largest value."""
+    transpose_reads: Quantity = 0.0
+    """How often the cast to the second layout reads its input where a kernel of its own makes that,
+    in the backward pass; 0 where one kernel writes both."""
     fused_casts: tuple[Literal["norm", "activation"], ...] = ()
     """Operators whose kernel writes the low format itself, so that no cast follows them."""
     gathers: bool = False
@@ -67,10 +70,18 @@ class Precision(Record):
     """Bytes of copies beside each weight of a block, kept from one step to the next."""
     weight_casts: Quantity = 0.0
     """Bytes moved for each weight of a block once a step to make those copies."""
+    pass_weight_casts: Quantity = 0.0
+    """Bytes moved for each weight of a block, whole as products read it, in every forward and again
+    in every backward pass, where copies are not kept."""
     sources: tuple[str, ...] = ()
     """Where facts come from."""
     notes: str = ""
     """What a reader should know about them."""
+
+    @property
+    def transposed_late(self) -> bool:
+        """Whether the layout that only gradients of weights read is made in the backward pass."""
+        return self.transpose_reads > 0.0
 
     @property
     def low(self) -> bool:

@@ -65,6 +65,9 @@ class Software(Record):
     attention_block: Count = 1
     """Queries, and keys, that its fused attention takes at a time, which a window cuts no
     smaller."""
+    added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
+    """Bytes that kernels of their own move for each parameter in every backward pass to add its
+    gradient to those of earlier micro-batches; 0 where products add to the sum themselves."""
     gathers_copied: bool = False
     """Whether rows that tensor-parallel devices gather, or add up and scatter, along sequences are
     copied once for that: a collective joins first dimensions alone."""

@@ -258,3 +258,29 @@ def test_rows_gathered_along_sequences_are_copied_by_dtensor():
         assert all(op["read_bytes"] == op["write_bytes"] == whole for op in added)
     alone = load_software("fsdp-torchtitan")
     assert not model_as_run(llama, alone, 1).gathers_copied
+
+
+def test_gradients_are_added_by_kernels_of_their_own_where_products_do_not():
+    """6 bytes a parameter in every backward pass, and no memory beside the gradients'."""
+    model, strategy = load("gpt2-small"), Strategy(tensor_parallel=2)
+    used = load_software("megatron-lm-2021")
+    without = used.replace(added_gradient_bytes=0)
+    graphs = [layer_graph(model_as_run(model, s, 2), strategy) for s in (used, without)]
+    for layer, plain in zip(*(g.layers for g in graphs), strict=True):
+        assert len(layer.forward) == len(plain.forward)
+        assert layer.work_bytes == plain.work_bytes
+        (own,) = set(layer.backward.names) - set(plain.backward.names)
+        op = layer.backward.ops[layer.backward.names.index(own)]
+        assert op["read_bytes"] + op["write_bytes"] == 6 * layer.device_parameters
+    more = []
+    for batch in (32, 64, 128):
+        plan = {**PLAN, "global_batch": batch}
+        steps = [
+            predict(model, CLUSTER, {**plan, "software": s.replace(host_s=0.0)})
+            for s in (used, without)
+        ]
+        more.append(steps[0].time_s - steps[1].time_s)
+        assert steps[0].memory_bytes == steps[1].memory_bytes
+    assert more[0] > 0
+    assert more[1:] == pytest.approx([2 * more[0], 4 * more[0]], rel=1e-6)
+    assert load_software("megatron-core").added_gradient_bytes == 0
