@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.placement.recompute import RECOMPUTE, check_stage_recompute, modes_in
 
-__all__ = ["coded", "recompute_words", "whole"]
+__all__ = ["coded", "distinct", "recompute_words", "whole"]
 
 Array = np.ndarray[Any, Any]
 
@@ -59,3 +59,14 @@ def whole(name: str, values: Any, least: int) -> Array:
     if array.size and int(array.min()) < least:
         raise InvalidInputError(f"{name}: {array.min()} is not accepted; expected {least} or more")
     return array.astype(np.int64)
+
+
+def distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
+    """Give the distinct rows of columns of whole numbers, in order, and which each row is."""
+    which: Array = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, own = np.unique(column, return_inverse=True)
+        _, which = np.unique(which * len(values) + own, return_inverse=True)
+    first = np.zeros(int(which.max(initial=-1)) + 1, dtype=np.int64)
+    first[which[::-1]] = np.arange(len(which))[::-1]
+    return np.stack(columns, axis=1)[first], which

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from phaze_fast.placement.layouts import (
     nothing_to_try,
     strategies,
 )
+from phaze_fast.placement.placed import Placed, placed_plans
 from phaze_fast.placement.plans import Plan
 from phaze_fast.placement.reading import read_plan, read_stages
 from phaze_fast.placement.recompute import recompute_code
@@ -43,37 +44,6 @@ Array = np.ndarray[Any, Any]
 
 _APART = "tied, uncut: no partition that fits keeps these layers together"
 _NO_DEAL = "memory: no deal of the layers to the chunks of the schedule fits"
-
-
-@dataclass(frozen=True)
-class Placed:
-    """The best plan of a chip under one strategy, as the kernel gives it."""
-
-    time_s: float
-    """Infinite where nothing fits, or nothing takes at most what was asked for."""
-    memory_bytes: float
-    layout: int
-    """Position among the layouts; -1 where there is none."""
-    cuts: tuple[int, ...] = ()
-    """Positions at which chunks begin, and the end."""
-    variants: tuple[int, ...] = ()
-    """Variant of each stage."""
-
-
-def _placed(records: Array, pool: Array) -> list[Placed]:
-    found = []
-    for r in records.tolist():
-        time_s, memory, layout, cuts_at, cuts, variants_at, variants = r
-        found.append(
-            Placed(
-                time_s,
-                memory,
-                layout,
-                tuple(pool[cuts_at : cuts_at + cuts].tolist()),
-                tuple(pool[variants_at : variants_at + variants].tolist()),
-            )
-        )
-    return found
 
 
 class PlanEvaluator:
@@ -226,13 +196,13 @@ class PlanEvaluator:
         records, pool, _, empty, self.open_s = self.space.top_plans(times, room, top, threads, stop)
         if empty:
             self.rejected[_APART if self.training.tied or self.training.uncut else _NO_DEAL] = empty
-        return _placed(records, pool)
+        return placed_plans(records, pool)
 
     def front(
         self, times: KindTimes, most_s: float = float("inf"), room: int = 0, threads: int = 1
     ) -> list[Placed]:
         """Give layouts' fastest plans that none beats in time and memory, up to `most_s`."""
-        return _placed(*self.space.front(times, room, most_s, threads)[:2])
+        return placed_plans(*self.space.front(times, room, most_s, threads)[:2])
 
     def best(
         self, s: int, times: KindTimes, least: KindTimes, below_s: Array, threads: int = 1
@@ -253,7 +223,7 @@ class PlanEvaluator:
             At most this many; the answer does not depend on it.
         """
         limits = np.ascontiguousarray(below_s, dtype=np.float64).reshape(-1)
-        placed = _placed(*self.space.best(s, times, least, limits, threads))
+        placed = placed_plans(*self.space.best(s, times, least, limits, threads))
         count = len(self.rooms)
         return [placed[k : k + count] for k in range(0, len(placed), count)]
 

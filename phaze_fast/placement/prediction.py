@@ -17,7 +17,7 @@ from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import Model, load
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
 from phaze_fast.placement.batch_rules import BAD_STRATEGY, SCHEDULE_CODES, statuses
-from phaze_fast.placement.columns import coded, recompute_words, whole
+from phaze_fast.placement.columns import coded, distinct, recompute_words, whole
 from phaze_fast.placement.evaluator import Placed, PlanEvaluator
 from phaze_fast.placement.plan_spec import PlanSpec
 from phaze_fast.placement.plans import Plan
@@ -308,17 +308,6 @@ def predict_batch(
     return _predicted(known, cluster, training, words, rows, workers)
 
 
-def _distinct(columns: Sequence[Array]) -> tuple[Array, Array]:
-    """Give the distinct rows of columns of whole numbers, in order, and which each row is."""
-    which: Array = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, own = np.unique(column, return_inverse=True)
-        _, which = np.unique(which * len(values) + own, return_inverse=True)
-    first = np.zeros(int(which.max(initial=-1)) + 1, dtype=np.int64)
-    first[which[::-1]] = np.arange(len(which))[::-1]
-    return np.stack(columns, axis=1)[first], which
-
-
 def _predicted(
     model: Model,
     cluster: Cluster,
@@ -336,7 +325,7 @@ def _predicted(
     kind = np.where(rows["cp"] > 1, rows["kind"], 0)
     own = np.where(rows["own"] == rows["t"], 0, rows["own"])
     wide = [rows[name] for name in ("t", "cp", "ep", "b")]
-    kinds, which = _distinct([column[good] for column in (*wide, apart, kind, own)])
+    kinds, which = distinct([column[good] for column in (*wide, apart, kind, own)])
     sizes: list[StrategySizes] = []
     number = np.full(len(kinds), -1)
     for k, (t, cp, ep, b, stages, kind, own) in enumerate(kinds.tolist()):

@@ -393,9 +393,6 @@ def free_times_on_chip(
     found: list[KindTimes] = []
     for n in range(len(FREE_LEVELS) + 1):
         same = n > 0 and all(row[n] is row[n - 1] for row in rows)
-        if same:
-            found.append(found[-1])
-        else:
-            level = KindTimes.joined([row[n] for row in rows])
-            found.append(_streaming(level, cluster, optimizer))
+        level = found[-1] if same else KindTimes.joined([row[n] for row in rows])
+        found.append(level if same else _streaming(level, cluster, optimizer))
     return tuple(found)
