@@ -245,6 +245,92 @@ void one_case(unsigned seed) {
   if (!one.empty()) CHECK(std::abs(one[0].time_s - best) <= 1e-12 * best);
 }
 
+// Solvers are kept from call to call: times that change where they lie are read again.
+void times_may_change_between_calls(unsigned seed) {
+  std::mt19937 random(seed);
+  Case c;
+  build(c, random, 40, 12);
+  CHECK(built(c) == Status::kOk);
+  const std::vector<KindTimes> all{c.times()};
+  const std::vector<double> below{kInfinite};
+  for (int round = 0; round < 3; ++round) {
+    for (auto* own : {&c.forward, &c.plain, &c.weight, &c.backward}) {
+      for (double& each : *own) each *= 1.0 + 0.5 * round;
+    }
+    double best = kInfinite;
+    for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+      best = std::min(best, c.space.best_of_layout(k, all[0], c.room, kInfinite).time_s);
+    }
+    std::vector<PlacedPlan> plans(1);
+    c.space.best_of_rooms(0, all[0], all[0], below, plans);
+    CHECK(plans[0].time_s == best);
+    SettledLayouts settled{};
+    const auto top = c.space.top_plans(all, 0, 1, 1, &settled);
+    CHECK(top.empty() ? best == kInfinite : top[0].time_s == best);
+  }
+}
+
+// A batch keeps sums from plan to plan; one plan at a time has none to keep.
+void a_batch_is_its_plans_one_by_one(unsigned seed) {
+  std::mt19937 random(seed);
+  Case c;
+  build(c, random, 60, 12);
+  CHECK(built(c) == Status::kOk);
+  std::vector<Case> freer(kFreeLevels);
+  for (std::size_t n = 0; n < kFreeLevels; ++n) {
+    Case& level = freer[n];
+    level.forward = c.forward;
+    level.plain = c.plain;
+    level.weight = c.weight;
+    level.backward = c.backward;
+    level.joules = c.joules;
+    level.joules_back = c.joules_back;
+    for (auto* own : {&level.forward, &level.plain, &level.weight, &level.backward}) {
+      for (double& each : *own) each *= 0.9 - 0.1 * static_cast<double>(n);
+    }
+  }
+  const KindTimes times = c.times();
+  std::vector<PlanSpace::TimesOf> free_of;
+  std::vector<KindTimes> free;
+  for (const Case& level : freer) {
+    free.push_back(level.times());
+    free_of.push_back([&level](std::size_t) { return level.times(); });
+  }
+  std::vector<std::int64_t> layouts;
+  std::vector<std::int32_t> variants;
+  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
+    for (const std::int32_t variant : {1, 0, -1}) {
+      layouts.push_back(static_cast<std::int64_t>(k));
+      variants.push_back(variant);
+    }
+  }
+  std::vector<PlanEstimate> found(layouts.size());
+  c.space.estimate_even(
+      layouts, variants, [&](std::size_t) { return times; }, free_of, c.room, found);
+  for (std::size_t k = 0; k < layouts.size(); ++k) {
+    const auto row = static_cast<std::size_t>(layouts[k]);
+    Partition partition;
+    const PlanStatus status = c.space.even_partition(row, times, variants[k], c.room, &partition);
+    CHECK((status == PlanStatus::kOk) == std::isfinite(found[k].time_s));
+    if (status != PlanStatus::kOk) continue;
+    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.room, nullptr);
+    CHECK(one.time_s == found[k].time_s && one.memory_bytes == found[k].memory_bytes);
+    CHECK(one.energy_j == found[k].energy_j && one.status == found[k].status);
+    const PlanParts& a = one.parts;
+    const PlanParts& b = found[k].parts;
+    CHECK(a.data_comm_s == b.data_comm_s && a.pipeline_comm_s == b.pipeline_comm_s);
+    CHECK(a.expert_comm_s == b.expert_comm_s && a.context_comm_s == b.context_comm_s);
+    CHECK(a.tensor_comm_s == b.tensor_comm_s && a.host_s == b.host_s);
+    CHECK(a.compute_s == b.compute_s && a.recompute_s == b.recompute_s);
+    CHECK(a.bubble_s == b.bubble_s && a.imbalance_s == b.imbalance_s);
+    CHECK(a.optimizer_s == b.optimizer_s);
+    const double parts = a.compute_s + a.recompute_s + a.pipeline_comm_s + a.imbalance_s +
+                         a.bubble_s + a.data_comm_s + a.optimizer_s + a.expert_comm_s +
+                         a.context_comm_s + a.tensor_comm_s + a.host_s;
+    CHECK(std::abs(parts - one.time_s) <= 1e-12 * one.time_s);
+  }
+}
+
 void refuses_nonsense() {
   std::mt19937 random(1);
   Case c;
@@ -294,6 +380,8 @@ void refuses_nonsense() {
 int main() {
   for (unsigned seed = 0; seed < 150; ++seed) one_case(seed);
   for (unsigned seed = 0; seed < 60; ++seed) lists_are_those_of_all_layouts(seed);
+  for (unsigned seed = 0; seed < 40; ++seed) times_may_change_between_calls(seed);
+  for (unsigned seed = 0; seed < 40; ++seed) a_batch_is_its_plans_one_by_one(seed);
   refuses_nonsense();
   return phaze::test::report("plan");
 }
