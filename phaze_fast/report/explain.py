@@ -75,9 +75,20 @@ def _chip(cluster: Cluster) -> Accelerator:
 
 
 def _tensor_rate(cluster: Cluster, factor: float) -> Cluster:
-    core = _chip(cluster).tensor_core
+    """Scale the peak, and what power leaves of it, alike: the clock stays what it is."""
+    chip = _chip(cluster)
+    core, tuning = chip.tensor_core, chip.tuning
     rates = {name: rate * factor for name, rate in core.rates.items()}
-    return cluster.replace(chip=_chip(cluster).replace(tensor_core=core.replace(rates=rates)))
+    steps = {name: rate * factor for name, rate in tuning.step_flops.items()}
+    formats = {
+        name: own.replace(sustained_flops=own.sustained_flops * factor)
+        if own.sustained_flops is not None
+        else own
+        for name, own in tuning.formats.items()
+    }
+    # The limit of bf16 is scaled by the core's rates already.
+    tuning = tuning.replace(step_flops=steps, formats=formats)
+    return cluster.replace(chip=chip.replace(tensor_core=core.replace(rates=rates), tuning=tuning))
 
 
 def _clock(cluster: Cluster, factor: float) -> Cluster:

@@ -8,96 +8,13 @@
 #include <vector>
 
 #include "check.hpp"
-#include "phaze/plan.hpp"
+#include "placement/plan_case.hpp"
 
 using namespace phaze;
 
 namespace {
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
-
-struct Case {
-  std::vector<std::int32_t> order;
-  std::vector<std::int32_t> from, to;
-  std::vector<StrategyRecord> strategies;
-  std::vector<LayerKindRecord> sizes;
-  std::vector<LayoutRecord> layouts;
-  FabricRecord fabric{};
-  PlanSpace space;
-  std::vector<double> forward{0.1, 1.0, 0.4}, plain{0.2, 2.0, 0.7}, weight{0.05, 0.9, 0.3};
-  std::vector<double> backward, joules, joules_back;
-  double room = 0.0;
-
-  KindTimes times() const {
-    return {forward.data(),
-            plain.data(),
-            backward.data(),
-            weight.data(),
-            joules.data(),
-            joules_back.data(),
-            1e9,
-            1.0};
-  }
-};
-
-FabricRecord two_tiers() {
-  FabricRecord f{};
-  f.kind = static_cast<std::int32_t>(FabricKind::kSwitched);
-  f.levels = 2;
-  f.size[0] = 4;
-  f.size[1] = 0;
-  f.bytes_per_s[0] = 1e9;
-  f.bytes_per_s[1] = 1e8;
-  f.latency_s[0] = 1e-3;
-  f.latency_s[1] = 5e-3;
-  return f;
-}
-
-void build(Case& c, std::mt19937& random, int layouts = 12, int most_blocks = 6) {
-  const auto draw = [&](int low, int high) {
-    return std::uniform_int_distribution<int>(low, high)(random);
-  };
-  const int blocks = draw(2, most_blocks);
-  c.order.assign(1, 0);
-  c.order.insert(c.order.end(), static_cast<std::size_t>(blocks), 1);
-  c.order.push_back(2);
-  for (std::int32_t i = 0; i + 1 < static_cast<std::int32_t>(c.order.size()); ++i) {
-    c.from.push_back(i);
-    c.to.push_back(i + 1);
-  }
-  c.strategies = {{1, 1, 1, 1, 1e6, 0.0, draw(0, 1) * 2e5, 1e6, 2, 0}};
-  LayerKindRecord embedding{3e5, 0.0, {1e5, 1e5}, {0.0, 0.0}, 0.0, 0.0, 0.0, 0.0, 1, 0};
-  LayerKindRecord block{1e6, 0.0, {4e6, 5e5}, {0.0, 3.5e6}, 0.0, 0.0, 0.0, 0.0, 0, 0};
-  LayerKindRecord head{3e5, 0.0, {0.0, 0.0}, {0.0, 0.0}, 2e6, 0.0, 0.0, 0.0, 1, 0};
-  c.sizes = {embedding, block, head};
-  const int codes[] = {0, 2, 3};
-  for (int k = 0; k < layouts; ++k) {
-    LayoutRecord l{};
-    l.schedule = codes[draw(0, 2)];
-    l.stages = draw(1, std::min(blocks, 4));
-    l.virtual_stages = 1;
-    l.zero = draw(0, 3);
-    l.rank_order = draw(0, 1);
-    l.data_parallel = draw(1, 2);
-    l.microbatches = draw(1, 3) * l.stages;
-    if (l.schedule == 2) {
-      l.virtual_stages = 2;
-      if (blocks % (2 * l.stages) != 0) continue;
-    }
-    c.layouts.push_back(l);
-  }
-  c.fabric = two_tiers();
-  c.fabric.devices = 8;
-  const int kinds = 3;
-  c.backward.assign(2 * kinds, 0.0);
-  for (std::size_t k = 0; k < 3; ++k) {
-    c.backward[k] = c.plain[k];
-    c.backward[3 + k] = c.plain[k] + (k == 1 ? c.forward[k] : 0.0);
-  }
-  c.joules.assign(3, 1.0);
-  c.joules_back.assign(6, 2.0);
-  c.room = 1e6 * draw(15, 120);
-}
 
 // The best time over every partition and every choice of variants of one layout.
 double brute_force(const Case& c, std::size_t layout) {
@@ -132,15 +49,6 @@ double brute_force(const Case& c, std::size_t layout) {
 bool same_kind(const LayoutRecord& a, const LayoutRecord& b) {
   return a.schedule == b.schedule && a.stages == b.stages && a.virtual_stages == b.virtual_stages &&
          a.zero == b.zero && a.data_parallel == b.data_parallel;
-}
-
-Status built(Case& c) {
-  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 0};
-  const PlanProblem problem{c.fabric, 8,  training,     3,       c.order,  c.from, c.to,
-                            {},       {}, c.strategies, c.sizes, c.layouts};
-  const std::vector<double> rooms{c.room};
-  const std::vector<std::uint8_t> fits(c.layouts.size(), 1);
-  return c.space.build(problem, rooms, fits);
 }
 
 // The list of the fastest plans and the front against the best plan of every layout, of which there
@@ -245,92 +153,6 @@ void one_case(unsigned seed) {
   if (!one.empty()) CHECK(std::abs(one[0].time_s - best) <= 1e-12 * best);
 }
 
-// Solvers are kept from call to call: times that change where they lie are read again.
-void times_may_change_between_calls(unsigned seed) {
-  std::mt19937 random(seed);
-  Case c;
-  build(c, random, 40, 12);
-  CHECK(built(c) == Status::kOk);
-  const std::vector<KindTimes> all{c.times()};
-  const std::vector<double> below{kInfinite};
-  for (int round = 0; round < 3; ++round) {
-    for (auto* own : {&c.forward, &c.plain, &c.weight, &c.backward}) {
-      for (double& each : *own) each *= 1.0 + 0.5 * round;
-    }
-    double best = kInfinite;
-    for (std::size_t k = 0; k < c.layouts.size(); ++k) {
-      best = std::min(best, c.space.best_of_layout(k, all[0], c.room, kInfinite).time_s);
-    }
-    std::vector<PlacedPlan> plans(1);
-    c.space.best_of_rooms(0, all[0], all[0], below, plans);
-    CHECK(plans[0].time_s == best);
-    SettledLayouts settled{};
-    const auto top = c.space.top_plans(all, 0, 1, 1, &settled);
-    CHECK(top.empty() ? best == kInfinite : top[0].time_s == best);
-  }
-}
-
-// A batch keeps sums from plan to plan; one plan at a time has none to keep.
-void a_batch_is_its_plans_one_by_one(unsigned seed) {
-  std::mt19937 random(seed);
-  Case c;
-  build(c, random, 60, 12);
-  CHECK(built(c) == Status::kOk);
-  std::vector<Case> freer(kFreeLevels);
-  for (std::size_t n = 0; n < kFreeLevels; ++n) {
-    Case& level = freer[n];
-    level.forward = c.forward;
-    level.plain = c.plain;
-    level.weight = c.weight;
-    level.backward = c.backward;
-    level.joules = c.joules;
-    level.joules_back = c.joules_back;
-    for (auto* own : {&level.forward, &level.plain, &level.weight, &level.backward}) {
-      for (double& each : *own) each *= 0.9 - 0.1 * static_cast<double>(n);
-    }
-  }
-  const KindTimes times = c.times();
-  std::vector<PlanSpace::TimesOf> free_of;
-  std::vector<KindTimes> free;
-  for (const Case& level : freer) {
-    free.push_back(level.times());
-    free_of.push_back([&level](std::size_t) { return level.times(); });
-  }
-  std::vector<std::int64_t> layouts;
-  std::vector<std::int32_t> variants;
-  for (std::size_t k = 0; k < c.layouts.size(); ++k) {
-    for (const std::int32_t variant : {1, 0, -1}) {
-      layouts.push_back(static_cast<std::int64_t>(k));
-      variants.push_back(variant);
-    }
-  }
-  std::vector<PlanEstimate> found(layouts.size());
-  c.space.estimate_even(
-      layouts, variants, [&](std::size_t) { return times; }, free_of, c.room, found);
-  for (std::size_t k = 0; k < layouts.size(); ++k) {
-    const auto row = static_cast<std::size_t>(layouts[k]);
-    Partition partition;
-    const PlanStatus status = c.space.even_partition(row, times, variants[k], c.room, &partition);
-    CHECK((status == PlanStatus::kOk) == std::isfinite(found[k].time_s));
-    if (status != PlanStatus::kOk) continue;
-    const PlanEstimate one = c.space.estimate(row, partition, times, free, c.room, nullptr);
-    CHECK(one.time_s == found[k].time_s && one.memory_bytes == found[k].memory_bytes);
-    CHECK(one.energy_j == found[k].energy_j && one.status == found[k].status);
-    const PlanParts& a = one.parts;
-    const PlanParts& b = found[k].parts;
-    CHECK(a.data_comm_s == b.data_comm_s && a.pipeline_comm_s == b.pipeline_comm_s);
-    CHECK(a.expert_comm_s == b.expert_comm_s && a.context_comm_s == b.context_comm_s);
-    CHECK(a.tensor_comm_s == b.tensor_comm_s && a.host_s == b.host_s);
-    CHECK(a.compute_s == b.compute_s && a.recompute_s == b.recompute_s);
-    CHECK(a.bubble_s == b.bubble_s && a.imbalance_s == b.imbalance_s);
-    CHECK(a.optimizer_s == b.optimizer_s);
-    const double parts = a.compute_s + a.recompute_s + a.pipeline_comm_s + a.imbalance_s +
-                         a.bubble_s + a.data_comm_s + a.optimizer_s + a.expert_comm_s +
-                         a.context_comm_s + a.tensor_comm_s + a.host_s;
-    CHECK(std::abs(parts - one.time_s) <= 1e-12 * one.time_s);
-  }
-}
-
 void refuses_nonsense() {
   std::mt19937 random(1);
   Case c;
@@ -380,8 +202,6 @@ void refuses_nonsense() {
 int main() {
   for (unsigned seed = 0; seed < 150; ++seed) one_case(seed);
   for (unsigned seed = 0; seed < 60; ++seed) lists_are_those_of_all_layouts(seed);
-  for (unsigned seed = 0; seed < 40; ++seed) times_may_change_between_calls(seed);
-  for (unsigned seed = 0; seed < 40; ++seed) a_batch_is_its_plans_one_by_one(seed);
   refuses_nonsense();
   return phaze::test::report("plan");
 }

@@ -1,0 +1,104 @@
+// Small random models with layouts of several schedules, for tests of the plan kernel.
+#pragma once
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "phaze/plan.hpp"
+
+namespace phaze {
+
+struct Case {
+  std::vector<std::int32_t> order;
+  std::vector<std::int32_t> from, to;
+  std::vector<StrategyRecord> strategies;
+  std::vector<LayerKindRecord> sizes;
+  std::vector<LayoutRecord> layouts;
+  FabricRecord fabric{};
+  PlanSpace space;
+  std::vector<double> forward{0.1, 1.0, 0.4}, plain{0.2, 2.0, 0.7}, weight{0.05, 0.9, 0.3};
+  std::vector<double> backward, joules, joules_back;
+  double room = 0.0;
+
+  KindTimes times() const {
+    return {forward.data(),
+            plain.data(),
+            backward.data(),
+            weight.data(),
+            joules.data(),
+            joules_back.data(),
+            1e9,
+            1.0};
+  }
+};
+
+inline FabricRecord two_tiers() {
+  FabricRecord f{};
+  f.kind = static_cast<std::int32_t>(FabricKind::kSwitched);
+  f.levels = 2;
+  f.size[0] = 4;
+  f.size[1] = 0;
+  f.bytes_per_s[0] = 1e9;
+  f.bytes_per_s[1] = 1e8;
+  f.latency_s[0] = 1e-3;
+  f.latency_s[1] = 5e-3;
+  return f;
+}
+
+inline void build(Case& c, std::mt19937& random, int layouts = 12, int most_blocks = 6) {
+  const auto draw = [&](int low, int high) {
+    return std::uniform_int_distribution<int>(low, high)(random);
+  };
+  const int blocks = draw(2, most_blocks);
+  c.order.assign(1, 0);
+  c.order.insert(c.order.end(), static_cast<std::size_t>(blocks), 1);
+  c.order.push_back(2);
+  for (std::int32_t i = 0; i + 1 < static_cast<std::int32_t>(c.order.size()); ++i) {
+    c.from.push_back(i);
+    c.to.push_back(i + 1);
+  }
+  c.strategies = {{1, 1, 1, 1, 1e6, 0.0, draw(0, 1) * 2e5, 1e6, 2, 0}};
+  LayerKindRecord embedding{3e5, 0.0, {1e5, 1e5}, {0.0, 0.0}, 0.0, 0.0, 0.0, 0.0, 1, 0};
+  LayerKindRecord block{1e6, 0.0, {4e6, 5e5}, {0.0, 3.5e6}, 0.0, 0.0, 0.0, 0.0, 0, 0};
+  LayerKindRecord head{3e5, 0.0, {0.0, 0.0}, {0.0, 0.0}, 2e6, 0.0, 0.0, 0.0, 1, 0};
+  c.sizes = {embedding, block, head};
+  const int codes[] = {0, 2, 3};
+  for (int k = 0; k < layouts; ++k) {
+    LayoutRecord l{};
+    l.schedule = codes[draw(0, 2)];
+    l.stages = draw(1, std::min(blocks, 4));
+    l.virtual_stages = 1;
+    l.zero = draw(0, 3);
+    l.rank_order = draw(0, 1);
+    l.data_parallel = draw(1, 2);
+    l.microbatches = draw(1, 3) * l.stages;
+    if (l.schedule == 2) {
+      l.virtual_stages = 2;
+      if (blocks % (2 * l.stages) != 0) continue;
+    }
+    c.layouts.push_back(l);
+  }
+  c.fabric = two_tiers();
+  c.fabric.devices = 8;
+  const int kinds = 3;
+  c.backward.assign(2 * kinds, 0.0);
+  for (std::size_t k = 0; k < 3; ++k) {
+    c.backward[k] = c.plain[k];
+    c.backward[3 + k] = c.plain[k] + (k == 1 ? c.forward[k] : 0.0);
+  }
+  c.joules.assign(3, 1.0);
+  c.joules_back.assign(6, 2.0);
+  c.room = 1e6 * draw(15, 120);
+}
+
+inline Status built(Case& c) {
+  const TrainingRecord training{2.0, 4.0, 12.0, 0.03, 1e6, 0.2, 1e-9, 1e-8, 2.0, 0.0, 0, 0};
+  const PlanProblem problem{c.fabric, 8,  training,     3,       c.order,  c.from, c.to,
+                            {},       {}, c.strategies, c.sizes, c.layouts};
+  const std::vector<double> rooms{c.room};
+  const std::vector<std::uint8_t> fits(c.layouts.size(), 1);
+  return c.space.build(problem, rooms, fits);
+}
+
+}  // namespace phaze
