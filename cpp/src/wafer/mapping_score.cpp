@@ -4,7 +4,6 @@
 
 #include "phaze/mapping.hpp"
 #include "placement/memory_rule.hpp"
-#include "wafer/mapping_parts.hpp"
 #include "wafer/output_choice.hpp"
 
 namespace phaze {
@@ -29,6 +28,83 @@ double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
                                                      : PipelineSchedule::kOneForwardOneBackward;
   return microbatches_in_flight(schedule, stages, stage, microbatches, chunks);
 }
+
+// An output that may be computed again or moved off the wafer instead of being kept.
+struct Mapping::Item {
+  int op;
+  bool recompute, offload;
+  double saved_bytes;
+  double work_s, blocking_s, hidden_s;  // that running it again adds to the backward pass
+  double stream_s;                      // that moving it out and back adds
+  double link_s;                        // that each of both adds to what is beside the work
+};
+
+// Sums over one part of the model: a block, or an end.
+struct Mapping::Block {
+  double forward_s = 0.0, backward_s = 0.0, weight_grad_s = 0.0;
+  double blocking_f_s = 0.0, blocking_b_s = 0.0;
+  double hidden_f_s = 0.0, hidden_b_s = 0.0;
+  double stream_s = 0.0;
+  double sync_s = 0.0, step_s = 0.0;
+  double state_bytes = 0.0, stream_bytes = 0.0, stash_bytes = 0.0;
+  double live_bytes = 0.0, gathered_bytes = 0.0;
+  int count = 0;
+  std::array<Item, kMaxMapOps> items;  // `count` of them
+
+  void add(const Node& n) noexcept {
+    forward_s += n.forward_s;
+    backward_s += n.backward_s;
+    weight_grad_s += n.weight_grad_s;
+    blocking_f_s += n.blocking_f_s;
+    blocking_b_s += n.blocking_b_s;
+    hidden_f_s += n.hidden_f_s;
+    hidden_b_s += n.hidden_b_s;
+    stream_s += n.stream_s;
+    sync_s += n.sync_s;
+    step_s += n.step_s;
+    state_bytes += n.state_bytes;
+    stream_bytes += n.stream_bytes;
+    stash_bytes += n.stash_bytes;
+    live_bytes = std::max(live_bytes, n.live_bytes);
+    gathered_bytes = std::max(gathered_bytes, n.gathered_bytes);
+  }
+  void add(const Fan& f) noexcept {
+    blocking_f_s += f.forward_s;
+    blocking_b_s += f.backward_s;
+    hidden_f_s += f.beside_f_s;
+    hidden_b_s += f.again_s + f.beside_b_s;
+  }
+  double plain_s() const noexcept {
+    const double passes = blocking_f_s + std::max(forward_s, hidden_f_s) + blocking_b_s +
+                          std::max(backward_s, hidden_b_s);
+    return std::max(passes, stream_s);
+  }
+};
+
+// Seconds of a step by its schedule, as its stages are added.
+struct Mapping::Pipeline {
+  const MapRulesRecord* rules;
+  double sum_s, slowest_s;
+  double idle_s, slowest_idle_s;  // while it fills: of all stages, of the slowest
+
+  // Begins with the stages of other classes, where there are any.
+  explicit Pipeline(const MapRulesRecord& given) noexcept
+      : rules(&given),
+        sum_s(given.other_sum_s),
+        slowest_s(given.other_slowest_s),
+        idle_s(given.other_sum_s),
+        slowest_idle_s(given.other_slowest_s) {}
+
+  void add(double load_s, double weight_grad_s) noexcept;
+  double time_s() const noexcept;
+
+  // The most that a stage of `load_s` here may take in a step of so long: every micro-batch passes
+  // it, and the other stages once, or a part of them.
+  double most_s(double limit_s, double load_s) const noexcept {
+    const double part = rules->zero_bubble != 0 ? 0.0 : 1.0 / rules->chunks;
+    return (limit_s - part * (sum_s - load_s)) / static_cast<double>(rules->microbatches);
+  }
+};
 
 // What an operator that runs again pays to take in a kept tensor, where the backward pass does not
 // convert that tensor once more anyway.
@@ -95,7 +171,7 @@ void Mapping::list_items(Block& block) const {
     if (out) {
       const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
       item.stream_s = moved / rules_.stream_bytes_per_s;
-      item.link_s = own.stash_bytes * link_s_;
+      item.link_s = own.stash_bytes * rules_.stream_link_s;
     }
     block.items[kAt(block.count++)] = item;
   }
@@ -163,6 +239,20 @@ double Mapping::Pipeline::time_s() const noexcept {
   if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
   return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
 }
+
+// One stage but for the choice of its outputs.
+struct Mapping::Frame {
+  double flight;       // micro-batches that it holds
+  double state_bytes;  // weights, gradients, optimiser state
+  double stash_bytes;  // that its ends keep
+  double fixed_bytes;  // all but what its blocks keep
+  double stream_bytes;
+  double sync_s, step_s;
+  double others_s;      // besides its blocks
+  double needed_bytes;  // that every block has to save; 0 where all it keeps has room
+  double stream_room;   // off the wafer, for what a block saves
+  double least_s;       // of all of it with outputs saved in parts, where there is a limit
+};
 
 Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& ends, int k,
                               double regather_s, double copies) const {
@@ -243,16 +333,13 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     if (least.time_s() > most_s) return too_long();
   }
   const double least_step_s = least.time_s();
+
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
   total.blocking_s = block.blocking_f_s + block.blocking_b_s;
   total.hidden_s = block.hidden_f_s + block.hidden_b_s;
   if (described != nullptr) described->resize(kAt(count));
   Pipeline pipeline(rules_);
-  const bool streams = !foreign_s_.empty();   // that stages may wait for
-  std::array<double, kMaxMapStages> loads_s;  // these and the next where there are, `count` of them
-  std::array<MapOther, kMaxMapStages> alone;
-  const std::array<Moved, 3> weights = streams ? moved_weights() : std::array<Moved, 3>{};
   double tail_s = rules_.other_tail_s;
   Outputs chosen{};
   for (int k = 0; k < count; ++k) {
@@ -287,40 +374,20 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
     tail_s = std::max(tail_s, exposed + f.step_s);
     pipeline.add(load, weight_grad(k));
-    least.now(load, f.least_s);
-    if (streams) {
-      loads_s[kAt(k)] = load;
-      alone[kAt(k)] = streams_of(weights, k, load, moved);
-    }
     total.memory_bytes = std::max(total.memory_bytes, memory);
     total.over_bytes = std::max(total.over_bytes, over);
     total.stream_bytes = std::max(total.stream_bytes, stream);
     total.stream_over_bytes =
         std::max(total.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
     if (described != nullptr) {
-      (*described)[kAt(k)] = {load,          memory,
-                              f.state_bytes, activations + f.stash_bytes,
-                              over,          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
-                              chosen};
+      (*described)[kAt(k)] = {load, memory, f.state_bytes, activations + f.stash_bytes,
+                              over, chosen};
     }
-  }
-  if (streams) {
-    const Charged others = charge_foreign({alone.data(), kAt(count)}, {loads_s.data(), kAt(count)});
-    pipeline = Pipeline(rules_);
-    pipeline.sum_s = pipeline.idle_s = others.sum_s;
-    pipeline.slowest_s = pipeline.slowest_idle_s = others.slowest_s;
-    for (int k = 0; k < count; ++k) {
-      pipeline.add(loads_s[kAt(k)], weight_grad(k));
-      if (described != nullptr) (*described)[kAt(k)].load_s = loads_s[kAt(k)];
-    }
-    const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
-    total.time_s = static_cast<double>(rules_.microbatches - 1) * more;
-    total.slowest_stage_s = more;
   }
   if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;
-  total.slowest_stage_s += pipeline.slowest_s;
+  total.slowest_stage_s = pipeline.slowest_s;
   total.tail_s = tail_s + rules_.outer_tail_s;
-  total.time_s += pipeline.time_s() + total.tail_s;
+  total.time_s = pipeline.time_s() + total.tail_s;
   return total;
 }
 

@@ -5,7 +5,6 @@
 #include <utility>
 #include <vector>
 
-#include "phaze/mapping_search.hpp"
 #include "phaze/relaxation.hpp"
 
 namespace phaze::test {
