@@ -9,17 +9,10 @@
 
 namespace phaze {
 
-struct Case {
-  std::vector<std::int32_t> order;
-  std::vector<std::int32_t> from, to;
-  std::vector<StrategyRecord> strategies;
-  std::vector<LayerKindRecord> sizes;
-  std::vector<LayoutRecord> layouts;
-  FabricRecord fabric{};
-  PlanSpace space;
+// Seconds and joules of three kinds of layers.
+struct LayerTimes {
   std::vector<double> forward{0.1, 1.0, 0.4}, plain{0.2, 2.0, 0.7}, weight{0.05, 0.9, 0.3};
   std::vector<double> backward, joules, joules_back;
-  double room = 0.0;
 
   KindTimes times() const {
     return {forward.data(),
@@ -31,6 +24,22 @@ struct Case {
             1e9,
             1.0};
   }
+  void scale(double factor) {
+    for (auto* own : {&forward, &plain, &weight, &backward}) {
+      for (double& each_s : *own) each_s *= factor;
+    }
+  }
+};
+
+struct Case : LayerTimes {
+  std::vector<std::int32_t> order;
+  std::vector<std::int32_t> from, to;
+  std::vector<StrategyRecord> strategies;
+  std::vector<LayerKindRecord> sizes;
+  std::vector<LayoutRecord> layouts;
+  FabricRecord fabric{};
+  PlanSpace space;
+  double room = 0.0;
 };
 
 inline FabricRecord two_tiers() {

@@ -22,9 +22,7 @@ void times_may_change_between_calls(unsigned seed) {
   const std::vector<KindTimes> all{c.times()};
   const std::vector<double> below{kInfinite};
   for (int round = 0; round < 3; ++round) {
-    for (auto* own : {&c.forward, &c.plain, &c.weight, &c.backward}) {
-      for (double& each : *own) each *= 1.0 + 0.5 * round;
-    }
+    c.scale(1.0 + 0.5 * round);
     double best = kInfinite;
     for (std::size_t k = 0; k < c.layouts.size(); ++k) {
       best = std::min(best, c.space.best_of_layout(k, all[0], c.room, kInfinite).time_s);
@@ -38,46 +36,26 @@ void times_may_change_between_calls(unsigned seed) {
   }
 }
 
-// The same layers with all seconds scaled.
-struct ScaledTimes {
-  std::vector<double> forward, plain, backward, weight, joules, joules_back;
-
-  ScaledTimes(const Case& c, double factor)
-      : forward(c.forward),
-        plain(c.plain),
-        backward(c.backward),
-        weight(c.weight),
-        joules(c.joules),
-        joules_back(c.joules_back) {
-    for (auto* own : {&forward, &plain, &backward, &weight}) {
-      for (double& each : *own) each *= factor;
-    }
-  }
-  KindTimes times() const {
-    return {forward.data(),
-            plain.data(),
-            backward.data(),
-            weight.data(),
-            joules.data(),
-            joules_back.data(),
-            1e9,
-            1.0};
-  }
-};
-
-// A batch keeps sums from plan to plan; one plan at a time has none to keep.
-void a_batch_is_its_plans_one_by_one(unsigned seed) {
+// Layouts of two strategies, whose layers have times of their own.
+Case two_strategies(unsigned seed) {
   std::mt19937 random(seed);
   Case c;
   build(c, random, 60, 12);
   c.strategies.push_back(c.strategies[0]);
   for (std::size_t k = 0; k < 3; ++k) c.sizes.push_back(c.sizes[k]);
   for (std::size_t k = c.layouts.size() / 2; k < c.layouts.size(); ++k) c.layouts[k].strategy = 1;
+  return c;
+}
+
+// A batch keeps sums from plan to plan; one plan at a time has none to keep.
+void a_batch_is_its_plans_one_by_one(unsigned seed) {
+  Case c = two_strategies(seed);
   CHECK(built(c) == Status::kOk);
-  std::vector<ScaledTimes> scaled;  // by level and strategy, the first as they are
+  std::vector<LayerTimes> scaled;  // by level and strategy, the first as they are
   for (std::size_t n = 0; n <= kFreeLevels; ++n) {
     for (const double own : {1.0, 1.3}) {
-      scaled.emplace_back(c, own * (1.0 - 0.1 * static_cast<double>(n)));
+      scaled.push_back(c);
+      scaled.back().scale(own * (1.0 - 0.1 * static_cast<double>(n)));
     }
   }
   const auto times_of = [&](std::size_t level, std::size_t s) {
@@ -98,15 +76,7 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
   std::vector<PlanEstimate> found(layouts.size());
   c.space.estimate_even(
       layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.room, found);
-  Case slow = Case{};  // exchanges and messages take longer, nothing else does
-  slow.order = c.order;
-  slow.from = c.from;
-  slow.to = c.to;
-  slow.strategies = c.strategies;
-  slow.sizes = c.sizes;
-  slow.layouts = c.layouts;
-  slow.fabric = c.fabric;
-  slow.room = c.room;
+  Case slow = two_strategies(seed);  // exchanges and messages take longer, nothing else does
   for (double& rate : slow.fabric.bytes_per_s) rate /= 7.0;
   CHECK(built(slow) == Status::kOk);
   for (std::size_t k = 0; k < layouts.size(); ++k) {
