@@ -1,9 +1,11 @@
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <vector>
 
 #include "arrays.hpp"
 #include "guarded.hpp"
+#include "phaze/mapping_search.hpp"
 #include "phaze/relaxation.hpp"
 
 namespace phaze::bindings {
@@ -29,7 +31,8 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
                                 const py::object& edges, const py::object& rules,
                                 const py::object& divisors, const py::object& column,
                                 const py::tuple& tables, const py::object& blocks,
-                                const py::object& boundary, const py::object& chain) {
+                                const py::object& boundary, const py::object& chain,
+                                const py::object& foreign) {
   if (tables.size() != 6) throw InvalidInput("tables: expected 6 arrays");
   MapProblem p{};
   p.slots = view<MeshRun>(slots, "slots");
@@ -47,6 +50,7 @@ std::unique_ptr<PyMapping> make(const py::object& slots, const py::object& ops,
   p.blocks = view<std::int32_t>(blocks, "blocks");
   p.boundary_s = view<double>(boundary, "boundary_s");
   p.chain = view<std::int32_t>(chain, "chain");
+  if (!foreign.is_none()) p.foreign_s = view<double>(foreign, "foreign_s");
   const Status status = check_problem(p);
   if (status != Status::kOk) throw InvalidInput(std::string("problem: ") + sentence(status));
   return std::make_unique<PyMapping>("Mapping", p);
@@ -82,7 +86,8 @@ void change(PyMapping& object, int op, const py::object& op_mapping) {
   mapping->change(op, checked(*mapping, op, wanted));
 }
 
-void set_others(PyMapping& object, double sum_s, double slowest_s, double tail_s) {
+void set_others(PyMapping& object, double sum_s, double slowest_s, double tail_s,
+                const py::object& streams) {
   for (const double seconds : {sum_s, slowest_s, tail_s}) {
     if (!(seconds >= 0.0 && seconds <= 1e100)) {
       throw InvalidInput("others: " + std::to_string(seconds) +
@@ -93,7 +98,18 @@ void set_others(PyMapping& object, double sum_s, double slowest_s, double tail_s
   if (mapping->rules().pipeline_stages == 0) {
     throw InvalidInput("others: not accepted where a pipeline has no other stages");
   }
-  mapping->set_others(sum_s, slowest_s, tail_s);
+  std::vector<MapOther> each;
+  if (!streams.is_none()) {
+    const auto missing = mapping->pipeline_stages() - mapping->stages();
+    const auto given = view<double>(streams, "streams", static_cast<py::ssize_t>(missing) * 3);
+    for (std::size_t i = 0; i < given.size(); i += 3) {
+      if (!std::all_of(&given[i], &given[i] + 3, [](double v) { return v >= 0.0 && v <= 1e100; })) {
+        throw InvalidInput("streams: expected seconds and bytes from 0 to 1e100");
+      }
+      each.push_back({given[i], given[i + 1], given[i + 2]});
+    }
+  }
+  mapping->set_others(sum_s, slowest_s, tail_s, each);
 }
 
 std::span<const std::uint8_t> outputs_of(const Mapping& mapping, const py::object& outputs) {
@@ -123,19 +139,21 @@ py::array_t<MapScore> score(PyMapping& object, const py::object& outputs) {
   return array_of(scored(object, outputs, nullptr));
 }
 
-// (loads and bytes of each stage, shape (stages, 5); outputs, shape (stages, ops)).
+// (loads and bytes of each stage, and what it takes and streams by itself, shape (stages, 8);
+// outputs, shape (stages, ops)).
 py::tuple stages(PyMapping& object, const py::object& outputs) {
   std::vector<MapStage> found;
   scored(object, outputs, &found);
   const int ops = object.fixed().ops();
   const auto count = static_cast<py::ssize_t>(found.size());
-  py::array_t<double> values({count, py::ssize_t{5}});
+  py::array_t<double> values({count, py::ssize_t{8}});
   py::array_t<std::uint8_t> chosen({count, static_cast<py::ssize_t>(ops)});
   for (py::ssize_t k = 0; k < count; ++k) {
     const MapStage& s = found[static_cast<std::size_t>(k)];
-    const double row[] = {s.load_s, s.memory_bytes, s.state_bytes, s.activation_bytes,
-                          s.over_bytes};
-    for (py::ssize_t i = 0; i < 5; ++i) values.mutable_at(k, i) = row[i];
+    const double row[] = {
+        s.load_s,     s.memory_bytes,    s.state_bytes,         s.activation_bytes,
+        s.over_bytes, s.streams.alone_s, s.streams.taken_bytes, s.streams.given_bytes};
+    for (py::ssize_t i = 0; i < 8; ++i) values.mutable_at(k, i) = row[i];
     for (int i = 0; i < ops; ++i) {
       chosen.mutable_at(k, i) = s.outputs[static_cast<std::size_t>(i)];
     }
@@ -250,10 +268,11 @@ void bind_mapping(py::module_& module) {
   py::class_<PyMapping>(module, "Mapping")
       .def(py::init(&make), py::arg("slots"), py::arg("ops"), py::arg("edges"), py::arg("rules"),
            py::arg("divisors"), py::arg("column"), py::arg("tables"), py::arg("blocks"),
-           py::arg("boundary_s"), py::arg("chain"))
+           py::arg("boundary_s"), py::arg("chain"), py::arg("foreign_s") = py::none())
       .def("assign", &assign, py::arg("op_mappings"))
       .def("change", &change, py::arg("op"), py::arg("op_mapping"))
-      .def("set_others", &set_others, py::arg("sum_s"), py::arg("slowest_s"), py::arg("tail_s"))
+      .def("set_others", &set_others, py::arg("sum_s"), py::arg("slowest_s"), py::arg("tail_s"),
+           py::arg("streams") = py::none())
       .def("op_mappings", &op_mappings_of)
       .def("choices", &choices, py::arg("op"))
       .def("legal", &legal, py::arg("op"), py::arg("op_mapping"))

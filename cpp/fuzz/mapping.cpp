@@ -1,8 +1,7 @@
-#include "phaze/mapping.hpp"
-
 #include <cstring>
 
 #include "bytes.hpp"
+#include "phaze/mapping_search.hpp"
 #include "phaze/relaxation.hpp"
 #include "wafer/mapping_chain.hpp"
 

@@ -6,7 +6,7 @@
 #include "check.hpp"
 #include "hash.hpp"
 #include "numbers.hpp"
-#include "phaze/mapping.hpp"
+#include "phaze/mapping_search.hpp"
 #include "phaze/mesh.hpp"
 #include "phaze/relaxation.hpp"
 #include "wafer/mapping_chain.hpp"

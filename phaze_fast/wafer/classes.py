@@ -5,6 +5,7 @@ stages of one shape, which knows how many stages come before and behind, and wha
 step is put together by one formula. What passes from one class to the other is sent by every die of
 the one to every die of the other alike, and then exchanged among the dies that receive it, so that
 it lies there as their operators want it; the gradient goes back in the same way.
+What the stages of one class stream past the links of the other is charged both ways.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from phaze_fast.wafer.layout import (
 )
 from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.streams import stream_link_s_of, stream_shares
+from phaze_fast.wafer.streams import foreign_link_s, stream_link_s_of, stream_shares
 
 __all__ = ["Classes", "Pair", "accepts_classes", "classes_fault", "places_of"]
 
@@ -89,11 +90,13 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
 
 @dataclass(frozen=True)
 class ClassTimes:
-    """What the stages of one class take."""
+    """What the stages of one class take, without what they wait for others' streams."""
 
     sum_s: float
     slowest_s: float
     tail_s: float
+    streams: Array
+    """Seconds of each stage, and bytes that each of its dies takes and gives; shape (stages, 3)."""
 
 
 class Classes:
@@ -185,7 +188,11 @@ class Classes:
     def _compiled(self, which: int) -> _core.Mapping:
         layout, border = self.layouts[which], self.layouts[0].stages
         boundary = self.boundary_s[border:] if which else self.boundary_s[:border]
-        return compiled_mapping(self.problem, layout, self._rules(which), np.array(boundary))
+        foreign = None
+        if self.problem.stream is not None:
+            foreign = foreign_link_s(self.problem.wafer, self.dies, len(self.dies))
+        rules = self._rules(which)
+        return compiled_mapping(self.problem, layout, rules, np.array(boundary), foreign)
 
     # ---- scores ----
 
@@ -194,16 +201,18 @@ class Classes:
         mapping = self.mappings[which]
         mapping.set_others(0.0, 0.0, 0.0)
         tail_s = float(mapping.score(outputs)["tail_s"][0])
-        loads = [float(load) for load in mapping.stages(outputs)[0][:, 0]]
+        streams = np.ascontiguousarray(mapping.stages(outputs)[0][:, 5:8])
+        loads = [float(load) for load in streams[:, 0]]
         total = 0.0
         for load in loads:
             total += load
-        return ClassTimes(total, max(loads), tail_s)
+        return ClassTimes(total, max(loads), tail_s, streams)
 
     def beside(self, which: int, outputs: Array | None = None) -> _core.Mapping:
         """Return the mapping of one class, which knows what the other one takes now."""
         other = self.times(1 - which, outputs)
-        self.mappings[which].set_others(other.sum_s, other.slowest_s, other.tail_s)
+        streams = other.streams.reshape(-1)
+        self.mappings[which].set_others(other.sum_s, other.slowest_s, other.tail_s, streams)
         return self.mappings[which]
 
     def score(self, outputs: tuple[Array | None, Array | None] = (None, None)) -> dict[str, float]:

@@ -20,7 +20,11 @@ Array = np.ndarray[Any, Any]
 
 
 def compiled_mapping(
-    problem: Problem, layout: Layout, rules: Array, boundary_s: Array
+    problem: Problem,
+    layout: Layout,
+    rules: Array,
+    boundary_s: Array,
+    foreign_s: Array | None = None,
 ) -> _core.Mapping:
     """Compile the evaluator of a layout; each operator starts at its first legal mapping.
 
@@ -32,6 +36,8 @@ def compiled_mapping(
         One record of `MAP_RULES_DTYPE`.
     boundary_s
         Seconds per byte that each stage takes to pass tensors on, both ways.
+    foreign_s
+        What `foreign_link_s` gives; None where no stage streams past another.
 
     Raises
     ------
@@ -50,6 +56,7 @@ def compiled_mapping(
         np.array(problem.blocks(layout), dtype=np.int32),
         boundary_s,
         np.array(problem.work.chain, dtype=np.int32),
+        None if foreign_s is None else np.ascontiguousarray(foreign_s).reshape(-1),
     )
     first = [mapping.choices(i)[:1] for i in range(len(problem.work.operators))]
     for op, choice in zip(problem.work.operators, first, strict=True):

@@ -243,8 +243,9 @@ def evaluation_of_classes(
     """Describe two compiled classes of stages; outputs are chosen exactly unless given."""
     score = classes.score(outputs)
     parts = []
-    for layout, mapping, given in zip(classes.layouts, classes.mappings, outputs, strict=True):
-        parts.append(evaluation_of(classes.problem, layout, mapping, given))
+    for which, layout in enumerate(classes.layouts):
+        mapping = classes.beside(which, outputs[1 - which])
+        parts.append(evaluation_of(classes.problem, layout, mapping, outputs[which]))
     first, second = (part.encoding for part in parts)
     slowest = max(parts, key=lambda part: max(stage.load_s for stage in part.stages))
     return replace(

@@ -22,7 +22,14 @@ from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.mesh import link_loads
 from phaze_fast.wafer.packing import stage_dies
 
-__all__ = ["opposite", "stream_link_s", "stream_link_s_of", "stream_loads", "stream_shares"]
+__all__ = [
+    "foreign_link_s",
+    "opposite",
+    "stream_link_s",
+    "stream_link_s_of",
+    "stream_loads",
+    "stream_shares",
+]
 
 Array = np.ndarray[Any, Any]
 Die = tuple[int, int]
@@ -189,3 +196,87 @@ def stream_shares(
     seconds = link_s if reached else (0.0, 0.0)
     values = (capacity, stream.bandwidth_bytes_per_s * share, *seconds)
     return dict(zip(_RULES, values, strict=True))
+
+
+def foreign_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array | None:
+    """Seconds of links for what the dies of each stage stream, by stage whose links they are.
+
+    Parameters
+    ----------
+    wafer
+        The dies.
+    placed
+        Dies of each stage that stands on one wafer.
+    stages
+        Of the whole pipeline; joined wafers have as many each, and do not disturb one another.
+
+    Returns
+    -------
+    numpy.ndarray or None
+        Shape (stages, stages, 2), for a byte that each die of the second stage takes or gives and
+        for one of each: of the busiest link between two dies of the first stage and, where both are
+        the same one, of the busiest link anywhere. None where nothing off the wafer is reached.
+
+    Examples
+    --------
+    What the lower row takes passes down the columns, over links of the upper stage:
+
+    >>> from phaze_fast.hardware import presets
+    >>> tile = presets.wafer("dojo-tile-like").replace(columns=2, rows=3)
+    >>> foreign = foreign_link_s(tile, (((0, 0), (0, 1)), ((0, 2), (1, 2))), 2)
+    >>> bool(foreign[0, 1, 0] > 0), float(foreign[1, 0, 0])
+    (True, 0.0)
+    """
+    if wafer.off_wafer is None:
+        return None
+    x, y = wafer.link_bytes_per_s
+    dead = tuple(sorted(wafer.dead))
+    mesh = (wafer.grid, wafer.off_wafer.edges, dead, wafer.dead_links)
+    one = _foreign(*mesh, (x, y), placed)
+    if one is None:
+        return None
+    here = len(placed)
+    found = np.zeros((stages, stages, 2))
+    for first in range(0, stages, here):
+        found[first : first + here, first : first + here] = one
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _foreign(
+    grid: Die,
+    edges: tuple[str, ...],
+    dead: Dies,
+    cut: Cut,
+    rates: tuple[float, float],
+    placed: tuple[Dies, ...],
+) -> Array | None:
+    """Of the stages on one wafer: as `foreign_link_s` gives it."""
+    (x, y), every = rates, []
+    for dies in placed:
+        loads = _unit_loads(grid, edges, dead, cut, dies)
+        if loads is None or (loads[:, :, np.array([x, x, y, y]) <= 0.0] > 0.0).any():
+            return None
+        every.append(loads / np.where(np.array([x, x, y, y]) > 0.0, [x, x, y, y], 1.0))
+    into = np.stack(every)
+    out = np.stack([opposite(each) for each in every])
+    found = np.zeros((len(placed), len(placed), 2))
+    for k, dies in enumerate(placed):
+        inside = _inside(into[k].shape, dies)
+        if inside.any():
+            ways = into[:, inside], out[:, inside]
+            found[k, :, 0] = np.maximum(*ways).max(axis=1)
+            found[k, :, 1] = (ways[0] + ways[1]).max(axis=1)
+        found[k, k] = into[k].max(), (into[k] + out[k]).max()
+    found.setflags(write=False)
+    return found
+
+
+def _inside(shape: tuple[int, ...], dies: Dies) -> Array:
+    """Which links join two dies of a stage."""
+    found = np.zeros(shape, dtype=bool)
+    own = set(dies)
+    for x, y in dies:
+        for way, (dx, dy) in enumerate(((1, 0), (-1, 0), (0, 1), (0, -1))):
+            found[y, x, way] = (x + dx, y + dy) in own
+    return found

@@ -55,6 +55,8 @@ class Case:
     blocks: tuple
     boundary_s: tuple
     chain: tuple
+    foreign_s: tuple = ()  # of a stage, of another: seconds for a byte either way, for one of each
+    own_stages: range | None = None  # that streams are priced for; all
 
     @property
     def sizes(self):
@@ -89,6 +91,7 @@ class Part:
         self.weight_s = 0.0  # of the backward pass, what makes weight gradients
         self.state_bytes = self.stream_bytes = self.stash_bytes = 0.0
         self.live_bytes = self.gathered_bytes = 0.0  # of the operator that has most
+        self.taken_bytes = self.given_bytes = 0.0  # between a die and the rim, a micro-batch
 
     def seconds(self, more=(0.0, 0.0, 0.0), stream_s=0.0, links_s=0.0):
         """Both passes, with what else is done in the backward pass: waiting, work, beside work.
@@ -163,14 +166,17 @@ def add_op(case, i, op_mapping, part):
     part.gathered_bytes = max(part.gathered_bytes, buffers.get(mode, 0.0))
     if mode == "stream":
         part.stream_bytes += sum(kept)
+        part.taken_bytes += 2 * weights / holders
+        part.given_bytes += gradients / holders
         part.stream_s += stream_seconds(rules, 2 * weights, gradients) / holders
-        part.hidden[0] += link_seconds(rules, weights / holders, 0.0)
-        part.hidden[1] += link_seconds(rules, weights / holders, gradients / holders)
+        part.hidden[0] += own_link_seconds(case, weights / holders, 0.0)
+        part.hidden[1] += own_link_seconds(case, weights / holders, gradients / holders)
     elif mode == "offload":  # gradients leave with each micro-batch, new weights come back
         part.state_bytes += kept[0]
         part.stream_bytes += kept[1] + kept[2]
+        part.given_bytes += gradients / holders
         part.stream_s += gradients / holders / rules["stream_bytes_per_s"]
-        part.hidden[1] += link_seconds(rules, 0.0, gradients / holders)
+        part.hidden[1] += own_link_seconds(case, 0.0, gradients / holders)
         back_s = weights / holders / rules["stream_bytes_per_s"]
         part.step_s += max(back_s, link_seconds(rules, weights / holders, 0.0))
     else:
@@ -187,10 +193,39 @@ def stream_seconds(rules, in_bytes, out_bytes):
 
 
 def link_seconds(rules, in_bytes, out_bytes):
-    """Seconds of the busiest link to the rim: bytes both ways at once, and the rest of one way."""
+    """Seconds of the busiest link to the rim where all stream at once."""
+    costs = rules.get("stream_link_s", 0.0), rules.get("stream_both_s", 0.0)
+    return both_ways(costs, in_bytes, out_bytes)
+
+
+def both_ways(costs, in_bytes, out_bytes):
+    """Bytes both ways at once, and the rest of one way."""
     both = min(in_bytes, out_bytes)
-    rest = max(in_bytes, out_bytes) - both
-    return rules.get("stream_both_s", 0.0) * both + rules.get("stream_link_s", 0.0) * rest
+    return costs[1] * both + costs[0] * (max(in_bytes, out_bytes) - both)
+
+
+def own_link_seconds(case, in_bytes, out_bytes):
+    """Seconds of the busiest link where a stage streams alone: of the stage that stands worst."""
+    if not case.foreign_s:
+        return link_seconds(case.rules, in_bytes, out_bytes)
+    own = [case.foreign_s[k][k] for k in case.own_stages or range(len(case.foreign_s))]
+    return both_ways([max(costs) for costs in zip(*own, strict=True)], in_bytes, out_bytes)
+
+
+def charge(rules, foreign_s, stages):
+    """Add to each stage what it waits for others' streams; seconds of the links to the rim.
+
+    A stage that takes less than the one that streams meets a part of that stream.
+    """
+    alone = [stage.load_s for stage in stages]
+    for k, stage in enumerate(stages):
+        for j, other in enumerate(stages):
+            if j == k or not max(other.taken_bytes, other.given_bytes):
+                continue
+            whole_s = both_ways(foreign_s[k][j], other.taken_bytes, other.given_bytes)
+            stage.load_s += whole_s * min(1.0, alone[k] / alone[j])
+    least = (min(getattr(s, name) for s in stages) for name in ("taken_bytes", "given_bytes"))
+    return link_seconds(rules, *least)
 
 
 def tensor_terms(case, op_mappings, source, kind):
@@ -358,7 +393,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
     def per_block(ways):
         _, moved, more = _sums(items, ways)
         extra = stream_seconds(rules, moved, moved) if moved else 0.0
-        return block.seconds(more, extra, link_seconds(rules, moved, 0.0))
+        return block.seconds(more, extra, own_link_seconds(case, moved, 0.0))
 
     every, least = [], math.nan
     if given is None:
@@ -399,6 +434,8 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
         activation_bytes=memory(saved) - fixed + flight * sum(end.stash_bytes for end in ends),
         over_bytes=max(0.0, memory(saved) - capacity),
         stream_bytes=streamed + copies * moved,
+        taken_bytes=total("taken_bytes") + blocks * moved,
+        given_bytes=total("given_bytes") + blocks * moved,
         tail_s=exposed + total("step_s"),
         weight_s=total("weight_s"),
         outputs={item.op: way for item, way in zip(items, chosen, strict=True)},
@@ -413,8 +450,9 @@ def evaluate(case, op_mappings, outputs=None):
         stage_of(case, op_mappings, parts, items, k, None if outputs is None else outputs[k])
         for k in range(len(case.blocks))
     ]
+    links_s = charge(case.rules, case.foreign_s, stages) if case.foreign_s else 0.0
     tail = max(stage.tail_s for stage in stages) + case.rules["outer_tail_s"]
-    return pipeline_seconds(case.rules, stages) + tail, stages
+    return pipeline_seconds(case.rules, stages, links_s) + tail, stages
 
 
 def in_flight(rules, count, k):
@@ -427,12 +465,17 @@ def in_flight(rules, count, k):
     return min(batches, count - k)
 
 
-def pipeline_seconds(rules, stages):
-    """The slowest stage for every micro-batch, and once what the others keep it waiting for."""
+def pipeline_seconds(rules, stages, links_s=0.0):
+    """The slowest stage for every micro-batch, and once what the others keep it waiting for.
+
+    Every micro-batch but one takes as long as the links to the rim for what all of them stream.
+    """
     slowest = max(range(len(stages)), key=lambda k: stages[k].load_s)
     others = [stage for k, stage in enumerate(stages) if k != slowest]
     waits = [
         max(0.0, stage.load_s - 2 * stage.weight_s) if rules["zero_bubble"] else stage.load_s
         for stage in others
     ]
-    return rules["microbatches"] * stages[slowest].load_s + sum(waits) / rules["chunks"]
+    slowest_s = stages[slowest].load_s
+    more_s = (rules["microbatches"] - 1) * max(0.0, links_s - slowest_s)
+    return rules["microbatches"] * slowest_s + more_s + sum(waits) / rules["chunks"]

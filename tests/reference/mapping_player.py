@@ -98,12 +98,16 @@ class Player:
         return self.traffic.join([self.traffic.pause(work_s, [after]), moved])
 
     def along(self, flows, after):
-        """Add (route, bytes) messages that start together, packet by packet."""
+        """Add (route, bytes) messages off the wafer that start together, packet by packet.
+
+        They have a virtual channel of their own: collectives and they get as many bytes each over
+        a link that both want.
+        """
         ends, packets = [after], 2 * self.packets
         for route, size in flows:
             behind = None
             for _ in range(packets if route else 0):
-                behind = self.traffic.send_along(route, size / packets, [after], behind)
+                behind = self.traffic.send_along(route, size / packets, [after], behind, 1)
                 ends.append(behind)
         return self.traffic.join(ends)
 

@@ -1,7 +1,7 @@
 """Collectives on an open 2-D mesh of dies, played packet by packet: the oracle of the formulas.
 
-A directed link is one FIFO: it takes one packet at a time, in the order in which they come. A
-packet takes the links of its XY route one after the other, and each hop adds a latency. What a
+A directed link takes one packet at a time. It has two virtual channels, each a FIFO; where packets
+wait in both, it takes from both by turns, so that each gets as many bytes. A packet takes the links of its XY route one after the other, and each hop adds a latency. What a
 packet waits for is a graph: an all-gather passes on what it has received, a reduction adds its own
 part at no cost before it does. A die hands its links whole messages at once, or, where that is
 asked for, one packet of a message at a time, so that no message blocks a link for all others. Only
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
 LEFT = -1  # a packet has left its first die
+FREE = -2  # a link can take the next packet
 
 
 class Traffic:
@@ -28,6 +29,7 @@ class Traffic:
         self.seconds_per_byte = [1.0 / rates[d // 2] for d in range(4)] * (columns * rows)
         self.routes, self.sizes, self.waits, self.then = [], [], [], []
         self.followers, self.pauses, self.ends = {}, {}, {}
+        self.channels = {}  # of packets that are not in the first one
         self.received = [0.0] * (columns * rows)
 
     def route(self, source, target):
@@ -58,9 +60,11 @@ class Traffic:
         self.received[target] += size
         return self.send_along(self.route(source, target), size, after, behind)
 
-    def send_along(self, route, size, after, behind=None):
-        """Add a packet that takes the given links."""
+    def send_along(self, route, size, after, behind=None, channel=0):
+        """Add a packet that takes the given links, in one of their two channels."""
         node = self._add(route, size, after)
+        if channel:
+            self.channels[node] = channel
         if self.paced and behind is not None:
             self.waits[node] += 1
             self.followers[behind] = node
@@ -78,7 +82,7 @@ class Traffic:
 
     def play(self):
         """Seconds until the last packet has arrived; `ends` has when each one did."""
-        free = [0.0] * len(self.seconds_per_byte)
+        links = [_Link(seconds) for seconds in self.seconds_per_byte]
         waits = list(self.waits)
         order = itertools.count()
         start = self.pauses.get
@@ -87,19 +91,33 @@ class Traffic:
         ]
         heapq.heapify(events)
         now, arrived = 0.0, 0
+
+        def pushed(time_s, node, at):
+            heapq.heappush(events, (time_s, next(order), node, at))
+
         while events:
             now, _, node, at = heapq.heappop(events)
-            route = self.routes[node]
             released = ()
             if at == LEFT:
                 released = (self.followers[node],)
-            elif at < len(route):
-                link = route[at]
-                end = max(now, free[link]) + self.sizes[node] * self.seconds_per_byte[link]
-                free[link] = end
-                heapq.heappush(events, (end + self.hop_s, next(order), node, at + 1))
+            elif at == FREE or at < len(self.routes[node]):
+                number = node if at == FREE else self.routes[node][at]
+                link = links[number]
+                if at != FREE:
+                    link.add(self.channels.get(node, 0), node, at, self.sizes[node])
+                if now < link.free_s:
+                    if not link.called:  # once it is free
+                        link.called = True
+                        pushed(link.free_s, number, FREE)
+                    continue
+                link.called = False
+                node, at = link.take(now)
+                pushed(link.free_s + self.hop_s, node, at + 1)
                 if at == 0 and node in self.followers:
-                    heapq.heappush(events, (end, next(order), node, LEFT))
+                    pushed(link.free_s, node, LEFT)
+                if link.waiting():
+                    link.called = True
+                    pushed(link.free_s, number, FREE)
             else:
                 arrived += 1
                 self.ends[node] = now
@@ -107,10 +125,35 @@ class Traffic:
             for other in released:
                 waits[other] -= 1
                 if not waits[other]:
-                    heapq.heappush(events, (now + start(other, 0.0), next(order), other, 0))
+                    pushed(now + start(other, 0.0), other, 0)
         if arrived != len(self.routes):
             raise ValueError("packets wait for one another")
         return now
+
+
+class _Link:
+    """Takes one packet at a time, of its two channels by turns, byte for byte."""
+
+    def __init__(self, seconds_per_byte):
+        self.seconds_per_byte, self.free_s, self.called = seconds_per_byte, 0.0, False
+        self.queues, self.taken, self.now = (deque(), deque()), [0.0, 0.0], 0.0
+
+    def add(self, channel, node, at, size):
+        if not self.queues[channel]:  # what it did not want before is not owed to it
+            self.taken[channel] = max(self.taken[channel], self.now)
+        self.queues[channel].append((node, at, size))
+
+    def waiting(self):
+        return bool(self.queues[0] or self.queues[1])
+
+    def take(self, now):
+        ready = [channel for channel in (0, 1) if self.queues[channel]]
+        channel = min(ready, key=self.taken.__getitem__)
+        node, at, size = self.queues[channel].popleft()
+        self.now = self.taken[channel]
+        self.taken[channel] += size
+        self.free_s = now + size * self.seconds_per_byte
+        return node, at
 
 
 # ---- which dies belong together ----

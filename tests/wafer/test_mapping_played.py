@@ -23,7 +23,7 @@ from phaze_fast.wafer.prices import combination
 from phaze_fast.wafer.problem import PIECES, WEIGHTS
 
 WITHIN = 0.03
-FAR = (0.85, 1.45)  # of the model, where several stages stream over links that count
+FAR = (0.91, 1.12)  # of the model, where several stages stream over links that count
 COPIED = ("inner", "copies")  # slots along which a block's output is whole
 
 # Links slow enough to count beside the work, and no latency: both sides are then exact but for
@@ -301,16 +301,18 @@ def test_whole_mappings_with_concurrent_traffic(count, kind):
 
 
 @pytest.mark.slow
-def test_stages_that_stream_at_once_get_into_each_others_way():
-    """Several stages stream: how far the model is off, which does not charge one for the others.
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_stages_that_stream_at_once_get_into_each_others_way(seed):
+    """Several stages stream: how far the model is off.
 
-    What one stage streams passes links that another one's collectives wait for; the model counts it
-    beside the work of its own stage only. On the other hand each die has a share of its own of the
-    links to the rim, though others may not need theirs.
+    What one stage streams passes links that another one's collectives want; both get half of them
+    then. The model lets a stage wait for all that passes the busiest of its links while it works:
+    on average that is so, but what is streamed while it rests costs nothing, and what meets it at
+    several links, one after the other, costs more. The slowest stage sets the pace of a pipeline.
     """
-    rng = random.Random(1)
+    rng = random.Random(seed)
     model, found = models.load("bertlarge"), []
-    for case in range(8):
+    for case in range(20):
         layout = SHAPES[case % 4]
         small = model.replace(layers=layout.stages)
         wafer = SLOW.replace(off_wafer=SLOW.off_wafer.replace(edges=EDGES[case // 4 % 4]))
@@ -319,4 +321,5 @@ def test_stages_that_stream_at_once_get_into_each_others_way():
         found += played_over_model(problem, layout, problem.modes, rng)
     assert min(found) >= FAR[0]
     assert max(found) <= FAR[1]
-    assert np.mean(found) == pytest.approx(1.0, abs=0.1)
+    assert np.mean(found) == pytest.approx(1.0, abs=0.01)
+    assert np.mean(np.abs(np.array(found) - 1.0) <= WITHIN) >= 0.7

@@ -28,6 +28,7 @@ from phaze_fast.wafer.class_places import class_places
 from phaze_fast.wafer.class_search import improved_classes
 from phaze_fast.wafer.classes import Classes
 from phaze_fast.wafer.evaluate import evaluation_of_classes
+from phaze_fast.wafer.streams import foreign_link_s
 from phaze_fast.wafer.layout import slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES
 from phaze_fast.wafer.prices import combination, combinations
@@ -39,7 +40,7 @@ PLAIN = {"chunks": 1, "zero_bubble": 0}
 # ---- the kernel: stages as a part of a longer pipeline ----
 
 
-def part_of(case, op_mappings, first, count, others=(0.0, 0.0, 0.0)):
+def part_of(case, op_mappings, first, count, others=(0.0, 0.0, 0.0, None)):
     """Compile `count` stages of a pipeline from `first` on."""
     given = arguments(case)
     rules = given["rules"].copy()
@@ -51,6 +52,13 @@ def part_of(case, op_mappings, first, count, others=(0.0, 0.0, 0.0)):
     mapping.assign(packed(op_mappings))
     mapping.set_others(*others)
     return mapping
+
+
+def others_of(mapping):
+    """What the stages of a class take and stream, as the other class is told."""
+    each = np.ascontiguousarray(mapping.stages()[0][:, 5:8])
+    tail_s = float(mapping.score()["tail_s"][0])
+    return float(each[:, 0].sum()), float(each[:, 0].max()), tail_s, each.reshape(-1)
 
 
 def test_stages_of_a_class_are_those_of_the_whole_pipeline():
@@ -68,16 +76,30 @@ def test_stages_of_a_class_are_those_of_the_whole_pipeline():
         time_s, stages = oracle.evaluate(case, op_mappings)
         border = rng.randrange(1, len(stages))
         first = part_of(case, op_mappings, 0, border)
-        loads = first.stages()[0][:, 0]
-        others = (float(loads.sum()), float(loads.max()), float(first.score()["tail_s"][0]))
-        second = part_of(case, op_mappings, border, len(stages) - border, others)
-        found = [*loads, *second.stages()[0][:, 0]]
+        second = part_of(case, op_mappings, border, len(stages) - border)
+        if case.foreign_s:  # streams are priced for the stages of each by themselves
+            own = [case.foreign_s[k][k] for k in range(len(stages))]
+            case.foreign_s = tuple(
+                tuple(own[0] if j == k else cost for j, cost in enumerate(row))
+                for k, row in enumerate(case.foreign_s)
+            )
+            first = part_of(case, op_mappings, 0, border)
+            second = part_of(case, op_mappings, border, len(stages) - border)
+            # Ways that tie for one stage may stream more or less past the others.
+            ways = [*first.stages()[1].tolist(), *second.stages()[1].tolist()]
+            given = [dict(enumerate(row)) for row in ways]
+            time_s, stages = oracle.evaluate(case, op_mappings, given)
+        one, other = others_of(first), others_of(second)
+        second.set_others(*one)
+        first.set_others(*other)
+        found = [*first.stages()[0][:, 0], *second.stages()[0][:, 0]]
         assert found == pytest.approx([s.load_s for s in stages], rel=CLOSE)
         memory = [*first.stages()[0][:, 4], *second.stages()[0][:, 4]]
         slack = 1e-11 * max(s.memory_bytes for s in stages)
         assert memory == pytest.approx([s.over_bytes for s in stages], abs=slack)
         score = second.score()[0]
         assert score["time_s"] == pytest.approx(time_s, rel=CLOSE)
+        assert first.score()["time_s"][0] == pytest.approx(time_s, rel=CLOSE)
         # A bound of one class that knows the other is one of the whole.
         fits = sum(s.over_bytes for s in stages) == 0.0
         streams = max(s.stream_bytes for s in stages) > case.rules["stream_capacity_bytes"]
@@ -195,20 +217,27 @@ def plain_step(problem, classes, op_mappings):
     border, stages = classes.layouts[0].stages, []
     for which in (0, 1):
         case = case_of(problem, classes, which)
-        parts, items = oracle.parts_of(case, op_mappings[which])
         own = range(border) if which == 0 else range(border, len(case.blocks))
+        if problem.stream is not None:
+            case.foreign_s = foreign_link_s(problem.wafer, classes.dies, len(case.blocks)).tolist()
+            case.own_stages = own
+        parts, items = oracle.parts_of(case, op_mappings[which])
         stages += [oracle.stage_of(case, op_mappings[which], parts, items, k) for k in own]
+    links_s = 0.0
+    if case.foreign_s:
+        links_s = oracle.charge(case.rules, case.foreign_s, stages)
     loads = [stage.load_s for stage in stages]
     batches = -(-problem.training.global_batch // classes.layouts[0].microbatch)
-    return batches * max(loads) + sum(loads) - max(loads) + max(s.tail_s for s in stages), stages
+    tail_s = max(s.tail_s for s in stages)
+    return (batches - 1) * max(*loads, links_s) + sum(loads) + tail_s, stages
 
 
-def drawn(rng, mapping, slots):
+def drawn(rng, mapping, slots, modes):
     """Operator mappings at random, as the kernel and as the oracle take them."""
     rows, plain = [], []
     for i in range(len(mapping.op_mappings())):
         row = mapping.choices(i)[rng.randrange(len(mapping.choices(i)))].copy()
-        row["mode"], row["algorithm"] = rng.randrange(4), rng.randrange(4)
+        row["mode"], row["algorithm"] = rng.randrange(modes), rng.randrange(4)
         masks = [int(mask) for mask in row["slots"]]
         roles = [next(oracle.ROLES[r] for r in range(5) if masks[r] >> k & 1) for k in range(slots)]
         plain.append(oracle.OperatorMapping(tuple(roles), int(row["mode"]), int(row["algorithm"])))
@@ -257,7 +286,7 @@ def test_whole_mappings_agree_with_a_plain_evaluator():
             continue
         checked += 1
         plain = [
-            drawn(rng, mapping, len(slots_of(each.width, each.height)))
+            drawn(rng, mapping, len(slots_of(each.width, each.height)), len(problem.modes))
             for mapping, each in zip(classes.mappings, pair, strict=True)
         ]
         time_s, stages = plain_step(problem, classes, plain)
@@ -270,6 +299,15 @@ def test_whole_mappings_agree_with_a_plain_evaluator():
         again = Encoding.from_list(json.loads(found.encoding.to_json()))
         assert again == found.encoding
         assert evaluate(problem, again).time_s == found.time_s
+
+
+def beside(classes, one, other):
+    """Seconds of a step where the second class has mappings beside what the first one takes."""
+    times = one[1]
+    classes.mappings[1].assign(other[0])
+    streams = times.streams.reshape(-1)
+    classes.mappings[1].set_others(times.sum_s, times.slowest_s, times.tail_s, streams)
+    return float(classes.mappings[1].score()["time_s"][0])
 
 
 def fastest(problem, pair):
@@ -298,16 +336,9 @@ def fastest(problem, pair):
             score = mapping.score()[0]
             if score["over_bytes"] + score["stream_over_bytes"] <= 0:
                 times = classes.times(which)
-                rows.append((times.sum_s, times.slowest_s, times.tail_s))
-        sides.append(sorted(set(rows)))
-    batches = problem.batches(pair[0])
-    return min(
-        (
-            (batches - 1) * max(a[1], b[1]) + a[0] + b[0] + max(a[2], b[2])
-            for a, b in itertools.product(*sides)
-        ),
-        default=math.inf,
-    )
+                rows.append((op_mappings, times))
+        sides.append(rows)
+    return min((beside(classes, *both) for both in itertools.product(*sides)), default=math.inf)
 
 
 @pytest.mark.parametrize("cases", [4, pytest.param(20, marks=pytest.mark.slow)])

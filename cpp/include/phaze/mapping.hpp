@@ -125,7 +125,7 @@ struct MapRulesRecord {
     return in_bytes > out_bytes ? in_bytes : out_bytes;
   }
 
-  // Seconds of the busiest link to the rim where each die takes and gives so many bytes at once.
+  // Seconds of the busiest link to the rim where each die in use takes and gives so much at once.
   double streamed_link_s(double in_bytes, double out_bytes) const noexcept {
     const double less = in_bytes < out_bytes ? in_bytes : out_bytes;
     return (in_bytes + out_bytes - 2.0 * less) * stream_link_s + less * stream_both_s;
@@ -156,6 +156,11 @@ struct MapProblem {
   std::span<const std::int32_t> blocks;  // of each stage
   std::span<const double> boundary_s;    // per byte that a stage sends, both ways
   std::span<const std::int32_t> chain;   // operators of a block from its first to its last
+  // Streams over links, where stages do not all pass the same ones (pipeline x pipeline stages x
+  // 2): of stage k and another one j, seconds of the busiest link between dies of k for a byte that
+  // each die of j takes or gives, and for one of each; of k and k, of the busiest link anywhere.
+  // Empty: all stream at once, by the rules' seconds.
+  std::span<const double> foreign_s;
 };
 
 struct MapScore {
@@ -171,6 +176,12 @@ struct MapScore {
   double tail_s;           // after the last micro-batch
 };
 
+// What a stage of another class takes for one micro-batch: by itself, and between each of its dies
+// and the rim.
+struct MapOther {
+  double alone_s, taken_bytes, given_bytes;
+};
+
 // What one stage keeps and how long it takes.
 struct MapStage {
   double load_s;
@@ -178,6 +189,7 @@ struct MapStage {
   double state_bytes;
   double activation_bytes;
   double over_bytes;
+  MapOther streams;  // of its own; without what it waits for others' streams
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 
@@ -222,7 +234,9 @@ class Mapping {
   void assign(std::span<const OpMapping> op_mappings);
 
   // What the stages of other classes take, where these are a part of a pipeline; seconds >= 0.
-  void set_others(double sum_s, double slowest_s, double tail_s) noexcept {
+  // `each`: one by one, where streams pass other stages' links; none: nobody waits for these.
+  void set_others(double sum_s, double slowest_s, double tail_s, std::span<const MapOther> each) {
+    others_.assign(each.begin(), each.end());
     rules_.other_sum_s = sum_s;
     rules_.other_slowest_s = slowest_s;
     rules_.other_tail_s = tail_s;
@@ -271,6 +285,9 @@ class Mapping {
   std::span<const std::int32_t> blocks() const noexcept { return blocks_; }
   std::span<const double> boundary() const noexcept { return boundary_; }
 
+  // Seconds of the busiest link to the rim for a byte that each die of a stage takes or gives.
+  double stream_link_s() const noexcept { return link_s_; }
+
  private:
   struct State {  // of a tensor along the slots
     std::uint16_t batch, rows, experts, features, partial, whole;
@@ -313,6 +330,11 @@ class Mapping {
   double work_s(int op, const OpMapping& op_mapping, bool forward) const noexcept;
   bool takes_beside(int from, int to) const noexcept;
   double reentry_s(const MapEdgeRecord& edge) const noexcept;
+  // Seconds of the busiest link to the rim where each die of a stage takes and gives so much.
+  double streamed_link_s(double in_bytes, double out_bytes) const noexcept {
+    const double less = in_bytes < out_bytes ? in_bytes : out_bytes;
+    return (in_bytes + out_bytes - 2.0 * less) * link_s_ + less * both_s_;
+  }
   double size(std::uint16_t slots) const noexcept { return sizes_[slots]; }
   std::int32_t column_of(const OpMapping& op_mapping) const noexcept;
   Fan fan(const FanShape& shape) const noexcept;
@@ -324,6 +346,17 @@ class Mapping {
   double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
   double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
+  struct Moved {  // between a die and the rim, for one micro-batch
+    double taken_bytes, given_bytes;
+  };
+  std::array<Moved, 3> moved_weights() const noexcept;
+  MapOther streams_of(const std::array<Moved, 3>& parts, int k, double alone_s,
+                      double offloaded) const noexcept;
+  struct Charged {
+    double sum_s, slowest_s;  // of the stages of other classes
+    double links_s;           // that the busiest link to the rim takes for what all stages stream
+  };
+  Charged charge_foreign(std::span<const MapOther> own, std::span<double> loads_s) const noexcept;
 
   std::vector<MeshRun> slots_;
   std::vector<MapOpRecord> ops_;
@@ -337,6 +370,9 @@ class Mapping {
   std::vector<double> weight_grad_s_;
   std::vector<std::int32_t> blocks_;
   std::vector<double> boundary_;
+  std::vector<double> foreign_s_;
+  std::vector<MapOther> others_;
+  double link_s_, both_s_;  // of the busiest link that a stage's own streams pass
   std::vector<std::int32_t> chain_;
   std::int32_t last_;   // operator whose output leaves the block
   std::int32_t entry_;  // the one whose output enters the next block where the first is entered
@@ -364,36 +400,5 @@ class Mapping {
   };
   Proposed proposed_;
 };
-
-// ---- search over the operator mappings of one problem ----
-
-struct MapSearchRules {
-  std::uint64_t seed;
-  std::int64_t steps;  // evaluations
-  double start;        // accepted loss at the beginning, relative
-};
-struct MapFound {
-  std::vector<OpMapping> op_mappings;
-  MapScore score;
-  std::int64_t evaluations;
-};
-
-// What a search minimises: the step's time where it fits, else how much is missing, and more than
-// any time.
-double objective(const Mapping& mapping, const MapScore& score) noexcept;
-
-// Threshold accepting from the mapping's present operator mappings, which it leaves at the best it
-// found. The same answer on every machine: integers choose, and no transcendental function is
-// called.
-MapFound anneal(Mapping& mapping, const MapSearchRules& rules);
-
-// Best single changes, one operator after another, until none helps.
-MapFound descend(Mapping& mapping, int rounds);
-
-// How many ways there are to choose operator mappings and modes (modes only where there are
-// weights), and the best of all of them, tried one by one: for small problems, where others can be
-// held against it.
-double ways(const Mapping& mapping) noexcept;
-MapFound exhaust(Mapping& mapping);
 
 }  // namespace phaze

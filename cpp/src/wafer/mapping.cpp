@@ -226,12 +226,12 @@ Mapping::Node Mapping::node(int op, const OpMapping& g) const noexcept {
     n.state_bytes = 0.0;
     n.stream_s = rules_.streamed(2.0 * weights, gradients) / among / rules_.stream_bytes_per_s;
     n.step_s = 0.0;  // off the wafer, beside the next step
-    n.hidden_f_s += rules_.streamed_link_s(weights / among, 0.0);
-    n.hidden_b_s += rules_.streamed_link_s(weights / among, gradients / among);
+    n.hidden_f_s += streamed_link_s(weights / among, 0.0);
+    n.hidden_b_s += streamed_link_s(weights / among, gradients / among);
   } else if (mode == WeightMode::kOffload) {
     n.stream_bytes = (gradients + state) / among;
     n.stream_s = gradients / among / rules_.stream_bytes_per_s;
-    n.hidden_b_s += rules_.streamed_link_s(0.0, gradients / among);
+    n.hidden_b_s += streamed_link_s(0.0, gradients / among);
     n.step_s = std::max(weights / among / rules_.stream_bytes_per_s,  // new weights come back
                         rules_.streamed_link_s(weights / among, 0.0));
   }

@@ -171,7 +171,7 @@ void Mapping::list_items(Block& block) const {
     if (out) {
       const double moved = rules_.streamed(own.stash_bytes, own.stash_bytes);
       item.stream_s = moved / rules_.stream_bytes_per_s;
-      item.link_s = own.stash_bytes * rules_.stream_link_s;
+      item.link_s = own.stash_bytes * link_s_;
     }
     block.items[kAt(block.count++)] = item;
   }
@@ -333,13 +333,16 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     if (least.time_s() > most_s) return too_long();
   }
   const double least_step_s = least.time_s();
-
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
   total.blocking_s = block.blocking_f_s + block.blocking_b_s;
   total.hidden_s = block.hidden_f_s + block.hidden_b_s;
   if (described != nullptr) described->resize(kAt(count));
   Pipeline pipeline(rules_);
+  const bool streams = !foreign_s_.empty();   // that stages may wait for
+  std::array<double, kMaxMapStages> loads_s;  // these and the next where there are, `count` of them
+  std::array<MapOther, kMaxMapStages> alone;
+  const std::array<Moved, 3> weights = streams ? moved_weights() : std::array<Moved, 3>{};
   double tail_s = rules_.other_tail_s;
   Outputs chosen{};
   for (int k = 0; k < count; ++k) {
@@ -374,20 +377,39 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
     tail_s = std::max(tail_s, exposed + f.step_s);
     pipeline.add(load, weight_grad(k));
+    if (streams) {
+      loads_s[kAt(k)] = load;
+      alone[kAt(k)] = streams_of(weights, k, load, moved);
+    }
     total.memory_bytes = std::max(total.memory_bytes, memory);
     total.over_bytes = std::max(total.over_bytes, over);
     total.stream_bytes = std::max(total.stream_bytes, stream);
     total.stream_over_bytes =
         std::max(total.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
     if (described != nullptr) {
-      (*described)[kAt(k)] = {load, memory, f.state_bytes, activations + f.stash_bytes,
-                              over, chosen};
+      (*described)[kAt(k)] = {load,          memory,
+                              f.state_bytes, activations + f.stash_bytes,
+                              over,          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
+                              chosen};
     }
   }
+  if (streams) {
+    const Charged others = charge_foreign({alone.data(), kAt(count)}, {loads_s.data(), kAt(count)});
+    pipeline = Pipeline(rules_);
+    pipeline.sum_s = pipeline.idle_s = others.sum_s;
+    pipeline.slowest_s = pipeline.slowest_idle_s = others.slowest_s;
+    for (int k = 0; k < count; ++k) {
+      pipeline.add(loads_s[kAt(k)], weight_grad(k));
+      if (described != nullptr) (*described)[kAt(k)].load_s = loads_s[kAt(k)];
+    }
+    const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
+    total.time_s = static_cast<double>(rules_.microbatches - 1) * more;
+    total.slowest_stage_s = more;
+  }
   if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;
-  total.slowest_stage_s = pipeline.slowest_s;
+  total.slowest_stage_s += pipeline.slowest_s;
   total.tail_s = tail_s + rules_.outer_tail_s;
-  total.time_s = pipeline.time_s() + total.tail_s;
+  total.time_s += pipeline.time_s() + total.tail_s;
   return total;
 }
 

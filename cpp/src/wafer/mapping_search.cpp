@@ -1,7 +1,7 @@
+#include "phaze/mapping_search.hpp"
+
 #include <algorithm>
 #include <limits>
-
-#include "phaze/mapping.hpp"
 
 namespace phaze {
 namespace {

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "phaze/mapping_search.hpp"
 #include "phaze/relaxation.hpp"
 
 namespace phaze::test {
