@@ -28,10 +28,10 @@ from phaze_fast.wafer.class_places import class_places
 from phaze_fast.wafer.class_search import improved_classes
 from phaze_fast.wafer.classes import Classes
 from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.streams import foreign_link_s
 from phaze_fast.wafer.layout import slots_of
 from phaze_fast.wafer.operators import PARTS, ROLES
 from phaze_fast.wafer.prices import combination, combinations
+from phaze_fast.wafer.streams import foreign_link_s
 
 TABLES = ("forward", "backward", "stash", "live", "parameters", "weight_grad")
 PLAIN = {"chunks": 1, "zero_bubble": 0}

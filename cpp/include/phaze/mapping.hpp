@@ -156,10 +156,9 @@ struct MapProblem {
   std::span<const std::int32_t> blocks;  // of each stage
   std::span<const double> boundary_s;    // per byte that a stage sends, both ways
   std::span<const std::int32_t> chain;   // operators of a block from its first to its last
-  // Streams over links, where stages do not all pass the same ones (pipeline x pipeline stages x
-  // 2): of stage k and another one j, seconds of the busiest link between dies of k for a byte that
-  // each die of j takes or gives, and for one of each; of k and k, of the busiest link anywhere.
-  // Empty: all stream at once, by the rules' seconds.
+  // Streams (pipeline x pipeline stages x 2): of stage k and another one j, seconds of the busiest
+  // link between dies of k for a byte that each die of j takes or gives, and for one of each; of k
+  // and k, of the busiest link anywhere. Empty: all stream at once, by the rules' seconds.
   std::span<const double> foreign_s;
 };
 
@@ -176,8 +175,7 @@ struct MapScore {
   double tail_s;           // after the last micro-batch
 };
 
-// What a stage of another class takes for one micro-batch: by itself, and between each of its dies
-// and the rim.
+// What a stage takes for one micro-batch by itself, and between each of its dies and the rim.
 struct MapOther {
   double alone_s, taken_bytes, given_bytes;
 };
@@ -189,7 +187,7 @@ struct MapStage {
   double state_bytes;
   double activation_bytes;
   double over_bytes;
-  MapOther streams;  // of its own; without what it waits for others' streams
+  MapOther streams;  // without what it waits for those of others
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 
@@ -284,9 +282,7 @@ class Mapping {
   std::span<const MapEdgeRecord> edges() const noexcept { return edges_; }
   std::span<const std::int32_t> blocks() const noexcept { return blocks_; }
   std::span<const double> boundary() const noexcept { return boundary_; }
-
-  // Seconds of the busiest link to the rim for a byte that each die of a stage takes or gives.
-  double stream_link_s() const noexcept { return link_s_; }
+  double stream_link_s() const noexcept { return link_s_; }  // of a stage by itself
 
  private:
   struct State {  // of a tensor along the slots

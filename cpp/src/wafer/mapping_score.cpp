@@ -4,6 +4,7 @@
 
 #include "phaze/mapping.hpp"
 #include "placement/memory_rule.hpp"
+#include "wafer/mapping_parts.hpp"
 #include "wafer/output_choice.hpp"
 
 namespace phaze {
@@ -28,83 +29,6 @@ double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
                                                      : PipelineSchedule::kOneForwardOneBackward;
   return microbatches_in_flight(schedule, stages, stage, microbatches, chunks);
 }
-
-// An output that may be computed again or moved off the wafer instead of being kept.
-struct Mapping::Item {
-  int op;
-  bool recompute, offload;
-  double saved_bytes;
-  double work_s, blocking_s, hidden_s;  // that running it again adds to the backward pass
-  double stream_s;                      // that moving it out and back adds
-  double link_s;                        // that each of both adds to what is beside the work
-};
-
-// Sums over one part of the model: a block, or an end.
-struct Mapping::Block {
-  double forward_s = 0.0, backward_s = 0.0, weight_grad_s = 0.0;
-  double blocking_f_s = 0.0, blocking_b_s = 0.0;
-  double hidden_f_s = 0.0, hidden_b_s = 0.0;
-  double stream_s = 0.0;
-  double sync_s = 0.0, step_s = 0.0;
-  double state_bytes = 0.0, stream_bytes = 0.0, stash_bytes = 0.0;
-  double live_bytes = 0.0, gathered_bytes = 0.0;
-  int count = 0;
-  std::array<Item, kMaxMapOps> items;  // `count` of them
-
-  void add(const Node& n) noexcept {
-    forward_s += n.forward_s;
-    backward_s += n.backward_s;
-    weight_grad_s += n.weight_grad_s;
-    blocking_f_s += n.blocking_f_s;
-    blocking_b_s += n.blocking_b_s;
-    hidden_f_s += n.hidden_f_s;
-    hidden_b_s += n.hidden_b_s;
-    stream_s += n.stream_s;
-    sync_s += n.sync_s;
-    step_s += n.step_s;
-    state_bytes += n.state_bytes;
-    stream_bytes += n.stream_bytes;
-    stash_bytes += n.stash_bytes;
-    live_bytes = std::max(live_bytes, n.live_bytes);
-    gathered_bytes = std::max(gathered_bytes, n.gathered_bytes);
-  }
-  void add(const Fan& f) noexcept {
-    blocking_f_s += f.forward_s;
-    blocking_b_s += f.backward_s;
-    hidden_f_s += f.beside_f_s;
-    hidden_b_s += f.again_s + f.beside_b_s;
-  }
-  double plain_s() const noexcept {
-    const double passes = blocking_f_s + std::max(forward_s, hidden_f_s) + blocking_b_s +
-                          std::max(backward_s, hidden_b_s);
-    return std::max(passes, stream_s);
-  }
-};
-
-// Seconds of a step by its schedule, as its stages are added.
-struct Mapping::Pipeline {
-  const MapRulesRecord* rules;
-  double sum_s, slowest_s;
-  double idle_s, slowest_idle_s;  // while it fills: of all stages, of the slowest
-
-  // Begins with the stages of other classes, where there are any.
-  explicit Pipeline(const MapRulesRecord& given) noexcept
-      : rules(&given),
-        sum_s(given.other_sum_s),
-        slowest_s(given.other_slowest_s),
-        idle_s(given.other_sum_s),
-        slowest_idle_s(given.other_slowest_s) {}
-
-  void add(double load_s, double weight_grad_s) noexcept;
-  double time_s() const noexcept;
-
-  // The most that a stage of `load_s` here may take in a step of so long: every micro-batch passes
-  // it, and the other stages once, or a part of them.
-  double most_s(double limit_s, double load_s) const noexcept {
-    const double part = rules->zero_bubble != 0 ? 0.0 : 1.0 / rules->chunks;
-    return (limit_s - part * (sum_s - load_s)) / static_cast<double>(rules->microbatches);
-  }
-};
 
 // What an operator that runs again pays to take in a kept tensor, where the backward pass does not
 // convert that tensor once more anyway.
@@ -240,20 +164,6 @@ double Mapping::Pipeline::time_s() const noexcept {
   return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
 }
 
-// One stage but for the choice of its outputs.
-struct Mapping::Frame {
-  double flight;       // micro-batches that it holds
-  double state_bytes;  // weights, gradients, optimiser state
-  double stash_bytes;  // that its ends keep
-  double fixed_bytes;  // all but what its blocks keep
-  double stream_bytes;
-  double sync_s, step_s;
-  double others_s;      // besides its blocks
-  double needed_bytes;  // that every block has to save; 0 where all it keeps has room
-  double stream_room;   // off the wafer, for what a block saves
-  double least_s;       // of all of it with outputs saved in parts, where there is a limit
-};
-
 Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& ends, int k,
                               double regather_s, double copies) const {
   const double blocks = blocks_[kAt(k)];
@@ -377,6 +287,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
     tail_s = std::max(tail_s, exposed + f.step_s);
     pipeline.add(load, weight_grad(k));
+    least.now(load, f.least_s);
     if (streams) {
       loads_s[kAt(k)] = load;
       alone[kAt(k)] = streams_of(weights, k, load, moved);
