@@ -1,7 +1,10 @@
 """Collectives on an open 2-D mesh of dies, played packet by packet: the oracle of the formulas.
 
 A directed link takes one packet at a time. It has two virtual channels, each a FIFO; where packets
-wait in both, it takes from both by turns, so that each gets as many bytes. A packet takes the links of its XY route one after the other, and each hop adds a latency. What a
+wait in both, it takes from both by turns, so that each gets as many bytes, as colors share a link
+of the Cerebras fabric, where the traffic of one never blocks that of another and the host's has
+some of its own (Cerebras SDK, "A Conceptual View"). Packets of one channel alone find one FIFO. A
+packet takes the links of its XY route one after the other, and each hop adds a latency. What a
 packet waits for is a graph: an all-gather passes on what it has received, a reduction adds its own
 part at no cost before it does. A die hands its links whole messages at once, or, where that is
 asked for, one packet of a message at a time, so that no message blocks a link for all others. Only
@@ -92,8 +95,9 @@ class Traffic:
         heapq.heapify(events)
         now, arrived = 0.0, 0
 
-        def pushed(time_s, node, at):
-            heapq.heappush(events, (time_s, next(order), node, at))
+        def pushed(time_s, node, at, turn):
+            """Add an event; of those at the same time, the one with the lowest turn comes first."""
+            heapq.heappush(events, (time_s, turn, node, at))
 
         while events:
             now, _, node, at = heapq.heappop(events)
@@ -103,21 +107,22 @@ class Traffic:
             elif at == FREE or at < len(self.routes[node]):
                 number = node if at == FREE else self.routes[node][at]
                 link = links[number]
-                if at != FREE:
-                    link.add(self.channels.get(node, 0), node, at, self.sizes[node])
+                if at != FREE:  # turns are those of its coming, however long it waits
+                    packet = (node, at, next(order), next(order))
+                    link.add(self.channels.get(node, 0), packet, self.sizes[node])
                 if now < link.free_s:
                     if not link.called:  # once it is free
                         link.called = True
-                        pushed(link.free_s, number, FREE)
+                        pushed(link.free_s, number, FREE, next(order))
                     continue
                 link.called = False
-                node, at = link.take(now)
-                pushed(link.free_s + self.hop_s, node, at + 1)
+                node, at, arrives, leaves = link.take(now)
+                pushed(link.free_s + self.hop_s, node, at + 1, arrives)
                 if at == 0 and node in self.followers:
-                    pushed(link.free_s, node, LEFT)
+                    pushed(link.free_s, node, LEFT, leaves)
                 if link.waiting():
                     link.called = True
-                    pushed(link.free_s, number, FREE)
+                    pushed(link.free_s, number, FREE, next(order))
             else:
                 arrived += 1
                 self.ends[node] = now
@@ -125,7 +130,7 @@ class Traffic:
             for other in released:
                 waits[other] -= 1
                 if not waits[other]:
-                    pushed(now + start(other, 0.0), other, 0)
+                    pushed(now + start(other, 0.0), other, 0, next(order))
         if arrived != len(self.routes):
             raise ValueError("packets wait for one another")
         return now
@@ -138,10 +143,10 @@ class _Link:
         self.seconds_per_byte, self.free_s, self.called = seconds_per_byte, 0.0, False
         self.queues, self.taken, self.now = (deque(), deque()), [0.0, 0.0], 0.0
 
-    def add(self, channel, node, at, size):
+    def add(self, channel, packet, size):
         if not self.queues[channel]:  # what it did not want before is not owed to it
             self.taken[channel] = max(self.taken[channel], self.now)
-        self.queues[channel].append((node, at, size))
+        self.queues[channel].append((packet, size))
 
     def waiting(self):
         return bool(self.queues[0] or self.queues[1])
@@ -149,11 +154,11 @@ class _Link:
     def take(self, now):
         ready = [channel for channel in (0, 1) if self.queues[channel]]
         channel = min(ready, key=self.taken.__getitem__)
-        node, at, size = self.queues[channel].popleft()
+        packet, size = self.queues[channel].popleft()
         self.now = self.taken[channel]
         self.taken[channel] += size
         self.free_s = now + size * self.seconds_per_byte
-        return node, at
+        return packet
 
 
 # ---- which dies belong together ----

@@ -315,10 +315,9 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     }
     const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
     total.time_s = static_cast<double>(rules_.microbatches - 1) * more;
-    total.slowest_stage_s = more;
   }
   if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;
-  total.slowest_stage_s += pipeline.slowest_s;
+  total.slowest_stage_s = pipeline.slowest_s;
   total.tail_s = tail_s + rules_.outer_tail_s;
   total.time_s += pipeline.time_s() + total.tail_s;
   return total;
