@@ -91,15 +91,23 @@ def priced_plan(model, cluster, spec, found):
     return wrong
 
 
-def mapped_wafer(case, op_mappings, score, bounds):
-    """A mapping of operators on dies: its time, and bounds that hold where it fits."""
-    time_s, stages = mapping_oracle.evaluate(case, op_mappings)
+def mapped_wafer(case, op_mappings, score, outputs, bounds):
+    """A mapping of operators on dies: its time, its outputs, and bounds that hold where it fits.
+
+    `outputs` has what was chosen, a way per operator for each stage: no other way is faster.
+    """
+    ways = [dict(enumerate(row)) for row in outputs.tolist()]
+    time_s, stages = mapping_oracle.evaluate(case, op_mappings, ways)
     wrong = []
     if not close(float(score["time_s"]), time_s):
         wrong.append(f"time_s: {score['time_s']} is said, {time_s} it is")
     load_s = max(stage.load_s for stage in stages)
     if not close(float(score["slowest_stage_s"]), load_s):
         wrong.append(f"slowest stage: {score['slowest_stage_s']} is said, {load_s} it is")
+    fastest = mapping_oracle.evaluate(case, op_mappings)[1]
+    for k, (stage, least) in enumerate(zip(stages, fastest, strict=True)):
+        if not close(stage.alone_s, least.alone_s):
+            wrong.append(f"stage {k}: outputs take {stage.alone_s}, {least.alone_s} at best")
     fits = score["over_bytes"] == 0.0 and score["stream_over_bytes"] == 0.0
     if fits:
         wrong += [f"bound {b} is above {time_s}" for b in bounds if b > time_s * (1 + CLOSE)]

@@ -217,13 +217,12 @@ def charge(rules, foreign_s, stages):
 
     A stage that takes less than the one that streams meets a part of that stream.
     """
-    alone = [stage.load_s for stage in stages]
     for k, stage in enumerate(stages):
         for j, other in enumerate(stages):
             if j == k or not max(other.taken_bytes, other.given_bytes):
                 continue
             whole_s = both_ways(foreign_s[k][j], other.taken_bytes, other.given_bytes)
-            stage.load_s += whole_s * min(1.0, alone[k] / alone[j])
+            stage.load_s += whole_s * min(1.0, stage.alone_s / other.alone_s)
     least = (min(getattr(s, name) for s in stages) for name in ("taken_bytes", "given_bytes"))
     return link_seconds(rules, *least)
 
@@ -429,6 +428,7 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
     exposed = max(sync - beside, min(sync, block.sync_s))
     return SimpleNamespace(
         load_s=load + sending,
+        alone_s=load + sending,  # without what it waits for others' streams
         memory_bytes=memory(saved),
         state_bytes=state,
         activation_bytes=memory(saved) - fixed + flight * sum(end.stash_bytes for end in ends),
@@ -444,7 +444,11 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
 
 
 def evaluate(case, op_mappings, outputs=None):
-    """Seconds of a step and its stages; `outputs` is a way per operator for each stage."""
+    """Seconds of a step and its stages; `outputs` is a way per operator for each stage.
+
+    Without them each stage has the fastest by itself. Of ways that tie, some stream more than
+    others past other stages, so that a step has one time only once outputs are given.
+    """
     parts, items = parts_of(case, op_mappings)
     stages = [
         stage_of(case, op_mappings, parts, items, k, None if outputs is None else outputs[k])

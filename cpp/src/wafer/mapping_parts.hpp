@@ -64,7 +64,8 @@ struct Mapping::Block {
 struct Mapping::Pipeline {
   const MapRulesRecord* rules;
   double sum_s, slowest_s;
-  double idle_s, slowest_idle_s;  // while it fills: of all stages, of the slowest
+  // While it fills: of all stages, of the slowest, and the most of any.
+  double idle_s, slowest_idle_s, most_idle_s;
 
   // Begins with the stages of other classes, where there are any.
   explicit Pipeline(const MapRulesRecord& given) noexcept
@@ -72,10 +73,13 @@ struct Mapping::Pipeline {
         sum_s(given.other_sum_s),
         slowest_s(given.other_slowest_s),
         idle_s(given.other_sum_s),
-        slowest_idle_s(given.other_slowest_s) {}
+        slowest_idle_s(given.other_slowest_s),
+        most_idle_s(given.other_slowest_s) {}
 
   void add(double load_s, double weight_grad_s) noexcept;
   double time_s() const noexcept;
+  // What stages take that each take no less than these: the slowest may then be another one.
+  double least_s() const noexcept;
 
   // The most that a stage of `load_s` here may take in a step of so long: every micro-batch passes
   // it, or the slowest one so far, and the other stages once, or a part of them.

@@ -152,6 +152,7 @@ void Mapping::Pipeline::add(double load_s, double weight_grad_s) noexcept {
       rules->zero_bubble != 0 ? std::max(0.0, load_s - 2.0 * weight_grad_s) : load_s;
   sum_s += load_s;
   idle_s += waits;
+  most_idle_s = std::max(most_idle_s, waits);
   if (load_s > slowest_s) {
     slowest_s = load_s;
     slowest_idle_s = waits;
@@ -162,6 +163,12 @@ double Mapping::Pipeline::time_s() const noexcept {
   const auto batches = static_cast<double>(rules->microbatches);
   if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
   return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
+}
+
+double Mapping::Pipeline::least_s() const noexcept {
+  if (rules->zero_bubble == 0) return time_s();
+  return static_cast<double>(rules->microbatches) * slowest_s +
+         (idle_s - most_idle_s) / rules->chunks;
 }
 
 Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& ends, int k,
@@ -224,7 +231,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   }
   limit_s *= 1.0 + kRounding;
   const double most_s = limit_s - rules_.outer_tail_s;
-  if (least.time_s() > most_s) return too_long();
+  if (least.least_s() > most_s) return too_long();
   const bool chooses = outputs.empty() && short_of_room;
   if (chooses || !outputs.empty()) list_items(block);
   Chooser<Item> chooser(block.items.data(), block.count, block);
@@ -240,9 +247,9 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
       f.least_s = f.others_s + blocks_[kAt(k)] * least_s(k);
       least.add(f.least_s, weight_grad(k));
     }
-    if (least.time_s() > most_s) return too_long();
+    if (least.least_s() > most_s) return too_long();
   }
-  const double least_step_s = least.time_s();
+  const double least_step_s = least.least_s();
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
   total.blocking_s = block.blocking_f_s + block.blocking_b_s;
