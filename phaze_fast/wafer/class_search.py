@@ -1,9 +1,9 @@
 """Pipelines with two classes of stages, tried behind the search over stages of one shape.
 
 Classes are listed by shape, number and micro-batch, blocks are shared out so that no stage has more
-work than it must, and the most promising by a bound on their work are improved: one class after the
-other, each beside what the other takes. They keep at least as many dies busy as stages of one shape
-do at most.
+work than it must, and the most promising by a bound on their work are improved: each class briefly
+by itself, then one after the other, each beside what the other takes. They keep at least as many
+dies busy as stages of one shape do at most.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.plans import plan_starts
 from phaze_fast.wafer.prices import LeastWork
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.tried import assigned, rank_of
+from phaze_fast.wafer.tried import Rank, assigned, rank_of, ranked
 
 __all__ = ["ClassResult", "class_pairs", "improved_classes", "search_classes"]
 
@@ -37,8 +37,8 @@ _MOST_STAGES = 6  # of both classes
 _MICROBATCHES = 3  # of the best layouts of one shape
 _LOOKED_AT = 24  # pairs that are improved briefly
 _FIRST_STEPS = 300
-_ROUNDS = 2  # over both classes
-_LOSSES = (0.1, 0.03)  # accepted at first by an annealing, relative
+_LOSSES = (0.1, 0.03)  # accepted at first by an annealing, relative; one for each round
+_ALONE = 4  # a class by itself is annealed for one in so many steps
 
 
 def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[float, Pair]:
@@ -137,6 +137,10 @@ def class_pairs(
                         yield pair
 
 
+def _rank(found: Evaluation) -> Rank:
+    return ranked(found.time_s, found.over_bytes + found.stream_over_bytes)
+
+
 @dataclass(frozen=True)
 class ClassResult:
     """What a search over two classes of stages found."""
@@ -146,15 +150,54 @@ class ClassResult:
     evaluations: int
 
 
-def _rank(found: Evaluation) -> tuple[bool, float]:
-    over = found.over_bytes + found.stream_over_bytes
-    return (over > 0, over if over > 0 else found.time_s)
+def _improved_alone(
+    classes: Classes, which: int, known: Sequence[Known], steps: int, seed: int
+) -> tuple[list[Array], int]:
+    """Improve one class as though it were the whole; give its start too, and the evaluations.
+
+    Beside another class, what one gains may not show: a step ends with the longer tail, and waits
+    for the slowest stage of both, so that a way that pays only where both take it is passed over.
+    """
+    mapping, layout = classes.alone(which), classes.layouts[which]
+    relaxation = mapping.relaxation()
+    free, relaxed = relaxation.bound(1.0, 0.0)
+    alike = [m for each, m in known if (each.width, each.height) == (layout.width, layout.height)]
+    whole = replace(layout, blocks=())
+    starts = [relaxed, *alike, *priced_mappings(classes.problem, whole, relaxation, free)]
+    best, chosen, count = (True, float("inf")), relaxed, 0
+    for op_mappings in (*starts, *plan_starts(classes.problem, whole)):
+        if not assigned(mapping, op_mappings):
+            continue
+        count += 1
+        rank = rank_of(mapping)
+        if rank < best:
+            best, chosen = rank, op_mappings
+    mapping.assign(chosen)
+    count += mapping.anneal(seed, steps, _LOSSES[0])[2] + mapping.descend(2)[2]
+    return [chosen, mapping.op_mappings()], count
+
+
+def _best_together(classes: Classes, some: Sequence[Sequence[Array]]) -> int:
+    """Leave the classes at the best of all pairs of mappings; give how many there are."""
+    best: tuple[Rank, tuple[Array, ...]] | None = None
+    pairs = list(product(*some))
+    for pair in pairs:
+        for mapping, op_mappings in zip(classes.mappings, pair, strict=True):
+            mapping.assign(op_mappings)
+        score = classes.score()
+        rank = ranked(score["time_s"], score["over_bytes"] + score["stream_over_bytes"])
+        if best is None or rank < best[0]:
+            best = rank, pair
+    assert best is not None  # each class has one at least
+    for mapping, op_mappings in zip(classes.mappings, best[1], strict=True):
+        mapping.assign(op_mappings)
+    return len(pairs)
 
 
 def improved_classes(
     problem: Problem, pair: Pair, known: Sequence[Known], steps: int, seed: int
 ) -> tuple[Evaluation, int]:
-    """Improve the mappings of two classes in turn, each beside what the other takes.
+    """Improve the mappings of two classes: each by itself, then in turn beside the other.
 
     Parameters
     ----------
@@ -173,30 +216,17 @@ def improved_classes(
         The best mapping, and how many evaluations it took.
     """
     classes = Classes(problem, pair)
-    count = 0
-    for which, layout in enumerate(pair):
-        mapping = classes.beside(which)
-        relaxation = mapping.relaxation()
-        free, relaxed = relaxation.bound(1.0, 0.0)
-        alike = [
-            m for each, m in known if (each.width, each.height) == (layout.width, layout.height)
-        ]
-        alone = replace(layout, blocks=())
-        starts = [relaxed, *alike, *priced_mappings(problem, alone, relaxation, free)]
-        best, chosen = (True, float("inf")), relaxed
-        for op_mappings in (*starts, *plan_starts(problem, alone)):
-            if not assigned(mapping, op_mappings):
-                continue
-            count += 1
-            rank = rank_of(mapping)
-            if rank < best:
-                best, chosen = rank, op_mappings
-        mapping.assign(chosen)
-    for turn in range(_ROUNDS):
+    count, some = 0, []
+    for which in (0, 1):
+        found, evaluations = _improved_alone(classes, which, known, steps // _ALONE, seed)
+        some.append(found)
+        count += evaluations
+    for turn, loss in enumerate(_LOSSES):
+        count += _best_together(classes, some)
         for which in (0, 1):
             mapping = classes.beside(which)
-            count += mapping.anneal(seed + turn, steps, _LOSSES[turn % len(_LOSSES)])[2]
-            count += mapping.descend(2)[2]
+            count += mapping.anneal(seed + turn, steps, loss)[2] + mapping.descend(2)[2]
+            some[which].append(mapping.op_mappings())
     return evaluation_of_classes(classes), count
 
 

@@ -196,10 +196,14 @@ class Classes:
 
     # ---- scores ----
 
+    def alone(self, which: int) -> _core.Mapping:
+        """Return the mapping of one class, to which the other takes nothing."""
+        self.mappings[which].set_others(0.0, 0.0, 0.0)
+        return self.mappings[which]
+
     def times(self, which: int, outputs: Array | None = None) -> ClassTimes:
         """Of the stages of one class, by themselves."""
-        mapping = self.mappings[which]
-        mapping.set_others(0.0, 0.0, 0.0)
+        mapping = self.alone(which)
         tail_s = float(mapping.score(outputs)["tail_s"][0])
         streams = np.ascontiguousarray(mapping.stages(outputs)[0][:, 5:8])
         loads = [float(load) for load in streams[:, 0]]
@@ -217,8 +221,7 @@ class Classes:
 
     def score(self, outputs: tuple[Array | None, Array | None] = (None, None)) -> dict[str, float]:
         """Time and memory of the whole: stages are added up from the first to the last."""
-        self.times(0)
-        first = self.mappings[0].score(outputs[0])[0]
+        first = self.alone(0).score(outputs[0])[0]
         second = self.beside(1, outputs[0]).score(outputs[1])[0]
         names = ("memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
         found = {name: max(float(first[name]), float(second[name])) for name in names}

@@ -11,7 +11,7 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.layout import Layout
 
-__all__ = ["Rank", "Tried", "assigned", "rank_of"]
+__all__ = ["Rank", "Tried", "assigned", "rank_of", "ranked"]
 
 Array = np.ndarray[Any, Any]
 Rank = tuple[bool, float]
@@ -33,11 +33,15 @@ class Tried:
     kernel_evaluations: int = 0
 
 
+def ranked(time_s: float, over_bytes: float) -> Rank:
+    """Rank a step that takes so long and lacks so many bytes."""
+    return (over_bytes > 0, over_bytes if over_bytes > 0 else time_s)
+
+
 def rank_of(mapping: _core.Mapping) -> Rank:
     """Rank what a compiled mapping holds now."""
     score = mapping.score()[0]
-    over = float(score["over_bytes"] + score["stream_over_bytes"])
-    return (over > 0, over if over > 0 else float(score["time_s"]))
+    return ranked(float(score["time_s"]), float(score["over_bytes"] + score["stream_over_bytes"]))
 
 
 def assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
