@@ -1,5 +1,6 @@
 """Mappings on a mesh of dies: the compiled evaluation against the oracle, and laws."""
 
+import itertools
 import random
 
 import pytest
@@ -11,9 +12,12 @@ from mapping_cases import (
     packed,
     random_case,
     random_op_mappings,
+    small,
+    tight_case,
     tighten,
 )
-from reference.mapping_oracle import OFFLOAD
+from reference.certificates import mapped_wafer
+from reference.mapping_oracle import OFFLOAD, OperatorMapping
 
 from phaze_fast import _core
 
@@ -42,6 +46,46 @@ def test_given_outputs_agree_with_the_oracle():
         have = case.rules["stream_capacity_bytes"] > 0
         ways = [[o for o in op.outputs if o != OFFLOAD or have] for op in case.ops]
         agree(case, op_mappings, [[rng.choice(way) for way in ways] for _ in case.blocks])
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        647270771,  # links to the rim take longer than the slowest stage
+        167717388,  # outputs that tie and stream more or less
+        98968608,
+        266365308,
+    ],
+)
+def test_certificates_of_stages_that_stream_past_one_another(seed):
+    """Random searches once found these: the slowest stage, and outputs that tie."""
+    found = 0
+    for sides in itertools.product((2, 3), (1, 2)):
+        case, op_mappings = tight_case(random.Random(seed), sides=sides, most=(1, 3, 1), stages=3)
+        mapping = compiled(case, op_mappings)
+        outputs = mapping.stages()[1]
+        found += bool(case.foreign_s)
+        assert mapped_wafer(case, op_mappings, mapping.score()[0], outputs, []) == []
+    assert found
+
+
+def streaming_pair(link_s):
+    """Two stages of one operator that stream their weights; others pass no link of theirs."""
+    case = small(1, slots=(), modes=1 << 4, microbatches=5, weight_bytes=2.0, gradient_bytes=2.0)
+    case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e9, "stream_shared": False}
+    case.rules |= {"stream_link_s": link_s, "stream_both_s": link_s, "state_bytes": 4.0}
+    case.blocks, case.boundary_s = (1, 1), (0.0, 0.0)
+    case.foreign_s = (((0.0, 0.0), (0.0, 0.0)),) * 2
+    return case
+
+
+def test_links_to_the_rim_set_the_pace_and_are_no_stage():
+    """Two stages of 2 s each, whose streams keep a link to the rim busy for longer or less."""
+    for link_s, pace_s in ((0.25, 2.0), (1.0, 4.0), (2.5, 10.0)):  # 4 bytes in, 2 of them out
+        case = streaming_pair(link_s)
+        score, _ = agree(case, [OperatorMapping((), 4)])
+        assert score["slowest_stage_s"] == 2.0
+        assert score["time_s"] - score["tail_s"] == pytest.approx(4 * pace_s + 2.0 + 2.0)
 
 
 def test_a_conversion_runs_again_only_for_consumers_that_need_it():

@@ -1,11 +1,14 @@
 """Laws of collectives on a mesh, of random groups, volumes and links."""
 
+import heapq
+import itertools
 import math
+import random
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
-from reference.mesh_simulator import block
+from reference.mesh_simulator import Traffic, block, build, random_work
 
 from phaze_fast.wafer.mesh import (
     MESH_ALGORITHMS,
@@ -103,3 +106,63 @@ def test_alone_a_concurrent_set_takes_the_closed_form(op, volume, runs, x, y, al
     group = MeshGroup(op, volume, tuple(runs), (1, 2, width, height), algorithm)
     alone = mesh_collective(op, volume, runs, links, algorithm).time_s
     assert concurrent_s(width + 1, height + 2, [group], links) == pytest.approx(alone, rel=1e-9)
+
+
+# ---- links of the simulation ----
+
+
+def played_first_come_first_served(traffic):
+    """When each packet has arrived over links that take them in the order of their coming."""
+    free, waits, ends = [0.0] * len(traffic.seconds_per_byte), list(traffic.waits), {}
+    order = itertools.count()
+    events = [(0.0, next(order), node, 0) for node, left in enumerate(waits) if not left]
+    while events:
+        now, _, node, at = heapq.heappop(events)
+        route, released = traffic.routes[node], ()
+        if at < 0:
+            released = (traffic.followers[node],)
+        elif at < len(route):
+            free[route[at]] = max(now, free[route[at]])
+            free[route[at]] += traffic.sizes[node] * traffic.seconds_per_byte[route[at]]
+            end = free[route[at]]
+            heapq.heappush(events, (end + traffic.hop_s, next(order), node, at + 1))
+            if at == 0 and node in traffic.followers:
+                heapq.heappush(events, (end, next(order), node, -1))
+        else:
+            ends[node], released = now, traffic.then[node]
+        for other in released:
+            waits[other] -= 1
+            if not waits[other]:
+                heapq.heappush(events, (now, next(order), other, 0))
+    return ends
+
+
+def test_packets_of_one_channel_find_one_queue():
+    """Links with two virtual channels give collectives alone what links with one do, bit by bit."""
+    rng = random.Random(5)
+    for _ in range(60):
+        works = [random_work(rng, 6, 4, OPS) for _ in range(rng.choice([1, 2, 3]))]
+        links = rng.choice([1e9, 1.37e9]), rng.choice([1e9, 3e9]), rng.choice([0.0, 1e-7])
+        how = {"in_step": rng.random() < 0.5, "paced": rng.random() < 0.5}
+        traffic = build(6, 4, links, works, packets=4, **how)
+        expected = played_first_come_first_served(traffic)
+        assert traffic.play() == max(expected.values())
+        assert traffic.ends == expected
+
+
+def test_two_channels_share_a_link_byte_for_byte():
+    """Large packets and small ones that come at once: either kind gets half, then the rest."""
+    traffic = Traffic(2, 1, (1.0, 1.0))
+    large = [traffic.send_along((0,), 10.0, []) for _ in range(4)]
+    small = [traffic.send_along((0,), 1.0, [], channel=1) for _ in range(20)]
+    assert traffic.play() == 60.0
+    assert traffic.ends[large[1]] == pytest.approx(40.0, abs=10.0)  # 20 bytes of each
+    assert traffic.ends[small[-1]] == pytest.approx(40.0, abs=10.0)
+    assert traffic.ends[large[-1]] == 60.0  # alone for the rest
+    late = Traffic(2, 1, (1.0, 1.0))  # nothing is owed to one that was not there
+    for _ in range(5):
+        late.send_along((0,), 10.0, [])
+    begun = late.pause(30.0, [])
+    last = [late.send_along((0,), 1.0, [begun], channel=1) for _ in range(10)][-1]
+    late.play()
+    assert 45.0 <= late.ends[last] <= 60.0
