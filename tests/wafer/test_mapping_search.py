@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mapping_cases import compiled, fits, objective, packed, small, tight_case
-from reference.mapping_oracle import OperatorMapping
+from mapping_cases import agree, compiled, fits, objective, packed, small, tight_case
+from reference.mapping_oracle import EXIT, Edge, Op, OperatorMapping
 
 from phaze_fast import _core
 
@@ -107,6 +107,38 @@ def test_mappings_that_are_left_out_early_are_not_the_best():
         assert found == pytest.approx(best, rel=1e-9)
         kinds.add((bool(case.foreign_s), case.rules["zero_bubble"], case.rules["chunks"]))
     assert len(kinds) == 6
+
+
+def test_a_stage_that_proves_slowest_is_not_idle_under_zero_bubble():
+    """Beside 1.1 s of weight gradients, 1.0 s of a stage would be idle; streams make it 1.2 s.
+
+    A bound that still counts the stage as idle is above what a search has to beat, 1.4 s.
+    """
+    case = small(2, modes=1 << 4, zero_bubble=1, x_bytes_per_s=1e12, outer_tail_s=0.0)
+    case.ops = [Op(1, "R"), Op(2, "BR")]
+    case.edges = [Edge(0, 1, EXIT, 1e-12)]
+    case.blocks, case.boundary_s, case.chain = (1, 0), (0.0, 0.0), (0,)
+    case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e12, "capacity_bytes": 1e9}
+    case.rules |= {"stream_shared": False, "weight_bytes": 1.0, "gradient_bytes": 2.0}
+    kept, split = (1, 1, 1, 1), (2, 1, 1, 1)
+    values = {
+        "forward": (0.5, 0.2, 0.35),
+        "backward": (0.5, 0.2, 0.75),
+        "weight_grad": (0.0, 0.0, 0.55),
+        "parameters": (0.0, 0.0, 2.0),  # a byte comes twice for each of two dies, and one goes
+        "stash": (0.0, 0.0, 0.0),
+        "live": (0.0, 0.0, 0.0),
+    }
+    for name, (block, one, other) in values.items():
+        case.tables[name] |= {(0, kept): block, (0, split): block}
+        case.tables[name] |= {(1, kept): one, (1, split): other}
+    case.foreign_s = (((0.0, 0.0), (0.11, 0.11)), ((0.0, 0.0), (0.0, 0.0)))
+    start = [OperatorMapping(("R",), 4), OperatorMapping(("R",), 4)]
+    assert compiled(case, start).score()["time_s"][0] == pytest.approx(1.4)
+    better = [start[0], OperatorMapping(("B",), 4)]
+    assert agree(case, better)[0]["time_s"] == pytest.approx(1.2)
+    assert compiled(case, start).exhaust()[1]["time_s"][0] == pytest.approx(1.2)
+    assert compiled(case, start).descend(1)[1]["time_s"][0] == pytest.approx(1.2)
 
 
 def test_a_search_does_not_trade_a_mapping_that_fits_for_one_that_does_not():
