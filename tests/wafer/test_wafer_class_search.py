@@ -110,7 +110,7 @@ def test_packets_between_classes_take_as_long(pair):
 def test_two_classes_pay_where_dead_dies_leave_a_prime_number():
     """Llama-2 7B on 23 dies: lines of 12 and of 11 take less than two of 11 or one of 23.
 
-    By 1.6%; by 4% if they did not wait for what they stream past each other.
+    By 1.7%; by 4% if they did not wait for what they stream past each other.
     """
     wafer = TILE.replace(dead=((0, 0), (2, 2)))
     problem = Problem("llama2-7b", wafer, WaferTraining(512))
