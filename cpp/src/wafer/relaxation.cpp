@@ -123,7 +123,8 @@ Relaxation::Prices Relaxation::priced(int op, const Weights& weights) const {
       if (away) {
         const double bytes = rules.streamed(own.stash_bytes, own.stash_bytes);
         const double moved = bytes / rules.stream_bytes_per_s;
-        const double links = 2.0 * own.stash_bytes * mapping_.stream_link_s();  // beside both passes
+        const double links =
+            2.0 * own.stash_bytes * mapping_.stream_link_s();  // beside both passes
         const double beside = (1.0 - phi) * (1.0 - theta) * links;
         out = std::min(out, phi * moved + beside + price * own.stash_bytes);
       }
