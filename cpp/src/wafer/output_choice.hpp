@@ -49,6 +49,7 @@ class Chooser {
       if (!items[i].offload) continue;
       offloads_ = true;
       stream_s_per_byte_ = items[i].stream_s / items[i].saved_bytes;
+      bytes_per_stream_s_ = items[i].saved_bytes / items[i].stream_s;
       link_s_per_byte_ = items[i].link_s / items[i].saved_bytes;
     }
   }
@@ -99,6 +100,7 @@ class Chooser {
         solved_ = less;
       }
       if (all_ >= needed) {
+        aim();
         if (!less) round();
         improve();
       }
@@ -146,14 +148,6 @@ class Chooser {
     return {s.blocking + item.blocking_s, s.work + item.work_s, s.hidden + item.hidden_s,
             s.saved + item.saved_bytes, s.items | std::uint64_t{1} << i};
   }
-  // Relative slack: what ties but for rounding is no improvement.
-  double most_s() const noexcept { return best_s_ * (1.0 - 1e-12); }
-  // Bytes that can be moved in less than `most_s`.
-  double most_moved(double most_s) const noexcept {
-    if (!offloads_) return 0.0;
-    return std::min(stream_room_, (most_s - stream_s_) / stream_s_per_byte_);
-  }
-
   // Sizes and costs side by side, and which items can be exchanged.
   void compare() noexcept {
     compared_ = true;
@@ -164,6 +158,7 @@ class Chooser {
       const Item& item = *order_[place(i)];
       const double cost = again_s(item);
       cost_[place(i)] = cost;
+      gains_ = gains_ || cost < 0.0;
       size_[place(i)] = item.saved_bytes;
       if (item.recompute) {  // those that are not come last
         spent_s_[place(i) + 1] = spent_s_[place(i)] + cost;
@@ -208,26 +203,31 @@ class Chooser {
   }
   // Looks at every set of items computed again that may take less than the best.
   void improve() noexcept {
-    const double most = most_s(), budget = most - passes_s(start_);
-    if (!(stream_s_ < most)) return;
+    aim();
+    const double budget = most_s_ - passes_s(start_);
+    if (!(stream_s_ < most_s_)) return;
     int last = 0;  // the one computed again in part
     while (last < again_end_ && (spent_s_[place(last) + 1] <= budget || cost_[place(last)] <= 0.0)) {
       ++last;
     }
-    bytes_per_s_ = last < again_end_ ? size_[place(last)] / cost_[place(last)] : 0.0;
-    whole_bytes_ = again_bytes_[place(last)] - bytes_per_s_ * spent_s_[place(last)];
-    const double surplus = surplus_bytes();
-    if (surplus < 0.0) return;
+    const double per_s = last < again_end_ ? size_[place(last)] / cost_[place(last)] : 0.0;
+    double surplus = kNever;
+    if (budget < kNever) {
+      const double parts = per_s * (budget - spent_s_[place(last)]);
+      surplus = (again_bytes_[place(last)] + parts) * (1.0 + 1e-12) - again_needed_;
+      if (surplus < 0.0) return;
+    }
     Sums s = start_;
     open_ = 0;
-    barred_ = 0;
-    fixed_ = 0;
+    barred_ = fixed_ = 0;
+    open_s_[0] = open_bytes_[0] = 0.0;
     for (int i = 0; i < again_end_; ++i) {
-      const double gain = size_[place(i)] - bytes_per_s_ * cost_[place(i)];
-      const double lost = i < last ? gain : -gain;
-      lost_[place(i)] = gain;
-      if (lost <= surplus) {
-        list_[place(open_++)] = i;
+      const double gain = size_[place(i)] - per_s * cost_[place(i)];
+      if ((i < last ? gain : -gain) <= surplus) {
+        const std::size_t at = place(open_++);
+        list_[at] = i;
+        open_s_[at + 1] = open_s_[at] + cost_[place(i)];
+        open_bytes_[at + 1] = open_bytes_[at] + size_[place(i)];
       } else if (i < last) {
         s = with(s, i);
         fixed_ |= std::uint64_t{1} << i;
@@ -235,74 +235,96 @@ class Chooser {
         barred_ |= worse_[place(i)];
       }
     }
-    if ((barred_ & fixed_) == 0) follow(0, s, 0.0);
+    if ((barred_ & fixed_) == 0) follow(0, s, true);
   }
-  // Bytes that items computed again in parts, and moved, may save beyond what is needed.
-  double surplus_bytes() const noexcept {
-    const double most = most_s(), budget = most - passes_s(start_);
-    if (!(budget < kNever)) return kNever;
-    const double saved = whole_bytes_ + bytes_per_s_ * budget + most_moved(most);
-    return saved * (1.0 + 1e-12) - needed_;
+  // What a better choice has to take less than, and save by computing again.
+  void aim() noexcept {
+    most_s_ = best_s_ * (1.0 - 1e-12);  // relative slack: what ties but for rounding is no better
+    most_moved_ = 0.0;
+    if (offloads_) most_moved_ = std::min(stream_room_, (most_s_ - stream_s_) * bytes_per_stream_s_);
+    again_needed_ = needed_ - most_moved_;
   }
-  // One more open item: computed again or not.
-  void follow(int at, const Sums& s, double lost) noexcept {
-    if (at == open_) {
+  // Whether open items from `at` on, computed again in parts, could save enough in time.
+  bool may_fit(int at, const Sums& s) const noexcept {
+    const double left_s = most_s_ - passes_s(s), missing = again_needed_ - s.saved;
+    if (!(left_s > 0.0)) return gains_;
+    if (missing <= 0.0) return true;
+    const double until_s = open_s_[place(at)] + left_s;
+    int k = at;
+    while (k < open_ && open_s_[place(k) + 1] <= until_s) ++k;
+    double saved = open_bytes_[place(k)] - open_bytes_[place(at)];
+    if (k < open_) {
+      const double part_s = until_s - open_s_[place(k)], cost = cost_[place(list_[place(k)])];
+      return (saved - missing) * (1.0 + 1e-12) * cost + part_s * size_[place(list_[place(k)])] >= 0.0 ||
+             gains_;
+    }
+    return saved * (1.0 + 1e-12) >= missing;
+  }
+  // One more open item: computed again or not. `fits`: may_fit() is known to hold.
+  void follow(int at, const Sums& s, bool fits) noexcept {
+    if (at == open_ || s.saved >= needed_) {  // more computed again never makes a step shorter
       move_rest(s);
       return;
     }
+    if (!fits && !may_fit(at, s)) return;
     const int i = list_[place(at)];
-    const double price = lost_[place(i)];  // above 0 where it is lost by what is not computed again
-    if ((barred_ >> i & 1) == 0 && lost - std::min(price, 0.0) <= surplus_bytes()) {
-      follow(at + 1, with(s, i), lost - std::min(price, 0.0));
+    if ((barred_ >> i & 1) == 0) {
+      follow(at + 1, with(s, i), cost_[place(i)] <= most_s_ - passes_s(s));
     }
-    if ((worse_[place(i)] & fixed_) != 0 || lost + std::max(price, 0.0) > surplus_bytes()) return;
+    if ((worse_[place(i)] & fixed_) != 0) return;
     const std::uint64_t barred = barred_;
     barred_ |= worse_[place(i)];
-    follow(at + 1, s, lost + std::max(price, 0.0));
+    follow(at + 1, s, false);
     barred_ = barred;
   }
   // With a set of items computed again, moves the least of the others that is enough.
   void move_rest(const Sums& s) noexcept {
-    const double most = most_s();
-    Moving moving{needed_ - s.saved, 0.0, kNever, most_moved(most), 0, {}, {}, {}};
-    if (!(time_s(s, std::max(moving.needed, 0.0)) < most)) return;
-    if (moving.needed <= 0.0) {
+    const double missing = needed_ - s.saved;
+    if (!(time_s(s, std::max(missing, 0.0)) < most_s_)) return;
+    if (missing <= 0.0) {
       take(s, 0.0, 0);
       return;
     }
-    if (moving.needed > moving.most) return;
+    if (missing > most_moved_) return;
+    Moving moving;
+    moving.needed = missing;
+    moving.most = most_moved_;
     double left = 0.0;
     for (int i = 0; i < count_; ++i) {
       if (!order_[place(i)]->offload || (s.items >> i & 1) != 0) continue;
       moving.item[place(moving.count++)] = i;
       left += size_[place(i)];
     }
-    if (left < moving.needed) return;
-    for (int k = 0; k < moving.count; ++k) {
-      moving.left[place(k)] = left;
-      left -= size_[place(moving.item[place(k)])];
+    if (left < missing) return;
+    left = 0.0;
+    double smallest = kNever;
+    for (int k = moving.count - 1; k >= 0; --k) {
+      const double size = size_[place(moving.item[place(k)])];
+      moving.left[place(k)] = left += size;
+      moving.smallest[place(k)] = smallest = std::min(smallest, size);
     }
     const double room = std::min(work_f_s_ - hidden_f_s_, s.work - s.hidden);
-    moving.enough = (time_s(s, 0.0) - stream_s_) / stream_s_per_byte_;
+    moving.enough = (time_s(s, 0.0) - stream_s_) * bytes_per_stream_s_;
     if (link_s_per_byte_ > 0.0) moving.enough = std::min(moving.enough, room / link_s_per_byte_);
     moving.pick(*this, 0, 0.0, 0, 0);
     if (moving.least < kNever) take(s, moving.least, moving.best);
   }
   void take(const Sums& s, double moved, std::uint64_t away) noexcept {
     const double time = time_s(s, moved);
-    if (!(time < most_s())) return;
+    if (!(time < most_s_)) return;
     best_s_ = time;
     again_ = s.items;
     away_ = away;
     solved_ = true;
+    aim();
   }
   // The least bytes that are enough, by trying items in their order; any that take no longer will do.
   struct Moving {
-    double needed, enough, least, most;
-    int count;
-    std::uint64_t best;
+    double needed, enough, most, least = kNever;
+    int count = 0;
+    std::uint64_t best = 0;
     std::array<int, kMaxMapOps> item;
-    std::array<double, kMaxMapOps> left;  // bytes of an item and those behind it
+    std::array<double, kMaxMapOps> left, smallest;  // of an item and those behind it, bytes
 
     bool pick(const Chooser& of, int k, double moved, std::uint64_t away, std::uint64_t kept) noexcept {
       if (moved >= needed) {
@@ -312,7 +334,9 @@ class Chooser {
         }
         return moved <= enough;
       }
-      if (k == count || moved + left[place(k)] < needed) return false;
+      if (k == count || moved + left[place(k)] < needed || moved + smallest[place(k)] > most) {
+        return false;
+      }
       const int i = item[place(k)];
       const double more = moved + of.size_[place(i)];
       const std::uint64_t bit = std::uint64_t{1} << i;
@@ -341,16 +365,16 @@ class Chooser {
   double forward_s_ = 0.0;
   double all_ = 0.0, sure_ = 0.0;  // bytes of all items; of those that can be computed again
   bool offloads_ = false;
-  double stream_s_per_byte_ = 0.0, link_s_per_byte_ = 0.0;
+  bool gains_ = false;  // whether some item costs less than nothing
+  double stream_s_per_byte_ = 0.0, bytes_per_stream_s_ = 0.0, link_s_per_byte_ = 0.0;
   // Of the choice that is made, or was made last:
   double needed_ = 0.0, stream_room_ = 0.0, best_s_ = kNever;
   std::uint64_t again_ = 0, away_ = 0;
   bool solved_ = false;
-  double bytes_per_s_ = 0.0;  // of the item that is computed again in part
-  double whole_bytes_ = 0.0;  // computed again in no time, at that price
-  int open_ = 0;              // items that may be computed again or not
+  double most_s_ = kNever, most_moved_ = 0.0, again_needed_ = 0.0;  // of a better one
+  int open_ = 0;  // items that may be computed again or not
   std::array<int, kMaxMapOps> list_;
-  std::array<double, kMaxMapOps> lost_;
+  std::array<double, kMaxMapOps + 1> open_s_, open_bytes_;  // of all open items before
   std::uint64_t fixed_ = 0, barred_ = 0;  // surely computed again; not to be
 };
 
