@@ -198,8 +198,59 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
   return f;
 }
 
+// Whether a 1F1B step surely takes something in `range`; then the range becomes what it takes.
+// Outputs are chosen for stages that may be the slowest, the fullest first: those with less to save,
+// and no less room off the wafer, take no longer than with the same choice, and no less than with
+// outputs saved in parts.
+template <typename Chooser>
+bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, double plain_s,
+                     double tail_s, MapRange& range) const {
+  std::array<double, kMaxMapStages> most;  // `frames.size()` of them
+  Outputs unused{};
+  Pipeline least(rules_);
+  for (std::size_t k = 0; k < frames.size(); ++k) {
+    const Frame& f = frames[k];
+    most[k] = f.needed_bytes > 0.0 ? kNever : f.others_s + blocks_[k] * plain_s;
+    least.add(f.least_s, 0.0);
+  }
+  std::array<bool, kMaxMapStages> exact;
+  std::fill_n(exact.begin(), frames.size(), false);
+  for (std::size_t round = 0; round < frames.size(); ++round) {
+    std::size_t at = frames.size();  // the slowest, and of those not bounded yet the fullest
+    for (std::size_t k = 0; k < frames.size(); ++k) {
+      if (at == frames.size() || most[k] > most[at] ||
+          (most[k] == most[at] && frames[k].needed_bytes > frames[at].needed_bytes)) {
+        at = k;
+      }
+    }
+    const Frame& full = frames[at];
+    if (exact[at] || !(full.needed_bytes > 0.0)) return false;
+    if (!chooser.choose(full.needed_bytes, full.stream_room, kNever, unused)) return false;
+    const double block_s = chooser.best_s();
+    if (!(block_s < kNever)) return false;
+    exact[at] = true;
+    const double load_s = full.others_s + blocks_[at] * block_s;
+    least.now(load_s, full.least_s);
+    Pipeline slowest(rules_);
+    for (std::size_t k = 0; k < frames.size(); ++k) {
+      const Frame& f = frames[k];
+      const bool less = f.needed_bytes <= full.needed_bytes && f.stream_room >= full.stream_room;
+      if (less) most[k] = std::min(most[k], f.others_s + blocks_[k] * block_s);
+      slowest.add(most[k], 0.0);
+    }
+    const MapRange found{(least.time_s() + tail_s) * (1.0 - kRounding),
+                         (slowest.time_s() + tail_s) * (1.0 + kRounding)};
+    if (found.least_s > range.most_s) return false;
+    if (found.least_s >= range.least_s && found.most_s <= range.most_s) {
+      range = found;
+      return true;
+    }
+  }
+  return false;
+}
+
 MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
-                        double limit_s, double shortage) const {
+                        double limit_s, double shortage, MapRange* range) const {
   Block block;
   std::array<Block, 2> ends;
   sum_parts(block, ends);
@@ -243,6 +294,21 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     if (least.time_s() > most_s) return too_long();
   }
   const double least_step_s = least.time_s();
+  // Gradients of all but the last block are summed while the others still run backward.
+  double tail_s = rules_.other_tail_s;
+  for (int k = 0; k < count; ++k) {
+    const Frame& f = frames[kAt(k)];
+    const double beside = std::max(0.0, blocks_[kAt(k)] - 1.0) * block.backward_s;
+    const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
+    tail_s = std::max(tail_s, exposed + f.step_s);
+  }
+  const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && foreign_s_.empty();
+  if (range != nullptr && chooses && most_s < kNever && plain && count > 1 &&
+      narrow(chooser, {frames.data(), kAt(count)}, plain_s, tail_s + rules_.outer_tail_s, *range)) {
+    MapScore score{};
+    score.time_s = std::numeric_limits<double>::quiet_NaN();
+    return score;
+  }
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
   total.blocking_s = block.blocking_f_s + block.blocking_b_s;
@@ -253,7 +319,6 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   std::array<double, kMaxMapStages> loads_s;  // these and the next where there are, `count` of them
   std::array<MapOther, kMaxMapStages> alone;
   const std::array<Moved, 3> weights = streams ? moved_weights() : std::array<Moved, 3>{};
-  double tail_s = rules_.other_tail_s;
   Outputs chosen{};
   for (int k = 0; k < count; ++k) {
     const Frame& f = frames[kAt(k)];
@@ -282,10 +347,6 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double stream = f.stream_bytes + kept * moved;
     const double per_block = block_s(block, chosen);
     const double load = f.others_s + blocks * per_block;
-    // Gradients of all but the last block are summed while the others still run backward.
-    const double beside = std::max(0.0, blocks - 1.0) * block.backward_s;
-    const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
-    tail_s = std::max(tail_s, exposed + f.step_s);
     pipeline.add(load, weight_grad(k));
     least.now(load, f.least_s);
     if (streams) {

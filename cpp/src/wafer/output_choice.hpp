@@ -24,6 +24,8 @@ template <typename Item>
 class Chooser {
   static std::size_t place(int i) noexcept { return static_cast<std::size_t>(i); }
 
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
+
  public:
   template <typename Block>
   Chooser(const Item* items, int count, const Block& block)
@@ -79,6 +81,8 @@ class Chooser {
     return std::max(cost, stream);
   }
 
+  double best_s() const noexcept { return solved_ ? best_s_ : kNever; }  // of the last choice
+
   // Least time with enough saved, by operator; false where that takes `worst_s` or more. Where
   // nothing saves enough, all is computed again. The same as last asked is answered from memory;
   // where less is to be saved, or more may be moved, the last choice is a choice here as well.
@@ -121,7 +125,6 @@ class Chooser {
   }
 
  private:
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
   static constexpr auto kKept = static_cast<std::uint8_t>(Output::kStash);
   static constexpr auto kAgain = static_cast<std::uint8_t>(Output::kRecompute);
   static constexpr auto kAway = static_cast<std::uint8_t>(Output::kOffload);
