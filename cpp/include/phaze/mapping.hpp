@@ -348,7 +348,7 @@ class Mapping {
               double copies) const;
   template <typename Chooser>
   bool narrow(Chooser& chooser, std::span<const Frame> frames, double plain_s, double tail_s,
-              MapRange& range) const;
+              double limit_s, MapRange& range) const;
   double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
   double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;

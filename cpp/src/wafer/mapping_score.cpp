@@ -198,13 +198,14 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
   return f;
 }
 
-// Whether a 1F1B step surely takes something in `range`; then the range becomes what it takes.
+// A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more than
+// `limit_s`, which makes it endless; false where that is not known.
 // Outputs are chosen for stages that may be the slowest, the fullest first: those with less to save,
 // and no less room off the wafer, take no longer than with the same choice, and no less than with
 // outputs saved in parts.
 template <typename Chooser>
 bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, double plain_s,
-                     double tail_s, MapRange& range) const {
+                     double tail_s, double limit_s, MapRange& range) const {
   std::array<double, kMaxMapStages> most;  // `frames.size()` of them
   Outputs unused{};
   Pipeline least(rules_);
@@ -240,7 +241,10 @@ bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, double pla
     }
     const MapRange found{(least.time_s() + tail_s) * (1.0 - kRounding),
                          (slowest.time_s() + tail_s) * (1.0 + kRounding)};
-    if (found.least_s > range.most_s) return false;
+    if (found.least_s > limit_s) {
+      range = {kNever, kNever};
+      return true;
+    }
     if (found.least_s >= range.least_s && found.most_s <= range.most_s) {
       range = found;
       return true;
@@ -281,8 +285,8 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   Chooser<Item> chooser(block.items.data(), block.count, block);
   const auto least_s = [&](int k) {
     const double needed = frames[kAt(k)].needed_bytes;
-    return needed > 0.0 && chooser.surely(needed) ? std::max(plain_s, chooser.least_s(needed))
-                                                  : plain_s;
+    if (!(needed > 0.0 && chooser.surely(needed, frames[kAt(k)].stream_room))) return plain_s;
+    return std::max(plain_s, chooser.least_s(needed));
   };
   if (chooses && most_s < kNever) {  // with outputs saved in parts, as suits them best
     least = Pipeline(rules_);
@@ -304,9 +308,10 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   }
   const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && foreign_s_.empty();
   if (range != nullptr && chooses && most_s < kNever && plain && count > 1 &&
-      narrow(chooser, {frames.data(), kAt(count)}, plain_s, tail_s + rules_.outer_tail_s, *range)) {
-    MapScore score{};
-    score.time_s = std::numeric_limits<double>::quiet_NaN();
+      narrow(chooser, {frames.data(), kAt(count)}, plain_s, tail_s + rules_.outer_tail_s, limit_s,
+             *range)) {
+    MapScore score = too_long();
+    if (range->most_s < kNever) score.time_s = std::numeric_limits<double>::quiet_NaN();
     return score;
   }
   MapScore total{};

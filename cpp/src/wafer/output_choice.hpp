@@ -47,7 +47,7 @@ class Chooser {
       order_[place(at)] = items + i;
       rate_[place(at)] = rate;
       all_ += items[i].saved_bytes;
-      sure_ += items[i].recompute ? items[i].saved_bytes : 0.0;
+      only_moved_ += items[i].recompute ? 0.0 : items[i].saved_bytes;
       if (!items[i].offload) continue;
       offloads_ = true;
       stream_s_per_byte_ = items[i].stream_s / items[i].saved_bytes;
@@ -56,8 +56,10 @@ class Chooser {
     }
   }
 
-  // Whether items that can all be computed again save so much.
-  bool surely(double needed) const noexcept { return sure_ >= needed; }
+  // Whether items that can be computed again, and all others moved, surely save so much.
+  bool surely(double needed, double stream_room) const noexcept {
+    return all_ - (only_moved_ <= stream_room ? 0.0 : only_moved_) >= needed;
+  }
 
   // No choice that saves so much takes less: bytes are computed again in parts, the cheapest first,
   // and the others stream.
@@ -88,7 +90,7 @@ class Chooser {
   // where less is to be saved, or more may be moved, the last choice is a choice here as well.
   template <typename Outputs>
   bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) {
-    if (!(worst_s < kNever) || !surely(needed)) worst_s = kNever;
+    if (!surely(needed, stream_room)) worst_s = kNever;
     const bool known = solved_ && needed == needed_ && stream_room == stream_room_;
     const bool less = solved_ && needed <= needed_ && stream_room >= stream_room_;
     needed_ = needed;
@@ -366,7 +368,7 @@ class Chooser {
   int count_;
   Sums start_;
   double forward_s_ = 0.0;
-  double all_ = 0.0, sure_ = 0.0;  // bytes of all items; of those that can be computed again
+  double all_ = 0.0, only_moved_ = 0.0;  // bytes of all; of those that cannot be computed again
   bool offloads_ = false;
   bool gains_ = false;  // whether some item costs less than nothing
   double stream_s_per_byte_ = 0.0, bytes_per_stream_s_ = 0.0, link_s_per_byte_ = 0.0;
