@@ -26,6 +26,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -175,9 +176,11 @@ struct MapScore {
   double tail_s;           // after the last micro-batch
 };
 
-// Seconds that a step takes at least and at most.
+// Seconds that a step takes at least and at most, and operators that its fullest stage computes
+// again, for a mapping that is alike.
 struct MapRange {
   double least_s, most_s;
+  std::optional<std::uint64_t> again = {};
 };
 
 // What a stage takes for one micro-batch by itself, and between each of its dies and the rim.
@@ -347,8 +350,8 @@ class Mapping {
   Frame frame(const Block& block, const std::array<Block, 2>& ends, int k, double regather_s,
               double copies) const;
   template <typename Chooser>
-  bool narrow(Chooser& chooser, std::span<const Frame> frames, double plain_s, double tail_s,
-              double limit_s, MapRange& range) const;
+  bool narrow(Chooser& chooser, std::span<const Frame> frames, Pipeline least, double plain_s,
+              double tail_s, double limit_s, MapRange& range) const;
   double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
   double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;

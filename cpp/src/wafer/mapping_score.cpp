@@ -204,34 +204,33 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
 // and no less room off the wafer, take no longer than with the same choice, and no less than with
 // outputs saved in parts.
 template <typename Chooser>
-bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, double plain_s,
-                     double tail_s, double limit_s, MapRange& range) const {
+bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, Pipeline least,
+                     double plain_s, double tail_s, double limit_s, MapRange& range) const {
   std::array<double, kMaxMapStages> most;  // `frames.size()` of them
-  Outputs unused{};
-  Pipeline least(rules_);
+  std::array<bool, kMaxMapStages> exact;
   for (std::size_t k = 0; k < frames.size(); ++k) {
     const Frame& f = frames[k];
-    most[k] = f.needed_bytes > 0.0 ? kNever : f.others_s + blocks_[k] * plain_s;
-    least.add(f.least_s, 0.0);
+    exact[k] = !(f.needed_bytes > 0.0);
+    most[k] = exact[k] ? f.others_s + blocks_[k] * plain_s : kNever;
   }
-  std::array<bool, kMaxMapStages> exact;
-  std::fill_n(exact.begin(), frames.size(), false);
-  for (std::size_t round = 0; round < frames.size(); ++round) {
-    std::size_t at = frames.size();  // the slowest, and of those not bounded yet the fullest
-    for (std::size_t k = 0; k < frames.size(); ++k) {
-      if (at == frames.size() || most[k] > most[at] ||
-          (most[k] == most[at] && frames[k].needed_bytes > frames[at].needed_bytes)) {
-        at = k;
-      }
+  for (bool first = true;; first = false) {
+    std::size_t at = 0;  // the slowest, and of those not bounded yet the fullest
+    for (std::size_t k = 1; k < frames.size(); ++k) {
+      const bool fuller = frames[k].needed_bytes > frames[at].needed_bytes;
+      if (most[k] > most[at] || (most[k] == most[at] && fuller)) at = k;
     }
     const Frame& full = frames[at];
-    if (exact[at] || !(full.needed_bytes > 0.0)) return false;
-    if (!chooser.choose(full.needed_bytes, full.stream_room, kNever, unused)) return false;
-    const double block_s = chooser.best_s();
-    if (!(block_s < kNever)) return false;
+    if (exact[at]) return false;
     exact[at] = true;
-    const double load_s = full.others_s + blocks_[at] * block_s;
-    least.now(load_s, full.least_s);
+    const double worst_s =
+        (least.most_s(limit_s - tail_s, full.least_s) - full.others_s) / blocks_[at];
+    const double block_s = chooser.solve(full.needed_bytes, full.stream_room, worst_s, range.again);
+    if (!(block_s < kNever)) {
+      range.most_s = kNever;
+      return chooser.surely(full.needed_bytes, full.stream_room);
+    }
+    if (first) range.again = chooser.again();
+    least.now(full.others_s + blocks_[at] * block_s, full.least_s);
     Pipeline slowest(rules_);
     for (std::size_t k = 0; k < frames.size(); ++k) {
       const Frame& f = frames[k];
@@ -239,18 +238,14 @@ bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, double pla
       if (less) most[k] = std::min(most[k], f.others_s + blocks_[k] * block_s);
       slowest.add(most[k], 0.0);
     }
-    const MapRange found{(least.time_s() + tail_s) * (1.0 - kRounding),
-                         (slowest.time_s() + tail_s) * (1.0 + kRounding)};
-    if (found.least_s > limit_s) {
-      range = {kNever, kNever};
-      return true;
-    }
-    if (found.least_s >= range.least_s && found.most_s <= range.most_s) {
-      range = found;
+    const double least_s = (least.time_s() + tail_s) * (1.0 - kRounding);
+    const double most_s = (slowest.time_s() + tail_s) * (1.0 + kRounding);
+    if (least_s >= range.least_s && most_s <= range.most_s) {
+      range.least_s = least_s;
+      range.most_s = most_s;
       return true;
     }
   }
-  return false;
 }
 
 MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
@@ -298,6 +293,19 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     if (least.time_s() > most_s) return too_long();
   }
   const double least_step_s = least.time_s();
+  const auto lacks = [&](double over) {
+    return over > 0.0 &&
+           least_step_s * (1.0 + shortage * over / rules_.capacity_bytes) > limit_s;
+  };
+  for (int k = 0; chooses && most_s < kNever && k < count; ++k) {  // whatever is chosen
+    const Frame& f = frames[kAt(k)];
+    const double kept = f.flight * blocks_[kAt(k)];
+    if (chooser.most_saved() >= f.needed_bytes) continue;
+    const double kept_bytes = (kept - 1.0) * chooser.most_saved();
+    if (lacks(f.fixed_bytes + kept * block.stash_bytes - kept_bytes - rules_.capacity_bytes * (1.0 + 1e-12))) {
+      return too_long();
+    }
+  }
   // Gradients of all but the last block are summed while the others still run backward.
   double tail_s = rules_.other_tail_s;
   for (int k = 0; k < count; ++k) {
@@ -307,9 +315,9 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     tail_s = std::max(tail_s, exposed + f.step_s);
   }
   const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && foreign_s_.empty();
-  if (range != nullptr && chooses && most_s < kNever && plain && count > 1 &&
-      narrow(chooser, {frames.data(), kAt(count)}, plain_s, tail_s + rules_.outer_tail_s, limit_s,
-             *range)) {
+  if (range != nullptr && chooses && most_s < kNever && plain &&
+      narrow(chooser, {frames.data(), kAt(count)}, least, plain_s, tail_s + rules_.outer_tail_s,
+             limit_s, *range)) {
     MapScore score = too_long();
     if (range->most_s < kNever) score.time_s = std::numeric_limits<double>::quiet_NaN();
     return score;
@@ -341,9 +349,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double activations = kept * (block.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
     const double memory = f.fixed_bytes + activations;
     const double over = std::max(0.0, memory - rules_.capacity_bytes * (1.0 + 1e-12));
-    if (over > 0.0 && least_step_s * (1.0 + shortage * over / rules_.capacity_bytes) > limit_s) {
-      return too_long();
-    }
+    if (lacks(over)) return too_long();
     double moved = 0.0;
     for (int i = 0; i < block.count; ++i) {
       const Item& item = block.items[kAt(i)];

@@ -192,7 +192,7 @@ struct Now {
   MapRange takes;
 
   bool exact() const noexcept { return takes.least_s == takes.most_s; }
-  void set(double seconds) noexcept { takes = {seconds, seconds}; }
+  void set(double seconds) noexcept { takes.least_s = takes.most_s = seconds; }
 };
 
 // Says exactly what a mapping took before what is proposed, and proposes that once more.
@@ -228,7 +228,7 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
       continue;
     }
     // What surely is accepted, and no better than the best, need not be known exactly.
-    MapRange range{best, now.takes.least_s * accepted};
+    MapRange range{best, now.takes.least_s * accepted, now.takes.again};
     const double limit = now.takes.most_s * accepted;  // the objective is no less than the time
     score = mapping.score({}, nullptr, limit, kShortage, &range);
     if (std::isnan(score.time_s)) {
@@ -246,6 +246,7 @@ MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
     }
     mapping.keep();
     now.set(next);
+    now.takes.again = range.again;
     const double value = objective(mapping, score);
     if (value < best) {
       best = value;

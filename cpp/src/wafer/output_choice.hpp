@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "phaze/mapping.hpp"
+#include "wafer/least_moved.hpp"
 
 namespace phaze {
 
@@ -61,6 +62,8 @@ class Chooser {
     return all_ - (only_moved_ <= stream_room ? 0.0 : only_moved_) >= needed;
   }
 
+  double most_saved() const noexcept { return all_; }  // bytes, of any choice
+
   // No choice that saves so much takes less: bytes are computed again in parts, the cheapest first,
   // and the others stream.
   double least_s(double needed) const noexcept {
@@ -83,13 +86,12 @@ class Chooser {
     return std::max(cost, stream);
   }
 
-  double best_s() const noexcept { return solved_ ? best_s_ : kNever; }  // of the last choice
-
-  // Least time with enough saved, by operator; false where that takes `worst_s` or more. Where
-  // nothing saves enough, all is computed again. The same as last asked is answered from memory;
-  // where less is to be saved, or more may be moved, the last choice is a choice here as well.
-  template <typename Outputs>
-  bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) {
+  // Least time with enough saved; infinite where nothing saves enough, or all takes `worst_s` or
+  // more. The same as last asked is answered from memory; where less is to be saved, or more may be
+  // moved, the last choice is a choice here as well. `hint`: operators that were computed again in a
+  // similar choice, for a bound of the time.
+  double solve(double needed, double stream_room, double worst_s,
+               std::optional<std::uint64_t> hint = {}) noexcept {
     if (!surely(needed, stream_room)) worst_s = kNever;
     const bool known = solved_ && needed == needed_ && stream_room == stream_room_;
     const bool less = solved_ && needed <= needed_ && stream_room >= stream_room_;
@@ -97,33 +99,43 @@ class Chooser {
     stream_room_ = stream_room;
     if (!known) {
       if (!compared_) compare();
-      if (!less) best_s_ = kNever;
-      if (worst_s < best_s_) {
-        best_s_ = worst_s;
-        again_ = 0;
-        solved_ = false;
-      } else {
-        solved_ = less;
-      }
+      solved_ = less && best_s_ < worst_s;
+      if (!solved_) best_s_ = worst_s;
       if (all_ >= needed) {
         aim();
-        if (!less) round();
+        if (!less && !(hint && follow_hint(*hint))) round();
         improve();
+        if (!solved_ && hint) {
+          best_s_ = worst_s;
+          aim();
+          improve();
+        }
       }
     }
-    if (!solved_ || !(best_s_ < worst_s)) {
-      if (worst_s < kNever) return false;
-      for (int i = 0; i < count_; ++i) {
-        const Item& item = *order_[place(i)];
-        outputs[place(item.op)] = item.recompute ? kAgain : kKept;
-      }
-      return true;
-    }
+    return solved_ && best_s_ < worst_s ? best_s_ : kNever;
+  }
+
+  // What solve() found, by operator; false where that takes `worst_s` or more. Where nothing saves
+  // enough, all is computed again.
+  template <typename Outputs>
+  bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) noexcept {
+    if (!surely(needed, stream_room)) worst_s = kNever;
+    const bool found = solve(needed, stream_room, worst_s) < kNever;
+    if (!found && worst_s < kNever) return false;
+    const std::uint64_t away_items = found ? first_moved() : 0;
     for (int i = 0; i < count_; ++i) {
-      const bool again = (again_ >> i & 1) != 0, away = (away_ >> i & 1) != 0;
-      outputs[place(order_[place(i)]->op)] = again ? kAgain : away ? kAway : kKept;
+      const Item& item = *order_[place(i)];
+      const bool again = found ? (again_ >> i & 1) != 0 : item.recompute;
+      outputs[place(item.op)] = again ? kAgain : (away_items >> i & 1) != 0 ? kAway : kKept;
     }
     return true;
+  }
+
+  // Operators that the last choice computes again.
+  std::uint64_t again() const noexcept {
+    std::uint64_t ops = 0;
+    for (int i = 0; i < count_; ++i) ops |= (again_ >> i & 1) << order_[place(i)]->op;
+    return ops;
   }
 
  private:
@@ -173,6 +185,12 @@ class Chooser {
       by_work[place(i)] = item.blocking_s + item.work_s;
       by_hidden[place(i)] = item.blocking_s + item.hidden_s;
       worse_[place(i)] = equal_[place(i)] = 0;
+      movable_ |= static_cast<std::uint64_t>(item.offload) << i;
+      int at = i;
+      for (; at > 0 && size_[place(by_size_[place(at) - 1])] < item.saved_bytes; --at) {
+        by_size_[place(at)] = by_size_[place(at) - 1];
+      }
+      by_size_[place(at)] = i;
     }
     for (int i = 0; i < count_; ++i) {
       const Item& item = *order_[place(i)];
@@ -282,6 +300,26 @@ class Chooser {
     follow(at + 1, s, false);
     barred_ = barred;
   }
+  // The time of another choice with the same operators computed again, where that is one here. Wider
+  // by rounding: which choice is found does not depend on it.
+  bool follow_hint(std::uint64_t ops) noexcept {
+    Sums s = start_;
+    for (int i = 0; i < again_end_; ++i) {
+      if ((ops >> order_[place(i)]->op & 1) != 0) s = with(s, i);
+    }
+    move_rest(s);
+    if (!solved_) return false;
+    solved_ = false;
+    best_s_ *= 1.0 + 1e-9;
+    aim();
+    return true;
+  }
+  // Bytes that can be moved besides while a set is computed again, without taking longer.
+  double free_bytes(const Sums& s) const noexcept {
+    const double free = (time_s(s, 0.0) - stream_s_) * bytes_per_stream_s_;
+    if (!(link_s_per_byte_ > 0.0)) return free;
+    return std::min(free, std::min(work_f_s_ - hidden_f_s_, s.work - s.hidden) / link_s_per_byte_);
+  }
   // With a set of items computed again, moves the least of the others that is enough.
   void move_rest(const Sums& s) noexcept {
     const double missing = needed_ - s.saved;
@@ -291,28 +329,13 @@ class Chooser {
       return;
     }
     if (missing > most_moved_) return;
-    Moving moving;
-    moving.needed = missing;
-    moving.most = most_moved_;
-    double left = 0.0;
-    for (int i = 0; i < count_; ++i) {
-      if (!order_[place(i)]->offload || (s.items >> i & 1) != 0) continue;
-      moving.item[place(moving.count++)] = i;
-      left += size_[place(i)];
+    LeastMoved moved{missing, free_bytes(s), most_moved_};
+    for (int k = 0; k < count_; ++k) {
+      const int i = by_size_[place(k)];
+      if ((movable_ & ~s.items) >> i & 1) moved.add(i, size_[place(i)], equal_[place(i)]);
     }
-    if (left < missing) return;
-    left = 0.0;
-    double smallest = kNever;
-    for (int k = moving.count - 1; k >= 0; --k) {
-      const double size = size_[place(moving.item[place(k)])];
-      moving.left[place(k)] = left += size;
-      moving.smallest[place(k)] = smallest = std::min(smallest, size);
-    }
-    const double room = std::min(work_f_s_ - hidden_f_s_, s.work - s.hidden);
-    moving.enough = (time_s(s, 0.0) - stream_s_) * bytes_per_stream_s_;
-    if (link_s_per_byte_ > 0.0) moving.enough = std::min(moving.enough, room / link_s_per_byte_);
-    moving.pick(*this, 0, 0.0, 0, 0);
-    if (moving.least < kNever) take(s, moving.least, moving.best);
+    moved.search();
+    if (moved.least < kNever) take(s, moved.least, moved.found);
   }
   void take(const Sums& s, double moved, std::uint64_t away) noexcept {
     const double time = time_s(s, moved);
@@ -320,44 +343,32 @@ class Chooser {
     best_s_ = time;
     again_ = s.items;
     away_ = away;
+    moved_ = moved;
     solved_ = true;
     aim();
   }
-  // The least bytes that are enough, by trying items in their order; any that take no longer will do.
-  struct Moving {
-    double needed, enough, most, least = kNever;
-    int count = 0;
-    std::uint64_t best = 0;
-    std::array<int, kMaxMapOps> item;
-    std::array<double, kMaxMapOps> left, smallest;  // of an item and those behind it, bytes
-
-    bool pick(const Chooser& of, int k, double moved, std::uint64_t away, std::uint64_t kept) noexcept {
-      if (moved >= needed) {
-        if (moved < least) {
-          least = moved;
-          best = away;
-        }
-        return moved <= enough;
-      }
-      if (k == count || moved + left[place(k)] < needed || moved + smallest[place(k)] > most) {
-        return false;
-      }
-      const int i = item[place(k)];
-      const double more = moved + of.size_[place(i)];
-      const std::uint64_t bit = std::uint64_t{1} << i;
-      // Of two that are as large, the earlier one is moved first.
-      if (more <= most && more < least && (of.equal_[place(i)] & kept) == 0 &&
-          pick(of, k + 1, more, away | bit, kept)) {
-        return true;
-      }
-      return pick(of, k + 1, moved, away, kept | bit);
+  // Of all ways to move enough that take no longer, the first in the order of the items.
+  std::uint64_t first_moved() const noexcept {
+    Sums s = start_;
+    for (int i = 0; i < again_end_; ++i) {
+      if ((again_ >> i & 1) != 0) s = with(s, i);
     }
-  };
+    if (s.saved >= needed_) return 0;
+    const double enough = std::max(free_bytes(s), moved_ * (1.0 + 1e-12));
+    LeastMoved moved{needed_ - s.saved, enough, std::min(enough, stream_room_)};
+    for (int i = 0; i < count_; ++i) {
+      if ((movable_ & ~again_) >> i & 1) moved.add(i, size_[place(i)], equal_[place(i)]);
+    }
+    moved.search();
+    return moved.least < kNever ? moved.found : away_;
+  }
 
   std::array<const Item*, kMaxMapOps> order_;
   std::array<double, kMaxMapOps> rate_;  // seconds per byte saved, of the first `count_` items
   bool compared_ = false;  // whether what follows is filled in
   std::array<double, kMaxMapOps> cost_, size_;
+  std::array<int, kMaxMapOps> by_size_;  // items, the largest first
+  std::uint64_t movable_ = 0;
   std::array<std::uint64_t, kMaxMapOps> worse_;  // later items that save no more and cost no less
   std::array<std::uint64_t, kMaxMapOps> equal_;  // earlier items that are as large
   std::array<double, kMaxMapOps + 1> spent_s_, again_bytes_;  // by all items before
@@ -373,7 +384,7 @@ class Chooser {
   bool gains_ = false;  // whether some item costs less than nothing
   double stream_s_per_byte_ = 0.0, bytes_per_stream_s_ = 0.0, link_s_per_byte_ = 0.0;
   // Of the choice that is made, or was made last:
-  double needed_ = 0.0, stream_room_ = 0.0, best_s_ = kNever;
+  double needed_ = 0.0, stream_room_ = 0.0, best_s_ = kNever, moved_ = 0.0;
   std::uint64_t again_ = 0, away_ = 0;
   bool solved_ = false;
   double most_s_ = kNever, most_moved_ = 0.0, again_needed_ = 0.0;  // of a better one
