@@ -379,6 +379,7 @@ class Mapping {
   std::vector<double> weight_grad_s_;
   std::vector<std::int32_t> blocks_;
   std::vector<double> boundary_;
+  std::vector<double> flights_;  // of each stage
   std::vector<double> foreign_s_;
   std::vector<MapOther> others_;
   double link_s_, both_s_;  // of the busiest link that a stage's own streams pass

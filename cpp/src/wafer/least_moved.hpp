@@ -14,6 +14,9 @@ namespace phaze {
 // with no more than `enough`, in the order that tries each item before leaving it out, else the one
 // with the least.
 struct LeastMoved {
+  LeastMoved(double needed_bytes, double enough_bytes, double most_bytes) noexcept
+      : needed(needed_bytes), enough(enough_bytes), most(most_bytes) {}
+
   double needed, enough, most;
   double least = std::numeric_limits<double>::infinity();  // bytes of the set that was found
   std::uint64_t found = 0;                                 // that set, a bit per item

@@ -168,7 +168,7 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
                               double regather_s, double copies) const {
   const double blocks = blocks_[kAt(k)];
   Frame f{};
-  f.flight = flight(k);
+  f.flight = flights_[kAt(k)];
   f.state_bytes = blocks * block.state_bytes;
   f.stream_bytes = blocks * block.stream_bytes;
   f.sync_s = blocks * block.sync_s;

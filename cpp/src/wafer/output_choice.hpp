@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -193,18 +194,19 @@ class Chooser {
       by_size_[place(at)] = i;
     }
     for (int i = 0; i < count_; ++i) {
-      const Item& item = *order_[place(i)];
-      std::uint64_t worse = 0;
-      for (int k = i + 1; k < count_; ++k) {
-        const bool same = order_[place(k)]->offload == item.offload;
-        const bool no_better = (size_[place(k)] <= size_[place(i)]) &
-                               (by_work[place(k)] >= by_work[place(i)]) &
-                               (by_hidden[place(k)] >= by_hidden[place(i)]);
-        worse |= static_cast<std::uint64_t>(same & no_better) << k;
-        const bool equal = same & (size_[place(k)] == size_[place(i)]);
-        equal_[place(k)] |= static_cast<std::uint64_t>(equal) << i;
+      const double size = size_[place(i)], work = by_work[place(i)], hidden = by_hidden[place(i)];
+      std::uint64_t worse = 0, equal = 0;
+      for (int k = count_ - 1; k > i; --k) {
+        const bool no_better = (size_[place(k)] <= size) & (by_work[place(k)] >= work) &
+                               (by_hidden[place(k)] >= hidden);
+        worse = worse << 1 | static_cast<std::uint64_t>(no_better);
+        equal = equal << 1 | static_cast<std::uint64_t>(size_[place(k)] == size);
       }
-      worse_[place(i)] = item.recompute ? worse : 0;
+      const std::uint64_t alike = (movable_ >> i & 1) != 0 ? movable_ : ~movable_;
+      worse_[place(i)] = i < again_end_ ? worse << 1 << i & alike : 0;
+      for (equal = equal << 1 << i & alike; equal != 0; equal &= equal - 1) {
+        equal_[place(std::countr_zero(equal))] |= std::uint64_t{1} << i;
+      }
     }
   }
   // Some choices to begin with: the first so many computed again, up to where that takes as long as
