@@ -10,9 +10,9 @@
 
 namespace phaze {
 
-// Of items added one by one, a set with at least `needed` and at most `most` bytes: the first of all
-// with no more than `enough`, in the order that tries each item before leaving it out, else the one
-// with the least.
+// Of items added one by one, a set with at least `needed` and at most `most` bytes: the first of
+// all with no more than `enough`, in the order that tries each item before leaving it out, else the
+// one with the least.
 struct LeastMoved {
   LeastMoved(double needed_bytes, double enough_bytes, double most_bytes) noexcept
       : needed(needed_bytes), enough(enough_bytes), most(most_bytes) {}

@@ -198,11 +198,11 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
   return f;
 }
 
-// A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more than
-// `limit_s`, which makes it endless; false where that is not known.
-// Outputs are chosen for stages that may be the slowest, the fullest first: those with less to save,
-// and no less room off the wafer, take no longer than with the same choice, and no less than with
-// outputs saved in parts.
+// A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more
+// than `limit_s`, which makes it endless; false where that is not known. Outputs are chosen for
+// stages that may be the slowest, the fullest first: those with less to save, and no less room off
+// the wafer, take no longer than with the same choice, and no less than with outputs saved in
+// parts.
 template <typename Chooser>
 bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, Pipeline least,
                      double plain_s, double tail_s, double limit_s, MapRange& range) const {
@@ -294,15 +294,15 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   }
   const double least_step_s = least.time_s();
   const auto lacks = [&](double over) {
-    return over > 0.0 &&
-           least_step_s * (1.0 + shortage * over / rules_.capacity_bytes) > limit_s;
+    return over > 0.0 && least_step_s * (1.0 + shortage * over / rules_.capacity_bytes) > limit_s;
   };
   for (int k = 0; chooses && most_s < kNever && k < count; ++k) {  // whatever is chosen
     const Frame& f = frames[kAt(k)];
     const double kept = f.flight * blocks_[kAt(k)];
     if (chooser.most_saved() >= f.needed_bytes) continue;
     const double kept_bytes = (kept - 1.0) * chooser.most_saved();
-    if (lacks(f.fixed_bytes + kept * block.stash_bytes - kept_bytes - rules_.capacity_bytes * (1.0 + 1e-12))) {
+    if (lacks(f.fixed_bytes + kept * block.stash_bytes - kept_bytes -
+              rules_.capacity_bytes * (1.0 + 1e-12))) {
       return too_long();
     }
   }

@@ -14,13 +14,13 @@
 namespace phaze {
 
 // Exact choice of outputs: least time with at least so many bytes saved. What moving outputs costs
-// follows from their bytes alone, so that a choice is a set of items computed again, in the order of
-// what a saved byte costs, as for a knapsack, and of the others the least bytes that are enough.
+// follows from their bytes alone, so that a choice is a set of items computed again, in the order
+// of what a saved byte costs, as for a knapsack, and of the others the least bytes that are enough.
 //
 // To take less than `most_s`, items computed again in parts, the cheapest first, and as many bytes
 // moved as there is time for would save `surplus` more than is needed. Every item that is not
-// computed again although it is cheaper than the last one in part, or is although it is not, loses a
-// part of that (its price in bytes, as reduced costs of linear programs): only sets that lose no
+// computed again although it is cheaper than the last one in part, or is although it is not, loses
+// a part of that (its price in bytes, as reduced costs of linear programs): only sets that lose no
 // more than the surplus are looked at, and of those none where exchanging two items does as well.
 template <typename Item>
 class Chooser {
@@ -89,39 +89,19 @@ class Chooser {
 
   // Least time with enough saved; infinite where nothing saves enough, or all takes `worst_s` or
   // more. The same as last asked is answered from memory; where less is to be saved, or more may be
-  // moved, the last choice is a choice here as well. `hint`: operators that were computed again in a
-  // similar choice, for a bound of the time.
+  // moved, the last choice is a choice here as well. `hint`: operators that were computed again in
+  // a similar choice, for a bound of the time.
   double solve(double needed, double stream_room, double worst_s,
                std::optional<std::uint64_t> hint = {}) noexcept {
-    if (!surely(needed, stream_room)) worst_s = kNever;
-    const bool known = solved_ && needed == needed_ && stream_room == stream_room_;
-    const bool less = solved_ && needed <= needed_ && stream_room >= stream_room_;
-    needed_ = needed;
-    stream_room_ = stream_room;
-    if (!known) {
-      if (!compared_) compare();
-      solved_ = less && best_s_ < worst_s;
-      if (!solved_) best_s_ = worst_s;
-      if (all_ >= needed) {
-        aim();
-        if (!less && !(hint && follow_hint(*hint))) round();
-        improve();
-        if (!solved_ && hint) {
-          best_s_ = worst_s;
-          aim();
-          improve();
-        }
-      }
-    }
-    return solved_ && best_s_ < worst_s ? best_s_ : kNever;
+    return solve(needed, stream_room, worst_s, hint, false);
   }
 
-  // What solve() found, by operator; false where that takes `worst_s` or more. Where nothing saves
-  // enough, all is computed again.
+  // What solve() finds, by operator, and of several the first, whatever was asked before; false
+  // where that takes `worst_s` or more. Where nothing saves enough, all is computed again.
   template <typename Outputs>
   bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) noexcept {
     if (!surely(needed, stream_room)) worst_s = kNever;
-    const bool found = solve(needed, stream_room, worst_s) < kNever;
+    const bool found = solve(needed, stream_room, worst_s, {}, true) < kNever;
     if (!found && worst_s < kNever) return false;
     const std::uint64_t away_items = found ? first_moved() : 0;
     for (int i = 0; i < count_; ++i) {
@@ -165,6 +145,40 @@ class Chooser {
     const Item& item = *order_[place(i)];
     return {s.blocking + item.blocking_s, s.work + item.work_s, s.hidden + item.hidden_s,
             s.saved + item.saved_bytes, s.items | std::uint64_t{1} << i};
+  }
+  // `first`: of several that take as long, the first in the order of improve().
+  double solve(double needed, double stream_room, double worst_s, std::optional<std::uint64_t> hint,
+               bool first) noexcept {
+    if (!surely(needed, stream_room)) worst_s = kNever;
+    const bool same = solved_ && needed == needed_ && stream_room == stream_room_;
+    const bool less = solved_ && needed <= needed_ && stream_room >= stream_room_;
+    needed_ = needed;
+    stream_room_ = stream_room;
+    if (!same || (first && !first_)) {
+      if (!compared_) compare();
+      first_ = first;
+      solved_ = less && best_s_ < worst_s;
+      if (!solved_) best_s_ = worst_s;
+      if (all_ >= needed) {
+        aim();
+        if (!less && !(hint && follow_hint(*hint))) round();
+        if (first) widen(worst_s);
+        improve();
+        if (!solved_ && best_s_ < worst_s) {  // a bound that nothing keeps but for rounding
+          best_s_ = worst_s;
+          aim();
+          improve();
+        }
+      }
+    }
+    return solved_ && best_s_ < worst_s ? best_s_ : kNever;
+  }
+  // Keeps the time of a choice, and forgets the choice.
+  void widen(double worst_s) noexcept {
+    if (!solved_) return;
+    solved_ = false;
+    best_s_ = std::min(best_s_ * (1.0 + 1e-9), worst_s);
+    aim();
   }
   // Sizes and costs side by side, and which items can be exchanged.
   void compare() noexcept {
@@ -232,14 +246,15 @@ class Chooser {
     const double budget = most_s_ - passes_s(start_);
     if (!(stream_s_ < most_s_)) return;
     int last = 0;  // the one computed again in part
-    while (last < again_end_ && (spent_s_[place(last) + 1] <= budget || cost_[place(last)] <= 0.0)) {
+    while (last < again_end_ &&
+           (spent_s_[place(last) + 1] <= budget || cost_[place(last)] <= 0.0)) {
       ++last;
     }
     const double per_s = last < again_end_ ? size_[place(last)] / cost_[place(last)] : 0.0;
     double surplus = kNever;
     if (budget < kNever) {
       const double parts = per_s * (budget - spent_s_[place(last)]);
-      surplus = (again_bytes_[place(last)] + parts) * (1.0 + 1e-12) - again_needed_;
+      surplus = again_bytes_[place(last)] + parts + slack_bytes() - again_needed_;
       if (surplus < 0.0) return;
     }
     Sums s = start_;
@@ -260,15 +275,22 @@ class Chooser {
         barred_ |= worse_[place(i)];
       }
     }
+    double behind = 0.0;
+    for (int at = open_ - 1, i = again_end_ - 1; at >= 0; --at) {
+      for (; i > list_[place(at)]; --i) behind += (fixed_ >> i & 1) != 0 ? size_[place(i)] : 0.0;
+      behind_[place(at)] = behind;
+    }
     if ((barred_ & fixed_) == 0) follow(0, s, true);
   }
   // What a better choice has to take less than, and save by computing again.
   void aim() noexcept {
     most_s_ = best_s_ * (1.0 - 1e-12);  // relative slack: what ties but for rounding is no better
     most_moved_ = 0.0;
-    if (offloads_) most_moved_ = std::min(stream_room_, (most_s_ - stream_s_) * bytes_per_stream_s_);
+    if (offloads_)
+      most_moved_ = std::min(stream_room_, (most_s_ - stream_s_) * bytes_per_stream_s_);
     again_needed_ = needed_ - most_moved_;
   }
+  double slack_bytes() const noexcept { return 1e-12 * all_; }  // for rounding
   // Whether open items from `at` on, computed again in parts, could save enough in time.
   bool may_fit(int at, const Sums& s) const noexcept {
     const double left_s = most_s_ - passes_s(s), missing = again_needed_ - s.saved;
@@ -279,15 +301,15 @@ class Chooser {
     while (k < open_ && open_s_[place(k) + 1] <= until_s) ++k;
     double saved = open_bytes_[place(k)] - open_bytes_[place(at)];
     if (k < open_) {
-      const double part_s = until_s - open_s_[place(k)], cost = cost_[place(list_[place(k)])];
-      return (saved - missing) * (1.0 + 1e-12) * cost + part_s * size_[place(list_[place(k)])] >= 0.0 ||
-             gains_;
+      const auto item = place(list_[place(k)]);
+      saved += (until_s - open_s_[place(k)]) * (size_[item] / cost_[item]);
     }
-    return saved * (1.0 + 1e-12) >= missing;
+    return saved + slack_bytes() >= missing || gains_;
   }
   // One more open item: computed again or not. `fits`: may_fit() is known to hold.
   void follow(int at, const Sums& s, bool fits) noexcept {
-    if (at == open_ || s.saved >= needed_) {  // more computed again never makes a step shorter
+    // More computed again than is enough, in their order, never makes a step shorter.
+    if (at == open_ || s.saved - behind_[place(at)] >= needed_) {
       move_rest(s);
       return;
     }
@@ -302,19 +324,16 @@ class Chooser {
     follow(at + 1, s, false);
     barred_ = barred;
   }
-  // The time of another choice with the same operators computed again, where that is one here. Wider
-  // by rounding: which choice is found does not depend on it.
+  // The time of another choice with the same operators computed again, where that is one here.
   bool follow_hint(std::uint64_t ops) noexcept {
     Sums s = start_;
     for (int i = 0; i < again_end_; ++i) {
       if ((ops >> order_[place(i)]->op & 1) != 0) s = with(s, i);
     }
     move_rest(s);
-    if (!solved_) return false;
-    solved_ = false;
-    best_s_ *= 1.0 + 1e-9;
-    aim();
-    return true;
+    const bool found = solved_;
+    widen(kNever);
+    return found;
   }
   // Bytes that can be moved besides while a set is computed again, without taking longer.
   double free_bytes(const Sums& s) const noexcept {
@@ -367,7 +386,7 @@ class Chooser {
 
   std::array<const Item*, kMaxMapOps> order_;
   std::array<double, kMaxMapOps> rate_;  // seconds per byte saved, of the first `count_` items
-  bool compared_ = false;  // whether what follows is filled in
+  bool compared_ = false;                // whether what follows is filled in
   std::array<double, kMaxMapOps> cost_, size_;
   std::array<int, kMaxMapOps> by_size_;  // items, the largest first
   std::uint64_t movable_ = 0;
@@ -388,12 +407,13 @@ class Chooser {
   // Of the choice that is made, or was made last:
   double needed_ = 0.0, stream_room_ = 0.0, best_s_ = kNever, moved_ = 0.0;
   std::uint64_t again_ = 0, away_ = 0;
-  bool solved_ = false;
+  bool solved_ = false, first_ = false;
   double most_s_ = kNever, most_moved_ = 0.0, again_needed_ = 0.0;  // of a better one
   int open_ = 0;  // items that may be computed again or not
   std::array<int, kMaxMapOps> list_;
+  std::array<double, kMaxMapOps> behind_;  // bytes of what is surely computed again behind them
   std::array<double, kMaxMapOps + 1> open_s_, open_bytes_;  // of all open items before
-  std::uint64_t fixed_ = 0, barred_ = 0;  // surely computed again; not to be
+  std::uint64_t fixed_ = 0, barred_ = 0;                    // surely computed again; not to be
 };
 
 }  // namespace phaze
