@@ -26,11 +26,11 @@
 #include <array>
 #include <cstdint>
 #include <limits>
-#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
+#include "phaze/map_score.hpp"
 #include "phaze/mesh.hpp"
 #include "phaze/status.hpp"
 
@@ -161,26 +161,6 @@ struct MapProblem {
   // link between dies of k for a byte that each die of j takes or gives, and for one of each; of k
   // and k, of the busiest link anywhere. Empty: all stream at once, by the rules' seconds.
   std::span<const double> foreign_s;
-};
-
-struct MapScore {
-  double time_s;        // of one step
-  double memory_bytes;  // of the fullest die
-  double over_bytes;    // beyond its capacity, when all that may be recomputed is
-  double stream_bytes;  // off the wafer, a die's share
-  double stream_over_bytes;
-  double slowest_stage_s;  // of one micro-batch
-  double compute_s;        // of one block, both passes, without recomputation
-  double blocking_s;       // collectives it waits for
-  double hidden_s;         // collectives beside it
-  double tail_s;           // after the last micro-batch
-};
-
-// Seconds that a step takes at least and at most, and operators that its fullest stage computes
-// again, for a mapping that is alike.
-struct MapRange {
-  double least_s, most_s;
-  std::optional<std::uint64_t> again = {};
 };
 
 // What a stage takes for one micro-batch by itself, and between each of its dies and the rim.

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
 #include <limits>
 #include <optional>
 
 #include "phaze/mapping.hpp"
+#include "wafer/exchanges.hpp"
 #include "wafer/least_moved.hpp"
 
 namespace phaze {
@@ -90,10 +90,32 @@ class Chooser {
   // Least time with enough saved; infinite where nothing saves enough, or all takes `worst_s` or
   // more. The same as last asked is answered from memory; where less is to be saved, or more may be
   // moved, the last choice is a choice here as well. `hint`: operators that were computed again in
-  // a similar choice, for a bound of the time.
+  // a similar choice, for a bound of the time; `first`: of several the first in improve()'s order.
   double solve(double needed, double stream_room, double worst_s,
-               std::optional<std::uint64_t> hint = {}) noexcept {
-    return solve(needed, stream_room, worst_s, hint, false);
+               std::optional<std::uint64_t> hint = {}, bool first = false) noexcept {
+    if (!surely(needed, stream_room)) worst_s = kNever;
+    const bool same = solved_ && needed == needed_ && stream_room == stream_room_;
+    const bool less = solved_ && needed <= needed_ && stream_room >= stream_room_;
+    needed_ = needed;
+    stream_room_ = stream_room;
+    if (!same || (first && !first_)) {
+      if (!compared_) compare();
+      first_ = first;
+      solved_ = less && best_s_ < worst_s;
+      if (!solved_) best_s_ = worst_s;
+      if (all_ >= needed) {
+        aim();
+        if (!less && !(hint && follow_hint(*hint))) round();
+        if (first) widen(worst_s);
+        improve();
+        if (!solved_ && best_s_ < worst_s) {  // a bound that nothing keeps but for rounding
+          best_s_ = worst_s;
+          aim();
+          improve();
+        }
+      }
+    }
+    return solved_ && best_s_ < worst_s ? best_s_ : kNever;
   }
 
   // What solve() finds, by operator, and of several the first, whatever was asked before; false
@@ -112,8 +134,7 @@ class Chooser {
     return true;
   }
 
-  // Operators that the last choice computes again.
-  std::uint64_t again() const noexcept {
+  std::uint64_t again() const noexcept {  // operators, by the last choice
     std::uint64_t ops = 0;
     for (int i = 0; i < count_; ++i) ops |= (again_ >> i & 1) << order_[place(i)]->op;
     return ops;
@@ -146,33 +167,6 @@ class Chooser {
     return {s.blocking + item.blocking_s, s.work + item.work_s, s.hidden + item.hidden_s,
             s.saved + item.saved_bytes, s.items | std::uint64_t{1} << i};
   }
-  // `first`: of several that take as long, the first in the order of improve().
-  double solve(double needed, double stream_room, double worst_s, std::optional<std::uint64_t> hint,
-               bool first) noexcept {
-    if (!surely(needed, stream_room)) worst_s = kNever;
-    const bool same = solved_ && needed == needed_ && stream_room == stream_room_;
-    const bool less = solved_ && needed <= needed_ && stream_room >= stream_room_;
-    needed_ = needed;
-    stream_room_ = stream_room;
-    if (!same || (first && !first_)) {
-      if (!compared_) compare();
-      first_ = first;
-      solved_ = less && best_s_ < worst_s;
-      if (!solved_) best_s_ = worst_s;
-      if (all_ >= needed) {
-        aim();
-        if (!less && !(hint && follow_hint(*hint))) round();
-        if (first) widen(worst_s);
-        improve();
-        if (!solved_ && best_s_ < worst_s) {  // a bound that nothing keeps but for rounding
-          best_s_ = worst_s;
-          aim();
-          improve();
-        }
-      }
-    }
-    return solved_ && best_s_ < worst_s ? best_s_ : kNever;
-  }
   // Keeps the time of a choice, and forgets the choice.
   void widen(double worst_s) noexcept {
     if (!solved_) return;
@@ -199,7 +193,6 @@ class Chooser {
       }
       by_work[place(i)] = item.blocking_s + item.work_s;
       by_hidden[place(i)] = item.blocking_s + item.hidden_s;
-      worse_[place(i)] = equal_[place(i)] = 0;
       movable_ |= static_cast<std::uint64_t>(item.offload) << i;
       int at = i;
       for (; at > 0 && size_[place(by_size_[place(at) - 1])] < item.saved_bytes; --at) {
@@ -207,21 +200,9 @@ class Chooser {
       }
       by_size_[place(at)] = i;
     }
-    for (int i = 0; i < count_; ++i) {
-      const double size = size_[place(i)], work = by_work[place(i)], hidden = by_hidden[place(i)];
-      std::uint64_t worse = 0, equal = 0;
-      for (int k = count_ - 1; k > i; --k) {
-        const bool no_better = (size_[place(k)] <= size) & (by_work[place(k)] >= work) &
-                               (by_hidden[place(k)] >= hidden);
-        worse = worse << 1 | static_cast<std::uint64_t>(no_better);
-        equal = equal << 1 | static_cast<std::uint64_t>(size_[place(k)] == size);
-      }
-      const std::uint64_t alike = (movable_ >> i & 1) != 0 ? movable_ : ~movable_;
-      worse_[place(i)] = i < again_end_ ? worse << 1 << i & alike : 0;
-      for (equal = equal << 1 << i & alike; equal != 0; equal &= equal - 1) {
-        equal_[place(std::countr_zero(equal))] |= std::uint64_t{1} << i;
-      }
-    }
+    compare_items(count_, size_.data(), by_work.data(), by_hidden.data(), movable_, worse_.data(),
+                  equal_.data());
+    for (int i = again_end_; i < count_; ++i) worse_[place(i)] = 0;
   }
   // Some choices to begin with: the first so many computed again, up to where that takes as long as
   // moving the others, and one more.
