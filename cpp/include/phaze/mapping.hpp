@@ -30,6 +30,7 @@
 #include <utility>
 #include <vector>
 
+#include "phaze/map_score.hpp"
 #include "phaze/mesh.hpp"
 #include "phaze/status.hpp"
 
@@ -162,19 +163,6 @@ struct MapProblem {
   std::span<const double> foreign_s;
 };
 
-struct MapScore {
-  double time_s;        // of one step
-  double memory_bytes;  // of the fullest die
-  double over_bytes;    // beyond its capacity, when all that may be recomputed is
-  double stream_bytes;  // off the wafer, a die's share
-  double stream_over_bytes;
-  double slowest_stage_s;  // of one micro-batch
-  double compute_s;        // of one block, both passes, without recomputation
-  double blocking_s;       // collectives it waits for
-  double hidden_s;         // collectives beside it
-  double tail_s;           // after the last micro-batch
-};
-
 // What a stage takes for one micro-batch by itself, and between each of its dies and the rim.
 struct MapOther {
   double alone_s, taken_bytes, given_bytes;
@@ -253,11 +241,13 @@ class Mapping {
 
   // Outputs are chosen exactly, stage by stage, unless given (stages x ops). Where a step takes
   // more than `limit_s`, its time may be given as infinite, with nothing else said: that comes
-  // sooner. Lacking all of a die's memory counts as `shortage` times the step more.
+  // sooner. Lacking all of a die's memory counts as `shortage` times the step more. A step that
+  // fits and surely takes something in `range` may be told by that alone: then `range` gets what it
+  // takes at least and at most, outputs chosen for the slowest stages only, and the time is NaN.
   MapScore score(std::span<const std::uint8_t> outputs = {},
                  std::vector<MapStage>* stages = nullptr,
-                 double limit_s = std::numeric_limits<double>::infinity(),
-                 double shortage = 0.0) const;
+                 double limit_s = std::numeric_limits<double>::infinity(), double shortage = 0.0,
+                 MapRange* range = nullptr) const;
 
   // Terms of one operator's own work and of one conversion, for the bound; theta weighs work
   // against collectives beside it.
@@ -339,6 +329,9 @@ class Mapping {
   void list_items(Block& block) const;
   Frame frame(const Block& block, const std::array<Block, 2>& ends, int k, double regather_s,
               double copies) const;
+  template <typename Chooser>
+  bool narrow(Chooser& chooser, std::span<const Frame> frames, Pipeline least, double plain_s,
+              double tail_s, double limit_s, MapRange& range) const;
   double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
   double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
@@ -366,6 +359,7 @@ class Mapping {
   std::vector<double> weight_grad_s_;
   std::vector<std::int32_t> blocks_;
   std::vector<double> boundary_;
+  std::vector<double> flights_;  // of each stage
   std::vector<double> foreign_s_;
   std::vector<MapOther> others_;
   double link_s_, both_s_;  // of the busiest link that a stage's own streams pass

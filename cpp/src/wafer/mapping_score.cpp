@@ -175,7 +175,7 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
                               double regather_s, double copies) const {
   const double blocks = blocks_[kAt(k)];
   Frame f{};
-  f.flight = flight(k);
+  f.flight = flights_[kAt(k)];
   f.state_bytes = blocks * block.state_bytes;
   f.stream_bytes = blocks * block.stream_bytes;
   f.sync_s = blocks * block.sync_s;
@@ -205,8 +205,58 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
   return f;
 }
 
+// A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more
+// than `limit_s`, which makes it endless; false where that is not known. Outputs are chosen for
+// stages that may be the slowest, the fullest first: those with less to save, and no less room off
+// the wafer, take no longer than with the same choice, and no less than with outputs saved in
+// parts.
+template <typename Chooser>
+bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, Pipeline least,
+                     double plain_s, double tail_s, double limit_s, MapRange& range) const {
+  std::array<double, kMaxMapStages> most;  // `frames.size()` of them
+  std::array<bool, kMaxMapStages> exact;
+  for (std::size_t k = 0; k < frames.size(); ++k) {
+    const Frame& f = frames[k];
+    exact[k] = !(f.needed_bytes > 0.0);
+    most[k] = exact[k] ? f.others_s + blocks_[k] * plain_s : kNever;
+  }
+  for (bool first = true;; first = false) {
+    std::size_t at = 0;  // the slowest, and of those not bounded yet the fullest
+    for (std::size_t k = 1; k < frames.size(); ++k) {
+      const bool fuller = frames[k].needed_bytes > frames[at].needed_bytes;
+      if (most[k] > most[at] || (most[k] == most[at] && fuller)) at = k;
+    }
+    const Frame& full = frames[at];
+    if (exact[at]) return false;
+    exact[at] = true;
+    const double worst_s =
+        (least.most_s(limit_s - tail_s, full.least_s) - full.others_s) / blocks_[at];
+    const double block_s = chooser.solve(full.needed_bytes, full.stream_room, worst_s, range.again);
+    if (!(block_s < kNever)) {
+      range.most_s = kNever;
+      return chooser.surely(full.needed_bytes, full.stream_room);
+    }
+    if (first) range.again = chooser.again();
+    least.now(full.others_s + blocks_[at] * block_s, full.least_s);
+    Pipeline slowest(rules_);
+    for (std::size_t k = 0; k < frames.size(); ++k) {
+      const Frame& f = frames[k];
+      const bool less = f.needed_bytes <= full.needed_bytes && f.stream_room >= full.stream_room;
+      if (less) most[k] = std::min(most[k], f.others_s + blocks_[k] * block_s);
+      slowest.add(most[k], 0.0);
+    }
+    const double least_s = (least.time_s() + tail_s) * (1.0 - kRounding);
+    const double most_s = (slowest.time_s() + tail_s) * (1.0 + kRounding);
+    if (least_s >= range.least_s && most_s <= range.most_s) {
+      range.least_s = least_s;
+      range.most_s = most_s;
+      return true;
+    }
+  }
+}
+
 MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
-                        double limit_s, double shortage) const {
+                        double limit_s, double shortage, MapRange* range) const {
   Block block;
   std::array<Block, 2> ends;
   sum_parts(block, ends);
@@ -237,8 +287,8 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   Chooser<Item> chooser(block.items.data(), block.count, block);
   const auto least_s = [&](int k) {
     const double needed = frames[kAt(k)].needed_bytes;
-    return needed > 0.0 && chooser.surely(needed) ? std::max(plain_s, chooser.least_s(needed))
-                                                  : plain_s;
+    if (!(needed > 0.0 && chooser.surely(needed, frames[kAt(k)].stream_room))) return plain_s;
+    return std::max(plain_s, chooser.least_s(needed));
   };
   if (chooses && most_s < kNever) {  // with outputs saved in parts, as suits them best
     least = Pipeline(rules_);
@@ -250,6 +300,35 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     if (least.least_s() > most_s) return too_long();
   }
   const double least_step_s = least.least_s();
+  const auto lacks = [&](double over) {
+    return over > 0.0 && least_step_s * (1.0 + shortage * over / rules_.capacity_bytes) > limit_s;
+  };
+  for (int k = 0; chooses && most_s < kNever && k < count; ++k) {  // whatever is chosen
+    const Frame& f = frames[kAt(k)];
+    const double kept = f.flight * blocks_[kAt(k)];
+    if (chooser.most_saved() >= f.needed_bytes) continue;
+    const double kept_bytes = (kept - 1.0) * chooser.most_saved();
+    if (lacks(f.fixed_bytes + kept * block.stash_bytes - kept_bytes -
+              rules_.capacity_bytes * (1.0 + 1e-12))) {
+      return too_long();
+    }
+  }
+  // Gradients of all but the last block are summed while the others still run backward.
+  double tail_s = rules_.other_tail_s;
+  for (int k = 0; k < count; ++k) {
+    const Frame& f = frames[kAt(k)];
+    const double beside = std::max(0.0, blocks_[kAt(k)] - 1.0) * block.backward_s;
+    const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
+    tail_s = std::max(tail_s, exposed + f.step_s);
+  }
+  const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && foreign_s_.empty();
+  if (range != nullptr && chooses && most_s < kNever && plain &&
+      narrow(chooser, {frames.data(), kAt(count)}, least, plain_s, tail_s + rules_.outer_tail_s,
+             limit_s, *range)) {
+    MapScore score = too_long();
+    if (range->most_s < kNever) score.time_s = std::numeric_limits<double>::quiet_NaN();
+    return score;
+  }
   MapScore total{};
   total.compute_s = block.forward_s + block.backward_s;
   total.blocking_s = block.blocking_f_s + block.blocking_b_s;
@@ -260,7 +339,6 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   std::array<double, kMaxMapStages> loads_s;  // these and the next where there are, `count` of them
   std::array<MapOther, kMaxMapStages> alone;
   const std::array<Moved, 3> weights = streams ? moved_weights() : std::array<Moved, 3>{};
-  double tail_s = rules_.other_tail_s;
   Outputs chosen{};
   for (int k = 0; k < count; ++k) {
     const Frame& f = frames[kAt(k)];
@@ -278,9 +356,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double activations = kept * (block.stash_bytes - saved) + (kept > 0.0 ? saved : 0.0);
     const double memory = f.fixed_bytes + activations;
     const double over = std::max(0.0, memory - rules_.capacity_bytes * (1.0 + 1e-12));
-    if (over > 0.0 && least_step_s * (1.0 + shortage * over / rules_.capacity_bytes) > limit_s) {
-      return too_long();
-    }
+    if (lacks(over)) return too_long();
     double moved = 0.0;
     for (int i = 0; i < block.count; ++i) {
       const Item& item = block.items[kAt(i)];
@@ -289,10 +365,6 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double stream = f.stream_bytes + kept * moved;
     const double per_block = block_s(block, chosen);
     const double load = f.others_s + blocks * per_block;
-    // Gradients of all but the last block are summed while the others still run backward.
-    const double beside = std::max(0.0, blocks - 1.0) * block.backward_s;
-    const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
-    tail_s = std::max(tail_s, exposed + f.step_s);
     pipeline.add(load, weight_grad(k));
     least.now(load, f.least_s);
     if (streams) {

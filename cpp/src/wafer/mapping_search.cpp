@@ -1,6 +1,7 @@
 #include "phaze/mapping_search.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace phaze {
@@ -186,31 +187,66 @@ double soft_objective(const Mapping& mapping, const MapScore& score) noexcept {
   return score.time_s * (1.0 + kShortage * over / mapping.rules().capacity_bytes);
 }
 
+// Where an annealing is: what its mapping takes, to within a range that was narrow enough so far.
+struct Now {
+  MapRange takes;
+
+  bool exact() const noexcept { return takes.least_s == takes.most_s; }
+  void set(double seconds) noexcept { takes.least_s = takes.most_s = seconds; }
+};
+
+// Says exactly what a mapping took before what is proposed, and proposes that once more.
+double exactly_before(Mapping& mapping) {
+  const std::vector<OpMapping> proposed = op_mappings_of(mapping);
+  mapping.withdraw();
+  const double before = soft_objective(mapping, mapping.score());
+  for (int i = 0; i < mapping.ops(); ++i) {
+    const OpMapping& now = mapping.op_mapping(i);
+    const OpMapping& then = proposed[kAt(i)];
+    if (!same_slots(now, then) || now.mode != then.mode) mapping.propose(i, then);
+  }
+  mapping.settle();
+  return before;
+}
+
 }  // namespace
 
 MapFound anneal(Mapping& mapping, const MapSearchRules& rules) {
   MapScore score = mapping.score();
-  double now = soft_objective(mapping, score), best = objective(mapping, score);
+  double best = objective(mapping, score);
+  Now now{};
+  now.set(soft_objective(mapping, score));
   MapFound found{op_mappings_of(mapping), score, 1};
   Mover mover(mapping, rules.seed);
   for (std::int64_t step = 0; step < rules.steps; ++step) {
     const double left = 1.0 - static_cast<double>(step) / static_cast<double>(rules.steps);
-    const double accepted = rules.start * left * left;
+    const double accepted = 1.0 + rules.start * left * left;
     const bool differs = mover.propose();
     ++found.evaluations;
     if (!differs) {
       mapping.keep();
       continue;
     }
-    const double limit = now * (1.0 + accepted);
-    score = mapping.score({}, nullptr, limit, kShortage);  // the objective is no less than the time
+    // What surely is accepted, and no better than the best, need not be known exactly.
+    MapRange range{best, now.takes.least_s * accepted, now.takes.again};
+    const double limit = now.takes.most_s * accepted;  // the objective is no less than the time
+    score = mapping.score({}, nullptr, limit, kShortage, &range);
+    if (std::isnan(score.time_s)) {
+      mapping.keep();
+      now.takes = range;
+      continue;
+    }
     const double next = soft_objective(mapping, score);
-    if (!(next <= limit)) {
+    if (next <= limit && !(next <= now.takes.least_s * accepted) && !now.exact()) {
+      now.set(exactly_before(mapping));
+    }
+    if (!(next <= now.takes.most_s * accepted)) {
       mapping.withdraw();
       continue;
     }
     mapping.keep();
-    now = next;
+    now.set(next);
+    now.takes.again = range.again;
     const double value = objective(mapping, score);
     if (value < best) {
       best = value;

@@ -37,6 +37,7 @@ Mapping::Mapping(const MapProblem& p)
                         rules_.hop_s,
                         static_cast<MeshFabric>(rules_.fabric)};
   reduce_line_ = mesh_reduce_line(links);
+  for (int k = 0; k < stages(); ++k) flights_.push_back(flight(k));
   if (!foreign_s_.empty()) {  // every stage as the one of these that stands worst
     link_s_ = both_s_ = 0.0;
     for (int k = rules_.first_stage; k < rules_.first_stage + stages(); ++k) {

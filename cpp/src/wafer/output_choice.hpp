@@ -5,25 +5,40 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <optional>
 
 #include "phaze/mapping.hpp"
+#include "wafer/exchanges.hpp"
+#include "wafer/least_moved.hpp"
 
 namespace phaze {
 
-// Exact choice of outputs: least time with at least so many bytes saved. Items in the order of
-// what a saved byte costs, as for a knapsack; a branch is left once it cannot beat the best even
-// if an item that fits by itself could be split, and where exchanging two items would do as well.
+// Exact choice of outputs: least time with at least so many bytes saved. What moving outputs costs
+// follows from their bytes alone, so that a choice is a set of items computed again, in the order
+// of what a saved byte costs, as for a knapsack, and of the others the least bytes that are enough.
+//
+// To take less than `most_s`, items computed again in parts, the cheapest first, and as many bytes
+// moved as there is time for would save `surplus` more than is needed. Every item that is not
+// computed again although it is cheaper than the last one in part, or is although it is not, loses
+// a part of that (its price in bytes, as reduced costs of linear programs): only sets that lose no
+// more than the surplus are looked at, and of those none where exchanging two items does as well.
 template <typename Item>
 class Chooser {
   static std::size_t place(int i) noexcept { return static_cast<std::size_t>(i); }
+
+  static constexpr double kNever = std::numeric_limits<double>::infinity();
 
  public:
   template <typename Block>
   Chooser(const Item* items, int count, const Block& block)
       : waits_f_s_(block.blocking_f_s),
         work_f_s_(block.forward_s),
-        by_work_(block.backward_s >= block.hidden_b_s) {
-    count_ = count;
+        hidden_f_s_(block.hidden_f_s),
+        stream_s_(block.stream_s),
+        by_work_(block.backward_s >= block.hidden_b_s),
+        count_(count),
+        start_{block.blocking_b_s, block.backward_s, block.hidden_b_s, 0.0, 0} {
+    forward_s_ = waits_f_s_ + std::max(work_f_s_, hidden_f_s_);
     for (int i = 0; i < count; ++i) {  // in the order of rates; ties as the operators stand
       const double least = again_s(items[i]), rate = least / items[i].saved_bytes;
       int at = i;
@@ -33,89 +48,29 @@ class Chooser {
       }
       order_[place(at)] = items + i;
       rate_[place(at)] = rate;
-    }
-    for (int i = 0; i < count; ++i) {
+      all_ += items[i].saved_bytes;
+      only_moved_ += items[i].recompute ? 0.0 : items[i].saved_bytes;
       if (!items[i].offload) continue;
       offloads_ = true;
       stream_s_per_byte_ = items[i].stream_s / items[i].saved_bytes;
+      bytes_per_stream_s_ = items[i].saved_bytes / items[i].stream_s;
+      link_s_per_byte_ = items[i].link_s / items[i].saved_bytes;
     }
-    rest_[place(count)] = 0.0;
-    for (int i = count - 1; i >= 0; --i) {
-      rest_[place(i)] = rest_[place(i) + 1] + order_[place(i)]->saved_bytes;
-    }
-    for (int i = 0; i < count; ++i) sure_ += items[i].recompute ? items[i].saved_bytes : 0.0;
-    start_ = {block.blocking_b_s,
-              block.backward_s,
-              block.hidden_b_s,
-              block.hidden_f_s,
-              block.stream_s,
-              0.0,
-              0.0};
   }
 
-  // Whether items that can all be computed again save so much.
-  bool surely(double needed) const noexcept { return sure_ >= needed; }
-
-  // No choice that saves so much takes less.
-  double least_s(double needed) noexcept {
-    needed_ = needed;
-    return bound(0, start_);
+  // Whether items that can be computed again, and all others moved, surely save so much.
+  bool surely(double needed, double stream_room) const noexcept {
+    return all_ - (only_moved_ <= stream_room ? 0.0 : only_moved_) >= needed;
   }
 
-  // Least time with enough saved, by operator; false where that takes `worst_s` or more. Where
-  // nothing saves enough, all is computed again. The same as last asked is answered from memory;
-  // where less was to be saved, it took no longer, and where more, no less.
-  template <typename Outputs>
-  bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) {
-    const bool known = solved_ && needed == needed_at_ && stream_room == stream_room_;
-    if (!(worst_s < std::numeric_limits<double>::infinity()) || !surely(needed)) {
-      worst_s = std::numeric_limits<double>::infinity();
-    }
-    if (known) {
-      if (!(best_s_ < worst_s)) return false;
-      for (int i = 0; i < count_; ++i) outputs[place(order_[place(i)]->op)] = best_[place(i)];
-      return true;
-    }
-    const bool more = solved_ && needed >= needed_at_ && stream_room <= stream_room_;
-    const bool less = solved_ && needed <= needed_at_ && stream_room >= stream_room_;
-    least_s_ = more ? best_s_ : 0.0;
-    if (less) worst_s = std::min(worst_s, best_s_ * (1.0 + 1e-9));
-    stream_room_ = stream_room;
-    needed_at_ = needed_ = needed;
-    best_s_ = less ? worst_s : std::min(worst_s, rounded_s() * (1.0 + 1e-9));
-    if (!compared_) compare();
-    now_.fill(0);
-    const double before = best_s_;
-    follow(0, start_);
-    const bool found = best_s_ < before;
-    solved_ = found;
-    if (!found && worst_s < std::numeric_limits<double>::infinity()) return false;
-    for (int i = 0; i < count_; ++i) {
-      const Item& item = *order_[place(i)];
-      const auto all =
-          static_cast<std::uint8_t>(item.recompute ? Output::kRecompute : Output::kStash);
-      outputs[place(item.op)] = found ? best_[place(i)] : all;
-    }
-    return true;
-  }
+  double most_saved() const noexcept { return all_; }  // bytes, of any choice
 
- private:
-  struct Sums {
-    double blocking, work, hidden, hidden_f, stream, saved, moved;
-  };
-  double forward_s(const Sums& s) const noexcept {
-    return waits_f_s_ + std::max(work_f_s_, s.hidden_f);
-  }
-  double again_s(const Item& item) const noexcept {
-    if (!item.recompute) return std::numeric_limits<double>::infinity();
-    return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
-  }
-  // Bytes still missing are computed again in parts, the cheapest first, and the others stream.
-  double bound(int at, const Sums& s) const noexcept {
-    double cost = forward_s(s) + s.blocking + (by_work_ ? s.work : s.hidden);
-    double missing = needed_ - s.saved;
-    double stream = s.stream + (offloads_ ? stream_s_per_byte_ * missing : 0.0);
-    for (int i = at; i < count_ && missing > 0.0; ++i) {
+  // No choice that saves so much takes less: bytes are computed again in parts, the cheapest first,
+  // and the others stream.
+  double least_s(double needed) const noexcept {
+    double cost = passes_s(start_), missing = needed;
+    double stream = stream_s_ + (offloads_ ? stream_s_per_byte_ * missing : 0.0);
+    for (int i = 0; i < count_ && missing > 0.0; ++i) {
       const Item& item = *order_[place(i)];
       if (offloads_ && (cost >= stream || !item.recompute)) break;
       if (!item.recompute) continue;
@@ -131,6 +86,94 @@ class Chooser {
     }
     return std::max(cost, stream);
   }
+
+  // Least time with enough saved; infinite where nothing saves enough, or all takes `worst_s` or
+  // more. The same as last asked is answered from memory; where less is to be saved, or more may be
+  // moved, the last choice is a choice here as well. `hint`: operators that were computed again in
+  // a similar choice, for a bound of the time; `first`: of several the first in improve()'s order.
+  double solve(double needed, double stream_room, double worst_s,
+               std::optional<std::uint64_t> hint = {}, bool first = false) noexcept {
+    if (!surely(needed, stream_room)) worst_s = kNever;
+    const bool same = solved_ && needed == needed_ && stream_room == stream_room_;
+    const bool less = solved_ && needed <= needed_ && stream_room >= stream_room_;
+    needed_ = needed;
+    stream_room_ = stream_room;
+    if (!same || (first && !first_)) {
+      if (!compared_) compare();
+      first_ = first;
+      solved_ = less && best_s_ < worst_s;
+      if (!solved_) best_s_ = worst_s;
+      if (all_ >= needed) {
+        aim();
+        if (!less && !(hint && follow_hint(*hint))) round();
+        if (first) widen(worst_s);
+        improve();
+        if (!solved_ && best_s_ < worst_s) {  // a bound that nothing keeps but for rounding
+          best_s_ = worst_s;
+          aim();
+          improve();
+        }
+      }
+    }
+    return solved_ && best_s_ < worst_s ? best_s_ : kNever;
+  }
+
+  // What solve() finds, by operator, and of several the first, whatever was asked before; false
+  // where that takes `worst_s` or more. Where nothing saves enough, all is computed again.
+  template <typename Outputs>
+  bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) noexcept {
+    if (!surely(needed, stream_room)) worst_s = kNever;
+    const bool found = solve(needed, stream_room, worst_s, {}, true) < kNever;
+    if (!found && worst_s < kNever) return false;
+    const std::uint64_t away_items = found ? first_moved() : 0;
+    for (int i = 0; i < count_; ++i) {
+      const Item& item = *order_[place(i)];
+      const bool again = found ? (again_ >> i & 1) != 0 : item.recompute;
+      outputs[place(item.op)] = again ? kAgain : (away_items >> i & 1) != 0 ? kAway : kKept;
+    }
+    return true;
+  }
+
+  std::uint64_t again() const noexcept {  // operators, by the last choice
+    std::uint64_t ops = 0;
+    for (int i = 0; i < count_; ++i) ops |= (again_ >> i & 1) << order_[place(i)]->op;
+    return ops;
+  }
+
+ private:
+  static constexpr auto kKept = static_cast<std::uint8_t>(Output::kStash);
+  static constexpr auto kAgain = static_cast<std::uint8_t>(Output::kRecompute);
+  static constexpr auto kAway = static_cast<std::uint8_t>(Output::kOffload);
+
+  struct Sums {  // of a block with some items computed again, and their set
+    double blocking, work, hidden, saved;
+    std::uint64_t items;
+  };
+  double again_s(const Item& item) const noexcept {
+    if (!item.recompute) return kNever;
+    return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
+  }
+  double passes_s(const Sums& s) const noexcept {  // with nothing moved, and no less with more
+    return forward_s_ + s.blocking + (by_work_ ? s.work : s.hidden);
+  }
+  double time_s(const Sums& s, double moved) const noexcept {
+    const double links = moved * link_s_per_byte_;
+    const double forward = waits_f_s_ + std::max(work_f_s_, hidden_f_s_ + links);
+    return std::max(forward + s.blocking + std::max(s.work, s.hidden + links),
+                    stream_s_ + stream_s_per_byte_ * moved);
+  }
+  Sums with(const Sums& s, int i) const noexcept {
+    const Item& item = *order_[place(i)];
+    return {s.blocking + item.blocking_s, s.work + item.work_s, s.hidden + item.hidden_s,
+            s.saved + item.saved_bytes, s.items | std::uint64_t{1} << i};
+  }
+  // Keeps the time of a choice, and forgets the choice.
+  void widen(double worst_s) noexcept {
+    if (!solved_) return;
+    solved_ = false;
+    best_s_ = std::min(best_s_ * (1.0 + 1e-9), worst_s);
+    aim();
+  }
   // Sizes and costs side by side, and which items can be exchanged.
   void compare() noexcept {
     compared_ = true;
@@ -141,188 +184,217 @@ class Chooser {
       const Item& item = *order_[place(i)];
       const double cost = again_s(item);
       cost_[place(i)] = cost;
+      gains_ = gains_ || cost < 0.0;
+      size_[place(i)] = item.saved_bytes;
       if (item.recompute) {  // those that are not come last
         spent_s_[place(i) + 1] = spent_s_[place(i)] + cost;
         again_bytes_[place(i) + 1] = again_bytes_[place(i)] + item.saved_bytes;
         again_end_ = i + 1;
       }
-      size_[place(i)] = item.saved_bytes;
-      saved_per_s_[place(i)] = item.recompute && cost != 0.0 ? item.saved_bytes / cost : 0.0;
-      free_bytes_[place(i)] = cost == 0.0 ? item.saved_bytes : 0.0;
-      movable_bytes_[place(i)] =
-          item.offload ? item.saved_bytes : std::numeric_limits<double>::infinity();
-      gained_s_ -= std::min(cost, 0.0);
       by_work[place(i)] = item.blocking_s + item.work_s;
       by_hidden[place(i)] = item.blocking_s + item.hidden_s;
-      worse_[place(i)] = equal_[place(i)] = 0;
-    }
-    for (int i = 0; i < count_; ++i) {
-      const Item& item = *order_[place(i)];
-      std::uint64_t worse = 0;
-      for (int k = i + 1; k < count_; ++k) {
-        const bool same = order_[place(k)]->offload == item.offload;
-        const bool no_better = (size_[place(k)] <= size_[place(i)]) &
-                               (by_work[place(k)] >= by_work[place(i)]) &
-                               (by_hidden[place(k)] >= by_hidden[place(i)]);
-        worse |= static_cast<std::uint64_t>(same & no_better) << k;
-        const bool equal = same & (size_[place(k)] == size_[place(i)]);
-        equal_[place(k)] |= static_cast<std::uint64_t>(equal) << i;
+      movable_ |= static_cast<std::uint64_t>(item.offload) << i;
+      int at = i;
+      for (; at > 0 && size_[place(by_size_[place(at) - 1])] < item.saved_bytes; --at) {
+        by_size_[place(at)] = by_size_[place(at) - 1];
       }
-      worse_[place(i)] = item.recompute ? worse : 0;
+      by_size_[place(at)] = i;
     }
+    compare_items(count_, size_.data(), by_work.data(), by_hidden.data(), movable_, worse_.data(),
+                  equal_.data());
+    for (int i = again_end_; i < count_; ++i) worse_[place(i)] = 0;
   }
-  // No less than what items from `at` on save when computed again in parts in so much time.
-  double again_within(int at, double left_s) const noexcept {
-    if (gained_s_ > 0.0) return rest_[place(at)];
-    const double until = spent_s_[place(at)] + left_s;
-    int i = at;
-    while (i < again_end_ && spent_s_[place(i) + 1] <= until) ++i;
-    const double whole = again_bytes_[place(i)] - again_bytes_[place(at)];
-    return i < again_end_ ? whole + (until - spent_s_[place(i)]) * saved_per_s_[place(i)] : whole;
-  }
-  // Whether items from `at` on could save what is missing in less than `most_s`: those that fit by
-  // themselves computed again in parts, the cheapest first, and so many bytes moved as there is
-  // time for.
-  bool may_fit(int at, const Sums& s, double most_s) const noexcept {
-    const double left_s = most_s - (forward_s(s) + s.blocking + (by_work_ ? s.work : s.hidden));
-    const double fits_s = left_s + gained_s_;
-    if (!(fits_s > 0.0) || !(s.stream < most_s)) return false;
-    double away = 0.0;
-    if (offloads_) {
-      away = std::min((most_s - s.stream) / stream_s_per_byte_, stream_room_ - s.moved);
-    }
-    const double missing = needed_ - s.saved;
-    if ((again_within(at, left_s) + away) * (1.0 + 1e-9) < missing) return false;
-    double rest_s = left_s, again = 0.0, moved = 0.0, either = 0.0;
-    for (int i = at; i < count_; ++i) {
-      const double cost = cost_[place(i)], size = size_[place(i)];
-      const bool in = cost < fits_s && (barred_ >> i & 1) == 0;
-      const double out = movable_bytes_[place(i)] <= away ? size : 0.0;
-      const double used = in ? std::min(cost, rest_s) : 0.0;
-      again += used * saved_per_s_[place(i)] + (in ? free_bytes_[place(i)] : 0.0);
-      rest_s -= used;
-      moved += out;
-      either += in ? size : out;
-    }
-    const double most = std::min(either, again + std::min(away, moved));
-    return most * (1.0 + 1e-12) >= missing;
-  }
-  // The time of some choice that saves enough: the first so many computed again, the costliest of
-  // the others moved off the wafer, less what then proves unneeded.
-  double rounded_s() const noexcept {
-    double best = std::numeric_limits<double>::infinity();
+  // Some choices to begin with: the first so many computed again, up to where that takes as long as
+  // moving the others, and one more.
+  void round() noexcept {
     Sums s = start_;
-    for (int k = 0; k <= count_; ++k) {
-      if (k > 0) {
-        if (!order_[place(k) - 1]->recompute) break;
-        s = again(s, *order_[place(k) - 1]);
+    for (int i = 0; i < again_end_; ++i) {
+      const Sums next = with(s, i);
+      const double missing = needed_ - next.saved;
+      const bool enough = missing <= 0.0;
+      if (enough || (offloads_ && passes_s(next) >= stream_s_ + stream_s_per_byte_ * missing)) {
+        if (offloads_) move_rest(s);
+        move_rest(next);
+        return;
       }
-      double spare = s.saved - needed_, stream = s.stream, room = stream_room_, links = 0.0;
-      for (int i = count_ - 1; i >= k && spare < 0.0; --i) {
-        const Item& item = *order_[place(i)];
-        if (!item.offload || item.saved_bytes > room) continue;
-        spare += item.saved_bytes;
-        room -= item.saved_bytes;
-        stream += item.stream_s;
-        links += item.link_s;
+      s = next;
+    }
+    move_rest(s);
+  }
+  // Looks at every set of items computed again that may take less than the best.
+  void improve() noexcept {
+    aim();
+    const double budget = most_s_ - passes_s(start_);
+    if (!(stream_s_ < most_s_)) return;
+    int last = 0;  // the one computed again in part
+    while (last < again_end_ &&
+           (spent_s_[place(last) + 1] <= budget || cost_[place(last)] <= 0.0)) {
+      ++last;
+    }
+    const double per_s = last < again_end_ ? size_[place(last)] / cost_[place(last)] : 0.0;
+    double surplus = kNever;
+    if (budget < kNever) {
+      const double parts = per_s * (budget - spent_s_[place(last)]);
+      surplus = again_bytes_[place(last)] + parts + slack_bytes() - again_needed_;
+      if (surplus < 0.0) return;
+    }
+    Sums s = start_;
+    open_ = 0;
+    barred_ = fixed_ = 0;
+    open_s_[0] = open_bytes_[0] = 0.0;
+    for (int i = 0; i < again_end_; ++i) {
+      const double gain = size_[place(i)] - per_s * cost_[place(i)];
+      if ((i < last ? gain : -gain) <= surplus) {
+        const std::size_t at = place(open_++);
+        list_[at] = i;
+        open_s_[at + 1] = open_s_[at] + cost_[place(i)];
+        open_bytes_[at + 1] = open_bytes_[at] + size_[place(i)];
+      } else if (i < last) {
+        s = with(s, i);
+        fixed_ |= std::uint64_t{1} << i;
+      } else {
+        barred_ |= worse_[place(i)];
       }
-      if (spare < 0.0) continue;
-      double blocking = s.blocking, work = s.work, hidden = s.hidden + links;
-      for (int i = k - 1; i >= 0; --i) {
-        const Item& item = *order_[place(i)];
-        if (item.saved_bytes > spare) continue;
-        spare -= item.saved_bytes;
-        blocking -= item.blocking_s;
-        work -= item.work_s;
-        hidden -= item.hidden_s;
-      }
-      const double forward = waits_f_s_ + std::max(work_f_s_, s.hidden_f + links);
-      best = std::min(best, std::max(forward + blocking + std::max(work, hidden), stream));
-      if (forward_s(s) + s.blocking + (by_work_ ? s.work : s.hidden) >= 1.5 * best) break;
     }
-    return best;
-  }
-  static Sums again(const Sums& s, const Item& item) noexcept {
-    return {s.blocking + item.blocking_s,
-            s.work + item.work_s,
-            s.hidden + item.hidden_s,
-            s.hidden_f,
-            s.stream,
-            s.saved + item.saved_bytes,
-            s.moved};
-  }
-  static Sums away(const Sums& s, const Item& item) noexcept {
-    return {s.blocking,
-            s.work,
-            s.hidden + item.link_s,
-            s.hidden_f + item.link_s,
-            s.stream + item.stream_s,
-            s.saved + item.saved_bytes,
-            s.moved + item.saved_bytes};
-  }
-  // One more item with its output chosen: done where enough is saved, else those that follow.
-  // `sure`: what the item before it could save by itself, it now saves, so that may_fit() stays.
-  void follow(int at, const Sums& s, bool sure = false) {
-    if (s.saved >= needed_) {  // computing still more again never makes a step shorter
-      const double time_s =
-          std::max(forward_s(s) + s.blocking + std::max(s.work, s.hidden), s.stream);
-      if (time_s < best_s_) {
-        best_s_ = time_s;
-        best_ = now_;
-        std::fill(best_.begin() + at, best_.end(), std::uint8_t{0});
-      }
-    } else if (at < count_ && s.saved + rest_[place(at)] >= needed_ && best_s_ > least_s_) {
-      // Relative slack: a bound that ties but for rounding is no improvement.
-      const double most = best_s_ * (1.0 - 1e-12);
-      if (sure || may_fit(at, s, most)) descend(at, s, most);
+    double behind = 0.0;
+    for (int at = open_ - 1, i = again_end_ - 1; at >= 0; --at) {
+      for (; i > list_[place(at)]; --i) behind += (fixed_ >> i & 1) != 0 ? size_[place(i)] : 0.0;
+      behind_[place(at)] = behind;
     }
+    if ((barred_ & fixed_) == 0) follow(0, s, true);
   }
-  // Of two items the one that saves no less and costs no more is computed again first; of two that
-  // are as large, the earlier one is moved first.
-  void descend(int at, const Sums& s, double most_s) {
-    const Item& item = *order_[place(at)];
-    const std::uint64_t bit = std::uint64_t{1} << at, barred = barred_;
-    if (item.recompute && (barred & bit) == 0) {
-      now_[place(at)] = static_cast<std::uint8_t>(Output::kRecompute);
-      const double left_s = most_s - (forward_s(s) + s.blocking + (by_work_ ? s.work : s.hidden));
-      follow(at + 1, again(s, item), cost_[place(at)] <= left_s);
+  // What a better choice has to take less than, and save by computing again.
+  void aim() noexcept {
+    most_s_ = best_s_ * (1.0 - 1e-12);  // relative slack: what ties but for rounding is no better
+    most_moved_ = 0.0;
+    if (offloads_)
+      most_moved_ = std::min(stream_room_, (most_s_ - stream_s_) * bytes_per_stream_s_);
+    again_needed_ = needed_ - most_moved_;
+  }
+  double slack_bytes() const noexcept { return 1e-12 * all_; }  // for rounding
+  // Whether open items from `at` on, computed again in parts, could save enough in time.
+  bool may_fit(int at, const Sums& s) const noexcept {
+    const double left_s = most_s_ - passes_s(s), missing = again_needed_ - s.saved;
+    if (!(left_s > 0.0)) return gains_;
+    if (missing <= 0.0) return true;
+    const double until_s = open_s_[place(at)] + left_s;
+    int k = at;
+    while (k < open_ && open_s_[place(k) + 1] <= until_s) ++k;
+    double saved = open_bytes_[place(k)] - open_bytes_[place(at)];
+    if (k < open_) {
+      const auto item = place(list_[place(k)]);
+      saved += (until_s - open_s_[place(k)]) * (size_[item] / cost_[item]);
     }
-    barred_ |= worse_[place(at)];
-    const bool room = s.moved + item.saved_bytes <= stream_room_;
-    if (item.offload && room && (equal_[place(at)] & kept_) == 0) {
-      now_[place(at)] = static_cast<std::uint8_t>(Output::kOffload);
-      follow(at + 1, away(s, item));
+    return saved + slack_bytes() >= missing || gains_;
+  }
+  // One more open item: computed again or not. `fits`: may_fit() is known to hold.
+  void follow(int at, const Sums& s, bool fits) noexcept {
+    // More computed again than is enough, in their order, never makes a step shorter.
+    if (at == open_ || s.saved - behind_[place(at)] >= needed_) {
+      move_rest(s);
+      return;
     }
-    now_[place(at)] = 0;
-    kept_ |= bit;
-    follow(at + 1, s);
-    kept_ &= ~bit;
+    if (!fits && !may_fit(at, s)) return;
+    const int i = list_[place(at)];
+    if ((barred_ >> i & 1) == 0) {
+      follow(at + 1, with(s, i), cost_[place(i)] <= most_s_ - passes_s(s));
+    }
+    if ((worse_[place(i)] & fixed_) != 0) return;
+    const std::uint64_t barred = barred_;
+    barred_ |= worse_[place(i)];
+    follow(at + 1, s, false);
     barred_ = barred;
+  }
+  // The time of another choice with the same operators computed again, where that is one here.
+  bool follow_hint(std::uint64_t ops) noexcept {
+    Sums s = start_;
+    for (int i = 0; i < again_end_; ++i) {
+      if ((ops >> order_[place(i)]->op & 1) != 0) s = with(s, i);
+    }
+    move_rest(s);
+    const bool found = solved_;
+    widen(kNever);
+    return found;
+  }
+  // Bytes that can be moved besides while a set is computed again, without taking longer.
+  double free_bytes(const Sums& s) const noexcept {
+    const double free = (time_s(s, 0.0) - stream_s_) * bytes_per_stream_s_;
+    if (!(link_s_per_byte_ > 0.0)) return free;
+    return std::min(free, std::min(work_f_s_ - hidden_f_s_, s.work - s.hidden) / link_s_per_byte_);
+  }
+  // With a set of items computed again, moves the least of the others that is enough.
+  void move_rest(const Sums& s) noexcept {
+    const double missing = needed_ - s.saved;
+    if (!(time_s(s, std::max(missing, 0.0)) < most_s_)) return;
+    if (missing <= 0.0) {
+      take(s, 0.0, 0);
+      return;
+    }
+    if (missing > most_moved_) return;
+    LeastMoved moved{missing, free_bytes(s), most_moved_};
+    for (int k = 0; k < count_; ++k) {
+      const int i = by_size_[place(k)];
+      if ((movable_ & ~s.items) >> i & 1) moved.add(i, size_[place(i)], equal_[place(i)]);
+    }
+    moved.search();
+    if (moved.least < kNever) take(s, moved.least, moved.found);
+  }
+  void take(const Sums& s, double moved, std::uint64_t away) noexcept {
+    const double time = time_s(s, moved);
+    if (!(time < most_s_)) return;
+    best_s_ = time;
+    again_ = s.items;
+    away_ = away;
+    moved_ = moved;
+    solved_ = true;
+    aim();
+  }
+  // Of all ways to move enough that take no longer, the first in the order of the items.
+  std::uint64_t first_moved() const noexcept {
+    Sums s = start_;
+    for (int i = 0; i < again_end_; ++i) {
+      if ((again_ >> i & 1) != 0) s = with(s, i);
+    }
+    if (s.saved >= needed_) return 0;
+    const double enough = std::max(free_bytes(s), moved_ * (1.0 + 1e-12));
+    LeastMoved moved{needed_ - s.saved, enough, std::min(enough, stream_room_)};
+    for (int i = 0; i < count_; ++i) {
+      if ((movable_ & ~again_) >> i & 1) moved.add(i, size_[place(i)], equal_[place(i)]);
+    }
+    moved.search();
+    return moved.least < kNever ? moved.found : away_;
   }
 
   std::array<const Item*, kMaxMapOps> order_;
   std::array<double, kMaxMapOps> rate_;  // seconds per byte saved, of the first `count_` items
-  std::array<double, kMaxMapOps + 1> rest_;
-  std::array<std::uint8_t, kMaxMapOps> now_{}, best_{};
-  bool compared_ = false;  // whether what follows is filled in
-  std::array<double, kMaxMapOps> cost_, size_, saved_per_s_, free_bytes_, movable_bytes_;
+  bool compared_ = false;                // whether what follows is filled in
+  std::array<double, kMaxMapOps> cost_, size_;
+  std::array<int, kMaxMapOps> by_size_;  // items, the largest first
+  std::uint64_t movable_ = 0;
   std::array<std::uint64_t, kMaxMapOps> worse_;  // later items that save no more and cost no less
   std::array<std::uint64_t, kMaxMapOps> equal_;  // earlier items that are as large
   std::array<double, kMaxMapOps + 1> spent_s_, again_bytes_;  // by all items before
-  int again_end_ = 0;                    // items from here on cannot be computed again
-  double gained_s_ = 0.0;                // by items that cost less than nothing
-  std::uint64_t barred_ = 0, kept_ = 0;  // not to be computed again; kept so far
-  double sure_ = 0.0;                    // bytes that computing again saves in all
-  double least_s_ = 0.0;                 // no choice takes less
-  double waits_f_s_, work_f_s_, stream_room_ = 0.0;
+  int again_end_ = 0;  // items from here on cannot be computed again
+
+  double waits_f_s_, work_f_s_, hidden_f_s_, stream_s_;
   bool by_work_;
   int count_;
-  Sums start_{};
+  Sums start_;
+  double forward_s_ = 0.0;
+  double all_ = 0.0, only_moved_ = 0.0;  // bytes of all; of those that cannot be computed again
   bool offloads_ = false;
-  double stream_s_per_byte_ = 0.0;
-  double needed_ = 0.0, best_s_ = 0.0;
-  double needed_at_ = 0.0;  // of the last choice
-  bool solved_ = false;
+  bool gains_ = false;  // whether some item costs less than nothing
+  double stream_s_per_byte_ = 0.0, bytes_per_stream_s_ = 0.0, link_s_per_byte_ = 0.0;
+  // Of the choice that is made, or was made last:
+  double needed_ = 0.0, stream_room_ = 0.0, best_s_ = kNever, moved_ = 0.0;
+  std::uint64_t again_ = 0, away_ = 0;
+  bool solved_ = false, first_ = false;
+  double most_s_ = kNever, most_moved_ = 0.0, again_needed_ = 0.0;  // of a better one
+  int open_ = 0;  // items that may be computed again or not
+  std::array<int, kMaxMapOps> list_;
+  std::array<double, kMaxMapOps> behind_;  // bytes of what is surely computed again behind them
+  std::array<double, kMaxMapOps + 1> open_s_, open_bytes_;  // of all open items before
+  std::uint64_t fixed_ = 0, barred_ = 0;                    // surely computed again; not to be
 };
 
 }  // namespace phaze
