@@ -31,6 +31,20 @@ def _streaming() -> Any:
     return mapping, mapping.op_mappings()
 
 
+def _experts_on_dram() -> Any:
+    wafer = presets.wafer("dram-stream-wafer")
+    mapping = Problem("mixtral-8x7b", wafer, WaferTraining(512)).mapping(Layout(8, 5, 1, 40))
+    mapping.anneal(1, 2_000, 0.03)
+    return mapping, mapping.op_mappings()
+
+
+def _experts_on_tiles() -> Any:
+    tiles = presets.wafer("dojo-tile-like").replace(joined=8)
+    mapping = Problem("mixtral-8x7b", tiles, WaferTraining(512)).mapping(Layout(24, 1, 8, 2))
+    mapping.anneal(1, 2_000, 0.03)  # each of eight stages has outputs to choose
+    return mapping, mapping.op_mappings()
+
+
 def _streams_fit(given: Any, found: Any) -> None:
     op_mappings, score, evaluations = found
     assert evaluations == STEPS + 1
@@ -91,6 +105,18 @@ register(
         target="300,000 evaluations a second and core",
     )
 )
+for name, build in (("dram", _experts_on_dram), ("tiles", _experts_on_tiles)):
+    register(
+        Subject(
+            name=f"incremental-mixtral-{name}",
+            stage="wafer",
+            items=STEPS,
+            build=build,
+            run=_anneal,
+            check=_streams_fit,
+            target="300,000 evaluations a second and core",
+        )
+    )
 register(
     Subject(
         name="full",
