@@ -28,7 +28,14 @@ from phaze_fast.wafer.prices import LeastWork
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.tried import assigned, rank_of
 
-__all__ = ["ClassResult", "class_pairs", "improved_classes", "search_classes"]
+__all__ = [
+    "ClassResult",
+    "class_pairs",
+    "improved_classes",
+    "promising_pairs",
+    "rebalanced",
+    "search_classes",
+]
 
 Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
@@ -137,6 +144,13 @@ def class_pairs(
                         yield pair
 
 
+def promising_pairs(
+    problem: Problem, layouts: Iterable[Layout], microbatches: Iterable[int], below_s: float
+) -> list[Pair]:
+    """List pairs with a place that may take less than a time, the least work first."""
+    return _placed(problem, _ranked(problem, class_pairs(problem, layouts, microbatches), below_s))
+
+
 @dataclass(frozen=True)
 class ClassResult:
     """What a search over two classes of stages found."""
@@ -200,7 +214,7 @@ def improved_classes(
     return evaluation_of_classes(classes), count
 
 
-def _rebalanced(problem: Problem, found: Evaluation) -> Pair:
+def rebalanced(problem: Problem, found: Evaluation) -> Pair:
     """Share blocks out by what stages were found to take."""
     first, second = (each.layout for each in found.encoding.classes)
     border = first.stages
@@ -245,7 +259,6 @@ def search_classes(
     if not known or not accepts_classes(problem) or late():
         return ClassResult(None, 0)
     microbatches = list(dict.fromkeys(layout.microbatch for layout, _ in known))[:_MICROBATCHES]
-    pairs = class_pairs(problem, layouts, microbatches)
     count = 0
 
     def improved(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
@@ -255,13 +268,13 @@ def search_classes(
             return None
 
     looked_at = []
-    chosen = _placed(problem, _ranked(problem, pairs, below_s))
+    chosen = promising_pairs(problem, layouts, microbatches, below_s)
     for found in pool.map(lambda pair: improved(pair, _FIRST_STEPS), chosen):
         if found is not None:
             looked_at.append(found[0])
             count += found[1]
     looked_at.sort(key=_rank)
-    again = [_rebalanced(problem, found) for found in looked_at[: effort.promising]]
+    again = [rebalanced(problem, found) for found in looked_at[: effort.promising]]
     for found in pool.map(lambda pair: improved(pair, effort.steps), again):
         if found is not None:
             looked_at.append(found[0])

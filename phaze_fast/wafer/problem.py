@@ -140,6 +140,13 @@ class Problem:
             made._tables, made._least = self._tables, self._least
         return made
 
+    def on(self, wafer: Wafer) -> Problem:
+        """Return the same problem on a wafer that differs in its faults alone; prices are shared."""
+        model, _, *others = self._inputs()
+        made = Problem(model, wafer, *others)
+        made._times, made._tables, made._least = self._times, self._tables, self._least
+        return made
+
     def _inputs(self) -> tuple[Any, ...]:
         rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
         return (self.model, self.wafer, self.training, *rules, self._given, self.overlap)

@@ -1,0 +1,128 @@
+"""Pipelines of two classes of stages that are known on one wafer, carried on to the next.
+
+A study of fault maps asks for the best mapping on many wafers that differ in what is dead. A pair
+of classes found for one of them is scored on the next wherever it has a place, and only pairs that
+were not looked at yet and may be faster by their work are improved, a few for each wafer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.class_search import improved_classes, promising_pairs, rebalanced
+from phaze_fast.wafer.classes import Classes, Pair, accepts_classes, classes_fault
+from phaze_fast.wafer.evaluate import Evaluation
+from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer.problem import Problem
+
+__all__ = ["KnownClasses"]
+
+Array = np.ndarray[Any, Any]
+Known = tuple[Layout, Array]
+
+_SCORED = 4  # known pairs that are scored again on each wafer
+_NEW = 4  # pairs that are improved on each
+_MICROBATCHES = 2  # of the best layouts of one shape
+
+
+class KnownClasses:
+    """Pairs of classes found so far, and those that are known not to beat a time.
+
+    Parameters
+    ----------
+    steps
+        Evaluations of each annealing of a pair.
+    seed
+        Of all random choices.
+    """
+
+    def __init__(self, steps: int, seed: int) -> None:
+        self.steps, self.seed = steps, seed
+        self.mappings: dict[Pair, tuple[float, tuple[Array, Array]]] = {}
+        self.lost: dict[Pair, float] = {}
+
+    def best(
+        self,
+        problem: Problem,
+        layouts: Iterable[Layout],
+        known: Sequence[Known],
+        below_s: float,
+        pool: ThreadPoolExecutor,
+    ) -> float:
+        """Time of the fastest pair on one wafer; infinite where none is below a time.
+
+        Parameters
+        ----------
+        problem
+            The model, the wafer and the step.
+        layouts
+            Of one shape; their shapes are paired.
+        known
+            The best of them with their operator mappings, the best first.
+        below_s
+            Seconds of a step that are of no interest.
+        pool
+            Threads; the answer does not depend on their number.
+        """
+        if not accepts_classes(problem) or not known:
+            return float("inf")
+        best_s = min(self._scored(problem), default=float("inf"))
+        below_s = min(below_s, best_s)
+        microbatches = list(dict.fromkeys(layout.microbatch for layout, _ in known))
+        every = promising_pairs(problem, layouts, microbatches[:_MICROBATCHES], below_s)
+        new = [pair for pair in every if self._is_new(pair, below_s)][:_NEW]
+        found = self._improved(problem, new, known, below_s, pool)
+        if found:
+            again = rebalanced(problem, min(found, key=lambda each: each.rank))
+            if self._is_new(again, below_s):
+                found += self._improved(problem, [again], known, below_s, pool)
+        return min([best_s, *(each.time_s for each in found if each.fits)])
+
+    def _is_new(self, pair: Pair, below_s: float) -> bool:
+        return pair not in self.mappings and self.lost.get(pair, -1.0) < below_s
+
+    def _scored(self, problem: Problem) -> list[float]:
+        """Times of the best known pairs that have a place."""
+        placed = [pair for pair in self.mappings if not classes_fault(problem, pair)]
+        placed.sort(key=lambda pair: (self.mappings[pair][0], pair))
+        found = []
+        for pair in placed[:_SCORED]:
+            classes = Classes(problem, pair)
+            for mapping, op_mappings in zip(classes.mappings, self.mappings[pair][1], strict=True):
+                mapping.assign(op_mappings)
+            score = classes.score()
+            if score["over_bytes"] + score["stream_over_bytes"] <= 0.0:
+                found.append(score["time_s"])
+        return found
+
+    def _improved(
+        self,
+        problem: Problem,
+        pairs: list[Pair],
+        known: Sequence[Known],
+        below_s: float,
+        pool: ThreadPoolExecutor,
+    ) -> list[Evaluation]:
+        """Improve pairs, and keep those that fit."""
+
+        def improved(pair: Pair) -> Evaluation | None:
+            try:
+                return improved_classes(problem, pair, known, self.steps, self.seed)[0]
+            except InvalidInputError:  # some operator cannot be split so
+                return None
+
+        found = []
+        for pair, scored in zip(pairs, pool.map(improved, pairs), strict=True):
+            if scored is None or not scored.fits:
+                self.lost[pair] = float("inf") if scored is None else below_s
+                continue
+            first, second = scored.encoding.classes
+            arrays = (first.arrays(problem)[0], second.arrays(problem)[0])
+            self.mappings[pair] = (scored.time_s, arrays)
+            found.append(scored)
+        return found
