@@ -113,7 +113,7 @@ class _Known:
         self.classes = KnownClasses(effort.steps, seed)
 
     def best(self, problem: Problem) -> tuple[float, bool]:
-        """Time of the best mapping on one wafer, infinite where none fits; whether in two classes."""
+        """Time of the best mapping on one wafer, infinite where none fits; if of two classes."""
         one_s = self.best_of_one_shape(problem)
         wafer = problem.wafer
         known = [
@@ -243,4 +243,6 @@ def study_in(
     data = session.run([Task(fault_times, problem, given)], progress)[0]
     whole, *times = (float("inf") if t is None else float(t) for t in data["times_s"])
     seconds = time.perf_counter() - began
-    return FaultStudy(problem, tuple(maps), tuple(times), whole, seconds, tuple(data["classes"][1:]))
+    return FaultStudy(
+        problem, tuple(maps), tuple(times), whole, seconds, tuple(data["classes"][1:])
+    )

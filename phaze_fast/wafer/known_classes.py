@@ -14,8 +14,14 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer.class_search import improved_classes, promising_pairs, rebalanced
-from phaze_fast.wafer.classes import Classes, Pair, accepts_classes, classes_fault
+from phaze_fast.wafer.class_search import (
+    batches_of,
+    improved_classes,
+    placed_pairs,
+    ranked_pairs,
+    rebalanced,
+)
+from phaze_fast.wafer.classes import Classes, Pair, accepts_classes
 from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.problem import Problem
@@ -27,6 +33,8 @@ Known = tuple[Layout, Array]
 
 _SCORED = 4  # known pairs that are scored again on each wafer
 _NEW = 4  # pairs that are improved on each
+_PLACED = 16  # pairs that a place is looked for
+_NEAR = 1.02  # times what a pair has to beat: worth scoring again
 _MICROBATCHES = 2  # of the best layouts of one shape
 
 
@@ -71,11 +79,12 @@ class KnownClasses:
         """
         if not accepts_classes(problem) or not known:
             return float("inf")
-        best_s = min(self._scored(problem), default=float("inf"))
+        best_s = min(self._scored(problem, below_s), default=float("inf"))
         below_s = min(below_s, best_s)
-        microbatches = list(dict.fromkeys(layout.microbatch for layout, _ in known))
-        every = promising_pairs(problem, layouts, microbatches[:_MICROBATCHES], below_s)
-        new = [pair for pair in every if self._is_new(pair, below_s)][:_NEW]
+        batches = batches_of(known)[:_MICROBATCHES]
+        every = ranked_pairs(problem, layouts, batches, below_s)
+        new = [pair for pair in every if self._is_new(pair, below_s)][:_PLACED]
+        new = placed_pairs(problem, new, _NEW)
         found = self._improved(problem, new, known, below_s, pool)
         if found:
             again = rebalanced(problem, min(found, key=lambda each: each.rank))
@@ -86,12 +95,12 @@ class KnownClasses:
     def _is_new(self, pair: Pair, below_s: float) -> bool:
         return pair not in self.mappings and self.lost.get(pair, -1.0) < below_s
 
-    def _scored(self, problem: Problem) -> list[float]:
-        """Times of the best known pairs that have a place."""
-        placed = [pair for pair in self.mappings if not classes_fault(problem, pair)]
-        placed.sort(key=lambda pair: (self.mappings[pair][0], pair))
+    def _scored(self, problem: Problem, below_s: float) -> list[float]:
+        """Score the best known pairs that have a place; give their times."""
+        near = [pair for pair, (time_s, _) in self.mappings.items() if time_s < _NEAR * below_s]
+        near.sort(key=lambda pair: (self.mappings[pair][0], pair))
         found = []
-        for pair in placed[:_SCORED]:
+        for pair in placed_pairs(problem, near[:_PLACED], _SCORED):
             classes = Classes(problem, pair)
             for mapping, op_mappings in zip(classes.mappings, self.mappings[pair][1], strict=True):
                 mapping.assign(op_mappings)
