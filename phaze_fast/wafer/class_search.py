@@ -155,9 +155,12 @@ def class_pairs(
                         yield pair
 
 
-def batches_of(known: Sequence[Known]) -> list[Batches]:
-    """List the micro-batches and numbers of replicas of known layouts, each once, as they come."""
-    return list(dict.fromkeys((layout.microbatch, layout.replicas) for layout, _ in known))
+def batches_of(known: Sequence[Known], most: int = _MICROBATCHES) -> list[Batches]:
+    """List micro-batches of the best known layouts: so many for each number of replicas."""
+    found: dict[int, dict[int, None]] = {}
+    for layout, _ in known:
+        found.setdefault(layout.replicas, {})[layout.microbatch] = None
+    return [(b, replicas) for replicas, some in found.items() for b in list(some)[:most]]
 
 
 def ranked_pairs(
@@ -288,7 +291,7 @@ def search_classes(
     """
     if not known or not accepts_classes(problem) or late():
         return ClassResult(None, 0)
-    batches = batches_of(known)[:_MICROBATCHES]
+    batches = batches_of(known)
     count = 0
 
     def improved(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:

@@ -81,7 +81,7 @@ class KnownClasses:
             return float("inf")
         best_s = min(self._scored(problem, below_s), default=float("inf"))
         below_s = min(below_s, best_s)
-        batches = batches_of(known)[:_MICROBATCHES]
+        batches = batches_of(known, _MICROBATCHES)
         every = ranked_pairs(problem, layouts, batches, below_s)
         new = [pair for pair in every if self._is_new(pair, below_s)][:_PLACED]
         new = placed_pairs(problem, new, _NEW)
