@@ -31,7 +31,7 @@ from phaze_fast.wafer.layout import (
     links_of,
     microbatch_fault,
     replicas_fault,
-    slots_of,
+    whole_runs,
 )
 from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.problem import Problem
@@ -191,7 +191,7 @@ class Classes:
         """Seconds in which the dies of a stage exchange the tensor between two stages."""
         layout = self.layouts[which]
         size = self.problem.work.boundary_bytes * layout.microbatch / layout.dies
-        runs = slots_of(layout.width, layout.height)
+        runs = whole_runs(layout.width, layout.height)
         return mesh_collective("all-to-all", size, runs, self.links(which)).time_s
 
     def _rules(self, which: int) -> Array:

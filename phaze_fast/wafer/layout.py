@@ -33,6 +33,7 @@ __all__ = [
     "slots_of",
     "stages_on",
     "weighed_split",
+    "whole_runs",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -202,6 +203,17 @@ def slots_of(width: int, height: int) -> tuple[Run, ...]:
             found.append(Run(axis, size, stride))
             stride *= size
     return tuple(found)
+
+
+def whole_runs(width: int, height: int) -> tuple[Run, ...]:
+    """All dies of a rectangle as one group.
+
+    Examples
+    --------
+    >>> whole_runs(4, 3)
+    (Run(axis=0, size=4, stride=1), Run(axis=1, size=3, stride=1))
+    """
+    return tuple(Run(axis, side, 1) for axis, side in enumerate((width, height)) if side > 1)
 
 
 def links_of(wafer: Wafer, layout: Layout) -> Links:

@@ -9,7 +9,7 @@ import numpy as np
 
 from phaze_fast.wafer.classes import Classes
 from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.layout import links_of, slots_of, stages_on
+from phaze_fast.wafer.layout import links_of, stages_on, whole_runs
 from phaze_fast.wafer.mesh import Links, MeshGroup, collective_loads, link_loads
 from phaze_fast.wafer.packing import stage_dies
 from phaze_fast.wafer.problem import Problem
@@ -257,7 +257,7 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
         group = MeshGroup(
             "all-to-all",
             size / layout.dies,
-            slots_of(layout.width, layout.height),
+            whole_runs(layout.width, layout.height),
             (0, 0, layout.width, layout.height),
         )
         loads = collective_loads(layout.width, layout.height, [group], classes.links(k))
