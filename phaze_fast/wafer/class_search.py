@@ -30,8 +30,8 @@ from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.tried import assigned, rank_of
 
 __all__ = [
+    "Batches",
     "ClassResult",
-    "batches_of",
     "class_pairs",
     "improved_classes",
     "placed_pairs",
@@ -155,12 +155,12 @@ def class_pairs(
                         yield pair
 
 
-def batches_of(known: Sequence[Known], most: int = _MICROBATCHES) -> list[Batches]:
+def _batches_of(known: Sequence[Known]) -> list[Batches]:
     """List micro-batches of the best known layouts: so many for each number of replicas."""
     found: dict[int, dict[int, None]] = {}
     for layout, _ in known:
         found.setdefault(layout.replicas, {})[layout.microbatch] = None
-    return [(b, replicas) for replicas, some in found.items() for b in list(some)[:most]]
+    return [(b, replicas) for replicas, some in found.items() for b in list(some)[:_MICROBATCHES]]
 
 
 def ranked_pairs(
@@ -291,7 +291,7 @@ def search_classes(
     """
     if not known or not accepts_classes(problem) or late():
         return ClassResult(None, 0)
-    batches = batches_of(known)
+    batches = _batches_of(known)
     count = 0
 
     def improved(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:

@@ -95,11 +95,12 @@ class FaultStudy(Table):
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the maps as a table: dead dies, dead links, sequences per second."""
+        """Give the maps as a table: dead dies and links, rates, whether in two classes."""
         return {
             "dead_dies": [len(each.dead_dies) for each in self.maps],
             "dead_links": [len(each.dead_links) for each in self.maps],
             "per_s": self.rates,
+            "two_classes": list(self.classes),
         }
 
 

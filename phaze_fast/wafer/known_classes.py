@@ -15,7 +15,7 @@ import numpy as np
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.class_search import (
-    batches_of,
+    Batches,
     improved_classes,
     placed_pairs,
     ranked_pairs,
@@ -32,14 +32,21 @@ Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
 
 _SCORED = 4  # known pairs that are scored again on each wafer
-_NEW = 4  # pairs that are improved on each
+_NEW = 2  # pairs of a micro-batch that are improved on each
+_LONGER = 5  # times the steps, for the best of them
 _PLACED = 16  # pairs that a place is looked for
 _NEAR = 1.02  # times what a pair has to beat: worth scoring again
-_MICROBATCHES = 2  # of the best layouts of one shape
+
+
+def _batches(problem: Problem, layout: Layout) -> list[Batches]:
+    """Micro-batch of a layout and the next smaller one: two stages keep more of them."""
+    share, b = problem.training.global_batch // layout.replicas, layout.microbatch
+    smaller = [each for each in range(1, b) if share % each == 0][-1:]
+    return [(each, layout.replicas) for each in (b, *smaller)]
 
 
 class KnownClasses:
-    """Pairs of classes found so far, and those that are known not to beat a time.
+    """Pairs of classes found so far, and those that are known to have no room.
 
     Parameters
     ----------
@@ -52,7 +59,7 @@ class KnownClasses:
     def __init__(self, steps: int, seed: int) -> None:
         self.steps, self.seed = steps, seed
         self.mappings: dict[Pair, tuple[float, tuple[Array, Array]]] = {}
-        self.lost: dict[Pair, float] = {}
+        self.lost: set[Pair] = set()
 
     def best(
         self,
@@ -79,21 +86,26 @@ class KnownClasses:
         """
         if not accepts_classes(problem) or not known:
             return float("inf")
+        every = list(layouts)
         best_s = min(self._scored(problem, below_s), default=float("inf"))
         below_s = min(below_s, best_s)
-        batches = batches_of(known, _MICROBATCHES)
-        every = ranked_pairs(problem, layouts, batches, below_s)
-        new = [pair for pair in every if self._is_new(pair, below_s)][:_PLACED]
-        new = placed_pairs(problem, new, _NEW)
-        found = self._improved(problem, new, known, below_s, pool)
-        if found:
-            again = rebalanced(problem, min(found, key=lambda each: each.rank))
-            if self._is_new(again, below_s):
-                found += self._improved(problem, [again], known, below_s, pool)
-        return min([best_s, *(each.time_s for each in found if each.fits)])
 
-    def _is_new(self, pair: Pair, below_s: float) -> bool:
-        return pair not in self.mappings and self.lost.get(pair, -1.0) < below_s
+        def tried(batches: Batches) -> list[Evaluation]:
+            """Improve some pairs of one micro-batch that were not looked at yet."""
+            ranked = ranked_pairs(problem, every, [batches], below_s)
+            new = [pair for pair in ranked if self._is_new(pair)][:_PLACED]
+            new = placed_pairs(problem, new, _NEW)
+            return self._improved(problem, new, known, pool, self.steps)
+
+        found = [each for batches in _batches(problem, known[0][0]) for each in tried(batches)]
+        if found:  # the best at length, its blocks shared out again
+            best = min(found, key=lambda each: each.time_s)
+            steps = _LONGER * self.steps
+            found += self._improved(problem, [rebalanced(problem, best)], known, pool, steps)
+        return min([best_s, *(each.time_s for each in found)])
+
+    def _is_new(self, pair: Pair) -> bool:
+        return pair not in self.mappings and pair not in self.lost
 
     def _scored(self, problem: Problem, below_s: float) -> list[float]:
         """Score the best known pairs that have a place; give their times."""
@@ -114,24 +126,25 @@ class KnownClasses:
         problem: Problem,
         pairs: list[Pair],
         known: Sequence[Known],
-        below_s: float,
         pool: ThreadPoolExecutor,
+        steps: int,
     ) -> list[Evaluation]:
         """Improve pairs, and keep those that fit."""
 
         def improved(pair: Pair) -> Evaluation | None:
             try:
-                return improved_classes(problem, pair, known, self.steps, self.seed)[0]
+                return improved_classes(problem, pair, known, steps, self.seed)[0]
             except InvalidInputError:  # some operator cannot be split so
                 return None
 
         found = []
         for pair, scored in zip(pairs, pool.map(improved, pairs), strict=True):
             if scored is None or not scored.fits:
-                self.lost[pair] = float("inf") if scored is None else below_s
+                self.lost.add(pair)  # memory is as short wherever dies are dead
                 continue
             first, second = scored.encoding.classes
             arrays = (first.arrays(problem)[0], second.arrays(problem)[0])
-            self.mappings[pair] = (scored.time_s, arrays)
+            if scored.time_s < self.mappings.get(pair, (float("inf"),))[0]:
+                self.mappings[pair] = (scored.time_s, arrays)
             found.append(scored)
         return found
