@@ -140,6 +140,8 @@ def study_rows(study: FaultStudy) -> list[tuple[str, str]]:
             f"worst; {data['whole_per_s']:,.1f} where nothing is dead",
         )
     ]
+    if data["with_two_classes"]:
+        rows.append(("two classes of stages", f"under {data['with_two_classes']} of the maps"))
     for row in data["by_spares"]:
         said = f"{row['share']:.0%} of wafers, each at least {row['least_per_s']:,.1f} sequences/s"
         rows.append((f"with {row['spares']} spare dies", said))

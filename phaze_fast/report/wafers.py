@@ -197,6 +197,7 @@ def _fault_study(case: Data) -> Html:
         ("Sequences/s, nothing dead", f"{study.get('whole_per_s', 0.0):,.1f}"),
         ("Expected", f"{study.get('expected_per_s', 0.0):,.1f}"),
         ("Worst", f"{study.get('worst_per_s', 0.0):,.1f}"),
+        ("Maps with two classes of stages", count(study.get("with_two_classes"))),
     ]
     rows = [
         [

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.block_split import balanced_split
 from phaze_fast.wafer.bounds import priced_mappings, roofline
@@ -28,10 +29,21 @@ from phaze_fast.wafer.prices import LeastWork
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.tried import Rank, assigned, rank_of, ranked
 
-__all__ = ["ClassResult", "class_pairs", "improved_classes", "search_classes"]
+__all__ = [
+    "Batches",
+    "ClassResult",
+    "class_pairs",
+    "improved_classes",
+    "placed_pairs",
+    "ranked_pairs",
+    "rebalanced",
+    "search_classes",
+]
 
 Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
+Batches = tuple[int, int]
+"""Sequences of a micro-batch, and replicas."""
 
 _MOST_STAGES = 6  # of both classes
 _MICROBATCHES = 3  # of the best layouts of one shape
@@ -75,7 +87,7 @@ def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pai
     return [pair for _, pair in sorted(found)]
 
 
-def _placed(problem: Problem, pairs: Iterable[Pair]) -> list[Pair]:
+def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _LOOKED_AT) -> list[Pair]:
     """Take the first that have a place; of those that differ in their sides alone, two."""
     found: list[Pair] = []
     seen: list[tuple[Any, ...]] = []
@@ -84,7 +96,7 @@ def _placed(problem: Problem, pairs: Iterable[Pair]) -> list[Pair]:
         if seen.count(sizes) < 2 and not classes_fault(problem, pair):
             seen.append(sizes)
             found.append(pair)
-        if len(found) == _LOOKED_AT:
+        if len(found) == most:
             break
     return found
 
@@ -99,7 +111,7 @@ def _with_blocks(pair: Pair, blocks: Sequence[int]) -> Pair:
 
 
 def class_pairs(
-    problem: Problem, layouts: Iterable[Layout], microbatches: Iterable[int]
+    problem: Problem, layouts: Iterable[Layout], microbatches: Iterable[int], replicas: int = 1
 ) -> Iterator[Pair]:
     """List pairs of classes that may have a place, without blocks; places are not looked for.
 
@@ -111,6 +123,8 @@ def class_pairs(
         Of stages of one shape: their shapes are paired.
     microbatches
         To be tried.
+    replicas
+        Pipelines, each on as many of the joined wafers.
 
     Examples
     --------
@@ -119,19 +133,23 @@ def class_pairs(
     >>> [(a.height, b.height) for a, b in class_pairs(problem, shapes, [16])]
     [(1, 4), (4, 1)]
     """
-    every = list(layouts)
+    every = [each for each in layouts if each.replicas == replicas]
     sides = sorted({(each.width, each.height) for each in every})
-    alive = problem.wafer.dies
+    wafers = problem.wafer.joined // replicas
+    alive = problem.wafer.dies * wafers
     least = min(alive, max((each.dies * each.stages for each in every), default=0))
-    most = min(_MOST_STAGES, problem.work.blocks)
+    most = min(max(_MOST_STAGES, 2 * wafers), problem.work.blocks, _core.MAX_MAP_STAGES)
     for one, other in permutations(sides, 2):
         a, b = one[0] * one[1], other[0] * other[1]
         for first in range(1, most):
             for second in range(1, most - first + 1):
-                if not least <= first * a + second * b <= alive:
+                if not least <= first * a + second * b <= alive or first + second < wafers:
                     continue
                 for microbatch in microbatches:
-                    pair = Layout(*one, first, microbatch), Layout(*other, second, microbatch)
+                    pair = (
+                        Layout(*one, first, microbatch, replicas=replicas),
+                        Layout(*other, second, microbatch, replicas=replicas),
+                    )
                     batch = problem.training.global_batch
                     if all(accepts_microbatch(batch, each) for each in pair):
                         yield pair
@@ -139,6 +157,35 @@ def class_pairs(
 
 def _rank(found: Evaluation) -> Rank:
     return ranked(found.time_s, found.over_bytes + found.stream_over_bytes)
+
+
+def _batches_of(known: Sequence[Known]) -> list[Batches]:
+    """List micro-batches of the best known layouts: so many for each number of replicas."""
+    found: dict[int, dict[int, None]] = {}
+    for layout, _ in known:
+        found.setdefault(layout.replicas, {})[layout.microbatch] = None
+    return [(b, replicas) for replicas, some in found.items() for b in list(some)[:_MICROBATCHES]]
+
+
+def ranked_pairs(
+    problem: Problem, layouts: Iterable[Layout], batches: Iterable[Batches], below_s: float
+) -> list[Pair]:
+    """List pairs that may take less than a time, if they have a place, the least work first.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layouts
+        Of one shape; their shapes are paired.
+    batches
+        Micro-batches and numbers of replicas to be tried.
+    below_s
+        Seconds of a step that are of no interest.
+    """
+    every = list(layouts)
+    pairs = [pair for b, r in batches for pair in class_pairs(problem, every, [b], r)]
+    return _ranked(problem, pairs, below_s)
 
 
 @dataclass(frozen=True)
@@ -230,7 +277,7 @@ def improved_classes(
     return evaluation_of_classes(classes), count
 
 
-def _rebalanced(problem: Problem, found: Evaluation) -> Pair:
+def rebalanced(problem: Problem, found: Evaluation) -> Pair:
     """Share blocks out by what stages were found to take."""
     first, second = (each.layout for each in found.encoding.classes)
     border = first.stages
@@ -274,8 +321,7 @@ def search_classes(
     """
     if not known or not accepts_classes(problem) or late():
         return ClassResult(None, 0)
-    microbatches = list(dict.fromkeys(layout.microbatch for layout, _ in known))[:_MICROBATCHES]
-    pairs = class_pairs(problem, layouts, microbatches)
+    batches = _batches_of(known)
     count = 0
 
     def improved(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
@@ -285,13 +331,13 @@ def search_classes(
             return None
 
     looked_at = []
-    chosen = _placed(problem, _ranked(problem, pairs, below_s))
+    chosen = placed_pairs(problem, ranked_pairs(problem, layouts, batches, below_s))
     for found in pool.map(lambda pair: improved(pair, _FIRST_STEPS), chosen):
         if found is not None:
             looked_at.append(found[0])
             count += found[1]
     looked_at.sort(key=_rank)
-    again = [_rebalanced(problem, found) for found in looked_at[: effort.promising]]
+    again = [rebalanced(problem, found) for found in looked_at[: effort.promising]]
     for found in pool.map(lambda pair: improved(pair, effort.steps), again):
         if found is not None:
             looked_at.append(found[0])

@@ -6,6 +6,10 @@ step is put together by one formula. What passes from one class to the other is 
 the one to every die of the other alike, and then exchanged among the dies that receive it, so that
 it lies there as their operators want it; the gradient goes back in the same way.
 What the stages of one class stream past the links of the other is charged both ways.
+
+On joined wafers each pipeline stands on as many of them: stages follow one another from wafer to
+wafer, and what passes from one to the next goes over their I/O. Behind switches classes differ in
+how many dies a stage has, and stages have no place.
 """
 
 from __future__ import annotations
@@ -20,12 +24,14 @@ from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer.class_places import ClassPlaces, class_places
 from phaze_fast.wafer.compiled import compiled_mapping
+from phaze_fast.wafer.joined import class_boundaries, replica_sums_s
 from phaze_fast.wafer.layout import (
     Layout,
     accepts_microbatch,
+    links_of,
     microbatch_fault,
-    placed_boundaries,
-    slots_of,
+    replicas_fault,
+    whole_runs,
 )
 from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.problem import Problem
@@ -40,14 +46,14 @@ Pair = tuple[Layout, Layout]
 def places_of(problem: Problem, layouts: Pair) -> tuple[ClassPlaces, ...] | None:
     """Where the stages of both classes stand; None where they have no place."""
     first, second = ((each.width, each.height, each.stages) for each in layouts)
-    return class_places(problem.wafer, (first, second))
+    wafers = problem.wafer.joined // layouts[0].replicas
+    return class_places(problem.wafer, (first, second), wafers)
 
 
 def accepts_classes(problem: Problem) -> bool:
     """Whether pipelines of a problem may have two classes of stages."""
-    wafer, work = problem.wafer, problem.work
-    alone = wafer.joined == 1 and wafer.switch is None
-    return alone and not (work.encodes or problem.linear or problem.volume) and work.blocks > 1
+    work = problem.work
+    return not (work.encodes or problem.linear or problem.volume) and work.blocks > 1
 
 
 def classes_fault(problem: Problem, layouts: Pair) -> str:
@@ -64,12 +70,14 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
     wafer, work = problem.wafer, problem.work
     if not accepts_classes(problem):
         return (
-            "class: two are not accepted on joined wafers, behind switches, in rank order, for one "
-            "block or for an encoder-decoder; expected one"
+            "class: two are not accepted in rank order, for one block or for an encoder-decoder; "
+            "expected one"
         )
     for each in layouts:
-        if each.schedule != "1f1b" or each.chunks != 1 or each.replicas != 1:
-            return "schedule: with two classes of stages only 1f1b is accepted, without replicas"
+        if each.schedule != "1f1b" or each.chunks != 1:
+            return "schedule: with two classes of stages only 1f1b is accepted"
+        if fault := replicas_fault(wafer, problem.training.global_batch, each.replicas):
+            return fault
         if not accepts_microbatch(problem.training.global_batch, each):
             return microbatch_fault(problem.training.global_batch, each)
         if len(each.blocks) != each.stages or min(each.blocks, default=0) < 1:
@@ -77,14 +85,18 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
                 f"blocks: {list(each.blocks)} is not accepted; expected at least 1 for each of "
                 f"{each.stages} stages of the class"
             )
-    if first.microbatch != second.microbatch:
-        return f"microbatch: {second.microbatch} is not accepted; expected {first.microbatch}"
+    for name in ("microbatch", "replicas"):
+        wanted, other = getattr(first, name), getattr(second, name)
+        if wanted != other:
+            return f"{name}: {other} is not accepted; expected {wanted}, as of the first class"
     given = sum(first.blocks) + sum(second.blocks)
     if given != work.blocks:
         return f"blocks: {given} in all are not accepted; expected {work.blocks}"
     if places_of(problem, layouts) is None:
         shapes = " and ".join(f"{each.stages} of {each.width} x {each.height}" for each in layouts)
-        return f"rectangle: {shapes} dies have no place together on {wafer.name}"
+        wafers = wafer.joined // first.replicas
+        where = wafer.name if wafers == 1 else f"{wafers} {wafer.name}, each with a stage"
+        return f"rectangle: {shapes} dies have no place together on {where}"
     return ""
 
 
@@ -139,9 +151,22 @@ class Classes:
         """Dies of every stage, those of the first class first."""
         return tuple(dies for place in self.places for dies in place.stages)
 
+    @cached_property
+    def wafers(self) -> tuple[int, ...]:
+        """Number of the wafer that each stage stands on."""
+        return tuple(number for place in self.places for number in place.wafers)
+
+    @cached_property
+    def by_wafer(self) -> tuple[slice, ...]:
+        """Stages that stand on each wafer of a pipeline."""
+        starts = [self.wafers.index(number) for number in dict.fromkeys(self.wafers)]
+        return tuple(map(slice, starts, [*starts[1:], len(self.wafers)]))
+
     def links(self, which: int) -> Links:
         """Links between neighbouring dies of a stage of one class."""
         wafer, hops = self.problem.wafer, self.places[which].hops
+        if wafer.switch is not None:
+            return links_of(wafer, self.layouts[which])
         x, y = wafer.link_bytes_per_s
         if not hops:
             return Links(x, y, wafer.hop_latency_s)
@@ -156,7 +181,8 @@ class Classes:
         size = self.problem.work.boundary_bytes * self.layouts[0].microbatch
         border = self.layouts[0].stages - 1
         found = []
-        for k, (rate, fixed) in enumerate(placed_boundaries(self.problem.wafer, self.dies, border)):
+        sent = class_boundaries(self.problem.wafer, self.dies, self.wafers, border)
+        for k, (rate, fixed) in enumerate(sent):
             again = self.exchange_s(k - border) if k in (border, border + 1) else 0.0
             found.append(rate + (fixed + again) / size)
         return tuple(found)
@@ -165,12 +191,16 @@ class Classes:
         """Seconds in which the dies of a stage exchange the tensor between two stages."""
         layout = self.layouts[which]
         size = self.problem.work.boundary_bytes * layout.microbatch / layout.dies
-        runs = slots_of(layout.width, layout.height)
+        runs = whole_runs(layout.width, layout.height)
         return mesh_collective("all-to-all", size, runs, self.links(which)).time_s
 
     def _rules(self, which: int) -> Array:
         problem, (first, second) = self.problem, self.layouts
-        rules = problem._rules(replace(self.layouts[which], stages=1, blocks=()))
+        blocks = first.blocks + second.blocks
+        depth = len(self.by_wafer)  # one stage on each wafer
+        rules = problem._rules(replace(self.layouts[which], stages=depth, blocks=()))
+        held = [sum(blocks[some]) for some in self.by_wafer]
+        rules["outer_tail_s"] = self.outer_tail_s = replica_sums_s(problem, first.replicas, held)
         links = self.links(which)
         rules["x_bytes_per_s"], rules["y_bytes_per_s"] = links.x_bytes_per_s, links.y_bytes_per_s
         rules["hop_s"] = links.hop_s
@@ -178,9 +208,12 @@ class Classes:
         rules["pipeline_stages"] = first.stages + second.stages
         if problem.stream is None:
             return rules
-        used = tuple(die for dies in self.dies for die in dies)
-        link_s = stream_link_s_of(problem.wafer, used)
-        shares = stream_shares(problem.wafer, problem.stream, len(used), link_s)
+        used = [tuple(die for dies in self.dies[some] for die in dies) for some in self.by_wafer]
+        ways = zip(*(stream_link_s_of(problem.wafer, dies) for dies in used), strict=True)
+        into_s, both_s = map(max, ways)
+        # Of the wafers that the class stands on, the one with most dies in use counts.
+        most = max(len(used[number]) for number in self.places[which].wafers)
+        shares = stream_shares(problem.wafer, problem.stream, most, (into_s, both_s))
         for name, value in shares.items():
             rules[name] = value
         return rules
@@ -188,11 +221,23 @@ class Classes:
     def _compiled(self, which: int) -> _core.Mapping:
         layout, border = self.layouts[which], self.layouts[0].stages
         boundary = self.boundary_s[border:] if which else self.boundary_s[:border]
-        foreign = None
-        if self.problem.stream is not None:
-            foreign = foreign_link_s(self.problem.wafer, self.dies, len(self.dies))
         rules = self._rules(which)
-        return compiled_mapping(self.problem, layout, rules, np.array(boundary), foreign)
+        return compiled_mapping(self.problem, layout, rules, np.array(boundary), self.foreign_s)
+
+    @cached_property
+    def foreign_s(self) -> Array | None:
+        """Give what `foreign_link_s` gives, of all stages; those of two wafers are no matter."""
+        problem, stages = self.problem, len(self.dies)
+        if problem.stream is None or problem.wafer.switch is not None:
+            return None
+        found = np.zeros((stages, stages, 2))
+        for some in self.by_wafer:
+            placed = self.dies[some]
+            one = foreign_link_s(problem.wafer, placed, len(placed))
+            if one is None:
+                return None
+            found[some, some] = one
+        return found
 
     # ---- scores ----
 
@@ -204,7 +249,7 @@ class Classes:
     def times(self, which: int, outputs: Array | None = None) -> ClassTimes:
         """Of the stages of one class, by themselves."""
         mapping = self.alone(which)
-        tail_s = float(mapping.score(outputs)["tail_s"][0])
+        tail_s = float(mapping.score(outputs)["tail_s"][0]) - self.outer_tail_s
         streams = np.ascontiguousarray(mapping.stages(outputs)[0][:, 5:8])
         loads = [float(load) for load in streams[:, 0]]
         total = 0.0

@@ -303,6 +303,10 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
     work_s = [
         batches * stage.blocks * own_s for stage, own_s in zip(found.stages, block_s, strict=True)
     ]
+    layout, then = found.encoding.layout, found.encoding.then
+    wafers = problem.wafer.joined // layout.replicas if then else 1
+    shapes = (layout, then.layout if then else None)
+    grids = [stage_grid(problem.wafer, *shapes, number) for number in range(wafers)]
     return {
         "mfu": step_mfu(problem, found),
         "energy_j": energy.total_j,
@@ -313,7 +317,8 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
             "operators": operator_times(problem, found),
         },
         "dies": {
-            "stage": stage_grid(problem.wafer, *(e.layout for e in found.encoding.classes)),
+            "stage": grids[0],
+            **({"wafers": grids} if wafers > 1 else {}),
             "busy": [seconds / found.time_s for seconds in work_s],
             "dead_links": [[list(at)[::-1] for at in link] for link in problem.wafer.dead_links],
         },

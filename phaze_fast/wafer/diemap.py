@@ -17,20 +17,25 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _placed(
-    wafer: Wafer, layout: Layout, then: Layout | None
-) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Dies of each stage; of two classes, those of the first one first."""
+    wafer: Wafer, layout: Layout, then: Layout | None, number: int
+) -> dict[int, tuple[tuple[int, int], ...]]:
+    """Dies of each stage on one wafer; of two classes, those of the first one first."""
     if then is None:
-        return stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
+        placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
+        return dict(enumerate(placed))
     first, second = ((each.width, each.height, each.stages) for each in (layout, then))
-    places = class_places(wafer, (first, second)) or ()
-    return tuple(dies for place in places for dies in place.stages)
+    places = class_places(wafer, (first, second), wafer.joined // layout.replicas) or ()
+    every = [pair for place in places for pair in zip(place.stages, place.wafers, strict=True)]
+    return {k: dies for k, (dies, on) in enumerate(every) if on == number}
 
 
-def stage_grid(wafer: Wafer, layout: Layout, then: Layout | None = None) -> list[list[int]]:
+def stage_grid(
+    wafer: Wafer, layout: Layout, then: Layout | None = None, number: int = 0
+) -> list[list[int]]:
     """Stage of each die, row by row; -1 where it is idle, -2 where it is dead.
 
-    `then` is the second class of stages, where there is one.
+    `then` is the second class of stages, where there is one, and `number` that of the wafer among
+    those of a pipeline, which are alike where there is one class.
 
     Examples
     --------
@@ -40,8 +45,7 @@ def stage_grid(wafer: Wafer, layout: Layout, then: Layout | None = None) -> list
     """
     columns, rows = wafer.grid
     grid = [[-1 if wafer.alive(x, y) else -2 for x in range(columns)] for y in range(rows)]
-    placed = _placed(wafer, layout, then)
-    for stage, dies in enumerate(placed):
+    for stage, dies in _placed(wafer, layout, then, number).items():
         for x, y in dies:
             grid[y][x] = stage
     return grid
@@ -50,7 +54,8 @@ def stage_grid(wafer: Wafer, layout: Layout, then: Layout | None = None) -> list
 def die_map(wafer: Wafer, layout: Layout, then: Layout | None = None) -> str:
     """Draw the wafer, one die a cell: its stage, `.` idle, `X` dead.
 
-    `then` is the second class of stages, where there is one.
+    `then` is the second class of stages, where there is one; then every wafer of a pipeline is
+    drawn.
 
     Examples
     --------
@@ -71,7 +76,9 @@ def die_map(wafer: Wafer, layout: Layout, then: Layout | None = None) -> str:
             text = str(stage) if wide else _DIGITS[stage]
         return text.rjust(3) if wide else text
 
-    return "\n".join(" ".join(map(cell, row)) for row in stage_grid(wafer, layout, then))
+    wafers = 1 if then is None else wafer.joined // layout.replicas
+    grids = [stage_grid(wafer, layout, then, number) for number in range(wafers)]
+    return "\n\n".join("\n".join(" ".join(map(cell, row)) for row in grid) for grid in grids)
 
 
 def link_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:

@@ -1,14 +1,15 @@
 """Throughput of a model over many fault maps of one wafer: expected, worst, and with spare dies.
 
 A mapping that was found for one map is scored on the next wherever its layout has room; layouts
-that were not looked at yet are searched only below the best of those. The answers are mappings that
-run, without a bound of their own.
+that were not looked at yet are searched only below the best of those, and then, in the same way,
+pipelines of two classes of stages. The answers are mappings that run, without a bound of their own.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,7 +18,9 @@ import numpy as np
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import FaultMap, sample_faults
 from phaze_fast.tables import Table
+from phaze_fast.threads import thread_count
 from phaze_fast.wafer.evaluate import Evaluation, score_op_mappings
+from phaze_fast.wafer.known_classes import KnownClasses
 from phaze_fast.wafer.layout import Layout, stages_on
 from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.packing import room
@@ -45,6 +48,8 @@ class FaultStudy(Table):
     whole_s: float
     """Of a step where nothing is dead."""
     seconds: float
+    classes: tuple[bool, ...] = ()
+    """Whether the mapping under each map has two classes of stages."""
 
     @property
     def rates(self) -> list[float]:
@@ -84,16 +89,18 @@ class FaultStudy(Table):
             "worst_per_s": min(self.rates),
             "expected_share": self.expected_per_s / whole if whole else None,
             "without_mapping": sum(rate == 0.0 for rate in self.rates),
+            "with_two_classes": sum(self.classes),
             "by_spares": self.by_spares(),
             "seconds": self.seconds,
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the maps as a table: dead dies, dead links, sequences per second."""
+        """Give the maps as a table: dead dies and links, rates, whether in two classes."""
         return {
             "dead_dies": [len(each.dead_dies) for each in self.maps],
             "dead_links": [len(each.dead_links) for each in self.maps],
             "per_s": self.rates,
+            "two_classes": list(self.classes),
         }
 
 
@@ -104,9 +111,24 @@ class _Known:
         self.effort, self.seed, self.threads = effort, seed, threads
         self.mappings: dict[Layout, tuple[float, Array]] = {}
         self.lost: dict[Layout, float] = {}
+        self.classes = KnownClasses(effort.steps, seed)
 
-    def best(self, problem: Problem) -> float:
-        """Time of the best mapping on one wafer; infinite where none fits."""
+    def best(self, problem: Problem) -> tuple[float, bool]:
+        """Time of the best mapping on one wafer, infinite where none fits; if of two classes."""
+        one_s = self.best_of_one_shape(problem)
+        wafer = problem.wafer
+        known = [
+            (layout, op_mappings)
+            for layout, (_, op_mappings) in sorted(self.mappings.items(), key=lambda e: e[1][0])
+            if room(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
+        ]
+        with ThreadPoolExecutor(thread_count(self.threads)) as pool:
+            given = (problem, problem.layouts(), known, one_s * _GAIN, pool)
+            two_s = self.classes.best(*given)
+        return min(one_s, two_s), two_s < one_s
+
+    def best_of_one_shape(self, problem: Problem) -> float:
+        """Time of the best mapping with stages of one shape; infinite where none fits."""
         wafer = problem.wafer
         found = float("inf")
         placed = [
@@ -149,17 +171,19 @@ def fault_times(problem: Problem, given: Data, means: Means) -> Data:
     """Search every distinct map, the whole wafer first."""
     known = _Known(Effort(**given["effort"]), given["seed"], means.threads)
     times: list[float | None] = []
-    done: dict[str, float] = {}
+    classes: list[bool] = []
+    done: dict[str, tuple[float, bool]] = {}
     for k, plain in enumerate(({"dead_dies": [], "dead_links": []}, *given["maps"])):
         wafer = FaultMap.from_dict(plain).on(problem.wafer)
         key = wafer.digest()
         if key not in done:
-            posed = Problem(problem.model, wafer, problem.training)
-            done[key] = known.best(posed)
-        times.append(done[key] if done[key] < float("inf") else None)
+            done[key] = known.best(problem.on(wafer))
+        time_s, two = done[key]
+        times.append(time_s if time_s < float("inf") else None)
+        classes.append(two)
         if means.progress is not None:
-            means.progress(k, len(given["maps"]), done[key])
-    return {"times_s": times}
+            means.progress(k, len(given["maps"]), time_s)
+    return {"times_s": times, "classes": classes}
 
 
 def fault_study(
@@ -219,4 +243,7 @@ def study_in(
     given = {"maps": [each.to_plain() for each in maps], "effort": asked, "seed": seed}
     data = session.run([Task(fault_times, problem, given)], progress)[0]
     whole, *times = (float("inf") if t is None else float(t) for t in data["times_s"])
-    return FaultStudy(problem, tuple(maps), tuple(times), whole, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return FaultStudy(
+        problem, tuple(maps), tuple(times), whole, seconds, tuple(data["classes"][1:])
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -29,9 +29,11 @@ __all__ = [
     "microbatch_fault",
     "placed_boundaries",
     "refuse_microbatch",
+    "replicas_fault",
     "slots_of",
     "stages_on",
     "weighed_split",
+    "whole_runs",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -127,14 +129,21 @@ def microbatch_fault(global_batch: int, layout: Layout) -> str:
     )
 
 
+def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
+    """Say why there cannot be so many pipelines; empty where there can."""
+    if wafer.joined % replicas == 0 and global_batch % replicas == 0:
+        return ""
+    return (
+        f"replicas: {replicas} is not accepted; expected a divisor of {wafer.joined} wafers "
+        f"and of the global batch of {global_batch}"
+    )
+
+
 def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -> str:
     """Say why pipelines cannot run as a layout says; empty where they can."""
     replicas = layout.replicas
-    if wafer.joined % replicas or global_batch % replicas:
-        return (
-            f"replicas: {replicas} is not accepted; expected a divisor of {wafer.joined} wafers "
-            f"and of the global batch of {global_batch}"
-        )
+    if fault := replicas_fault(wafer, global_batch, replicas):
+        return fault
     if layout.stages * replicas % wafer.joined:
         return (
             f"stages: {layout.stages} is not accepted; expected a multiple of the "
@@ -194,6 +203,17 @@ def slots_of(width: int, height: int) -> tuple[Run, ...]:
             found.append(Run(axis, size, stride))
             stride *= size
     return tuple(found)
+
+
+def whole_runs(width: int, height: int) -> tuple[Run, ...]:
+    """All dies of a rectangle as one group.
+
+    Examples
+    --------
+    >>> whole_runs(4, 3)
+    (Run(axis=0, size=4, stride=1), Run(axis=1, size=3, stride=1))
+    """
+    return tuple(Run(axis, side, 1) for axis, side in enumerate((width, height)) if side > 1)
 
 
 def links_of(wafer: Wafer, layout: Layout) -> Links:
@@ -265,22 +285,26 @@ def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
     alone = here == layout.stages
     chunks = layout.chunks if alone else 1
     if wafer.switch is not None:
-        one = _switch_boundaries(links, layout.dies, here, chunks)
+        one = _switch_boundaries(links, [layout.dies] * here, chunks)
     else:
         one = _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, chunks)
     return one if alone else _joined_boundaries(wafer, layout, one)
 
 
 def _switch_boundaries(
-    links: Links, dies: int, stages: int, chunks: int
+    links: Links, sizes: Sequence[int], chunks: int
 ) -> tuple[tuple[float, float], ...]:
-    """Over switches each die's link carries what its stage sends, on and back, and nothing else."""
-    found = []
+    """Over switches each die's link carries what its stage sends, on and back, and nothing else.
+
+    Of two stages that have unequally many dies, the links of the smaller one count.
+    """
+    found, stages = [], len(sizes)
     for k in range(stages):
         on = chunks - (k == stages - 1) if stages > 1 else 0
         back = chunks - (k == 0) if stages > 1 else 0
-        times = on + back
-        found.append((times / (dies * links.x_bytes_per_s), 2.0 * links.hop_s * times))
+        ways = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
+        rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in ways)
+        found.append((rate_s, 2.0 * links.hop_s * (on + back)))
     return tuple(found)
 
 
@@ -312,6 +336,8 @@ def placed_boundaries(
     Every die of the one sends each die of the other as much.
     """
     links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
+    if wafer.switch is not None:
+        return _switch_boundaries(links, [len(dies) for dies in placed], 1)
     dead = tuple(sorted(wafer.dead))
     return _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, 1, border)
 

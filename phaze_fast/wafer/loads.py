@@ -9,7 +9,7 @@ import numpy as np
 
 from phaze_fast.wafer.classes import Classes
 from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.layout import links_of, slots_of, stages_on
+from phaze_fast.wafer.layout import links_of, stages_on, whole_runs
 from phaze_fast.wafer.mesh import Links, MeshGroup, collective_loads, link_loads
 from phaze_fast.wafer.packing import stage_dies
 from phaze_fast.wafer.problem import Problem
@@ -184,11 +184,13 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     ((5, 8, 4), True, False)
     """
     wafer, layout = problem.wafer, encoding.layout
-    if wafer.switch is not None:
-        return _switch_loads(problem, encoding)
     columns, rows = wafer.grid
     if encoding.then is not None:
+        if wafer.switch is not None:
+            return _switch_class_loads(problem, encoding)
         return _class_loads(problem, encoding)
+    if wafer.switch is not None:
+        return _switch_loads(problem, encoding)
     here = stages_on(wafer, layout)
     placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
     (_, counts), *_ = class_counts(problem, encoding)
@@ -255,16 +257,43 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
         group = MeshGroup(
             "all-to-all",
             size / layout.dies,
-            slots_of(layout.width, layout.height),
+            whole_runs(layout.width, layout.height),
             (0, 0, layout.width, layout.height),
         )
         loads = collective_loads(layout.width, layout.height, [group], classes.links(k))
         flows += _on_dies(loads, at, layout.width, columns)
     border = first.layout.stages - 1
     for k, (here, there) in enumerate(pairwise(classes.dies)):
+        if classes.wafers[k] != classes.wafers[k + 1]:
+            continue
         ways = list(product(here, there) if k == border else zip(here, there, strict=True))
         for (x, y), (u, v) in ways:
             flows.append((y * columns + x, v * columns + u, size / len(ways)))
             flows.append((v * columns + u, y * columns + x, size / len(ways)))
     total = link_loads(columns, rows, flows, tuple(sorted(wafer.dead)), wafer.dead_links)
-    return total + _stream_step_loads(problem, encoding, classes.dies)
+    total = total + _stream_step_loads(problem, encoding, classes.dies)
+    return total / len(classes.by_wafer)
+
+
+def _switch_class_loads(problem: Problem, encoding: Encoding) -> Array:
+    """Add up what each die of two classes sends to the switches and gets from them."""
+    wafer, (first, second) = problem.wafer, encoding.classes
+    columns, rows = wafer.grid
+    classes = Classes(problem, (first.layout, second.layout))
+    size = problem.work.boundary_bytes * problem.batches(first.layout) * first.layout.microbatch
+    border = first.layout.stages - 1
+    loads = np.zeros((rows, columns, 4))
+    at = 0
+    for each, counts in class_counts(problem, encoding):
+        parts = _to_switches(problem, each)
+        share = size / each.layout.dies
+        for stage in range(each.layout.stages):
+            used = sum(counts[part][stage] * parts[part] for part in parts)
+            if at in (border, border + 1):  # exchanges what comes from the other class
+                used += share * (1.0 - 1.0 / each.layout.dies)
+            near = [k for k in (at - 1, at + 1) if 0 <= k < len(classes.dies)]
+            ways = sum(classes.wafers[k] == classes.wafers[at] for k in near)
+            for x, y in classes.dies[at]:
+                loads[y, x, :2] += used + ways * share
+            at += 1
+    return loads / len(classes.by_wafer)

@@ -166,48 +166,67 @@ def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
     return _tiles(mesh_of(wafer), width, height)
 
 
+Step = tuple[Die, tuple[Link, ...]]
+"""A die, and the links to it."""
+
+
+@lru_cache(maxsize=1024)
+def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[Step]]]:
+    """Of each die that works: its neighbours, steps to them, and steps that lead two dies on."""
+    every = ((x, y) for y in range(mesh.rows) for x in range(mesh.columns))
+    near = {die: mesh.near(die) for die in every if die not in mesh.dead}
+    found = {}
+    for here, next_to in near.items():
+        steps: list[Step] = [(d, (frozenset((here, d)),)) for d in next_to]
+        far: list[Step] = [
+            (d, (frozenset((here, relay)), frozenset((relay, d))))
+            for relay in next_to
+            for d in near[relay]
+        ]
+        found[here] = (next_to, steps, far)
+    return found
+
+
 class _Walk:
     """A search for a long walk from one die, depth first, scarce neighbours first."""
 
     def __init__(self, mesh: FaultyMesh, start: Die, jumps: int) -> None:
-        self.mesh, self.jumps = mesh, jumps
+        self.near, self.jumps = _steps_of(mesh), jumps
         self.path, self.seen = [start], {start}
-        self.steps: list[list[Link]] = [[]]
+        self.steps: list[tuple[Link, ...]] = [()]
         """Links that each step uses."""
         self.used: set[Link] = set()
 
-    def _onward(self, die: Die) -> int:
-        return sum(near not in self.seen for near in self.mesh.near(die))
-
-    def options(self) -> list[tuple[Die, list[Link]]]:
+    def options(self) -> list[Step]:
         """Next dies and the links to them, the best last."""
-        here = self.path[-1]
-        next_to = self.mesh.near(here)
-        steps = [
-            (self._onward(d), d, [frozenset((here, d))]) for d in next_to if d not in self.seen
-        ]
-        found = sorted(steps, key=lambda step: (step[0], step[1]), reverse=True)
-        far = []
-        if sum(len(links) > 1 for links in self.steps) < self.jumps:
-            for relay in next_to:
-                for d in self.mesh.near(relay):
-                    if d not in self.seen:
-                        links = [frozenset((here, relay)), frozenset((relay, d))]
-                        far.append((self._onward(d), d, links))
-            far.sort(key=lambda step: (step[0], step[1]), reverse=True)
-        return [(d, links) for _, d, links in (*far, *found) if not self.used & set(links)]
+        _, steps, far = self.near[self.path[-1]]
+        found = self._sorted(steps)
+        return self._sorted(far) + found if self.jumps > 0 else found
 
-    def take(self, die: Die, links: list[Link]) -> None:
+    def _sorted(self, steps: list[Step]) -> list[Step]:
+        seen, near = self.seen, self.near
+        free = [
+            (sum(die not in seen for die in near[step[0]][0]), step)
+            for step in steps
+            if step[0] not in seen and self.used.isdisjoint(step[1])
+        ]
+        free.sort(key=lambda each: (each[0], each[1][0]), reverse=True)
+        return [step for _, step in free]
+
+    def take(self, die: Die, links: tuple[Link, ...]) -> None:
         """Go on to a die."""
         self.path.append(die)
         self.seen.add(die)
         self.steps.append(links)
         self.used.update(links)
+        self.jumps -= len(links) > 1
 
     def back(self) -> None:
         """Take the last step back."""
         self.seen.discard(self.path.pop())
-        self.used.difference_update(self.steps.pop())
+        links = self.steps.pop()
+        self.used.difference_update(links)
+        self.jumps += len(links) > 1
 
     def longest(self, goal: int) -> Line:
         """Search until a walk has so many dies, or long enough."""

@@ -140,6 +140,12 @@ class Problem:
             made._tables, made._least = self._tables, self._least
         return made
 
+    def on(self, wafer: Wafer) -> Problem:
+        """Return the same problem on a wafer that differs in faults alone; prices are shared."""
+        made = Problem(self.model, wafer, *self._inputs()[2:])
+        made._times, made._tables, made._least = self._times, self._tables, self._least
+        return made
+
     def _inputs(self) -> tuple[Any, ...]:
         rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
         return (self.model, self.wafer, self.training, *rules, self._given, self.overlap)
@@ -348,8 +354,9 @@ class Problem:
         """Seconds in which replicas on joined wafers sum their gradients after a step."""
         if layout.replicas == 1 or self.volume:
             return 0.0
-        blocks = self.blocks(layout)
-        return replica_sums_s(self.wafer, self.work, layout, blocks, self.gradient_bytes)
+        blocks, here = self.blocks(layout), stages_on(self.wafer, layout)
+        held = [sum(blocks[k : k + here]) for k in range(0, layout.stages, here)]
+        return replica_sums_s(self, layout.replicas, held)
 
     def blocks(self, layout: Layout) -> tuple[int, ...]:
         """Blocks of each stage: as the layout says, else alike but for one."""

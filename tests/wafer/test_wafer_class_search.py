@@ -27,7 +27,7 @@ from phaze_fast.wafer.class_places import class_places
 from phaze_fast.wafer.classes import Classes, classes_fault
 from phaze_fast.wafer.details import details
 from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.layout import slots_of
+from phaze_fast.wafer.layout import whole_runs
 from phaze_fast.wafer.streams import stream_link_s_of
 
 TILE = presets.wafer("dojo-tile-like")
@@ -97,7 +97,7 @@ def test_packets_between_classes_take_as_long(pair):
         took[sender] += traffic.ends[node]
     for which, k in ((0, border), (1, border + 1)):
         layout, dies = pair[which], classes.dies[k]
-        runs = tuple(tuple(run) for run in slots_of(layout.width, layout.height))
+        runs = tuple(tuple(run) for run in whole_runs(layout.width, layout.height))
         at = (*dies[0], layout.width, layout.height)
         work = Collective("all-to-all", "ordered", size / layout.dies, at, runs)
         took[k] += simulate(columns, rows, classes.links(which), [work])

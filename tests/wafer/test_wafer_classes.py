@@ -156,8 +156,8 @@ def sends_s(wafer, placed, border):
     return [(rate, hops * wafer.hop_latency_s) for rate, hops in found]
 
 
-def case_of(problem, classes, which):
-    """One class as the oracle takes it, among all stages of the pipeline."""
+def case_of(problem, classes, which, sent=None):
+    """One class as the oracle takes it, among all stages of the pipeline; `sent` as `sends_s`."""
     layout = classes.layouts[which]
     dies, mb = layout.dies, layout.microbatch
     rules = classes._rules(which)[0]
@@ -203,7 +203,7 @@ def case_of(problem, classes, which):
     )
     size, border = problem.work.boundary_bytes * mb, classes.layouts[0].stages - 1
     boundary = []
-    for k, (rate, fixed) in enumerate(sends_s(problem.wafer, classes.dies, border)):
+    for k, (rate, fixed) in enumerate(sent or sends_s(problem.wafer, classes.dies, border)):
         exchange = 0.0
         if k == border + which:  # the stage of this class beside the other one
             exchange = oracle.seconds(case, "all-to-all", range(len(case.slots)), size / dies)
