@@ -28,7 +28,7 @@ from phaze_fast.wafer.prices import LeastWork
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.tried import assigned, rank_of
 
-__all__ = ["ClassResult", "class_pairs", "improved_classes", "search_classes"]
+__all__ = ["ClassResult", "class_pairs", "improved", "improved_classes", "search_classes"]
 
 Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
@@ -172,14 +172,22 @@ def improved_classes(
     tuple
         The best mapping, and how many evaluations it took.
     """
-    classes = Classes(problem, pair)
+    return improved(Classes(problem, pair), known, steps, seed)
+
+
+def improved(
+    classes: Classes, known: Sequence[Known], steps: int, seed: int
+) -> tuple[Evaluation, int]:
+    """Give what `improved_classes` gives, of two classes or groups that are compiled."""
     count = 0
-    for which, layout in enumerate(pair):
-        mapping = classes.beside(which)
+    for which, layout in enumerate(classes.layouts):
+        problem, mapping = classes.part(which), classes.beside(which)
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0)
         alike = [
-            m for each, m in known if (each.width, each.height) == (layout.width, layout.height)
+            classes.own_mappings(which, m)
+            for each, m in known
+            if (each.width, each.height) == (layout.width, layout.height)
         ]
         alone = replace(layout, blocks=())
         starts = [relaxed, *alike, *priced_mappings(problem, alone, relaxation, free)]
@@ -248,7 +256,7 @@ def search_classes(
     pairs = class_pairs(problem, layouts, microbatches)
     count = 0
 
-    def improved(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
+    def tried(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
         try:
             return improved_classes(problem, pair, known, steps, seed)
         except InvalidInputError:  # some operator cannot be split so
@@ -256,13 +264,13 @@ def search_classes(
 
     looked_at = []
     chosen = _placed(problem, _ranked(problem, pairs, below_s))
-    for found in pool.map(lambda pair: improved(pair, _FIRST_STEPS), chosen):
+    for found in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
         if found is not None:
             looked_at.append(found[0])
             count += found[1]
     looked_at.sort(key=_rank)
     again = [_rebalanced(problem, found) for found in looked_at[: effort.promising]]
-    for found in pool.map(lambda pair: improved(pair, effort.steps), again):
+    for found in pool.map(lambda pair: tried(pair, effort.steps), again):
         if found is not None:
             looked_at.append(found[0])
             count += found[1]

@@ -31,7 +31,7 @@ from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.streams import foreign_link_s, stream_link_s_of, stream_shares
 
-__all__ = ["Classes", "Pair", "accepts_classes", "classes_fault", "places_of"]
+__all__ = ["Classes", "Pair", "accepts_classes", "classes_fault", "places_of", "shares_blocks"]
 
 Array = np.ndarray[Any, Any]
 Pair = tuple[Layout, Layout]
@@ -67,24 +67,60 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
             "class: two are not accepted on joined wafers, behind switches, in rank order, for one "
             "block or for an encoder-decoder; expected one"
         )
+    shared = shares_blocks(layouts)
     for each in layouts:
-        if each.schedule != "1f1b" or each.chunks != 1 or each.replicas != 1:
-            return "schedule: with two classes of stages only 1f1b is accepted, without replicas"
+        if fault := _group_fault(work.blocks, each) if shared else _stages_fault(each):
+            return fault
         if not accepts_microbatch(problem.training.global_batch, each):
             return microbatch_fault(problem.training.global_batch, each)
-        if len(each.blocks) != each.stages or min(each.blocks, default=0) < 1:
-            return (
-                f"blocks: {list(each.blocks)} is not accepted; expected at least 1 for each of "
-                f"{each.stages} stages of the class"
-            )
     if first.microbatch != second.microbatch:
         return f"microbatch: {second.microbatch} is not accepted; expected {first.microbatch}"
     given = sum(first.blocks) + sum(second.blocks)
-    if given != work.blocks:
+    if not shared and given != work.blocks:
         return f"blocks: {given} in all are not accepted; expected {work.blocks}"
     if places_of(problem, layouts) is None:
         shapes = " and ".join(f"{each.stages} of {each.width} x {each.height}" for each in layouts)
         return f"rectangle: {shapes} dies have no place together on {wafer.name}"
+    return ""
+
+
+def shares_blocks(layouts: Pair) -> bool:
+    """Whether two groups of dies share every block: what the interleaved schedule says of two."""
+    return any(each.schedule == "interleaved" for each in layouts)
+
+
+def _stages_fault(layout: Layout) -> str:
+    """Say why a class cannot have such stages."""
+    if layout.schedule != "1f1b" or layout.chunks != 1 or layout.replicas != 1:
+        return (
+            "schedule: with two classes of stages only 1f1b is accepted, or interleaved where two "
+            "groups of dies share every block; without replicas"
+        )
+    if len(layout.blocks) != layout.stages or min(layout.blocks, default=0) < 1:
+        return (
+            f"blocks: {list(layout.blocks)} is not accepted; expected at least 1 for each of "
+            f"{layout.stages} stages of the class"
+        )
+    return ""
+
+
+def _group_fault(blocks: int, layout: Layout) -> str:
+    """Say why a group cannot have its operators of every block."""
+    expected = {
+        "stages": 1,
+        "schedule": "interleaved",
+        "chunks": blocks,
+        "replicas": 1,
+        "blocks": (blocks,),
+    }
+    for name, value in expected.items():
+        given = getattr(layout, name)
+        if given != value:
+            said, wanted = (list(v) if name == "blocks" else v for v in (given, value))
+            return (
+                f"{name}: {said!r} is not accepted where two groups of dies share every block; "
+                f"expected {wanted!r}"
+            )
     return ""
 
 
@@ -132,6 +168,21 @@ class Classes:
         self.places = placed
         self.mappings = (self._compiled(0), self._compiled(1))
 
+    def part(self, which: int) -> Problem:
+        """Return the problem of one class: it has the operators of that class."""
+        del which
+        return self.problem
+
+    @property
+    def crossings(self) -> int:
+        """Tensors that a class sends the other one for one micro-batch."""
+        return 1
+
+    def own_mappings(self, which: int, op_mappings: Array) -> Array:
+        """Take the operators of one class out of mappings for all."""
+        del which
+        return op_mappings
+
     # ---- what a class is priced with ----
 
     @cached_property
@@ -170,7 +221,7 @@ class Classes:
 
     def _rules(self, which: int) -> Array:
         problem, (first, second) = self.problem, self.layouts
-        rules = problem._rules(replace(self.layouts[which], stages=1, blocks=()))
+        rules = self.part(which)._rules(replace(self.layouts[which], stages=1, blocks=()))
         links = self.links(which)
         rules["x_bytes_per_s"], rules["y_bytes_per_s"] = links.x_bytes_per_s, links.y_bytes_per_s
         rules["hop_s"] = links.hop_s
@@ -192,7 +243,7 @@ class Classes:
         if self.problem.stream is not None:
             foreign = foreign_link_s(self.problem.wafer, self.dies, len(self.dies))
         rules = self._rules(which)
-        return compiled_mapping(self.problem, layout, rules, np.array(boundary), foreign)
+        return compiled_mapping(self.part(which), layout, rules, np.array(boundary), foreign)
 
     # ---- scores ----
 

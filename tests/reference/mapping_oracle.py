@@ -429,6 +429,8 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
     exposed = max(sync - beside, min(sync, block.sync_s))
     return SimpleNamespace(
         load_s=load + sending,
+        block_s=per_block(chosen),
+        block_moved_bytes=moved,
         memory_bytes=memory(saved),
         state_bytes=state,
         activation_bytes=memory(saved) - fixed + flight * sum(end.stash_bytes for end in ends),

@@ -125,6 +125,25 @@ double Mapping::block_s(const Block& block, const Outputs& outputs) const {
   return std::max(forward + blocking + std::max(work, hidden), stream);
 }
 
+MapPasses Mapping::passes_of(const Block& block, const std::array<Block, 2>& ends, int k,
+                             const Outputs& outputs) const {
+  double hidden_f = block.hidden_f_s;
+  for (int i = 0; i < block.count; ++i) {
+    const Item& item = block.items[kAt(i)];
+    if (outputs[kAt(item.op)] == 2) hidden_f += item.link_s;
+  }
+  const auto forward_s = [](const Block& b, double hidden_s) {
+    return b.blocking_f_s + std::max(b.forward_s, hidden_s);
+  };
+  MapPasses found{block_s(block, outputs), forward_s(block, hidden_f), 0.0, 0.0};
+  for (int e = 0; e < 2; ++e) {
+    if (!(e == 0 ? is_first(k) : is_last(k))) continue;
+    found.ends_s += ends[kAt(e)].plain_s();
+    found.ends_forward_s += forward_s(ends[kAt(e)], ends[kAt(e)].hidden_f_s);
+  }
+  return found;
+}
+
 double Mapping::saved_bytes(const Block& block, const Outputs& outputs) const {
   double saved = 0.0;
   for (int i = 0; i < block.count; ++i) {
@@ -301,6 +320,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
       (*described)[kAt(k)] = {load,          memory,
                               f.state_bytes, activations + f.stash_bytes,
                               over,          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
+                              passes_of(block, ends, k, chosen),
                               chosen};
     }
   }

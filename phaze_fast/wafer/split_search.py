@@ -1,0 +1,183 @@
+"""Blocks whose operators two groups of dies share, tried behind the search over classes of stages.
+
+Sizes of both groups, micro-batches and places to cut a block are ranked by the least work of the
+slower group, which no schedule hides; those that cannot take less than the best mapping so far are
+left out. The most promising are improved as two classes of stages are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.wafer.bounds import roofline
+from phaze_fast.wafer.class_search import ClassResult, improved
+from phaze_fast.wafer.classes import Pair, accepts_classes, classes_fault
+from phaze_fast.wafer.evaluate import Evaluation
+from phaze_fast.wafer.layout import Layout, accepts_microbatch
+from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer.prices import LeastWork
+from phaze_fast.wafer.problem import Problem
+from phaze_fast.wafer.split_block import SplitBlock, cut_points, group_layout, half_problems
+
+__all__ = ["search_split", "split_pairs"]
+
+Array = np.ndarray[Any, Any]
+Known = tuple[Layout, Array]
+Sizes = tuple[int, int, int, int]
+"""Operator behind which blocks are cut, dies of both groups, micro-batch."""
+
+_BEST = 3  # layouts of one shape whose micro-batches are tried
+_LOOKED_AT = 12  # that are improved briefly
+_SHAPES = 2  # of groups of the same sizes
+_FIRST_STEPS = 300
+_LONGER = 3  # that are improved at length
+
+
+def _microbatches(problem: Problem, known: Sequence[Known]) -> list[int]:
+    """Take those of the best layouts, and the largest of at most half: two are under way."""
+    batch, found = problem.training.global_batch, []
+    for layout, _ in known[:_BEST]:
+        most = layout.microbatch
+        smaller = (b for b in range(most // 2, 0, -1) if batch % b == 0)
+        found += [most, next(smaller, most)]
+    return list(dict.fromkeys(found))
+
+
+def _least_s(batches: int, blocks: int, work: Sequence[LeastWork], shares: Sequence[float]) -> float:
+    """Seconds of a step at least: every micro-batch passes the slower group."""
+    first, second = work
+    loads = (
+        (first.before_s + blocks * first.block_s) * shares[0],
+        (second.behind_s + blocks * second.block_s) * shares[1],
+    )
+    return batches * max(loads) * (1.0 - 1e-9)  # rounding
+
+
+def _sizes(
+    problem: Problem, dies: Sequence[int], microbatches: Iterable[int], below_s: float
+) -> list[tuple[float, Sizes]]:
+    """Sizes of groups that may take less, the least work first; first by the dies' peak rates."""
+    blocks, batch = problem.work.blocks, problem.training.global_batch
+    found = []
+    for cut in cut_points(problem.work):
+        parts = half_problems(problem, cut)
+        peaks = [roofline(part).work for part in parts]
+        for first, second, microbatch in product(dies, dies, microbatches):
+            sizes = (first, second)
+            if sum(sizes) > problem.wafer.dies:
+                continue
+            layouts = [Layout(each, 1, 1, microbatch) for each in sizes]
+            if not all(accepts_microbatch(batch, each) for each in layouts):
+                continue
+            batches = problem.batches(layouts[0])
+            shares = [microbatch / each for each in sizes]
+            if _least_s(batches, blocks, peaks, shares) >= below_s:
+                continue
+            work = [part.least_work(each) for part, each in zip(parts, layouts, strict=True)]
+            least_s = _least_s(batches, blocks, work, (1.0, 1.0))
+            if least_s < below_s:
+                found.append((least_s, (cut, *sizes, microbatch)))
+    return sorted(found)
+
+
+def split_pairs(
+    problem: Problem, layouts: Iterable[Layout], microbatches: Iterable[int], below_s: float
+) -> Iterator[tuple[int, Pair]]:
+    """List where blocks may be cut and two groups of dies, the least work first.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layouts
+        Of stages of one shape: groups have their shapes.
+    microbatches
+        To be tried.
+    below_s
+        Seconds of a step that are of no interest.
+
+    Examples
+    --------
+    >>> problem = Problem("bertlarge", "dojo-tile-like")
+    >>> shapes = [Layout(5, 2, 1, 1), Layout(5, 3, 1, 1)]
+    >>> {(a.height, b.height) for _, (a, b) in split_pairs(problem, shapes, [16], float("inf"))}
+    {(2, 3), (3, 2), (2, 2)}
+    """
+    sides = sorted({(each.width, each.height) for each in layouts})
+    dies = sorted({width * height for width, height in sides})
+    for _, (cut, first, second, microbatch) in _sizes(problem, dies, microbatches, below_s):
+        taken = 0
+        for one, other in product(sides, sides):
+            if (one[0] * one[1], other[0] * other[1]) != (first, second) or taken == _SHAPES:
+                continue
+            pair = (
+                group_layout(problem, *one, microbatch),
+                group_layout(problem, *other, microbatch),
+            )
+            if not classes_fault(problem, pair):
+                taken += 1
+                yield cut, pair
+
+
+def search_split(
+    problem: Problem,
+    layouts: Iterable[Layout],
+    known: Sequence[Known],
+    below_s: float,
+    effort: Effort,
+    seed: int,
+    pool: ThreadPoolExecutor,
+    late: Callable[[], bool],
+) -> ClassResult:
+    """Look for two groups of dies that share every block and take less than a given time.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    layouts
+        Of stages of one shape: groups have their shapes.
+    known
+        The best of them with their operator mappings, the best first.
+    below_s
+        Seconds of a step that are of no interest.
+    effort, seed
+        As for `search_mapping`.
+    pool
+        Threads; the answer does not depend on their number.
+    late
+        Whether to stop.
+    """
+    if not known or not accepts_classes(problem) or late():
+        return ClassResult(None, 0)
+    count = 0
+
+    def tried(given: tuple[int, Pair, int]) -> tuple[Evaluation, int] | None:
+        cut, pair, steps = given
+        try:
+            return improved(SplitBlock(problem, pair, cut), known, steps, seed)
+        except InvalidInputError:  # some operator cannot be split so
+            return None
+
+    pairs = split_pairs(problem, layouts, _microbatches(problem, known), below_s)
+    chosen = [(*next_pair, _FIRST_STEPS) for next_pair, _ in zip(pairs, range(_LOOKED_AT))]
+    seen = []
+    for given, found in zip(chosen, pool.map(tried, chosen), strict=True):
+        if found is not None:
+            seen.append((found[0], given))
+            count += found[1]
+    seen.sort(key=lambda each: each[0].rank)
+    longer = [(cut, pair, effort.steps) for _, (cut, pair, _) in seen[:_LONGER]]
+    best = [found for found, _ in seen]
+    for found in pool.map(tried, longer):
+        if found is not None:
+            best.append(found[0])
+            count += found[1]
+    fitting = [found for found in best if found.fits and found.time_s < below_s]
+    return ClassResult(min(fitting, key=lambda found: found.rank, default=None), count)
