@@ -181,7 +181,7 @@ def improved(
     """Give what `improved_classes` gives, of two classes or groups that are compiled."""
     count = 0
     for which, layout in enumerate(classes.layouts):
-        problem, mapping = classes.part(which), classes.beside(which)
+        problem, mapping = classes.part(which), classes.at_start(which)
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0)
         alike = [

@@ -106,7 +106,7 @@ def _stages_fault(layout: Layout) -> str:
 
 def _group_fault(blocks: int, layout: Layout) -> str:
     """Say why a group cannot have its operators of every block."""
-    expected = {
+    expected: dict[str, Any] = {
         "stages": 1,
         "schedule": "interleaved",
         "chunks": blocks,
@@ -265,6 +265,10 @@ class Classes:
         streams = other.streams.reshape(-1)
         self.mappings[which].set_others(other.sum_s, other.slowest_s, other.tail_s, streams)
         return self.mappings[which]
+
+    def at_start(self, which: int) -> _core.Mapping:
+        """Return the mapping of one class as a search compares its starts."""
+        return self.beside(which)
 
     def score(self, outputs: tuple[Array | None, Array | None] = (None, None)) -> dict[str, float]:
         """Time and memory of the whole: stages are added up from the first to the last."""

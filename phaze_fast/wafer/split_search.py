@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,9 @@ def _microbatches(problem: Problem, known: Sequence[Known]) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _least_s(batches: int, blocks: int, work: Sequence[LeastWork], shares: Sequence[float]) -> float:
+def _least_s(
+    batches: int, blocks: int, work: Sequence[LeastWork], shares: Sequence[float]
+) -> float:
     """Seconds of a step at least: every micro-batch passes the slower group."""
     first, second = work
     loads = (
@@ -166,7 +168,7 @@ def search_split(
             return None
 
     pairs = split_pairs(problem, layouts, _microbatches(problem, known), below_s)
-    chosen = [(*next_pair, _FIRST_STEPS) for next_pair, _ in zip(pairs, range(_LOOKED_AT))]
+    chosen = [(*each, _FIRST_STEPS) for each in islice(pairs, _LOOKED_AT)]
     seen = []
     for given, found in zip(chosen, pool.map(tried, chosen), strict=True):
         if found is not None:

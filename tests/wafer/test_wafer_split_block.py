@@ -95,9 +95,7 @@ def test_a_tensor_beside_the_cut_or_an_output_that_is_not_kept_prevents_it():
         work = tiny_problem(rng).work
         for at, op in enumerate(work.operators[:-1]):
             passed = {
-                e.source
-                for e in work.edges
-                if e.source <= at < e.target and e.kind == "inside"
+                e.source for e in work.edges if e.source <= at < e.target and e.kind == "inside"
             }
             inside = op.part == work.operators[at + 1].part == "block"
             assert (at in cut_points(work)) == (inside and passed == {at} and op.output_kept)
@@ -235,7 +233,10 @@ def test_slower_links_or_less_memory_never_help():
         die = problem.wafer.die
         slow = problem.wafer.replace(hop_latency_s=2.0 * problem.wafer.hop_latency_s + 1e-6)
         other = Problem(
-            problem.model, slow, problem.training, work=problem.work,
+            problem.model,
+            slow,
+            problem.training,
+            work=problem.work,
             capacity_bytes=problem.capacity_bytes,
         )
         assert die == slow.die
@@ -401,8 +402,11 @@ def test_bounds_say_whether_they_hold_for_split_blocks():
 @pytest.mark.parametrize(
     ("which", "changed", "said"),
     [
-        (1, {"chunks": 12}, "chunks: 12 is not accepted where two groups of dies share every block; "
-         "expected 24"),
+        (
+            1,
+            {"chunks": 12},
+            "chunks: 12 is not accepted where two groups of dies share every block; expected 24",
+        ),
         (0, {"stages": 2}, "stages: 2 is not accepted"),
         (1, {"blocks": [23]}, "blocks: [23] is not accepted"),
         (0, {"schedule": "1f1b"}, "schedule: '1f1b' is not accepted where two groups"),
@@ -424,7 +428,9 @@ def test_groups_that_are_none_are_refused(which, changed, said):
 
 
 def test_operators_in_a_group_of_their_own_must_be_those_of_a_half():
-    problem, split = bert_split()
+    problem = Problem("bertlarge", TILE, WaferTraining(64))
+    pair = (group_layout(problem, 5, 2, 16),) * 2
+    split = SplitBlock(problem, pair, cut_points(problem.work)[0])
     data = evaluation_of_classes(split).encoding.to_list()
     cut = [e["operator"] for e in data].index("attention-norm")
     early = [{**e, "class": int(i >= cut - 2)} for i, e in enumerate(data)]
