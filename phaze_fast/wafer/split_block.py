@@ -28,6 +28,7 @@ from phaze_fast.wafer.problem import Problem
 __all__ = [
     "SplitBlock",
     "compiled_classes",
+    "crossings",
     "cut_behind",
     "cut_points",
     "group_layout",
@@ -127,6 +128,15 @@ def halves(work: Workload, cut: int) -> tuple[Workload, Workload]:
     )
 
 
+def crossings(work: Workload) -> int:
+    """Tensors that a group sends for one micro-batch, and that it receives, both passes.
+
+    The first group sends every block's and gets all but the first one's, the second one vice versa;
+    gradients go the other way.
+    """
+    return 2 * work.blocks - 1
+
+
 def half_problems(problem: Problem, cut: int) -> tuple[Problem, Problem]:
     """Give the problems of both groups; operators that are priced already are shared."""
     if cut not in problem.halves:
@@ -205,12 +215,8 @@ class SplitBlock(Classes):
 
     @property
     def crossings(self) -> int:
-        """Tensors that a group sends for one micro-batch, and that it receives, both passes.
-
-        The first group sends every block's and gets all but the first one's, the second one vice
-        versa; gradients go the other way.
-        """
-        return 2 * self.problem.work.blocks - 1
+        """Tensors that a group sends for one micro-batch, and that it receives, both passes."""
+        return crossings(self.problem.work)
 
     @cached_property
     def boundary_s(self) -> tuple[float, ...]:

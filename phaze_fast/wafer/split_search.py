@@ -19,11 +19,18 @@ from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.class_search import ClassResult, improved
 from phaze_fast.wafer.classes import Pair, accepts_classes, classes_fault
 from phaze_fast.wafer.evaluate import Evaluation
-from phaze_fast.wafer.layout import Layout, accepts_microbatch
+from phaze_fast.wafer.layout import Layout, accepts_microbatch, slots_of
+from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.prices import LeastWork
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.split_block import SplitBlock, cut_points, group_layout, half_problems
+from phaze_fast.wafer.split_block import (
+    SplitBlock,
+    crossings,
+    cut_points,
+    group_layout,
+    half_problems,
+)
 
 __all__ = ["search_split", "split_pairs"]
 
@@ -31,12 +38,15 @@ Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
 Sizes = tuple[int, int, int, int]
 """Operator behind which blocks are cut, dies of both groups, micro-batch."""
+Loads = tuple[float, float]
+"""Seconds of both groups for one micro-batch."""
 
 _BEST = 3  # layouts of one shape whose micro-batches are tried
 _LOOKED_AT = 12  # that are improved briefly
 _SHAPES = 2  # of groups of the same sizes
 _FIRST_STEPS = 300
 _LONGER = 3  # that are improved at length
+_NEAR = 1.05  # times the best so far: worth that
 
 
 def _microbatches(problem: Problem, known: Sequence[Known]) -> list[int]:
@@ -49,21 +59,36 @@ def _microbatches(problem: Problem, known: Sequence[Known]) -> list[int]:
     return list(dict.fromkeys(found))
 
 
-def _least_s(
-    batches: int, blocks: int, work: Sequence[LeastWork], shares: Sequence[float]
-) -> float:
-    """Seconds of a step at least: every micro-batch passes the slower group."""
+def _loads(blocks: int, work: Sequence[LeastWork], shares: Sequence[float]) -> Loads:
+    """Seconds of both groups for a micro-batch that is work alone; `shares` of it on one die."""
     first, second = work
-    loads = (
+    return (
         (first.before_s + blocks * first.block_s) * shares[0],
         (second.behind_s + blocks * second.block_s) * shares[1],
     )
-    return batches * max(loads) * (1.0 - 1e-9)  # rounding
+
+
+def _least_s(problem: Problem, layout: Layout, loads: Iterable[float]) -> float:
+    """Seconds of a step at least: every micro-batch passes the slower group."""
+    return problem.batches(layout) * max(loads) * (1.0 - 1e-9)  # rounding
+
+
+def _exchanges_s(problem: Problem, layout: Layout) -> float:
+    """Seconds in which a group exchanges what it receives for a micro-batch, at least.
+
+    Where it is a line that bends, its links are no faster than those of a straight one.
+    """
+    wafer = problem.wafer
+    links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
+    size = problem.work.boundary_bytes * layout.microbatch / layout.dies
+    runs = slots_of(layout.width, layout.height)
+    once_s = mesh_collective("all-to-all", size, runs, links).time_s
+    return crossings(problem.work) * once_s
 
 
 def _sizes(
     problem: Problem, dies: Sequence[int], microbatches: Iterable[int], below_s: float
-) -> list[tuple[float, Sizes]]:
+) -> list[tuple[float, Sizes, Loads]]:
     """Sizes of groups that may take less, the least work first; first by the dies' peak rates."""
     blocks, batch = problem.work.blocks, problem.training.global_batch
     found = []
@@ -77,14 +102,14 @@ def _sizes(
             layouts = [Layout(each, 1, 1, microbatch) for each in sizes]
             if not all(accepts_microbatch(batch, each) for each in layouts):
                 continue
-            batches = problem.batches(layouts[0])
             shares = [microbatch / each for each in sizes]
-            if _least_s(batches, blocks, peaks, shares) >= below_s:
+            if _least_s(problem, layouts[0], _loads(blocks, peaks, shares)) >= below_s:
                 continue
             work = [part.least_work(each) for part, each in zip(parts, layouts, strict=True)]
-            least_s = _least_s(batches, blocks, work, (1.0, 1.0))
+            loads = _loads(blocks, work, (1.0, 1.0))
+            least_s = _least_s(problem, layouts[0], loads)
             if least_s < below_s:
-                found.append((least_s, (cut, *sizes, microbatch)))
+                found.append((least_s, (cut, *sizes, microbatch), loads))
     return sorted(found)
 
 
@@ -113,7 +138,8 @@ def split_pairs(
     """
     sides = sorted({(each.width, each.height) for each in layouts})
     dies = sorted({width * height for width, height in sides})
-    for _, (cut, first, second, microbatch) in _sizes(problem, dies, microbatches, below_s):
+    sizes = _sizes(problem, dies, microbatches, below_s)
+    for _, (cut, first, second, microbatch), loads in sizes:
         taken = 0
         for one, other in product(sides, sides):
             if (one[0] * one[1], other[0] * other[1]) != (first, second) or taken == _SHAPES:
@@ -122,6 +148,9 @@ def split_pairs(
                 group_layout(problem, *one, microbatch),
                 group_layout(problem, *other, microbatch),
             )
+            waits = (_exchanges_s(problem, each) for each in pair)
+            if _least_s(problem, pair[0], map(sum, zip(loads, waits, strict=True))) >= below_s:
+                continue
             if not classes_fault(problem, pair):
                 taken += 1
                 yield cut, pair
@@ -175,7 +204,8 @@ def search_split(
             seen.append((found[0], given))
             count += found[1]
     seen.sort(key=lambda each: each[0].rank)
-    longer = [(cut, pair, effort.steps) for _, (cut, pair, _) in seen[:_LONGER]]
+    near = [given for found, given in seen[:_LONGER] if found.time_s < _NEAR * below_s]
+    longer = [(cut, pair, effort.steps) for cut, pair, _ in near]
     best = [found for found, _ in seen]
     for found in pool.map(tried, longer):
         if found is not None:
