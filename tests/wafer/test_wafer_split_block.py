@@ -18,6 +18,7 @@ from wafer.test_wafer_tiny import tiny_problem
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 from phaze_fast.opgraph.strategy import Strategy
 from phaze_fast.wafer import (
     Effort,
@@ -36,7 +37,8 @@ from phaze_fast.wafer.classes import Classes, classes_fault
 from phaze_fast.wafer.details import details
 from phaze_fast.wafer.evaluate import evaluation_of_classes
 from phaze_fast.wafer.layout import slots_of
-from phaze_fast.wafer.operators import workload
+from phaze_fast.wafer.operators import Edge, MeshOperator, Workload, workload
+from phaze_fast.wafer.outcome import MappingResult
 from phaze_fast.wafer.split_block import (
     SplitBlock,
     cut_behind,
@@ -390,6 +392,53 @@ def test_what_a_split_block_shows():
     # Crossings are on the links: more bytes than two classes send once a micro-batch.
     crossing = split.crossings * problem.work.boundary_bytes * problem.training.global_batch
     assert drawn_up["links"]["bytes"] > 2 * crossing
+
+
+def two_products(blocks, width=1024, seq=8):
+    """A model whose blocks are two products that can be split by sequences alone."""
+    size = float(ELEMENT_BYTES * seq * width)
+    ops = []
+    for name in ("first", "second"):
+        spec = OperatorSpec(
+            name,
+            "gemm",
+            "TC",
+            (-1,),
+            m=seq,
+            n=width,
+            k=width,
+            flops=2.0 * seq * width * width,
+            read_bytes=size + ELEMENT_BYTES * width * width,
+            write_bytes=size,
+        )
+        ops.append(MeshOperator(name, "block", spec, 1, 1, 1, size, True, width * width, 0.0, 0.0))
+    edges = Edge(0, 1, "inside", size, True), Edge(1, 0, "wrap", size, True)
+    model = models.load("bertlarge")
+    return Workload(model, seq, tuple(ops), edges, (0, 1), size, blocks=blocks)
+
+
+def test_a_search_keeps_two_groups_where_they_take_less():
+    """Three blocks on two dies: two groups have as much state each, two stages have not."""
+    wafer = presets.wafer("dram-wafer").replace(columns=2, rows=1)
+    slow = wafer.rules.replace(d2d_module_bytes_per_s=1e11)
+    wafer = wafer.replace(rules=slow, die=wafer.die.replace(d2d_modules_x=1, d2d_modules_y=1))
+    problem = Problem("bertlarge", wafer, WaferTraining(4), work=two_products(3))
+    effort = Effort(seeds=1, steps=200, promising=2)
+    found = search_mapping(problem, effort)
+    assert found.best.encoding.shares_blocks
+    alone = min(each.time_s for each in found.runners_up if each.fits)
+    assert found.best.time_s < 0.95 * alone
+    assert found.bound_s <= found.best.time_s
+    assert "operators of a block on one or on several groups of dies" in found.bound_space
+    assert evaluate(problem, found.best.encoding).time_s == found.best.time_s
+    best = min(fastest(compiled(problem, cut, pair), problem) for cut, pair in every_split(problem))
+    assert found.best.time_s == pytest.approx(best)
+    assert found.bound_s <= best
+    same = search_mapping(problem, effort, threads=1)
+    assert same.best == found.best
+    again = MappingResult.from_record(problem, json.loads(json.dumps(found.to_record())))
+    assert again.best == found.best
+    assert found.to_dict()["ours"]["layout"]["then"]["schedule"] == "interleaved"
 
 
 def test_bounds_say_whether_they_hold_for_split_blocks():
