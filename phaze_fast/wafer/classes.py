@@ -159,7 +159,16 @@ class Classes:
     True
     """
 
+    shares_blocks = False
+    """Whether each has a part of every block, and not all of some."""
+
     def __init__(self, problem: Problem, layouts: Pair) -> None:
+        if shares_blocks(layouts) != self.shares_blocks:
+            expected = "interleaved" if self.shares_blocks else "1f1b"
+            raise InvalidInputError(
+                f"schedule: {layouts[0].schedule!r} and {layouts[1].schedule!r} are not accepted "
+                f"for two such classes; expected {expected}"
+            )
         if fault := classes_fault(problem, layouts):
             raise InvalidInputError(fault)
         self.problem, self.layouts = problem, layouts

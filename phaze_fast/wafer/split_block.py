@@ -191,7 +191,13 @@ class SplitBlock(Classes):
     True
     """
 
+    shares_blocks = True
+
     def __init__(self, problem: Problem, layouts: Pair, cut: int) -> None:
+        if cut not in cut_points(problem.work):
+            raise InvalidInputError(
+                f"cut: {cut} is not accepted; expected one of {list(cut_points(problem.work))}"
+            )
         self.parts = half_problems(problem, cut)
         self.cut = cut
         super().__init__(problem, layouts)

@@ -489,6 +489,13 @@ def test_operators_in_a_group_of_their_own_must_be_those_of_a_half():
     assert "operators:" in fault
     (fault,) = Encoding.from_list(data[:-1]).faults(problem)
     assert "missing" in fault
+    with pytest.raises(InvalidInputError, match="expected 1f1b"):
+        Classes(problem, pair)
+    stages = Layout(5, 3, 1, 16, blocks=(15,)), Layout(5, 2, 1, 16, blocks=(9,))
+    with pytest.raises(InvalidInputError, match="expected interleaved"):
+        SplitBlock(problem, stages, cut_points(problem.work)[0])
+    with pytest.raises(InvalidInputError, match="cut: 0 is not accepted; expected one of"):
+        SplitBlock(problem, pair, 0)
     joined = Problem("bertlarge", TILE.replace(joined=2), WaferTraining(64))
     (fault,) = Encoding.from_list(data).faults(joined)
     assert "not accepted on joined wafers" in fault
