@@ -69,8 +69,13 @@ def _loads(blocks: int, work: Sequence[LeastWork], shares: Sequence[float]) -> L
 
 
 def _least_s(problem: Problem, layout: Layout, loads: Iterable[float]) -> float:
-    """Seconds of a step at least: every micro-batch passes the slower group."""
-    return problem.batches(layout) * max(loads) * (1.0 - 1e-9)  # rounding
+    """Seconds of a step at least: every micro-batch passes the slower group.
+
+    One alone passes both in turn.
+    """
+    batches, each = problem.batches(layout), tuple(loads)
+    least_s = sum(each) if batches == 1 else batches * max(each)
+    return least_s * (1.0 - 1e-9)  # rounding
 
 
 def _exchanges_s(problem: Problem, layout: Layout) -> float:
