@@ -42,11 +42,13 @@ Loads = tuple[float, float]
 """Seconds of both groups for one micro-batch."""
 
 _BEST = 3  # layouts of one shape whose micro-batches are tried
-_LOOKED_AT = 12  # that are improved briefly
+_WAVES = (4, 8)  # that are improved briefly, the second where the first is near
 _SHAPES = 2  # of groups of the same sizes
 _FIRST_STEPS = 300
+_WALKED = 60  # dies of the wafer, for each pair of a rectangle and a line around it: both take long
 _LONGER = 3  # that are improved at length
 _NEAR = 1.05  # times the best so far: worth that
+_HOPEFUL = 1.1  # times the best so far: worth a second wave
 
 
 def _microbatches(problem: Problem, known: Sequence[Known]) -> list[int]:
@@ -118,6 +120,12 @@ def _sizes(
     return sorted(found)
 
 
+def _around(problem: Problem, pair: Pair) -> bool:
+    """Whether one group is a rectangle and the other one a line that bends around it."""
+    bends = [each.height == 1 and each.width > problem.wafer.grid[0] for each in pair]
+    return bends[0] != bends[1]
+
+
 def split_pairs(
     problem: Problem, layouts: Iterable[Layout], microbatches: Iterable[int], below_s: float
 ) -> Iterator[tuple[int, Pair]]:
@@ -144,6 +152,7 @@ def split_pairs(
     sides = sorted({(each.width, each.height) for each in layouts})
     dies = sorted({width * height for width, height in sides})
     sizes = _sizes(problem, dies, microbatches, below_s)
+    walked = 0
     for _, (cut, first, second, microbatch), loads in sizes:
         taken = 0
         for one, other in product(sides, sides):
@@ -156,6 +165,10 @@ def split_pairs(
             waits = (_exchanges_s(problem, each) for each in pair)
             if _least_s(problem, pair[0], map(sum, zip(loads, waits, strict=True))) >= below_s:
                 continue
+            if _around(problem, pair):
+                walked += problem.wafer.dies
+                if walked > _WALKED:
+                    continue
             if not classes_fault(problem, pair):
                 taken += 1
                 yield cut, pair
@@ -202,13 +215,16 @@ def search_split(
             return None
 
     pairs = split_pairs(problem, layouts, _microbatches(problem, known), below_s)
-    chosen = [(*each, _FIRST_STEPS) for each in islice(pairs, _LOOKED_AT)]
-    seen = []
-    for given, found in zip(chosen, pool.map(tried, chosen), strict=True):
-        if found is not None:
-            seen.append((found[0], given))
-            count += found[1]
-    seen.sort(key=lambda each: each[0].rank)
+    seen: list[tuple[Evaluation, tuple[int, Pair, int]]] = []
+    for wave in _WAVES:
+        if seen and seen[0][0].time_s >= _HOPEFUL * below_s:
+            break
+        chosen = [(*each, _FIRST_STEPS) for each in islice(pairs, wave)]
+        for given, found in zip(chosen, pool.map(tried, chosen), strict=True):
+            if found is not None:
+                seen.append((found[0], given))
+                count += found[1]
+        seen.sort(key=lambda each: each[0].rank)
     near = [given for found, given in seen[:_LONGER] if found.time_s < _NEAR * below_s]
     longer = [(cut, pair, effort.steps) for cut, pair, _ in near]
     best = [found for found, _ in seen]
