@@ -91,7 +91,8 @@ bool good_rules(const MapRulesRecord& r) noexcept {
   return (r.stream_capacity_bytes <= 0.0 && !streams) || r.stream_bytes_per_s > 0.0;
 }
 
-// Where stages of other classes are part of the pipeline: these have a place in it, not under ZB-H1.
+// Where stages of other classes are part of the pipeline: these have a place in it, not under
+// ZB-H1.
 bool good_classes(const MapProblem& p) noexcept {
   const MapRulesRecord& r = p.rules;
   if (r.pipeline_stages == 0) {

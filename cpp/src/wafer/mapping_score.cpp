@@ -317,9 +317,12 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     total.stream_over_bytes =
         std::max(total.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
     if (described != nullptr) {
-      (*described)[kAt(k)] = {load,          memory,
-                              f.state_bytes, activations + f.stash_bytes,
-                              over,          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
+      (*described)[kAt(k)] = {load,
+                              memory,
+                              f.state_bytes,
+                              activations + f.stash_bytes,
+                              over,
+                              streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
                               passes_of(block, ends, k, chosen),
                               chosen};
     }
