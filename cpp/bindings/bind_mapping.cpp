@@ -150,10 +150,18 @@ py::tuple stages(PyMapping& object, const py::object& outputs) {
   py::array_t<std::uint8_t> chosen({count, static_cast<py::ssize_t>(ops)});
   for (py::ssize_t k = 0; k < count; ++k) {
     const MapStage& s = found[static_cast<std::size_t>(k)];
-    const double row[] = {
-        s.load_s,         s.memory_bytes,           s.state_bytes,         s.activation_bytes,
-        s.over_bytes,     s.streams.alone_s,        s.streams.taken_bytes, s.streams.given_bytes,
-        s.passes.block_s, s.passes.block_forward_s, s.passes.ends_s,       s.passes.ends_forward_s};
+    const double row[] = {s.load_s,
+                          s.memory_bytes,
+                          s.state_bytes,
+                          s.activation_bytes,
+                          s.over_bytes,
+                          s.streams.alone_s,
+                          s.streams.taken_bytes,
+                          s.streams.given_bytes,
+                          s.block_s,
+                          s.block_forward_s,
+                          s.ends_s,
+                          s.ends_forward_s};
     for (py::ssize_t i = 0; i < 12; ++i) values.mutable_at(k, i) = row[i];
     for (int i = 0; i < ops; ++i) {
       chosen.mutable_at(k, i) = s.outputs[static_cast<std::size_t>(i)];

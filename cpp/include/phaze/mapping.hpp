@@ -112,8 +112,7 @@ struct MapRulesRecord {
   double outer_tail_s;         // after the last micro-batch, whatever the mapping
   double stream_link_s;  // of the busiest link to the rim, a byte that each die takes or gives
   double stream_both_s;  // the same where each die takes one and gives one
-  // Where other classes of stages, each with a shape of its own, are part of the pipeline (1F1B, or
-  // interleaved where two of them share every block):
+  // Where other classes of stages, each with a shape of its own, are part of the pipeline:
   std::int32_t first_stage;      // stages of it that come before these
   std::int32_t pipeline_stages;  // of all classes; 0 where there are no others
   double other_sum_s;            // of the others' stages, for one micro-batch
@@ -181,22 +180,14 @@ struct MapOther {
   double alone_s, taken_bytes, given_bytes;
 };
 
-// Seconds of one micro-batch in one block and in the ends that a stage has, both passes, and the
-// forward part of each; without what is sent, and without waiting for others' streams.
-struct MapPasses {
-  double block_s, block_forward_s;
-  double ends_s, ends_forward_s;
-};
-
 // What one stage keeps and how long it takes.
 struct MapStage {
   double load_s;
   double memory_bytes;
   double state_bytes;
-  double activation_bytes;
-  double over_bytes;
+  double activation_bytes, over_bytes;
   MapOther streams;  // without what it waits for those of others
-  MapPasses passes;
+  double block_s, block_forward_s, ends_s, ends_forward_s;  // both passes, and the forward one
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 
@@ -351,8 +342,6 @@ class Mapping {
   double others_s(const std::array<Block, 2>& ends, int k, double regather_s, double copies) const;
   double block_s(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   double saved_bytes(const Block& block, const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
-  MapPasses passes_of(const Block& block, const std::array<Block, 2>& ends, int k,
-                      const std::array<std::uint8_t, kMaxMapOps>& outputs) const;
   struct Moved {  // between a die and the rim, for one micro-batch
     double taken_bytes, given_bytes;
   };

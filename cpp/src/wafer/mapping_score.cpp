@@ -21,6 +21,17 @@ MapScore too_long() noexcept {
   return score;
 }
 
+// Seconds of the mesh, each way, for outputs that are moved off the wafer.
+template <class Block>
+double moved_link_s(const Block& block, const Outputs& outputs) noexcept {
+  double found = 0.0;
+  for (int i = 0; i < block.count; ++i) {
+    const auto& item = block.items[kAt(i)];
+    if (outputs[kAt(item.op)] == 2) found += item.link_s;
+  }
+  return found;
+}
+
 }  // namespace
 
 double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
@@ -123,25 +134,6 @@ double Mapping::block_s(const Block& block, const Outputs& outputs) const {
   }
   const double forward = block.blocking_f_s + std::max(block.forward_s, hidden_f);
   return std::max(forward + blocking + std::max(work, hidden), stream);
-}
-
-MapPasses Mapping::passes_of(const Block& block, const std::array<Block, 2>& ends, int k,
-                             const Outputs& outputs) const {
-  double hidden_f = block.hidden_f_s;
-  for (int i = 0; i < block.count; ++i) {
-    const Item& item = block.items[kAt(i)];
-    if (outputs[kAt(item.op)] == 2) hidden_f += item.link_s;
-  }
-  const auto forward_s = [](const Block& b, double hidden_s) {
-    return b.blocking_f_s + std::max(b.forward_s, hidden_s);
-  };
-  MapPasses found{block_s(block, outputs), forward_s(block, hidden_f), 0.0, 0.0};
-  for (int e = 0; e < 2; ++e) {
-    if (!(e == 0 ? is_first(k) : is_last(k))) continue;
-    found.ends_s += ends[kAt(e)].plain_s();
-    found.ends_forward_s += forward_s(ends[kAt(e)], ends[kAt(e)].hidden_f_s);
-  }
-  return found;
 }
 
 double Mapping::saved_bytes(const Block& block, const Outputs& outputs) const {
@@ -317,14 +309,19 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     total.stream_over_bytes =
         std::max(total.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
     if (described != nullptr) {
-      (*described)[kAt(k)] = {load,
-                              memory,
-                              f.state_bytes,
-                              activations + f.stash_bytes,
-                              over,
-                              streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
-                              passes_of(block, ends, k, chosen),
-                              chosen};
+      const bool first = is_first(k), last = is_last(k);
+      (*described)[kAt(k)] = {
+          load,
+          memory,
+          f.state_bytes,
+          activations + f.stash_bytes,
+          over,
+          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
+          per_block,
+          block.forward_pass_s(moved_link_s(block, chosen)),
+          (first ? ends[0].plain_s() : 0.0) + (last ? ends[1].plain_s() : 0.0),
+          (first ? ends[0].forward_pass_s(0.0) : 0.0) + (last ? ends[1].forward_pass_s(0.0) : 0.0),
+          chosen};
     }
   }
   if (streams) {
