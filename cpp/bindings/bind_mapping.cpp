@@ -139,21 +139,30 @@ py::array_t<MapScore> score(PyMapping& object, const py::object& outputs) {
   return array_of(scored(object, outputs, nullptr));
 }
 
-// (loads and bytes of each stage, and what it takes and streams by itself, shape (stages, 8);
-// outputs, shape (stages, ops)).
+// (loads and bytes of each stage, what it takes and streams by itself, and its passes, shape
+// (stages, 12); outputs, shape (stages, ops)).
 py::tuple stages(PyMapping& object, const py::object& outputs) {
   std::vector<MapStage> found;
   scored(object, outputs, &found);
   const int ops = object.fixed().ops();
   const auto count = static_cast<py::ssize_t>(found.size());
-  py::array_t<double> values({count, py::ssize_t{8}});
+  py::array_t<double> values({count, py::ssize_t{12}});
   py::array_t<std::uint8_t> chosen({count, static_cast<py::ssize_t>(ops)});
   for (py::ssize_t k = 0; k < count; ++k) {
     const MapStage& s = found[static_cast<std::size_t>(k)];
-    const double row[] = {
-        s.load_s,     s.memory_bytes,    s.state_bytes,         s.activation_bytes,
-        s.over_bytes, s.streams.alone_s, s.streams.taken_bytes, s.streams.given_bytes};
-    for (py::ssize_t i = 0; i < 8; ++i) values.mutable_at(k, i) = row[i];
+    const double row[] = {s.load_s,
+                          s.memory_bytes,
+                          s.state_bytes,
+                          s.activation_bytes,
+                          s.over_bytes,
+                          s.streams.alone_s,
+                          s.streams.taken_bytes,
+                          s.streams.given_bytes,
+                          s.block_s,
+                          s.block_forward_s,
+                          s.ends_s,
+                          s.ends_forward_s};
+    for (py::ssize_t i = 0; i < 12; ++i) values.mutable_at(k, i) = row[i];
     for (int i = 0; i < ops; ++i) {
       chosen.mutable_at(k, i) = s.outputs[static_cast<std::size_t>(i)];
     }

@@ -124,13 +124,14 @@ def any_placement_bound(problem: Problem) -> float:
     True
     """
     shares = {(each.dies, each.microbatch) for each in problem.layouts()}
-    least = [float("inf")] * 3
+    operators = problem.work.operators
+    least = [float("inf")] * len(operators)
     for dies, microbatch in sorted(shares):
-        work = problem.least_work(Layout(dies, 1, 1, microbatch))
-        own = (work.before_s, work.block_s, work.behind_s)
+        own = problem.least_work(Layout(dies, 1, 1, microbatch)).operators_s
         least = [min(a, dies / microbatch * b) for a, b in zip(least, own, strict=True)]
-    before, block, behind = least
-    sequence_s = before + problem.work.blocks * block + behind
+    sequence_s = 0.0
+    for op, seconds in zip(operators, least, strict=True):
+        sequence_s += seconds * (problem.work.blocks if op.part == "block" else 1)
     every = problem.wafer.dies * problem.wafer.joined
     return problem.training.global_batch * sequence_s / every * (1.0 - 1e-9)  # rounding
 

@@ -33,6 +33,7 @@ __all__ = [
     "Batches",
     "ClassResult",
     "class_pairs",
+    "improved",
     "improved_classes",
     "placed_pairs",
     "ranked_pairs",
@@ -206,13 +207,18 @@ def _improved_alone(
     for the slowest stage of both, so that a way that pays only where both take it is passed over.
     """
     mapping, layout = classes.alone(which), classes.layouts[which]
+    problem = classes.part(which)
     relaxation = mapping.relaxation()
     free, relaxed = relaxation.bound(1.0, 0.0)
-    alike = [m for each, m in known if (each.width, each.height) == (layout.width, layout.height)]
+    alike = [
+        classes.own_mappings(which, m)
+        for each, m in known
+        if (each.width, each.height) == (layout.width, layout.height)
+    ]
     whole = replace(layout, blocks=())
-    starts = [relaxed, *alike, *priced_mappings(classes.problem, whole, relaxation, free)]
+    starts = [relaxed, *alike, *priced_mappings(problem, whole, relaxation, free)]
     best, chosen, count = (True, float("inf")), relaxed, 0
-    for op_mappings in (*starts, *plan_starts(classes.problem, whole)):
+    for op_mappings in (*starts, *plan_starts(problem, whole)):
         if not assigned(mapping, op_mappings):
             continue
         count += 1
@@ -262,7 +268,13 @@ def improved_classes(
     tuple
         The best mapping, and how many evaluations it took.
     """
-    classes = Classes(problem, pair)
+    return improved(Classes(problem, pair), known, steps, seed)
+
+
+def improved(
+    classes: Classes, known: Sequence[Known], steps: int, seed: int
+) -> tuple[Evaluation, int]:
+    """Give what `improved_classes` gives, of two classes or groups that are compiled."""
     count, some = 0, []
     for which in (0, 1):
         found, evaluations = _improved_alone(classes, which, known, steps // _ALONE, seed)
@@ -324,7 +336,7 @@ def search_classes(
     batches = _batches_of(known)
     count = 0
 
-    def improved(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
+    def tried(pair: Pair, steps: int) -> tuple[Evaluation, int] | None:
         try:
             return improved_classes(problem, pair, known, steps, seed)
         except InvalidInputError:  # some operator cannot be split so
@@ -332,13 +344,13 @@ def search_classes(
 
     looked_at = []
     chosen = placed_pairs(problem, ranked_pairs(problem, layouts, batches, below_s))
-    for found in pool.map(lambda pair: improved(pair, _FIRST_STEPS), chosen):
+    for found in pool.map(lambda pair: tried(pair, _FIRST_STEPS), chosen):
         if found is not None:
             looked_at.append(found[0])
             count += found[1]
     looked_at.sort(key=_rank)
     again = [rebalanced(problem, found) for found in looked_at[: effort.promising]]
-    for found in pool.map(lambda pair: improved(pair, effort.steps), again):
+    for found in pool.map(lambda pair: tried(pair, effort.steps), again):
         if found is not None:
             looked_at.append(found[0])
             count += found[1]

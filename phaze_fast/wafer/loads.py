@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.wafer.classes import Classes
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.layout import links_of, stages_on, whole_runs
 from phaze_fast.wafer.mesh import Links, MeshGroup, collective_loads, link_loads
@@ -27,18 +26,18 @@ _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
 
 def class_counts(
     problem: Problem, encoding: Encoding
-) -> list[tuple[Encoding, dict[str, list[int]]]]:
-    """Give each class of stages by itself, and how often each of its stages has a part."""
+) -> list[tuple[Problem, Encoding, dict[str, list[int]]]]:
+    """Give each class of stages by itself with its problem, and how often a stage has a part."""
     classes = encoding.classes
     found = []
-    for k, each in enumerate(classes):
+    for k, (own, each) in enumerate(zip(encoding.problems(problem), classes, strict=True)):
         others = [0] * (each.layout.stages - 1)
         counts = {
             "before": [int(k == 0), *others],
             "block": list(problem.blocks(each.layout)),
             "behind": [*others, int(k == len(classes) - 1)],
         }
-        found.append((each, counts))
+        found.append((own, each, counts))
     return found
 
 
@@ -62,7 +61,7 @@ def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
     numpy.ndarray
         Shape (stages, 2): taken, given.
     """
-    return np.concatenate([_streamed(problem, *each) for each in class_counts(problem, encoding)])
+    return np.concatenate([_streamed(*each) for each in class_counts(problem, encoding)])
 
 
 def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]) -> Array:
@@ -193,7 +192,7 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
         return _switch_loads(problem, encoding)
     here = stages_on(wafer, layout)
     placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
-    (_, counts), *_ = class_counts(problem, encoding)
+    (_, _, counts), *_ = class_counts(problem, encoding)
     flows = _own_flows(problem, encoding, counts, placed, links_of(wafer, layout))
     share = problem.work.boundary_bytes * problem.batches(layout) * layout.microbatch / layout.dies
     sends = [(k, k + 1, layout.chunks) for k in range(layout.stages - 1) if (k + 1) % here]
@@ -245,31 +244,33 @@ def _on_dies(
 
 def _class_loads(problem: Problem, encoding: Encoding) -> Array:
     """Add up what links carry in a step of two classes of stages."""
-    wafer, (first, second) = problem.wafer, encoding.classes
+    wafer, first = problem.wafer, encoding.layout
     columns, rows = wafer.grid
-    classes = Classes(problem, (first.layout, second.layout))
+    classes = encoding.compiled(problem)
     flows: list[Flow] = []
-    size = problem.work.boundary_bytes * problem.batches(first.layout) * first.layout.microbatch
-    for k, (each, counts) in enumerate(class_counts(problem, encoding)):
+    size = problem.work.boundary_bytes * problem.batches(first) * first.microbatch
+    crossing = size * classes.crossings
+    for k, (own, each, counts) in enumerate(class_counts(problem, encoding)):
         placed, layout = classes.places[k].stages, each.layout
-        flows += _own_flows(problem, each, counts, placed, classes.links(k))
+        flows += _own_flows(own, each, counts, placed, classes.links(k))
         at = placed[-1] if k == 0 else placed[0]  # exchanges what comes from the other class
         group = MeshGroup(
             "all-to-all",
-            size / layout.dies,
+            crossing / layout.dies,
             whole_runs(layout.width, layout.height),
             (0, 0, layout.width, layout.height),
         )
         loads = collective_loads(layout.width, layout.height, [group], classes.links(k))
         flows += _on_dies(loads, at, layout.width, columns)
-    border = first.layout.stages - 1
+    border = first.stages - 1
     for k, (here, there) in enumerate(pairwise(classes.dies)):
         if classes.wafers[k] != classes.wafers[k + 1]:
             continue
         ways = list(product(here, there) if k == border else zip(here, there, strict=True))
+        share = (crossing if k == border else size) / len(ways)
         for (x, y), (u, v) in ways:
-            flows.append((y * columns + x, v * columns + u, size / len(ways)))
-            flows.append((v * columns + u, y * columns + x, size / len(ways)))
+            flows.append((y * columns + x, v * columns + u, share))
+            flows.append((v * columns + u, y * columns + x, share))
     total = link_loads(columns, rows, flows, tuple(sorted(wafer.dead)), wafer.dead_links)
     total = total + _stream_step_loads(problem, encoding, classes.dies)
     return total / len(classes.by_wafer)
@@ -277,14 +278,14 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
 
 def _switch_class_loads(problem: Problem, encoding: Encoding) -> Array:
     """Add up what each die of two classes sends to the switches and gets from them."""
-    wafer, (first, second) = problem.wafer, encoding.classes
+    wafer, (first, _) = problem.wafer, encoding.classes
     columns, rows = wafer.grid
-    classes = Classes(problem, (first.layout, second.layout))
+    classes = encoding.compiled(problem)
     size = problem.work.boundary_bytes * problem.batches(first.layout) * first.layout.microbatch
     border = first.layout.stages - 1
     loads = np.zeros((rows, columns, 4))
     at = 0
-    for each, counts in class_counts(problem, encoding):
+    for _, each, counts in class_counts(problem, encoding):
         parts = _to_switches(problem, each)
         share = size / each.layout.dies
         for stage in range(each.layout.stages):

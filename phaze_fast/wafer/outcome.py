@@ -39,7 +39,7 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
     layouts
         Those it holds for; by default all of one shape.
     classes
-        Whether it holds for stages of any shapes as well.
+        Whether it holds for stages of any shapes and for operators on disjoint groups as well.
 
     Examples
     --------
@@ -68,9 +68,15 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
     if problem.wafer.dead or problem.wafer.dead_links:
         known += "; no dead die or link inside a stage, all stages in one connected part"
     if classes:
-        known = f"stages of any shapes and sizes, among them {known}"
+        known = (
+            "stages of any shapes and sizes, operators of a block on one or on several groups of "
+            f"dies, among them {known}"
+        )
     elif accepts_classes(problem):
-        known += "; not two classes of stages of unequal shape, which are tried"
+        known += (
+            "; not two classes of stages of unequal shape, nor blocks whose operators two groups "
+            "of dies share, which are tried"
+        )
     limits = [] if problem.recompute else ["nothing computed again"]
     limits += ["dies given out in rank order"] if problem.linear else []
     if problem.overlap and not problem.volume:

@@ -49,6 +49,8 @@ class LeastWork(NamedTuple):
     behind_s: float
     weight_share: float
     """The most of any operator's work that its weight gradient is, however it is split."""
+    operators_s: tuple[float, ...] = ()
+    """Of each operator, as the model has them."""
 
 
 def alike(operators: Sequence[MeshOperator]) -> list[int]:

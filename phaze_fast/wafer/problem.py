@@ -123,6 +123,8 @@ class Problem:
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
         self._compiled: dict[int, tuple[Array, Array]] = {}
         self._least: dict[tuple[int, int], LeastWork] = {}
+        self.halves: dict[int, tuple[Problem, Problem]] = {}
+        """Of blocks that are cut behind an operator; see `split_block.half_problems`."""
 
     def variant(
         self,
@@ -145,6 +147,11 @@ class Problem:
         made = Problem(self.model, wafer, *self._inputs()[2:])
         made._times, made._tables, made._least = self._times, self._tables, self._least
         return made
+
+    def share_prices(self, whole: Problem, start: int) -> None:
+        """Use the prices of a problem whose operators from `start` on are those of this one."""
+        for i in set(self._alike):
+            self._times[i] = whole._times.setdefault(whole._alike[start + i], {})
 
     def _inputs(self) -> tuple[Any, ...]:
         rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)
@@ -235,7 +242,7 @@ class Problem:
             i: np.array([self._times[i][shape] for shape in shapes])
             for i, (_, _, shapes) in splits.items()
         }
-        least = dict.fromkeys(PARTS, 0.0)
+        least, each = dict.fromkeys(PARTS, 0.0), [0.0] * len(self.work.operators)
         share = 0.0  # the most of an operator's work that its weight gradient is
         for i, op in enumerate(self.work.operators):
             good, local, _ = splits[self._alike[i]]
@@ -243,7 +250,8 @@ class Problem:
             if not self.volume:
                 tables[0][i, good], tables[1][i, good] = forward, backward
                 tables[5][i, good] = of_weights
-                least[op.part] += float((forward + backward).min())
+                each[i] = float((forward + backward).min())
+                least[op.part] += each[i]
                 share = max(share, float((of_weights / (forward + backward)).max()))
             held = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
             tables[2][i, good] = op.kept_bytes * held
@@ -251,7 +259,9 @@ class Problem:
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
             experts = local[:, 1] / op.seq_rows if op.expert else 1.0
             tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner * experts
-        self._least[key] = LeastWork(least["before"], least["block"], least["behind"], share)
+        self._least[key] = LeastWork(
+            least["before"], least["block"], least["behind"], share, tuple(each)
+        )
         self._tables[key] = tables
         return tables
 

@@ -35,6 +35,7 @@ from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.outcome import Effort, MappingResult, bound_space_of, no_layout, whole_number
 from phaze_fast.wafer.plans import plan_starts
 from phaze_fast.wafer.problem import Problem
+from phaze_fast.wafer.split_search import search_split
 from phaze_fast.wafer.tried import Rank, Tried, assigned, rank_of
 
 __all__ = ["Progress", "search_below", "search_mapping"]
@@ -293,13 +294,19 @@ class _Search:
     def classes(
         self, pool: ThreadPoolExecutor, layouts: list[Layout], chosen: list[Tried], best: float
     ) -> ClassResult:
-        """Try two classes of stages, from the best layouts of one; not where layouts are given."""
+        """Try two classes of stages, and two groups of dies that share every block.
+
+        Both start from the best layouts of stages of one shape; not where layouts are given.
+        """
         if self.wanted is not None or self.missing:
             return ClassResult(None, 0)
         known = [(tried.layout, tried.operator_mappings) for tried in chosen]
         below = min(best, self.below_s)
-        given = (self.problem, layouts, known, below, self.effort, self.seed)
-        return search_classes(*given, pool, self.late)
+        rest = (self.effort, self.seed, pool, self.late)
+        staged = search_classes(self.problem, layouts, known, below, *rest)
+        below = below if staged.best is None else staged.best.time_s
+        split = search_split(self.problem, layouts, known, below, *rest)
+        return ClassResult(split.best or staged.best, staged.evaluations + split.evaluations)
 
     @property
     def bound_s(self) -> float:

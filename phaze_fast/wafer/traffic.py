@@ -306,7 +306,9 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     qkv              x: columns 8 | weights replicated | output stash
     """
     if encoding.then is not None:
-        return "\n".join(describe(problem, each) for each in encoding.classes)
+        classes = zip(encoding.problems(problem), encoding.classes, strict=True)
+        whole = [encoding.stages_text] if encoding.shares_blocks else []
+        return "\n".join([*whole, *(describe(part, each) for part, each in classes)])
     layout = encoding.layout
     lines = [f"{encoding.stages_text}, {layout.microbatch} sequence(s) at once"]
     moves: dict[str, list[Transfer]] = {}

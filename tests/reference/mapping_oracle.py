@@ -429,6 +429,8 @@ def stage_of(case, op_mappings, parts, items, k, given=None):
     return SimpleNamespace(
         load_s=load + sending,
         alone_s=load + sending,  # without what it waits for others' streams
+        block_s=per_block(chosen),
+        block_moved_bytes=moved,
         memory_bytes=memory(saved),
         state_bytes=state,
         activation_bytes=memory(saved) - fixed + flight * sum(end.stash_bytes for end in ends),

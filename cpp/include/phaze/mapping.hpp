@@ -113,7 +113,7 @@ struct MapRulesRecord {
   double outer_tail_s;         // after the last micro-batch, whatever the mapping
   double stream_link_s;  // of the busiest link to the rim, a byte that each die takes or gives
   double stream_both_s;  // the same where each die takes one and gives one
-  // Where other classes of stages, each with a shape of its own, are part of the pipeline (1F1B):
+  // Where other classes of stages, each with a shape of its own, are part of the pipeline:
   std::int32_t first_stage;      // stages of it that come before these
   std::int32_t pipeline_stages;  // of all classes; 0 where there are no others
   double other_sum_s;            // of the others' stages, for one micro-batch
@@ -173,9 +173,9 @@ struct MapStage {
   double load_s;
   double memory_bytes;
   double state_bytes;
-  double activation_bytes;
-  double over_bytes;
+  double activation_bytes, over_bytes;
   MapOther streams;  // without what it waits for those of others
+  double block_s, block_forward_s, ends_s, ends_forward_s;  // both passes, and the forward one
   std::array<std::uint8_t, kMaxMapOps> outputs;
 };
 

@@ -91,7 +91,8 @@ bool good_rules(const MapRulesRecord& r) noexcept {
   return (r.stream_capacity_bytes <= 0.0 && !streams) || r.stream_bytes_per_s > 0.0;
 }
 
-// Where stages of other classes are part of the pipeline: these have a place in it, under 1F1B.
+// Where stages of other classes are part of the pipeline: these have a place in it, not under
+// ZB-H1.
 bool good_classes(const MapProblem& p) noexcept {
   const MapRulesRecord& r = p.rules;
   if (r.pipeline_stages == 0) {
@@ -100,7 +101,7 @@ bool good_classes(const MapProblem& p) noexcept {
   const auto own = static_cast<std::int64_t>(p.blocks.size());
   const bool placed = r.first_stage >= 0 && r.pipeline_stages <= kMaxMapStages &&
                       r.first_stage + own <= r.pipeline_stages;
-  return placed && r.chunks == 1 && r.zero_bubble == 0;
+  return placed && r.zero_bubble == 0;
 }
 
 }  // namespace

@@ -21,6 +21,17 @@ MapScore too_long() noexcept {
   return score;
 }
 
+// Seconds of the mesh, each way, for outputs that are moved off the wafer.
+template <class Block>
+double moved_link_s(const Block& block, const Outputs& outputs) noexcept {
+  double found = 0.0;
+  for (int i = 0; i < block.count; ++i) {
+    const auto& item = block.items[kAt(i)];
+    if (outputs[kAt(item.op)] == 2) found += item.link_s;
+  }
+  return found;
+}
+
 }  // namespace
 
 double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
@@ -377,10 +388,19 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     total.stream_over_bytes =
         std::max(total.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
     if (described != nullptr) {
-      (*described)[kAt(k)] = {load,          memory,
-                              f.state_bytes, activations + f.stash_bytes,
-                              over,          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
-                              chosen};
+      const bool first = is_first(k), last = is_last(k);
+      (*described)[kAt(k)] = {
+          load,
+          memory,
+          f.state_bytes,
+          activations + f.stash_bytes,
+          over,
+          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
+          per_block,
+          block.forward_pass_s(moved_link_s(block, chosen)),
+          (first ? ends[0].plain_s() : 0.0) + (last ? ends[1].plain_s() : 0.0),
+          (first ? ends[0].forward_pass_s(0.0) : 0.0) + (last ? ends[1].forward_pass_s(0.0) : 0.0),
+          chosen};
     }
   }
   if (streams) {
