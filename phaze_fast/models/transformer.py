@@ -113,6 +113,9 @@ class TransformerModel(Record):
     added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Bytes moved for each parameter in every backward pass to add its gradient to those of earlier
     micro-batches, by kernels of their own."""
+    gradient_sums: Literal["free", "fused", "kernels"] = "free"
+    """How gradients of one tensor from several operators are added up: by kernels of their own, in
+    the kernel that reads the sum, or at no cost."""
     gathers_copied: bool = False
     """Whether what tensor-parallel devices gather, or are about to add up and scatter, along
     sequences is copied once for that."""

@@ -123,10 +123,14 @@ def _graphs(
     precision: Precision | None,
     strategy: Strategy,
     added: tuple[int, int],
+    sums: str,
 ) -> tuple[OpGraph, OpGraph]:
-    """Forward and backward graph of a layer; `added` are parameters, and bytes to add gradients."""
+    """Forward and backward graph of a layer; `added` are parameters, and bytes to add gradients.
+
+    `sums` is how gradients of one tensor are added up.
+    """
     forward, kept, width = builder.specs, tuple(builder.kept), strategy.tensor_parallel
-    backward = gradients(builder.specs)
+    backward = gradients(builder.specs, sums)
     backward += _added(backward, *added)
     if precision is not None:
         backward = quantised(backward, precision, width, forward)
@@ -216,6 +220,7 @@ def layer_graph(
                 None if kind in _ENDS else low,
                 strategy,
                 (share.device, model.added_gradient_bytes),
+                model.gradient_sums,
             ),
             share.whole,
             share.device,

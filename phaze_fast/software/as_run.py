@@ -58,6 +58,8 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["fused_qkv"] = True
     if software.gathers_copied and tensor_parallel > 1:
         changed["gathers_copied"] = True
+    if software.gradient_sums != "free":
+        changed["gradient_sums"] = software.gradient_sums
     if software.added_gradient_bytes:
         changed["added_gradient_bytes"] = software.added_gradient_bytes
     if software.dropout:

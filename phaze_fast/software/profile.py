@@ -27,6 +27,8 @@ kernel of the chip."""
 
 Share = Annotated[float, Field(strict=True, gt=0, le=2, allow_inf_nan=False)]
 
+GradientSums = Literal["free", "fused", "kernels"]
+
 DEFAULT = "megatron-core"
 """The profile where none is named."""
 
@@ -68,6 +70,9 @@ class Software(Record):
     added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Bytes that kernels of their own move for each parameter in every backward pass to add its
     gradient to those of earlier micro-batches; 0 where products add to the sum themselves."""
+    gradient_sums: GradientSums = "free"
+    """How gradients that reach one tensor from several operators are added up: by a kernel for each
+    but the first, in the kernel that reads them (``fused``), or at no cost that is counted."""
     gathers_copied: bool = False
     """Whether rows that tensor-parallel devices gather, or add up and scatter, along sequences are
     copied once for that: a collective joins first dimensions alone."""
