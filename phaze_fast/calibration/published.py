@@ -268,7 +268,7 @@ def _plan(
     zero: int,
     entry: Mapping[str, Any],
 ) -> PlanSpec:
-    software = load_software(entry["software"])
+    software = load_software(entry["software"]).replace(**entry.get("fields", {}))
     widths = {c: row.whole(c, 1) for c in ("tp", "pp", "dp", "cp", "ep")}
     product = math.prod(widths[c] for c in ("tp", "pp", "dp", "cp"))
     if product != cluster.devices:

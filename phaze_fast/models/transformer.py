@@ -116,6 +116,8 @@ class TransformerModel(Record):
     gradient_sums: Literal["free", "fused", "kernels"] = "free"
     """How gradients of one tensor from several operators are added up: by kernels of their own, in
     the kernel that reads the sum, or at no cost."""
+    one_hot_embedding: bool = False
+    """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
     """Whether what tensor-parallel devices gather, or are about to add up and scatter, along
     sequences is copied once for that."""

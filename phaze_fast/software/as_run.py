@@ -58,6 +58,8 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["fused_qkv"] = True
     if software.gathers_copied and tensor_parallel > 1:
         changed["gathers_copied"] = True
+    if software.one_hot_embedding and model.vocab and model.patches is None:
+        changed["one_hot_embedding"] = True
     if software.gradient_sums != "free":
         changed["gradient_sums"] = software.gradient_sums
     if software.added_gradient_bytes:
@@ -70,7 +72,11 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["fused_activation"] = True
     if software.norm_by_steps and model.norm == "rmsnorm":
         changed["norm_by_steps"] = True
-    moved = {"moves": software.expert_moves, "sent_once": software.expert_sent_once}
+    moved = {
+        "moves": software.expert_moves,
+        "sent_once": software.expert_sent_once,
+        "tile_rows": software.expert_tile_rows,
+    }
     if model.moe is not None and any(moved.values()):
         changed["moe"] = model.moe.replace(**moved)
     logit_bytes = software.logit_bytes
