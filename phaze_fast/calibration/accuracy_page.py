@@ -270,8 +270,7 @@ def scatter(runs: Sequence[RunValidation]) -> str:
     for k, group in enumerate(groups):
         colour = _COLOURS[k % len(_COLOURS)]
         dots = "".join(
-            f'<circle cx="{across(r.run.time_s)}" cy="{up(r.time_s)}" r="2.5"/>'
-            for r in group.rows
+            f'<circle cx="{across(r.run.time_s)}" cy="{up(r.time_s)}" r="2.5"/>' for r in group.rows
         )
         marks.append(f'<g fill="{colour}" fill-opacity="0.6">{dots}</g>')
         y = _EDGE + 16 * k

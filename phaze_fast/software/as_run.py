@@ -58,6 +58,9 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["fused_qkv"] = True
     if software.gathers_copied and tensor_parallel > 1:
         changed["gathers_copied"] = True
+    copied = (software.gather_copy_bytes, software.gather_copy_bytes + software.scatter_copy_bytes)
+    if any(copied):
+        changed["copied_bytes"] = copied
     if software.one_hot_embedding and model.vocab and model.patches is None:
         changed["one_hot_embedding"] = True
     if software.gradient_sums != "free":

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware.tuning import FunctionCost
-from phaze_fast.records import Bytes, Count, FrozenDict, Record, Seconds
+from phaze_fast.records import Bytes, Count, FrozenDict, Quantity, Record, Seconds
 
 __all__ = ["DEFAULT", "Software", "SoftwareOrName", "load_software", "software_names"]
 
@@ -73,6 +73,11 @@ class Software(Record):
     gradient_sums: GradientSums = "free"
     """How gradients that reach one tensor from several operators are added up: by a kernel for each
     but the first, in the kernel that reads them (``fused``), or at no cost that is counted."""
+    gather_copy_bytes: Quantity = 0.0
+    """Bytes that a kernel of its own moves for each parameter, whole, in every forward and every
+    backward pass, to lay out what was gathered among replicas; time of a copy that moves so many."""
+    scatter_copy_bytes: Quantity = 0.0
+    """The same for its gradient in every backward pass, before that is summed and scattered."""
     one_hot_embedding: bool = False
     """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
