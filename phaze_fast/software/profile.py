@@ -75,7 +75,8 @@ class Software(Record):
     but the first, in the kernel that reads them (``fused``), or at no cost that is counted."""
     gather_copy_bytes: Quantity = 0.0
     """Bytes that a kernel of its own moves for each parameter, whole, in every forward and every
-    backward pass, to lay out what was gathered among replicas; time of a copy that moves so many."""
+    backward pass, to lay out what was gathered among replicas: as many as a copy moves in that
+    time."""
     scatter_copy_bytes: Quantity = 0.0
     """The same for its gradient in every backward pass, before that is summed and scattered."""
     one_hot_embedding: bool = False
