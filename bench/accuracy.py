@@ -26,7 +26,7 @@ TABLES = ("published_training_runs.csv", "public_runs.csv")
 
 
 HOST_S = [k * 1e-6 for k in (30, 40, 45, 50, 55, 60, 70)]
-RECOMPUTE_HOST_S = [k * 1e-6 for k in (0, 300, 600, 900, 1200, 1500)]
+RECOMPUTE_HOST_S = [k * 1e-6 for k in (0, 400, 700, 1000, 1300, 1600)]
 
 
 def without_each_model(folder, chip):
@@ -65,12 +65,12 @@ def fitted(runs):
     experts = [r for r in runs if r.model.moe is not None and r.software in launched]
     experts = [r for r in experts if "Megatron-Bridge" in r.source]
     return [
-        held_out("A100, step_flops", old, [k * 1e12 for k in range(200, 256, 6)], of_chip),
+        held_out("A100, step_flops", old, [k * 1e12 for k in range(222, 263, 4)], of_chip),
         held_out("H100, step_flops", hopper, [k * 1e13 for k in range(58, 75, 2)], of_chip),
         held_out("B200, step_flops", some("megatron-core", "b200"),
                  [k * 1e12 for k in range(900, 1051, 25)], of_chip),
         held_out("megatron-lm-2021, host_s (every third run)", node,
-                 [k * 1e-6 for k in range(48, 85, 4)], of_software("host_s")),
+                 [k * 1e-6 for k in range(46, 83, 4)], of_software("host_s")),
         held_out("nemo, hidden_tensor", nemo,
                  [k / 20 for k in range(0, 21, 2)], of_software("hidden_tensor")),
         held_out("nemo and megatron-bridge, expert_launch_s", experts,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from phaze_fast.calibration.published import PublishedRun
+from phaze_fast.calibration.validation import PredictedRun
 from phaze_fast.hardware import Cluster
 from phaze_fast.placement import PlanSpec, predict
 
@@ -87,7 +88,7 @@ def held_out(
         What parts are told apart by.
     """
     errors = np.array(
-        [[predict(r.model, *changed(r, v)).time_s / r.time_s - 1.0 for r in runs] for v in values]
+        [[PredictedRun(r, predict(r.model, *changed(r, v))).error for r in runs] for v in values]
     )
     size = np.abs(errors)
     names = [

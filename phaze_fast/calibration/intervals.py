@@ -39,7 +39,7 @@ def learn_ratios(rows: Iterable[PredictedRun]) -> Mapping[str, list[float]]:
     by_group: dict[str, list[float]] = {}
     for row in rows:
         for name in plan_groups(row.plan, row.run.cluster):
-            by_group.setdefault(name, []).append(row.run.time_s / row.plan.time_s)
+            by_group.setdefault(name, []).append(row.run.time_s / row.time_s)
     return {
         name: _ratios(values)
         for name, values in sorted(by_group.items())
@@ -63,6 +63,6 @@ def held_out_coverage(rows: Sequence[PredictedRun], folds: int = 5) -> Mapping[s
         for row in rows[fold::folds]:
             names = plan_groups(row.plan, row.run.cluster)
             low, high = next(known[name] for name in names if name in known)
-            ratio = row.run.time_s / row.plan.time_s
+            ratio = row.run.time_s / row.time_s
             inside.setdefault(row.run.source, []).append(low <= ratio <= high)
     return {source: sum(found) / len(found) for source, found in inside.items()}

@@ -87,6 +87,9 @@ class PublishedRun:
     """Seconds of a step as measured."""
     memory_bytes: float
     """Of a device as measured; NaN where the row does not say."""
+    evaluated: float = 0.0
+    """Sequences that are evaluated for each one trained on, where the measured seconds contain
+    that."""
 
     @property
     def chip(self) -> str:
@@ -268,7 +271,7 @@ def _plan(
     zero: int,
     entry: Mapping[str, Any],
 ) -> PlanSpec:
-    software = load_software(entry["software"])
+    software = load_software(entry["software"]).replace(**entry.get("fields", {}))
     widths = {c: row.whole(c, 1) for c in ("tp", "pp", "dp", "cp", "ep")}
     product = math.prod(widths[c] for c in ("tp", "pp", "dp", "cp"))
     if product != cluster.devices:
@@ -314,6 +317,15 @@ def _plan(
         raise RowRefusedError(f"row {row.line}: {text}") from None
 
 
+def _evaluated(row: _Cells) -> float:
+    """Read how much evaluation the seconds of a row contain; whole batches are evaluated."""
+    entry = _entry("evaluation", row.text("verified"), row)
+    if entry is None:
+        return 0.0
+    batch = row.whole("global_batch")
+    return float(-(-entry["sequences"] // batch) * batch / entry["every"])
+
+
 def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     """Read one row of a table of training runs.
 
@@ -353,6 +365,7 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
         precision=precision["format"],
         time_s=time_s,
         memory_bytes=gib * 2**30,
+        evaluated=_evaluated(row),
     )
 
 

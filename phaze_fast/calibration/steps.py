@@ -31,7 +31,8 @@ _HAND_WRITTEN = frozenset(
 _HUGGINGFACE = frozenset(["model", "seq", "mbs", "recompute", "mode", "step_ms", "peak_bytes"])
 _HEADS = {"bertlarge": 30522, "gpt2xl": 50257, "opt1.3b": 50272, "llama2-7b": 32000}
 """Vocabularies of the measured steps; no positions, an untied head."""
-_MODES = {"False": "none", "True": "full", "none": "none", "full": "full"}
+# Non-reentrant checkpoints of PyTorch stop at the last tensor that the backward pass needs.
+_MODES = {"False": "none", "True": "needed", "none": "none", "full": "needed"}
 
 
 @dataclass(frozen=True)

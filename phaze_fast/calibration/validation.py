@@ -35,9 +35,25 @@ class PredictedRun:
     plan: Plan
 
     @property
+    def time_s(self) -> float:
+        """Seconds of a step as the source counts them: with its share of evaluation, if any.
+
+        An evaluation is forward passes: a third of what a step takes but for what it computes
+        again.
+        """
+        again = self.plan.parts_s["recompute"]
+        return self.plan.time_s + self.run.evaluated * (self.plan.time_s - again) / 3.0
+
+    @property
+    def interval_s(self) -> tuple[float, float]:
+        """Bounds of the same seconds."""
+        low, high = (self.time_s / self.plan.time_s * bound for bound in self.plan.interval_s)
+        return low, high
+
+    @property
     def error(self) -> float:
         """Of the seconds of a step, as a fraction; positive where predicted too long."""
-        return self.plan.time_s / self.run.time_s - 1.0
+        return self.time_s / self.run.time_s - 1.0
 
     @property
     def reported_bytes(self) -> float:
@@ -69,7 +85,7 @@ class RunGroup:
         if not self.rows:
             return None
         measured = [row.run.time_s for row in self.rows]
-        return summarise(measured, [row.plan.time_s for row in self.rows])
+        return summarise(measured, [row.time_s for row in self.rows])
 
     @property
     def memory(self) -> ErrorSummary | None:
@@ -83,13 +99,13 @@ class RunGroup:
     @property
     def regret(self) -> Mapping[str, float | int] | None:
         """What the plan that is predicted to be fastest loses, where rows are alternatives."""
-        return pick_regret((row.run.query, row.run.time_s, row.plan.time_s) for row in self.rows)
+        return pick_regret((row.run.query, row.run.time_s, row.time_s) for row in self.rows)
 
     @property
     def coverage(self) -> float | None:
         """Share of measured steps inside the interval of their prediction."""
         rows = self.rows
-        inside = [r.plan.interval_s[0] <= r.run.time_s <= r.plan.interval_s[1] for r in rows]
+        inside = [r.interval_s[0] <= r.run.time_s <= r.interval_s[1] for r in rows]
         return sum(inside) / len(inside) if inside else None
 
     def to_dict(self) -> dict[str, Any]:

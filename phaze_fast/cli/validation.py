@@ -92,7 +92,7 @@ def _run_parts(found: RunValidation) -> list[RenderableType]:
             str(r.run.line),
             r.run.label,
             f"{r.run.time_s:.4g} s",
-            f"{r.plan.time_s:.4g} s",
+            f"{r.time_s:.4g} s",
             _share(r.error, signed=True),
         ]
         for r in found.worst(_WORST)

@@ -25,7 +25,7 @@ __all__ = [
     "tuning_record",
 ]
 
-AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn"]
+AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "splash-split"]
 """Generations of fused attention kernels; attention that is not fused is a graph of products."""
 
 Share = Annotated[float, Field(strict=True, gt=0, le=1, allow_inf_nan=False)]

@@ -46,6 +46,9 @@ class MixtureOfExperts(Record):
     moves: Annotated[int, Field(strict=True, ge=0, le=2)] = 0
     """How often kernels of their own put rows in another order on the way to the experts: by the
     device they go to (1), and by expert on arrival (2), which the way back undoes."""
+    tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
+    """Rows of a tile of the grouped products: a tile with rows of two experts is computed for both,
+    so that each expert takes about one tile more than it has rows for; 0 where they are equal."""
     sent_once: bool = False
     """Whether a token goes once to a node, or to a device of its own node, however many of its
     experts are there; else once for each expert."""

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from phaze_fast.models.parts import MOST_BLOCKS, Blocks, LatentAttention, MixtureOfExperts, Patches
-from phaze_fast.records import Count, Record, Side
+from phaze_fast.records import Count, Quantity, Record, Side
 
 __all__ = ["Activation", "TransformerModel"]
 
@@ -113,6 +113,14 @@ class TransformerModel(Record):
     added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Bytes moved for each parameter in every backward pass to add its gradient to those of earlier
     micro-batches, by kernels of their own."""
+    gradient_sums: Literal["free", "fused", "kernels"] = "free"
+    """How gradients of one tensor from several operators are added up: by kernels of their own, in
+    the kernel that reads the sum, or at no cost."""
+    copied_bytes: tuple[Quantity, Quantity] = (0.0, 0.0)
+    """Bytes moved for each parameter in a forward and in a backward pass to lay out what replicas
+    gather, and gradients that they are about to add up."""
+    one_hot_embedding: bool = False
+    """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
     """Whether what tensor-parallel devices gather, or are about to add up and scatter, along
     sequences is copied once for that."""

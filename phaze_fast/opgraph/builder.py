@@ -127,13 +127,17 @@ class LayerBuilder:
         )
 
     def grouped_linear(
-        self, name: str, x: int, count: int, rows: int, inner: int, cols: int
+        self, name: str, x: int, count: int, rows: int, inner: int, cols: int, more: int = 0
     ) -> int:
-        """Add `count` products side by side, each with weights of its own."""
+        """Add `count` products side by side, each with weights of its own.
+
+        `more` rows of each are computed in vain.
+        """
         spec = self.specs[self.linear(name, x, rows, inner, cols, bias=False)]
         self.specs[-1] = replace(
             spec,
             b=count,
+            m=rows + more,
             flops=count * spec.flops,
             read_bytes=count * spec.read_bytes,
             write_bytes=count * spec.write_bytes,

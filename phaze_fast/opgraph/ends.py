@@ -33,19 +33,22 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     else:
         builder.keep("token-ids", 8 * s.rows, -1, statistic=True)
         size = ELEMENT_BYTES * s.rows * hidden
-        tables = 1 + (model.positions == "learned") + bool(model.token_types)
-        x = builder.custom(
-            OperatorSpec(
-                "look-up",
-                "embedding",
-                "VC",
-                (-1,),
-                m=s.rows,
-                n=hidden,
-                read_bytes=8 * s.rows + tables * size,
-                write_bytes=size,
+        if model.one_hot_embedding:  # the vectors are made as the product reads them
+            x = builder.linear("look-up", -1, s.rows, s.vocab, hidden, bias=False, of_data=True)
+        else:
+            tables = 1 + (model.positions == "learned") + bool(model.token_types)
+            x = builder.custom(
+                OperatorSpec(
+                    "look-up",
+                    "embedding",
+                    "VC",
+                    (-1,),
+                    m=s.rows,
+                    n=hidden,
+                    read_bytes=8 * s.rows + tables * size,
+                    write_bytes=size,
+                )
             )
-        )
         if t > 1:
             op = "reduce-scatter" if strategy.sequence_parallel else "all-reduce"
             back = ("all-gather", payload, "tensor") if strategy.sequence_parallel else None

@@ -123,12 +123,14 @@ def _routed(w: BlockWriter, moe: MixtureOfExperts, x: int, own_rows: int) -> int
         dispatched = _moved(w, "sort", (dispatched,), local * rows, local * rows)
     width = moe.expert_ffn // w.strategy.expert_width
     builder.keep("dispatched", ELEMENT_BYTES * local * rows * m.hidden, dispatched, operand="only")
-    up = builder.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width)
+    # Tiles with rows of two experts are computed for both; those that a capacity fills are whole.
+    more = moe.tile_rows if moe.capacity_factor is None and local > 1 else 0
+    up = builder.grouped_linear("expert-up", dispatched, local, rows, m.hidden, width, more)
     gate = -1
     if m.gated:
-        gate = builder.grouped_linear("expert-gate", dispatched, local, rows, m.hidden, width)
+        gate = builder.grouped_linear("expert-gate", dispatched, local, rows, m.hidden, width, more)
     inner = _activate(w, "expert-", up, gate, local * rows, width)
-    down = builder.grouped_linear("expert-down", inner, local, rows, width, m.hidden)
+    down = builder.grouped_linear("expert-down", inner, local, rows, width, m.hidden, more)
     if sorts:
         down = _moved(w, "unsort", (down,), local * rows, local * rows)
     combined = builder.network("combine", down, exchange, exchange)

@@ -7,16 +7,30 @@ from dataclasses import replace
 
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
 
-__all__ = ["gradients"]
+__all__ = ["SUM", "gradients"]
 
 
-def gradients(specs: list[OperatorSpec]) -> list[OperatorSpec]:
-    """Gradient operators of every operator; those of weights have no successors."""
+SUM = "-gradients"
+"""How the names of operators end that add up gradients of one tensor."""
+
+
+def gradients(specs: list[OperatorSpec], sums: str = "free") -> list[OperatorSpec]:
+    """Gradient operators of every operator; those of weights have no successors.
+
+    Parameters
+    ----------
+    specs
+        Operators of the forward pass in topological order.
+    sums
+        How gradients that reach one tensor from several operators are added up: ``free``, by
+        ``kernels`` of their own, or ``fused`` into the kernel that reads them.
+    """
     made: list[OperatorSpec] = []
     arriving: dict[int, list[int]] = {}  # operator -> gradients of its output, one per consumer
     gathered: dict[int, int] = {}  # operator -> its output gathered again, once for all who need it
     for i in reversed(range(len(specs))):
-        spec, upstream = specs[i], tuple(dict.fromkeys(arriving.get(i, [])))
+        spec = specs[i]
+        upstream = _summed(made, spec.name, arriving.get(i, []), _output_bytes(spec), sums)
         needed = _gathered_again(specs, spec)
         if needed is not None and needed not in gathered:
             again = replace(specs[needed], name=f"{specs[needed].name}-again", inputs=(-1,))
@@ -25,9 +39,52 @@ def gradients(specs: list[OperatorSpec]) -> list[OperatorSpec]:
         whole = None if needed is None else gathered[needed]
         for slot, gradient in _gradients_of(spec, upstream, whole, made):
             source = spec.inputs[slot]
-            if source >= 0:
+            if source >= 0 or spec.kind in _OF_ROWS:
                 arriving.setdefault(source, []).append(gradient)
+    _summed(made, "input", arriving.get(-1, []), _input_bytes(specs), sums)
     return made
+
+
+_OF_ROWS = ("norm", "residual", "dropout")
+"""Kinds that read rows of the residual stream, which is what enters a block."""
+
+
+def _output_bytes(spec: OperatorSpec) -> float:
+    """Bytes of what an operator makes; 0 where gradients of its parts are joined, not added."""
+    if spec.kind == "gemm":
+        return 0.0  # queries, keys and values of one product, say
+    if spec.kind == "collective":
+        return spec.payload_bytes or (spec.gradient or ("", 0.0, ""))[1]
+    return spec.write_bytes
+
+
+def _input_bytes(specs: list[OperatorSpec]) -> float:
+    """Bytes of the rows that enter a layer."""
+    found = [s.write_bytes for s in specs if s.kind in _OF_ROWS and -1 in s.inputs]
+    return min(found, default=0.0)
+
+
+def _summed(
+    made: list[OperatorSpec], name: str, arrived: list[int], size: float, sums: str
+) -> tuple[int, ...]:
+    """Give what stands for gradients of one tensor, of so many bytes, once they are added up."""
+    parts = tuple(dict.fromkeys(arrived))
+    more = len(parts) - 1
+    if sums == "free" or more < 1 or not size:
+        return parts
+    kernels = sums == "kernels"
+    total = OperatorSpec(
+        name + SUM,
+        "residual",
+        "VC",
+        parts,
+        m=int(size) // ELEMENT_BYTES,
+        n=more,
+        read_bytes=(2.0 if kernels else 1.0) * more * size,
+        write_bytes=more * size if kernels else 0.0,
+    )
+    made.append(total)
+    return (len(made) - 1,)
 
 
 def _gathered_again(specs: list[OperatorSpec], spec: OperatorSpec) -> int | None:

@@ -117,17 +117,42 @@ def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[Op
     ]
 
 
+def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[OperatorSpec]:
+    """Give what lays out gathered weights, or gradients to be scattered, after all else."""
+    if not moved or not parameters or not specs:
+        return []
+    read = tuple({source for spec in specs for source in spec.inputs})
+    last = tuple(i for i in range(len(specs)) if i not in read)
+    size = moved * parameters
+    return [
+        OperatorSpec(
+            "shares-copy-w",
+            "multiply",
+            "VC",
+            last,
+            m=parameters,
+            n=1,
+            read_bytes=size / 2.0,
+            write_bytes=size / 2.0,
+            function="copy",
+        )
+    ]
+
+
 def _graphs(
     builder: LayerBuilder,
     fused: bool,
     precision: Precision | None,
     strategy: Strategy,
-    added: tuple[int, int],
+    model: TransformerModel,
+    parameters: int,
 ) -> tuple[OpGraph, OpGraph]:
-    """Forward and backward graph of a layer; `added` are parameters, and bytes to add gradients."""
-    forward, kept, width = builder.specs, tuple(builder.kept), strategy.tensor_parallel
-    backward = gradients(builder.specs)
-    backward += _added(backward, *added)
+    """Forward and backward graph of a layer with so many parameters on a device."""
+    forward, kept, width = list(builder.specs), tuple(builder.kept), strategy.tensor_parallel
+    backward = gradients(builder.specs, model.gradient_sums)
+    backward += _added(backward, parameters, model.added_gradient_bytes)
+    backward += _copied(backward, parameters, model.copied_bytes[1])
+    forward += _copied(forward, parameters, model.copied_bytes[0])
     if precision is not None:
         backward = quantised(backward, precision, width, forward)
         forward = quantised(forward, precision, width)
@@ -215,7 +240,8 @@ def layer_graph(
                 fused,
                 None if kind in _ENDS else low,
                 strategy,
-                (share.device, model.added_gradient_bytes),
+                model,
+                share.device,
             ),
             share.whole,
             share.device,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from phaze_fast.opgraph.gradients import SUM
 from phaze_fast.opgraph.graph import KINDS, OpGraph
 
 __all__ = ["backward_work_bytes"]
@@ -35,6 +36,18 @@ def _last_uses(forward: OpGraph, backward: OpGraph) -> dict[str, int]:
     return found
 
 
+def _last_readers(backward: OpGraph) -> dict[int, int]:
+    """Position of the last operator that reads what each makes.
+
+    Sums of gradients are made in place: what they read is there until the sum is read.
+    """
+    readers: dict[int, int] = {}
+    for source, reader in sorted(backward.edges(), key=lambda edge: -edge[0]):
+        end = readers.get(reader, reader) if backward.names[reader].endswith(SUM) else reader
+        readers[source] = max(end, readers.get(source, -1))
+    return readers
+
+
 def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
     """Bytes that a layer holds at most in its backward pass beyond what its forward pass kept.
 
@@ -55,13 +68,11 @@ def backward_work_bytes(forward: OpGraph, backward: OpGraph) -> float:
     for tensor in forward.tensors:
         if tensor.producer != "input" and not tensor.instead_of:
             freed[uses.get(tensor.producer, len(backward) - 1)] += tensor.bytes
-    readers: dict[int, int] = {}
-    for source, reader in backward.edges():
-        readers[source] = max(reader, readers.get(source, -1))
+    readers = _last_readers(backward)
     gone: list[float] = [0.0] * len(backward)
     held = most = 0.0
     for i, op in enumerate(backward.ops):
-        if not backward.names[i].endswith("-w"):
+        if not backward.names[i].endswith(("-w", SUM)):
             size = float(op["write_bytes"]) or float(op["payload_bytes"])
             held += size
             if i in readers:

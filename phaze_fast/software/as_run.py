@@ -58,6 +58,13 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["fused_qkv"] = True
     if software.gathers_copied and tensor_parallel > 1:
         changed["gathers_copied"] = True
+    copied = (software.gather_copy_bytes, software.gather_copy_bytes + software.scatter_copy_bytes)
+    if any(copied):
+        changed["copied_bytes"] = copied
+    if software.one_hot_embedding and model.vocab and model.patches is None:
+        changed["one_hot_embedding"] = True
+    if software.gradient_sums != "free":
+        changed["gradient_sums"] = software.gradient_sums
     if software.added_gradient_bytes:
         changed["added_gradient_bytes"] = software.added_gradient_bytes
     if software.dropout:
@@ -68,7 +75,11 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["fused_activation"] = True
     if software.norm_by_steps and model.norm == "rmsnorm":
         changed["norm_by_steps"] = True
-    moved = {"moves": software.expert_moves, "sent_once": software.expert_sent_once}
+    moved = {
+        "moves": software.expert_moves,
+        "sent_once": software.expert_sent_once,
+        "tile_rows": software.expert_tile_rows,
+    }
     if model.moe is not None and any(moved.values()):
         changed["moe"] = model.moe.replace(**moved)
     logit_bytes = software.logit_bytes

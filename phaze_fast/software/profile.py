@@ -17,15 +17,17 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware.tuning import FunctionCost
-from phaze_fast.records import Bytes, Count, FrozenDict, Record, Seconds
+from phaze_fast.records import Bytes, Count, FrozenDict, Quantity, Record, Seconds
 
 __all__ = ["DEFAULT", "Software", "SoftwareOrName", "load_software", "software_names"]
 
-AttentionKernel = Literal["eager", "flash", "flash1", "flash2", "flash3", "cudnn"]
+AttentionKernel = Literal["eager", "flash", "flash1", "flash2", "flash3", "cudnn", "splash-split"]
 """How attention is computed: softmax(QK^T)V in three kernels, or fused; ``flash`` is the best fused
 kernel of the chip."""
 
 Share = Annotated[float, Field(strict=True, gt=0, le=2, allow_inf_nan=False)]
+
+GradientSums = Literal["free", "fused", "kernels"]
 
 DEFAULT = "megatron-core"
 """The profile where none is named."""
@@ -68,6 +70,17 @@ class Software(Record):
     added_gradient_bytes: Annotated[int, Field(strict=True, ge=0, le=64)] = 0
     """Bytes that kernels of their own move for each parameter in every backward pass to add its
     gradient to those of earlier micro-batches; 0 where products add to the sum themselves."""
+    gradient_sums: GradientSums = "free"
+    """How gradients that reach one tensor from several operators are added up: by a kernel for each
+    but the first, in the kernel that reads them (``fused``), or at no cost that is counted."""
+    gather_copy_bytes: Quantity = 0.0
+    """Bytes that a kernel of its own moves for each parameter, whole, in every forward and every
+    backward pass, to lay out what was gathered among replicas: as many as a copy moves in that
+    time."""
+    scatter_copy_bytes: Quantity = 0.0
+    """The same for its gradient in every backward pass, before that is summed and scattered."""
+    one_hot_embedding: bool = False
+    """Whether rows of the embedding are looked up by a product with one-hot vectors."""
     gathers_copied: bool = False
     """Whether rows that tensor-parallel devices gather, or add up and scatter, along sequences are
     copied once for that: a collective joins first dimensions alone."""
@@ -120,6 +133,9 @@ class Software(Record):
     expert_sent_once: bool = False
     """Whether tokens go once to a node, and to a device, however many of their experts are
     there."""
+    expert_tile_rows: Annotated[int, Field(strict=True, ge=0, le=1048576)] = 0
+    """Rows of a tile of its grouped products, of which those with rows of two experts are computed
+    for both; see `tile_rows` of a mixture."""
     expert_launch_s: Seconds = 0.0
     """Seconds that a forward pass waits for each expert of its device, whose casts and products
     the host launches one by one once it knows how many tokens came; a backward pass twice that."""

@@ -57,6 +57,7 @@ def test_coverage_is_that_of_runs_that_were_left_out():
     rows = [
         SimpleNamespace(
             plan=plan,
+            time_s=plan.time_s,
             run=SimpleNamespace(
                 cluster=cluster, source="far" if r > 2 else "near", time_s=r * plan.time_s
             ),
