@@ -30,7 +30,6 @@ from phaze_fast.wafer.layout import (
     stages_on,
 )
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
-from phaze_fast.wafer.packing import stage_dies
 from phaze_fast.wafer.prices import (
     LeastWork,
     Times,
@@ -41,7 +40,7 @@ from phaze_fast.wafer.prices import (
     operator_costs,
     priced_times,
 )
-from phaze_fast.wafer.streams import foreign_link_s, stream_link_s, stream_shares
+from phaze_fast.wafer.streams import foreign_stages_s, stream_link_s, stream_shares
 from phaze_fast.wafer.training import WaferTraining
 
 __all__ = ["EDGE_KINDS", "OUTPUTS", "PIECES", "WEIGHTS", "Problem"]
@@ -394,13 +393,6 @@ class Problem:
         refuse_microbatch(self.training.global_batch, layout)
         if fault := self.fault(layout):
             raise InvalidInputError(fault)
-        rules, boundary = self._rules(layout), self._boundary(layout)
-        return compiled_mapping(self, layout, rules, boundary, self._foreign(layout))
-
-    def _foreign(self, layout: Layout) -> Array | None:
-        """Give what stages that stream at once take from one another; None where they do not."""
-        here = stages_on(self.wafer, layout)
-        if self.stream is None or self.volume or self.wafer.switch is not None or here == 1:
-            return None
-        placed = stage_dies(self.wafer, layout.width, layout.height, here)
-        return foreign_link_s(self.wafer, placed, layout.stages)
+        streams = self.stream is not None and not self.volume
+        foreign = foreign_stages_s(self.wafer, layout) if streams else None
+        return compiled_mapping(self, layout, self._rules(layout), self._boundary(layout), foreign)

@@ -24,6 +24,7 @@ from phaze_fast.wafer.packing import stage_dies
 
 __all__ = [
     "foreign_link_s",
+    "foreign_stages_s",
     "opposite",
     "stream_link_s",
     "stream_link_s_of",
@@ -196,6 +197,15 @@ def stream_shares(
     seconds = link_s if reached else (0.0, 0.0)
     values = (capacity, stream.bandwidth_bytes_per_s * share, *seconds)
     return dict(zip(_RULES, values, strict=True))
+
+
+def foreign_stages_s(wafer: Wafer, layout: Layout) -> Array | None:
+    """Give `foreign_link_s` of the stages of a layout; None where none is beside another one."""
+    here = stages_on(wafer, layout)
+    if wafer.switch is not None or here == 1:
+        return None
+    placed = stage_dies(wafer, layout.width, layout.height, here)
+    return foreign_link_s(wafer, placed, layout.stages)
 
 
 def foreign_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array | None:
