@@ -22,6 +22,7 @@ from phaze_fast.wafer.evaluate import Evaluation
 from phaze_fast.wafer.layout import Layout, accepts_microbatch, whole_runs
 from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.outcome import Effort
+from phaze_fast.wafer.packing import bends
 from phaze_fast.wafer.prices import LeastWork
 from phaze_fast.wafer.problem import Problem
 from phaze_fast.wafer.split_block import (
@@ -203,7 +204,8 @@ def search_split(
     late
         Whether to stop.
     """
-    if not known or not accepts_groups(problem) or late():
+    placed = accepts_groups(problem) and bends(problem.wafer)  # links both ways
+    if not known or not placed or late():
         return ClassResult(None, 0)
     count = 0
 
