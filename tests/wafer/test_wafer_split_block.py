@@ -361,4 +361,4 @@ def test_operators_in_a_group_of_their_own_must_be_those_of_a_half():
         SplitBlock(problem, pair, 0)
     joined = Problem("bertlarge", TILE.replace(joined=2), WaferTraining(64))
     (fault,) = Encoding.from_list(data).faults(joined)
-    assert "not accepted on joined wafers" in fault
+    assert "not accepted for two classes on joined wafers" in fault

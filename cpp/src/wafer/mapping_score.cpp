@@ -5,6 +5,7 @@
 #include "phaze/mapping.hpp"
 #include "placement/memory_rule.hpp"
 #include "wafer/mapping_parts.hpp"
+#include "wafer/mapping_range.hpp"
 #include "wafer/output_choice.hpp"
 
 namespace phaze {
@@ -13,7 +14,6 @@ namespace {
 constexpr auto kAt = [](auto i) { return static_cast<std::size_t>(i); };
 using Outputs = std::array<std::uint8_t, kMaxMapOps>;
 constexpr double kNever = std::numeric_limits<double>::infinity();
-constexpr double kRounding = 1e-9;  // a limit is this much wider: what ties with it is exact
 
 MapScore too_long() noexcept {
   MapScore score{};
@@ -216,56 +216,6 @@ Mapping::Frame Mapping::frame(const Block& block, const std::array<Block, 2>& en
   return f;
 }
 
-// A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more
-// than `limit_s`, which makes it endless; false where that is not known. Outputs are chosen for
-// stages that may be the slowest, the fullest first: those with less to save, and no less room off
-// the wafer, take no longer than with the same choice, and no less than with outputs saved in
-// parts.
-template <typename Chooser>
-bool Mapping::narrow(Chooser& chooser, std::span<const Frame> frames, Pipeline least,
-                     double plain_s, double tail_s, double limit_s, MapRange& range) const {
-  std::array<double, kMaxMapStages> most;  // `frames.size()` of them
-  std::array<bool, kMaxMapStages> exact;
-  for (std::size_t k = 0; k < frames.size(); ++k) {
-    const Frame& f = frames[k];
-    exact[k] = !(f.needed_bytes > 0.0);
-    most[k] = exact[k] ? f.others_s + blocks_[k] * plain_s : kNever;
-  }
-  for (bool first = true;; first = false) {
-    std::size_t at = 0;  // the slowest, and of those not bounded yet the fullest
-    for (std::size_t k = 1; k < frames.size(); ++k) {
-      const bool fuller = frames[k].needed_bytes > frames[at].needed_bytes;
-      if (most[k] > most[at] || (most[k] == most[at] && fuller)) at = k;
-    }
-    const Frame& full = frames[at];
-    if (exact[at]) return false;
-    exact[at] = true;
-    const double worst_s =
-        (least.most_s(limit_s - tail_s, full.least_s) - full.others_s) / blocks_[at];
-    const double block_s = chooser.solve(full.needed_bytes, full.stream_room, worst_s, range.again);
-    if (!(block_s < kNever)) {
-      range.most_s = kNever;
-      return chooser.surely(full.needed_bytes, full.stream_room);
-    }
-    if (first) range.again = chooser.again();
-    least.now(full.others_s + blocks_[at] * block_s, full.least_s);
-    Pipeline slowest(rules_);
-    for (std::size_t k = 0; k < frames.size(); ++k) {
-      const Frame& f = frames[k];
-      const bool less = f.needed_bytes <= full.needed_bytes && f.stream_room >= full.stream_room;
-      if (less) most[k] = std::min(most[k], f.others_s + blocks_[k] * block_s);
-      slowest.add(most[k], 0.0);
-    }
-    const double least_s = (least.time_s() + tail_s) * (1.0 - kRounding);
-    const double most_s = (slowest.time_s() + tail_s) * (1.0 + kRounding);
-    if (least_s >= range.least_s && most_s <= range.most_s) {
-      range.least_s = least_s;
-      range.most_s = most_s;
-      return true;
-    }
-  }
-}
-
 MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapStage>* described,
                         double limit_s, double shortage, MapRange* range) const {
   Block block;
@@ -290,7 +240,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     short_of_room = short_of_room || frames[kAt(k)].needed_bytes > 0.0;
     least.add(frames[kAt(k)].others_s + blocks_[kAt(k)] * plain_s, weight_grad(k));
   }
-  limit_s *= 1.0 + kRounding;
+  limit_s *= 1.0 + kLimitRounding;
   const double most_s = limit_s - rules_.outer_tail_s;
   if (least.least_s() > most_s) return too_long();
   const bool chooses = outputs.empty() && short_of_room;
