@@ -215,14 +215,15 @@ def own_link_seconds(case, in_bytes, out_bytes):
 def charge(rules, foreign_s, stages):
     """Add to each stage what it waits for others' streams; seconds of the links to the rim.
 
-    A stage that takes less than the one that streams meets a part of that stream.
+    Each stage streams once while the slowest one works; a faster one meets what passes in its time.
     """
+    pace_s = max(stage.alone_s for stage in stages)
     for k, stage in enumerate(stages):
         for j, other in enumerate(stages):
             if j == k or not max(other.taken_bytes, other.given_bytes):
                 continue
             whole_s = both_ways(foreign_s[k][j], other.taken_bytes, other.given_bytes)
-            stage.load_s += whole_s * min(1.0, stage.alone_s / other.alone_s)
+            stage.load_s += whole_s * stage.alone_s / pace_s
     least = (min(getattr(s, name) for s in stages) for name in ("taken_bytes", "given_bytes"))
     return link_seconds(rules, *least)
 

@@ -23,7 +23,8 @@ from phaze_fast.wafer.prices import combination
 from phaze_fast.wafer.problem import PIECES, WEIGHTS
 
 WITHIN = 0.03
-FAR = (0.91, 1.12)  # of the model, where several stages stream over links that count
+FAR = (0.90, 1.10)  # of the model, where several stages stream over links that count
+TURNS = 3  # micro-batches of each stage there: what the first and the last one meet is left out
 COPIED = ("inner", "copies")  # slots along which a block's output is whole
 
 # Links slow enough to count beside the work, and no latency: both sides are then exact but for
@@ -156,8 +157,11 @@ def _as_runs(runs):
     return [Run(*run) for run in runs]
 
 
-def played(problem, encoding, rng):
-    """Seconds that each stage takes for one micro-batch, starts apart by up to a pass."""
+def played(problem, encoding, rng, turns=1, pace_s=1e-3):
+    """Play stages one or more micro-batches each; give the starts and ends of those of each stage.
+
+    Stages start apart by up to `pace_s`, and begin the next micro-batch that long after the last.
+    """
     layout, wafer = encoding.layout, problem.wafer
     columns, rows = wafer.grid
     links = links_of(wafer, layout)
@@ -183,7 +187,36 @@ def played(problem, encoding, rng):
         for way in (0, 1):
             own_s[each.operator, way] = float(table[way][i, column])
             seconds[problem.work.operators[i].part][way] += own_s[each.operator, way]
-    ends, starts = [], []
+
+    def played_part(part, node, dies, at, made):
+        begun = node
+        for way, when in enumerate(("forward", "backward")):
+            node = player.in_turn(made((part, when, False)), node)
+            left_s = seconds[part][way]
+            others = Beside(made((part, when, True)), links)
+            for (mine, then, name), moves in works.items():
+                if (mine, then) != (part, when) or name in (True, False):
+                    continue
+                work_s = own_s[name, way]
+                whole_s, piece_s = (sum(times[j] for *_, times in moves) for j in (0, 1))
+                cut = overlapped(PIECES, whole_s, piece_s, work_s)[1] > 0.0
+                todo = [
+                    Collective(op, how, size, at, runs)
+                    for op, how, size, runs in (move[cut] for move in moves)
+                ]
+                if cut:
+                    given = (others.take, piece_s)
+                    node = player.in_pieces(PIECES, work_s, todo, node, *given)
+                    left_s -= work_s
+                else:
+                    node = player.in_turn(todo, node)
+            into, out = streams[part]
+            flows = rim(dies, into, out if when == "backward" else 0.0)
+            node = player.beside(left_s, others.take(math.inf), node, flows)
+        moved = [(0, size) for size in (2.0 * into, out) if size for _ in dies]
+        return player.traffic.join([node, player.streamed(moved, begun)])
+
+    found = []
     for k, dies in enumerate(placed):
         at = (*dies[0], *sides)
 
@@ -192,39 +225,17 @@ def played(problem, encoding, rng):
                 Collective(op, how, size, at, runs) for op, how, size, runs in works.get(key, [])
             ]
 
-        node = player.traffic.pause(rng.random() * 1e-3, [])
-        starts.append(node)
+        first_s, node, mine = rng.random() * pace_s, None, []
         own = (["before"] if k == 0 else []) + ["block"]
         own += ["behind"] if k == layout.stages - 1 else []
-        for part in own:
-            begun = node
-            for way, when in enumerate(("forward", "backward")):
-                node = player.in_turn(made((part, when, False)), node)
-                left_s = seconds[part][way]
-                others = Beside(made((part, when, True)), links)
-                for (mine, then, name), moves in works.items():
-                    if (mine, then) != (part, when) or name in (True, False):
-                        continue
-                    work_s = own_s[name, way]
-                    whole_s, piece_s = (sum(times[j] for *_, times in moves) for j in (0, 1))
-                    cut = overlapped(PIECES, whole_s, piece_s, work_s)[1] > 0.0
-                    todo = [
-                        Collective(op, how, size, at, runs)
-                        for op, how, size, runs in (move[cut] for move in moves)
-                    ]
-                    if cut:
-                        given = (others.take, piece_s)
-                        node = player.in_pieces(PIECES, work_s, todo, node, *given)
-                        left_s -= work_s
-                    else:
-                        node = player.in_turn(todo, node)
-                into, out = streams[part]
-                flows = rim(dies, into, out if when == "backward" else 0.0)
-                node = player.beside(left_s, others.take(math.inf), node, flows)
-            moved = [(0, size) for size in (2.0 * into, out) if size for _ in dies]
-            node = player.traffic.join([node, player.streamed(moved, begun)])
-        ends.append(node)
-    return player, placed, starts, ends
+        for turn in range(turns):
+            begin = player.traffic.pause(first_s + turn * pace_s, [])
+            node = start = begin if node is None else player.traffic.join([begin, node])
+            for part in own:
+                node = played_part(part, node, dies, at, made)
+            mine.append((start, node))
+        found.append(mine)
+    return player, placed, found
 
 
 def sends_of(problem, encoding):
@@ -251,16 +262,25 @@ def sends_of(problem, encoding):
     return found
 
 
-def played_over_model(problem, layout, modes, rng):
-    """Seconds of each stage as played, over those of the model, for a mapping at random."""
+def played_over_model(problem, layout, modes, rng, turns=1):
+    """Seconds of each stage as played, over those of the model, for a mapping at random.
+
+    With several micro-batches of each stage, at the pace of the slowest one, the first and the last
+    are left out.
+    """
     loads, encoding = random_mapping(problem, layout, rng, modes)
-    player, placed, starts, ends = played(problem, encoding, rng)
+    pace = (turns, float(max(loads))) if turns > 1 else ()
+    player, placed, stages = played(problem, encoding, rng, *pace)
+    ends = [each[-1][1] for each in stages]
     sent = player.played_sends(placed, encoding, sends_of(problem, encoding), ends)
     player.traffic.play()
     at = player.traffic.ends
     sending = [sum(at[b] - at[a] for a, b in each) for each in sent]
-    took = [at[end] - at[start] for start, end in zip(starts, ends, strict=True)]
-    return [(a + b) / load for a, b, load in zip(took, sending, loads, strict=True)]
+    took = [
+        float(np.mean([at[b] - at[a] for a, b in (each[1:-1] if turns > 1 else each)]))
+        for each in stages
+    ]
+    return loads, [(a + b) / load for a, b, load in zip(took, sending, loads, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -296,30 +316,38 @@ def test_whole_mappings_with_concurrent_traffic(count, kind):
         wafer = wafer.replace(columns=3, rows=2) if alone else wafer
         problem = Problem(small, wafer, training, work=work, overlap=overlap)
         modes = problem.modes if alone else WEIGHTS[:4]
-        ratios = played_over_model(problem, layout, modes, rng)
+        _, ratios = played_over_model(problem, layout, modes, rng)
         assert ratios == pytest.approx([1.0] * layout.stages, rel=WITHIN), (case, layout)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "seed",
+    [1, *(pytest.param(seed, marks=pytest.mark.thorough) for seed in (2, 3))],
+)
 def test_stages_that_stream_at_once_get_into_each_others_way(seed):
     """Several stages stream: how far the model is off.
 
     What one stage streams passes links that another one's collectives want; both get half of them
-    then. The model lets a stage wait for all that passes the busiest of its links while it works:
+    then. Stages work on one micro-batch after another at the pace of the slowest, from starts at
+    random. The model lets a stage wait for all that passes the busiest of its links while it works:
     on average that is so, but what is streamed while it rests costs nothing, and what meets it at
-    several links, one after the other, costs more. The slowest stage sets the pace of a pipeline.
+    several links, one after the other, costs more.
     """
     rng = random.Random(seed)
-    model, found = models.load("bertlarge"), []
+    model, found, slowest = models.load("bertlarge"), [], []
     for case in range(20):
         layout = SHAPES[case % 4]
         small = model.replace(layers=layout.stages)
         wafer = SLOW.replace(off_wafer=SLOW.off_wafer.replace(edges=EDGES[case // 4 % 4]))
         training = WaferTraining(layout.microbatch * 2)
         problem = Problem(small, wafer, training, work=workload(small), overlap=False)
-        found += played_over_model(problem, layout, problem.modes, rng)
+        loads, ratios = played_over_model(problem, layout, problem.modes, rng, TURNS)
+        found += ratios
+        slowest.append(ratios[int(np.argmax(loads))])
     assert min(found) >= FAR[0]
     assert max(found) <= FAR[1]
     assert np.mean(found) == pytest.approx(1.0, abs=0.01)
-    assert np.mean(np.abs(np.array(found) - 1.0) <= WITHIN) >= 0.7
+    within = [np.mean(np.abs(np.array(some) - 1.0) <= WITHIN) for some in (found, slowest)]
+    assert within[0] >= 0.7, within
+    assert within[1] >= 0.9, within  # these set the pace of a pipeline

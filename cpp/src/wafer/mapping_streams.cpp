@@ -43,9 +43,10 @@ MapOther Mapping::streams_of(const std::array<Moved, 3>& parts, int k, double al
   return found;
 }
 
-// Collectives of a stage share its links with what other stages stream past them: all of it where
-// the stage takes as long as the one that streams, else the part that passes meanwhile. The links
-// to the rim carry no less than if every stage streamed as little as the one that streams least.
+// Collectives of a stage share its links with what other stages stream past them. Each stage
+// streams once while the slowest one works: that one meets all of it, a faster one what passes in
+// its time. The links to the rim carry no less than if every stage streamed as little as the one
+// that streams least.
 Mapping::Charged Mapping::charge_foreign(std::span<const MapOther> own,
                                          std::span<double> loads_s) const noexcept {
   const std::size_t count = kAt(pipeline_stages()), first = kAt(rules_.first_stage);
@@ -56,24 +57,25 @@ Mapping::Charged Mapping::charge_foreign(std::span<const MapOther> own,
     const bool mine = k >= first && k < first + own.size();
     all[k] = mine ? own[k - first] : others_[k < first ? k : k - own.size()];
   }
-  double least_in = all[0].taken_bytes, least_out = all[0].given_bytes, most = 0.0;
+  double least_in = all[0].taken_bytes, least_out = all[0].given_bytes, most = 0.0, pace_s = 0.0;
   for (std::size_t j = 0; j < count; ++j) {
     least_in = std::min(least_in, all[j].taken_bytes);
     least_out = std::min(least_out, all[j].given_bytes);
     most = std::max({most, all[j].taken_bytes, all[j].given_bytes});
+    pace_s = std::max(pace_s, all[j].alone_s);
   }
-  if (!(most > 0.0)) return found;
+  if (!(most > 0.0) || !(pace_s > 0.0)) return found;
   found = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
   for (std::size_t k = 0; k < count; ++k) {
-    double load_s = all[k].alone_s;
+    double past_s = 0.0;
     for (std::size_t j = 0; j < count; ++j) {
       const double less = std::min(all[j].taken_bytes, all[j].given_bytes);
       const double rest = std::max(all[j].taken_bytes, all[j].given_bytes) - less;
       if (j == k || !(rest + less > 0.0)) continue;
       const double* cost = &foreign_s_[(k * count + j) * 2];
-      const double part = all[k].alone_s < all[j].alone_s ? all[k].alone_s / all[j].alone_s : 1.0;
-      load_s += part * (rest * cost[0] + less * cost[1]);
+      past_s += rest * cost[0] + less * cost[1];
     }
+    const double load_s = all[k].alone_s + all[k].alone_s / pace_s * past_s;
     if (k >= first && k < first + own.size()) {
       loads_s[k - first] = load_s;
     } else {
