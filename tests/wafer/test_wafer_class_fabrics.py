@@ -314,6 +314,7 @@ def test_packets_between_classes_behind_switches_take_as_long(sizes):
 # ---- searches, files and refusals ----
 
 
+@pytest.mark.slow
 def test_two_classes_pay_on_joined_wafers_where_dies_are_dead():
     """On each of two tiles as on one: lines of 12 and of 11 of 23 dies."""
     wafer = TILE.replace(dead=((0, 0), (2, 2)), joined=2)

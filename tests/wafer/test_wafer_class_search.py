@@ -107,6 +107,7 @@ def test_packets_between_classes_take_as_long(pair):
         assert took == pytest.approx(model, rel=0.03)
 
 
+@pytest.mark.slow
 def test_two_classes_pay_where_dead_dies_leave_a_prime_number():
     """Llama-2 7B on 23 dies: lines of 12 and of 11 take less than two of 11 or one of 23.
 

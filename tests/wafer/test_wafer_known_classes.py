@@ -41,6 +41,7 @@ def prime():
     return problem, fault_study(problem, [PRIME, FaultMap(dead_dies=((0, 0), (2, 1)))], threads=1)
 
 
+@pytest.mark.slow
 def test_a_study_finds_what_two_classes_gain(prime):
     problem, study = prime
     assert study.classes[0]
