@@ -51,6 +51,7 @@ _FIRST_STEPS = 3_000
 _NEAR = 1.2  # times the best so far: worth single changes at a first look
 _LOSS = 0.03  # accepted at first by an annealing, relative
 _LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
+_WORTH = 1e-3  # of a step, gained by two classes of stages or two groups of dies
 
 
 def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
@@ -296,12 +297,13 @@ class _Search:
     ) -> ClassResult:
         """Try two classes of stages, and two groups of dies that share every block.
 
-        Both start from the best layouts of stages of one shape; not where layouts are given.
+        Both start from the best layouts of stages of one shape; not where layouts are given. What
+        they gain must be worth a mapping that is less simple, and a bound that is weaker.
         """
         if self.wanted is not None or self.missing:
             return ClassResult(None, 0)
         known = [(tried.layout, tried.operator_mappings) for tried in chosen]
-        below = min(best, self.below_s)
+        below = min(best * (1.0 - _WORTH), self.below_s)
         rest = (self.effort, self.seed, pool, self.late)
         staged = search_classes(self.problem, layouts, known, below, *rest)
         below = below if staged.best is None else staged.best.time_s
