@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import random
 from dataclasses import replace
@@ -23,7 +24,9 @@ from phaze_fast.wafer import (
     evaluate,
     search_mapping,
 )
+from phaze_fast.wafer.bounds import any_placement_bound
 from phaze_fast.wafer.class_places import class_places
+from phaze_fast.wafer.class_search import ClassResult
 from phaze_fast.wafer.classes import Classes, classes_fault
 from phaze_fast.wafer.details import details
 from phaze_fast.wafer.evaluate import evaluation_of_classes
@@ -180,3 +183,29 @@ def test_dies_that_are_in_no_class_leave_their_share_of_what_is_off_the_wafer():
         assert rules["stream_capacity_bytes"] == 1.25 * problem.stream.capacity_bytes
         expected = stream_link_s_of(problem.wafer, used)
         assert (rules["stream_link_s"], rules["stream_both_s"]) == expected
+
+
+def test_every_block_more_adds_as_much_to_the_bound_on_any_placement():
+    model = models.load("bertlarge")
+    bounds = [
+        any_placement_bound(Problem(model.replace(layers=layers), TILE, WaferTraining(25)))
+        for layers in (2, 4, 6)
+    ]
+    assert bounds[1] - bounds[0] > 0.1 * bounds[0]
+    assert bounds[2] - bounds[1] == pytest.approx(bounds[1] - bounds[0])
+
+
+def test_two_classes_and_groups_have_to_gain_a_thousandth(monkeypatch):
+    module = importlib.import_module("phaze_fast.wafer.search")
+    asked = []
+
+    def none_found(problem, layouts, known, below_s, *rest):
+        asked.append(below_s)
+        return ClassResult(None, 0)
+
+    monkeypatch.setattr(module, "search_classes", none_found)
+    monkeypatch.setattr(module, "search_split", none_found)
+    small = TILE.replace(columns=2, rows=2)
+    problem = Problem(models.load("bertlarge").replace(layers=2), small, WaferTraining(8))
+    found = search_mapping(problem, Effort(seeds=1, steps=50))
+    assert asked == [pytest.approx(0.999 * found.best.time_s, rel=1e-9)] * 2
