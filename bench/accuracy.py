@@ -18,7 +18,7 @@ from phaze_fast.calibration.intervals import learn_ratios
 from phaze_fast.calibration.steps import measured_steps
 from phaze_fast.documents import to_yaml
 from phaze_fast.hardware import presets
-from phaze_fast.placement import intervals, predict
+from phaze_fast.planning import intervals, predict
 from phaze_fast.software import load_software
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +94,7 @@ def main(folder: Path) -> None:
     table = ROOT / "phaze_fast/placement/data/intervals.yaml"
     note = (
         "# Measured over predicted seconds of a step: between these in four of five cases.\n"
-        "# Learnt from published runs by bench/accuracy.py; phaze_fast/placement/intervals.py\n"
+        "# Learnt from published runs by bench/accuracy.py; phaze_fast/planning/intervals.py\n"
         "# says how a plan's group is found.\n"
     )
     table.write_text(note + to_yaml({"ratios": dict(learn_ratios(first))}), "utf-8")

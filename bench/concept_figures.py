@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import phaze_fast as pf
-from phaze_fast.placement import layer_schedules, timeline
+from phaze_fast.planning import layer_schedules, timeline
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDE, ROW, LEFT = 720.0, 22.0, 150.0

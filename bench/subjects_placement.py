@@ -13,25 +13,8 @@ import numpy as np
 from registry import Subject, register
 
 from phaze_fast import Cluster, models
-from phaze_fast.placement import (
-    LayerTable,
-    NestProblem,
-    PipelineProblem,
-    Placement,
-    Plan,
-    Plans,
-    Predictions,
-    PublishedProblem,
-    Training,
-    nest_from_dict,
-    place,
-    place_batch,
-    plan,
-    predict,
-    predict_batch,
-    problem_from_dict,
-    solve_nest,
-)
+from phaze_fast.papers import LayerTable, NestProblem, PipelineProblem, Placement, PublishedProblem, nest_from_dict, place, place_batch, problem_from_dict, solve_nest
+from phaze_fast.planning import Plan, Plans, Predictions, Training, plan, predict, predict_batch
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "dp_golden.jsonl"
 LARGE = ("megatron-8.3b_D1024", "gpt3-175b_D1024")

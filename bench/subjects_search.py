@@ -18,8 +18,8 @@ from phaze_fast import (
     models,
     plan,
 )
-from phaze_fast.search.find import find_chips
-from phaze_fast.search.result import Outcome
+from phaze_fast.explore.find import find_chips
+from phaze_fast.explore.result import Outcome
 
 Given = tuple[Any, ArchitectureSpace, Cluster, Training]
 

@@ -5,7 +5,7 @@ import sys
 
 import phaze_fast as pf
 from phaze_fast.hardware import AreaLimit, SpaceSpec
-from phaze_fast.search.ask_tell import Explorer
+from phaze_fast.explore.ask_tell import Explorer
 
 if importlib.util.find_spec("optuna") is None:
     print("Optuna is not installed; to run this: pip install 'phaze-fast[opt]'")

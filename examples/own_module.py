@@ -8,7 +8,7 @@ import sys
 
 import phaze_fast as pf
 from phaze_fast import models
-from phaze_fast.placement import PlanSpec, predict
+from phaze_fast.planning import PlanSpec, predict
 
 try:
     import torch

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from phaze_fast import (
-        baselines,
         calibration,
         cost,
         errors,
@@ -25,7 +24,8 @@ if TYPE_CHECKING:
         memory,
         models,
         opgraph,
-        placement,
+        papers,
+        planning,
         runs,
         schedule,
         software,
@@ -85,29 +85,14 @@ if TYPE_CHECKING:
     from phaze_fast.models import TransformerModel
     from phaze_fast.opgraph import Strategy, build_op_graphs, layer_graph
     from phaze_fast.pipeline import compare, search
-    from phaze_fast.placement import (
-        LayerTable,
-        PipelineProblem,
-        Placement,
-        Plan,
-        Plans,
-        PlanSpec,
-        Predictions,
-        PublishedProblem,
-        Training,
-        place,
-        place_batch,
-        plan,
-        predict,
-        predict_batch,
-        why_not,
-    )
+    from phaze_fast.papers import LayerTable, PipelineProblem, Placement, PublishedProblem, place, place_batch
+    from phaze_fast.planning import Plan, Plans, PlanSpec, Predictions, Training, plan, predict, predict_batch, why_not
     from phaze_fast.report.result import SearchResult
     from phaze_fast.runs.schedules import ScheduleCache
     from phaze_fast.runs.sweep import Point, SweepTable, sweep
     from phaze_fast.schedule import LayerTimes, schedule_layers
-    from phaze_fast.search.ask_tell import Explorer
-    from phaze_fast.search.evaluate import Evaluations, evaluate_batch
+    from phaze_fast.explore.ask_tell import Explorer
+    from phaze_fast.explore.evaluate import Evaluations, evaluate_batch
     from phaze_fast.wafer import search_wafers
 
     __version__: str
@@ -118,12 +103,12 @@ _HOME = {
         "cost",
         "errors",
         "export",
-        "baselines",
         "hardware",
         "memory",
         "models",
         "opgraph",
-        "placement",
+        "papers",
+        "planning",
         "runs",
         "schedule",
         "software",
@@ -182,24 +167,26 @@ _HOME = {
     ),
     "phaze_fast.models": ("TransformerModel",),
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
-    "phaze_fast.search.ask_tell": ("Explorer",),
-    "phaze_fast.search.evaluate": ("Evaluations", "evaluate_batch"),
+    "phaze_fast.explore.ask_tell": ("Explorer",),
+    "phaze_fast.explore.evaluate": ("Evaluations", "evaluate_batch"),
     "phaze_fast.wafer": ("search_wafers",),
     "phaze_fast.runs.schedules": ("ScheduleCache",),
     "phaze_fast.runs.sweep": ("Point", "SweepTable", "sweep"),
     "phaze_fast.pipeline": ("compare",),
-    "phaze_fast.placement": (
+    "phaze_fast.papers": (
         "LayerTable",
         "PipelineProblem",
         "Placement",
+        "PublishedProblem",
+        "place",
+        "place_batch",
+    ),
+    "phaze_fast.planning": (
         "Plan",
         "PlanSpec",
         "Plans",
         "Predictions",
-        "PublishedProblem",
         "Training",
-        "place",
-        "place_batch",
         "plan",
         "predict",
         "predict_batch",
@@ -264,7 +251,6 @@ __all__ = [
     "area",
     "area_batch",
     "array_cycles",
-    "baselines",
     "build_op_graphs",
     "calibration",
     "collective",
@@ -285,7 +271,8 @@ __all__ = [
     "opgraph",
     "place",
     "place_batch",
-    "placement",
+    "papers",
+    "planning",
     "plan",
     "power_batch",
     "predict",

@@ -9,18 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.baselines.comparison import Baselines, baselines_of, sensitivity_of
+from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
-from phaze_fast.placement import Training
+from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
-from phaze_fast.search.constants import Uncertainty
-from phaze_fast.search.find import find_chips
-from phaze_fast.search.information import information
-from phaze_fast.search.portfolio import best_pair
-from phaze_fast.search.result import Budget, Progress
-from phaze_fast.search.robust import TOLERANCE, robust_chip
+from phaze_fast.robust.constants import Uncertainty
+from phaze_fast.explore.find import find_chips
+from phaze_fast.robust.information import information
+from phaze_fast.explore.portfolio import best_pair
+from phaze_fast.explore.result import Budget, Progress
+from phaze_fast.robust.robust_chip import TOLERANCE, robust_chip
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 

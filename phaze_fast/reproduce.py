@@ -14,8 +14,8 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import ArchitectureSpace, Cluster, presets
 from phaze_fast.models import load
 from phaze_fast.pipeline import compare, search
-from phaze_fast.placement import PlanEvaluator, Training
-from phaze_fast.placement.times import memory_of
+from phaze_fast.planning import PlanEvaluator, Training
+from phaze_fast.planning.times import memory_of
 from phaze_fast.tables import Table
 from phaze_fast.wafer import Effort, Problem, compare_mappings
 

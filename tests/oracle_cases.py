@@ -14,8 +14,8 @@ from phaze_fast.hardware import (
 from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.opgraph import CONTEXT_KINDS, Strategy, reasons
-from phaze_fast.placement import PlanSpec, Training
-from phaze_fast.placement.training import RANK_ORDERS
+from phaze_fast.planning import PlanSpec, Training
+from phaze_fast.planning.training import RANK_ORDERS
 from phaze_fast.software import DEFAULT, load_software
 
 CHIPS = ("h100", "a100-80", "tpuv4")

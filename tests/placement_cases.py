@@ -1,6 +1,6 @@
 """Tables of layers and placement problems, drawn at random and small enough to enumerate."""
 
-from phaze_fast.placement import LayerTable, PipelineProblem, PublishedProblem
+from phaze_fast.papers import LayerTable, PipelineProblem, PublishedProblem
 
 
 def seconds(rng, count):

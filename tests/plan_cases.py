@@ -18,7 +18,7 @@ from phaze_fast.hardware import (
 )
 from phaze_fast.memory import SCHEDULES as SCHEDULE_NAMES
 from phaze_fast.models import TransformerModel
-from phaze_fast.placement import PlanEvaluator, PlanSpec, Training, predict
+from phaze_fast.planning import PlanEvaluator, PlanSpec, Training, predict
 from phaze_fast.software import DEFAULT, load_software
 
 PLAIN = load_software(DEFAULT).replace(fused_activation=False, gradient_stand_ins=False)

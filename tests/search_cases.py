@@ -11,7 +11,7 @@ import phaze_fast as pf
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.models.transformer import MixtureOfExperts
-from phaze_fast.search.problem import SearchProblem
+from phaze_fast.explore.problem import SearchProblem
 
 GIB = 2**30
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import phaze_fast as pf
 from phaze_fast.hardware import Cluster
-from phaze_fast.placement import Training
+from phaze_fast.planning import Training
 from phaze_fast.runs.sweep import (
     Point,
     blank_row,

@@ -11,7 +11,7 @@ import numpy as np
 from phaze_fast.calibration.published import PublishedRun
 from phaze_fast.calibration.validation import PredictedRun
 from phaze_fast.hardware import Cluster
-from phaze_fast.placement import PlanSpec, predict
+from phaze_fast.planning import PlanSpec, predict
 
 __all__ = ["HeldOut", "held_out", "of_chip", "of_peak", "of_software"]
 

@@ -18,7 +18,7 @@ from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
 from phaze_fast.models import MixtureOfExperts, TransformerModel
-from phaze_fast.placement import PlanSpec
+from phaze_fast.planning import PlanSpec
 from phaze_fast.software import load_software
 
 __all__ = [

@@ -20,7 +20,7 @@ from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
 from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
 from phaze_fast.models import Model, from_hf
-from phaze_fast.placement import Plan, predict
+from phaze_fast.planning import Plan, predict
 from phaze_fast.software import load_software
 
 __all__ = ["MeasuredStep", "StepValidation", "is_step_table", "measured_steps", "validate_steps"]

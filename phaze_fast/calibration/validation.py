@@ -22,7 +22,7 @@ from phaze_fast.calibration.published import (
 from phaze_fast.calibration.statistics import ErrorSummary, pick_regret, summarise
 from phaze_fast.documents import read_text
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
-from phaze_fast.placement import Plan, predict
+from phaze_fast.planning import Plan, predict
 
 __all__ = ["GROUPINGS", "PredictedRun", "RunGroup", "RunValidation", "csv_rows", "validate_runs"]
 

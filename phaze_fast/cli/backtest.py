@@ -93,7 +93,7 @@ def back_test(
 
     Example: phaze-fast backtest "TPU v4"
     """
-    from phaze_fast.baselines.backtest import backtest
+    from phaze_fast.papers.backtest import backtest
 
     found = backtest(generation or (), threads)
     if report is not None:

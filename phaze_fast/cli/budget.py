@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from phaze_fast.cli.output import fields
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
-from phaze_fast.placement import Goodput, TrainingRun, goodput, training_run
+from phaze_fast.planning import Goodput, TrainingRun, goodput, training_run
 from phaze_fast.units import format_time, parse_quantity
 
 __all__ = ["Budget", "BudgetAnswer"]

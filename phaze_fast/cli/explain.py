@@ -12,7 +12,7 @@ from phaze_fast.cli.option_groups import with_groups
 from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, fields, note, table, typed
 from phaze_fast.cli.plan_files import PlanFile, PlanProblem
 from phaze_fast.export.kineto import Comparison, compare_profile, read_profile
-from phaze_fast.placement import timeline
+from phaze_fast.planning import timeline
 from phaze_fast.report.explain import Explanation, difference, explain_plan
 from phaze_fast.units import format_bytes, format_time
 

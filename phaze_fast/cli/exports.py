@@ -14,8 +14,8 @@ from phaze_fast.cli.output import AsJson, note, write_text
 from phaze_fast.cli.plan_files import GivenPlan, PlanFile, PlanProblem
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.export import FORMATS, export_plan
-from phaze_fast.placement import layer_schedules, timeline
-from phaze_fast.placement.layouts import node_devices
+from phaze_fast.planning import layer_schedules, timeline
+from phaze_fast.planning.layouts import node_devices
 
 __all__ = ["add_commands"]
 

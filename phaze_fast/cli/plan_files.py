@@ -15,7 +15,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.models import Model
-from phaze_fast.placement import Plan, PlanSpec, predict
+from phaze_fast.planning import Plan, PlanSpec, predict
 
 __all__ = ["GivenPlan", "PlanFile", "PlanProblem", "problem_of"]
 

@@ -31,8 +31,8 @@ from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.cli.sharing_options import SharingTried
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.models import Model
-from phaze_fast.placement import Plan, Plans, Training, WhyNot, infeasible, plan, read_asked
-from phaze_fast.placement import why_not as why_not_fastest
+from phaze_fast.planning import Plan, Plans, Training, WhyNot, infeasible, plan, read_asked
+from phaze_fast.planning import why_not as why_not_fastest
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["add_commands", "stage_rows"]

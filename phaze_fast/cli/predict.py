@@ -20,7 +20,7 @@ from phaze_fast.documents import read_document
 from phaze_fast.export import is_framework_file, read_plan
 from phaze_fast.hardware import Calibration, presets
 from phaze_fast.models import Model
-from phaze_fast.placement import Plan, PlanSpec, predict
+from phaze_fast.planning import Plan, PlanSpec, predict
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["add_commands"]

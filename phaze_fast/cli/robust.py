@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields, table
-from phaze_fast.search.information import Information
-from phaze_fast.search.portfolio import Portfolio
-from phaze_fast.search.robust import RobustResult
+from phaze_fast.robust.information import Information
+from phaze_fast.explore.portfolio import Portfolio
+from phaze_fast.robust.robust_chip import RobustResult
 from phaze_fast.units import format_time
 
 __all__ = ["information_tables", "portfolio_fields", "robust_fields"]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from phaze_fast.baselines.comparison import read_baselines
+from phaze_fast.papers.comparison import read_baselines
 from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFigures, ToFile, emit, folder, note, target, write_text
@@ -20,7 +20,7 @@ from phaze_fast.cli.search_tables import search_tables
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.pipeline import compare, search
-from phaze_fast.placement import Training
+from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult
 from phaze_fast.software import BF16, DEFAULT
 from phaze_fast.threads import thread_count

@@ -23,7 +23,7 @@ from phaze_fast.cli.output import (
     typed,
 )
 from phaze_fast.cli.plan_options import Hardware, PrecisionName, SoftwareName, several
-from phaze_fast.placement import Training
+from phaze_fast.planning import Training
 from phaze_fast.runs.sweep import Point, SweepTable, sweep
 from phaze_fast.software import BF16, DEFAULT
 from phaze_fast.units import format_bytes, format_time

@@ -15,7 +15,7 @@ from phaze_fast.export.nested import flat
 from phaze_fast.export.request import Exported, ReadPlan, Request
 from phaze_fast.export.shell import command, options_of, settings_of
 from phaze_fast.models import TransformerModel
-from phaze_fast.placement import PlanSpec
+from phaze_fast.planning import PlanSpec
 
 __all__ = ["read_bridge", "write_bridge"]
 

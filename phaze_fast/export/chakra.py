@@ -26,11 +26,11 @@ from phaze_fast.hardware import Cluster
 from phaze_fast.memory import SCHEDULES, optimizer
 from phaze_fast.models import Model
 from phaze_fast.opgraph import GROUPS, OpGraph
-from phaze_fast.placement import Plan, PlanSpec
-from phaze_fast.placement.prediction import evaluated
-from phaze_fast.placement.recompute import block_mode, recompute_code
-from phaze_fast.placement.sizes import StrategySizes
-from phaze_fast.placement.timeline import Timeline, timeline
+from phaze_fast.planning import Plan, PlanSpec
+from phaze_fast.planning.prediction import evaluated
+from phaze_fast.planning.recompute import block_mode, recompute_code
+from phaze_fast.planning.sizes import StrategySizes
+from phaze_fast.planning.timeline import Timeline, timeline
 
 __all__ = ["ChakraTrace", "chakra_trace"]
 

@@ -17,7 +17,7 @@ from phaze_fast.export.names import FORMATS, flag_names
 from phaze_fast.export.request import Exported, ReadPlan, Request
 from phaze_fast.export.torchtitan import read_torchtitan, write_torchtitan
 from phaze_fast.models import GraphModel, Model, TransformerModel, load, recognised
-from phaze_fast.placement import Plan, PlanSpec
+from phaze_fast.planning import Plan, PlanSpec
 
 __all__ = ["export_plan", "is_framework_file", "read_plan"]
 

@@ -18,10 +18,10 @@ from phaze_fast.export.ranks import Ranks
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
 from phaze_fast.opgraph import KINDS
-from phaze_fast.placement import Plan, PlanSpec
-from phaze_fast.placement.prediction import evaluated
-from phaze_fast.placement.recompute import block_mode, recompute_code
-from phaze_fast.placement.times import priced
+from phaze_fast.planning import Plan, PlanSpec
+from phaze_fast.planning.prediction import evaluated
+from phaze_fast.planning.recompute import block_mode, recompute_code
+from phaze_fast.planning.times import priced
 
 __all__ = ["FAMILIES", "Comparison", "FamilyTime", "Profile", "compare_profile", "read_profile"]
 

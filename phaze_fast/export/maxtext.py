@@ -10,7 +10,7 @@ from phaze_fast.export.names import FlagNames, flag_names
 from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed, facts_unsaid
 from phaze_fast.export.shell import command, settings_of
 from phaze_fast.models import TransformerModel
-from phaze_fast.placement import PlanSpec
+from phaze_fast.planning import PlanSpec
 from phaze_fast.software import BF16
 
 __all__ = ["read_maxtext", "write_maxtext"]

@@ -11,7 +11,7 @@ from phaze_fast.export.names import FlagNames, flag_names
 from phaze_fast.export.request import Exported, ReadPlan, Request, Unexpressed
 from phaze_fast.export.shell import Options, command, options_of, whole
 from phaze_fast.models import TransformerModel
-from phaze_fast.placement import PlanSpec
+from phaze_fast.planning import PlanSpec
 
 __all__ = ["read_megatron", "write_megatron"]
 

@@ -205,7 +205,7 @@ def read_terms(
     Returns
     -------
     dict
-        Fields of a `phaze_fast.placement.PlanSpec`.
+        Fields of a `phaze_fast.planning.PlanSpec`.
     """
     layers = terms.get("layers")
     if layers is not None and layers != model.layers:

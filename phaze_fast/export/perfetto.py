@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from phaze_fast.placement.timeline import Timeline
+from phaze_fast.planning.timeline import Timeline
 from phaze_fast.schedule import LayerSchedule
 
 __all__ = ["layer_trace", "step_trace"]
@@ -64,7 +64,7 @@ def step_trace(timeline: Timeline) -> dict[str, Any]:
     Parameters
     ----------
     timeline
-        The step, from `phaze_fast.placement.timeline`.
+        The step, from `phaze_fast.planning.timeline`.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def step_trace(timeline: Timeline) -> dict[str, Any]:
     Examples
     --------
     >>> import phaze_fast as pf
-    >>> from phaze_fast.placement import timeline
+    >>> from phaze_fast.planning import timeline
     >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
     >>> played = timeline("llama2-7b", cluster, {"pp": 2, "dp": 4, "global_batch": 32, "zero": 1})
     >>> events = step_trace(played)["traceEvents"]

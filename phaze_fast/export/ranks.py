@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phaze_fast.placement import Plan
+from phaze_fast.planning import Plan
 
 __all__ = ["Place", "Ranks"]
 

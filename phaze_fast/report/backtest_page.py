@@ -161,7 +161,7 @@ def backtest_page(found: Data) -> str:
 
     Examples
     --------
-    >>> from phaze_fast.baselines.backtest import backtest
+    >>> from phaze_fast.papers.backtest import backtest
     >>> "TPU v2" in backtest_page(backtest(["TPU v2"], threads=1))
     True
     """

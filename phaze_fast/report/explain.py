@@ -18,8 +18,8 @@ from phaze_fast.hardware import (
     TorusFabric,
 )
 from phaze_fast.models import Model
-from phaze_fast.placement import Plan, PlanSpec, predict
-from phaze_fast.placement.timeline import Timeline, timeline
+from phaze_fast.planning import Plan, PlanSpec, predict
+from phaze_fast.planning.timeline import Timeline, timeline
 from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["Explanation", "Worth", "difference", "explain_plan"]

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from phaze_fast.placement import Timeline
+from phaze_fast.planning import Timeline
 from phaze_fast.report.markup import Html, join, tag
 from phaze_fast.report.words import seconds, size
 

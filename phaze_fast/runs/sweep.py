@@ -24,7 +24,7 @@ from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
-from phaze_fast.placement import Plan, Training, infeasible, plan
+from phaze_fast.planning import Plan, Training, infeasible, plan
 from phaze_fast.runs.chunks import Lost, run_chunks
 from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest

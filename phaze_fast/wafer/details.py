@@ -11,7 +11,7 @@ from phaze_fast.hardware import energy_table
 from phaze_fast.memory import optimizer
 from phaze_fast.models import model_flops
 from phaze_fast.opgraph.builder import OperatorSpec
-from phaze_fast.placement.throughput import mfu
+from phaze_fast.planning.throughput import mfu
 from phaze_fast.wafer.diemap import stage_grid
 from phaze_fast.wafer.encoding import Encoding
 from phaze_fast.wafer.evaluate import Evaluation

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.placement import pipelines
+from phaze_fast.planning import pipelines
 from phaze_fast.wafer.classes import Classes, Pair, shares_blocks
 from phaze_fast.wafer.layout import Layout, placed_boundaries
 from phaze_fast.wafer.operators import Edge, Workload

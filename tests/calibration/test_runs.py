@@ -8,7 +8,7 @@ from phaze_fast.calibration import RowRefusedError, UnsupportedError, validate_r
 from phaze_fast.calibration.published import RUN_COLUMNS, read_run
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.placement import predict
+from phaze_fast.planning import predict
 
 # Korthikanti et al. 2022, table 5: 22B, full recomputation, and with sequence parallelism.
 ROW = {

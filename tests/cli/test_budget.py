@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phaze_fast.cli.main import main
-from phaze_fast.placement import goodput, training_run
+from phaze_fast.planning import goodput, training_run
 
 PREDICT = ["predict", "llama2-7b", "--chip", "h100", "--devices", "16", "--tp", "4", "--dp", "4"]
 PREDICT += ["--global-batch", "64"]

@@ -11,7 +11,7 @@ from nest_cases import nest_problem
 
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.placement import nest_from_dict, problem_from_dict
+from phaze_fast.papers import nest_from_dict, problem_from_dict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 NODE = {"parameterSize": 1, "activationSize": 1, "optimalLatencyFw": 1.0, "optimalLatencyBw": 2.0}

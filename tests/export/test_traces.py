@@ -11,7 +11,7 @@ from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.export.kineto import compare_profile, read_profile
 from phaze_fast.export.perfetto import layer_trace, step_trace
-from phaze_fast.placement import pipelines, timeline
+from phaze_fast.planning import pipelines, timeline
 from phaze_fast.schedule import LayerInstance, schedule_instances
 
 SMALL = models.load("gpt2-xl").replace(name="small", layers=14, heads=24, hidden=1536)

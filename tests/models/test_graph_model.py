@@ -12,7 +12,7 @@ from phaze_fast.hardware import Cluster, presets
 from phaze_fast.memory import Pipeline, footprint
 from phaze_fast.models import GraphModel
 from phaze_fast.opgraph import FORMATS, Strategy, layer_graph, reasons
-from phaze_fast.placement import PlanSpec, Training, plan, predict
+from phaze_fast.planning import PlanSpec, Training, plan, predict
 from phaze_fast.software import load_precision
 
 FILE = Path(__file__).parents[1] / "golden" / "traced_llama.json"

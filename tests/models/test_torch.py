@@ -10,7 +10,7 @@ import pytest
 from phaze_fast import models
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.opgraph import KINDS, Strategy, layer_graph
-from phaze_fast.placement import Training, plan
+from phaze_fast.planning import Training, plan
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 nn = torch.nn

@@ -8,7 +8,7 @@ from phaze_fast import models, opgraph
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.opgraph import Strategy
-from phaze_fast.placement import Training, plan
+from phaze_fast.planning import Training, plan
 
 torch = pytest.importorskip("torch", reason="the extra torch is not installed")
 nn = torch.nn

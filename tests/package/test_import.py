@@ -34,10 +34,10 @@ def test_every_public_name_resolves_and_is_listed():
 
 def test_search_is_the_function_whatever_is_imported_first():
     import phaze_fast.pipeline
-    import phaze_fast.search.find
+    import phaze_fast.explore.find
 
     assert pf.search is phaze_fast.pipeline.search
-    code = "import json, phaze_fast.search.find; from phaze_fast import search; "
+    code = "import json, phaze_fast.explore.find; from phaze_fast import search; "
     assert fresh(code + "print(json.dumps(callable(search)))")
 
 

@@ -29,12 +29,11 @@ ORDER = [
     {"opgraph"},
     {"cost", "memory"},
     {"schedule"},
-    {"placement"},
+    {"planning"},
     {"calibration"},
     {"runs"},
-    {"wafer"},
-    {"search"},
-    {"baselines"},
+    {"wafer", "explore"},
+    {"robust", "papers"},
     {"report", "export"},
     {"pipeline"},
     {"reproduce"},
@@ -230,10 +229,10 @@ def test_a_docstring_names_nothing_that_is_gone(file):
 
 
 def test_a_name_that_is_gone_is_found():
-    module = importlib.import_module("phaze_fast.search.find")
-    for name in ("find_chips", "BestFirstSearch", "pareto", "phaze_fast.search.exact", "STORE"):
+    module = importlib.import_module("phaze_fast.explore.find")
+    for name in ("find_chips", "BestFirstSearch", "pareto", "phaze_fast.explore.exact", "STORE"):
         assert resolves(name, module), name
-    for name in ("phaze_fast.explore", "Judge", "phaze_fast.search.judge", "find_dies"):
+    for name in ("phaze_fast.search.find", "Judge", "phaze_fast.explore.judge", "find_dies"):
         assert not resolves(name, module), name
 
 

@@ -7,7 +7,7 @@ from report_cases import NASTY, nasty
 
 import phaze_fast as pf
 from phaze_fast.cost.validation import Validation, column_error
-from phaze_fast.placement import timeline
+from phaze_fast.planning import timeline
 from phaze_fast.report import report_page
 from phaze_fast.report.plan_page import compare_page, plan_page
 from phaze_fast.report.sweep_page import sweep_page

@@ -8,7 +8,7 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast import models
-from phaze_fast.placement import timeline
+from phaze_fast.planning import timeline
 from phaze_fast.report.explain import difference, explain_plan
 from phaze_fast.report.plan_page import compare_page, plan_page
 

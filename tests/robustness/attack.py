@@ -29,7 +29,8 @@ from reference.layers_at_random import any_way, backward_like, random_layer, wid
 from search_cases import _case, _space
 
 import phaze_fast as pf
-from phaze_fast.placement import nest_from_dict, place_batch, predict, solve_nest
+from phaze_fast.papers import nest_from_dict, place_batch, solve_nest
+from phaze_fast.planning import predict
 from phaze_fast.schedule import instance_from_dict, schedule_instances
 
 BATCH = 64

@@ -8,7 +8,7 @@ from reference import certificates
 from reference.layers_at_random import any_way
 from robustness.attack import KINDS, attack
 
-from phaze_fast.placement import LayerTable, PublishedProblem, nest_from_dict, place, solve_nest
+from phaze_fast.papers import LayerTable, PublishedProblem, nest_from_dict, place, solve_nest
 from phaze_fast.schedule import instance_from_dict, schedule_instances
 
 

@@ -10,7 +10,8 @@ from reference.layers_at_random import random_layer
 import phaze_fast as pf
 from phaze_fast.cost import collective_batch, estimate_costs, message_batch
 from phaze_fast.hardware import presets
-from phaze_fast.placement import nest_from_dict, place_batch, predict_batch, solve_nest
+from phaze_fast.papers import nest_from_dict, place_batch, solve_nest
+from phaze_fast.planning import predict_batch
 from phaze_fast.schedule import instance_from_dict, schedule_instances
 
 ON = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")

@@ -11,7 +11,7 @@ from sweep_points import counted, counts, many, point, refuses
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError, MissingExtraError
 from phaze_fast.hardware import Cluster
-from phaze_fast.placement import plan
+from phaze_fast.planning import plan
 from phaze_fast.runs.sweep import (
     COLUMNS,
     Point,

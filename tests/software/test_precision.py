@@ -13,7 +13,7 @@ from phaze_fast.export import export_plan, read_plan
 from phaze_fast.hardware import presets
 from phaze_fast.memory import TERMS, Pipeline, footprint_batch, stage_rows
 from phaze_fast.opgraph import FORMATS, Strategy, layer_graph
-from phaze_fast.placement import PlanSpec, predict, predict_batch
+from phaze_fast.planning import PlanSpec, predict, predict_batch
 from phaze_fast.software import (
     DEFAULT,
     check_precision,

@@ -10,7 +10,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.models import load
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.placement import predict
+from phaze_fast.planning import predict
 from phaze_fast.software import (
     DEFAULT,
     Software,

@@ -10,7 +10,7 @@ from phaze_fast.calibration.validation import PredictedRun
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.models import load
 from phaze_fast.opgraph import Strategy, layer_graph
-from phaze_fast.placement import predict
+from phaze_fast.planning import predict
 from phaze_fast.software import chip_as_run, load_precision, load_software, model_as_run
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -16,7 +16,7 @@ from wafer_cases import refusal
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
-from phaze_fast.placement import pipelines
+from phaze_fast.planning import pipelines
 from phaze_fast.wafer import (
     Effort,
     Encoding,

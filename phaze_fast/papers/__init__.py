@@ -1,0 +1,40 @@
+"""What other systems do, restated: placements of layer tables, hand plans, early stops, back-tests."""
+
+from phaze_fast.papers.describe import PlacedStage
+from phaze_fast.papers.nest import PRICED_REPLICAS, solve_nest
+from phaze_fast.papers.nest_problem import TIME_UNITS, NestProblem, is_nest, nest_from_dict
+from phaze_fast.papers.problem_files import ProblemRecord, read_records
+from phaze_fast.papers.problems import (
+    SCHEDULES,
+    PipelineProblem,
+    Placement,
+    PublishedProblem,
+    place,
+    place_batch,
+    place_front,
+)
+from phaze_fast.papers.published import problem_from_dict, read_problems, solve_published
+from phaze_fast.papers.table import LayerTable
+
+__all__ = [
+    "LayerTable",
+    "NestProblem",
+    "PRICED_REPLICAS",
+    "PipelineProblem",
+    "PlacedStage",
+    "Placement",
+    "ProblemRecord",
+    "PublishedProblem",
+    "SCHEDULES",
+    "TIME_UNITS",
+    "is_nest",
+    "nest_from_dict",
+    "place",
+    "place_batch",
+    "place_front",
+    "problem_from_dict",
+    "read_problems",
+    "read_records",
+    "solve_nest",
+    "solve_published",
+]

@@ -1,0 +1,197 @@
+"""Which chips fit an area limit where the area's terms are intervals, and by how much they do not.
+
+Areas are linear in the factors of their terms, and so is the limit, whether it is a number or what
+the space's base chip takes. So the factors with which a chip fits are a box cut by one plane, and a
+quotient of two areas is largest at one of its corners.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from phaze_fast.hardware import ArchitectureSpace, AreaTerms, area_batch, chip_records
+from phaze_fast.hardware.space_limits import area_terms
+from phaze_fast.robust.constants import AREA_TERMS, Uncertainty
+
+__all__ = ["AreaRange", "terms_mm2", "widened_space"]
+
+Array = np.ndarray[Any, Any]
+
+_ALMOST = 1.0 + 1e-12
+
+
+def terms_mm2(space: ArchitectureSpace, records: Array) -> Array:
+    """Area of chips by term, shape (chips, terms), mm2."""
+    found = area_batch(records, area_terms(space.spec))
+    terms = area_terms(space.spec)
+    multiplier, lane = _unit_mm2(space)
+    arrays = records["tensor_cores"] * records["tensor_width"] * float(multiplier)
+    arrays = arrays * records["tensor_depth"]
+    if terms.formats:
+        arrays = arrays * np.where(records["fp8"] > 0, 1.0 + terms.fp8_share, 1.0)
+    lanes = records["vector_cores"] * records["vector_lanes"] * records["vector_alus_per_lane"]
+    lanes = lanes * float(lane)
+    columns = {
+        "tensor": arrays,
+        "tensor_local": found["tensor_mm2"] - arrays,
+        "vector": lanes,
+        "vector_local": found["vector_mm2"] - lanes,
+    }
+    rest = [term for term in AREA_TERMS if term not in columns]
+    columns |= {term: found[f"{term}_mm2"] for term in rest}
+    made = np.stack([columns[term] for term in AREA_TERMS], axis=1)
+    if terms.die_to_die:  # links between dies are a share of all else
+        made *= np.where(records["dies"] > 1, 1.0 + terms.die_to_die_share, 1.0)[:, None]
+    return made
+
+
+def _unit_mm2(space: ArchitectureSpace) -> tuple[float, float]:
+    """Area of one multiplier and of one lane's ALU: what another one adds."""
+    two = np.repeat(chip_records([space.spec.base]), 2)
+    for field in ("tensor_cores", "tensor_depth", "vector_cores", "vector_alus_per_lane"):
+        two[field] = 1
+    two["fp8"] = 0
+    two["tensor_width"] = two["vector_lanes"] = (1, 2)
+    found = area_batch(two, AreaTerms(process_nm=area_terms(space.spec).process_nm))
+    return float(np.diff(found["tensor_mm2"])[0]), float(np.diff(found["vector_mm2"])[0])
+
+
+@dataclass(frozen=True, eq=False)
+class AreaRange:
+    """Chips, an area limit, and an interval for the factor of each area term."""
+
+    terms: Array
+    """Of the chips, shape (chips, terms), mm2."""
+    fixed_mm2: float
+    """The limit, as a number ..."""
+    base: Array
+    """... plus these areas, each by its factor: the base chip's where the limit follows it."""
+    low: Array
+    high: Array
+
+    @classmethod
+    def of(cls, space: ArchitectureSpace, records: Array, box: Uncertainty) -> AreaRange:
+        """Take the limit from a space and the intervals from a box."""
+        low, high = box.area_range()
+        own, limit = terms_mm2(space, records), space.spec.area
+        nothing = np.zeros(len(AREA_TERMS))
+        if limit is None:
+            return cls(own, np.inf, nothing, low, high)
+        if not limit.follows_base:
+            return cls(own, limit.max_mm2, nothing, low, high)
+        base = terms_mm2(space, chip_records([space.spec.base]))[0]
+        return cls(own, 0.0, base * (limit.max_mm2 / base.sum()), low, high)
+
+    def _limit(self, factors: Array) -> Array:
+        """Give the limit at points, mm2."""
+        found: Array = self.fixed_mm2 + factors @ self.base
+        return found
+
+    @cached_property
+    def _corners(self) -> Array:
+        ends = [sorted({a, b}) for a, b in zip(self.low, self.high, strict=True)]
+        return np.array(list(product(*ends)))
+
+    @cached_property
+    def _edges(self) -> tuple[Array, Array]:
+        """Pairs of corners that differ in one factor."""
+        corners = self._corners
+        differ = (corners[:, None, :] != corners[None, :, :]).sum(axis=2) == 1
+        first, second = np.nonzero(np.triu(differ))
+        return corners[first], corners[second]
+
+    @cached_property
+    def _at_corners(self) -> Array:
+        """Areas over the limit at the corners, shape (chips, corners)."""
+        found: Array = (self.terms @ self._corners.T) / self._limit(self._corners)
+        return found
+
+    @property
+    def fits_somewhere(self) -> Array:
+        """Chips that fit with some factors."""
+        found: Array = self._at_corners.min(axis=1) <= _ALMOST
+        return found
+
+    @property
+    def fits_always(self) -> Array:
+        """Chips that fit with all factors."""
+        found: Array = self._at_corners.max(axis=1) <= _ALMOST
+        return found
+
+    def largest_excess(self, chip: int) -> float:
+        """Say by how much a chip is too large at worst; 1: it always fits."""
+        return max(1.0, float(self._at_corners[chip].max()))
+
+    def _where_fits(self, chip: int) -> Array:
+        """Corners of the part of the box in which a chip fits, shape (points, terms)."""
+        inside = self._corners[self._at_corners[chip] <= _ALMOST]
+        first, second = self._edges
+        own = self.terms[chip]
+        over = [end @ own - self._limit(end) for end in (first, second)]
+        cut = (over[0] > 0) != (over[1] > 0)
+        share = over[0][cut] / (over[0][cut] - over[1][cut])
+        crossing = first[cut] + share[:, None] * (second[cut] - first[cut])
+        return np.concatenate([inside, crossing])
+
+    def excess_where_fits(self, rival: int, chips: Array | None = None) -> Array:
+        """Say by how much chips are too large at worst where a rival fits; 1: not at all.
+
+        Infinite where the rival fits nowhere is never asked for.
+        """
+        terms = self.terms if chips is None else self.terms[chips]
+        if not np.isfinite(self.fixed_mm2):
+            return np.ones(len(terms))
+        points = self._where_fits(rival)
+        worst = ((terms @ points.T) / self._limit(points)).max(axis=1, initial=1.0)
+        found: Array = np.where(worst <= _ALMOST, 1.0, worst)
+        return found
+
+    def excess_against(self, chip: int, rivals: Array) -> Array:
+        """Say by how much one chip is too large at worst where each of its rivals fits.
+
+        The same numbers as `excess_where_fits`, for one chip and many rivals.
+        """
+        if not np.isfinite(self.fixed_mm2):
+            return np.ones(len(rivals))
+        own = self.terms[chip]
+        inside = self._at_corners[rivals] <= _ALMOST
+        worst = np.where(inside, self._at_corners[chip], 1.0).max(axis=1, initial=1.0)
+        first, second = self._edges
+        terms = self.terms[rivals]
+        limits = self._limit(first), self._limit(second)
+        over_first, over_second = terms @ first.T - limits[0], terms @ second.T - limits[1]
+        cut = (over_first > 0) != (over_second > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(cut, over_first / (over_first - over_second), 0.0)
+        mine = first @ own + share * (second @ own - first @ own)
+        there = limits[0] + share * (limits[1] - limits[0])
+        crossing = np.where(cut, mine / there, 1.0).max(axis=1, initial=1.0)
+        worst = np.maximum(worst, crossing)
+        found: Array = np.where(worst <= _ALMOST, 1.0, worst)
+        return found
+
+
+def widened_space(space: ArchitectureSpace, box: Uncertainty) -> ArchitectureSpace:
+    """Give a space with the chips that fit its area limit only with some factors of the box.
+
+    The least area that a space keeps thins it and nothing else; it stays that of today's factors.
+    A part of a space has no others.
+    """
+    limit, (low, high) = space.spec.area, box.area_range()
+    if limit is None or space.selection is not None or ((low == high).all() and (low == 1.0).all()):
+        return space
+    factor = float(high.max() / low.min()) if limit.follows_base else float(1.0 / low.min())
+    if factor <= 1.0:
+        return space
+    wide = limit.replace(max_mm2=limit.max_mm2 * factor, min_fraction=limit.min_fraction / factor)
+    larger = ArchitectureSpace(space.spec.replace(area=wide))
+    more = larger.area_mm2 > limit.max_mm2
+    records = np.ascontiguousarray(larger.chips[more])
+    fits = AreaRange.of(space, records, box).fits_somewhere
+    index = np.union1d(space.index, larger.index[more][fits])
+    return ArchitectureSpace(space.spec, index) if len(index) > len(space) else space

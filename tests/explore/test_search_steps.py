@@ -1,0 +1,274 @@
+"""Steps of the search against plain loops and by hand: bounds, best partitions, joules of a step."""
+
+import itertools
+import math
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from case_counts import some_or_many
+from search_cases import _case, _space
+
+import phaze_fast as pf
+from phaze_fast import _core
+from phaze_fast.hardware import FlatFabric, energy_table
+from phaze_fast.planning import Placed, PlanEvaluator
+from phaze_fast.planning.times import KindTimes
+from phaze_fast.explore.bounds import STEPS
+from phaze_fast.explore.problem import SearchProblem
+
+GIB = 2**30
+ANY_TIME_S = 1e300
+RECOMPUTED = (("none", "full"), ("none", "norms+activations"), ("full",), ("norms", "full"))
+
+
+def test_steps_are_named_as_documents_name_them():
+    assert STEPS == ("roofline", "mapped", "schedule_bound", "scheduled", "placed")
+
+
+# ---- every partition, one by one ----
+
+
+def recompute_codes(blocks, variants):
+    """Everything a stage of one chunk may recompute, as the kernel reads it."""
+    base = _core.MAX_VARIANTS
+    yield from range(variants)
+    for rest, more in itertools.permutations(range(variants), 2):
+        yield from (rest + base * (more + base * count) for count in range(1, blocks))
+
+
+def partitions(ends, stages, variants, some_blocks):
+    """Every way to cut layers into stages, each in every variant and every mix of two.
+
+    `ends` says of each layer whether it is an end of the model.
+    """
+    for inner in itertools.combinations(range(1, len(ends)), stages - 1):
+        cuts = (0, *inner, len(ends))
+        blocks = [sum(not end for end in ends[a:b]) for a, b in itertools.pairwise(cuts)]
+        codes = [recompute_codes(n if some_blocks else 1, variants) for n in blocks]
+        for chosen in itertools.product(*codes):
+            yield cuts, chosen
+
+
+def best_of_all(evaluator, times, layout, room):
+    """The fastest partition of a layout that fits, by looking at all of them."""
+    row = evaluator.layouts[layout]
+    sizes, best = evaluator.sizes[row["strategy"]], math.inf
+    held = float(max(evaluator.rooms[room], 0.0))
+    graph, some_blocks = sizes.graph, evaluator.training.recompute_some
+    ends = [graph.layers[k].kind in ("embedding", "head") for k in graph.order]
+    for cuts, variants in partitions(ends, row["stages"], len(sizes.variants), some_blocks):
+        given = (np.array(cuts, dtype=np.int32), np.array(variants, dtype=np.int32))
+        (estimate,), _ = evaluator.space.estimate(times, layout, *given, held)
+        if estimate["status"] == 0:
+            best = min(best, float(estimate["time_s"]))
+    return best
+
+
+def small_cases(first, count):
+    for seed in range(first, first + count):
+        case = _case(seed, (), devices=8, layers=5)
+        free = {"uncut": (), "tied": (), "recompute": RECOMPUTED[seed % len(RECOMPUTED)]}
+        free["recompute_some"] = seed % 5 != 0
+        training = case.training.model_copy(update=free)
+        yield seed, case._replace(training=training)
+
+
+@some_or_many(12, 30)
+def test_the_best_partition_is_that_of_every_partition(cases):
+    held = close = 0
+    for seed, case in small_cases(0, cases):
+        evaluator = case.problem.evaluator
+        record = _space().chips[int(case.rng.integers(0, len(_space()))) :][:1].copy()
+        rows = evaluator.layouts  # of schedules whose partitions are all searched
+        dealt = ~np.isin(rows["schedule"], [0, 3]) | (rows["virtual_stages"] > 1)
+        dealt |= (rows["schedule"] == 3) & (rows["microbatches"] < rows["stages"])
+        layouts = np.flatnonzero((rows["stages"] == 1) | ~dealt)
+        for layout in case.rng.permutation(layouts)[:6].tolist():
+            s = int(evaluator.layouts["strategy"][layout])
+            times, _ = case.problem.schedule(s, record)
+            timed = times.at(np.zeros(len(evaluator), dtype=np.int64))
+            if evaluator.layouts["stages"][layout] > 4:
+                continue
+            for room in range(len(evaluator.rooms)):
+                best = best_of_all(evaluator, timed, layout, room)
+                bound, (found,), _ = evaluator.space.solve(timed, layout, room, ANY_TIME_S)
+                assert (found["layout"] < 0) == (best == math.inf), (seed, layout, room)
+                assert bool(evaluator.fits[layout, room]) == (best < math.inf), (seed, layout)
+                if best < math.inf:
+                    assert found["time_s"] == pytest.approx(best, rel=1e-12), (seed, layout, room)
+                    assert bound <= best, (seed, layout, room)
+                    held += 1
+                    close += bool(bound >= 0.9 * best)
+    assert held > 2 * cases
+    assert close > 0.2 * held  # a bound of nothing would hold as well
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_limit_leaves_out_what_takes_longer_and_nothing_else(count):
+    rng = np.random.default_rng(count)
+    for seed, case in small_cases(40, 6):
+        evaluator = case.problem.evaluator
+        records = _space().chips[rng.integers(0, len(_space()), count)].copy()
+        for s in range(len(evaluator)):
+            times, least = case.problem.schedule(s, records)
+            shape = (count, len(evaluator.rooms))
+            free = evaluator.best(s, times, least, np.full(shape, ANY_TIME_S))
+            exact = np.array([[placed.time_s for placed in row] for row in free])
+            fits = np.isfinite(exact)
+            same = evaluator.best(s, times, least, np.where(fits, exact, -np.inf))
+            less = evaluator.best(s, times, least, np.where(fits, exact * (1 - 1e-9), -np.inf))
+            for row, kept, lost in zip(free, same, less, strict=True):
+                assert [p for p in kept if p.layout >= 0] == [p for p in row if p.layout >= 0], seed
+                assert all(p.layout == -1 and p.time_s == math.inf for p in lost), seed
+
+
+def test_bounds_rise_from_step_to_step_towards_the_exact_time():
+    """Each step is made of what the one before is made of, and more."""
+    for _, case in small_cases(80, 6):
+        problem, evaluator = case.problem, case.problem.evaluator
+        records = _space().chips[1000:29000:7000].copy()
+        rooms = np.full(len(records), len(evaluator.rooms) - 1, dtype=np.int64)
+        for s in range(len(evaluator)):
+            times, least = problem.schedule(s, records)
+            bounds = [evaluator.work_bounds(s, problem.work_s(s, records), rooms)]
+            for step in ("mapped", "schedule_bound"):
+                bounds.append(evaluator.bounds(s, problem.bound(s, records, step), rooms))
+            bounds.append(evaluator.bounds(s, least, rooms))
+            for lower, higher in itertools.pairwise(bounds):
+                assert (lower <= higher * (1.0 + 1e-9)).all()
+            limits = np.full((len(records), len(evaluator.rooms)), ANY_TIME_S)
+            placed = evaluator.best(s, times, least, limits)
+            exact = np.array([row[-1].time_s for row in placed])
+            assert (bounds[-1] <= exact).all()
+
+
+def test_what_is_ruled_out_takes_longer_than_its_limit():
+    ruled_out = 0
+    for seed, case in small_cases(40, 6):
+        problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
+        evaluator = problem.evaluator
+        rooms = np.full(len(records), len(problem.capacities) - 1)
+        for s in range(len(evaluator)):
+            made, _ = problem.schedule(s, records)  # not all proven: then above the optimum
+            exact_s = evaluator.bounds(s, made, rooms)
+            for share in (0.97, 0.9999, 1.0001, 1.1):
+                limits = exact_s * share
+                least = evaluator.bounds(s, problem.rule_out(s, records, rooms, limits), rooms)
+                assert (least <= exact_s * (1 + 1e-9)).all(), (seed, s, share)
+                ruled_out += int((np.isfinite(limits) & (least > limits)).sum())
+    assert ruled_out > 25
+
+
+def test_what_is_known_of_chips_priced_together_changes_no_answer():
+    """Roots of search trees are kept and looked up: asked in any order, the same bits."""
+    for seed, case in small_cases(20, 1):
+        problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
+        rooms = np.full(len(records), len(problem.capacities) - 1)
+        for s in range(len(problem.evaluator)):
+            priced = problem.price(s, records)
+            some = np.array([2, 0])
+            problem.bound(s, priced.at(some), "schedule_bound")
+            problem.bound(s, priced.at(np.array([3])).at(np.array([0])), "schedule_bound")
+            limits = problem.evaluator.bounds(s, problem.schedule(s, records)[0], rooms) * 0.9999
+            pairs = [
+                (problem.bound(s, chips, "schedule_bound"), problem.schedule(s, chips)[0],
+                 problem.rule_out(s, chips, rooms, limits))
+                for chips in (priced, records)
+            ]  # fmt: skip
+            for kept, fresh in zip(*pairs, strict=True):
+                assert kept.same_times() == fresh.same_times(), (seed, s)
+                assert kept.proven.tolist() == fresh.proven.tolist(), (seed, s)
+
+
+def test_work_of_rooflines_is_that_of_a_plain_loop():
+    seed, case = next(iter(small_cases(3, 1)))
+    problem, records = case.problem, _space().chips[[0, 9000, 28000]]
+    for s, sizes in enumerate(problem.evaluator.sizes):
+        expected = np.zeros(len(records))
+        costs = pf.estimate_costs(
+            sizes.graph,
+            records,
+            problem.cluster,
+            like=problem.like,
+            bounds_only=True,
+            expert_stride=sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None,
+        )
+        for g, graph in enumerate(costs.graphs):
+            seconds = costs.time_s(g)
+            for chip in range(len(records)):
+                finish = [0.0] * len(graph)
+                for i in range(len(graph)):
+                    before = [finish[a] for a, b in graph.edges() if b == i]
+                    finish[i] = max(before, default=0.0) + seconds[chip, i]
+                expected[chip] += sizes.graph.layers[g // 2].count * max(finish, default=0.0)
+        assert np.array_equal(problem.work_s(s, records), expected), (seed, s)
+
+
+def test_one_thread_and_two_bound_and_place_alike():
+    _, case = next(small_cases(80, 1))
+    problem, evaluator = case.problem, case.problem.evaluator
+    records = _space().chips[::3000].copy()
+    rooms = np.zeros(len(records), dtype=np.int64)
+    for s in range(len(evaluator)):
+        one, two = (problem.schedule(s, records, threads) for threads in (1, 2))
+        for name in (field.name for field in fields(KindTimes)):
+            assert getattr(one[0], name).tolist() == getattr(two[0], name).tolist()
+        bounds = [evaluator.bounds(s, one[1], rooms, threads).tolist() for threads in (1, 2)]
+        assert bounds[0] == bounds[1]
+        limits = np.full((len(records), len(evaluator.rooms)), ANY_TIME_S)
+        assert evaluator.best(s, *one, limits, 1) == evaluator.best(s, *one, limits, 2)
+
+
+# ---- joules ----
+
+
+def test_joules_of_a_step_by_hand():
+    """Two replicas of two stages of gpt2-small, ZeRO 1, eight micro-batches each."""
+    cluster = pf.Cluster(devices=4, fabric=FlatFabric(name="flat", bandwidth_bytes_per_s=1e11))
+    step = pf.Training(
+        global_batch=16,
+        microbatch=1,
+        tensor_parallel=1,
+        pipeline=2,
+        data_parallel=2,
+        zero=1,
+        schedule="1f1b",
+        rank_order="replicas-inside",
+        recompute=("none", "selective", "full"),
+        reserved_bytes=0,
+    )
+    model = pf.models.load("gpt2-small")
+    problem = SearchProblem(model, cluster, step, _space().spec.base, (64 * GIB,))
+    evaluator: PlanEvaluator = problem.evaluator
+    assert len(evaluator) == len(evaluator.layouts) == 1
+    (sizes,) = evaluator.sizes
+    assert sizes.variants == ("none", "full")  # attention is fused: there is nothing selective
+    kinds, count = len(sizes.kinds), len(sizes.graph.order)
+    one = np.ones((1, kinds))
+    joules = np.stack([5.0 * one, 8.0 * one], axis=1)
+    seconds = np.stack([2.0 * one, 3.0 * one], axis=1)
+    times = KindTimes(
+        forward_s=one,
+        plain_s=2.0 * one,
+        backward_s=seconds,
+        weight_grad_s=one,
+        forward_j=3.0 * one,
+        backward_j=joules,
+        hbm_bytes_per_s=np.array([1e12]),
+        static_w=np.array([10.0]),
+        proven=np.array([True]),
+    )
+    first = count // 2
+    placed = Placed(0.0, 0.0, 0, (0, first, count), (1, 0))
+    (found,) = evaluator.energies_j([placed], times, [0])
+    passes = 2 * 8 * (first * (3.0 + 8.0) + (count - first) * (3.0 + 5.0))
+    prices = energy_table()
+    held = float(sizes.kinds["parameters"][list(sizes.graph.order)].sum())
+    held += model.vocab * model.hidden  # the last stage's copy of the embedding
+    step_bytes = held / 2 * (2 * 12 + 4 + 2)
+    sent = 2 * 8 * 2 * (1024 * 768 * 2) + 2 * held * (4 + 2) / 2
+    by_hand = passes + 2 * step_bytes * prices.hbm_byte_j + sent * prices.network_byte_j
+    time_s = evaluator.plan(placed, times, peak_flops=1e12).time_s
+    assert found == pytest.approx(by_hand + 10.0 * time_s * 4, rel=1e-12)
+    assert evaluator.plan(placed, times, peak_flops=1e12).energy_j == found

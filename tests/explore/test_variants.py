@@ -1,0 +1,101 @@
+"""Chips that differ in links, formats, stacks and dies, searched together: brute force, regrets."""
+
+import math
+
+import numpy as np
+import pytest
+
+import phaze_fast as pf
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
+from phaze_fast.robust.area_range import terms_mm2
+from phaze_fast.explore.chip_groups import ChipGroups
+from phaze_fast.explore.problem import problems_of
+
+BASE = pf.presets.chip("phaze-tpuv4").replace(links=Links(count=6, bandwidth_bytes_per_s=50e9))
+AXES = {
+    "format": ["bf16", "fp8"],
+    "links.count": [3, 12],
+    "dies": [1, 2],
+    "hbm.generation": ["hbm2", "hbm3"],
+    "hbm.stacks": [2, 4],
+    "vector_core.count": [8, 32],
+}
+LIMIT = AreaLimit(max_mm2=600.0, terms=EVERY_AREA)
+SPACE = pf.ArchitectureSpace(pf.SpaceSpec(name="mixed", base=BASE, axes=AXES, area=LIMIT))
+CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")
+MODEL = pf.models.load("gpt2-small")
+STEP = pf.Training(global_batch=32, seq=256, microbatch=4, tensor_parallel=(1, 4))
+
+
+def one_by_one(space):
+    """Seconds of each chip alone, over the links and in the format that it has."""
+    found = []
+    for chip in space:
+        rate = 50e9 * chip.links.count / 6
+        fabric = CLUSTER.fabric.replace(link_bandwidth_bytes_per_s=rate)
+        fp8 = "fp8" in chip.tensor_core.rates
+        step = STEP.replace(precision="fp8") if fp8 else STEP
+        cluster = CLUSTER.replace(fabric=fabric)
+        found.append(pf.evaluate_batch(MODEL, chip, cluster, step, threads=1).time_s[0])
+    return np.array(found)
+
+
+@pytest.fixture(scope="module")
+def some():
+    return SPACE[np.random.default_rng(5).permutation(len(SPACE))[:14]]
+
+
+@pytest.fixture(scope="module")
+def seconds(some):
+    return one_by_one(some)
+
+
+def test_a_search_over_links_and_formats_is_that_of_brute_force(some, seconds):
+    together = pf.evaluate_batch(MODEL, some, CLUSTER, STEP, threads=1)
+    assert together.time_s.tolist() == seconds.tolist()
+    found = pf.search(MODEL, some, CLUSTER, STEP, top=3, threads=2)
+    assert found.status == "optimal"
+    assert found.best.time_s == seconds.min()
+    assert len(set(seconds.tolist())) > 6
+    plan = found.best.plan
+    assert plan.time_s == found.best.time_s
+    assert 0.0 < plan.mfu < 1.0
+    area = pf.search(MODEL, some, CLUSTER, STEP, objective="area", threads=1)
+    values = seconds * some.area_mm2 * 8
+    assert math.isclose(area.best.value, values.min(), rel_tol=1e-12)
+
+
+def test_points_are_counted_once_for_each_chip_and_strategy(some):
+    found = pf.search(MODEL, some, CLUSTER, STEP, threads=1)
+    assert found.outcome.points == len(some) * 2
+
+
+def test_regrets_over_links_and_formats_hold_at_every_corner(some, seconds):
+    box = {"fabric_bandwidth": [0.5, 1.0], "links_area": [0.7, 1.75], "control_area": [0.5, 1.5]}
+    robust = pf.search(MODEL, some, CLUSTER, STEP, uncertainty=box, tolerance=0.1).robust
+    assert robust.proven
+    slow = CLUSTER.replace(fabric=CLUSTER.fabric.replace(link_bandwidth_bytes_per_s=25e9))
+    at_ends = [seconds, pf.evaluate_batch(MODEL, some, slow, STEP, threads=1).time_s]
+    terms = terms_mm2(some, some.chips)
+    assert np.allclose(terms.sum(axis=1), some.area_mm2)
+    own = next(
+        k for k, c in enumerate(some) if c.replace(name="c") == robust.chip.replace(name="c")
+    )
+    worst = 1.0
+    for control in (0.5, 1.0, 1.5):
+        for links in (0.7, 1.0, 1.75):
+            factors = np.array([1.0] * 7 + [control, links])
+            mm2 = terms @ factors
+            excess = max(1.0, mm2[own] / 600.0)
+            for times in at_ends:
+                worst = max(worst, excess * times[own] / times[mm2 <= 600.0].min())
+    assert worst <= robust.max_regret * (1 + 1e-9)
+
+
+def test_a_precision_and_a_format_axis_are_refused_together():
+    groups = ChipGroups.of(SPACE)
+    with pytest.raises(InvalidInputError, match="axis format; expected bf16"):
+        problems_of([MODEL], groups, CLUSTER, STEP.replace(precision="fp16"))
+    assert len(groups.variants) == 4
+    assert len(ChipGroups.of(SPACE[:4]).variants) == 1

@@ -1,0 +1,258 @@
+"""The published placement: the public program's own answers, its form, and what is not accepted."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.papers import place, place_batch, problem_from_dict, read_problems, solve_published
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "dp_golden.jsonl"
+
+
+def golden():
+    with GOLDEN.open() as lines:
+        return [json.loads(line) for line in lines]
+
+
+def rescored(data, answer):
+    """Time of an answer from the input alone, by the published formulas; None where it breaks one."""
+    width = str(answer["tensorParallelDegree"])
+    nodes = {node["id"]: node for node in data["nodes"][width]}
+    stage_of = {i: k for k, s in enumerate(answer["stages"]) for i in s["nodes"]}
+    if sorted(stage_of) != sorted(nodes) or len(stage_of) != sum(
+        len(s["nodes"]) for s in answer["stages"]
+    ):
+        return None
+    edges = data["edges"][width]
+    if any(stage_of[e["sourceId"]] > stage_of[e["destId"]] for e in edges):
+        return None
+    count, bandwidth, again = (
+        len(answer["stages"]),
+        data["bandwidth"],
+        data["activationRecomputation"],
+    )
+    loads, devices = [], 0
+    for k, stage in enumerate(answer["stages"]):
+        own = [nodes[i] for i in stage["nodes"]]
+        inner = set(stage["nodes"])
+        enter = sum(
+            e["communicationCost"]
+            for e in edges
+            if e["destId"] in inner and e["sourceId"] not in inner
+        )
+        leave = sum(
+            e["communicationCost"]
+            for e in edges
+            if e["sourceId"] in inner and e["destId"] not in inner
+        )
+        forward = sum(n["optimalLatencyFw"] for n in own)
+        backward = sum(n["optimalLatencyBw"] for n in own)
+        weights = sum(n["parameterSize"] for n in own)
+        kept = sum(n["activationSize"] for n in own)
+        later = count - k - 1
+        out = leave / bandwidth
+        if again and later > 0:
+            out = max(forward, out)
+        loads.append(enter / bandwidth + forward + out + backward)
+        states = 3 if data["optimizerAlgorithm"] == "Adam" else 2
+        held = states * weights + kept + later * (enter if again else kept)
+        if held > data["maxMemoryPerDevice"]:
+            return None
+        wide = any(n["isTensorParallelized"] for n in own)
+        if stage["devicesForStage"] != (int(width) if wide else 1):
+            return None
+        devices += stage["devicesForStage"]
+    d = answer["dataParallelDegree"]
+    if d * devices > data["maxDevices"]:
+        return None
+    rounds = -(-data["mbsInBatch"] // d) + count - 1
+    first = sum(nodes[i]["parameterSize"] for i in answer["stages"][0]["nodes"])
+    return max(loads) * rounds + 4 * (d - 1) / d * first / bandwidth
+
+
+@pytest.mark.parametrize("record", golden(), ids=lambda r: r["name"])
+def test_golden_placements_have_their_optimum(record):
+    (found,) = solve_published([problem_from_dict(record)])
+    expected = record["output"]
+    assert (found["status"] == "optimal") == expected["feasible"]
+    if not expected["feasible"]:
+        assert "over the" in found["reason"]
+        assert "would fit with" in found["reason"]
+        return
+    assert found["finalTimePerBatch"] == pytest.approx(expected["finalTimePerBatch"], rel=1e-9)
+    assert found["bound"] == found["finalTimePerBatch"]
+    assert rescored(record["input"], found) == pytest.approx(found["finalTimePerBatch"], rel=1e-9)
+    assert max(found["memory"]["stage_bytes"]) <= record["input"]["maxMemoryPerDevice"]
+    parts = found["breakdown"]
+    assert parts["compute"] + parts["gradient_sync"] == pytest.approx(found["finalTimePerBatch"])
+
+
+def scaled(data, factor):
+    made = copy.deepcopy(data)
+    made["bandwidth"] /= factor
+    for nodes in made["nodes"].values():
+        for node in nodes:
+            node["optimalLatencyFw"] *= factor
+            node["optimalLatencyBw"] *= factor
+    return made
+
+
+@pytest.mark.parametrize("factor", [1e-10, 1e10, 7.0])
+def test_scale_changes_nothing_but_the_scale(factor):
+    for record in golden()[::3]:
+        plain = place(problem_from_dict(record["input"]))
+        other = place(problem_from_dict(scaled(record["input"], factor)))
+        assert other.status == plain.status
+        if plain.status == "optimal":
+            assert other.time_s == pytest.approx(plain.time_s * factor, rel=1e-9)
+            assert (other.width, other.replicas) == (plain.width, plain.replicas)
+            assert len(other.stages) == len(plain.stages)
+
+
+@pytest.mark.parametrize(
+    ("field", "factor"), [("maxDevices", 2), ("maxMemoryPerDevice", 1.25), ("bandwidth", 2)]
+)
+def test_more_never_worsens(field, factor):
+    for record in golden()[::2]:
+        data = record["input"]
+        plain = place(problem_from_dict(data))
+        more = place(problem_from_dict({**data, field: data[field] * factor}))
+        assert more.time_s <= plain.time_s * (1 + 1e-12)
+
+
+def test_what_the_reason_says_would_fit_fits():
+    for record in golden():
+        if record["output"]["feasible"]:
+            continue
+        data = record["input"]
+        (found,) = solve_published([problem_from_dict(data)])
+        words = found["reason"].rsplit("would fit with ", 1)[1].rstrip(".")
+        for change in words.split(" or "):
+            field, value = change.split(" ")
+            changed = {**data, field: json.loads(value)}
+            assert place(problem_from_dict(changed)).status == "optimal"
+            if field != "activationRecomputation":  # and it is the least that does
+                less = {**data, field: json.loads(value) - (1 if field == "maxDevices" else 2)}
+                assert place(problem_from_dict(less)).status == "infeasible"
+
+
+def test_batches_and_threads_change_nothing():
+    problems = [problem_from_dict(record) for record in golden()]
+    alone = [place(problem) for problem in problems]
+    for threads in (1, 2, 3):
+        assert place_batch(problems, threads) == alone
+
+
+def small():
+    node = {"parameterSize": 1, "activationSize": 1, "isTensorParallelized": False}
+    node |= {"optimalLatencyFw": 1.0, "optimalLatencyBw": 2.0}
+    return {
+        "maxMemoryPerDevice": 100,
+        "maxDevices": 4,
+        "bandwidth": 1,
+        "mbsInBatch": 8,
+        "nodes": {"1": [{"id": 0, **node}, {"id": 1, **node}]},
+        "edges": {"1": [{"sourceId": 0, "destId": 1, "communicationCost": 1}]},
+        "activationRecomputation": False,
+        "optimizerAlgorithm": "SGD",
+    }
+
+
+def changed(path, value):
+    data = small()
+    at = data
+    for key in path[:-1]:
+        at = at[key]
+    if value is KeyError:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return data
+
+
+BACK = [
+    {"sourceId": 0, "destId": 1, "communicationCost": 1},
+    {"sourceId": 1, "destId": 0, "communicationCost": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("maxDevices",), 0, "maxDevices: 0 is not accepted"),
+        (("maxDevices",), KeyError, "maxDevices: missing"),
+        (("mbsInBatch",), 2.5, "mbsInBatch: 2.5 is not accepted; expected a whole number"),
+        (("bandwidth",), 0, "bandwidth: 0 is not accepted"),
+        (("bandwidth",), "fast", "bandwidth: 'fast' is not accepted"),
+        (("maxMemoryPerDevice",), -1, "maxMemoryPerDevice: -1 is not accepted"),
+        (("maxDevice",), 4, "maxDevice: unknown; did you mean 'maxDevices'"),
+        (("optimizerAlgorithm",), "adam", "optimizerAlgorithm: 'adam' is not accepted"),
+        (("activationRecomputation",), "yes", "activationRecomputation: 'yes'"),
+        (("nodes", "1", 1, "id"), 0, r"nodes.1\[1\].id: 0 is there twice"),
+        (("nodes", "1", 0, "parameterSize"), -5, r"nodes.1\[0\].parameterSize: -5"),
+        (("nodes", "1", 0, "optimalLatencyFw"), float("nan"), "optimalLatencyFw: nan"),
+        (("nodes", "1", 0, "colour"), 1, r"nodes.1\[0\].colour: unknown"),
+        (("nodes", "1", 0, "isTensorParallelized"), 1, "expected true or false"),
+        (("nodes", "1"), [], "nodes.1: .* expected a list"),
+        (("nodes",), {}, "nodes: .* expected an object"),
+        (("nodes",), {"two": []}, "nodes: width 'two' is not accepted"),
+        (("edges", "1", 0, "destId"), 9, r"edges.1\[0\].destId: 9 is not accepted; it is no id"),
+        (("edges", "1", 0, "destId"), 0, "an edge from 0 to itself"),
+        (("edges", "1"), BACK, "edges.1: a cycle through"),
+        (("edges", "1", 0, "communicationCost"), KeyError, "communicationCost: missing"),
+    ],
+)
+def test_what_is_wrong_is_named(path, value, words):
+    with pytest.raises(InvalidInputError, match=words):
+        problem_from_dict(changed(path, value))
+
+
+def test_files_come_back_in_the_form_they_came(tmp_path, capsys):
+    one, many, out = tmp_path / "in.json", tmp_path / "in.jsonl", tmp_path / "out.json"
+    one.write_text(json.dumps(small()))
+    assert main(["place", str(one), "-o", str(out)]) == 0
+    found = json.loads(out.read_text())
+    assert found["finalTimePerBatch"] == 18.0
+    assert found["stages"] == [{"devicesForStage": 1, "nodes": [0, 1]}]
+    tight = {**small(), "maxMemoryPerDevice": 2}
+    many.write_text(json.dumps({"name": "a", "input": small()}) + "\n" + json.dumps(tight) + "\n")
+    assert main(["place", str(many), "-o", str(out)]) == 0
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["status"] for row in rows] == ["optimal", "infeasible"]
+    assert rows[0]["name"] == "a"
+    one.write_text(json.dumps(tight))
+    assert main(["place", str(one), "-o", str(out)]) == 1
+    assert json.loads(out.read_text())["status"] == "infeasible"
+    capsys.readouterr()
+    for text, words in (
+        ("{", "not JSON"),
+        ("[]", "expected an object, not a list"),
+        ("{}", "missing"),
+    ):
+        one.write_text(text)
+        assert main(["place", str(one)]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["place", str(tmp_path / "none.json")]) == 2
+    assert main(["place", str(one), "--objective", "other"]) == 2
+
+
+def test_the_table_shows_stages(tmp_path, capsys):
+    file = tmp_path / "in.json"
+    file.write_text(json.dumps(golden()[0]))
+    assert main(["place", str(file)]) == 0
+    shown = capsys.readouterr().out
+    for word in ("optimal", "weights", "stash", "free", "-1 to"):
+        assert word in shown
+    assert main(["place", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == "optimal"
+
+
+def test_reading_names_the_line(tmp_path):
+    file = tmp_path / "in.jsonl"
+    file.write_text(json.dumps(small()) + "\n\n{]\n")
+    with pytest.raises(InvalidInputError, match=r"in.jsonl:3: not JSON"):
+        list(read_problems(file))

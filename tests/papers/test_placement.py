@@ -1,0 +1,306 @@
+"""Layers on devices: enumeration of every cut, a checker, laws, threads, bad input."""
+
+import random
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from case_counts import slow_or_thorough
+from hypothesis import given
+from hypothesis import strategies as st
+from placement_cases import branching, chain, random_pipeline, random_published
+from reference.placement import best_by_count, best_pipeline, best_published, faults
+
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.papers import LayerTable, PipelineProblem, PublishedProblem, place, place_batch, place_front
+from phaze_fast.papers.problems import place_counts
+
+# ---- enumeration ----
+
+
+def same(found, best, problem):
+    """Whether a placement is the one of enumeration; also says whether there is one."""
+    if best is None:
+        assert found.status == "infeasible", problem
+        return False
+    assert faults(problem, found) == [], problem
+    assert found.time_s == pytest.approx(best[0], rel=1e-9), (problem, found, best)
+    return True
+
+
+def against_published(rng, count, shape, tied=0.0):
+    problems = [random_published(rng, shape, tied) for _ in range(count)]
+    feasible = [same(place(p), best_published(p), p) for p in problems]
+    assert 0.05 < feasible.count(False) / count < 0.7
+
+
+def against_pipeline(rng, count, shape, tied=0.0):
+    problems = [random_pipeline(rng, shape, tied) for _ in range(count)]
+    feasible = []
+    for problem in problems:
+        feasible.append(same(place(problem), best_pipeline(problem), problem))
+        (counts,) = place_counts([problem])
+        best = best_by_count(problem)
+        assert sorted(len(found.stages) for found in counts) == sorted(best)
+        for found in counts:
+            same(found, best[len(found.stages)], problem)
+    assert 0.05 < feasible.count(False) / count < 0.7
+
+
+AGAINST = {"published": against_published, "pipeline": against_pipeline}
+
+
+@pytest.mark.parametrize("objective", AGAINST)
+def test_chains_are_those_of_enumeration(objective):
+    AGAINST[objective](random.Random(41), 800, chain)
+
+
+@slow_or_thorough(1500, 5000)
+@pytest.mark.parametrize("objective", AGAINST)
+def test_five_thousand_chains_are_those_of_enumeration(objective, cases):
+    AGAINST[objective](random.Random(42), cases, chain)
+
+
+@pytest.mark.parametrize("objective", AGAINST)
+def test_branching_graphs_are_those_of_enumeration(objective):
+    AGAINST[objective](random.Random(43), 150, branching)
+
+
+@slow_or_thorough(400, 1200)
+@pytest.mark.parametrize("objective", AGAINST)
+def test_a_thousand_branching_graphs_are_those_of_enumeration(objective, cases):
+    AGAINST[objective](random.Random(44), cases, branching)
+
+
+@pytest.mark.parametrize("objective", AGAINST)
+@pytest.mark.parametrize("shape", [chain, branching])
+def test_tied_layers_stay_together(objective, shape):
+    AGAINST[objective](random.Random(45), 100, shape, tied=0.9)
+
+
+def test_a_count_of_stages_or_replicas_is_kept():
+    rng = random.Random(46)
+    kept = 0
+    for _ in range(200):
+        problem = random_published(rng, chain)
+        problem = replace(
+            problem, stages=rng.choice((0, 1, 2, 3)), replicas=rng.choice((0, 1, 2, 3))
+        )
+        kept += same(place(problem), best_published(problem), problem)
+    assert kept > 40
+
+
+def test_the_best_count_is_the_best_of_all():
+    rng = random.Random(47)
+    for _ in range(100):
+        problem = random_pipeline(rng, chain)
+        (counts,) = place_counts([problem])
+        found = place(problem)
+        assert found.time_s == min((p.time_s for p in counts), default=found.time_s)
+        assert (found.status == "infeasible") == (not counts)
+
+
+# ---- laws ----
+
+TIMES = ("forward_s", "backward_s", "sync_s", "step_s", "weight_grad_s", "edge_s")
+
+
+def table_with(table, **changes):
+    return LayerTable(**{f.name: getattr(table, f.name) for f in fields(table)} | changes)
+
+
+def with_tables(problem, change):
+    if isinstance(problem, PipelineProblem):
+        return replace(problem, table=change(problem.table))
+    return replace(problem, tables={width: change(t) for width, t in problem.tables.items()})
+
+
+def scaled(problem, factor):
+    def change(table):
+        return table_with(table, **{name: getattr(table, name) * factor for name in TIMES})
+
+    made = with_tables(problem, change)
+    if isinstance(made, PipelineProblem):
+        made = replace(made, bucket_s=made.bucket_s * factor)
+    return made
+
+
+def any_problem(seed):
+    rng = random.Random(seed)
+    make = rng.choice((random_published, random_pipeline))
+    return rng, make(rng, rng.choice((chain, branching)))
+
+
+@given(st.integers(0, 2**32))
+def test_scale_changes_nothing_but_the_scale(seed):
+    _, problem = any_problem(seed)
+    before = place(problem)
+    for factor in (2.0**-33, 2.0**33):
+        after = place(scaled(problem, factor))
+        assert after.stages == before.stages
+        assert after.variants == before.variants
+        assert after.replicas == before.replicas
+        np.testing.assert_equal(after.time_s, before.time_s * factor)
+    for factor in (1e-10, 1e10):
+        after = place(scaled(problem, factor))
+        assert after.status == before.status
+        assert after.time_s == pytest.approx(before.time_s * factor, rel=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("factor", [1e-10, 1e10])
+def test_stages_do_not_depend_on_the_unit(factor):
+    rng = random.Random(48)
+    for _ in range(200):
+        count = rng.randint(1, 7)
+        times = [[rng.uniform(1.0, 10.0) for _ in range(count)] for _ in range(2)]
+        sizes = [float(rng.randint(1, 9)) for _ in range(count)]
+        edge_s = [rng.uniform(0.1, 0.5) for _ in range(count - 1)]
+        table = LayerTable(range(count), *times, sizes, resident_bytes=sizes, edge_s=edge_s)
+        problem = PipelineProblem(table, 2 * sum(sizes), rng.randint(2, 12), stages=(1, count))
+        before, after = place(problem), place(scaled(problem, factor))
+        assert (after.stages, after.variants) == (before.stages, before.variants)
+
+
+def never_slower(after, before):
+    if before.status == "optimal":
+        assert after.status == "optimal"
+        assert after.time_s <= before.time_s * (1 + 1e-9)
+
+
+@given(st.integers(0, 2**32))
+def test_more_devices_or_memory_is_never_slower(seed):
+    rng, problem = any_problem(seed)
+    before = place(problem)
+    never_slower(place(replace(problem, memory_bytes=problem.memory_bytes * 1.5)), before)
+    if isinstance(problem, PublishedProblem):
+        never_slower(place(replace(problem, devices=problem.devices + rng.randint(1, 4))), before)
+    else:
+        fewest, most = problem.stages
+        never_slower(place(replace(problem, stages=(1, most))), before)
+        more = min(most + 1, len(problem.table.names))
+        never_slower(place(replace(problem, stages=(fewest, more))), before)
+
+
+@given(st.integers(0, 2**32))
+def test_slower_edges_are_never_faster(seed):
+    rng, problem = any_problem(seed)
+    added = [rng.choice((0.0, 0.5, 3.0)) for _ in range(20)]
+
+    def change(table):
+        return table_with(table, edge_s=table.edge_s + added[: len(table.edges)])
+
+    never_slower(place(problem), place(with_tables(problem, change)))
+
+
+@given(st.integers(0, 2**32))
+def test_the_front_is_the_optimum_for_every_memory(seed):
+    rng, problem = any_problem(seed)
+    front = place_front(problem)
+    assert [plan.memory_bytes for plan in front] == sorted(
+        (plan.memory_bytes for plan in front), reverse=True
+    )
+    for _ in range(4):
+        limit = problem.memory_bytes * rng.random()
+        found = place(replace(problem, memory_bytes=limit))
+        fitting = [plan.time_s for plan in front if plan.memory_bytes <= limit]
+        assert found.time_s == pytest.approx(min(fitting, default=float("inf")), rel=1e-9)
+        if found.details:
+            assert found.memory_bytes <= limit * (1 + 1e-12)
+            assert max(s.load_s for s in found.details) == pytest.approx(found.max_load_s)
+            assert "slack" in str(found)
+
+
+def alike(one, other):
+    names = [f.name for f in fields(one) if f.name not in ("table", "solve_s")]
+    for name in names:
+        np.testing.assert_equal(getattr(one, name), getattr(other, name))
+
+
+def test_batches_equal_single_calls_for_any_thread_count():
+    problems = [any_problem(seed)[1] for seed in range(200)]
+    one, two = (place_batch(problems, threads=threads) for threads in (1, 2))
+    for problem, a, b in zip(problems, one, two, strict=True):
+        alike(a, b)
+        alike(a, place(problem))
+    pipelines = [p for p in problems if isinstance(p, PipelineProblem)]
+    for first, second in zip(
+        place_counts(pipelines, threads=1), place_counts(pipelines, threads=2), strict=True
+    ):
+        for a, b in zip(first, second, strict=True):
+            alike(a, b)
+    assert place_batch([]) == []
+
+
+# ---- bad input ----
+
+NAN, INF = float("nan"), float("inf")
+TABLE = {"names": "abc", "forward_s": [1.0, 2.0, 3.0], "backward_s": [1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"names": ""}, "names: 0 layers"),
+        ({"forward_s": [1.0, -1.0, 1.0]}, r"forward_s\[0, 1\]: -1"),
+        ({"backward_s": [1.0, 1.0, NAN]}, r"backward_s\[0, 2\]: nan"),
+        ({"forward_s": [1.0, 2.0]}, "forward_s: shape"),
+        ({"forward_s": "fast"}, "forward_s"),
+        ({"resident_bytes": [1.0, INF, 0.0]}, r"resident_bytes\[1\]: inf"),
+        ({"sync_s": [1.0] * 4}, "sync_s: shape"),
+        ({"wide": [1, 0]}, "wide"),
+        ({"edges": [(0, 3)]}, r"edges: \(0, 3\)"),
+        ({"edges": [(1, 0)]}, r"edges: \(1, 0\)"),
+        ({"edges": [(1, 1)]}, r"edges: \(1, 1\)"),
+        ({"edges": [3]}, "edges"),
+        ({"edge_s": [1.0, -2.0]}, r"edge_s\[1\]: -2"),
+        ({"edge_bytes": [1.0] * 3}, "edge_bytes: shape"),
+        ({"tied": [(0, 5)]}, r"tied: \(0, 5\)"),
+        ({"variants": ("a", "b")}, "variants: 2 names"),
+        ({"forward_s": [[1.0] * 3] * 99}, "variants: 99"),
+    ],
+)
+def test_tables_that_are_not_right(change, words):
+    with pytest.raises(InvalidInputError, match=words):
+        LayerTable(**{**TABLE, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tables": {}}, "tables: none"),
+        ({"tables": {0: LayerTable(**TABLE)}}, "tables: width 0"),
+        ({"devices": 0}, "devices: 0"),
+        ({"microbatches": 0}, "microbatches: 0"),
+        ({"memory_bytes": NAN}, "memory_bytes"),
+        ({"memory_bytes": -1.0}, "memory_bytes"),
+        ({"stages": -1}, "stages"),
+        ({"replicas": -1}, "replicas"),
+    ],
+)
+def test_published_problems_that_are_not_right(change, words):
+    problem = PublishedProblem({1: LayerTable(**TABLE)}, 4, 1e9, 4)
+    with pytest.raises(InvalidInputError, match=words):
+        place(replace(problem, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"schedule": "1f1"}, "schedule: '1f1' .*1f1b"),
+        ({"stages": (0, 2)}, r"stages: \(0, 2\)"),
+        ({"stages": (3, 2)}, r"stages: \(3, 2\)"),
+        ({"microbatches": 0}, "microbatches"),
+        ({"memory_bytes": NAN}, "memory_bytes"),
+        ({"piped_bytes": -1.0}, "piped_bytes"),
+        ({"bucket_s": NAN}, "bucket_s"),
+    ],
+)
+def test_pipeline_problems_that_are_not_right(change, words):
+    problem = PipelineProblem(LayerTable(**TABLE), 1e9, 4)
+    with pytest.raises(InvalidInputError, match=words):
+        place(replace(problem, **change))
+
+
+def test_only_problems_are_placed():
+    with pytest.raises(InvalidInputError, match="problems: expected"):
+        place_batch([LayerTable(**TABLE)])

@@ -1,0 +1,93 @@
+"""What a user's own plan gives beside the fastest, the space in words, widths tried by default."""
+
+import json
+
+import pytest
+
+from phaze_fast import Cluster, InvalidInputError, Training, models, plan, predict, why_not
+from phaze_fast.cli.main import main
+from phaze_fast.planning import PARTS, read_asked
+
+
+@pytest.fixture(scope="module")
+def found():
+    cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=64, microbatch=(1, 2), schedule="1f1b")
+    return plan("llama2-7b", cluster, step, threads=1)
+
+
+def test_the_best_of_what_is_asked_about_is_held_against_the_fastest(found):
+    answer = why_not(found, {"tp": 8}, threads=1)
+    assert answer.plan.tp == 8
+    assert answer.fastest == found.best
+    assert answer.plan == predict(found.model, found.cluster, answer.plan)
+    assert answer.slower_by == pytest.approx(answer.plan.time_s / found.best.time_s - 1)
+    assert sum(answer.parts_s.values()) == pytest.approx(answer.plan.time_s - found.best.time_s)
+    assert tuple(answer.parts_s) == PARTS
+    assert "tensor_comm +" in str(answer)
+
+
+def test_the_fastest_itself_is_said_to_be_so(found):
+    best = found.best
+    answer = why_not(found, {"tp": best.tp, "pp": best.pp, "dp": best.dp}, threads=1)
+    assert answer.slower_by == 0
+    assert "that is the fastest" in str(answer)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"tp": 3}, "3"),
+        ({"pp": 16}, "16"),
+        ({"dp": 5}, "5"),
+        ({"dp": 8, "zero": 0, "recompute": "none", "microbatch": 2}, "GiB"),
+    ],
+)
+def test_what_cannot_be_has_its_rule_and_numbers(found, asked, said):
+    answer = why_not(found, asked, threads=1)
+    assert answer.plan is None
+    assert answer.slower_by is None
+    assert not answer.parts_s
+    assert said in answer.reason
+    assert "there is no such plan" in str(answer)
+    json.dumps(answer.to_dict())
+
+
+@pytest.mark.parametrize("text", ["", "tp", "tp=", "width=4", "tp=8,,pp=4"])
+def test_malformed_fields_are_refused_by_name(text):
+    with pytest.raises(InvalidInputError, match="why-not"):
+        read_asked(text)
+
+
+def test_unknown_fields_are_refused(found):
+    with pytest.raises(InvalidInputError, match="width"):
+        why_not(found, {"width": 2})
+
+
+def test_expert_and_context_widths_are_tried_where_practice_does():
+    cluster = Cluster(devices=64, fabric="dgx-h100", chip="h100")
+    step = Training(global_batch=64, microbatch=1, tensor_parallel=1, schedule="1f1b", zero=1)
+    moe = plan("mixtral-8x7b", cluster, step, threads=1)
+    assert "expert parallel 1, 2, 4, 8;" in moe.space
+    assert any(each.ep > 1 for each in moe.plans)
+    dense = plan("llama2-7b", cluster, step, threads=1)
+    assert "expert parallel 1;" in dense.space
+    assert "context parallel 1;" in dense.space
+    long = plan("llama2-7b", cluster, step.model_copy(update={"seq": 32768}), threads=1)
+    assert "context parallel 1, 2, 4 (all-gather, ring, ulysses);" in long.space
+    assert models.load("llama2-7b").moe is None
+
+
+def test_the_command_says_space_and_why_not(tmp_path):
+    file = tmp_path / "plan.json"
+    words = "plan bert-large --chip h100 --devices 8 --global-batch 64 --schedule 1f1b --zero 1"
+    asked = ["--why-not", "tp=8", "--json", "-o", str(file)]
+    assert main([*words.split(), *asked]) == 0
+    document = json.loads(file.read_text())
+    assert document["space"].startswith("tensor parallel 1, 2, 4, 8; ")
+    assert document["why_not"]["plan"]["tp"] == 8
+    first = document["plans"][0]
+    assert set(first["parts_s"]) == set(PARTS)
+    for name in ("virtual", "schedule", "tflops_per_device", "tokens_per_s_per_device", "hfu"):
+        assert name in first
+    assert first["tflops_per_device"] == pytest.approx(first["mfu"] * 989.4, rel=0.001)

@@ -1,0 +1,227 @@
+"""Laws that whole plans obey whatever the formulas are: bytes must cross, faster is never slower."""
+
+import math
+import random
+
+import pytest
+from case_counts import some_or_many
+from oracle_cases import random_cases
+from reference.plan_layers import Layers, Network, rank_numbers
+
+from phaze_fast.hardware import FlatFabric, TieredFabric
+from phaze_fast.planning import PARTS, predict
+
+SLACK = 1e-9
+SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe-v")
+"""Schedules in which weight gradients are passes of their own."""
+
+
+def plans(seeds, count=3):
+    """Random plans that stay the same plan on other hardware."""
+    for seed in seeds:
+        rng = random.Random(seed)
+        model, cluster, specs = random_cases(rng, count)
+        for spec in specs:
+            if spec.recompute == "auto":
+                spec = spec.replace(recompute=rng.choice(["none", "full"]))
+            yield rng, model, cluster, spec
+
+
+def network(fabric, rate=1.0, latency=1.0):
+    """The same wires with rates and latencies multiplied."""
+    if isinstance(fabric, FlatFabric):
+        return fabric.replace(
+            bandwidth_bytes_per_s=fabric.bandwidth_bytes_per_s * rate,
+            latency_s=fabric.latency_s * latency,
+        )
+    if isinstance(fabric, TieredFabric):
+        tiers = [
+            tier.replace(
+                bandwidth_bytes_per_s=tier.bandwidth_bytes_per_s * rate,
+                latency_s=tier.latency_s * latency,
+            )
+            for tier in fabric.tiers
+        ]
+        return fabric.replace(tiers=tuple(tiers))
+    return fabric.replace(
+        link_bandwidth_bytes_per_s=fabric.link_bandwidth_bytes_per_s * rate,
+        hop_latency_s=fabric.hop_latency_s * latency,
+    )
+
+
+def slowed(chip):
+    """The same chip with every rate halved and every latency doubled."""
+    tuning, attention = chip.tuning, chip.tuning.attention
+    latencies = ("unit_overhead_s", "reduction_s")
+    latencies += tuple(f"unaligned_{name}" for name in latencies)
+    fields = {name: 2 * getattr(tuning, name) for name in latencies}
+    if tuning.sustained_flops is not None:
+        fields["sustained_flops"] = tuning.sustained_flops / 2
+    fields["step_flops"] = {name: rate / 2 for name, rate in tuning.step_flops.items()}
+    fields["attention"] = attention.replace(unit_overhead_s=2 * attention.unit_overhead_s)
+    return chip.replace(
+        clock_hz=chip.clock_hz / 2,
+        hbm=chip.hbm.replace(bandwidth_bytes_per_s=chip.hbm.bandwidth_bytes_per_s / 2),
+        launch_latency_s=2 * chip.launch_latency_s,
+        tuning=tuning.replace(**fields),
+    )
+
+
+# ---- bytes that must move ----
+
+
+def units_of(fabric):
+    """Ranks of one unit of each tier, and the bytes/s that leave it by a device's fastest port."""
+    if isinstance(fabric, TieredFabric):
+        rates = [tier.bandwidth_bytes_per_s for tier in fabric.tiers]
+        unit = 1
+        for level, tier in enumerate(fabric.tiers):
+            yield unit, max(rates[level:])
+            unit *= tier.size or 2**60
+    elif isinstance(fabric, FlatFabric):
+        yield 1, fabric.bandwidth_bytes_per_s
+    else:
+        yield 1, 2 * len(fabric.dims) * fabric.link_bandwidth_bytes_per_s
+
+
+def least_scatter_s(fabric, ranks, payload):
+    """Seconds of what must leave the fullest unit so that every unit has its part of a sum."""
+    least = 0.0
+    for unit, rate in units_of(fabric):
+        where = [rank // unit for rank in ranks]
+        units = len(set(where))
+        fullest = max(where.count(each) for each in set(where))
+        least = max(least, (units - 1) / units * payload / (fullest * rate))
+    return least
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_gradients_and_weights_must_cross(zero):
+    """A step takes what its gradients take over the ports, and with ZeRO-3 its weights."""
+    for _, model, cluster, given in plans(range(4000, 4015), count=2):
+        spec = given.replace(zero=zero, shard=None)
+        plan = predict(model, cluster, spec)
+        layers = Layers(model, cluster, spec, Network(cluster, spec))
+        ranks = layers.network.replicas(experts=False)
+        for stage in plan.stages:
+            dense = 0
+            for i in stage.layers:
+                held, experts = layers.parameters(i)
+                dense += held - experts
+            weights = least_scatter_s(
+                cluster.fabric, ranks, dense * layers.optimizer.gathered_bytes
+            )
+            scatter = least_scatter_s(
+                cluster.fabric, ranks, dense * layers.optimizer.gradient_bytes
+            )
+            m = plan.microbatches / (2 if spec.schedule == "dualpipe" else 1)  # half each way
+            least = (2 * scatter, scatter + weights, m * scatter, m * (scatter + 2 * weights))[zero]
+            assert plan.time_s >= least * (1 - SLACK), spec
+
+
+def message_rate(fabric, a, b):
+    """Bytes/s of the lowest tier that holds both ranks; on a grid of all links of a device."""
+    if isinstance(fabric, TieredFabric):
+        unit = 1
+        for tier in fabric.tiers:
+            unit *= tier.size or 2**60
+            if a // unit == b // unit:
+                return tier.bandwidth_bytes_per_s
+    return next(units_of(fabric))[1]
+
+
+def test_messages_must_cross_every_border():
+    """Every micro-batch sends its rows over each border, and their gradients come back."""
+    for _, model, cluster, spec in plans(range(4100, 4110)):
+        plan, rank = predict(model, cluster, spec), rank_numbers(spec)
+        rows = spec.microbatch * model.seq / spec.cp
+        shared = spec.tp if spec.sequence_parallel else 1
+        for k in range(1, spec.pp):
+            rate = message_rate(cluster.fabric, rank[0, 0, 0, k - 1], rank[0, 0, 0, k])
+            payload = 2 * rows * model.hidden / shared
+            assert plan.time_s >= plan.microbatches * payload / rate * (1 - SLACK), spec
+
+
+def test_a_step_is_as_long_as_its_slowest_stage_works():
+    for _, model, cluster, spec in plans(range(4200, 4208)):
+        plan = predict(model, cluster, spec)
+        slowest = max(stage.load_s for stage in plan.stages)
+        assert plan.time_s >= plan.microbatches * slowest * (1 - SLACK)
+        # one micro-batch passes every stage forward, and back but for weight gradients
+        least = sum(stage.load_s for stage in plan.stages)
+        assert plan.time_s >= least * (0.5 if spec.schedule in SPLIT else 1 - SLACK), spec
+
+
+# ---- other hardware ----
+
+
+def both_proven(*plans):
+    """Layer schedules that are not proven may be better on worse hardware."""
+    return all(plan.layers_proven for plan in plans)
+
+
+@some_or_many(10, 40)
+def test_an_infinitely_fast_fabric_removes_the_communication_parts_and_nothing_else(cases):
+    seen = dict.fromkeys(PARTS, 0)
+    for _, model, cluster, spec in plans(range(4300, 4300 + cases)):
+        plan = predict(model, cluster, spec)
+        same = spec.replace(recompute=tuple(stage.recompute for stage in plan.stages))
+        ideal = predict(model, cluster.replace(fabric=network(cluster.fabric, 1e12, 0.0)), same)
+        if not both_proven(plan, ideal):
+            continue
+        for name in PARTS:
+            expected = 0.0 if name.endswith("_comm") else plan.parts_s[name]
+            near = pytest.approx(expected, abs=1e-6 * plan.time_s)
+            assert ideal.parts_s[name] == near, (name, spec)
+            seen[name] += plan.parts_s[name] > 0
+    assert all(count > 0 for name, count in seen.items() if name != "host"), seen
+
+
+def test_a_faster_network_never_makes_a_plan_slower():
+    seen = 0
+    for rng, model, cluster, spec in plans(range(4400, 4407)):
+        factor = rng.choice([1.05, 1.3, 2.0, 10.0, 100.0])
+        faster = cluster.replace(fabric=network(cluster.fabric, rate=factor))
+        nearer = cluster.replace(fabric=network(cluster.fabric, latency=1 / factor))
+        plan, *others = (predict(model, c, spec) for c in (cluster, faster, nearer))
+        for other in others:
+            if both_proven(plan, other):
+                assert other.time_s <= plan.time_s * (1 + SLACK), spec
+                seen += 1
+    assert seen > 20
+
+
+def test_faster_memory_never_makes_a_plan_slower():
+    """But for split passes with ZeRO-2 and 3: where the network sets the backward pass, less waits."""
+    seen = 0
+    for rng, model, cluster, spec in plans(range(4500, 4512)):
+        if spec.schedule in SPLIT and spec.zero >= 2:
+            continue
+        hbm = cluster.chip.hbm
+        rate = hbm.bandwidth_bytes_per_s * rng.choice([1.05, 1.3, 2.0, 10.0])
+        chip = cluster.chip.replace(hbm=hbm.replace(bandwidth_bytes_per_s=rate))
+        plan, faster = (predict(model, c, spec) for c in (cluster, cluster.replace(chip=chip)))
+        if both_proven(plan, faster):
+            assert faster.time_s <= plan.time_s * (1 + SLACK), spec
+            seen += 1
+    assert seen > 15
+
+
+def test_half_of_every_rate_and_twice_every_latency_is_twice_the_time():
+    for _, model, cluster, spec in plans(range(4600, 4607)):
+        slow = cluster.replace(fabric=network(cluster.fabric, 0.5, 2.0), chip=slowed(cluster.chip))
+        plan, slower = (predict(model, c, spec) for c in (cluster, slow))
+        assert slower.time_s == pytest.approx(2 * plan.time_s, rel=SLACK), spec
+        assert slower.memory_bytes == plan.memory_bytes
+        doubled = {name: 2 * seconds for name, seconds in plan.parts_s.items()}
+        assert slower.parts_s == pytest.approx(doubled, rel=1e-6, abs=SLACK * plan.time_s)
+
+
+def test_energy_is_spent_and_more_of_it_where_more_is_computed():
+    for _, model, cluster, spec in plans(range(4700, 4710)):
+        plain, again = (
+            predict(model, cluster, spec.replace(recompute=mode)) for mode in ("none", "full")
+        )
+        assert 0 < plain.energy_j < math.inf
+        assert again.energy_j >= plain.energy_j * (1 - SLACK)
+        assert again.time_s >= plain.time_s * (1 - SLACK)

@@ -1,0 +1,280 @@
+"""`plan` is never beaten by a plan it could score, and lists what was asked for, no more, no less."""
+
+import random
+from itertools import accumulate, islice
+
+import numpy as np
+import pytest
+from case_counts import first_slow, some_or_many
+from plan_cases import (
+    allowed,
+    evaluator_of,
+    exhaustive,
+    kind_of_layout,
+    partitions,
+    plans_of_layout,
+    random_problem,
+    some,
+    spec_of,
+    with_memory,
+)
+
+import phaze_fast as pf
+from phaze_fast.hardware import Cluster
+from phaze_fast.planning import Training, plan, predict
+from phaze_fast.planning.recompute import modes_in
+
+HUGE = 1e300
+
+
+def cut_apart(rng, model, training):
+    """The step with layers that one stage must hold."""
+    layers = model.layers + model.encoder_layers + 2
+    first = rng.randrange(layers - 1)
+    more = {"uncut": (rng.randint(1, layers - 1),)}
+    if rng.random() < 0.5:
+        more["tied"] = ((first, first + 1),)
+    return training.model_copy(update=more)
+
+
+def best_of_kinds(evaluator, time_s):
+    """Seconds of the best plan of each kind, rising."""
+    best = {}
+    for at in np.argsort(time_s, kind="stable").tolist():
+        if np.isfinite(time_s[at]):
+            best.setdefault(kind_of_layout(evaluator, at), time_s[at])
+    return list(best.values())
+
+
+def solved(evaluator, times):
+    """Seconds, bytes and bound of the best plan of each layout."""
+    rows = []
+    for at in range(len(evaluator.layouts)):
+        bound, record, _ = evaluator.space.solve(times, at, 0, HUGE)
+        rows.append((record["time_s"][0], record["memory_bytes"][0], bound))
+    return np.array(rows).reshape(-1, 3)
+
+
+# ---- every plan there is ----
+
+
+def check_exhaustively(seed, most_blocks, most_devices):
+    """Hold one random problem against the search over all plans; gives how many those were."""
+    rng = random.Random(seed)
+    model, cluster, training = random_problem(rng, most_blocks, most_devices)
+    if rng.random() < 0.3:
+        training = cut_apart(rng, model, training)
+    every = exhaustive(model, cluster, training)
+    evaluator = every.evaluator
+    assert (evaluator.fits[:, 0].astype(bool) | ~np.isfinite(every.time_s)).all()
+    if not len(evaluator.layouts):
+        return 0
+    time_s, _, bound_s = solved(evaluator, every.times).T
+    assert np.array_equal(np.isfinite(time_s), np.isfinite(every.time_s))
+    fit = np.isfinite(time_s)
+    assert time_s[fit] == pytest.approx(every.time_s[fit], rel=1e-9)
+    assert (bound_s[fit] <= every.time_s[fit]).all()
+    plans = plan(model, cluster, training, top=5, threads=1)
+    wanted = best_of_kinds(evaluator, every.time_s)[:5]
+    assert [each.time_s for each in plans.plans] == pytest.approx(wanted, rel=1e-9)
+    if wanted:
+        assert plans.best.time_s == pytest.approx(every.time_s.min(), rel=1e-9)
+    return every.tried
+
+
+@pytest.mark.parametrize(
+    "block", [*(pytest.param(b, marks=pytest.mark.slow) for b in range(5)), 10]
+)
+def test_no_plan_of_a_small_problem_is_faster(block):
+    seeds = range(16 * block, 16 * block + (16 if block < 5 else 8))
+    assert sum(check_exhaustively(seed, 4, 4) for seed in seeds) > 20 * len(seeds)
+
+
+@first_slow("block", range(4))
+def test_no_plan_of_a_middling_problem_is_faster(block):
+    seeds = range(1000 + 40 * block, 1040 + 40 * block)
+    assert sum(check_exhaustively(seed, 5, 6) for seed in seeds) > 2000
+
+
+@some_or_many(80, 300)
+def test_every_plan_that_predict_scores_is_one_that_was_looked_at(cases):
+    rng = random.Random(7)
+    compared = 0
+    while compared < cases:
+        model, cluster, training = random_problem(rng, 3, 4)
+        evaluator, times = evaluator_of(model, cluster, training)
+        if not len(evaluator.layouts):
+            continue
+        best = plan(model, cluster, training, top=1, threads=1)
+        for at in rng.sample(range(len(evaluator.layouts)), min(3, len(evaluator.layouts))):
+            layout, fits = evaluator.layouts[at], 0
+            words = evaluator.sizes[int(layout["strategy"])].variants
+            for cuts, chosen in islice(plans_of_layout(evaluator, at), 200):
+                spec = spec_of(evaluator, layout, cuts, tuple(words[v] for v in chosen))
+                scored = predict(model, cluster, spec)
+                estimate, _ = evaluator.space.estimate(
+                    times, at, np.array(cuts, np.int32), np.array(chosen, np.int32), 1.0
+                )
+                assert scored.time_s == estimate["time_s"][0]
+                assert scored.memory_bytes == estimate["memory_bytes"][0]
+                compared += 1
+                if scored.over_bytes == 0:
+                    fits += 1
+                    assert scored.time_s >= best.best.time_s * (1 - 1e-9)
+            assert fits == 0 or len(best)
+
+
+# ---- larger problems: random plans, and laws ----
+
+LARGER = {
+    "gpt2-small": {"microbatch": (1, 2), "zero": (0, 1, 3)},
+    "t5-base": {"schedule": ("1f1b", "interleaved"), "virtual": (2, 3)},
+    "mixtral-8x7b": {"expert_parallel": 4, "zero": 1, "rank_order": "replicas-inside"},
+    "llama2-7b": {"tensor_parallel": (2, 4), "zero": (2, 1), "schedule": "zero-bubble"},
+}
+
+
+def larger(model):
+    on = Cluster(devices=16, fabric="dgx-h100", chip="h100")
+    memory = {"gpt2-small": 6, "t5-base": 8, "mixtral-8x7b": 100, "llama2-7b": 40}[model]
+    step = Training(global_batch=32, **LARGER[model])
+    return pf.models.load(model), with_memory(on, memory * 2**30), step
+
+
+def random_cuts(rng, evaluator, layout):
+    layers = len(evaluator.sizes[0].graph.order)
+    if layout["schedule"] != 0:
+        return next(partitions(evaluator, layout))
+    inner = sorted(rng.sample(range(1, layers), int(layout["stages"]) - 1))
+    return (0, *inner, layers)
+
+
+@pytest.mark.parametrize("name", LARGER)
+@some_or_many(40, 120)
+def test_no_random_plan_is_faster(name, cases):
+    model, cluster, training = larger(name)
+    best = plan(model, cluster, training, threads=1).best
+    evaluator, _ = evaluator_of(model, cluster, training)
+    rng, fits = random.Random(3), 0
+    for at in rng.choices(range(len(evaluator.layouts)), k=cases):
+        layout = evaluator.layouts[at]
+        words = evaluator.sizes[int(layout["strategy"])].variants
+        chosen = tuple(rng.choice(words) for _ in range(int(layout["stages"])))
+        spec = spec_of(evaluator, layout, random_cuts(rng, evaluator, layout), chosen)
+        scored = predict(model, cluster, spec)
+        assert 0 < scored.mfu <= scored.hfu <= 1
+        if scored.over_bytes == 0:
+            fits += 1
+            assert scored.time_s >= best.time_s
+    assert fits > cases // 6
+
+
+def obeys(each, training):
+    """Whether a listed plan is one that was asked for."""
+    piped = each.pp > 1
+    assert training.pipeline is None or each.pp in training.pipeline
+    assert training.data_parallel is None or each.dp in training.data_parallel
+    assert training.tensor_parallel is None or each.tp in training.tensor_parallel
+    assert each.cp in training.context_parallel
+    assert each.ep in training.expert_parallel
+    assert each.zero in training.zero
+    assert each.microbatch in training.microbatch
+    assert not piped or each.schedule in training.schedule
+    chunks = {"interleaved": training.virtual, "zb-v": (2,), "dualpipe-v": (2,)}
+    assert each.virtual in chunks.get(each.schedule, (1,))
+    assert training.rank_order in ("auto", each.rank_order)
+    for stage in each.stages:
+        assert set(modes_in([stage.recompute])) <= {*training.recompute, "none"}
+    assert each.microbatch * each.microbatches * each.dp == training.global_batch
+    starts = set()
+    for stage in each.stages:
+        starts |= {stage.layers[n] for n in accumulate((0, *stage.chunks[:-1]))}
+    assert allowed(training, (0, *sorted(starts - {0}), -1))
+
+
+def some_problem(seed):
+    """A random problem in which more is asked for; None where ties leave no partition."""
+    rng = random.Random(seed)
+    model, cluster, training = random_problem(rng, 8, 16)
+    if rng.random() < 0.4:
+        training = training.model_copy(update={"pipeline": some(rng, [1, 2, 3, 4])})
+    if rng.random() < 0.4:
+        training = training.model_copy(update={"data_parallel": some(rng, [1, 2, 4])})
+    if rng.random() < 0.4:
+        training = cut_apart(rng, model, training)
+    evaluator, times = evaluator_of(model, cluster, training)
+    if not len(evaluator.layouts):
+        return None
+    rows = solved(evaluator, times)
+    return model, cluster, training, evaluator, rows
+
+
+@some_or_many(10, 40)
+def test_every_listed_plan_is_one_that_was_asked_for(cases):
+    listed = 0
+    for problem in map(some_problem, range(3000, 3000 + cases)):
+        if problem is None:
+            continue
+        model, cluster, training = problem[:3]
+        plans = plan(model, cluster, training, threads=1)
+        for each in (*plans.plans, *plans.front):
+            obeys(each, training)
+            assert each.memory_bytes <= cluster.chip.hbm.capacity_bytes * (1 + 1e-9)
+            assert 0 < each.mfu_causal <= each.mfu <= each.hfu
+            assert each.mfu_causal <= 1
+            assert sum(each.parts_s.values()) == pytest.approx(each.time_s, rel=1e-9)
+            assert predict(model, cluster, each) == each  # seconds and bytes, bit for bit
+            listed += 1
+    assert listed > cases
+
+
+def front_of(rows):
+    """Of (seconds, bytes) those of which none is smaller and as fast."""
+    front = []
+    for time_s, memory in sorted(rows):
+        if not front or memory < front[-1][1]:
+            front.append((time_s, memory))
+    return front
+
+
+@some_or_many(10, 40)
+def test_the_front_is_that_of_the_fastest_plans_of_all_layouts(cases):
+    compared = 0
+    for problem in map(some_problem, range(4000, 4000 + cases)):
+        if problem is None:
+            continue
+        model, cluster, training, _, rows = problem
+        plans = plan(model, cluster, training, top=3, threads=1)
+        front = [(each.time_s, each.memory_bytes) for each in plans.front]
+        near = rows[:, 0] <= 2.0 * rows[:, 0].min()  # none on it takes more than twice as long
+        wanted = front_of(map(tuple, rows[np.isfinite(rows[:, 0]) & near, :2].tolist()))
+        assert len(front) == len(wanted)
+        assert np.allclose(front, wanted, rtol=1e-9, atol=0)
+        compared += len(front)
+    assert compared > cases // 2
+
+
+def shuffled(rng, training):
+    """The same step, every list in another order."""
+    names = ("microbatch", "tensor_parallel", "pipeline", "data_parallel", "context_parallel")
+    names += ("expert_parallel", "zero", "schedule", "virtual", "tied", "uncut")
+    given = {name: getattr(training, name) for name in names}
+    mixed = {n: tuple(rng.sample(v, len(v))) for n, v in given.items() if v is not None}
+    return training.model_copy(update=mixed)
+
+
+def test_neither_threads_nor_the_order_of_lists_change_anything():
+    rng = random.Random(5)
+    compared = 0
+    for problem in map(some_problem, range(5000, 5012)):
+        if problem is None:
+            continue
+        model, cluster, training = problem[:3]
+        plans = plan(model, cluster, training, threads=1)
+        for step, threads in ((training, 2), (shuffled(rng, training), 1)):
+            again = plan(model, cluster, step, threads=threads)
+            assert again.plans == plans.plans
+            assert again.front == plans.front
+            assert (again.tried, again.rejected) == (plans.tried, plans.rejected)
+        compared += len(plans)
+    assert compared > 20

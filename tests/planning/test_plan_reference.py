@@ -1,0 +1,92 @@
+"""Plans against the oracle: explicit ranks, explicit passes, and nothing shared but layer times."""
+
+import random
+
+import pytest
+from case_counts import first_slow
+from oracle_cases import random_cases
+from reference.plan import evaluate
+
+from phaze_fast.planning import Training, predict, predict_batch
+
+CLOSE = 1e-9
+PLANS_A_MODEL = 4  # on one cluster, with one set of widths: layers are scheduled once
+
+
+def assert_agree(model, cluster, spec):
+    found, expected = predict(model, cluster, spec), evaluate(model, cluster, spec)
+    what = f"{model!r}\n{cluster!r}\n{spec!r}"
+    assert found.time_s == pytest.approx(expected["time_s"], rel=CLOSE), what
+    assert found.memory_bytes == pytest.approx(expected["memory_bytes"], rel=CLOSE), what
+    assert sum(found.parts_s.values()) == pytest.approx(found.time_s, rel=CLOSE), what
+    assert min(found.parts_s.values()) >= -CLOSE * found.time_s, what
+    for stage, wanted in zip(found.stages, expected["stages"], strict=True):
+        assert list(stage.layers) == wanted["layers"], what
+        assert stage.load_s == pytest.approx(wanted["load_s"], rel=CLOSE), what
+        chunks = [len(chunk) for chunk in wanted["chunks"]]
+        assert list(stage.chunks) == chunks, what
+        assert stage.memory == pytest.approx(wanted["memory"], rel=CLOSE), what
+
+
+def assert_batch_agrees(model, cluster, specs):
+    """Even plans of one batch size and one optimiser, in one call each."""
+    for spec in specs:
+        training = Training(
+            global_batch=spec.global_batch,
+            optimizer=spec.optimizer,
+            reserved_bytes=spec.reserved_bytes,
+            sequence_parallel=spec.sequence_parallel,
+            expert_imbalance=spec.expert_imbalance,
+            expert_overlap=spec.expert_overlap,
+            software=spec.software,
+        )
+        widths = {
+            "tensor_parallel": spec.tp,
+            "pipeline": spec.pp,
+            "data_parallel": spec.dp,
+            "context_parallel": spec.cp,
+            "context_kind": spec.cp_kind,
+            "expert_tensor": spec.etp or 0,
+            "expert_parallel": spec.ep,
+            "microbatch": spec.microbatch,
+            "schedule": spec.schedule,
+            "virtual": spec.virtual,
+        }
+        modes = ["none", "selective", "full", "norms:1/activations", "full:2", "auto"]
+        zeros, orders = [0, 1, 2, 3, 1, 0], ["replicas-inside", "stages-inside"] * 3
+        shards = [spec.shard if zero else None for zero in zeros]
+        rows = predict_batch(
+            model, cluster, training, **widths, zero=zeros, recompute=modes, rank_order=orders,
+            shard=[shard or 0 for shard in shards],
+        )  # fmt: skip
+        for i, (zero, mode, order) in enumerate(zip(zeros, modes, orders, strict=True)):
+            same = spec.replace(
+                zero=zero, recompute=mode, rank_order=order, stages=None, shard=shards[i]
+            )
+            expected = evaluate(model, cluster, same)
+            assert rows.time_s[i] == pytest.approx(expected["time_s"], rel=CLOSE), same
+            assert rows.memory_bytes[i] == pytest.approx(expected["memory_bytes"], rel=CLOSE), same
+            parts = sum(float(column[i]) for column in rows.parts_s.values())
+            assert parts == pytest.approx(rows.time_s[i], rel=CLOSE), same
+
+
+def agree_on(seeds):
+    for seed in seeds:
+        model, cluster, specs = random_cases(random.Random(seed), PLANS_A_MODEL)
+        for spec in specs:
+            assert_agree(model, cluster, spec)
+
+
+def test_plans_take_what_the_oracle_says():
+    agree_on(range(10))
+
+
+@first_slow("block", range(8))
+def test_thousands_of_plans_take_what_the_oracle_says(block):
+    agree_on(range(1000 + 63 * block, 1063 + 63 * block))
+
+
+def test_batches_take_what_the_oracle_says():
+    for seed in range(300, 312):
+        model, cluster, specs = random_cases(random.Random(seed), 1)
+        assert_batch_agrees(model, cluster, specs)

@@ -1,0 +1,308 @@
+"""Plans that are given: one or many, the same figures; what is wrong is named with its arithmetic."""
+
+import json
+import pickle
+import random
+
+import numpy as np
+import pytest
+from plan_cases import RECOMPUTE, SCHEDULES, random_fabric, random_model, with_memory
+
+import phaze_fast as pf
+from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.hardware import Cluster
+from phaze_fast.memory import FOLDED, TERMS
+from phaze_fast.planning import (
+    PARTS,
+    Plan,
+    PlanSpec,
+    Predictions,
+    Training,
+    plan,
+    predict,
+    predict_batch,
+)
+
+ON = Cluster(devices=16, fabric="dgx-h100", chip="h100")
+ROW = {"tp": "tensor_parallel", "pp": "pipeline", "dp": "data_parallel", "cp": "context_parallel"}
+ROW |= {"ep": "expert_parallel"}
+
+
+def batch_of(model, cluster, training, specs, **more):
+    """The plans of `specs` (as fields) in one call."""
+    columns = {ROW.get(name, name): [spec[name] for spec in specs] for name in specs[0]}
+    return predict_batch(model, cluster, training, **columns, **more)
+
+
+def random_spec(rng):
+    schedule = rng.choice([*SCHEDULES, "gpipe", "zb-h1", "zb-h2", *FOLDED])
+    virtual = {"interleaved": rng.choice([2, 3]), "zb-v": 2, "dualpipe-v": rng.choice([1, 2, 2])}
+    return {
+        "tp": rng.choice([1, 1, 2, 3]),
+        "pp": rng.choice([1, 2, 3, 4]),
+        "dp": rng.choice([1, 2, 4]),
+        "cp": rng.choice([1, 1, 2]),
+        "ep": rng.choice([1, 1, 2]),
+        "zero": rng.randint(0, 3),
+        "microbatch": rng.choice([1, 2, 3]),
+        "schedule": schedule,
+        "virtual": virtual.get(schedule, 1),
+        "recompute": rng.choice(
+            ["auto", "norms+activations", "full:1", "full:2/norms", *RECOMPUTE]
+        ),
+        "rank_order": rng.choice(["replicas-inside", "stages-inside"]),
+    }
+
+
+def same_row(many, k, one):
+    """Whether a row and a plan are the same, bit for bit."""
+    assert many.status[k] == (one.over_bytes > 0)
+    assert many.time_s[k] == one.time_s
+    assert many.memory_bytes[k] == one.memory_bytes
+    assert many.over_bytes[k] == one.over_bytes
+    assert many.energy_j[k] == one.energy_j
+    assert {name: many.parts_s[name][k] for name in PARTS} == dict(one.parts_s)
+    assert {name: many.memory[name][k] for name in TERMS} == dict(one.memory)
+
+
+def test_a_batch_is_a_loop_of_singles():
+    rng = random.Random(11)
+    timed = refused = 0
+    for _ in range(5):
+        devices = rng.choice([2, 4, 8])
+        model, fabric = random_model(rng), random_fabric(rng, devices)
+        cluster = Cluster(devices=devices, fabric=fabric, chip="h100")
+        if rng.random() < 0.5:
+            cluster = with_memory(cluster, 10 ** rng.uniform(5.5, 7.5))
+        training = Training(
+            global_batch=rng.choice([8, 12, 24]), reserved_bytes=0, optimizer="sgd",
+            sequence_parallel=rng.random() < 0.5,
+        )  # fmt: skip
+        specs = [random_spec(rng) for _ in range(60)]
+        for spec in specs[:40]:  # make most of them use all devices
+            rest = spec["tp"] * spec["pp"] * spec["cp"]
+            spec["dp"] = max(1, devices // rest)
+        many = batch_of(model, cluster, training, specs, threads=1)
+        common = {"global_batch": training.global_batch, "reserved_bytes": 0, "optimizer": "sgd"}
+        common["sequence_parallel"] = training.sequence_parallel
+        for k, spec in enumerate(specs):
+            try:
+                one = predict(model, cluster, {**spec, **common})
+            except InvalidInputError:
+                assert many.status[k] > 2
+                assert np.isnan(many.time_s[k])
+                refused += 1
+                continue
+            same_row(many, k, one)
+            timed += 1
+    assert timed > 25
+    assert refused > 60
+
+
+def test_threads_change_nothing():
+    widths = np.array([1, 2, 4])
+    t, d = (grid.reshape(-1) for grid in np.meshgrid(widths, [16, 8, 4, 2, 1]))
+    rows = {"tensor_parallel": np.tile(t, 40), "data_parallel": np.tile(d, 40)}
+    rows["pipeline"] = 16 // (rows["tensor_parallel"] * rows["data_parallel"]).clip(1, 16)
+    one, two = (
+        predict_batch("gpt2-small", ON, Training(global_batch=64), **rows, threads=threads)
+        for threads in (1, 2)
+    )
+    for name, column in one.to_dict().items():
+        assert np.array_equal(column, two.to_dict()[name], equal_nan=True), name
+
+
+# ---- statuses ----
+
+
+STATUSES = [
+    (0, {"dp": 16}),
+    (3, {"dp": 8}),
+    (4, {"dp": 16, "microbatch": 8}),
+    (5, {"pp": 16}),
+    (5, {"pp": 8, "dp": 2, "schedule": "interleaved", "virtual": 2}),
+    (5, {"pp": 8, "dp": 2, "schedule": "zb-v", "virtual": 2}),
+    # Chunks need not divide the blocks, nor stages the micro-batches; these may be fewer.
+    (0, {"pp": 4, "dp": 4, "schedule": "interleaved", "virtual": 2}),
+    (0, {"pp": 4, "dp": 4, "schedule": "interleaved", "virtual": 3, "microbatch": 8}),
+    (0, {"pp": 8, "dp": 2, "schedule": "zero-bubble", "microbatch": 8}),
+    (6, {"dp": 8, "pp": 2, "virtual": 2}),
+    (6, {"dp": 8, "pp": 2, "schedule": "interleaved"}),
+    (6, {"dp": 8, "pp": 2, "schedule": "zb-v"}),
+    (6, {"dp": 8, "pp": 2, "schedule": "dualpipe-v", "virtual": 3}),
+    (7, {"pp": 4, "dp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 4}),
+    (0, {"pp": 4, "dp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 2}),
+    (8, {"dp": 16, "ep": 3}),
+    (9, {"tp": 16}),
+    (9, {"dp": 16, "zero": 4}),
+    (9, {"dp": 16, "ep": 2}),
+]
+
+
+def test_each_row_of_a_batch_has_its_own_status():
+    plain = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "zero": 0, "microbatch": 1, "schedule": "1f1b"}
+    plain["virtual"] = 1
+    specs = [plain | spec for _, spec in STATUSES]
+    many = batch_of("gpt2-small", ON, Training(global_batch=64), specs)
+    assert many.status.tolist() == [code for code, _ in STATUSES]
+    assert np.isnan(many.time_s).tolist() == [code > 1 for code, _ in STATUSES]
+    assert len(many) == len(STATUSES)
+    for code, spec in STATUSES:
+        assert Predictions.reasons[code]
+        if code:
+            with pytest.raises(InvalidInputError):
+                predict("gpt2-small", ON, {"global_batch": 64, **spec})
+
+
+def test_rows_that_are_over_memory_or_cut_a_tie_say_so():
+    small = with_memory(ON, 2**31)
+    many = predict_batch("gpt2-xl", small, Training(global_batch=64), data_parallel=16)
+    assert many.status.tolist() == [1]
+    assert many.over_bytes[0] == many.memory_bytes[0] - (2**31 - 3 * 2**29) > 0
+    assert many.time_s[0] > 0
+    step = Training(global_batch=64, uncut=(7,))
+    many = predict_batch("gpt2-small", ON, step, pipeline=[2, 4], data_parallel=[8, 4])
+    assert many.status.tolist() == [10, 10]  # both cut after six blocks
+    assert predict_batch("gpt2-small", ON, step, pipeline=1, data_parallel=16).status[0] == 0
+
+
+def test_widths_beyond_all_measure_are_refused_row_by_row():
+    step, huge = Training(global_batch=64), [2**32, 2**62, 2**63 - 1]
+    many = predict_batch("gpt2-small", ON, step, data_parallel=huge, microbatch=huge)
+    assert many.status.tolist() == [3, 3, 3]
+    many = predict_batch("gpt2-small", ON, step, data_parallel=16, microbatch=huge)
+    assert many.status.tolist() == [4, 4, 4]
+
+
+def test_arguments_that_are_wrong_as_a_whole_raise():
+    step = Training(global_batch=64)
+    for wrong, said in (
+        ({"tensor_parallel": 0}, "tensor_parallel: 0"),
+        ({"pipeline": [1, 2], "data_parallel": [1, 2, 3]}, "one length"),
+        ({"tensor_parallel": [[1, 2]]}, "one-dimensional"),
+        ({"schedule": "zero_bubble"}, "did you mean 'zero-bubble'"),
+        ({"rank_order": "x"}, "rank_order: 'x'"),
+        ({"threads": 0}, "threads: 0"),
+    ):
+        with pytest.raises(InvalidInputError, match=said):
+            predict_batch("gpt2-small", ON, step, **wrong)
+    for wrong, said in (({"zero": 1.5}, "zero: dtype float64"), ({"recompute": 3}, "words")):
+        with pytest.raises(InvalidTypeError, match=said):
+            predict_batch("gpt2-small", ON, step, **wrong)
+
+
+# ---- errors of one plan ----
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"tp": 2, "pp": 2, "dp": 2}, r"2 x 2 x 2 x 1 = 8 .* expected the cluster's 16 devices"),
+        ({"dp": 32}, r"1 x 1 x 32 x 1 = 32 .* 16 devices"),
+        ({"tp": 4, "dp": 4, "microbatch": 3}, r"global_batch: 64 .* 4 x 3 = 12"),
+        ({"dp": 16, "schedule": "best"}, r"schedule: 'best' .* 1f1b, gpipe, interleaved, zb-h1"),
+        ({"dp": 16, "schedul": "1f1b"}, r"unknown key 'schedul'; did you mean 'schedule'"),
+        ({"dp": 8, "pp": 2, "stages": (3, 4)}, r"stages: 3 \+ 4 = 7 layers; expected the 14"),
+        ({"dp": 8, "pp": 2, "stages": (3, 4, 7)}, r"stages: 3 entries .* 2 x 1 = 2"),
+        ({"dp": 8, "pp": 2, "stages": (0, 14)}, r"stages.*0"),
+        ({"dp": 8, "pp": 2, "recompute": ("none",)}, r"recompute: 1 entries .* pp = 2"),
+        ({"dp": 16, "recompute": "some"}, r"recompute.*'some'"),
+        ({"dp": 16, "zero": 4}, r"zero: 4"),
+        ({"dp": 8, "pp": 2, "virtual": 2}, r"virtual: 2 is not accepted with 1f1b"),
+        ({"dp": 16, "ep": 3}, r"ep: 3 does not divide dp = 16"),
+        ({"tp": 16}, r"16 does not divide 12 heads"),
+        ({"pp": 16}, r"16 x 1 with 12 blocks .* more stages x chunks than layers"),
+        ({"dp": 16, "optimizer": "lion"}, r"optimizer: 'lion'"),
+        ({"dp": 16, "seq": 4096}, r"seq: 4096 is more than the 1024"),
+        (
+            {"dp": 2, "pp": 8, "schedule": "interleaved", "virtual": 3},
+            r"8 x 3 with 12 blocks .* more stages x chunks than layers",
+        ),
+        (
+            {"dp": 4, "pp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 4},
+            r"pp = 4.* 64 / \(4 x 4\) = 4 micro-batches .* twice as many micro-batches as stages",
+        ),
+        ({"dp": 8, "pp": 2, "schedule": "zb-v"}, r"virtual: 1 is not accepted with zb-v"),
+        ({"dp": 16, "recompute": "full:0"}, r"recompute: '0' in 'full:0'"),
+        ({"dp": 8, "pp": 2, "recompute": ("auto", "none")}, r"recompute.*'auto'"),
+    ],
+)
+def test_errors_name_the_field_and_the_arithmetic(spec, said):
+    with pytest.raises(InvalidInputError, match=said):
+        predict("gpt2-small", ON, {"global_batch": 64, **spec})
+
+
+def test_what_is_no_plan_is_refused():
+    with pytest.raises(InvalidTypeError, match="plan: list"):
+        predict("gpt2-small", ON, [16])
+    with pytest.raises(InvalidTypeError, match="model: int"):
+        predict(3, ON, {"global_batch": 64, "dp": 16})
+    with pytest.raises(InvalidInputError, match=r"cluster\.chip: missing"):
+        predict(
+            "gpt2-small", Cluster(devices=16, fabric="dgx-h100"), {"global_batch": 64, "dp": 16}
+        )
+    with pytest.raises(InvalidInputError, match="plan: not what"):
+        Plan.from_dict({"tp": 1})
+
+
+# ---- forms of a plan ----
+
+SPECS = [
+    PlanSpec(global_batch=64, dp=8, pp=2, stages=(7, 7), recompute=("none", "full")),
+    PlanSpec(global_batch=64, tp=2, dp=4, pp=2, schedule="interleaved", virtual=3, zero=1),
+    PlanSpec(global_batch=64, dp=4, cp=2, pp=2, seq=512, optimizer="sgd", reserved_bytes="1 GiB"),
+    PlanSpec(global_batch=32, dp=2, tp=4, idle=True, sequence_parallel=False, microbatch=4),
+]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_plans_round_trip_through_text_and_pickle(spec):
+    assert PlanSpec.from_dict(json.loads(json.dumps(spec.to_dict()))) == spec
+    assert PlanSpec(**json.loads(spec.to_json())) == spec
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    timed = predict("gpt2-small", ON, spec)
+    text = json.dumps(timed.to_dict())
+    assert Plan.from_dict(json.loads(text)) == timed
+    assert pickle.loads(pickle.dumps(timed)) == timed
+    assert hash(timed) == hash(pickle.loads(pickle.dumps(timed)))
+    for form in (timed, json.loads(text), {"plan": json.loads(text)}, spec.to_dict()):
+        assert predict("gpt2-small", ON, form) == timed
+
+
+def test_a_found_plan_carries_the_step_that_it_was_found_for():
+    model = pf.models.load("gpt2-small")
+    step = Training(
+        global_batch=16, seq=512, optimizer="sgd", reserved_bytes=0, sequence_parallel=False,
+        tensor_parallel=(1, 2),
+    )  # fmt: skip
+    plans = plan(model, ON, step)
+    for each in (*plans.plans, *plans.front):
+        assert predict(model, ON, each) == each
+
+
+# ---- what a prediction says ----
+
+
+def test_a_plan_is_not_refused_for_memory():
+    small = with_memory(ON, 2**31)
+    timed = predict("gpt2-xl", small, {"global_batch": 64, "dp": 16, "recompute": "none"})
+    roomy = predict("gpt2-xl", ON, {"global_batch": 64, "dp": 16, "recompute": "none"})
+    assert timed.time_s == roomy.time_s
+    assert timed.memory_bytes == roomy.memory_bytes
+    assert timed.over_bytes == timed.memory_bytes - timed.limit_bytes > 0
+    assert roomy.over_bytes == 0
+    none = predict("gpt2-xl", small, {"global_batch": 64, "dp": 16, "reserved_bytes": 2**32})
+    assert none.over_bytes > none.memory_bytes  # nothing is left for the model
+
+
+def test_stages_as_given_are_the_stages_that_are_timed():
+    spec = PlanSpec(global_batch=64, dp=8, pp=2, stages=(3, 11), recompute=("full", "none"), zero=1)
+    timed = predict("gpt2-small", ON, spec)
+    assert [len(stage.layers) for stage in timed.stages] == [3, 11]
+    assert [stage.recompute for stage in timed.stages] == ["full", "none"]
+    assert timed.stages[1].load_s > 3 * timed.stages[0].load_s
+    even = predict("gpt2-small", ON, spec.replace(stages=None))
+    assert [len(stage.layers) for stage in even.stages] == [7, 7]
+    assert even.time_s < timed.time_s
+    assert tuple(timed.parts_s) == PARTS
+    assert sum(timed.parts_s.values()) == pytest.approx(timed.time_s, rel=1e-12)

@@ -1,0 +1,398 @@
+"""Hybrid sharding, ways to attend, experts' widths and DualPipe: what they must do, and refusals."""
+
+import numpy as np
+import pytest
+from case_counts import slow_or_thorough
+
+import phaze_fast as pf
+from phaze_fast import models
+from phaze_fast.cli.main import main
+from phaze_fast.cost import message_batch
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import Tier, TieredFabric
+from phaze_fast.opgraph import CONTEXT_KINDS, GROUPS, Strategy, layer_graph, reasons
+from phaze_fast.planning import PARTS, predict_batch
+from phaze_fast.software import DEFAULT, load_software
+
+WIDE = pf.Cluster(devices=64, fabric="dgx-h100", chip="h100")
+NODE = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
+FSDP = {"dp": 64, "zero": 3, "global_batch": 64, "recompute": "full"}
+MIXTURE = models.load("mixtral-8x7b").replace(layers=8)
+LLAMA = models.load("llama3-8b").replace(layers=8)
+ENDS = {"embedding", "head"}
+
+
+def ops_of(graph, group, backward=False):
+    """Collectives of a block over a group: (name, bytes)."""
+    block = next(layer for layer in graph.layers if layer.kind not in ENDS)
+    own = block.backward if backward else block.forward
+    wanted = own.ops["group"] == GROUPS.index(group)
+    names = [name for name, keep in zip(own.names, wanted, strict=True) if keep]
+    return dict(zip(names, own.ops["payload_bytes"][wanted].tolist(), strict=True))
+
+
+# ---- hybrid sharding ----
+
+
+def test_one_group_of_all_replicas_is_no_hybrid():
+    plain = pf.predict("llama2-7b", WIDE, FSDP)
+    assert pf.predict("llama2-7b", WIDE, {**FSDP, "shard": 64}) == plain
+    assert plain.shard == 64
+    assert not plain.hybrid
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_a_group_holds_what_its_share_is(zero):
+    """With s of 64 replicas sharing, a device holds 64 / s times the shared terms."""
+    terms = {1: ["optimizer"], 2: ["optimizer", "gradients"], 3: ["optimizer", "weights"]}[zero]
+    plain = pf.predict("llama2-7b", WIDE, {**FSDP, "zero": zero})
+    for shard in (4, 8, 32):
+        plan = pf.predict("llama2-7b", WIDE, {**FSDP, "zero": zero, "shard": shard})
+        for term in terms:
+            assert plan.memory[term] == pytest.approx(64 / shard * plain.memory[term], rel=1e-12)
+        assert pf.Plan.from_dict(plan.to_dict()) == plan
+        assert pf.predict("llama2-7b", WIDE, plan) == plan
+
+
+def test_gathers_inside_a_node_are_faster_and_plan_finds_them():
+    short = {**FSDP, "seq": 512, "global_batch": 512}  # weights are gathered 16 times a step
+    whole, inside = (
+        pf.predict("llama2-7b", WIDE, {**short, "shard": s}).parts_s["data_comm"] for s in (64, 8)
+    )
+    assert inside < 0.95 * whole
+    step = pf.Training(
+        global_batch=512, seq=512, zero=3, tensor_parallel=1, pipeline=1, microbatch=1
+    )
+    found = pf.plan("llama2-7b", WIDE, step)
+    assert found.best.hybrid
+    assert found.best.shard == 8
+    assert "3 (among all replicas or those of a node)" in found.space
+    all_share = pf.plan("llama2-7b", WIDE, step.replace(shard="all")).best
+    assert found.best.time_s < all_share.time_s
+    asked = pf.why_not(found, {"shard": "all"})
+    assert asked.slower_by == pytest.approx(all_share.time_s / found.best.time_s - 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"shard": 3}, "shard: 3 does not divide dp = 64; nearest: 2 or 4"),
+        ({"shard": 4, "zero": 0}, "shard: 4 is not accepted with zero = 0"),
+        ({"shard": 4, "ep": 8}, "shard: 4 is no multiple of ep = 8"),
+        ({"ep": 5}, "ep: 5 does not divide dp = 64; nearest: 4 or 8"),
+    ],
+)
+def test_refusals_of_sharing_have_rule_numbers_and_nearest(given, said):
+    with pytest.raises(InvalidInputError, match=said):
+        pf.PlanSpec.from_dict({**FSDP, **given})
+
+
+def test_batches_refuse_uneven_groups_and_plans_count_them():
+    rows = predict_batch(
+        "llama2-7b", WIDE, pf.Training(global_batch=64), data_parallel=64, zero=[3, 3, 0, 1],
+        shard=[8, 3, 8, 16],
+    )  # fmt: skip
+    assert [bool(s > 1) for s in rows.status] == [False, True, True, False]
+    assert "sharing replicas" in rows.reasons[rows.status[1]]
+    step = pf.Training(global_batch=64, data_parallel=64, zero=3, shard=3, microbatch=1)
+    none = pf.plan("llama2-7b", WIDE, step.replace(tensor_parallel=1, pipeline=1))
+    assert not none.plans
+    assert any(why.startswith("shard: 3 replicas") for why in none.rejected)
+
+
+# ---- context parallelism ----
+
+
+def test_volumes_of_the_three_ways():
+    """By hand: rows of 4,096 / 4 tokens, 32 heads and 8 key/value heads of 128, 2 bytes each."""
+    rows, cp = 2 * 4096 // 4, 4
+    query, kv = 2 * rows * 32 * 128, 2 * 2 * rows * 8 * 128
+    common = {"context_parallel": cp, "microbatch": 2, "seq": 4096}
+    graphs = {k: layer_graph(LLAMA, Strategy(**common, context_kind=k)) for k in CONTEXT_KINDS}
+    assert ops_of(graphs["all-gather"], "context") == {"kv-gather": kv * cp}
+    back = {"kv-gather-again": kv * cp, "d-kv-gather": kv * cp}
+    assert ops_of(graphs["all-gather"], "context", backward=True) == back
+    assert ops_of(graphs["ring"], "context") == {"kv-ring": kv * cp}
+    assert ops_of(graphs["ring"], "context", backward=True) == {"d-kv-ring": 2 * kv * cp}
+    sent = {"heads-exchange": query + kv, "rows-exchange": query}
+    assert ops_of(graphs["ulysses"], "context") == sent
+    sent_back = {f"d-{name}": size for name, size in sent.items()}
+    assert ops_of(graphs["ulysses"], "context", backward=True) == sent_back
+    works = {k: sum(part.flops for x in g.layers for part in (x.forward, x.backward))
+             for k, g in graphs.items()}  # fmt: skip
+    assert len({round(w) for w in works.values()}) == 1
+
+
+def test_a_ring_hides_what_a_gather_does_not():
+    """On a slow fabric with long sequences attention hides the ring."""
+    slow = pf.Cluster(
+        devices=4,
+        fabric=pf.FlatFabric(name="slow", bandwidth_bytes_per_s=2e10, latency_s=1e-6),
+        chip="h100",
+    )
+    given = {"cp": 4, "global_batch": 4, "seq": 65536, "recompute": "none"}
+    seconds = {
+        kind: pf.predict(LLAMA, slow, {**given, "cp_kind": kind}).parts_s["context_comm"]
+        for kind in CONTEXT_KINDS
+    }
+    assert seconds["ring"] < 0.2 * seconds["all-gather"]
+    step = pf.Training(global_batch=4, seq=65536, context_parallel=4, microbatch=1)
+    best = pf.plan(LLAMA, slow, step).best
+    each = [pf.plan(LLAMA, slow, step.replace(context_kind=k)).best for k in CONTEXT_KINDS]
+    assert best.time_s == min(plan.time_s for plan in each)
+    assert best.cp_kind == "ring"
+
+
+def test_attention_loses_what_a_profile_says_beside_a_ring():
+    """The longer of the transfer, and of attention with its share of each second of it."""
+    strategy = Strategy(context_parallel=4, microbatch=1, seq=8192, context_kind="ring")
+    graph = layer_graph(LLAMA, strategy)
+    block = graph.layers[1].forward  # the third of six: forward and backward alternate
+    ring, early = block.names.index("kv-ring"), block.names.index("attention-early")
+    slower = 0
+    for bandwidth in (1e9, 2e10, 1e12):
+        fabric = pf.FlatFabric(name="f", bandwidth_bytes_per_s=bandwidth, latency_s=1e-6)
+        costs = pf.estimate_costs(graph, "h100", pf.Cluster(devices=4, fabric=fabric))
+        sent = float(block.ops["payload_bytes"][ring])
+        sent_s = pf.collective(fabric, "all-gather", sent, 4).time_s
+        attended_s = costs.time_s(2)[0, early]
+        for contention in (0.0, 0.125, 0.9):
+            found_s = costs.with_contention(contention).time_s(2)[0, [early, ring]].sum()
+            assert found_s == pytest.approx(max(sent_s, attended_s + contention * sent_s), 1e-12)
+            slower += found_s > max(sent_s, attended_s) * (1 + 1e-9)
+    assert slower >= 2
+    loaded = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
+    given = {"cp": 4, "global_batch": 4, "seq": 65536, "recompute": "none", "cp_kind": "ring"}
+    plain = load_software("megatron-core")
+    beside = plain.replace(overlap_slowdown=1.14)
+    parts = [
+        pf.predict(LLAMA, loaded, {**given, "software": used}).parts_s for used in (plain, beside)
+    ]
+    assert parts[1]["context_comm"] > parts[0]["context_comm"]
+
+
+def test_ways_to_attend_that_are_not_possible():
+    eager = models.load("gpt2-small")
+    eager = eager.replace(attention="eager")
+    asked = Strategy(context_parallel=2, context_kind="ring")
+    assert reasons(eager, asked)[0].endswith("all-gather or ulysses, or fused attention")
+    asked = Strategy(context_parallel=3, context_kind="ulysses", seq=3072)
+    said = reasons(LLAMA, asked)[0]
+    assert said.startswith("context_kind: ulysses over 3 devices does not share out the 32 heads")
+    asked = Strategy(context_parallel=4, tensor_parallel=4, context_kind="ulysses")
+    assert "the 2 key/value heads of a device at tensor_parallel 4" in reasons(LLAMA, asked)[0]
+    assert "a divisor of 2" in reasons(LLAMA, asked)[0]
+    wide = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
+    with pytest.raises(InvalidInputError, match="ulysses over 4 devices"):
+        pf.predict(LLAMA, wide, {"tp": 4, "cp": 4, "cp_kind": "ulysses", "global_batch": 8})
+
+
+# ---- experts ----
+
+EXPERTS = {"dp": 8, "ep": 8, "global_batch": 16, "zero": 1, "recompute": "full"}
+
+
+def test_a_busy_device_makes_the_step_longer_up_to_all_tokens():
+    steps = [
+        pf.predict(MIXTURE, NODE, {**EXPERTS, "expert_imbalance": x}) for x in (1.0, 1.3, 8.0, 9.0)
+    ]
+    seconds = [plan.time_s for plan in steps]
+    assert seconds[0] < seconds[1] < seconds[2] == seconds[3]
+    assert steps[0].memory["recompute"] < steps[1].memory["recompute"]
+    assert steps[1].expert_imbalance == 1.3
+    assert pf.predict(MIXTURE, NODE, steps[1]) == steps[1]
+    capped = MIXTURE.replace(moe=MIXTURE.moe.replace(capacity_factor=1.25))
+    same = {pf.predict(capped, NODE, {**EXPERTS, "expert_imbalance": x}).time_s for x in (1.0, 2.0)}
+    assert len(same) == 1  # a capacity is the same for every expert
+
+
+def test_overlap_hides_its_share_of_the_exchange():
+    plain, half, all_ = (
+        pf.predict(MIXTURE, NODE, {**EXPERTS, "expert_overlap": x}) for x in (0.0, 0.5, 1.0)
+    )
+    assert plain.time_s > half.time_s > all_.time_s
+    assert all_.parts_s["expert_comm"] == pytest.approx(0.0, abs=1e-12)
+    assert plain.parts_s["expert_comm"] == pytest.approx(plain.time_s - all_.time_s, rel=1e-9)
+
+
+def test_experts_of_a_width_of_their_own():
+    """Each of 4 tensor-parallel devices sends its own quarter of the rows; weights are as many."""
+    common = {"tensor_parallel": 4, "sequence_parallel": True, "expert_parallel": 8}
+    wide = layer_graph(MIXTURE, Strategy(**common | {"expert_parallel": 2}))
+    own = layer_graph(MIXTURE, Strategy(**common, expert_tensor=1))
+    sent = ops_of(wide, "expert")["dispatch"]
+    assert ops_of(own, "expert")["dispatch"] == pytest.approx(sent / 4, rel=0.01)
+    assert "ffn-gather" in ops_of(wide, "tensor")
+    assert "ffn-gather" not in ops_of(own, "tensor")
+    blocks = [next(x for x in g.layers if x.kind not in ENDS) for g in (wide, own)]
+    assert blocks[0].device_parameters == blocks[1].device_parameters
+    plan = pf.predict(
+        MIXTURE, NODE, {"tp": 4, "dp": 2, "ep": 8, "etp": 1, "global_batch": 8, "zero": 1}
+    )
+    assert plan.etp == 1
+    assert pf.Plan.from_dict(plan.to_dict()) == plan
+    step = pf.Training(global_batch=8, tensor_parallel=4, expert_parallel=8, expert_tensor=(1, 4))
+    assert {p.etp for p in pf.plan(MIXTURE, NODE, step, top=50).plans} == {1}
+    assert "with experts over 1, 4 devices each" in pf.plan(MIXTURE, NODE, step).space
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"expert_tensor": 3}, "expert_tensor: 3 with tensor_parallel 4 is not accepted; expected"),
+        ({"expert_tensor": 1, "sequence_parallel": False}, "without sequence parallelism"),
+        ({"expert_tensor": 1, "expert_parallel": 2}, "expected a multiple of 4 / 1 = 4"),
+    ],
+)
+def test_widths_of_experts_that_are_not_possible(fields, said):
+    given = {"tensor_parallel": 4, "sequence_parallel": True, "expert_parallel": 8, **fields}
+    assert any(said in why for why in reasons(MIXTURE, Strategy(**given)))
+
+
+def test_only_sensible_factors_are_accepted(capsys):
+    for option, value in (("--expert-imbalance", "0.5"), ("--expert-overlap", "1.5")):
+        words = ["predict", "mixtral-8x7b", "--chip", "h100", "--devices", "8", "--dp", "8"]
+        assert main([*words, "--ep", "8", option, value]) == 2
+        assert option in capsys.readouterr().err
+
+
+# ---- DualPipe ----
+
+DUAL = {"pp": 4, "dp": 2, "global_batch": 32, "schedule": "dualpipe", "virtual": 2}
+
+
+def test_dualpipe_holds_the_model_twice_and_has_a_shorter_bubble():
+    plain = {**DUAL, "schedule": "1f1b", "virtual": 1, "recompute": "none"}
+    one, two = (
+        pf.predict(LLAMA, NODE, plain),
+        pf.predict(LLAMA, NODE, {**DUAL, "recompute": "none"}),
+    )
+    held = [sum(stage.memory["weights"] for stage in plan.stages) for plan in (one, two)]
+    assert held[1] == pytest.approx(2 * held[0], rel=1e-12)
+    assert two.parts_s["bubble"] < one.parts_s["bubble"]
+    assert [stage.chunks for stage in two.stages] == [tuple(reversed(s.chunks)) for s in
+                                                      reversed(two.stages)]  # fmt: skip
+    assert pf.predict(LLAMA, NODE, two) == two
+    assert two.parts_s["compute"] == pytest.approx(one.parts_s["compute"], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pp": 3}, "even number of stages"),
+        ({"global_batch": 18}, "even number of micro-batches"),
+        ({"global_batch": 8}, "twice as many micro-batches"),
+        ({"virtual": 1}, "dualpipe takes 2 chunks a stage"),
+        ({"stages": (2, 2, 2, 2, 1, 1)}, "expected pp = 4"),
+    ],
+)
+def test_dualpipe_refuses(change, said):
+    with pytest.raises(InvalidInputError, match=said):
+        pf.PlanSpec.from_dict({**DUAL, **change})
+
+
+def test_plans_by_dualpipe_are_searched():
+    step = pf.Training(global_batch=32, schedule=("dualpipe",), pipeline=(2, 3, 4), microbatch=1)
+    found = pf.plan(LLAMA, NODE, step)
+    assert {p.schedule for p in found.plans} == {"dualpipe"}
+    assert {p.pp for p in found.plans} <= {2, 4}
+    assert any("even number of stages" in why for why in found.rejected)
+
+
+# ---- parts ----
+
+
+def test_parts_add_up_and_an_infinite_fabric_removes_communication():
+    rng = np.random.default_rng(5)
+    count = 200
+    rows = {
+        "tensor_parallel": rng.choice([1, 2], count),
+        "data_parallel": rng.choice([2, 4, 8], count),
+        "context_parallel": rng.choice([1, 2], count),
+        "pipeline": rng.choice([1, 2, 4], count),
+        "zero": rng.choice([0, 1, 2, 3], count),
+        "context_kind": rng.choice(CONTEXT_KINDS, count),
+        "shard": rng.choice([0, 2], count),
+    }
+    product = rows["tensor_parallel"] * rows["data_parallel"] * rows["context_parallel"]
+    fast = pf.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
+    clusters = [WIDE, pf.Cluster(devices=64, fabric=fast, chip="h100")]
+    rows["pipeline"] = 64 // product
+    step = pf.Training(global_batch=64)
+    slow, free = (predict_batch(LLAMA, cluster, step, **rows) for cluster in clusters)
+    good = slow.status <= 1
+    assert good.sum() > 50
+    for found in (slow, free):
+        total = sum(found.parts_s[name][good] for name in PARTS)
+        assert np.abs(total / found.time_s[good] - 1).max() < 1e-12
+    for name in PARTS:
+        if name.endswith("_comm"):
+            assert np.abs(free.parts_s[name][good]).max() < 1e-9 * free.time_s[good].max()
+
+
+@slow_or_thorough(3_000, 10_000)
+def test_parts_of_ten_thousand_random_plans_add_up(cases):
+    rng = np.random.default_rng(17)
+    names = ["1f1b", "gpipe", "zb-h1", "zb-h2", "interleaved", "zb-v", "dualpipe", "dualpipe-v"]
+    counted, worst = 0, 0.0
+    while counted < cases:
+        model, count = (LLAMA, MIXTURE)[rng.integers(2)], 3000
+        schedule = rng.choice(names, count)
+        several = np.isin(schedule, names[4:])
+        rows = {
+            "tensor_parallel": rng.choice([1, 2, 4], count),
+            "pipeline": rng.choice([1, 2, 4], count),
+            "context_parallel": rng.choice([1, 2, 4], count),
+            "microbatch": rng.choice([1, 2], count),
+            "zero": rng.choice([0, 1, 2, 3], count),
+            "recompute": rng.choice(["none", "full", "norms", "full:1", "auto"], count),
+            "schedule": schedule,
+            "virtual": np.where(several, 2, 1),
+            "expert_parallel": rng.choice([1, 2, 4], count) if model is MIXTURE else 1,
+            "expert_tensor": rng.choice([0, 1, 2], count) if model is MIXTURE else 0,
+            "rank_order": rng.choice(["replicas-inside", "stages-inside"], count),
+            "shard": rng.choice([0, 0, 2, 4], count),
+            "context_kind": rng.choice(CONTEXT_KINDS, count),
+        }
+        inner = rows["tensor_parallel"] * rows["pipeline"] * rows["context_parallel"]
+        rows["data_parallel"] = np.maximum(1, 64 // inner)
+        step = pf.Training(global_batch=int(rng.choice([64, 256])), expert_imbalance=1.2)
+        found = predict_batch(model, WIDE, step, **rows)
+        good = found.status <= 1
+        total = sum(found.parts_s[name][good] for name in PARTS)
+        worst = max(worst, float(np.abs(total / found.time_s[good] - 1).max()))
+        counted += int(good.sum())
+    assert worst < 1e-12
+
+
+# ---- fabrics and software ----
+
+
+def test_messages_in_a_full_mesh_may_be_slower_than_beyond_it():
+    """Of ranks 0-3, 1-4 and 2-5 the first pair is in one node, whose links are slower."""
+    tiers = (
+        Tier(name="node", size=4, bandwidth_bytes_per_s=12e9, links="full-mesh"),
+        Tier(name="rest", bandwidth_bytes_per_s=10e9),
+    )
+    mesh = TieredFabric(name="mesh", tiers=tiers)
+    fast = pf.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
+    given = {"pp": 2, "dp": 3, "global_batch": 6, "recompute": "none"}
+    slow, free = (
+        pf.predict(LLAMA, pf.Cluster(devices=6, fabric=f, chip="h100"), given) for f in (mesh, fast)
+    )
+    rows = 2 * LLAMA.seq * LLAMA.hidden
+    wanted = max(message_batch(mesh, [rows] * 3, [0, 1, 2], [3, 4, 5]).time_s)
+    assert wanted == pytest.approx(rows / 4e9, rel=1e-12)
+    found = slow.stages[1].load_s - free.stages[1].load_s
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
+def test_work_beside_an_exchange_takes_longer():
+    slowed = load_software(DEFAULT).replace(name="slowed", overlap_slowdown=1.25)
+    for zero in (0, 1, 3):
+        given = {**FSDP, "zero": zero, "global_batch": 128}
+        plain = pf.predict("llama2-7b", WIDE, given)
+        contended = pf.predict("llama2-7b", WIDE, {**given, "software": slowed})
+        assert contended.time_s > plain.time_s
+        assert contended.parts_s["data_comm"] > plain.parts_s["data_comm"]
+        assert contended.parts_s["compute"] == pytest.approx(plain.parts_s["compute"], rel=1e-12)
