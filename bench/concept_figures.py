@@ -50,7 +50,7 @@ def pipelines() -> str:
     given = {"pp": 4, "dp": 2, "global_batch": 16, "recompute": "full", "zero": 1}
     parts, row, longest = [], 0, 0.0
     played = []
-    for name, more in (("1F1B", {}), ("interleaved", {"schedule": "interleaved", "virtual": 2})):
+    for name, more in (("1F1B", {}), ("interleaved", {"schedule": "interleaved", "vpp": 2})):
         step = timeline("llama2-7b", cluster, {**given, **more})
         played.append((name, step))
         longest = max(longest, step.plan.time_s)

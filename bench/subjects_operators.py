@@ -43,8 +43,8 @@ def graphs() -> tuple[LayerGraph, ...]:
     found = []
     for name in EIGHT:
         for width in (1, 2, 4, 8):
-            for microbatch in (1, 2, 4, 8):
-                strategy = Strategy(tensor_parallel=width, microbatch=microbatch)
+            for micro_batch in (1, 2, 4, 8):
+                strategy = Strategy(tp=width, micro_batch=micro_batch)
                 try:
                     found.append(layer_graph(models.load(name), strategy))
                 except InfeasibleError:

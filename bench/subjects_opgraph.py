@@ -9,7 +9,7 @@ from phaze_fast.opgraph import LayerGraph, Strategy, layer_graph, reasons
 
 
 def _questions() -> list[tuple[models.TransformerModel, Strategy]]:
-    widths = [Strategy(tensor_parallel=t) for t in (1, 2, 4, 8)]
+    widths = [Strategy(tp=t) for t in (1, 2, 4, 8)]
     eight = [models.load(name) for name in models.names()[:8]]
     return [(m, s) for m in eight for s in widths if not reasons(m, s)]
 

@@ -13,7 +13,18 @@ import numpy as np
 from registry import Subject, register
 
 from phaze_fast import Cluster, models
-from phaze_fast.papers import LayerTable, NestProblem, PipelineProblem, Placement, PublishedProblem, nest_from_dict, place, place_batch, problem_from_dict, solve_nest
+from phaze_fast.papers import (
+    LayerTable,
+    NestProblem,
+    PipelineProblem,
+    Placement,
+    PublishedProblem,
+    nest_from_dict,
+    place,
+    place_batch,
+    problem_from_dict,
+    solve_nest,
+)
 from phaze_fast.planning import Plan, Plans, Predictions, Training, plan, predict, predict_batch
 
 GOLDEN = Path(__file__).parent.parent / "tests" / "golden" / "dp_golden.jsonl"
@@ -171,7 +182,7 @@ Asked = tuple[Any, Cluster, Training]
 
 def _t5() -> Asked:
     cluster = Cluster(devices=32, fabric="dgx-h100", chip="h100")
-    return models.load("t5-11b"), cluster, Training(global_batch=256, microbatch=4)
+    return models.load("t5-11b"), cluster, Training(global_batch=256, micro_batch=4)
 
 
 def _gpt3() -> Asked:
@@ -193,13 +204,13 @@ def _grid(asked: Asked, copies: int = 1) -> dict[str, np.ndarray]:
     """Columns of plans with even stages, each as often as asked for."""
     _, cluster, step = asked
     rows = [
-        (tp, pp, cluster.devices // (tp * pp), microbatch, zero, recompute)
+        (tp, pp, cluster.devices // (tp * pp), micro_batch, zero, recompute)
         for tp, pp in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32))
-        for microbatch, zero in itertools.product(step.microbatch, step.zero)
+        for micro_batch, zero in itertools.product(step.micro_batch, step.zero)
         for recompute in ("none", "full")
         if cluster.devices % (tp * pp) == 0
     ]
-    names = ("tensor_parallel", "pipeline", "data_parallel", "microbatch", "zero", "recompute")
+    names = ("tp", "pipeline", "dp", "micro_batch", "zero", "recompute")
     columns = zip(*rows, strict=True)
     return {n: np.tile(np.array(c), copies) for n, c in zip(names, columns, strict=True)}
 
@@ -260,15 +271,15 @@ def _many(asked: Asked) -> dict[str, np.ndarray]:
     """Columns of plans with even stages, no two alike."""
     _, cluster, step = asked
     rows = [
-        (tp, pp, cp, cluster.devices // (tp * pp * cp), microbatch, *rest)
+        (tp, pp, cp, cluster.devices // (tp * pp * cp), micro_batch, *rest)
         for tp, pp, cp in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32), (1, 2, 4))
-        for microbatch in step.microbatch
+        for micro_batch in step.micro_batch
         for rest in itertools.product(
             range(4), ("none", "selective", "full"), ("replicas-inside", "stages-inside")
         )
         if cluster.devices % (tp * pp * cp) == 0
     ]
-    names = ("tensor_parallel", "pipeline", "context_parallel", "data_parallel", "microbatch")
+    names = ("tp", "pipeline", "cp", "dp", "micro_batch")
     names = (*names, "zero", "recompute", "rank_order")
     return {n: np.array(c) for n, c in zip(names, zip(*rows, strict=True), strict=True)}
 
@@ -284,8 +295,8 @@ def _predict_all(given: tuple[Asked, dict[str, np.ndarray]]) -> Predictions:
 
 def _check_all(given: tuple[Asked, dict[str, np.ndarray]], found: Predictions) -> None:
     (model, cluster, step), columns = given
-    short = {"tensor_parallel": "tp", "pipeline": "pp", "data_parallel": "dp"}
-    short["context_parallel"] = "cp"
+    short = {"tp": "tp", "pp": "pp", "dp": "dp"}
+    short["cp"] = "cp"
     possible = np.flatnonzero(np.isfinite(found.time_s))
     for k in possible[:: max(1, len(possible) // 20)].tolist():
         given_plan = {short.get(name, name): column[k].item() for name, column in columns.items()}

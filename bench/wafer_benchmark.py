@@ -40,8 +40,8 @@ def _digits(value: float) -> float:
 
 
 def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
-    records = problem._graph(layout.microbatch)[0]
-    tables = problem._table(layout.dies, layout.microbatch)
+    records = problem._graph(layout.micro_batch)[0]
+    tables = problem._table(layout.dies, layout.micro_batch)
     cuts = combinations(layout.dies)[2]
     found = []
     for i, op in enumerate(problem.work.operators):
@@ -77,7 +77,7 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
 
 def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
     rules = problem._rules(layout)[0]
-    edges = problem._graph(layout.microbatch)[1]
+    edges = problem._graph(layout.micro_batch)[1]
     names = _core.MAP_RULES_DTYPE.names or ()
     names = names[: names.index("first_stage")]  # all stages have one shape here
     return {
@@ -161,8 +161,8 @@ def write_instances(names: list[str]) -> None:
         wanted = [
             each
             for each in layouts
-            if problem.training.global_batch % each.microbatch == 0
-            or each.microbatch % each.dies == 0
+            if problem.training.global_batch % each.micro_batch == 0
+            or each.micro_batch % each.dies == 0
         ]
         data = {
             "name": name,
@@ -184,7 +184,7 @@ def _best_on(case: Any) -> tuple[Any, Any, float]:
     mapping = _core.Mapping(**arguments(case))
     relaxation = mapping.relaxation()
     free, relaxed = relaxation.bound(1.0, 0.0)
-    scale = free / case.rules["microbatches"] / sum(case.blocks) / case.rules["capacity_bytes"]
+    scale = free / case.rules["micro_batches"] / sum(case.blocks) / case.rules["capacity_bytes"]
     starts, bound = [relaxed], free
     weights = [0.0] + ([1 / 32, 1 / 8, 1 / 2, 1.0] if case.rules["stream_capacity_bytes"] else [])
     for phi in weights:

@@ -64,7 +64,7 @@ def answer(case: tuple[str, str, int, int]) -> Row:
         assert ours.bound_s <= best.time_s
         assert all(ratio is None or ratio >= 1.0 - 1e-12 for ratio in others.values()), others
     layout = best.encoding.layout
-    stages = f"{layout.stages} of {layout.width} x {layout.height}, {layout.microbatch}"
+    stages = f"{layout.stages} of {layout.width} x {layout.height}, {layout.micro_batch}"
     stages += f", {layout.schedule}" if layout.stages > 1 else ""
     stages += f", {layout.replicas} replicas" if layout.replicas > 1 else ""
     mfu = step_mfu(problem, best) if best.fits else 0.0

@@ -4,7 +4,7 @@ import phaze_fast as pf
 
 model = pf.models.load("llama2-13b")
 cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
-step = pf.Training(global_batch=128, microbatch=(1, 2), zero=(0, 1))
+step = pf.Training(global_batch=128, micro_batch=(1, 2), zero=(0, 1))
 
 plans = pf.plan(model, cluster, step, top=5)
 for plan in plans.plans:

@@ -4,8 +4,8 @@ import importlib.util
 import sys
 
 import phaze_fast as pf
-from phaze_fast.hardware import AreaLimit, SpaceSpec
 from phaze_fast.explore.ask_tell import Explorer
+from phaze_fast.hardware import AreaLimit, SpaceSpec
 
 if importlib.util.find_spec("optuna") is None:
     print("Optuna is not installed; to run this: pip install 'phaze-fast[opt]'")
@@ -31,7 +31,7 @@ explorer = Explorer(
     pf.models.load("bertlarge"),
     SPACE,
     pf.Cluster(devices=8, fabric="tpuv4-pod"),
-    pf.Training(global_batch=64, microbatch=1, tensor_parallel=(1, 2), schedule="1f1b"),
+    pf.Training(global_batch=64, micro_batch=1, tp=(1, 2), schedule="1f1b"),
 )
 
 

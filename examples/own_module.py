@@ -66,9 +66,9 @@ def main() -> None:
     model = models.from_torch(*language())
     print(model)
     cluster = pf.Cluster(devices=64, chip="h100", fabric="dgx-h100")
-    best = pf.plan(model, cluster, pf.Training(global_batch=512, microbatch=(1, 2)), top=1).best
+    best = pf.plan(model, cluster, pf.Training(global_batch=512, micro_batch=(1, 2)), top=1).best
     print("best plan:", best)
-    given = PlanSpec(global_batch=512, tp=2, dp=32, microbatch=2, zero=1)
+    given = PlanSpec(global_batch=512, tp=2, dp=32, micro_batch=2, zero=1)
     print("tp 2, dp 32:", predict(model, cluster, given))
 
 

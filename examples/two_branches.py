@@ -54,7 +54,7 @@ def main() -> None:
         model,
         str(Path(__file__).with_name("small_space.yaml")),
         cluster=pf.Cluster(devices=16, fabric="tpuv4-pod"),
-        training=pf.Training(global_batch=256, microbatch=4),
+        training=pf.Training(global_batch=256, micro_batch=4),
     )
     print(found)
 

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
         InvalidTypeError,
         PhazeError,
     )
+    from phaze_fast.explore.ask_tell import Explorer
+    from phaze_fast.explore.evaluate import Evaluations, evaluate_batch
     from phaze_fast.hardware import (
         FULL_AREA,
         PUBLISHED_AREA,
@@ -84,15 +86,30 @@ if TYPE_CHECKING:
     )
     from phaze_fast.models import TransformerModel
     from phaze_fast.opgraph import Strategy, build_op_graphs, layer_graph
+    from phaze_fast.papers import (
+        LayerTable,
+        PipelineProblem,
+        Placement,
+        PublishedProblem,
+        place,
+        place_batch,
+    )
     from phaze_fast.pipeline import compare, search
-    from phaze_fast.papers import LayerTable, PipelineProblem, Placement, PublishedProblem, place, place_batch
-    from phaze_fast.planning import Plan, Plans, PlanSpec, Predictions, Training, plan, predict, predict_batch, why_not
+    from phaze_fast.planning import (
+        Plan,
+        Plans,
+        PlanSpec,
+        Predictions,
+        Training,
+        plan,
+        predict,
+        predict_batch,
+        why_not,
+    )
     from phaze_fast.report.result import SearchResult
     from phaze_fast.runs.schedules import ScheduleCache
     from phaze_fast.runs.sweep import Point, SweepTable, sweep
     from phaze_fast.schedule import LayerTimes, schedule_layers
-    from phaze_fast.explore.ask_tell import Explorer
-    from phaze_fast.explore.evaluate import Evaluations, evaluate_batch
     from phaze_fast.wafer import search_wafers
 
     __version__: str
@@ -269,11 +286,11 @@ __all__ = [
     "memory",
     "models",
     "opgraph",
+    "papers",
     "place",
     "place_batch",
-    "papers",
-    "planning",
     "plan",
+    "planning",
     "power_batch",
     "predict",
     "predict_batch",

@@ -189,7 +189,7 @@ def place_published(
     ptr: _Array,
     memory_bytes: _Array,
     devices: _Array,
-    microbatches: _Array,
+    micro_batches: _Array,
     width: _Array,
     recompute: _Array,
     stages: _Array,
@@ -201,7 +201,7 @@ def place_pipeline(
     memory_bytes: _Array,
     piped_bytes: _Array,
     bucket_s: _Array,
-    microbatches: _Array,
+    micro_batches: _Array,
     first_stages: _Array,
     last_stages: _Array,
     kind: _Array,
@@ -212,7 +212,7 @@ def pipeline_step(
     schedule: int,
     stages: int,
     chunks: int,
-    microbatches: int,
+    micro_batches: int,
     forward_s: _Array,
     backward_s: _Array,
     weight_grad_s: _Array,
@@ -226,7 +226,7 @@ def pipeline_events(
     schedule: int,
     stages: int,
     chunks: int,
-    microbatches: int,
+    micro_batches: int,
     forward_s: _Array,
     backward_s: _Array,
     weight_grad_s: _Array,
@@ -236,13 +236,13 @@ def pipeline_peak(
     schedule: int,
     stages: int,
     chunks: int,
-    microbatches: int,
+    micro_batches: int,
     chunk_bytes: _Array,
     kept_for_weight_grad: float,
 ) -> _Array: ...
-def pipeline_in_flight(schedule: int, stages: int, chunks: int, microbatches: int) -> _Array: ...
+def pipeline_in_flight(schedule: int, stages: int, chunks: int, micro_batches: int) -> _Array: ...
 def pipeline_chain(schedule: int, stages: int, chunks: int) -> _Array: ...
-def check_pipeline(schedule: int, stages: int, chunks: int, microbatches: int) -> int: ...
+def check_pipeline(schedule: int, stages: int, chunks: int, micro_batches: int) -> int: ...
 
 MAX_NEST_LAYERS: int
 MAX_NEST_LEVELS: int
@@ -257,7 +257,7 @@ def place_nest(
     width_ptr: _Array,
     memory_bytes: _Array,
     states: _Array,
-    microbatches: _Array,
+    micro_batches: _Array,
     recompute: _Array,
     all_replicas: bool,
     threads: int,

@@ -9,17 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.explore.find import find_chips
+from phaze_fast.explore.portfolio import best_pair
+from phaze_fast.explore.result import Budget, Progress
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
+from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
 from phaze_fast.robust.constants import Uncertainty
-from phaze_fast.explore.find import find_chips
 from phaze_fast.robust.information import information
-from phaze_fast.explore.portfolio import best_pair
-from phaze_fast.explore.result import Budget, Progress
 from phaze_fast.robust.robust_chip import TOLERANCE, robust_chip
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
@@ -125,7 +125,7 @@ def search(
     >>> import phaze_fast as pf
     >>> few = pf.ArchitectureSpace.published()[40_000:40_060]
     >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
-    >>> found = search("bert-large", few, cluster, pf.Training(global_batch=64, microbatch=(1, 2)))
+    >>> found = search("bert-large", few, cluster, pf.Training(global_batch=64, micro_batch=(1, 2)))
     >>> found.status, found.gap, found.best.plan.dp
     ('optimal', 0.0, 8)
     """
@@ -145,7 +145,7 @@ def search(
     if chips is None:
         chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
     wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
-    step = training or Training(global_batch=4096, tensor_parallel=(1, 2, 4, 8))
+    step = training or Training(global_batch=4096, tp=(1, 2, 4, 8))
     loaded = [planned_model(each, step.software) for each in loaded]
     budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
     workers = thread_count(threads)
@@ -227,7 +227,7 @@ def compare(
     >>> import phaze_fast as pf
     >>> few = pf.ArchitectureSpace.published()[40_000:40_060]
     >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
-    >>> found = search("bert-large", few, cluster, pf.Training(global_batch=64, microbatch=2))
+    >>> found = search("bert-large", few, cluster, pf.Training(global_batch=64, micro_batch=2))
     >>> sorted(compare(found).baselines)
     ['hand_plan', 'megatron_plan', 'our_plan']
     """

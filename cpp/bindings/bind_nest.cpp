@@ -133,7 +133,7 @@ py::tuple as_tuple(const Answer& found) {
 py::list place(const py::tuple& networks, const py::tuple& layers, const py::tuple& edges,
                const py::object& stage_devices, const py::object& width_ptr,
                const py::object& memory_bytes, const py::object& states,
-               const py::object& microbatches, const py::object& recompute, bool all_replicas,
+               const py::object& micro_batches, const py::object& recompute, bool all_replicas,
                int threads) {
   if (networks.size() != 4 || layers.size() != 5 || edges.size() != 4) {
     throw InvalidType("networks, layers, edges: expected tuples of 4, 5 and 4 arrays");
@@ -148,7 +148,7 @@ py::list place(const py::tuple& networks, const py::tuple& layers, const py::tup
   }
   const auto memories = view<double>(memory_bytes, "memory_bytes", count);
   const auto multiples = view<double>(states, "states", count);
-  const auto batches = view<std::int64_t>(microbatches, "microbatches", count);
+  const auto batches = view<std::int64_t>(micro_batches, "micro_batches", count);
   const auto again = view<std::uint8_t>(recompute, "recompute", count);
   const int workers = checked_threads(threads);
   std::vector<Answer> answers(problems);
@@ -176,7 +176,7 @@ void bind_nest(py::module_& module) {
   module.attr("MAX_NEST_REPLICATED") = kMaxNestReplicated;
   module.def("place_nest", &place, py::arg("networks"), py::arg("layers"), py::arg("edges"),
              py::arg("stage_devices"), py::arg("width_ptr"), py::arg("memory_bytes"),
-             py::arg("states"), py::arg("microbatches"), py::arg("recompute"),
+             py::arg("states"), py::arg("micro_batches"), py::arg("recompute"),
              py::arg("all_replicas"), py::arg("threads"));
 }
 

@@ -5,9 +5,9 @@ namespace phaze::bindings {
 namespace {
 
 PipelineSchedule checked(std::int32_t code, std::int64_t stages, std::int64_t chunks,
-                         std::int64_t microbatches) {
+                         std::int64_t micro_batches) {
   const auto schedule = static_cast<PipelineSchedule>(code);
-  const PipelineStatus status = check_schedule(schedule, stages, chunks, microbatches);
+  const PipelineStatus status = check_schedule(schedule, stages, chunks, micro_batches);
   if (status != PipelineStatus::kOk) throw InvalidInput(sentence(status));
   return schedule;
 }
@@ -18,13 +18,13 @@ py::array_t<double> copied(std::span<const double> values) {
   return freeze(std::move(array));
 }
 
-PipelineLoads loads_of(std::int32_t stages, std::int32_t chunks, std::int64_t microbatches,
+PipelineLoads loads_of(std::int32_t stages, std::int32_t chunks, std::int64_t micro_batches,
                        const py::object& forward, const py::object& backward,
                        const py::object& weight_grad, double overlap) {
   const py::ssize_t slots = py::ssize_t{stages} * chunks;
   return {stages,
           chunks,
-          microbatches,
+          micro_batches,
           view<double>(forward, "forward_s", slots),
           view<double>(backward, "backward_s", slots),
           view<double>(weight_grad, "weight_grad_s", slots),
@@ -33,11 +33,11 @@ PipelineLoads loads_of(std::int32_t stages, std::int32_t chunks, std::int64_t mi
 
 // (step_s, longest_device_s, bound_s, start_s, end_s, busy_s), the last three by device.
 py::tuple step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
-               std::int64_t microbatches, const py::object& forward, const py::object& backward,
+               std::int64_t micro_batches, const py::object& forward, const py::object& backward,
                const py::object& weight_grad, double overlap, bool full) {
-  const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
+  const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
   const PipelineLoads loads =
-      loads_of(stages, chunks, microbatches, forward, backward, weight_grad, overlap);
+      loads_of(stages, chunks, micro_batches, forward, backward, weight_grad, overlap);
   PipelinePlayer player;
   double bound_s = 0.0;
   double step_s = 0.0;
@@ -57,17 +57,17 @@ py::tuple step(std::int32_t code, std::int32_t stages, std::int32_t chunks,
 
 // Every pass of a step; refuses a step of more passes than anyone looks at.
 py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32_t chunks,
-                              std::int64_t microbatches, const py::object& forward,
+                              std::int64_t micro_batches, const py::object& forward,
                               const py::object& backward, const py::object& weight_grad,
                               double overlap) {
-  const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
+  const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
   const py::ssize_t slots = py::ssize_t{stages} * chunks;
   constexpr std::int64_t kMost = std::int64_t{1} << 24;
-  if (microbatches > kMost / (3 * slots)) {
-    throw InvalidInput("microbatches: too many passes; expected up to 2^24");
+  if (micro_batches > kMost / (3 * slots)) {
+    throw InvalidInput("micro_batches: too many passes; expected up to 2^24");
   }
   const PipelineLoads loads =
-      loads_of(stages, chunks, microbatches, forward, backward, weight_grad, overlap);
+      loads_of(stages, chunks, micro_batches, forward, backward, weight_grad, overlap);
   std::vector<PassEvent> found;
   {
     const py::gil_scoped_release release;
@@ -86,8 +86,8 @@ py::array_t<PassEvent> events(std::int32_t code, std::int32_t stages, std::int32
 
 // Most bytes of activations that each device holds.
 py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t chunks,
-                         std::int64_t microbatches, const py::object& chunk_bytes, double kept) {
-  const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
+                         std::int64_t micro_batches, const py::object& chunk_bytes, double kept) {
+  const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
   const auto bytes = view<double>(chunk_bytes, "chunk_bytes", stages * chunks);
   py::array_t<double> found(stages);
   const auto filled = writable(found);
@@ -97,7 +97,7 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
     for (std::size_t d = 0; d < filled.size(); ++d) {
       const auto width = static_cast<std::size_t>(chunks);
       filled[d] =
-          player.peak_bytes(schedule, stages, chunks, microbatches, static_cast<std::int64_t>(d),
+          player.peak_bytes(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(d),
                             bytes.subspan(d * width, width), kept);
     }
   }
@@ -106,13 +106,13 @@ py::array_t<double> peak(std::int32_t code, std::int64_t stages, std::int64_t ch
 
 // Most activations, one for each micro-batch of each chunk, that each device holds.
 py::array_t<double> in_flight(std::int32_t code, std::int64_t stages, std::int64_t chunks,
-                              std::int64_t microbatches) {
-  const PipelineSchedule schedule = checked(code, stages, chunks, microbatches);
+                              std::int64_t micro_batches) {
+  const PipelineSchedule schedule = checked(code, stages, chunks, micro_batches);
   py::array_t<double> found(stages);
   const auto filled = writable(found);
   for (std::size_t d = 0; d < filled.size(); ++d) {
     filled[d] =
-        chunks_in_flight(schedule, stages, static_cast<std::int64_t>(d), microbatches, chunks);
+        chunks_in_flight(schedule, stages, static_cast<std::int64_t>(d), micro_batches, chunks);
   }
   return freeze(std::move(found));
 }
@@ -130,9 +130,9 @@ py::array_t<std::int64_t> chain(std::int32_t code, std::int64_t stages, std::int
 }
 
 std::int32_t check(std::int32_t code, std::int64_t stages, std::int64_t chunks,
-                   std::int64_t microbatches) {
+                   std::int64_t micro_batches) {
   return static_cast<std::int32_t>(
-      check_schedule(static_cast<PipelineSchedule>(code), stages, chunks, microbatches));
+      check_schedule(static_cast<PipelineSchedule>(code), stages, chunks, micro_batches));
 }
 
 }  // namespace
@@ -143,22 +143,22 @@ void bind_pipeline(py::module_& module) {
     sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PipelineStatus>(i)));
   }
   module.attr("PIPELINE_SENTENCES") = sentences;
-  PYBIND11_NUMPY_DTYPE(PassEvent, device, kind, chunk, unused, microbatch, other_microbatch,
+  PYBIND11_NUMPY_DTYPE(PassEvent, device, kind, chunk, unused, micro_batch, other_micro_batch,
                        start_s, end_s);
   module.attr("PASS_KINDS") = py::make_tuple("F", "B", "I", "W", "F&B");
   module.def("pipeline_step", &step, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
-             py::arg("microbatches"), py::arg("forward_s"), py::arg("backward_s"),
+             py::arg("micro_batches"), py::arg("forward_s"), py::arg("backward_s"),
              py::arg("weight_grad_s"), py::arg("overlap"), py::arg("full"));
   module.def("pipeline_events", &events, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
-             py::arg("microbatches"), py::arg("forward_s"), py::arg("backward_s"),
+             py::arg("micro_batches"), py::arg("forward_s"), py::arg("backward_s"),
              py::arg("weight_grad_s"), py::arg("overlap"));
   module.def("pipeline_peak", &peak, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
-             py::arg("microbatches"), py::arg("chunk_bytes"), py::arg("kept_for_weight_grad"));
+             py::arg("micro_batches"), py::arg("chunk_bytes"), py::arg("kept_for_weight_grad"));
   module.def("pipeline_in_flight", &in_flight, py::arg("schedule"), py::arg("stages"),
-             py::arg("chunks"), py::arg("microbatches"));
+             py::arg("chunks"), py::arg("micro_batches"));
   module.def("pipeline_chain", &chain, py::arg("schedule"), py::arg("stages"), py::arg("chunks"));
   module.def("check_pipeline", &check, py::arg("schedule"), py::arg("stages"), py::arg("chunks"),
-             py::arg("microbatches"));
+             py::arg("micro_batches"));
 }
 
 }  // namespace phaze::bindings

@@ -58,7 +58,7 @@ py::tuple as_tuple(const PlacementPlan& plan) {
 // Problems are runs of tables, one table per width: tables ptr[k] up to ptr[k + 1]. The answer is
 // (status, table, plan) of each, table -1 where nothing fits.
 py::list published(const py::list& tables, const py::object& ptr, const py::object& memory,
-                   const py::object& devices, const py::object& microbatches,
+                   const py::object& devices, const py::object& micro_batches,
                    const py::object& width, const py::object& recompute, const py::object& stages,
                    const py::object& replicas, int threads) {
   const std::vector<PlacementLayers> layers = tables_of(tables);
@@ -66,7 +66,7 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
   const auto first = view<std::int64_t>(ptr, "ptr");
   const auto memories = view<double>(memory, "memory_bytes", count);
   const auto device_counts = view<std::int64_t>(devices, "devices", count);
-  const auto batches = view<std::int64_t>(microbatches, "microbatches", count);
+  const auto batches = view<std::int64_t>(micro_batches, "micro_batches", count);
   const auto widths = view<std::int32_t>(width, "width", count);
   const auto again = view<std::uint8_t>(recompute, "recompute", count);
   const auto fixed_stages = view<std::int32_t>(stages, "stages", count);
@@ -109,7 +109,7 @@ py::list published(const py::list& tables, const py::object& ptr, const py::obje
 
 // Each table with its own rules; the answer is (status, [plan with each count of stages]) of each.
 py::list pipeline(const py::list& tables, const py::object& memory, const py::object& piped,
-                  const py::object& bucket, const py::object& microbatches,
+                  const py::object& bucket, const py::object& micro_batches,
                   const py::object& first_stages, const py::object& last_stages,
                   const py::object& kind, bool best_only, int threads) {
   const std::vector<PlacementLayers> layers = tables_of(tables);
@@ -117,7 +117,7 @@ py::list pipeline(const py::list& tables, const py::object& memory, const py::ob
   const auto memories = view<double>(memory, "memory_bytes", count);
   const auto pipes = view<double>(piped, "piped_bytes", count);
   const auto buckets = view<double>(bucket, "bucket_s", count);
-  const auto batches = view<std::int64_t>(microbatches, "microbatches", count);
+  const auto batches = view<std::int64_t>(micro_batches, "micro_batches", count);
   const auto firsts = view<std::int32_t>(first_stages, "first_stages", count);
   const auto lasts = view<std::int32_t>(last_stages, "last_stages", count);
   const auto kinds = view<std::int32_t>(kind, "kind", count);
@@ -158,10 +158,10 @@ void bind_placement(py::module_& module) {
   module.attr("MAX_PLACED_LAYERS") = kMaxPlacedLayers;
   module.attr("MAX_VARIANTS") = kMaxVariants;
   module.def("place_published", &published, py::arg("tables"), py::arg("ptr"),
-             py::arg("memory_bytes"), py::arg("devices"), py::arg("microbatches"), py::arg("width"),
+             py::arg("memory_bytes"), py::arg("devices"), py::arg("micro_batches"), py::arg("width"),
              py::arg("recompute"), py::arg("stages"), py::arg("replicas"), py::arg("threads"));
   module.def("place_pipeline", &pipeline, py::arg("tables"), py::arg("memory_bytes"),
-             py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("microbatches"),
+             py::arg("piped_bytes"), py::arg("bucket_s"), py::arg("micro_batches"),
              py::arg("first_stages"), py::arg("last_stages"), py::arg("kind"), py::arg("best_only"),
              py::arg("threads"));
 }

@@ -23,7 +23,7 @@ test::Owned draw(Bytes& bytes) {
   test::Owned made = test::chain_of(1 + bytes.below(4), slots, 1 + bytes.below(31));
   for (double& value : made.table) value = 0.25 * bytes.below(16);
   made.rules.capacity_bytes = 1.0 + 8.0 * bytes.below(256);
-  made.rules.microbatches = 1 + bytes.below(8);
+  made.rules.micro_batches = 1 + bytes.below(8);
   made.rules.modes = 1 + bytes.below(63);
   made.rules.volume = bytes.below(2);
   made.rules.linear = bytes.below(2);
@@ -53,7 +53,7 @@ void spoil(Bytes& bytes, test::Owned* made) {
       made->edges[0].bytes = bytes.awkward();
       break;
     case 3:
-      made->rules.microbatches = bytes.awkward_integer();
+      made->rules.micro_batches = bytes.awkward_integer();
       break;
     case 4:
       made->rules.capacity_bytes = bytes.awkward();

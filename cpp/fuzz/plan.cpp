@@ -37,11 +37,11 @@ LayoutRecord layout_of(Bytes& bytes) {
   LayoutRecord l{};
   l.schedule = bytes.rarely(40) ? bytes.awkward_int() : bytes.below(kPipelineScheduleCount);
   l.stages = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(4);
-  l.virtual_stages = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(2);
+  l.vpp = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(2);
   l.zero = bytes.rarely(40) ? bytes.awkward_int() : bytes.below(4);
   l.rank_order = bytes.below(2);
-  l.data_parallel = bytes.rarely(40) ? bytes.awkward_integer() : 1 + bytes.below(2);
-  l.microbatches = bytes.rarely(40) ? bytes.awkward_integer() : 1 + bytes.below(9);
+  l.dp = bytes.rarely(40) ? bytes.awkward_integer() : 1 + bytes.below(2);
+  l.micro_batches = bytes.rarely(40) ? bytes.awkward_integer() : 1 + bytes.below(9);
   l.shard = bytes.rarely(40) ? bytes.awkward_integer() : bytes.below(3) / 2;
   return l;
 }

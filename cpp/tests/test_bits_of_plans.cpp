@@ -158,27 +158,27 @@ void draw_sizes(Numbers& numbers, Model* m) {
 void draw_layouts(Numbers& numbers, int blocks, Model* m) {
   for (std::int32_t s = 0; s < 3; ++s) {
     const StrategyRecord& own = m->strategies[static_cast<std::size_t>(s)];
-    const std::int64_t most = 16 / (own.tensor_parallel * own.context_parallel);
+    const std::int64_t most = 16 / (own.tp * own.cp);
     for (int k = 0; k < 12; ++k) {
       LayoutRecord l{};
       l.strategy = s;
       l.schedule = numbers.below(kPipelineScheduleCount);
       l.stages = 1 << numbers.below(3);
       const auto schedule = static_cast<PipelineSchedule>(l.schedule);
-      l.virtual_stages = schedule == PipelineSchedule::kInterleaved
+      l.vpp = schedule == PipelineSchedule::kInterleaved
                              ? 2
                              : (schedule >= PipelineSchedule::kZeroBubbleV ? 2 : 1);
-      l.data_parallel = own.expert_parallel << numbers.below(2);
-      l.microbatches = (1 + numbers.below(3)) * 2 * l.stages;
+      l.dp = own.ep << numbers.below(2);
+      l.micro_batches = (1 + numbers.below(3)) * 2 * l.stages;
       l.zero = numbers.below(4);
       l.rank_order = numbers.below(2);
-      if (l.zero > 0 && numbers.below(3) == 0) l.shard = own.expert_parallel;
-      const bool fits = l.stages * l.data_parallel <= most && l.stages * l.virtual_stages <= blocks;
-      if (!fits || (l.stages > 1 && check_schedule(schedule, l.stages, l.virtual_stages,
-                                                   l.microbatches) != PipelineStatus::kOk)) {
+      if (l.zero > 0 && numbers.below(3) == 0) l.shard = own.ep;
+      const bool fits = l.stages * l.dp <= most && l.stages * l.vpp <= blocks;
+      if (!fits || (l.stages > 1 && check_schedule(schedule, l.stages, l.vpp,
+                                                   l.micro_batches) != PipelineStatus::kOk)) {
         continue;
       }
-      if (l.stages == 1) l.schedule = 0, l.virtual_stages = 1;
+      if (l.stages == 1) l.schedule = 0, l.vpp = 1;
       m->layouts.push_back(l);
     }
   }

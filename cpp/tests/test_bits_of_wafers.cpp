@@ -71,7 +71,7 @@ std::uint64_t score_bits() {
       op.gather_bytes = real(numbers, 0.001);
     }
     made.rules.capacity_bytes = real(numbers, 5.0);
-    made.rules.microbatches = 1 + numbers.below(8);
+    made.rules.micro_batches = 1 + numbers.below(8);
     made.rules.modes = 63;
     made.rules.volume = round % 7 == 0 ? 1 : 0;
     made.rules.stream_shared = round % 2;

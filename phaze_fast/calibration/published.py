@@ -259,7 +259,7 @@ def _folded(widths: Mapping[str, int], entry: Mapping[str, Any]) -> bool:
     They do where they need more devices than there are replicas, and where recipes say so.
     """
     tp, dp, ep = widths["tp"], widths["dp"], widths["ep"]
-    whole = entry.get("expert_tensor") == 1 or dp % ep > 0
+    whole = entry.get("etp") == 1 or dp % ep > 0
     return ep > 1 and tp > 1 and whole and ep % tp == 0 and tp * dp % ep == 0
 
 
@@ -279,13 +279,13 @@ def _plan(
         raise RowRefusedError(
             f"row {row.line}: n_gpus: {cluster.devices} is not accepted; {parts} is {product}"
         )
-    virtual = row.whole("vp", 1) if widths["pp"] > 1 else 1
+    vpp = row.whole("vp", 1) if widths["pp"] > 1 else 1
     recompute = _entry("recompute", row.text("recompute"), row)
     if recompute is None:
         raise row.fault("recompute", "none, selective, full or partial")
     stages = None
-    chunks = widths["pp"] * virtual
-    if _PIPELINE_SLOTS.search(row.text("notes")) or (model.layers % chunks and virtual > 1):
+    chunks = widths["pp"] * vpp
+    if _PIPELINE_SLOTS.search(row.text("notes")) or (model.layers % chunks and vpp > 1):
         slots, over = divmod(model.layers + 2, chunks)
         if slots and not over:
             stages = (slots,) * chunks
@@ -295,9 +295,9 @@ def _plan(
         "etp": 1 if folded else None,
         "expert_overlap": entry.get("expert_overlap", 0.0),
         "global_batch": row.whole("global_batch"),
-        "microbatch": row.whole("micro_batch"),
-        "schedule": "interleaved" if virtual > 1 else "1f1b",
-        "virtual": virtual,
+        "micro_batch": row.whole("micro_batch"),
+        "schedule": "interleaved" if vpp > 1 else "1f1b",
+        "vpp": vpp,
         "recompute": recompute["mode"],
         "stages": stages,
         "zero": zero,
@@ -352,7 +352,7 @@ def read_run(line: int, cells: Mapping[str, str]) -> PublishedRun:
     plan = _plan(row, model, cluster, precision["format"], zero, software)
     label = (
         f"{model.name} on {cluster.devices} x {row.text('gpu')}, tp {plan.tp} pp {plan.pp} "
-        f"dp {plan.dp}, micro-batch {plan.microbatch}"
+        f"dp {plan.dp}, micro-batch {plan.micro_batch}"
     )
     return PublishedRun(
         line=line,

@@ -123,7 +123,7 @@ def _plan_of(cells: Mapping[str, str], seq: int, software: str) -> dict[str, Any
     rounds = int(_number(cells, "accum")) if "accum" in cells else 1
     rows = int(_number(cells, "mbs"))
     return {
-        "microbatch": rows,
+        "micro_batch": rows,
         "global_batch": rows * rounds,
         "recompute": _MODES[said],
         "seq": seq,

@@ -43,7 +43,7 @@ _EXAMPLES = {
     "search": "search gpt3-175b --space published --report page.html",
     "wafer": "wafer bertlarge --wafer dojo-tile-like --global-batch 64 --compare",
     "models": "models llama2-7b",
-    "show": "show gpt3-175b --tp 8 --sp --pp 12 --microbatches 64 --recompute selective",
+    "show": "show gpt3-175b --tp 8 --sp --pp 12 --micro-batches 64 --recompute selective",
     "chips": "chips h100",
     "fabrics": "fabrics dgx-h100",
     "wafers": "wafers dojo-tile-like",

@@ -62,13 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 _FIELDS = {
-    "tensor_parallel": "tp",
-    "pipeline": "pp",
-    "data_parallel": "dp",
-    "context_parallel": "cp",
-    "expert_parallel": "ep",
-    "context_kind": "cp_kind",
-    "expert_tensor": "etp",
     "reserved_bytes": "reserve",
     "time_limit_s": "time_limit",
 }

@@ -14,8 +14,19 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.output import emit, note, table, target, write_text
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.papers import PRICED_REPLICAS, TIME_UNITS, ProblemRecord, is_nest, nest_from_dict, problem_from_dict, read_records, solve_nest, solve_published
-from phaze_fast.planning import nest, published
+from phaze_fast.papers import (
+    PRICED_REPLICAS,
+    TIME_UNITS,
+    ProblemRecord,
+    is_nest,
+    nest,
+    nest_from_dict,
+    problem_from_dict,
+    published,
+    read_records,
+    solve_nest,
+    solve_published,
+)
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 

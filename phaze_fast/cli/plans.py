@@ -41,7 +41,7 @@ _SHOWN = 6
 
 
 def _schedule(plan: Plan) -> str:
-    return plan.schedule if plan.virtual == 1 else f"{plan.schedule} x{plan.virtual}"
+    return plan.schedule if plan.vpp == 1 else f"{plan.schedule} x{plan.vpp}"
 
 
 def _zero(plan: Plan) -> str:
@@ -60,7 +60,7 @@ def _row(found: Plans, each: Plan) -> list[str]:
         _cp(each),
         str(each.ep) if each.etp is None else f"{each.ep} etp {each.etp}",
         _zero(each),
-        str(each.microbatch),
+        str(each.micro_batch),
         _schedule(each),
         each.recompute,
         format_time(each.time_s),
@@ -78,7 +78,7 @@ def _short_row(each: Plan) -> list[str]:
     said = " ".join(f"{name}{width}" for name, width in widths.items())
     how = f"{_schedule(each)}, recompute {each.recompute}"
     return [
-        f"{said} zero{_zero(each)} micro{each.microbatch}, {how}",
+        f"{said} zero{_zero(each)} micro{each.micro_batch}, {how}",
         format_time(each.time_s),
         format_bytes(each.memory_bytes),
         f"{each.mfu:.1%}",
@@ -247,7 +247,7 @@ def plan_model(
     global_batch: Annotated[
         int, typer.Option(help="Sequences of one training step, over all replicas.")
     ] = 512,
-    microbatch: Annotated[
+    micro_batch: Annotated[
         str, typer.Option(help="Sequences a device works on at once; several to try.")
     ] = "1,2,4,8",
     tp: Annotated[
@@ -302,7 +302,7 @@ def plan_model(
             "try."
         ),
     ] = "1f1b,interleaved",
-    virtual: Annotated[
+    vpp: Annotated[
         str,
         typer.Option(
             help="Chunks of the model on a device where the schedule is interleaved; several to "
@@ -345,16 +345,16 @@ def plan_model(
             **step.given(),
             **sharing.given(),
             "global_batch": global_batch,
-            "microbatch": several(microbatch, "microbatch"),
-            "tensor_parallel": several(tp, "tp"),
-            "pipeline": several(pp, "pp"),
-            "data_parallel": several(dp, "dp"),
-            "context_parallel": several(cp, "cp"),
-            "expert_parallel": several(ep, "ep"),
+            "micro_batch": several(micro_batch, "micro_batch"),
+            "tp": several(tp, "tp"),
+            "pp": several(pp, "pp"),
+            "dp": several(dp, "dp"),
+            "cp": several(cp, "cp"),
+            "ep": several(ep, "ep"),
             **({} if zero is None else {"zero": several(zero, "zero")}),
             "recompute": tuple(recompute.lower().split(",")),
             "schedule": tuple(schedule.lower().split(",")),
-            "virtual": several(virtual, "virtual"),
+            "vpp": several(vpp, "vpp"),
             "rank_order": rank_order.lower(),
         }
     )

@@ -133,7 +133,7 @@ def predict_plan(
         int | None, typer.Option(help="Devices that share the experts (default 1).")
     ] = None,
     zero: Annotated[int | None, typer.Option(help="ZeRO stage, 0 to 3 (default 0).")] = None,
-    microbatch: Annotated[
+    micro_batch: Annotated[
         int | None, typer.Option(help="Sequences a device works on at once (default 1).")
     ] = None,
     global_batch: Annotated[
@@ -146,7 +146,7 @@ def predict_plan(
             "1f1b)."
         ),
     ] = None,
-    virtual: Annotated[int | None, typer.Option(help="Chunks per stage where interleaved.")] = None,
+    vpp: Annotated[int | None, typer.Option(help="Chunks per stage where interleaved.")] = None,
     recompute: Annotated[
         str | None,
         typer.Option(
@@ -189,10 +189,10 @@ def predict_plan(
             "cp": cp,
             "ep": ep,
             "zero": zero,
-            "microbatch": microbatch,
+            "micro_batch": micro_batch,
             "global_batch": global_batch,
             "schedule": schedule and schedule.lower(),
-            "virtual": virtual,
+            "vpp": vpp,
             "recompute": _by_stage(recompute),
             "stages": several(stages, "--stages"),
             "rank_order": rank_order and rank_order.lower(),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields, table
-from phaze_fast.robust.information import Information
 from phaze_fast.explore.portfolio import Portfolio
+from phaze_fast.robust.information import Information
 from phaze_fast.robust.robust_chip import RobustResult
 from phaze_fast.units import format_time
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from phaze_fast.papers.comparison import read_baselines
 from phaze_fast.cli.interrupts import ends_interrupted, stopped_by_hand, told_where
 from phaze_fast.cli.model_argument import load_model
 from phaze_fast.cli.output import AsJson, ToFigures, ToFile, emit, folder, note, target, write_text
@@ -19,6 +18,7 @@ from phaze_fast.cli.progress import shown_progress
 from phaze_fast.cli.search_tables import search_tables
 from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace, Cluster
+from phaze_fast.papers.comparison import read_baselines
 from phaze_fast.pipeline import compare, search
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult
@@ -37,10 +37,8 @@ def default_cache() -> Path:
 
 
 def _training(options: dict[str, Any]) -> Training:
-    names = {"microbatch": "microbatch", "tp": "tensor_parallel", "pp": "pipeline"}
-    names |= {"dp": "data_parallel", "cp": "context_parallel", "ep": "expert_parallel"}
-    names |= {"zero": "zero"}
-    data = {field: several(options[name], name) for name, field in names.items()}
+    names = ("micro_batch", "tp", "pp", "dp", "cp", "ep", "zero")
+    data = {name: several(options[name], name) for name in names}
     return Training.from_dict(
         {
             **{name: value for name, value in data.items() if value is not None},
@@ -118,7 +116,7 @@ def search_chips(
     global_batch: Annotated[
         int, typer.Option(help="Sequences of one training step, over all replicas.")
     ] = 4096,
-    microbatch: Annotated[
+    micro_batch: Annotated[
         str,
         typer.Option(
             help="Sequences a device works on at once; several to try, divided by commas."

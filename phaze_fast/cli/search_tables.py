@@ -6,8 +6,8 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields, is_narrow, table
 from phaze_fast.cli.robust import information_tables, portfolio_fields, robust_fields
-from phaze_fast.report.result import SearchResult
 from phaze_fast.explore.designs import Design, fullest_text, share_text
+from phaze_fast.report.result import SearchResult
 from phaze_fast.units import format_bandwidth, format_bytes, format_time
 
 __all__ = ["search_tables"]
@@ -42,7 +42,7 @@ def _chip_cells(design: Design) -> list[str]:
 def _top(found: SearchResult) -> RenderableType:
     rows = []
     for k, design in enumerate(found.top):
-        plans = [f"tp {p.tp} pp {p.pp} dp {p.dp} mb {p.microbatch}" for p in design.plans.values()]
+        plans = [f"tp {p.tp} pp {p.pp} dp {p.dp} mb {p.micro_batch}" for p in design.plans.values()]
         cells = [str(k + 1), *_chip_cells(design), format_time(design.time_s)]
         energy = f"{design.energy_j:,.0f}"
         said = "; ".join(plans[:2]) + (" ..." if len(plans) > 2 else "")

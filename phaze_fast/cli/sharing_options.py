@@ -65,8 +65,8 @@ class SharingTried:
         return _given(
             {
                 "shard": self.shard and tuple(self.shard.lower().split(",")),
-                "context_kind": self.cp_kind and tuple(self.cp_kind.lower().split(",")),
-                "expert_tensor": several(self.etp, "etp"),
+                "cp_kind": self.cp_kind and tuple(self.cp_kind.lower().split(",")),
+                "etp": several(self.etp, "etp"),
                 "expert_imbalance": self.expert_imbalance,
                 "expert_overlap": self.expert_overlap,
             }

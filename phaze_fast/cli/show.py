@@ -124,8 +124,8 @@ def show(
             "weights too."
         ),
     ] = 0,
-    microbatch: Annotated[int, typer.Option(help="Sequences a device works on at once.")] = 1,
-    microbatches: Annotated[int, typer.Option(help="Micro-batches of one step.")] = 1,
+    micro_batch: Annotated[int, typer.Option(help="Sequences a device works on at once.")] = 1,
+    micro_batches: Annotated[int, typer.Option(help="Micro-batches of one step.")] = 1,
     seq: Annotated[
         int | None, typer.Option(help="Tokens of a sequence (default: as the model is published).")
     ] = None,
@@ -140,7 +140,7 @@ def show(
         str,
         typer.Option(help="1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v, dualpipe or dualpipe-v."),
     ] = "1f1b",
-    virtual: Annotated[
+    vpp: Annotated[
         int, typer.Option(help="Chunks of the model on a device where the schedule is interleaved.")
     ] = 1,
     optimizer: Annotated[
@@ -157,20 +157,20 @@ def show(
 ) -> None:
     """Show the operators of a model on one device, their work and traffic, and its memory."""
     strategy = Strategy(
-        tensor_parallel=tp,
+        tp=tp,
         sequence_parallel=sp,
-        context_parallel=cp,
-        expert_parallel=ep,
-        microbatch=microbatch,
+        cp=cp,
+        ep=ep,
+        micro_batch=micro_batch,
         seq=seq,
     )
     plan = Pipeline.from_dict(
         {
             "stages": pp,
-            "microbatches": microbatches,
+            "micro_batches": micro_batches,
             "schedule": schedule,
-            "virtual": virtual,
-            "data_parallel": dp,
+            "vpp": vpp,
+            "dp": dp,
             "zero": zero,
         }
     )

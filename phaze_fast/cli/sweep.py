@@ -79,7 +79,7 @@ def sweep_points(
         str | None,
         typer.Option(help="Tokens of a sequence to try, divided by commas (default: the model's)."),
     ] = None,
-    microbatch: Annotated[
+    micro_batch: Annotated[
         str, typer.Option(help="Sequences a device works on at once; each plan has the best.")
     ] = "1,2,4,8",
     precision: PrecisionName = None,
@@ -103,7 +103,7 @@ def sweep_points(
     Example: phaze-fast sweep llama2-7b --chip h100,a100-80 --devices 8,16,32 --report sweep.html
     """
     step = {
-        "microbatch": several(microbatch, "microbatch"),
+        "micro_batch": several(micro_batch, "micro_batch"),
         "precision": precision or BF16,
         "software": software or DEFAULT,
     }

@@ -81,7 +81,7 @@ def summary(problem: Problem, found: Evaluation, pairs: list[tuple[str, str]]) -
             + f"; {found.encoding.dies} of {wafer.dies} dies"
             + (f"; blocks {' + '.join(map(str, counts))}" if counts else ""),
         ),
-        ("micro-batch", f"{layout.microbatch} of {sequences} sequences"),
+        ("micro-batch", f"{layout.micro_batch} of {sequences} sequences"),
         (
             "one block",
             f"{format_time(found.compute_s)} of work, waits {format_time(found.blocking_s)} for "
@@ -248,7 +248,7 @@ def front_table(front: WaferFront) -> RenderableType:
                 f"{point.cost_usd:,.0f}",
                 f"{point.expected_per_s:,.4g}",
                 f"{point.result.gap:.1%}",
-                f"{' and '.join(stages)}, {encoding.layout.microbatch}",
+                f"{' and '.join(stages)}, {encoding.layout.micro_batch}",
             ]
         )
     headings = ["wafer", "dies>", "step>", "mm2>", "kW>", "$>", "expected/s>", "gap>", "stages"]

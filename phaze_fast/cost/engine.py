@@ -195,7 +195,7 @@ def estimate_costs(
         Accelerators or names of them, or an array of records such as `ArchitectureSpace.chips`.
     fabric
         What collectives run over; needed where a graph has any. A tensor group is neighbours, a
-        context group lies `tensor_parallel` ranks apart, an expert group `expert_stride`.
+        context group lies `tp` ranks apart, an expert group `expert_stride`.
     dtype
         Number format of the operands, but for operators that name one of their own.
     tuning
@@ -210,7 +210,7 @@ def estimate_costs(
         Give lower bounds in place of all times, and no energy: twenty times as fast.
     expert_stride
         Ranks between neighbours of an expert group, which are replicas: by default
-        ``tensor_parallel * context_parallel``, and more where the stages of a replica lie between.
+        ``tp * cp``, and more where the stages of a replica lie between.
 
     Returns
     -------

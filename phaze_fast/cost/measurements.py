@@ -204,7 +204,7 @@ def _measured_block(row: _Row) -> Layer:
     if row.text("attention") not in ("flash", "eager"):
         raise row.fault("attention", "flash or eager")
     model = measured_model(name, row.whole("seq"), attention=row.text("attention"))
-    layers = layer_graph(model, Strategy(microbatch=row.whole("mbs"))).layers
+    layers = layer_graph(model, Strategy(micro_batch=row.whole("mbs"))).layers
     return next(layer for layer in layers if layer.kind == "block")
 
 

@@ -48,8 +48,8 @@ class RankGroups(NamedTuple):
     def widths(self) -> str:
         """Names and numbers, as a message shows them."""
         named = zip(GROUPS, self.ranks, self.runs, strict=True)
-        shown = ("tensor", "context", "expert")
-        return ", ".join(f"{name}_parallel {n * runs}" for name, n, runs in named if name in shown)
+        shown = {"tensor": "tp", "context": "cp", "expert": "ep"}
+        return ", ".join(f"{shown[name]} {n * runs}" for name, n, runs in named if name in shown)
 
 
 def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankGroups | None:
@@ -57,24 +57,24 @@ def rank_groups(graph: OpGraph | LayerGraph, expert_stride: int | None) -> RankG
     if isinstance(graph, OpGraph):
         return None
     s = graph.strategy
-    inner = s.tensor_parallel * s.context_parallel
+    inner = s.tp * s.cp
     apart = inner if expert_stride is None else expert_stride
     if not isinstance(apart, int) or isinstance(apart, bool):
         raise InvalidTypeError(
             f"expert_stride: {type(apart).__name__} is not accepted; expected a whole number"
         )
-    if apart < inner and s.expert_parallel > 1:
+    if apart < inner and s.ep > 1:
         raise InvalidInputError(
             f"expert_stride: {apart} is not accepted; expected at least {inner}, the devices of "
-            f"tensor_parallel {s.tensor_parallel} and context_parallel {s.context_parallel}"
+            f"tp {s.tp} and cp {s.cp}"
         )
     moe = getattr(graph.model, "moe", None)
     visits = moe.top_k if moe is not None and moe.sent_once else 0
     laid_out = {
         "none": (1, 1, 1, 0, 0),
-        "tensor": (s.tensor_parallel, 1, 1, 0, 0),
-        "context": (s.context_parallel, s.tensor_parallel, 1, 0, 0),
-        "expert": (s.expert_parallel, apart, 1, 0, visits),
+        "tensor": (s.tp, 1, 1, 0, 0),
+        "context": (s.cp, s.tp, 1, 0, 0),
+        "expert": (s.ep, apart, 1, 0, visits),
         "expert-tensor": (s.expert_width, 1, 1, 0, 0),
     }
     if s.expert_parts > 1:  # the parts of a tensor group, on so many replicas

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.hardware.space_spec import COLUMNS
-from phaze_fast.models import Model
-from phaze_fast.planning import Training
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.exact import ExactEvaluator
 from phaze_fast.explore.goals import Front
 from phaze_fast.explore.problem import problems_of
 from phaze_fast.explore.result import Winner
+from phaze_fast.hardware import ArchitectureSpace, Cluster
+from phaze_fast.hardware.space_spec import COLUMNS
+from phaze_fast.models import Model
+from phaze_fast.planning import Training
 from phaze_fast.threads import thread_count
 
 __all__ = ["Explorer", "Point", "Told"]
@@ -82,7 +82,7 @@ class Explorer:
     --------
     >>> from phaze_fast import models
     >>> few = ArchitectureSpace.tpuv4_area()[:28000:7000]
-    >>> pod, step = Cluster(devices=4, fabric="tpuv4-pod"), Training(global_batch=4, microbatch=1)
+    >>> pod, step = Cluster(devices=4, fabric="tpuv4-pod"), Training(global_batch=4, micro_batch=1)
     >>> explorer = Explorer(models.load("bertlarge"), few, pod, step)
     >>> while not explorer.done:
     ...     told = explorer.evaluate(explorer.ask(1))

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.runs.executors import Workers
 from phaze_fast.explore.candidates import PLACED, SCHEDULED, Answer, CandidateTable
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.goals import BestFew, Front, ScoreTable
@@ -26,6 +25,7 @@ from phaze_fast.explore.result import Budget, Outcome, Progress, Winner
 from phaze_fast.explore.seeds import seed_best, seed_front
 from phaze_fast.explore.summary import counts_of, front_points_of, outcome_of, winners_of
 from phaze_fast.explore.waves import at_once, first_of_parts, later_of_group
+from phaze_fast.runs.executors import Workers
 
 __all__ = ["BestFirstSearch"]
 

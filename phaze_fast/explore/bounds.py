@@ -41,7 +41,7 @@ _UNITS_OF_TYPE = ((0, 2), (1, 2))  # of tensor cores and of vector cores: alone,
 
 def expert_stride(sizes: StrategySizes) -> int | None:
     """Ranks between neighbours of an expert group, where there is one."""
-    return sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None
+    return sizes.expert_stride if sizes.strategy.ep > 1 else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from phaze_fast.errors import PhazeError
-from phaze_fast.planning import Placed
-from phaze_fast.planning.times import KindTimes
-from phaze_fast.runs.chunks import Lost, run_chunks
-from phaze_fast.runs.executors import Workers
 from phaze_fast.explore.bounds import STEPS, PricedChips
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.plan_cache import PlanCache
 from phaze_fast.explore.problem import Problem
 from phaze_fast.explore.variants import VariedProblem
+from phaze_fast.planning import Placed
+from phaze_fast.planning.times import KindTimes
+from phaze_fast.runs.chunks import Lost, run_chunks
+from phaze_fast.runs.executors import Workers
 
 __all__ = ["PLACED", "SCHEDULED", "Answer", "CandidateTable"]
 

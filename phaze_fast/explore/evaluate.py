@@ -10,6 +10,10 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
+from phaze_fast.explore.candidates import Answer
+from phaze_fast.explore.chip_groups import ChipGroups
+from phaze_fast.explore.per_chip import PerChipSearch
+from phaze_fast.explore.problem import Problem, problems_of
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, area_batch, chip_records
 from phaze_fast.hardware.presets import chip as preset_chip
 from phaze_fast.memory import SCHEDULES
@@ -17,10 +21,6 @@ from phaze_fast.models import Model, load
 from phaze_fast.planning import PlanEvaluator, Training
 from phaze_fast.planning.recompute import recompute_text
 from phaze_fast.runs.executors import Workers
-from phaze_fast.explore.candidates import Answer
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.per_chip import PerChipSearch
-from phaze_fast.explore.problem import Problem, problems_of
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
@@ -52,7 +52,7 @@ class Evaluations(Table):
     cp: Array
     ep: Array
     zero: Array
-    microbatch: Array
+    micro_batch: Array
     devices: Array
     schedule: Array
     recompute: Array
@@ -106,7 +106,7 @@ def _shared(at: Array, records: Array, like: Accelerator) -> tuple[Array, ChipGr
     return at, ChipGroups.of_records(records, area_mm2, like)
 
 
-_COUNTS = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "devices")
+_COUNTS = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "devices")
 
 
 def _blank(count: int) -> dict[str, Array]:
@@ -125,19 +125,19 @@ def _fill(columns: dict[str, Array], at: int, evaluator: PlanEvaluator, answer: 
     sizes, placed = evaluator.sizes[answer.strategy], answer.placed
     strategy, layout = sizes.strategy, evaluator.layouts[placed.layout]
     names = {recompute_text(code, sizes.variants) for code in placed.variants}
-    stages, replicas = int(layout["stages"]), int(layout["data_parallel"])
+    stages, replicas = int(layout["stages"]), int(layout["dp"])
     values = {
         "feasible": True,
         "time_s": placed.time_s,
         "samples_per_s": evaluator.training.global_batch / placed.time_s,
         "energy_j": answer.energy_j,
-        "tp": strategy.tensor_parallel,
+        "tp": strategy.tp,
         "pp": stages,
         "dp": replicas,
-        "cp": strategy.context_parallel,
-        "ep": strategy.expert_parallel,
+        "cp": strategy.cp,
+        "ep": strategy.ep,
         "zero": int(layout["zero"]),
-        "microbatch": strategy.microbatch,
+        "micro_batch": strategy.micro_batch,
         "devices": sizes.inner * stages * replicas,
         "schedule": SCHEDULES[int(layout["schedule"])],
         "recompute": names.pop() if len(names) == 1 else "mixed",
@@ -198,7 +198,7 @@ def evaluate_batch(
     >>> import phaze_fast as pf
     >>> space = pf.ArchitectureSpace.published()[50_000:50_004]
     >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
-    >>> step = pf.Training(global_batch=64, microbatch=2)
+    >>> step = pf.Training(global_batch=64, micro_batch=2)
     >>> found = evaluate_batch(pf.models.load("bert-large"), space, cluster, step)
     >>> found.feasible.tolist(), found.dp.tolist()
     ([True, True, True, True], [8, 8, 8, 8])

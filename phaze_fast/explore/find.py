@@ -12,12 +12,6 @@ from pathlib import Path
 
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import Model
-from phaze_fast.planning import Training
-from phaze_fast.runs.executors import Workers
-from phaze_fast.runs.journal import Journal, manifest
-from phaze_fast.runs.store import STORE, ResultStore
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.goals import checked_objectives
@@ -25,6 +19,12 @@ from phaze_fast.explore.objective import checked_objective, objective_of
 from phaze_fast.explore.plan_cache import PlanCache
 from phaze_fast.explore.problem import Problem, problems_of
 from phaze_fast.explore.result import Budget, Outcome, Progress
+from phaze_fast.hardware import ArchitectureSpace, Cluster
+from phaze_fast.models import Model
+from phaze_fast.planning import Training
+from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.journal import Journal, manifest
+from phaze_fast.runs.store import STORE, ResultStore
 
 __all__ = ["checked_weights", "find_chips", "search_digest"]
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import area_batch, energy_table
-from phaze_fast.hardware.price import RunningCosts
 from phaze_fast.explore.candidates import CandidateTable
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import Problem
+from phaze_fast.hardware import area_batch, energy_table
+from phaze_fast.hardware.price import RunningCosts
 
 __all__ = ["UNITS", "Objective", "checked_objective", "objective_of"]
 
@@ -126,7 +126,7 @@ def _least_devices(problem: Problem) -> Array:
         own, k = problem.of(s)
         evaluator = own.evaluator
         mine = evaluator.layouts["strategy"] == k
-        replicas = evaluator.layouts["stages"][mine] * evaluator.layouts["data_parallel"][mine]
+        replicas = evaluator.layouts["stages"][mine] * evaluator.layouts["dp"][mine]
         found.append(evaluator.sizes[k].inner * int(replicas.min(initial=1)) if mine.any() else 1)
     return np.array(found, dtype=float)
 

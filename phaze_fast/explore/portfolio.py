@@ -16,9 +16,6 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster
-from phaze_fast.models import Model
-from phaze_fast.planning import Training
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.find import checked_weights
@@ -26,6 +23,9 @@ from phaze_fast.explore.limited import WithinSearch
 from phaze_fast.explore.objective import UNITS, objective_of
 from phaze_fast.explore.problem import problems_of
 from phaze_fast.explore.result import Winner
+from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster
+from phaze_fast.models import Model
+from phaze_fast.planning import Training
 
 __all__ = ["MOST_MODELS", "Portfolio", "best_pair"]
 
@@ -238,7 +238,7 @@ def best_pair(
     >>> import phaze_fast as pf
     >>> few = pf.ArchitectureSpace.published()[40_000:40_060]
     >>> cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
-    >>> models, step = ["bert-large", "gpt2-small"], pf.Training(global_batch=64, microbatch=2)
+    >>> models, step = ["bert-large", "gpt2-small"], pf.Training(global_batch=64, micro_batch=2)
     >>> pair = pf.search(models, few, cluster, step, portfolio=True).portfolio
     >>> pair.proven, pair.gain >= 1.0
     (True, True)

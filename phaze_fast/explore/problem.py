@@ -16,11 +16,6 @@ import numpy as np
 from phaze_fast.cost.paths import roofline_work_s
 from phaze_fast.documents import digest
 from phaze_fast.errors import InfeasibleError
-from phaze_fast.hardware import Accelerator, Cluster
-from phaze_fast.memory import optimizer
-from phaze_fast.models import Model
-from phaze_fast.planning import Placed, PlanEvaluator, Training
-from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.explore.bounds import (
     PricedChips,
     bound_times,
@@ -30,6 +25,11 @@ from phaze_fast.explore.bounds import (
 )
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.variants import VariedProblem, check_formats
+from phaze_fast.hardware import Accelerator, Cluster
+from phaze_fast.memory import optimizer
+from phaze_fast.models import Model
+from phaze_fast.planning import Placed, PlanEvaluator, Training
+from phaze_fast.planning.times import MAX_NODES, KindTimes
 
 __all__ = ["Problem", "SearchProblem", "problems_of"]
 
@@ -115,7 +115,7 @@ class SearchProblem:
         """Joules of a step at least: all passes and what leaks while they run; passes alone."""
         sizes = self.evaluator.sizes[s]
         counts = np.array([layer.count for layer in sizes.graph.layers], dtype=float)
-        passes = sizes.inner * self.training.global_batch / sizes.strategy.microbatch
+        passes = sizes.inner * self.training.global_batch / sizes.strategy.micro_batch
         joules = (least.forward_j + least.backward_j[:, 0, :]) @ counts
         work = (least.forward_s + least.plain_s) @ counts
         spent: Array = passes * joules * (1.0 - 1e-9)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from phaze_fast.planning.times import free_times
 from phaze_fast.explore.bounds import STEPS
 from phaze_fast.explore.candidates import PLACED, Answer
 from phaze_fast.explore.result import Outcome, Winner
+from phaze_fast.planning.times import free_times
 
 if TYPE_CHECKING:
     from phaze_fast.explore.best_first import BestFirstSearch

@@ -25,8 +25,8 @@ _MODEL = (
     "expert_ffn",
 )
 _WHOLE = (
-    *("tp", "pp", "cp", "ep", "expert_tp", "virtual", "first_stage", "last_stage", "layers"),
-    *("microbatch", "global_batch", "seq", "recompute_layers", "instances"),
+    *("tp", "pp", "cp", "ep", "expert_tp", "vpp", "first_stage", "last_stage", "layers"),
+    *("micro_batch", "global_batch", "seq", "recompute_layers", "instances"),
 )
 _NOTHING = ("", "null", "None", "none")
 

@@ -88,7 +88,7 @@ class _Layers:
 
     def __init__(self, sizes: StrategySizes, cluster: Cluster) -> None:
         assert cluster.chip is not None, "the plan was timed on it"
-        stride = sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None
+        stride = sizes.expert_stride if sizes.strategy.ep > 1 else None
         costs = estimate_costs([sizes.graph], cluster.chip, cluster, expert_stride=stride)
         self._sizes = sizes
         self._seconds = [costs.time_s(g)[0] for g in range(2 * len(sizes.graph.layers))]
@@ -124,7 +124,7 @@ class ChakraTrace:
         self._layers = _Layers(sizes, cluster)
         self._spec = optimizer(played.plan.optimizer)
         self._chain = _core.pipeline_chain(
-            SCHEDULES.index(played.plan.schedule), played.plan.pp, played.plan.virtual
+            SCHEDULES.index(played.plan.schedule), played.plan.pp, played.plan.vpp
         )
         self._message = int(sizes.record["message_bytes"][0])
         self._templates: dict[int, StageTemplate | None] = {}
@@ -166,14 +166,14 @@ class ChakraTrace:
         """
         place = self._place(rank)
         writer = _Writer(self._group, self.ranks.group, place)
-        for _, code, chunk, _, microbatch, other, _, _ in self._played.of_stage(
+        for _, code, chunk, _, micro_batch, other, _, _ in self._played.of_stage(
             place.stage
         ).tolist():
             letter = self._played.kinds[code]
             if letter in ("F", "F&B"):
-                yield from self._pass(writer, place, chunk, microbatch, True)
+                yield from self._pass(writer, place, chunk, micro_batch, True)
             if letter in ("B", "I"):
-                yield from self._pass(writer, place, chunk, microbatch, False)
+                yield from self._pass(writer, place, chunk, micro_batch, False)
             if letter == "F&B":
                 yield from self._pass(writer, place, 1 - chunk, other, False)
         yield from self._update(writer, place)
@@ -193,15 +193,15 @@ class ChakraTrace:
         return found
 
     def _pass(
-        self, writer: _Writer, place: Place, chunk: int, microbatch: int, forward: bool
+        self, writer: _Writer, place: Place, chunk: int, micro_batch: int, forward: bool
     ) -> Iterator[Any]:
-        position = int(self._chain[place.stage * self.plan.virtual + chunk])
-        last = self.plan.pp * self.plan.virtual - 1
+        position = int(self._chain[place.stage * self.plan.vpp + chunk])
+        last = self.plan.pp * self.plan.vpp - 1
         step = 1 if forward else -1
-        word = f"{'F' if forward else 'B'}{microbatch}.{chunk}"
+        word = f"{'F' if forward else 'B'}{micro_batch}.{chunk}"
         layers = self._layers_of(place, chunk)
         if 0 <= position - step <= last:
-            yield from self._send(writer, place, position - step, position, word, microbatch)
+            yield from self._send(writer, place, position - step, position, word, micro_batch)
         if self.plan.zero == 3:
             yield from self._sync(writer, layers, word, "all-gather", self._spec.weight_bytes)
         for kind, mode in layers if forward else reversed(layers):
@@ -211,19 +211,19 @@ class ChakraTrace:
         if self.plan.zero >= 2 and not forward:
             yield from self._sync(writer, layers, word, "reduce-scatter", self._spec.gradient_bytes)
         if 0 <= position + step <= last:
-            yield from self._send(writer, place, position, position + step, word, microbatch)
+            yield from self._send(writer, place, position, position + step, word, micro_batch)
 
     def _send(
-        self, writer: _Writer, place: Place, source: int, target: int, word: str, microbatch: int
+        self, writer: _Writer, place: Place, source: int, target: int, word: str, micro_batch: int
     ) -> Iterator[Any]:
         """Send to the next chunk of the chain, or receive from the one before."""
-        stages = self._chain.reshape(self.plan.pp, self.plan.virtual)
+        stages = self._chain.reshape(self.plan.pp, self.plan.vpp)
         ends = [int(np.argwhere(stages == position)[0][0]) for position in (source, target)]
         if ends[0] == ends[1]:
             return
         ranks = [self.ranks.rank(place.tensor, place.context, place.replica, e) for e in ends]
         mine = ranks[0] == place.rank
-        tag = 2 * (microbatch * len(self._chain) + min(source, target)) + (source > target)
+        tag = 2 * (micro_batch * len(self._chain) + min(source, target)) + (source > target)
         yield writer.message(word, "send" if mine else "receive", self._message, ranks, tag)
 
     def _parameters(self, layers: Sequence[tuple[int, str]]) -> tuple[float, float]:

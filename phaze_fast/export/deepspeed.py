@@ -31,8 +31,8 @@ def _missing(request: Request) -> list[Unexpressed]:
                 "the program says them: PipelineModule(num_stages=...)",
             )
         )
-    if spec.virtual > 1 and spec.pp == 1:
-        found.append(Unexpressed(f"--virtual {spec.virtual}", "DeepSpeed has no chunks"))
+    if spec.vpp > 1 and spec.pp == 1:
+        found.append(Unexpressed(f"--vpp {spec.vpp}", "DeepSpeed has no chunks"))
     if spec.cp > 1:
         found.append(Unexpressed(f"--cp {spec.cp}", "no ring over the sequence"))
     if spec.ep > 1:
@@ -62,9 +62,9 @@ def write_deepspeed(request: Request) -> Exported:
     names, spec = flag_names("deepspeed"), request.spec
     data: dict[str, Any] = {}
     put(data, names["global_batch"], spec.global_batch)
-    put(data, names["microbatch"], spec.microbatch)
-    rounds = spec.global_batch // (spec.dp * spec.microbatch)
-    put(data, names["microbatches"], rounds)
+    put(data, names["micro_batch"], spec.micro_batch)
+    rounds = spec.global_batch // (spec.dp * spec.micro_batch)
+    put(data, names["micro_batches"], rounds)
     if spec.tp > 1:
         put(data, names["tp"], spec.tp)
     put(data, names["zero"], spec.zero)
@@ -100,20 +100,20 @@ def read_deepspeed(
     """Read a DeepSpeed configuration as a plan: one stage, nothing recomputed."""
     names = flag_names("deepspeed")
     batch = _count(data, names["global_batch"], source)
-    microbatch = _count(data, names["microbatch"], source, 1)
-    rounds = _count(data, names["microbatches"], source, 1)
-    if microbatch * rounds == 0 or batch % (microbatch * rounds):
+    micro_batch = _count(data, names["micro_batch"], source, 1)
+    rounds = _count(data, names["micro_batches"], source, 1)
+    if micro_batch * rounds == 0 or batch % (micro_batch * rounds):
         raise InvalidInputError(
             f"{source}: {names['global_batch']}: {batch} is not accepted; expected a multiple of "
-            f"{microbatch} x {rounds}"
+            f"{micro_batch} x {rounds}"
         )
     tp = _count(data, names["tp"], source, 1)
-    dp = batch // (microbatch * rounds)
+    dp = batch // (micro_batch * rounds)
     half = get(data, names["gradients"]) == "bf16"
     fields = {
         "tp": tp,
         "dp": dp,
-        "microbatch": microbatch,
+        "micro_batch": micro_batch,
         "global_batch": batch,
         "zero": _count(data, names["zero"], source, 0),
         "shard": _read_shard(data, names["shard"], source),

@@ -228,7 +228,7 @@ def _predicted(evaluator: Any, plan: Plan, cluster: Cluster, stage: int) -> dict
             number += 1
             again = layer.forward.recomputed(block_mode(code, number, sizes.variants))
             add(layer.forward, costs.time_s(2 * kind)[0], again)
-    found = {family: plan.microbatches * seconds for family, seconds in found.items()}
+    found = {family: plan.micro_batches * seconds for family, seconds in found.items()}
     found["optimizer"] += plan.parts_s["optimizer"]
     found["collectives"] += plan.parts_s["data_comm"] + plan.parts_s["pipeline_comm"]
     return found

@@ -21,7 +21,7 @@ _LARGEST = 2.0**40
 
 def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
     spec, model, found = request.spec, request.model, facts_unsaid(request.spec)
-    rounds = spec.global_batch // (spec.dp * spec.microbatch)
+    rounds = spec.global_batch // (spec.dp * spec.micro_batch)
     if spec.pp > 1:
         if spec.schedule != "gpipe":
             found.append(
@@ -39,8 +39,8 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         found.append(
             Unexpressed("--stages", "embedding and head lie outside the pipeline, on all stages")
         )
-    elif spec.virtual > 1:
-        found.append(Unexpressed(f"--virtual {spec.virtual}", "one stage has no chunks"))
+    elif spec.vpp > 1:
+        found.append(Unexpressed(f"--vpp {spec.vpp}", "one stage has no chunks"))
     if spec.precision.name not in (BF16, *names.tables["precision"]):
         found.append(Unexpressed(f"--precision {spec.precision.name}", "written as bf16"))
     if spec.cp > 1 and spec.cp_kind != "all-gather":
@@ -90,10 +90,10 @@ def write_maxtext(request: Request) -> Exported:
     """Write a plan as a command that runs MaxText on made-up data."""
     names, spec, model = flag_names("maxtext"), request.spec, request.model
     missing = _missing(request, names)
-    rounds = spec.global_batch // (spec.dp * spec.microbatch)
+    rounds = spec.global_batch // (spec.dp * spec.micro_batch)
     shared = spec.zero >= 2
     outer, sharing = spec.dp // spec.ep, (spec.shard or spec.dp) // spec.ep
-    at_once = spec.dp * spec.microbatch * (rounds if spec.pp > 1 else 1)
+    at_once = spec.dp * spec.micro_batch * (rounds if spec.pp > 1 else 1)
     values: dict[str, Any] = {
         "model": names.tables["models"].get(model.name, "default"),
         "tp_sequence" if spec.sequence_parallel and spec.tp > 1 else "tp": spec.tp,
@@ -112,9 +112,9 @@ def write_maxtext(request: Request) -> Exported:
         "steps": 10,
     }
     if spec.pp > 1:
-        values["microbatches"] = rounds
+        values["micro_batches"] = rounds
         values["stage_layers"] = max(len(chunk.blocks) for chunk in request.chunks)
-        values["repeats"] = spec.virtual
+        values["repeats"] = spec.vpp
     else:
         values["accumulation"] = rounds
     if spec.precision.name in names.tables["precision"]:
@@ -179,7 +179,7 @@ def read_maxtext(text: str, source: str, model: TransformerModel, devices: int |
     data, fsdp = count("data"), count("fsdp", _rest(devices, tp * pp * cp * ep))
     dp = data * fsdp * ep
     used = tp * pp * cp * dp
-    rounds = count("microbatches", pp) if pp > 1 else count("accumulation")
+    rounds = count("micro_batches", pp) if pp > 1 else count("accumulation")
     batch = round(number("device_batch", 12.0) * used) * (1 if pp > 1 else rounds)
     if batch % (dp * rounds):
         raise InvalidInputError(
@@ -195,13 +195,13 @@ def read_maxtext(text: str, source: str, model: TransformerModel, devices: int |
         "cp": cp,
         "ep": ep,
         "dp": dp,
-        "microbatch": batch // (dp * rounds),
+        "micro_batch": batch // (dp * rounds),
         "global_batch": batch,
         "seq": count("seq", 2048),
         "zero": zero,
         "shard": fsdp * ep if data > 1 and fsdp > 1 else None,
         "schedule": "1f1b" if pp == 1 else "gpipe" if repeats == 1 else "interleaved",
-        "virtual": repeats,
+        "vpp": repeats,
         "recompute": _read_recompute(names, given, source),
         "sequence_parallel": tp == 1 or names["tp_sequence"] in given,
         "optimizer": "adam-fp32" if given.get(names["dtype"]) == "float32" else "adam",

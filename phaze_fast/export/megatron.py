@@ -16,8 +16,16 @@ from phaze_fast.planning import PlanSpec
 __all__ = ["read_megatron", "write_megatron"]
 
 _WHOLE = (
-    *("tp", "pp", "cp", "ep", "expert_tp", "virtual", "virtual_layers", "first_stage"),
-    *("last_stage", "microbatch", "global_batch", "seq", "recompute_layers", "layers", "instances"),
+    *("tp", "pp", "cp", "ep", "expert_tp", "vpp", "virtual_layers", "first_stage"),
+    *(
+        "last_stage",
+        "micro_batch",
+        "global_batch",
+        "seq",
+        "recompute_layers",
+        "layers",
+        "instances",
+    ),
 )
 _FLAGS = (
     *("count_embedding", "count_head", "sequence_parallel", "stages_inside", "zero_1", "fsdp"),
@@ -60,7 +68,7 @@ def write_megatron(request: Request) -> Exported:
     of_model, unsaid = model_terms(request.model, terms["seq"])
     missing += unsaid
     if "layout" in terms:
-        terms.pop("virtual", None)  # Megatron-LM reads it off the layout
+        terms.pop("vpp", None)  # Megatron-LM reads it off the layout
     nodes, each = request.world
     start = ["torchrun", names["nodes"], str(nodes), names["node_devices"], str(each)]
     text = command(

@@ -50,7 +50,7 @@ def plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
     if request.model.moe is not None:
         terms |= {"ep": spec.ep, "expert_tp": spec.etp or spec.tp}
     terms |= {
-        "microbatch": spec.microbatch,
+        "micro_batch": spec.micro_batch,
         "global_batch": spec.global_batch,
         "seq": spec.seq or request.model.seq,
         "sequence_parallel": spec.sequence_parallel and spec.tp > 1,
@@ -80,18 +80,18 @@ def plan_terms(request: Request) -> tuple[Terms, list[Unexpressed]]:
 
 def _stages(request: Request, missing: list[Unexpressed]) -> Terms:
     spec = request.spec
-    rounds = spec.global_batch // (spec.dp * spec.microbatch)
-    if spec.schedule not in ("1f1b", "interleaved") and (spec.pp > 1 or spec.virtual > 1):
+    rounds = spec.global_batch // (spec.dp * spec.micro_batch)
+    if spec.schedule not in ("1f1b", "interleaved") and (spec.pp > 1 or spec.vpp > 1):
         missing.append(
             Unexpressed(
                 f"--schedule {spec.schedule}",
                 "Megatron-LM has 1F1B, and interleaved 1F1B; written as 1F1B",
             )
         )
-        if spec.virtual > 1:  # its chunks are folded, which 1F1B is not
+        if spec.vpp > 1:  # its chunks are folded, which 1F1B is not
             missing.append(Unexpressed("--stages", "written without chunks, dealt evenly"))
             return _dealt(request)
-    elif spec.virtual > 1 and (spec.pp == 1 or rounds % spec.pp):
+    elif spec.vpp > 1 and (spec.pp == 1 or rounds % spec.pp):
         missing.append(
             Unexpressed(
                 f"--schedule interleaved with {rounds} micro-batches",
@@ -99,10 +99,10 @@ def _stages(request: Request, missing: list[Unexpressed]) -> Terms:
             )
         )
     if request.even:
-        return {"virtual": spec.virtual} if spec.virtual > 1 else {}
+        return {"vpp": spec.vpp} if spec.vpp > 1 else {}
     found: Terms = {"layout": layout_text(request.chunks)}
-    if spec.virtual > 1:
-        found["virtual"] = spec.virtual
+    if spec.vpp > 1:
+        found["vpp"] = spec.vpp
     return found
 
 
@@ -220,9 +220,9 @@ def read_terms(
             f"tp x pp x cp = {tp} x {pp} x {cp}"
         )
     own = int(terms.get("expert_tp", tp))
-    sizes, virtual = _read_stages(terms, model, pp, say)
+    sizes, vpp = _read_stages(terms, model, pp, say)
     dp = world // (tp * pp * cp)
-    microbatch = int(terms.get("microbatch", 1))
+    micro_batch = int(terms.get("micro_batch", 1))
     return {
         "tp": tp,
         "pp": pp,
@@ -231,12 +231,12 @@ def read_terms(
         "cp_kind": _read_cp_kind(terms, model, cp, say),
         "ep": int(terms.get("ep", 1)),
         "etp": None if own == tp else own,
-        "microbatch": microbatch,
-        "global_batch": int(terms.get("global_batch", dp * microbatch)),
+        "micro_batch": micro_batch,
+        "global_batch": int(terms.get("global_batch", dp * micro_batch)),
         "seq": terms.get("seq"),
         **_read_sharing(terms, dp, say),
-        "schedule": "interleaved" if virtual > 1 else "1f1b",
-        "virtual": virtual,
+        "schedule": "interleaved" if vpp > 1 else "1f1b",
+        "vpp": vpp,
         "stages": sizes,
         "recompute": _read_recompute(terms, model, say),
         "rank_order": "stages-inside" if terms.get("stages_inside") else "replicas-inside",
@@ -260,13 +260,13 @@ def _read_stages(
                 f"{say('pp')}, {pp}"
             )
         return tuple(sizes), len(sizes) // pp
-    virtual = int(terms.get("virtual") or 1)
+    vpp = int(terms.get("vpp") or 1)
     if terms.get("virtual_layers"):
-        virtual = max(1, blocks // (pp * int(terms["virtual_layers"])))
-    chunks = pp * virtual
+        vpp = max(1, blocks // (pp * int(terms["virtual_layers"])))
+    chunks = pp * vpp
     first, last = terms.get("first_stage"), terms.get("last_stage")
     if first is not None or last is not None:
-        return sizes_of(_ends_given(blocks, pp, virtual, first, last, say)), virtual
+        return sizes_of(_ends_given(blocks, pp, vpp, first, last, say)), vpp
     counted = [bool(terms.get("count_embedding")), bool(terms.get("count_head"))]
     each, left = divmod(blocks + sum(counted), chunks)
     if left:
@@ -277,23 +277,23 @@ def _read_stages(
     even = [each] * chunks
     even[0] -= counted[0]
     even[-1] -= counted[1]
-    return sizes_of(even), virtual
+    return sizes_of(even), vpp
 
 
 def _ends_given(
-    blocks: int, pp: int, virtual: int, first: Any, last: Any, say: Callable[[str], str]
+    blocks: int, pp: int, vpp: int, first: Any, last: Any, say: Callable[[str], str]
 ) -> Sequence[int]:
     """Blocks of each chunk where the first stage's or the last one's are given."""
     ends = {k: int(n) for k, n in ((0, first), (pp - 1, last)) if n is not None}
     others = pp - len(ends)
     each, left = divmod(blocks - sum(ends.values()), others) if others else (0, 0)
     per_stage = [ends.get(k, each) for k in range(pp)]
-    if left or sum(per_stage) != blocks or any(n % virtual for n in per_stage):
+    if left or sum(per_stage) != blocks or any(n % vpp for n in per_stage):
         raise InvalidInputError(
             f"{say('first_stage')}, {say('last_stage')}: {first} and {last} of {blocks} blocks are "
             f"not accepted; expected the other stages to be even"
         )
-    return [per_stage[k % pp] // virtual for k in range(pp * virtual)]
+    return [per_stage[k % pp] // vpp for k in range(pp * vpp)]
 
 
 def _read_cp_kind(

@@ -89,10 +89,10 @@ def step_trace(timeline: Timeline) -> dict[str, Any]:
         title = f"stage {stage}: {kinds}"
         events += _named(pid, title, ("passes", "gradients, weights, optimiser"))
         for row in timeline.of_stage(stage).tolist():
-            _, code, chunk, _, microbatch, other, start_s, end_s = row
+            _, code, chunk, _, micro_batch, other, start_s, end_s = row
             letter = timeline.kinds[code]
-            name = f"{letter} {microbatch}" if other < 0 else f"F {microbatch} & B {other}"
-            args = {"micro-batch": microbatch, "chunk": chunk, "layers": len(layers)}
+            name = f"{letter} {micro_batch}" if other < 0 else f"F {micro_batch} & B {other}"
+            args = {"micro-batch": micro_batch, "chunk": chunk, "layers": len(layers)}
             events.append(_slice(pid, 1, name, _NAMES[letter], start_s, end_s, args))
         if plan.time_s > timeline.passes_s:
             parts = {k: v for k, v in plan.parts_s.items() if k in ("data_comm", "optimizer")}

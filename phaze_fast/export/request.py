@@ -122,10 +122,10 @@ class Request:
                 "`plan --json` and `predict --json` write it"
             )
         if spec.stages is None:
-            blocks, chunks = _blocks(model), places(spec.schedule, spec.pp, spec.virtual)
+            blocks, chunks = _blocks(model), places(spec.schedule, spec.pp, spec.vpp)
             if blocks % chunks:
                 raise InvalidInputError(
-                    f"stages: missing, and {blocks} blocks are not a multiple of pp x virtual = "
+                    f"stages: missing, and {blocks} blocks are not a multiple of pp x vpp = "
                     f"{chunks}; expected layers of each stage, as `predict --json` writes them"
                 )
             sizes = [blocks // chunks] * chunks
@@ -145,11 +145,11 @@ class Request:
         spec, last = self.spec, _blocks(self.model) + 1
         stages = spec.stages or ()
         code = SCHEDULES.index(spec.schedule)
-        chain = _core.pipeline_chain(code, spec.pp, spec.virtual).tolist()
+        chain = _core.pipeline_chain(code, spec.pp, spec.vpp).tolist()
         words = spec.recompute if isinstance(spec.recompute, tuple) else (spec.recompute,) * spec.pp
         found = []
         for k, (i, j) in enumerate(pairwise([0, *accumulate(stages)])):
-            stage = chain.index(k) // spec.virtual
+            stage = chain.index(k) // spec.vpp
             blocks = range(max(i, 1) - 1, min(j, last) - 1)
             found.append(Chunk(i == 0, blocks, j == last + 1, words[stage]))
         return tuple(found)

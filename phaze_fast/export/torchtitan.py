@@ -48,8 +48,8 @@ def _missing(request: Request, names: FlagNames) -> list[Unexpressed]:
         found.append(Unexpressed(f"--etp {spec.etp}", f"1 or {spec.tp}; written as {spec.tp}"))
     if spec.schedule not in names.tables["schedules"] and spec.pp > 1:
         found.append(Unexpressed(f"--schedule {spec.schedule}", "written as 1F1B"))
-    if spec.virtual > 1 and spec.pp == 1:
-        found.append(Unexpressed(f"--virtual {spec.virtual}", "one stage has no chunks"))
+    if spec.vpp > 1 and spec.pp == 1:
+        found.append(Unexpressed(f"--vpp {spec.vpp}", "one stage has no chunks"))
     if not request.modes <= {"none"} and request.modes != {"full"}:
         said = spec.recompute if isinstance(spec.recompute, str) else ",".join(spec.recompute)
         found.append(
@@ -88,9 +88,9 @@ def write_torchtitan(request: Request) -> Exported:
         put(data, names[key], value)
     replicated = spec.zero == 0 and spec.tp * spec.pp * spec.cp == 1
     zero = max(spec.zero, 2)
-    local = spec.microbatch if spec.pp == 1 else spec.global_batch // spec.dp
+    local = spec.micro_batch if spec.pp == 1 else spec.global_batch // spec.dp
     values: dict[str, object] = {
-        "microbatch_pp1": local,
+        "micro_batch_pp1": local,
         "global_batch": spec.global_batch,
         "seq": spec.seq or request.model.seq,
         "steps": 10,
@@ -110,7 +110,7 @@ def write_torchtitan(request: Request) -> Exported:
         values["etp"] = 1 if spec.etp == 1 else spec.tp
     if spec.pp > 1:
         values["schedule"] = names.tables["schedules"].get(spec.schedule, "1F1B")
-        values["microbatch"] = spec.microbatch
+        values["micro_batch"] = spec.micro_batch
         values["stages"] = [_modules(chunk) for chunk in request.chunks]
     values["recompute"] = "none" if request.modes <= {"none"} else "full"
     for key, value in values.items():
@@ -168,10 +168,10 @@ def read_torchtitan(
             )
         shards = devices // (tp * pp * cp * replicas)
     dp = replicas * shards
-    microbatch = number("microbatch", 1) if pp > 1 else number("microbatch_pp1", 8)
-    local = number("microbatch_pp1", 8)
+    micro_batch = number("micro_batch", 1) if pp > 1 else number("micro_batch_pp1", 8)
+    local = number("micro_batch_pp1", 8)
     batch = number("global_batch", -1)
-    schedule, virtual, sizes = _read_stages(data, names, pp, source)
+    schedule, vpp, sizes = _read_stages(data, names, pp, source)
     if sizes is not None and sum(sizes) != model.layers + model.encoder_layers + 2:
         raise InvalidInputError(
             f"{source}: {names['stages']}: {sum(sizes)} modules are not accepted; {model.name} has "
@@ -185,13 +185,13 @@ def read_torchtitan(
         "cp_kind": _read_cp_kind(data, names, source) if cp > 1 else "all-gather",
         "ep": number("ep", 1),
         "etp": None if number("etp", tp) == tp else number("etp", tp),
-        "microbatch": microbatch,
+        "micro_batch": micro_batch,
         "global_batch": batch if batch > 0 else local * dp,
         "seq": number("seq", 2048),
         "zero": _read_zero(data, names, shards * cp, pp, source),
         "shard": shards if replicas > 1 and shards * cp > 1 else None,
         "schedule": schedule,
-        "virtual": virtual,
+        "vpp": vpp,
         "stages": sizes,
         "recompute": _read_recompute(data, names, source),
         "optimizer": "adam-fp32" if get(data, names["precision"]) == "float32" else "adam",

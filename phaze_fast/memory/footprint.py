@@ -60,7 +60,7 @@ TWO_CHUNKS = (*FOLDED, "dualpipe")
 twice."""
 
 
-def places(schedule: str, stages: int, virtual: int) -> int:
+def places(schedule: str, stages: int, vpp: int) -> int:
     """Chunks that a model is cut into.
 
     Examples
@@ -68,7 +68,7 @@ def places(schedule: str, stages: int, virtual: int) -> int:
     >>> places("dualpipe-v", 4, 2), places("dualpipe", 4, 2)
     (8, 4)
     """
-    return stages if schedule == "dualpipe" else stages * virtual
+    return stages if schedule == "dualpipe" else stages * vpp
 
 
 def _schedule_name(value: Any) -> Any:
@@ -98,7 +98,7 @@ STAGE_DTYPE = np.dtype(
     [
         ("parameters", "f8"),  # on this device
         ("expert_parameters", "f8"),  # of those, in experts that few replicas share
-        ("expert_parallel", "i8"),  # replicas an expert is spread over; 0 = 1
+        ("ep", "i8"),  # replicas an expert is spread over; 0 = 1
         ("largest_layer", "f8"),  # parameters of the largest single layer on this device
         ("stash_bytes", "f8"),  # kept per micro-batch by all layers of the stage
         ("live_bytes", "f8"),  # of one layer while it is recomputed
@@ -112,13 +112,13 @@ STAGE_DTYPE = np.dtype(
         ("first_parameters", "f8"),  # of the first block and what stands before it
         ("first_experts", "f8"),  # of those, in experts
         ("first_stash_bytes", "f8"),  # that these keep
-        ("data_parallel", "i8"),
+        ("dp", "i8"),
         ("zero", "i4"),
         ("schedule", "i4"),
         ("stages", "i4"),
         ("stage", "i4"),
-        ("microbatches", "i4"),
-        ("virtual", "i4"),
+        ("micro_batches", "i4"),
+        ("vpp", "i4"),
         ("late_gradients", "i4"),  # 1: gradients come with their layer's first backward pass
     ]
 )
@@ -129,7 +129,7 @@ one; as the last layer runs backward; as the first layer of the first micro-batc
 gradients are there."""
 
 
-def check_chunks(schedule: str, virtual: int) -> None:
+def check_chunks(schedule: str, vpp: int) -> None:
     """Check the number of chunks per stage that a schedule is given.
 
     Raises
@@ -138,15 +138,14 @@ def check_chunks(schedule: str, virtual: int) -> None:
         Where the schedule has another one.
     """
     if schedule in TWO_CHUNKS:
-        good, takes = virtual == 2, "2"
+        good, takes = vpp == 2, "2"
     else:
-        good, takes = (virtual > 1) == (schedule == "interleaved"), "1"
+        good, takes = (vpp > 1) == (schedule == "interleaved"), "1"
     if schedule == "interleaved":
         takes = "2 or more"
     if not good:
         raise ValueError(
-            f"virtual: {virtual} is not accepted with {schedule}; {schedule} takes {takes} chunks "
-            "a stage"
+            f"vpp: {vpp} is not accepted with {schedule}; {schedule} takes {takes} chunks a stage"
         )
 
 
@@ -156,21 +155,21 @@ class Pipeline(Record):
     what: ClassVar[str] = "pipeline"
     stages: Count = 1
     """Pipeline stages."""
-    microbatches: Count = 1
+    micro_batches: Count = 1
     """Micro-batches a replica works through in one step."""
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes."""
-    virtual: Count = 1
+    vpp: Count = 1
     """Chunks of layers per stage: 2 or more where interleaved, 2 by zb-v, dualpipe and dualpipe-v,
     else 1."""
-    data_parallel: Count = 1
+    dp: Count = 1
     """Replicas."""
     zero: Literal[0, 1, 2, 3] = 0
     """What replicas share: optimiser state (1), gradients (2), weights (3)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_chunks(self.schedule, self.virtual)
+        check_chunks(self.schedule, self.vpp)
         return self
 
 
@@ -245,7 +244,7 @@ def stage_row(
     row = np.zeros(1, dtype=STAGE_DTYPE)
     row["parameters"] = parameters
     row["expert_parameters"] = sum(layer.expert_parameters for layer in layers)
-    row["expert_parallel"] = strategy.expert_replicas
+    row["ep"] = strategy.expert_replicas
     row["largest_layer"] = max(layer.device_parameters for layer in layers)
     row["stash_bytes"] = stash
     work = {layer.kind: layer.work_bytes for layer in layers}
@@ -255,18 +254,18 @@ def stage_row(
     row["weight_bytes"], row["gradient_bytes"] = spec.weight_bytes, spec.gradient_bytes
     row["state_bytes"] = spec.state_bytes
     row["copy_bytes"] = sum(layer.copy_bytes for layer in layers)
-    row["data_parallel"], row["zero"] = pipeline.data_parallel, pipeline.zero
+    row["dp"], row["zero"] = pipeline.dp, pipeline.zero
     row["schedule"] = SCHEDULES.index(pipeline.schedule)
     row["stages"], row["stage"] = pipeline.stages, stage
-    row["microbatches"], row["virtual"] = pipeline.microbatches, pipeline.virtual
+    row["micro_batches"], row["vpp"] = pipeline.micro_batches, pipeline.vpp
     return row
 
 
 def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
     """Count gathered rows, what context parallelism holds, and a message in and one out."""
     strategy, share = graph.strategy, graph.message_bytes
-    split = strategy.sequence_parallel and strategy.tensor_parallel > 1
-    whole = share * strategy.tensor_parallel * split
+    split = strategy.sequence_parallel and strategy.tp > 1
+    whole = share * strategy.tp * split
     return whole + context_bytes(graph) + 2.0 * share * (pipeline.stages > 1)
 
 
@@ -277,13 +276,13 @@ def context_bytes(graph: LayerGraph) -> float:
     where rows are exchanged for heads, what is sent.
     """
     s, found = graph.strategy, 0.0
-    if s.context_parallel == 1:
+    if s.cp == 1:
         return found
-    times = {"all-gather": 2.0, "ring": 4.0 / s.context_parallel, "ulysses": 1.0}
+    times = {"all-gather": 2.0, "ring": 4.0 / s.cp, "ulysses": 1.0}
     for layer in graph.layers:
         ops = layer.forward.ops[layer.forward.ops["group"] == GROUPS.index("context")]
         found = max(found, float(ops["payload_bytes"].max(initial=0.0)))
-    return times[s.context_kind] * found
+    return times[s.cp_kind] * found
 
 
 def stage_rows(
@@ -324,7 +323,7 @@ def footprint_batch(rows: Array) -> Array:
     >>> from phaze_fast import models
     >>> from phaze_fast.opgraph import layer_graph
     >>> graph = layer_graph(models.load("gpt2-small"))
-    >>> terms = footprint_batch(stage_rows(graph, Pipeline(stages=4, microbatches=8)))
+    >>> terms = footprint_batch(stage_rows(graph, Pipeline(stages=4, micro_batches=8)))
     >>> bool(terms["activations"][0] > terms["activations"][3])
     True
     """
@@ -333,7 +332,7 @@ def footprint_batch(rows: Array) -> Array:
         raise InvalidTypeError(f"rows: {found} is not accepted; expected an array of STAGE_DTYPE")
     if rows.ndim != 1:
         raise InvalidInputError(f"rows: {rows.ndim} dimensions are not accepted; expected 1")
-    for name in ("data_parallel", "stages", "microbatches", "virtual"):
+    for name in ("dp", "stages", "micro_batches", "vpp"):
         if rows.size and rows[name].min() < 1:
             raise InvalidInputError(
                 f"rows.{name}: {rows[name].min()} is not accepted; expected >= 1"
@@ -379,8 +378,8 @@ def footprint(
     --------
     >>> from phaze_fast import models
     >>> from phaze_fast.opgraph import Strategy, layer_graph
-    >>> graph = layer_graph(models.load("gpt3-175b"), Strategy(tensor_parallel=8))
-    >>> plan = Pipeline(stages=12, microbatches=64)
+    >>> graph = layer_graph(models.load("gpt3-175b"), Strategy(tp=8))
+    >>> plan = Pipeline(stages=12, micro_batches=64)
     >>> footprint(graph, plan, recompute="full").total < footprint(graph, plan).total
     True
     """

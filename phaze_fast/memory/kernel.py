@@ -15,31 +15,31 @@ __all__ = ["fill", "layouts_fit"]
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _in_flight(schedule: int, stages: int, stage: int, microbatches: int, virtual: int) -> float:
+def _in_flight(schedule: int, stages: int, stage: int, micro_batches: int, vpp: int) -> float:
     """Micro-batches whose activations a stage holds at its worst moment."""
     if schedule == 1:  # GPipe: all of them
-        return float(microbatches)
-    if schedule == 2:  # interleaved: counted in chunks of 1/virtual of the stage
-        chunks = 2 * (stages - stage - 1) + (virtual - 1) * stages + 1
-        return min(chunks, microbatches * virtual) / virtual
+        return float(micro_batches)
+    if schedule == 2:  # interleaved: counted in chunks of 1/vpp of the stage
+        chunks = 2 * (stages - stage - 1) + (vpp - 1) * stages + 1
+        return min(chunks, micro_batches * vpp) / vpp
     if schedule == 3 or schedule == 5:  # ZB-H1, ZB-V: kept until the weight gradient, which waits
-        return float(min(microbatches, stages))
+        return float(min(micro_batches, stages))
     if schedule == 4:  # ZB-H2
-        return float(min(microbatches, 2 * stages - 1))
+        return float(min(micro_batches, 2 * stages - 1))
     if schedule == 6:  # DualPipe
         return (stages + 1) / 2.0
     if schedule == 7:  # DualPipeV
         return (2 * stages + 1) / 2.0
-    return float(min(microbatches, stages - stage))  # 1F1B
+    return float(min(micro_batches, stages - stage))  # 1F1B
 
 
 @njit(cache=True, nogil=True)  # type: ignore[untyped-decorator, unused-ignore]
-def _shared(held: float, experts: float, shards: float, expert_parallel: float) -> float:
+def _shared(held: float, experts: float, shards: float, ep: float) -> float:
     """Parameters that a device is left with where replicas share them.
 
     An expert is on as many replicas as there are for each expert-parallel device.
     """
-    copies = max(1.0, shards / max(1.0, expert_parallel))
+    copies = max(1.0, shards / max(1.0, ep))
     return (held - experts) / shards + experts / copies
 
 
@@ -65,7 +65,7 @@ def _peak(
     buffers: float,
     late: tuple[float, float, float, float],
     waiting: float,
-    microbatches: float,
+    micro_batches: float,
     lost: float,
 ) -> tuple[int, float, float, float, float, float]:
     """Find the most over the instants of a step, but for what is always there.
@@ -81,7 +81,7 @@ def _peak(
     kept, others = waiting * stash, max(waiting - 1.0, 0.0) * stash
     loss = min(waiting, 1.0) * once
     share = lost - 1.0
-    before = microbatches > waiting
+    before = micro_batches > waiting
     grown = every if before else 0.0
     moving = kept + loss + buffers
     found = (0, kept, 0.0, loss, grown, grown + moving + share * moving)
@@ -109,17 +109,17 @@ def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: f
     """Write the terms of every row; arrays have the dtypes of `footprint`."""
     for i in range(rows.shape[0]):
         row = rows[i]
-        shards = float(row["data_parallel"])
+        shards = float(row["dp"])
         zero = row["zero"]
         held = row["parameters"]
-        spread = _shared(held, row["expert_parameters"], shards, float(row["expert_parallel"]))
+        spread = _shared(held, row["expert_parameters"], shards, float(row["ep"]))
         weights = (spread if zero >= 3 else held) * row["weight_bytes"]
         weights += _copied(row["copy_bytes"], zero, held, spread)
         gradients = (spread if zero >= 2 else held) * row["gradient_bytes"]
         state = (spread if zero >= 1 else held) * row["state_bytes"]
         gathered = _gathered(zero, row["largest_layer"], row["weight_bytes"], shards)
         waiting = _in_flight(
-            row["schedule"], row["stages"], row["stage"], row["microbatches"], row["virtual"]
+            row["schedule"], row["stages"], row["stage"], row["micro_batches"], row["vpp"]
         )
         late = (0.0, 0.0, 0.0, 0.0)
         if row["late_gradients"]:
@@ -127,13 +127,13 @@ def fill(rows: np.ndarray[Any, Any], out: np.ndarray[Any, Any], fragmentation: f
             last, first = row["last_parameters"], row["first_parameters"]
             if shared:
                 last /= shards
-                first = _shared(first, row["first_experts"], shards, float(row["expert_parallel"]))
+                first = _shared(first, row["first_experts"], shards, float(row["ep"]))
             late = (gradients, last * each, first * each, row["first_stash_bytes"])
             gradients = 0.0
         communication = row["buffer_bytes"] + gathered
         instant, activations, live, logits, grown, total = _peak(
             row["stash_bytes"], row["live_bytes"], row["head_bytes"], communication, late, waiting,
-            float(row["microbatches"]), 1.0 + fragmentation,
+            float(row["micro_batches"]), 1.0 + fragmentation,
         )  # fmt: skip
         moving = activations + live + logits + communication
         out[i]["weights"] = weights
@@ -159,14 +159,12 @@ def _resident(
     gathers: np.ndarray[Any, Any],
 ) -> None:
     """Write the state, late gradients and gathered weights of one layer of each kind, bytes."""
-    sharing = layout["shard"] if layout["shard"] > 0 else layout["data_parallel"]
-    shards = float(sharing * strategy["context_parallel"])
+    sharing = layout["shard"] if layout["shard"] > 0 else layout["dp"]
+    shards = float(sharing * strategy["cp"])
     zero = layout["zero"]
     for k in range(sizes.shape[0]):
         held = sizes[k]["parameters"]
-        spread = _shared(
-            held, sizes[k]["expert_parameters"], shards, float(strategy["expert_parallel"])
-        )
+        spread = _shared(held, sizes[k]["expert_parameters"], shards, float(strategy["ep"]))
         gradients = (spread if zero >= 2 else held) * training["gradient_bytes"]
         lates[k] = gradients if training["late_gradients"] else 0.0
         out[k] = (
@@ -185,7 +183,7 @@ def _packed(
     stop: int,
     last: int,
     waiting: float,
-    microbatches: float,
+    micro_batches: float,
     room: float,
     order: np.ndarray[Any, Any],
     sizes: np.ndarray[Any, Any],
@@ -221,7 +219,7 @@ def _packed(
                 begun += lates[order[1]]
                 begun_stash += sizes[order[1]]["stash_bytes"][v]
             late = (every, tail, begun, begun_stash)
-            peak = _peak(stash, live, once, buffers + gather, late, waiting, microbatches, lost)
+            peak = _peak(stash, live, once, buffers + gather, late, waiting, micro_batches, lost)
             if state + peak[5] > room:
                 break
             i -= 1
@@ -245,7 +243,7 @@ def _dealt_may_fit(
     lost: float,
 ) -> bool:
     """Whether a stage without ends would fit with the fewest blocks it can be dealt."""
-    stages, chunks = layout["stages"], layout["virtual_stages"]
+    stages, chunks = layout["stages"], layout["vpp"]
     blocks, state, gather, late = 0, np.inf, np.inf, np.inf
     for k in range(len(counts)):
         if counts[k] > 0 and sizes[k]["end"] == 0:
@@ -256,8 +254,8 @@ def _dealt_may_fit(
     if least <= 0:
         return True
     stage = 1 if stages > 2 else 0
-    waiting = _in_flight(layout["schedule"], stages, stage, layout["microbatches"], chunks)
-    if layout["microbatches"] > waiting:  # gradients of earlier ones are there
+    waiting = _in_flight(layout["schedule"], stages, stage, layout["micro_batches"], chunks)
+    if layout["micro_batches"] > waiting:  # gradients of earlier ones are there
         state += late
     for v in range(variants):
         stash, live = np.inf, np.inf
@@ -294,10 +292,10 @@ def _room_for_all(
         if reach[s] > stages - s:
             continue
         for k in range(s + 1, stages + 1):
-            waiting = _in_flight(layout["schedule"], stages, stages - k, layout["microbatches"], 1)
+            waiting = _in_flight(layout["schedule"], stages, stages - k, layout["micro_batches"], 1)
             last = stages - k + 1
             first = _packed(
-                last - 1, last, waiting, float(layout["microbatches"]), room, order, sizes,
+                last - 1, last, waiting, float(layout["micro_batches"]), room, order, sizes,
                 resident, lates, gathers, buffers, variants, lost,
             )  # fmt: skip
             if first == last:
@@ -350,13 +348,13 @@ def layouts_fit(
             layout = layouts[r]
             strategy = strategies[layout["strategy"]]
             mine = sizes[layout["strategy"]]
-            stages, m, variants = layout["stages"], layout["microbatches"], strategy["variants"]
+            stages, m, variants = layout["stages"], layout["micro_batches"], strategy["variants"]
             goes_on = (
                 r > 0
                 and layout["schedule"] == 0
                 and layouts[r - 1]["schedule"] == 0
                 and layouts[r - 1]["strategy"] == layout["strategy"]
-                and layouts[r - 1]["data_parallel"] == layout["data_parallel"]
+                and layouts[r - 1]["dp"] == layout["dp"]
                 and layouts[r - 1]["zero"] == layout["zero"]
                 and layouts[r - 1]["shard"] == layout["shard"]
                 and 1 < layouts[r - 1]["stages"] <= stages

@@ -88,7 +88,7 @@ def _normed(w: BlockWriter, name: str, x: int, width: int, heads: int) -> int:
     rows = w.shapes.rows
     if w.model.qk_norm == "head":
         return w.norm_of(name, x, rows * heads, width // heads)
-    if w.strategy.tensor_parallel > 1:
+    if w.strategy.tp > 1:
         sums = ("all-reduce", float(FLOAT_BYTES * rows), "tensor")
         x = w.builder.network(f"{name}-sum", x, sums, sums)
     return w.norm_of(name, x, rows, width)
@@ -152,7 +152,7 @@ def _in_a_ring(w: BlockWriter, whole: OperatorSpec, sent: Exchanged) -> int:
     """Add attention: at once, or in a ring while keys arrive and after the last have arrived."""
     if sent.arriving is None:
         return w.builder.custom(whole)
-    last = 1.0 / w.strategy.context_parallel
+    last = 1.0 / w.strategy.cp
 
     def part(name: str, inputs: tuple[int, ...], share: float) -> int:
         keys = max(1, -int(-share * whole.n // 1))

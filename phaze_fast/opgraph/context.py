@@ -34,12 +34,12 @@ class Exchanged(NamedTuple):
 
 
 def _kind(w: BlockWriter) -> str:
-    return w.strategy.context_kind if w.strategy.context_parallel > 1 else "none"
+    return w.strategy.cp_kind if w.strategy.cp > 1 else "none"
 
 
 def attention_shape(w: BlockWriter) -> tuple[int, int]:
     """Heads and queries of each sequence that a device attends with."""
-    s, cp = w.shapes, w.strategy.context_parallel
+    s, cp = w.shapes, w.strategy.cp
     if _kind(w) == "ulysses":
         return s.heads // cp, s.seq
     return s.heads, s.seq // cp
@@ -62,7 +62,7 @@ def exchange(
         Of its own queries; of its own keys and values.
     """
     q, k, v = made
-    width, kind = w.strategy.context_parallel, _kind(w)
+    width, kind = w.strategy.cp, _kind(w)
     if kind == "none":
         return Exchanged(q, k, v)
     if kind == "ulysses":

@@ -19,15 +19,15 @@ def embedding_builder(model: TransformerModel, strategy: Strategy) -> LayerBuild
     """
     s = shapes(model, strategy)
     builder = LayerBuilder(f"{model.name}/embedding")
-    hidden, t = model.hidden, strategy.tensor_parallel
+    hidden, t = model.hidden, strategy.tp
     payload = float(ELEMENT_BYTES * s.rows * hidden)
     if model.patches is not None:
         pixels = model.patches.size**2 * model.patches.channels
         cut = (
             s.rows
         )  # a class token is no patch; of several devices that share rows, some have none
-        if model.patches.class_token and strategy.context_parallel == 1:
-            cut = max(s.rows - strategy.microbatch, 1)
+        if model.patches.class_token and strategy.cp == 1:
+            cut = max(s.rows - strategy.micro_batch, 1)
         builder.keep("pixels", ELEMENT_BYTES * cut * pixels, -1)
         x = builder.linear("patch", -1, cut, pixels, hidden, bias=True, of_data=True)
     else:
@@ -72,7 +72,7 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     """
     s = shapes(model, strategy)
     builder = LayerBuilder(f"{model.name}/head")
-    hidden, t, rows = model.hidden, strategy.tensor_parallel, s.split_rows
+    hidden, t, rows = model.hidden, strategy.tp, s.split_rows
     size = ELEMENT_BYTES * rows * hidden
     x = -1
     if model.final_norm:
@@ -101,7 +101,7 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
         else:
             x = builder.network("logits-enter", x, None, ("all-reduce", payload, "tensor"))
     if model.head == "classifier":
-        width, tokens = model.classes, strategy.microbatch
+        width, tokens = model.classes, strategy.micro_batch
     else:
         width, tokens = s.vocab, s.rows
     biased = model.head_bias if model.head == "lm" else True

@@ -70,7 +70,7 @@ def _gelu_steps(w: BlockWriter, prefix: str, x: int, rows: int, width: int) -> i
 
 def own_experts(w: BlockWriter) -> bool:
     """Whether experts are split over fewer devices than all else."""
-    return w.strategy.expert_width < w.strategy.tensor_parallel
+    return w.strategy.expert_width < w.strategy.tp
 
 
 def experts(w: BlockWriter, x: int) -> int:
@@ -105,7 +105,7 @@ def _mixture(w: BlockWriter) -> MixtureOfExperts:
 def _routed(w: BlockWriter, moe: MixtureOfExperts, x: int, own_rows: int) -> int:
     """Router, dispatch, experts, combine. Tokens spread evenly but for `expert_imbalance`."""
     m, builder = w.model, w.builder
-    ep = w.strategy.expert_parallel
+    ep = w.strategy.ep
     router = builder.linear("router", x, own_rows, m.hidden, moe.experts, bias=moe.router_bias)
     factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
     routed = max(1, int(own_rows * moe.top_k * factor))  # an expert has room for a token or more
@@ -165,7 +165,7 @@ def _shared(w: BlockWriter, moe: MixtureOfExperts, x: int, out: int) -> int:
 
 def _visited_by_all(w: BlockWriter, moe: MixtureOfExperts, x: int) -> int:
     s, m, builder = w.shapes, w.model, w.builder
-    shared = _dense(w, "shared-", x, moe.shared_width // w.strategy.tensor_parallel)
+    shared = _dense(w, "shared-", x, moe.shared_width // w.strategy.tp)
     if moe.shared_gate:
         weight = builder.linear("shared-router", x, s.rows, m.hidden, 1, bias=False)
         builder.keep("shared-output", ELEMENT_BYTES * s.rows * m.hidden, shared)

@@ -148,7 +148,7 @@ def _graphs(
     parameters: int,
 ) -> tuple[OpGraph, OpGraph]:
     """Forward and backward graph of a layer with so many parameters on a device."""
-    forward, kept, width = list(builder.specs), tuple(builder.kept), strategy.tensor_parallel
+    forward, kept, width = list(builder.specs), tuple(builder.kept), strategy.tp
     backward = gradients(builder.specs, model.gradient_sums)
     backward += _added(backward, parameters, model.added_gradient_bytes)
     backward += _copied(backward, parameters, model.copied_bytes[1])
@@ -188,8 +188,8 @@ def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | 
         )
         for own in traced_layers(model, strategy, precision)
     )
-    sent = max(layer.output_bytes for layer in model.layers) * strategy.microbatch
-    share = strategy.tensor_parallel if strategy.sequence_parallel else 1
+    sent = max(layer.output_bytes for layer in model.layers) * strategy.micro_batch
+    share = strategy.tp if strategy.sequence_parallel else 1
     return LayerGraph(model, strategy, layers, model.order, model.edges, message_bytes=sent / share)
 
 
@@ -220,7 +220,7 @@ def layer_graph(
     Examples
     --------
     >>> from phaze_fast import models
-    >>> graph = layer_graph(models.load("gpt3-175b"), Strategy(tensor_parallel=8))
+    >>> graph = layer_graph(models.load("gpt3-175b"), Strategy(tp=8))
     >>> [(layer.kind, layer.count) for layer in graph.layers]
     [('embedding', 1), ('block', 96), ('head', 1)]
     """
@@ -277,7 +277,7 @@ def build_op_graphs(
     Examples
     --------
     >>> from phaze_fast import models
-    >>> widths = [Strategy(tensor_parallel=t) for t in (1, 2, 4, 8)]
+    >>> widths = [Strategy(tp=t) for t in (1, 2, 4, 8)]
     >>> len(build_op_graphs(models.load("llama2-7b"), widths))
     4
     """

@@ -24,7 +24,7 @@ class Share:
 
 def _attention(model: TransformerModel, strategy: Strategy) -> int:
     """Attention parameters of one device, its norm not counted."""
-    s, t = shapes(model, strategy), strategy.tensor_parallel
+    s, t = shapes(model, strategy), strategy.tp
     latent = model.latent
     if latent is not None:  # what is split by heads; the rest is whole on every device
         rank = latent.query_rank or model.hidden
@@ -53,7 +53,7 @@ def _ffn(model: TransformerModel, width: int) -> int:
 
 def block_share(model: TransformerModel, strategy: Strategy, kind: str) -> Share:
     """Parameters of one block of a kind."""
-    s, t = shapes(model, strategy), strategy.tensor_parallel
+    s, t = shapes(model, strategy), strategy.tp
     whole = model.block_norms * model.norm_parameters + model.attention_parameters
     device = model.block_norms * model.norm_parameters + _attention(model, strategy)
     if kind == "decoder-block":  # cross-attention and its norm
@@ -62,7 +62,7 @@ def block_share(model: TransformerModel, strategy: Strategy, kind: str) -> Share
     moe = model.moe
     if moe is None or not kind.endswith("moe-block"):
         return Share(whole + model.ffn_parameters(model.ffn), device + _ffn(model, s.ffn))
-    local = moe.experts // strategy.expert_parallel
+    local = moe.experts // strategy.ep
     experts = local * _ffn(model, moe.expert_ffn // strategy.expert_width)
     device += (model.hidden + moe.router_bias) * moe.experts + experts
     if moe.shared_width:
@@ -79,7 +79,7 @@ def embedding_share(model: TransformerModel, strategy: Strategy) -> Share:
 
 def head_share(model: TransformerModel, strategy: Strategy) -> Share:
     """Parameters of the head, and with it of what belongs to a stack rather than to a block."""
-    s, t = shapes(model, strategy), strategy.tensor_parallel
+    s, t = shapes(model, strategy), strategy.tp
     stacks = 2 if model.encoder_layers else 1
     norms = stacks * model.final_norm * model.norm_parameters
     relative = (model.relative_buckets or 0) * model.heads

@@ -30,30 +30,30 @@ class Strategy(Record):
     Examples
     --------
     >>> from phaze_fast import models
-    >>> reasons(models.load("gpt2"), Strategy(tensor_parallel=4))
-    ['tensor_parallel: 4 does not divide 25 heads']
+    >>> reasons(models.load("gpt2"), Strategy(tp=4))
+    ['tp: 4 does not divide 25 heads']
     """
 
     what: ClassVar[str] = "strategy"
-    tensor_parallel: Count = 1
+    tp: Count = 1
     """Devices that share each matrix, as Megatron-LM splits them."""
     sequence_parallel: bool = False
     """Whether those devices also share the rows of norms, residuals and dropouts."""
-    context_parallel: Count = 1
+    cp: Count = 1
     """Devices that share the rows of a sequence everywhere."""
-    context_kind: Literal["all-gather", "ring", "ulysses"] = "all-gather"
+    cp_kind: Literal["all-gather", "ring", "ulysses"] = "all-gather"
     """How those devices attend to the whole sequence, one of `CONTEXT_KINDS`."""
-    expert_parallel: Count = 1
+    ep: Count = 1
     """Devices that share the experts of a mixture."""
-    expert_tensor: Count | None = None
-    """Devices that share the matrices of each expert, a divisor of `tensor_parallel`; by default as
+    etp: Count | None = None
+    """Devices that share the matrices of each expert, a divisor of `tp`; by default as
     many. With fewer, expert-parallel groups take in the devices of a tensor group, each of which
     sends its own share of the rows."""
     expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
     """Tokens of the busiest device of an expert group over their mean."""
     expert_overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
     """Share of the seconds of expert-parallel exchanges that other work hides."""
-    microbatch: Count = 1
+    micro_batch: Count = 1
     """Sequences a device works on at once."""
     seq: Count | None = None
     """Sequence length; by default the model's."""
@@ -61,17 +61,17 @@ class Strategy(Record):
     @property
     def expert_width(self) -> int:
         """Devices that share the matrices of each expert."""
-        return self.expert_tensor or self.tensor_parallel
+        return self.etp or self.tp
 
     @property
     def expert_parts(self) -> int:
         """Parts of a tensor group that hold different experts."""
-        return max(1, self.tensor_parallel // self.expert_width)
+        return max(1, self.tp // self.expert_width)
 
     @property
     def expert_replicas(self) -> int:
         """Replicas over which an expert group is spread."""
-        return max(1, self.expert_parallel // self.expert_parts)
+        return max(1, self.ep // self.expert_parts)
 
 
 @dataclass(frozen=True)
@@ -84,36 +84,34 @@ class Rule:
 
 
 def _heads(model: TransformerModel, s: Strategy) -> str:
-    t = s.tensor_parallel
-    return f"tensor_parallel: {t} does not divide {model.heads} heads" if model.heads % t else ""
+    t = s.tp
+    return f"tp: {t} does not divide {model.heads} heads" if model.heads % t else ""
 
 
 def _kv_heads(model: TransformerModel, s: Strategy) -> str:
-    t, kv = s.tensor_parallel, model.kv_heads
+    t, kv = s.tp, model.kv_heads
     if kv is None or kv % t == 0 or t % kv == 0:  # beyond kv heads, t / kv devices share each
         return ""
     return (
-        f"tensor_parallel: {t} neither divides {kv} key/value heads nor is a multiple of them, "
+        f"tp: {t} neither divides {kv} key/value heads nor is a multiple of them, "
         "with which each head would be replicated"
     )
 
 
 def _ffn(model: TransformerModel, s: Strategy) -> str:
-    t = s.tensor_parallel
+    t = s.tp
     widths = [model.ffn] if model.moe is None or model.moe_layers < model.layers else []
     if model.moe is not None:
         widths += [model.moe.shared_width] + [model.moe.expert_ffn] * (s.expert_width == t)
     wrong = [width for width in widths if width % t]
-    return (
-        f"tensor_parallel: {t} does not divide the feed-forward width {wrong[0]}" if wrong else ""
-    )
+    return f"tp: {t} does not divide the feed-forward width {wrong[0]}" if wrong else ""
 
 
 def _expert_tensor(model: TransformerModel, s: Strategy) -> str:
-    own, t, ep = s.expert_tensor, s.tensor_parallel, s.expert_parallel
+    own, t, ep = s.etp, s.tp, s.ep
     if own is None or own == t:
         return ""
-    what = f"expert_tensor: {own} with tensor_parallel {t} is not accepted"
+    what = f"etp: {own} with tp {t} is not accepted"
     if model.moe is None:
         return f"{what}; {model.name} has no experts"
     if t % own:
@@ -122,30 +120,30 @@ def _expert_tensor(model: TransformerModel, s: Strategy) -> str:
         return f"{what} without sequence parallelism, by which devices have rows of their own"
     if ep % s.expert_parts:
         return (
-            f"{what} with expert_parallel {ep}; expected a multiple of {t} / {own} = "
-            f"{s.expert_parts} for the parts of a tensor group, or expert_tensor {t}"
+            f"{what} with ep {ep}; expected a multiple of {t} / {own} = "
+            f"{s.expert_parts} for the parts of a tensor group, or etp {t}"
         )
     width = model.moe.expert_ffn
     return f"{what}: it does not divide the experts' width {width}" if width % own else ""
 
 
 def _sequence(model: TransformerModel, s: Strategy) -> str:
-    seq, cp, t = s.seq or model.seq, s.context_parallel, s.tensor_parallel
+    seq, cp, t = s.seq or model.seq, s.cp, s.tp
     if seq % cp:
-        return f"context_parallel: {cp} does not divide the sequence of {seq}"
-    if s.sequence_parallel and (s.microbatch * seq // cp) % t:
-        return f"sequence_parallel: {t} devices do not divide {s.microbatch * seq // cp} rows"
+        return f"cp: {cp} does not divide the sequence of {seq}"
+    if s.sequence_parallel and (s.micro_batch * seq // cp) % t:
+        return f"sequence_parallel: {t} devices do not divide {s.micro_batch * seq // cp} rows"
     return ""
 
 
 def _experts(model: TransformerModel, s: Strategy) -> str:
-    ep = s.expert_parallel
+    ep = s.ep
     if ep == 1:
         return ""
     if model.moe is None:
-        return f"expert_parallel: {ep} is not accepted; {model.name} has no experts"
+        return f"ep: {ep} is not accepted; {model.name} has no experts"
     wrong = model.moe.experts % ep
-    return f"expert_parallel: {ep} does not divide {model.moe.experts} experts" if wrong else ""
+    return f"ep: {ep} does not divide {model.moe.experts} experts" if wrong else ""
 
 
 def _positions(model: TransformerModel, s: Strategy) -> str:
@@ -156,22 +154,22 @@ def _positions(model: TransformerModel, s: Strategy) -> str:
 
 
 def _context_kind(model: TransformerModel, s: Strategy) -> str:
-    cp, t, kind = s.context_parallel, s.tensor_parallel, s.context_kind
+    cp, t, kind = s.cp, s.tp, s.cp_kind
     if cp == 1 or kind == "all-gather":
         return ""
     if kind == "ring":
         if model.attention == "flash":
             return ""
         return (
-            f"context_kind: ring is not accepted for {model.name}, which computes all scores of a "
+            f"cp_kind: ring is not accepted for {model.name}, which computes all scores of a "
             "row at once; expected all-gather or ulysses, or fused attention"
         )
     names = {"heads": model.heads // t, "key/value heads": (model.kv_heads or model.heads) // t}
     for what, count in names.items():
         if count % cp:
             return (
-                f"context_kind: ulysses over {cp} devices does not share out the {count} {what} of "
-                f"a device at tensor_parallel {t}; expected a divisor of {max(1, count)}, or ring "
+                f"cp_kind: ulysses over {cp} devices does not share out the {count} {what} of "
+                f"a device at tp {t}; expected a divisor of {max(1, count)}, or ring "
                 "or all-gather"
             )
     return ""
@@ -194,17 +192,17 @@ def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
     found = []
     if s.seq is not None and s.seq != model.seq:
         found.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")
-    if s.context_parallel > 1:
-        found.append(f"context_parallel: {s.context_parallel}: a traced graph has no rule for it")
-    if s.expert_parallel > 1:
-        found.append(f"expert_parallel: {s.expert_parallel}: a traced graph has no rule for it")
-    t = s.tensor_parallel
+    if s.cp > 1:
+        found.append(f"cp: {s.cp}: a traced graph has no rule for it")
+    if s.ep > 1:
+        found.append(f"ep: {s.ep}: a traced graph has no rule for it")
+    t = s.tp
     if t > 1:
         whole = [layer for layer in model.layers if layer.unsplit]
         if len(whole) == len(model.layers):
-            found.append(f"tensor_parallel: {t}: {whole[0].unsplit}")
+            found.append(f"tp: {t}: {whole[0].unsplit}")
         uneven = (widths_divide(layer, t) for layer in model.layers)
-        found += [f"tensor_parallel: {why}" for why in uneven if why][:1]
+        found += [f"tp: {why}" for why in uneven if why][:1]
     return found
 
 
@@ -226,7 +224,7 @@ class Shapes:
     seq: int
     """Whole sequence length."""
     rows: int
-    """Tokens of the micro-batch on this device: batch x seq / context_parallel."""
+    """Tokens of the micro-batch on this device: batch x seq / cp."""
     split_rows: int
     """Rows where sequence parallelism shares them, else all of them."""
     hidden: int
@@ -261,10 +259,10 @@ def shapes(model: TransformerModel, strategy: Strategy) -> Shapes:
     broken = reasons(model, strategy)
     if broken:
         raise InfeasibleError(f"{model.name}: {broken[0]}")
-    t, seq = strategy.tensor_parallel, strategy.seq or model.seq
-    rows = strategy.microbatch * seq // strategy.context_parallel
+    t, seq = strategy.tp, strategy.seq or model.seq
+    rows = strategy.micro_batch * seq // strategy.cp
     return Shapes(
-        batch=strategy.microbatch,
+        batch=strategy.micro_batch,
         seq=seq,
         rows=rows,
         split_rows=rows // t if strategy.sequence_parallel else rows,

@@ -68,7 +68,7 @@ class TracedLayer:
         precision: Precision | None = None,
     ) -> None:
         self.layer, self.strategy = layer, strategy
-        samples, width = strategy.microbatch, strategy.tensor_parallel
+        samples, width = strategy.micro_batch, strategy.tp
         rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
         forward = [operator_spec(op, samples) for op in layer.forward]
         backward = [operator_spec(op, samples) for op in layer.backward]

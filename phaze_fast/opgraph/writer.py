@@ -36,7 +36,7 @@ class BlockWriter:
         self.model, self.strategy, self.kind = model, strategy, kind
         self.shapes: Shapes = shapes(model, strategy)
         self.builder = LayerBuilder(f"{model.name}/{kind}")
-        self.split = strategy.sequence_parallel and strategy.tensor_parallel > 1
+        self.split = strategy.sequence_parallel and strategy.tp > 1
         self.row_bytes = ELEMENT_BYTES * self.shapes.rows * model.hidden
         self.causal = model.causal and kind != "encoder-block"
         self.windowed = kind.startswith("window-")
@@ -46,7 +46,7 @@ class BlockWriter:
 
     def enter(self, name: str, x: int) -> int:
         """Begin a region in which devices hold different columns."""
-        if self.strategy.tensor_parallel == 1:
+        if self.strategy.tp == 1:
             return x
         if self.split:
             x = self._ordered(name, x)
@@ -58,7 +58,7 @@ class BlockWriter:
 
     def leave(self, name: str, x: int) -> int:
         """End it: sum the devices' parts."""
-        if self.strategy.tensor_parallel == 1:
+        if self.strategy.tp == 1:
             return x
         if self.split:
             x = self._ordered(name, x)

@@ -1,4 +1,4 @@
-"""What other systems do, restated: placements of layer tables, hand plans, early stops, back-tests."""
+"""What other systems do, restated: layer-table placements, hand plans, early stops."""
 
 from phaze_fast.papers.describe import PlacedStage
 from phaze_fast.papers.nest import PRICED_REPLICAS, solve_nest
@@ -17,16 +17,16 @@ from phaze_fast.papers.published import problem_from_dict, read_problems, solve_
 from phaze_fast.papers.table import LayerTable
 
 __all__ = [
+    "PRICED_REPLICAS",
+    "SCHEDULES",
+    "TIME_UNITS",
     "LayerTable",
     "NestProblem",
-    "PRICED_REPLICAS",
     "PipelineProblem",
     "PlacedStage",
     "Placement",
     "ProblemRecord",
     "PublishedProblem",
-    "SCHEDULES",
-    "TIME_UNITS",
     "is_nest",
     "nest_from_dict",
     "place",

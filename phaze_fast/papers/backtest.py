@@ -18,6 +18,7 @@ import numpy as np
 
 from phaze_fast.documents import parse_text
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.explore.evaluate import evaluate_batch
 from phaze_fast.hardware import (
     EVERY_AREA,
     Accelerator,
@@ -34,7 +35,6 @@ from phaze_fast.hardware.fabric import fabric_from_dict
 from phaze_fast.hardware.space_spec import AreaLimit
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.planning import Training, plan
-from phaze_fast.explore.evaluate import evaluate_batch
 from phaze_fast.software import BF16, DEFAULT
 
 __all__ = ["backtest", "generation_names", "generation_space"]
@@ -159,9 +159,7 @@ def _generation(item: Mapping[str, Any], threads: int | None) -> dict[str, Any]:
     model = load(item["model"])
     heads = model.heads if isinstance(model, TransformerModel) else 1
     widths = tuple(w for w in _WIDTHS if heads % w == 0)
-    step = Training(
-        global_batch=item["global_batch"], microbatch=(1, 2), tensor_parallel=widths, zero=(1, 3)
-    )
+    step = Training(global_batch=item["global_batch"], micro_batch=(1, 2), tp=widths, zero=(1, 3))
     times = evaluate_batch(item["model"], space, cluster, step, threads=threads).time_s
     own = _position(space, chip)
     if not np.isfinite(times).any():
@@ -222,12 +220,12 @@ def _run(item: Mapping[str, Any]) -> dict[str, Any]:
     """Plan a published run on the chip it ran on."""
     chip = load_chip(item["chip"])
     cluster = _cluster(item, chip)
-    free: dict[str, Any] = {"pipeline": item["pp"]} if "pp" in item else {}
+    free: dict[str, Any] = {"pp": item["pp"]} if "pp" in item else {}
     step = Training(
         global_batch=item["global_batch"],
         seq=item["seq"],
-        microbatch=item.get("microbatch", (1, 2)),
-        tensor_parallel=item.get("tp", 1),
+        micro_batch=item.get("micro_batch", (1, 2)),
+        tp=item.get("tp", 1),
         zero=item["zero"],
         recompute=item.get("recompute", "auto"),
         software=item.get("software", DEFAULT),
@@ -259,7 +257,7 @@ def _run(item: Mapping[str, Any]) -> dict[str, Any]:
 def _order(threads: int | None) -> dict[str, Any]:
     """Sequences per second of every TPU on one model, and speed-ups that were published."""
     given = _data()["speedups"]
-    step = Training(global_batch=given["global_batch"], microbatch=(1, 2), zero=(1, 3))
+    step = Training(global_batch=given["global_batch"], micro_batch=(1, 2), zero=(1, 3))
     rates = {}
     for item in _data()["generations"]:
         if item["family"] == "TPU":

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.papers.early_stop import Course, check_limits
-from phaze_fast.papers.fixed_plans import Baseline
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.explore.chip_groups import ChipGroups
+from phaze_fast.explore.exact import ExactEvaluator
 from phaze_fast.hardware import PUBLISHED_AREA, ArchitectureSpace, AreaLimit
 from phaze_fast.hardware.silicon import area_batch, power_batch
 from phaze_fast.hardware.space_spec import COLUMNS, with_fields
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.exact import ExactEvaluator
+from phaze_fast.papers.early_stop import Course, check_limits
+from phaze_fast.papers.fixed_plans import Baseline
 from phaze_fast.tables import needed
 
 __all__ = ["bayesian"]

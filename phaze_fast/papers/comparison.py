@@ -7,6 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
+from phaze_fast.explore.chip_groups import ChipGroups
+from phaze_fast.explore.exact import ExactEvaluator
+from phaze_fast.explore.find import find_chips
+from phaze_fast.explore.problem import SearchProblem
+from phaze_fast.explore.result import Outcome
+from phaze_fast.hardware import Accelerator, ArchitectureSpace, presets
 from phaze_fast.papers.bayesian import bayesian
 from phaze_fast.papers.early_stop import early_stop, random_search
 from phaze_fast.papers.fixed_plans import (
@@ -17,13 +24,6 @@ from phaze_fast.papers.fixed_plans import (
     our_plan,
 )
 from phaze_fast.papers.sensitivity import variations
-from phaze_fast.errors import InvalidInputError, MissingExtraError, nearest
-from phaze_fast.hardware import Accelerator, ArchitectureSpace, presets
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.exact import ExactEvaluator
-from phaze_fast.explore.find import find_chips
-from phaze_fast.explore.problem import SearchProblem
-from phaze_fast.explore.result import Outcome
 
 __all__ = ["BASELINES", "Baselines", "baselines_of", "read_baselines", "sensitivity_of"]
 

@@ -84,7 +84,7 @@ def _pipeline(problem: PipelineProblem, found: Placement, k: int) -> PlacedStage
     memory = {
         "resident": float(table.resident_bytes[at].sum()),
         "once": float(table.once_bytes[at].sum()),
-        "stash": min(problem.microbatches, flying) * float(table.stash_bytes[v, at].sum()),
+        "stash": min(problem.micro_batches, flying) * float(table.stash_bytes[v, at].sum()),
         "live": float(table.live_bytes[v, at].max()),
         "gathered": float(table.gather_bytes[at].max()),
         "messages": problem.piped_bytes * (count > 1),

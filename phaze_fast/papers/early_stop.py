@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.papers.fixed_plans import Baseline
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import Model
-from phaze_fast.planning import Training
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.exact import ExactEvaluator
 from phaze_fast.explore.problem import problems_of
 from phaze_fast.explore.result import Winner
+from phaze_fast.hardware import ArchitectureSpace, Cluster
+from phaze_fast.models import Model
+from phaze_fast.papers.fixed_plans import Baseline
+from phaze_fast.planning import Training
 from phaze_fast.threads import thread_count
 
 __all__ = ["Course", "check_limits", "early_stop", "exact_evaluator", "random_search", "walk_down"]
@@ -171,7 +171,7 @@ def early_stop(exact: ExactEvaluator, areas: Array | None = None) -> Baseline:
     --------
     >>> from phaze_fast import models
     >>> few = ArchitectureSpace.tpuv4_area()[:28000:4000]
-    >>> pod, step = Cluster(devices=4, fabric="tpuv4-pod"), Training(global_batch=4, microbatch=1)
+    >>> pod, step = Cluster(devices=4, fabric="tpuv4-pod"), Training(global_batch=4, micro_batch=1)
     >>> found = early_stop(exact_evaluator(models.load("bertlarge"), few, pod, step))
     >>> found.evaluations, found.group
     (7, 4)
@@ -224,7 +224,7 @@ def random_search(
     --------
     >>> from phaze_fast import models
     >>> few = ArchitectureSpace.tpuv4_area()[:28000:4000]
-    >>> pod, step = Cluster(devices=4, fabric="tpuv4-pod"), Training(global_batch=4, microbatch=1)
+    >>> pod, step = Cluster(devices=4, fabric="tpuv4-pod"), Training(global_batch=4, micro_batch=1)
     >>> exact = exact_evaluator(models.load("bertlarge"), few, pod, step)
     >>> random_search(exact, count=3).evaluations
     3

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.explore.designs import geometric_mean
+from phaze_fast.explore.problem import SearchProblem
+from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import Accelerator, Cluster, presets
 from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanEvaluator, Training, plan
 from phaze_fast.planning.planner import room
-from phaze_fast.explore.designs import geometric_mean
-from phaze_fast.explore.problem import SearchProblem
-from phaze_fast.explore.result import Winner
 from phaze_fast.units import format_bytes
 
 __all__ = ["HAND_PLANS", "Baseline", "given_chip", "hand_plan", "megatron_plan", "our_plan"]
@@ -191,7 +191,7 @@ def _replicas(wanted: int, stage_devices: int, cluster: Cluster, training: Train
     """Give the next smaller count of replicas that the batch and the devices allow; 0: none."""
     most, batch = min(wanted, cluster.devices // stage_devices), training.global_batch
     fitting = (
-        d for d in range(most, 0, -1) if any(batch % (b * d) == 0 for b in training.microbatch)
+        d for d in range(most, 0, -1) if any(batch % (b * d) == 0 for b in training.micro_batch)
     )
     return next(fitting, 0)
 
@@ -231,7 +231,7 @@ def hand_plan(
     --------
     >>> from phaze_fast import models
     >>> pod = Cluster(devices=64, fabric="tpuv4-pod")
-    >>> step = Training(global_batch=256, microbatch=1)
+    >>> step = Training(global_batch=256, micro_batch=1)
     >>> found = hand_plan(models.load("bertlarge"), pod, step, [32 * 2**30])
     >>> found.plan.pp, found.plan.dp, found.plan.tp
     (8, 8, 1)
@@ -254,9 +254,9 @@ def hand_plan(
             f"{training.global_batch} allow no more"
         )
     fixed = {
-        "pipeline": (p,),
-        "data_parallel": (max(d, 1),),
-        "tensor_parallel": (t,),
+        "pp": (p,),
+        "dp": (max(d, 1),),
+        "tp": (t,),
     }
     own = training.model_copy(update={**fixed, "schedule": ("1f1b",)})
     uniform = _Uniform(model, bench.cluster, own, ("none", "full"))
@@ -291,7 +291,7 @@ def megatron_plan(
     --------
     >>> from phaze_fast import models
     >>> pod = Cluster(devices=16, fabric="tpuv4-pod")
-    >>> step = Training(global_batch=32, microbatch=1)
+    >>> step = Training(global_batch=32, micro_batch=1)
     >>> found = megatron_plan(models.load("bertlarge"), pod, step, [32 * 2**30])
     >>> 24 % found.plan.pp, found.plan.recompute
     (0, 'none')
@@ -299,8 +299,8 @@ def megatron_plan(
     bench = _Bench(cluster, training, capacities, chip)
     blocks = model.blocks
     free = {
-        "pipeline": tuple(p for p in range(1, blocks + 1) if blocks % p == 0),
-        "tensor_parallel": _MEGATRON_WIDTHS,
+        "pp": tuple(p for p in range(1, blocks + 1) if blocks % p == 0),
+        "tp": _MEGATRON_WIDTHS,
         "schedule": ("1f1b", "interleaved"),
     }
     own = training.model_copy(update=free)
@@ -324,7 +324,7 @@ def our_plan(
     --------
     >>> from phaze_fast import models
     >>> pod = Cluster(devices=16, fabric="tpuv4-pod")
-    >>> step = Training(global_batch=32, microbatch=1)
+    >>> step = Training(global_batch=32, micro_batch=1)
     >>> asked = (models.load("bertlarge"), pod, step, [32 * 2**30])
     >>> our_plan(*asked).score <= megatron_plan(*asked).score
     True

@@ -60,7 +60,7 @@ def _kernel(problems: Sequence[NestProblem], all_replicas: bool, threads: int) -
         width_ptr=_pointer([len(p.widths) for p in problems]),
         memory_bytes=np.array([p.memory_bytes for p in problems], dtype="f8"),
         states=np.array([p.states for p in problems], dtype="f8"),
-        microbatches=np.array([p.microbatches for p in problems], dtype="i8"),
+        micro_batches=np.array([p.micro_batches for p in problems], dtype="i8"),
         recompute=np.array([p.recompute for p in problems], dtype="u1"),
         all_replicas=all_replicas,
         threads=threads,
@@ -122,7 +122,7 @@ def _answer(problem: NestProblem, found: Any) -> dict[str, Any]:
     width = problem.widths[at]
     cuts = [*begins.tolist(), len(width.ids)]
     count = len(begins)
-    rounds = -(-problem.microbatches // replicas) + count - 1
+    rounds = -(-problem.micro_batches // replicas) + count - 1
     priced = NestStages(problem, width, list(pairwise(cuts)))
     sync_s = time_s - load_s * rounds
     all_load_s = priced.largest_load(replicas)
@@ -177,7 +177,7 @@ def solve_nest(
 
     Examples
     --------
-    >>> from phaze_fast.planning import nest_from_dict
+    >>> from phaze_fast.papers import nest_from_dict
     >>> node = {"optimalLatencyFw": 1.0, "optimalLatencyBw": 2.0}
     >>> node |= {"parameterSize": 10, "activationSize": 5}
     >>> problem = nest_from_dict(

@@ -78,7 +78,7 @@ class NestProblem:
     name: str
     memory_bytes: float
     """Of one device."""
-    microbatches: int
+    micro_batches: int
     """Of one batch, over all replicas."""
     level_sizes: tuple[int, ...]
     """Members of each level, innermost first; their product is the number of devices."""
@@ -253,7 +253,7 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
             raise InvalidInputError(f"{key}: missing; expected it beside {', '.join(_REQUIRED)}")
     devices = whole(record, "maxDevices", "", least=1, most=_core.MAX_NEST_DEVICES)
     sizes, rates, latencies = _levels(record, devices)
-    microbatches = number(record, "mbsInBatch", "", least=1, most=_core.MAX_NEST_DEVICES)
+    micro_batches = number(record, "mbsInBatch", "", least=1, most=_core.MAX_NEST_DEVICES)
     degrees = [whole(record, key, "", least=1) if key in record else 1 for key in _OPTIONAL]
     algorithm = record["optimizerAlgorithm"]
     if not isinstance(algorithm, str) or algorithm not in _STATES:
@@ -265,7 +265,7 @@ def nest_from_dict(data: Any, name: str = "problem", time_unit: str = "s") -> Ne
     return NestProblem(
         name=name,
         memory_bytes=number(record, "maxMemoryPerDevice", ""),
-        microbatches=int(microbatches),
+        micro_batches=int(micro_batches),
         level_sizes=tuple(sizes),
         level_bytes_per_s=tuple(rates),
         level_latency_s=tuple(latencies),

@@ -35,7 +35,7 @@ SCHEDULES = ("1f1b", "zero-bubble")
 
 @dataclass(frozen=True)
 class PublishedProblem:
-    """A placement as PHAZE poses it: time = load x (ceil(microbatches / d) + stages - 1) + sync.
+    """A placement as PHAZE poses it: time = load x (ceil(micro_batches / d) + stages - 1) + sync.
 
     With tables made by `phaze_fast.planning.read_problem`, or by hand: ``resident_bytes`` and
     ``once_bytes`` count once, ``stash_bytes`` for every stage that follows, ``sync_s`` is what the
@@ -48,7 +48,7 @@ class PublishedProblem:
     """At most so many in all."""
     memory_bytes: float
     """Of one device."""
-    microbatches: int
+    micro_batches: int
     """Of one step, over all replicas."""
     recompute: bool = False
     """Whether stages keep only what enters them."""
@@ -70,7 +70,7 @@ class PipelineProblem:
     table: LayerTable
     memory_bytes: float
     """Of one device."""
-    microbatches: int
+    micro_batches: int
     """Of one replica in one step (m)."""
     stages: tuple[int, int] = (1, 1)
     """Fewest and most stages to look at."""
@@ -171,7 +171,7 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
         _check_published(p)
         for width, table in p.tables.items():
             tables.append(table.columns)
-            limits = (p.memory_bytes, p.devices, p.microbatches)
+            limits = (p.memory_bytes, p.devices, p.micro_batches)
             rows.append((*limits, width, p.recompute, p.stages, p.replicas))
         ptr.append(len(tables))
     columns = list(zip(*rows, strict=True)) if rows else [()] * 7
@@ -200,7 +200,7 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
     return answers
 
 
-_WHOLE = ("devices", "microbatches", "stages", "replicas")
+_WHOLE = ("devices", "micro_batches", "stages", "replicas")
 _MOST = 2**29
 
 
@@ -217,7 +217,7 @@ def _check(problem: Any, name: str, least: float) -> None:
 
 
 def _check_published(p: PublishedProblem) -> None:
-    for name, least in (("devices", 1), ("microbatches", 1), ("memory_bytes", 0)):
+    for name, least in (("devices", 1), ("micro_batches", 1), ("memory_bytes", 0)):
         _check(p, name, least)
     for name in ("stages", "replicas"):
         _check(p, name, 0)
@@ -241,7 +241,7 @@ def _check_pipeline(p: PipelineProblem) -> None:
         raise InvalidInputError(
             f"stages: {p.stages} is not accepted; expected fewest and most, from 1 up"
         )
-    _check(p, "microbatches", 1)
+    _check(p, "micro_batches", 1)
     for name in ("memory_bytes", "piped_bytes", "bucket_s"):
         _check(p, name, 0)
 
@@ -258,7 +258,7 @@ def place_counts(
         np.array([p.memory_bytes for p in problems], dtype=np.float64),
         np.array([p.piped_bytes for p in problems], dtype=np.float64),
         np.array([p.bucket_s for p in problems], dtype=np.float64),
-        np.array([p.microbatches for p in problems], dtype=np.int64),
+        np.array([p.micro_batches for p in problems], dtype=np.int64),
         np.array([min(p.stages[0], len(p.table) + 1) for p in problems], dtype=np.int32),
         np.array([min(p.stages[1], len(p.table) + 1) for p in problems], dtype=np.int32),
         np.array([SCHEDULES.index(p.schedule) for p in problems], dtype=np.int32),
@@ -325,7 +325,7 @@ def place(problem: PublishedProblem | PipelineProblem) -> Placement:
     Examples
     --------
     >>> table = LayerTable(names=range(4), forward_s=[1.0] * 4, backward_s=[2.0] * 4)
-    >>> found = place(PipelineProblem(table, memory_bytes=1e9, microbatches=8, stages=(1, 4)))
+    >>> found = place(PipelineProblem(table, memory_bytes=1e9, micro_batches=8, stages=(1, 4)))
     >>> found.stages, found.time_s
     (((0,), (1,), (2,), (3,)), 33.0)
     """
@@ -351,7 +351,7 @@ def place_front(problem: PublishedProblem | PipelineProblem, most: int = 1000) -
     ...     names=range(4), variants=("none", "full"), stash_bytes=[[4.0] * 4, [1.0] * 4],
     ...     forward_s=[[1.0] * 4] * 2, backward_s=[[2.0] * 4, [3.0] * 4],
     ... )
-    >>> front = place_front(PipelineProblem(table, 100.0, microbatches=8, stages=(2, 2)))
+    >>> front = place_front(PipelineProblem(table, 100.0, micro_batches=8, stages=(2, 2)))
     >>> [(plan.time_s, plan.memory_bytes) for plan in front]
     [(54.0, 16.0), (68.0, 8.0), (72.0, 4.0), (100.0, 3.0)]
     """

@@ -141,7 +141,7 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
     for key in _REQUIRED:
         if key not in record:
             raise InvalidInputError(f"{key}: missing; expected it beside {', '.join(_REQUIRED)}")
-    devices, microbatches = (whole(record, key, "", least=1) for key in _COUNTS)
+    devices, micro_batches = (whole(record, key, "", least=1) for key in _COUNTS)
     bandwidth = number(record, "bandwidth", "", least=1e-100)
     algorithm = record["optimizerAlgorithm"]
     if not isinstance(algorithm, str) or algorithm not in _STATE:
@@ -160,7 +160,7 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
         tables=tables,
         devices=devices,
         memory_bytes=number(record, "maxMemoryPerDevice", ""),
-        microbatches=microbatches,
+        micro_batches=micro_batches,
         recompute=flag(record, "activationRecomputation", ""),
         name=name,
     )
@@ -263,7 +263,7 @@ def answer(problem: PublishedProblem, found: Placement) -> dict[str, Any]:
         return unplanned(problem.name, "infeasible", _why_not(problem), found.solve_s)
     table = found.table
     stages = found.details
-    rounds = -(-problem.microbatches // found.replicas) + len(found.stages) - 1
+    rounds = -(-problem.micro_batches // found.replicas) + len(found.stages) - 1
     compute = found.max_load_s * rounds
     return {
         "name": problem.name,

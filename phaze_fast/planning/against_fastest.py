@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError
@@ -15,23 +14,9 @@ from phaze_fast.units import format_bytes, format_time
 
 __all__ = ["WhyNot", "read_asked", "why_not"]
 
-_FIELDS = MappingProxyType(
-    {
-        "tp": "tensor_parallel",
-        "pp": "pipeline",
-        "dp": "data_parallel",
-        "cp": "context_parallel",
-        "cp_kind": "context_kind",
-        "ep": "expert_parallel",
-        "etp": "expert_tensor",
-        "zero": "zero",
-        "shard": "shard",
-        "microbatch": "microbatch",
-        "schedule": "schedule",
-        "virtual": "virtual",
-        "recompute": "recompute",
-        "rank_order": "rank_order",
-    }
+_FIELDS = (
+    *("tp", "pp", "dp", "cp", "cp_kind", "ep", "etp", "zero", "shard", "micro_batch"),
+    *("schedule", "vpp", "recompute", "rank_order"),
 )
 
 
@@ -120,7 +105,7 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
         What `plan` found.
     asked
         Fields of a plan and their values: tp, pp, dp, cp, cp_kind, ep, etp, zero, shard,
-        microbatch, schedule, virtual, recompute, rank_order. The others stay as free as they were.
+        micro_batch, schedule, vpp, recompute, rank_order. The others stay as free as they were.
     threads
         At most this many, by default all cores; the answer does not depend on it.
 
@@ -133,7 +118,7 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
     --------
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
-    >>> plans = pf.plan("llama2-7b", cluster, pf.Training(global_batch=64, microbatch=(1, 2)))
+    >>> plans = pf.plan("llama2-7b", cluster, pf.Training(global_batch=64, micro_batch=(1, 2)))
     >>> answer = why_not(plans, {"tp": 8})
     >>> answer.plan.tp, answer.slower_by > 0
     (8, True)
@@ -146,9 +131,8 @@ def why_not(plans: Plans, asked: Mapping[str, Any], threads: int | None = None) 
             f"asked: {unknown[0] if unknown else {}!r} is not accepted; expected fields of "
             f"{', '.join(_FIELDS)}"
         )
-    fixed = {_FIELDS[name]: value for name, value in asked.items()}
     data = plans.training.to_dict()
-    training = type(plans.training).from_dict({**data, **fixed})
+    training = type(plans.training).from_dict({**data, **asked})
     found = plan(plans.model, plans.cluster, training, top=1, threads=threads)
     best = found.plans[0] if found.plans else None
     reason = "" if found.plans else str(infeasible(found))

@@ -98,9 +98,9 @@ class PlanEvaluator:
                 inner=first.inner,
                 blocks=first.blocks,
                 layers=len(first.graph.order),
-                expert_parallel=strategy.expert_replicas,
-                microbatch=strategy.microbatch,
-                context_parallel=strategy.context_parallel,
+                ep=strategy.expert_replicas,
+                micro_batch=strategy.micro_batch,
+                cp=strategy.cp,
                 node=node,
             )
             rows = layouts_of(shape, training, self.rejected)
@@ -295,10 +295,10 @@ class PlanEvaluator:
         free = np.full(len(at), -1, dtype=np.int32)
         found = self.space.estimate_even(times, at, free, room_bytes, (), 1)
         # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
-        chunks = self.layouts["stages"] * self.layouts["virtual_stages"]
+        chunks = self.layouts["stages"] * self.layouts["vpp"]
         uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)
-        uneven |= self.layouts["microbatches"] % self.layouts["stages"] != 0
-        uneven &= self.layouts["virtual_stages"] > 1
+        uneven |= self.layouts["micro_batches"] % self.layouts["stages"] != 0
+        uneven &= self.layouts["vpp"] > 1
         seconds = np.where((found["status"] == 0) & ~uneven, found["time_s"], np.inf)
         if not len(seconds) or not np.isfinite(seconds.min()):
             return []
@@ -370,7 +370,7 @@ class PlanEvaluator:
 
 def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Array]]:
     """Layouts by how far apart the replicas of an expert-parallel group lie."""
-    if sizes.strategy.expert_parallel == 1:
+    if sizes.strategy.ep == 1:
         return [(0, rows)]
     near = sizes.inner
     strides = np.where(rows["rank_order"] == 1, near * rows["stages"], near)

@@ -34,13 +34,13 @@ def nearest_counts(value: int, accepted: Iterable[int]) -> str:
     return " or ".join(map(str, [*below, *above]))
 
 
-def _sharing_counts(replicas: int, expert_parallel: int) -> list[int]:
+def _sharing_counts(replicas: int, ep: int) -> list[int]:
     """List how many replicas may share state, where experts are spread over so many."""
-    step = max(1, expert_parallel)
+    step = max(1, ep)
     return [s for s in range(step, replicas + 1, step) if replicas % s == 0]
 
 
-def check_shard(shard: int, replicas: int, expert_parallel: int, zero: int) -> None:
+def check_shard(shard: int, replicas: int, ep: int, zero: int) -> None:
     """Check how many replicas of a plan share state.
 
     Raises
@@ -48,7 +48,7 @@ def check_shard(shard: int, replicas: int, expert_parallel: int, zero: int) -> N
     ValueError
         Where nothing is shared, the groups are uneven, or a group does not hold every expert.
     """
-    near = nearest_counts(shard, _sharing_counts(replicas, expert_parallel))
+    near = nearest_counts(shard, _sharing_counts(replicas, ep))
     if zero == 0:
         raise ValueError(
             f"shard: {shard} is not accepted with zero = 0, with which replicas share nothing; "
@@ -56,18 +56,18 @@ def check_shard(shard: int, replicas: int, expert_parallel: int, zero: int) -> N
         )
     if replicas % shard:
         raise ValueError(f"shard: {shard} does not divide dp = {replicas}; nearest: {near}")
-    if shard % expert_parallel:
+    if shard % ep:
         raise ValueError(
-            f"shard: {shard} is no multiple of ep = {expert_parallel}, so that a group would not "
+            f"shard: {shard} is no multiple of ep = {ep}, so that a group would not "
             f"hold every expert; nearest: {near}"
         )
 
 
-def _in_a_node(replicas: Array, room: Array, expert_parallel: int) -> Array:
+def _in_a_node(replicas: Array, room: Array, ep: int) -> Array:
     """Count the replicas of a node that can share state; 0 where that is none or all of them."""
     found = np.zeros(len(replicas), dtype=np.int64)
     for d, most in set(zip(replicas.tolist(), room.tolist(), strict=True)):
-        some = [s for s in _sharing_counts(d, expert_parallel) if s <= most and s < d]
+        some = [s for s in _sharing_counts(d, ep) if s <= most and s < d]
         found[(replicas == d) & (room == most)] = some[-1] if some else 0
     return found
 
@@ -76,8 +76,8 @@ def shard_choices(
     wanted: Iterable[int | str],
     replicas: Array,
     node_room: Array,
-    expert_parallel: int,
-    context_parallel: int,
+    ep: int,
+    cp: int,
     rejected: Counter[str],
 ) -> Iterator[Array]:
     """Give how many replicas share state in each layout, one array per choice.
@@ -90,7 +90,7 @@ def shard_choices(
         Of each layout.
     node_room
         Replicas of each layout that a node holds.
-    expert_parallel, context_parallel
+    ep, cp
         Widths of the strategy.
     rejected
         Counts layouts for which a count is not possible, by reason.
@@ -105,14 +105,14 @@ def shard_choices(
     if "all" in listed:
         yield np.zeros(len(replicas), dtype=np.int64)
     if "node" in listed:
-        found = _in_a_node(replicas, node_room, expert_parallel)
-        yield np.where(found * context_parallel > 1, found, -1)
+        found = _in_a_node(replicas, node_room, ep)
+        yield np.where(found * cp > 1, found, -1)
     for count in sorted(s for s in listed if isinstance(s, int)):
-        good = (replicas % count == 0) & (count % expert_parallel == 0)
+        good = (replicas % count == 0) & (count % ep == 0)
         whole = replicas == count
         why = f"shard: {count} replicas do not share out the replicas evenly"
-        if expert_parallel > 1:
-            why += f", or are no multiple of expert_parallel {expert_parallel}"
+        if ep > 1:
+            why += f", or are no multiple of ep {ep}"
         rejected[why] += int((~good).sum())
         yield np.where(good, np.where(whole, -1 if "all" in listed else 0, count), -1)
 

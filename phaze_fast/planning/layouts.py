@@ -37,9 +37,9 @@ class Shape:
     blocks: int
     layers: int
     """Blocks, embedding and head."""
-    expert_parallel: int
-    microbatch: int
-    context_parallel: int
+    ep: int
+    micro_batch: int
+    cp: int
     node: int
     """Devices of a node."""
 
@@ -53,8 +53,8 @@ def node_devices(cluster: Cluster) -> int:
 
 
 def _widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
-    if training.tensor_parallel is not None:
-        return sorted(training.tensor_parallel)
+    if training.tp is not None:
+        return sorted(training.tp)
     widths, most = [1], min(node_devices(cluster), cluster.devices)
     while 2 * widths[-1] <= min(most, model.widest_split):
         widths.append(2 * widths[-1])
@@ -62,8 +62,8 @@ def _widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
 
 
 def _context_widths(model: Model, training: Training) -> list[int]:
-    if training.context_parallel is not None:
-        return sorted(training.context_parallel)
+    if training.cp is not None:
+        return sorted(training.cp)
     tokens = training.seq or model.seq
     if not isinstance(model, TransformerModel):
         return [1]
@@ -72,7 +72,7 @@ def _context_widths(model: Model, training: Training) -> list[int]:
 
 def _context_kinds(training: Training) -> tuple[Any, ...]:
     """Ways to attend to a shared sequence, those that were asked for alone."""
-    tried = training.context_kind
+    tried = training.cp_kind
     return CONTEXT_KINDS if "auto" in tried else tuple(k for k in CONTEXT_KINDS if k in tried)
 
 
@@ -84,8 +84,8 @@ def _contexts(model: Model, training: Training) -> list[tuple[int, Any]]:
 
 
 def _expert_widths(model: Model, cluster: Cluster, training: Training) -> list[int]:
-    if training.expert_parallel is not None:
-        return sorted(training.expert_parallel)
+    if training.ep is not None:
+        return sorted(training.ep)
     moe = model.moe if isinstance(model, TransformerModel) else None
     experts = moe.experts if moe is not None else 1
     most = min(experts, cluster.devices, training.global_batch)
@@ -100,24 +100,24 @@ def strategies(
         _widths(model, cluster, training),
         _contexts(model, training),
         _expert_widths(model, cluster, training),
-        sorted(training.expert_tensor) if training.expert_tensor else [None],
-        sorted(training.microbatch),
+        sorted(training.etp) if training.etp else [None],
+        sorted(training.micro_batch),
     )
-    for t, (cp, kind), ep, own, microbatch in choices:
+    for t, (cp, kind), ep, own, micro_batch in choices:
         apart = {} if ep == 1 else expert_fields(training)
         strategy = Strategy(
-            tensor_parallel=t,
+            tp=t,
             sequence_parallel=training.sequence_parallel and t > 1,
-            context_parallel=cp,
-            context_kind=kind,
-            expert_parallel=ep,
-            expert_tensor=None if own == t else own,
+            cp=cp,
+            cp_kind=kind,
+            ep=ep,
+            etp=None if own == t else own,
             **apart,
-            microbatch=microbatch,
+            micro_batch=micro_batch,
             seq=training.seq,
         )
         broken = reasons(model, strategy)
-        if broken and broken[0].startswith("context_kind") and "auto" in training.context_kind:
+        if broken and broken[0].startswith("cp_kind") and "auto" in training.cp_kind:
             continue  # not asked for
         spread = strategy.expert_replicas
         if t * cp * spread > cluster.devices:
@@ -126,9 +126,9 @@ def strategies(
                 f"tensor x context{' x expert' if ep > 1 else ''} parallelism: {used} devices are "
                 f"more than {cluster.devices}"
             )
-        if training.global_batch % microbatch:
+        if training.global_batch % micro_batch:
             broken.append(
-                f"microbatch: {microbatch} does not divide the batch of {training.global_batch}"
+                f"micro_batch: {micro_batch} does not divide the batch of {training.global_batch}"
             )
         if broken:
             rejected[broken[0]] += 1
@@ -138,15 +138,15 @@ def strategies(
 
 def _replica_counts(shape: Shape, training: Training) -> Array:
     """List counts of replicas that divide the batch and fit the cluster."""
-    rounds = training.global_batch // shape.microbatch
+    rounds = training.global_batch // shape.micro_batch
     most = min(shape.devices // shape.inner, rounds)
-    if training.data_parallel is None:
+    if training.dp is None:
         low = np.arange(1, math.isqrt(rounds) + 1)
         low = low[rounds % low == 0]
         wanted = np.unique(np.concatenate([low, rounds // low]))
     else:
-        wanted = np.array(sorted(training.data_parallel))
-    good = (wanted <= most) & (rounds % wanted == 0) & (wanted % shape.expert_parallel == 0)
+        wanted = np.array(sorted(training.dp))
+    good = (wanted <= most) & (rounds % wanted == 0) & (wanted % shape.ep == 0)
     found: Array = wanted[good]
     return found
 
@@ -155,14 +155,14 @@ def _grid(shape: Shape, training: Training) -> tuple[Array, Array, Array]:
     """Replicas, stages and micro-batches of every pair that fits the cluster."""
     replicas = _replica_counts(shape, training)
     most = np.minimum(shape.devices // (shape.inner * replicas), min(shape.blocks, _MOST_STAGES))
-    if training.pipeline is None:
+    if training.pp is None:
         wanted = np.arange(1, int(most.max(initial=0)) + 1)
     else:
-        wanted = np.array(sorted(training.pipeline))
+        wanted = np.array(sorted(training.pp))
     d, p = (grid.reshape(-1) for grid in np.meshgrid(replicas, wanted, indexing="ij"))
     inside = p <= np.repeat(most, len(wanted))
     d, p = d[inside], p[inside]
-    return d, p, training.global_batch // (shape.microbatch * d)
+    return d, p, training.global_batch // (shape.micro_batch * d)
 
 
 def _schedules(
@@ -172,7 +172,7 @@ def _schedules(
     piped = p > 1
     for schedule in sorted({SCHEDULES.index(name) for name in training.schedule}):
         name = SCHEDULES[schedule]
-        several = sorted(training.virtual) if name == "interleaved" else [1 + (name in TWO_CHUNKS)]
+        several = sorted(training.vpp) if name == "interleaved" else [1 + (name in TWO_CHUNKS)]
         for v in several:
             enough = places(name, 1, v) * p <= shape.layers
             chunks = f" with {v} chunks a stage" if v > 1 else ""
@@ -230,8 +230,8 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
             for shard in shards.get((order, zero), [np.zeros(len(d), dtype=np.int64)]):
                 at = np.flatnonzero(possible & told_apart & (shard >= 0))
                 rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-                rows["stages"], rows["data_parallel"], rows["microbatches"] = p[at], d[at], m[at]
-                rows["schedule"], rows["virtual_stages"] = schedule, v
+                rows["stages"], rows["dp"], rows["micro_batches"] = p[at], d[at], m[at]
+                rows["schedule"], rows["vpp"] = schedule, v
                 rows["zero"], rows["rank_order"], rows["shard"] = zero, order, shard[at]
                 parts.append(rows)
     rejected.update({why: count for why, count in counted.items() if count})
@@ -244,7 +244,7 @@ def _zeros(shape: Shape, training: Training, d: Array) -> Iterator[tuple[int, Ar
     One shard is the same under every ZeRO stage.
     """
     for number, zero in enumerate(sorted(set(training.zero))):
-        yield zero, True if number == 0 else d * shape.context_parallel > 1
+        yield zero, True if number == 0 else d * shape.cp > 1
 
 
 def _shards(
@@ -258,7 +258,7 @@ def _shards(
 ) -> list[Array]:
     """How many replicas share state, one array per choice; -1: not this choice."""
     apart = shape.inner * (p if RANK_ORDERS[order] == "stages-inside" else np.ones_like(p))
-    widths = (shape.expert_parallel, shape.context_parallel)
+    widths = (shape.ep, shape.cp)
     wanted = shards_tried(training.shard, zero)
     return list(shard_choices(wanted, d, shape.node // apart, *widths, rejected))
 
@@ -278,8 +278,8 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     def listed(values: Iterable[object]) -> str:
         return ", ".join(map(str, values))
 
-    d, p = training.data_parallel, training.pipeline
-    chunks = f" with {listed(sorted(training.virtual))} chunks a stage"
+    d, p = training.dp, training.pp
+    chunks = f" with {listed(sorted(training.vpp))} chunks a stage"
     names = [name + chunks * (name == "interleaved") for name in training.schedule]
     some = ", for all blocks of a stage or the first of each chunk" * training.recompute_some
     dealt = any(name not in ("1f1b", "zb-h1") for name in training.schedule)
@@ -288,9 +288,9 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
         f"context parallel {listed(_context_widths(model, training))}"
         + f" ({listed(_context_kinds(training))})" * (max(_context_widths(model, training)) > 1),
         f"expert parallel {listed(_expert_widths(model, cluster, training))}"
-        + f" with experts over {listed(sorted(training.expert_tensor or ()))} devices each"
-        * bool(training.expert_tensor),
-        f"micro-batch {listed(sorted(training.microbatch))}",
+        + f" with experts over {listed(sorted(training.etp or ()))} devices each"
+        * bool(training.etp),
+        f"micro-batch {listed(sorted(training.micro_batch))}",
         f"replicas {listed(sorted(d)) if d else 'that divide the batch'}",
         f"stages {listed(sorted(p)) if p else f'up to {_MOST_STAGES}'}",
         f"ZeRO {listed(shard_words(training.shard, zero) for zero in sorted(training.zero))}",
@@ -310,21 +310,21 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
 
 def nothing_to_try(shape: Shape, training: Training) -> str:
     """Say why there is no layout; empty where it is for a schedule, which is counted already."""
-    most, ep = shape.devices // shape.inner, shape.expert_parallel
+    most, ep = shape.devices // shape.inner, shape.ep
     replicas = _replica_counts(shape, training)
     if not len(replicas):
-        wanted = sorted(training.data_parallel) if training.data_parallel else "any"
-        experts = f" or is no multiple of expert_parallel {ep}," if ep > 1 else ""
+        wanted = sorted(training.dp) if training.dp else "any"
+        experts = f" or is no multiple of ep {ep}," if ep > 1 else ""
         return (
-            f"data_parallel: {wanted} does not divide a batch of {training.global_batch} evenly,"
+            f"dp: {wanted} does not divide a batch of {training.global_batch} evenly,"
             f"{experts} or is more than {most}"
         )
     fewest = int(replicas.min())
-    stages = sorted(training.pipeline) if training.pipeline else [1]
+    stages = sorted(training.pp) if training.pp else [1]
     if stages[0] <= min(most // fewest, shape.blocks):
         return ""
     times = f" for each of {fewest} replicas" if fewest > 1 else ""
     return (
-        f"pipeline: {stages} stages{times} are more than {most} groups of devices or the model's "
+        f"pp: {stages} stages{times} are more than {most} groups of devices or the model's "
         f"{shape.blocks} blocks"
     )

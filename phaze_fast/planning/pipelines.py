@@ -104,30 +104,30 @@ def schedule_code(schedule: str) -> int:
     return PIPELINE_SCHEDULES.index(name)
 
 
-def refusal(schedule: str, stages: int, microbatches: int, chunks: int = 1) -> str | None:
+def refusal(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> str | None:
     """Say which rule of a schedule these sizes break; None where they break none.
 
     Examples
     --------
-    >>> refusal("dualpipe", stages=4, microbatches=6, chunks=2)
+    >>> refusal("dualpipe", stages=4, micro_batches=6, chunks=2)
     'DualPipe and DualPipeV need at least twice as many micro-batches as stages'
-    >>> refusal("1f1b", stages=4, microbatches=6) is None
+    >>> refusal("1f1b", stages=4, micro_batches=6) is None
     True
     """
-    status = _core.check_pipeline(schedule_code(schedule), stages, chunks, microbatches)
+    status = _core.check_pipeline(schedule_code(schedule), stages, chunks, micro_batches)
     return _core.PIPELINE_SENTENCES[status] if status else None
 
 
-def _checked(schedule: str, stages: int, microbatches: int, chunks: int) -> int:
+def _checked(schedule: str, stages: int, micro_batches: int, chunks: int) -> int:
     code = schedule_code(schedule)
-    for name, value in (("stages", stages), ("microbatches", microbatches), ("chunks", chunks)):
+    for name, value in (("stages", stages), ("micro_batches", micro_batches), ("chunks", chunks)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise InvalidTypeError(f"{name}: {value!r} is not accepted; expected a whole number")
-    status = _core.check_pipeline(code, stages, chunks, microbatches)
+    status = _core.check_pipeline(code, stages, chunks, micro_batches)
     if status:
         raise InvalidInputError(
             f"schedule: {schedule} with {stages} stages, {chunks} chunks a device and "
-            f"{microbatches} micro-batches is not accepted: {_core.PIPELINE_SENTENCES[status]}"
+            f"{micro_batches} micro-batches is not accepted: {_core.PIPELINE_SENTENCES[status]}"
         )
     return code
 
@@ -153,14 +153,14 @@ def _step_arguments(
     schedule: str,
     forward_s: Any,
     backward_s: Any,
-    microbatches: int,
+    micro_batches: int,
     weight_grad_s: Any,
     overlap: float,
 ) -> tuple[Any, ...]:
     """Check what a step is played with, and give it as the kernel takes it."""
     forward = _loads("forward_s", forward_s, None)
     stages, chunks = forward.shape
-    code = _checked(schedule, stages, microbatches, chunks)
+    code = _checked(schedule, stages, micro_batches, chunks)
     backward = _loads("backward_s", backward_s, (stages, chunks))
     if weight_grad_s is None and PIPELINE_SCHEDULES[code] in _SPLIT:
         raise InvalidInputError(
@@ -178,14 +178,14 @@ def _step_arguments(
     if not 0.0 <= overlap < np.inf:
         raise InvalidInputError(f"overlap: {overlap!r} is not accepted; expected zero or more")
     arrays = forward.ravel(), backward.ravel(), weight_grad.ravel()
-    return (code, stages, chunks, microbatches, *arrays, overlap)
+    return (code, stages, chunks, micro_batches, *arrays, overlap)
 
 
 def play(
     schedule: str,
     forward_s: Any,
     backward_s: Any,
-    microbatches: int,
+    micro_batches: int,
     *,
     weight_grad_s: Any = None,
     overlap: float = 1.0,
@@ -201,7 +201,7 @@ def play(
         takes to receive its input included. Chunks are those of `chain_positions`.
     backward_s
         The same of the whole backward pass: weight gradient and recomputation included.
-    microbatches
+    micro_batches
         Of one step; both directions together for DualPipe.
     weight_grad_s
         The part of the backward pass that can wait; needed by the ZB and DualPipe schedules.
@@ -215,12 +215,12 @@ def play(
 
     Examples
     --------
-    >>> step = play("1f1b", [1.0, 1.0], [2.0, 2.0], microbatches=4)
+    >>> step = play("1f1b", [1.0, 1.0], [2.0, 2.0], micro_batches=4)
     >>> step.step_s, step.bubble_s
     (15.0, 3.0)
     """
     arguments = _step_arguments(
-        schedule, forward_s, backward_s, microbatches, weight_grad_s, overlap
+        schedule, forward_s, backward_s, micro_batches, weight_grad_s, overlap
     )
     return PipelineStep(*_core.pipeline_step(*(*arguments, False)))
 
@@ -229,7 +229,7 @@ def passes(
     schedule: str,
     forward_s: Any,
     backward_s: Any,
-    microbatches: int,
+    micro_batches: int,
     *,
     weight_grad_s: Any = None,
     overlap: float = 1.0,
@@ -240,7 +240,7 @@ def passes(
     -------
     numpy.ndarray
         Records of ``device``, ``kind`` (a position in ``_core.PASS_KINDS``: F, B, I, W, F&B),
-        ``chunk``, ``microbatch``, ``start_s`` and ``end_s``; devices one after another, each in
+        ``chunk``, ``micro_batch``, ``start_s`` and ``end_s``; devices one after another, each in
         its order.
 
     Raises
@@ -250,12 +250,12 @@ def passes(
 
     Examples
     --------
-    >>> found = passes("1f1b", [1.0, 1.0], [2.0, 2.0], microbatches=4)
+    >>> found = passes("1f1b", [1.0, 1.0], [2.0, 2.0], micro_batches=4)
     >>> len(found), float(found["end_s"].max())
     (16, 15.0)
     """
     arguments = _step_arguments(
-        schedule, forward_s, backward_s, microbatches, weight_grad_s, overlap
+        schedule, forward_s, backward_s, micro_batches, weight_grad_s, overlap
     )
     found: Array = _core.pipeline_events(*arguments)
     return found
@@ -265,7 +265,7 @@ def step_time(
     schedule: str,
     forward_s: Any,
     backward_s: Any,
-    microbatches: int,
+    micro_batches: int,
     *,
     weight_grad_s: Any = None,
     overlap: float = 1.0,
@@ -284,14 +284,14 @@ def step_time(
         schedule,
         forward_s,
         backward_s,
-        microbatches,
+        micro_batches,
         weight_grad_s=weight_grad_s,
         overlap=overlap,
     )
     return step.step_s
 
 
-def in_flight(schedule: str, stages: int, microbatches: int, chunks: int | None = None) -> Array:
+def in_flight(schedule: str, stages: int, micro_batches: int, chunks: int | None = None) -> Array:
     """Most activations that each device holds, one for each micro-batch of each chunk.
 
     By default there are as few chunks as the schedule allows.
@@ -303,13 +303,13 @@ def in_flight(schedule: str, stages: int, microbatches: int, chunks: int | None 
     """
     code = schedule_code(schedule)
     if chunks is None:
-        chunks = 2 if _core.check_pipeline(code, stages, 1, microbatches) else 1
-    _checked(schedule, stages, microbatches, chunks)
-    return _core.pipeline_in_flight(code, stages, chunks, microbatches)
+        chunks = 2 if _core.check_pipeline(code, stages, 1, micro_batches) else 1
+    _checked(schedule, stages, micro_batches, chunks)
+    return _core.pipeline_in_flight(code, stages, chunks, micro_batches)
 
 
 def peak_activations(
-    schedule: str, chunk_bytes: Any, microbatches: int, *, kept_for_weight_grad: float = 1.0
+    schedule: str, chunk_bytes: Any, micro_batches: int, *, kept_for_weight_grad: float = 1.0
 ) -> Array:
     """Most bytes of activations that each device holds at once.
 
@@ -319,25 +319,25 @@ def peak_activations(
         A name of `PIPELINE_SCHEDULES`.
     chunk_bytes
         Bytes that one micro-batch keeps, shape (devices,) or (devices, chunks).
-    microbatches
+    micro_batches
         Of one step.
     kept_for_weight_grad
         Share of the bytes that is kept until the weight gradient is done, where that runs apart.
 
     Examples
     --------
-    >>> peak_activations("1f1b", [10.0, 20.0, 10.0], microbatches=8)
+    >>> peak_activations("1f1b", [10.0, 20.0, 10.0], micro_batches=8)
     array([30., 40., 10.])
     """
     sizes = _loads("chunk_bytes", chunk_bytes, None)
     stages, chunks = sizes.shape
-    code = _checked(schedule, stages, microbatches, chunks)
+    code = _checked(schedule, stages, micro_batches, chunks)
     if not 0.0 <= kept_for_weight_grad <= 1.0:
         raise InvalidInputError(
             f"kept_for_weight_grad: {kept_for_weight_grad!r} is not accepted; expected 0 to 1"
         )
     return _core.pipeline_peak(
-        code, stages, chunks, microbatches, sizes.ravel(), kept_for_weight_grad
+        code, stages, chunks, micro_batches, sizes.ravel(), kept_for_weight_grad
     )
 
 

@@ -65,12 +65,12 @@ class PlanSpec(Record):
     shard: Count | None = None
     """How many neighbouring replicas share it, while such groups hold copies of it (hybrid
     sharding); by default all."""
-    microbatch: Count = 1
+    micro_batch: Count = 1
     """Sequences a device works on at once."""
     schedule: ScheduleName = "1f1b"
     """Order of forward and backward passes: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
     dualpipe, dualpipe-v."""
-    virtual: Count = 1
+    vpp: Count = 1
     """Chunks per stage: 2 or more where interleaved, 2 by zb-v, dualpipe and dualpipe-v, else 1."""
     recompute: str | tuple[str, ...] = "auto"
     """What is computed again in the backward pass, for all stages or for each: ``none``,
@@ -112,25 +112,25 @@ class PlanSpec(Record):
     def strategy(self) -> Strategy:
         """How a layer is split over devices."""
         return Strategy(
-            tensor_parallel=self.tp,
+            tp=self.tp,
             sequence_parallel=self.sequence_parallel and self.tp > 1,
-            context_parallel=self.cp,
-            context_kind=self.cp_kind if self.cp > 1 else "all-gather",
-            expert_parallel=self.ep,
-            expert_tensor=None if self.etp == self.tp else self.etp,
+            cp=self.cp,
+            cp_kind=self.cp_kind if self.cp > 1 else "all-gather",
+            ep=self.ep,
+            etp=None if self.etp == self.tp else self.etp,
             **({} if self.ep == 1 else expert_fields(self)),
-            microbatch=self.microbatch,
+            micro_batch=self.micro_batch,
             seq=self.seq,
         )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.global_batch % (self.dp * self.microbatch):
+        if self.global_batch % (self.dp * self.micro_batch):
             raise ValueError(
-                f"global_batch: {self.global_batch} is not a multiple of dp x microbatch = "
-                f"{self.dp} x {self.microbatch} = {self.dp * self.microbatch}"
+                f"global_batch: {self.global_batch} is not a multiple of dp x micro_batch = "
+                f"{self.dp} x {self.micro_batch} = {self.dp * self.micro_batch}"
             )
-        check_chunks(self.schedule, self.virtual)
+        check_chunks(self.schedule, self.vpp)
         spread = self.strategy.expert_replicas
         if self.dp % spread:
             parts = "" if spread == self.ep else f" / (tp / etp) = {spread}"
@@ -140,20 +140,16 @@ class PlanSpec(Record):
             )
         if self.shard is not None and not (self.shard == self.dp and self.zero == 0):
             check_shard(self.shard, self.dp, spread, self.zero)
-        rounds = self.global_batch // (self.dp * self.microbatch)
-        if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.virtual)):
+        rounds = self.global_batch // (self.dp * self.micro_batch)
+        if self.pp > 1 and (why := refusal(self.schedule, self.pp, rounds, self.vpp)):
             raise ValueError(
-                f"schedule: {self.schedule} with pp = {self.pp}, virtual = {self.virtual} and "
-                f"{self.global_batch} / ({self.dp} x {self.microbatch}) = {rounds} micro-batches "
+                f"schedule: {self.schedule} with pp = {self.pp}, vpp = {self.vpp} and "
+                f"{self.global_batch} / ({self.dp} x {self.micro_batch}) = {rounds} micro-batches "
                 f"is not accepted; {why}"
             )
-        chunks = places(self.schedule, self.pp, self.virtual)
+        chunks = places(self.schedule, self.pp, self.vpp)
         if self.stages is not None and len(self.stages) != chunks:
-            each = (
-                "pp"
-                if self.schedule == "dualpipe"
-                else f"pp x virtual = {self.pp} x {self.virtual}"
-            )
+            each = "pp" if self.schedule == "dualpipe" else f"pp x vpp = {self.pp} x {self.vpp}"
             raise ValueError(
                 f"stages: {len(self.stages)} entries are not accepted; expected {each} = {chunks}"
             )
@@ -189,16 +185,16 @@ class PlanSpec(Record):
         if isinstance(several, list) and several:  # what `plan --json` writes: its best
             inside = several[0]
         data: Mapping[str, Any] = inside if isinstance(inside, Mapping) else plan
-        if "microbatches" in data and "parts_s" in data:
+        if "micro_batches" in data and "parts_s" in data:
             return cls._of_found(data)
         return cls.from_dict(dict(data))
 
     @classmethod
     def _of_found(cls, data: Mapping[str, Any]) -> PlanSpec:
-        names = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "schedule", "virtual")
+        names = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp")
         given = {name: data[name] for name in (*names, "rank_order")}
         given["idle"] = True
-        given["global_batch"] = data["dp"] * data["microbatch"] * data["microbatches"]
+        given["global_batch"] = data["dp"] * data["micro_batch"] * data["micro_batches"]
         later = ("shard", "cp_kind", "etp", "expert_imbalance", "expert_overlap", "precision")
         for name in (*later, "seq", "optimizer", "reserved_bytes", "sequence_parallel", "software"):
             if data.get(name) is not None:
@@ -206,21 +202,18 @@ class PlanSpec(Record):
         if "stages" in data:
             given["recompute"] = tuple(stage["recompute"] for stage in data["stages"])
             code = SCHEDULES.index(str(data["schedule"]))
-            given["stages"] = _chunk_sizes(data["stages"], code, int(data["virtual"]))
+            given["stages"] = _chunk_sizes(data["stages"], code, int(data["vpp"]))
         else:
             given["recompute"] = data["recompute"] if data["recompute"] != "mixed" else "auto"
         return cls(**given)
 
 
-def _chunk_sizes(
-    stages: Sequence[Mapping[str, Any]], schedule: int, virtual: int
-) -> tuple[int, ...]:
+def _chunk_sizes(stages: Sequence[Mapping[str, Any]], schedule: int, vpp: int) -> tuple[int, ...]:
     """Layers of each chunk, in the order of the model."""
-    chain = _core.pipeline_chain(schedule, len(stages), virtual).tolist()
+    chain = _core.pipeline_chain(schedule, len(stages), vpp).tolist()
     chunks = [int(n) for stage in stages for n in stage["chunks"]]
     if len(chunks) != len(chain):
         raise InvalidInputError(
-            f"stages: {len(chunks)} chunks are not accepted; expected {len(stages)} stages x "
-            f"{virtual}"
+            f"stages: {len(chunks)} chunks are not accepted; expected {len(stages)} stages x {vpp}"
         )
     return tuple(chunks[chain.index(place)] for place in range(max(chain) + 1))

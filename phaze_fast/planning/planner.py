@@ -202,7 +202,7 @@ def plan(
     --------
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
-    >>> step = Training(global_batch=64, microbatch=(1, 2))
+    >>> step = Training(global_batch=64, micro_batch=(1, 2))
     >>> plan("llama2-7b", cluster, step).best.devices
     8
     """
@@ -277,9 +277,8 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
     for key in np.flatnonzero(number).tolist():
         strategy = evaluator.sizes[key // 4].strategy
         counts[
-            f"memory: tensor_parallel {strategy.tensor_parallel}, "
-            f"microbatch {strategy.microbatch}, zero {key % 4} does not fit with so many replicas "
-            "or so few stages"
+            f"memory: tp {strategy.tp}, micro_batch {strategy.micro_batch}, zero {key % 4} does "
+            "not fit with so many replicas or so few stages"
         ] += int(number[key])
     return counts
 
@@ -321,7 +320,7 @@ def _shortfall(evaluator: PlanEvaluator) -> str:
     term = max(memory, key=lambda name: memory[name])
     return (
         f"at best (tp {best.tp}, pp {best.pp}, dp {best.dp}, zero {best.zero}, micro-batch "
-        f"{best.microbatch}, recompute {best.recompute}) stage {worst} needs "
+        f"{best.micro_batch}, recompute {best.recompute}) stage {worst} needs "
         f"{format_bytes(total)}, {format_bytes(total - capacity)} too much; most of it is {term} "
         f"({format_bytes(memory[term])})"
     )
@@ -333,13 +332,13 @@ def _nearest(model: Model, cluster: Cluster, training: Training) -> str:
         training = training.model_copy(update={"schedule": ("1f1b",)})
     changes: list[tuple[str, Training, Cluster]] = [
         ("recompute: auto", training.model_copy(update={"recompute": ("auto",)}), cluster),
-        ("microbatch: 1", training.model_copy(update={"microbatch": (1,)}), cluster),
+        ("micro_batch: 1", training.model_copy(update={"micro_batch": (1,)}), cluster),
         ("zero: 3", training.model_copy(update={"zero": (3,)}), cluster),
     ]
     together = training.model_copy(
-        update={"recompute": ("auto",), "microbatch": (1,), "zero": (3,)}
+        update={"recompute": ("auto",), "micro_batch": (1,), "zero": (3,)}
     )
-    changes.append(("recompute auto, microbatch 1 and zero 3 together", together, cluster))
+    changes.append(("recompute auto, micro_batch 1 and zero 3 together", together, cluster))
     for factor in (2, 4, 8, 16, 32, 64):
         try:
             more = cluster.model_copy(update={"devices": cluster.devices * factor})

@@ -113,13 +113,13 @@ class Plan:
     """ZeRO stage: replicas share optimiser state (1), gradients (2), weights (3)."""
     shard: int
     """Neighbouring replicas that share it; fewer than all in hybrid sharding."""
-    microbatch: int
+    micro_batch: int
     """Sequences a device works on at once."""
-    microbatches: int
+    micro_batches: int
     """Of one replica in one step."""
     schedule: str
     """Order of forward and backward passes."""
-    virtual: int
+    vpp: int
     """Chunks per stage; 1 unless interleaved or folded."""
     rank_order: str
     """Which lie next to each other after tensor and context groups: replicas or stages."""
@@ -268,6 +268,6 @@ class Plan:
         return (
             f"tp {self.tp} pp {self.pp} dp {self.dp} cp {self.cp}{self._kind} ep {self.ep} "
             f"zero {self.zero}{f' of {self.shard}' if self.hybrid else ''} "
-            f"micro-batch {self.microbatch} {self.schedule}: {format_time(self.time_s)}, "
+            f"micro-batch {self.micro_batch} {self.schedule}: {format_time(self.time_s)}, "
             f"{format_bytes(self.memory_bytes)}, {self.tokens_per_s:,.0f} tokens/s"
         )

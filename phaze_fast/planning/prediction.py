@@ -47,11 +47,11 @@ def _checked_model(model: Model | str, software: Software) -> Model:
 def _layout(spec: PlanSpec) -> Array:
     row: Array = np.zeros(1, dtype=_core.LAYOUT_DTYPE)
     row["schedule"] = SCHEDULES.index(spec.schedule)
-    row["stages"], row["virtual_stages"], row["zero"] = spec.pp, spec.virtual, spec.zero
+    row["stages"], row["vpp"], row["zero"] = spec.pp, spec.vpp, spec.zero
     row["rank_order"] = RANK_ORDERS.index(spec.rank_order)
-    row["data_parallel"] = spec.dp
+    row["dp"] = spec.dp
     row["shard"] = 0 if spec.shard == spec.dp else spec.shard or 0
-    row["microbatches"] = spec.global_batch // (spec.dp * spec.microbatch)
+    row["micro_batches"] = spec.global_batch // (spec.dp * spec.micro_batch)
     return row
 
 
@@ -76,7 +76,7 @@ def _evaluator(model: Model, cluster: Cluster, spec: PlanSpec) -> PlanEvaluator:
         software=spec.software,
         precision=spec.precision,
     )
-    stride = strategy.tensor_parallel * strategy.context_parallel
+    stride = strategy.tp * strategy.cp
     if spec.rank_order == "stages-inside":
         stride *= spec.pp
     apart = stride if spec.ep > 1 else 0
@@ -104,8 +104,7 @@ def _partition(spec: PlanSpec, evaluator: PlanEvaluator, times: KindTimes) -> Pl
     elif code:
         said = _core.PLAN_STATUS_SENTENCES[code]
         raise InvalidInputError(
-            f"pp, virtual: {spec.pp} x {spec.virtual} with {sizes.blocks} blocks is not accepted; "
-            f"{said}"
+            f"pp, vpp: {spec.pp} x {spec.vpp} with {sizes.blocks} blocks is not accepted; {said}"
         )
     if isinstance(spec.recompute, tuple):
         codes = [recompute_code(word, sizes.variant_of) for word in spec.recompute]
@@ -145,7 +144,7 @@ def predict(
     --------
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
-    >>> given = {"tp": 4, "pp": 2, "dp": 2, "microbatch": 1, "global_batch": 32, "zero": 1}
+    >>> given = {"tp": 4, "pp": 2, "dp": 2, "micro_batch": 1, "global_batch": 32, "zero": 1}
     >>> predicted = predict("llama2-7b", cluster, given)
     >>> predicted.over_bytes, round(sum(predicted.parts_s.values()) / predicted.time_s, 9)
     (0.0, 1.0)
@@ -214,20 +213,20 @@ def predict_batch(
     model: Model | str,
     cluster: Cluster,
     training: Training,
-    tensor_parallel: Any = 1,
-    pipeline: Any = 1,
-    data_parallel: Any = 1,
-    microbatch: Any = 1,
+    tp: Any = 1,
+    pp: Any = 1,
+    dp: Any = 1,
+    micro_batch: Any = 1,
     zero: Any = 0,
     recompute: Any = "auto",
     schedule: Any = "1f1b",
-    virtual: Any = 1,
-    context_parallel: Any = 1,
-    expert_parallel: Any = 1,
+    vpp: Any = 1,
+    cp: Any = 1,
+    ep: Any = 1,
     rank_order: Any = "replicas-inside",
     shard: Any = 0,
-    context_kind: Any = "all-gather",
-    expert_tensor: Any = 0,
+    cp_kind: Any = "all-gather",
+    etp: Any = 0,
     threads: int | None = None,
 ) -> Predictions:
     """Time many plans in one call, each with blocks dealt out evenly; the GIL is released.
@@ -241,7 +240,7 @@ def predict_batch(
     training
         The step: batch, sequence, optimiser, reserved bytes, sequence parallelism. What it leaves
         free is of no account.
-    tensor_parallel, pipeline, data_parallel, microbatch, zero, virtual, context_parallel, expert_parallel
+    tp, pp, dp, micro_batch, zero, vpp, cp, ep
         Whole numbers, or arrays of one length.
     recompute
         What all stages recompute, as in `PlanSpec`, or an array of such words.
@@ -251,9 +250,9 @@ def predict_batch(
         ``replicas-inside`` or ``stages-inside``, or an array of these.
     shard
         Neighbouring replicas that share what ZeRO shares; 0: all.
-    expert_tensor
+    etp
         Devices that share the matrices of each expert; 0: the tensor-parallel width.
-    context_kind
+    cp_kind
         Names of `phaze_fast.opgraph.CONTEXT_KINDS`, or an array of these.
     threads
         At most this many threads, by default all cores; the answer does not depend on it.
@@ -274,26 +273,26 @@ def predict_batch(
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
     >>> step = pf.Training(global_batch=64)
-    >>> found = predict_batch("llama2-7b", cluster, step, tensor_parallel=[1, 2, 4, 3],
-    ...                       data_parallel=[16, 8, 4, 5], zero=1)
+    >>> found = predict_batch("llama2-7b", cluster, step, tp=[1, 2, 4, 3],
+    ...                       dp=[16, 8, 4, 5], zero=1)
     >>> found.status.tolist()
     [0, 0, 0, 3]
-    """  # noqa: E501 (names of parameters that share a description)
+    """
     known = _checked_model(model, training.software)
     workers = thread_count(threads)
     words, mode = recompute_words(recompute)
     columns = {
-        "t": whole("tensor_parallel", tensor_parallel, 1),
-        "p": whole("pipeline", pipeline, 1),
-        "d": whole("data_parallel", data_parallel, 1),
-        "b": whole("microbatch", microbatch, 1),
+        "t": whole("tp", tp, 1),
+        "p": whole("pp", pp, 1),
+        "d": whole("dp", dp, 1),
+        "b": whole("micro_batch", micro_batch, 1),
         "zero": whole("zero", zero, 0),
-        "v": whole("virtual", virtual, 1),
-        "cp": whole("context_parallel", context_parallel, 1),
-        "ep": whole("expert_parallel", expert_parallel, 1),
+        "v": whole("vpp", vpp, 1),
+        "cp": whole("cp", cp, 1),
+        "ep": whole("ep", ep, 1),
         "shard": whole("shard", shard, 0),
-        "kind": coded("context_kind", context_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
-        "own": whole("expert_tensor", expert_tensor, 0),
+        "kind": coded("cp_kind", cp_kind, {n: k for k, n in enumerate(CONTEXT_KINDS)}),
+        "own": whole("etp", etp, 0),
         "mode": mode,
         "schedule": coded("schedule", schedule, SCHEDULE_CODES),
         "order": coded("rank_order", rank_order, {n: k for k, n in enumerate(RANK_ORDERS)}),
@@ -330,14 +329,14 @@ def _predicted(
     number = np.full(len(kinds), -1)
     for k, (t, cp, ep, b, stages, kind, own) in enumerate(kinds.tolist()):
         strategy = Strategy(
-            tensor_parallel=t,
+            tp=t,
             sequence_parallel=training.sequence_parallel and t > 1,
-            context_parallel=cp,
-            context_kind=CONTEXT_KINDS[kind],
-            expert_parallel=ep,
-            expert_tensor=own or None,
+            cp=cp,
+            cp_kind=CONTEXT_KINDS[kind],
+            ep=ep,
+            etp=own or None,
             **({} if ep == 1 else expert_fields(training)),
-            microbatch=b,
+            micro_batch=b,
             seq=training.seq,
         )
         if not reasons(model, strategy):
@@ -356,10 +355,10 @@ def _predicted(
         some = {name: array[good][order] for name, array in rows.items()}
         layouts: Array = np.zeros(len(good), dtype=_core.LAYOUT_DTYPE)
         layouts["strategy"], layouts["schedule"] = strategy_of[order], some["schedule"]
-        layouts["stages"], layouts["virtual_stages"] = some["p"], some["v"]
+        layouts["stages"], layouts["vpp"] = some["p"], some["v"]
         layouts["zero"], layouts["rank_order"] = some["zero"], some["order"]
-        layouts["data_parallel"], layouts["shard"] = some["d"], some["shard"]
-        layouts["microbatches"] = training.global_batch // (some["d"] * some["b"])
+        layouts["dp"], layouts["shard"] = some["d"], some["shard"]
+        layouts["micro_batches"] = training.global_batch // (some["d"] * some["b"])
         evaluator = PlanEvaluator(model, cluster, training, [], (sizes, layouts))
         estimates[good[order]] = evaluator.estimate_even(
             evaluator.times(cluster, threads=threads),

@@ -76,5 +76,5 @@ def expert_wait_s(graph: LayerGraph, kind: str, software: Software | None) -> tu
     moe = getattr(graph.model, "moe", None)
     if software is None or moe is None or not kind.endswith("moe-block"):
         return 0.0, 0.0
-    once = software.expert_launch_s * (moe.experts // graph.strategy.expert_parallel)
+    once = software.expert_launch_s * (moe.experts // graph.strategy.ep)
     return once, 2.0 * once

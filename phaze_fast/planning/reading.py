@@ -70,7 +70,7 @@ def read_stages(
     count, graph = int(layout["stages"]), sizes.graph
     loads, memory = estimates["load_s"].tolist(), estimates["memory"].tolist()
     instants = estimates["instant"].tolist()
-    each = int(layout["virtual_stages"])
+    each = int(layout["vpp"])
     places = _core.pipeline_chain(int(layout["schedule"]), count, each).tolist()
     stages = []
     for k in range(count):
@@ -125,11 +125,11 @@ def read_plan(
     """
     estimate, stages = what
     strategy, model = sizes.strategy, sizes.graph.model
-    rounds, replicas = int(layout["microbatches"]), int(layout["data_parallel"])
+    rounds, replicas = int(layout["micro_batches"]), int(layout["dp"])
     twice = SCHEDULES[int(layout["schedule"])] == "dualpipe"  # half of the micro-batches each way
     again = sum(_stage_flops(sizes, stage) for stage in stages) / (1 + twice)
     time_s = float(estimate["time_s"])
-    sequences = replicas * rounds * strategy.microbatch
+    sequences = replicas * rounds * strategy.micro_batch
     speed = step_throughput(
         model,
         sequences,
@@ -140,21 +140,21 @@ def read_plan(
         recomputed_flops=again * sizes.inner * replicas * rounds,
     )
     return Plan(
-        tp=strategy.tensor_parallel,
+        tp=strategy.tp,
         pp=int(layout["stages"]),
         dp=replicas,
-        cp=strategy.context_parallel,
-        cp_kind=strategy.context_kind,
-        ep=strategy.expert_parallel,
-        etp=strategy.expert_tensor,
+        cp=strategy.cp,
+        cp_kind=strategy.cp_kind,
+        ep=strategy.ep,
+        etp=strategy.etp,
         expert_imbalance=strategy.expert_imbalance,
         expert_overlap=strategy.expert_overlap,
         zero=int(layout["zero"]),
         shard=int(layout["shard"]) or replicas,
-        microbatch=strategy.microbatch,
-        microbatches=rounds,
+        micro_batch=strategy.micro_batch,
+        micro_batches=rounds,
         schedule=SCHEDULES[int(layout["schedule"])],
-        virtual=int(layout["virtual_stages"]),
+        vpp=int(layout["vpp"]),
         rank_order=RANK_ORDERS[int(layout["rank_order"])],
         sequence_parallel=training.sequence_parallel,
         seq=training.seq or model.seq,

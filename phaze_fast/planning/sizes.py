@@ -93,7 +93,7 @@ class StrategySizes:
     @property
     def inner(self) -> int:
         """Devices that hold one stage of one replica."""
-        return self.strategy.tensor_parallel * self.strategy.context_parallel
+        return self.strategy.tp * self.strategy.cp
 
     @property
     def hidden(self) -> Mapping[str, float]:
@@ -134,7 +134,7 @@ def _sent_bytes(graph: OpGraph, ranks: dict[int, int]) -> float:
 def _stand_ins(layer: Layer, graph: LayerGraph) -> float:
     """Bytes of one bf16 gradient for each shape of weights in a layer; all experts have one."""
     moe = graph.model.moe if isinstance(graph.model, TransformerModel) else None
-    here = 1 if moe is None else max(1, moe.experts // graph.strategy.expert_parallel)
+    here = 1 if moe is None else max(1, moe.experts // graph.strategy.ep)
     whole = layer.device_parameters - layer.expert_parameters
     return 2.0 * (whole + layer.expert_parameters / here)
 
@@ -192,24 +192,24 @@ def strategy_sizes(
         Number format of their products, by default bf16.
     """
     used = load_software(DEFAULT) if software is None else software
-    model = model_as_run(model, used, strategy.tensor_parallel)
+    model = model_as_run(model, used, strategy.tp)
     formats = load_precision(BF16) if precision is None else precision
     graph = layer_graph(model, strategy, precision=formats)
     variants, variant_of = _distinct_variants(graph, recompute)
     s = strategy
-    widths = {"tensor": s.tensor_parallel, "context": s.context_parallel}
-    widths |= {"expert": s.expert_parallel, "expert-tensor": s.expert_width}
+    widths = {"tensor": s.tp, "context": s.cp}
+    widths |= {"expert": s.ep, "expert-tensor": s.expert_width}
     ranks = {GROUPS.index(name): width for name, width in widths.items()}
     message = graph.message_bytes
     if used.scattered_messages and not s.sequence_parallel:
-        message /= s.tensor_parallel
+        message /= s.tp
     record: Array = np.zeros(1, dtype=_core.STRATEGY_DTYPE)
-    record["tensor_parallel"], record["context_parallel"] = s.tensor_parallel, s.context_parallel
-    record["expert_parallel"], record["microbatch"] = s.expert_replicas, s.microbatch
+    record["tp"], record["cp"] = s.tp, s.cp
+    record["ep"], record["micro_batch"] = s.expert_replicas, s.micro_batch
     record["message_bytes"] = message
-    split = s.sequence_parallel and s.tensor_parallel > 1
-    record["gathered_bytes"] = message * s.tensor_parallel * split + context_bytes(graph)
-    attends = CONTEXT_KINDS.index(s.context_kind) if s.context_parallel > 1 else 0
+    split = s.sequence_parallel and s.tp > 1
+    record["gathered_bytes"] = message * s.tp * split + context_bytes(graph)
+    attends = CONTEXT_KINDS.index(s.cp_kind) if s.cp > 1 else 0
     record["way"] = attends + len(CONTEXT_KINDS) * (s.expert_parts - 1)
     record["copied_parameters"] = graph.copied_parameters
     record["sent_bytes"] = sum(
@@ -223,7 +223,7 @@ def strategy_sizes(
         precision=formats,
         variants=variants,
         variant_of=FrozenDict(variant_of),
-        expert_stride=expert_stride or s.tensor_parallel * s.context_parallel,
+        expert_stride=expert_stride or s.tp * s.cp,
         kinds=_kind_records(graph, variants, used),
         record=record,
     )

@@ -29,7 +29,7 @@ class Timeline:
 
     plan: Plan
     passes: Array
-    """Records of ``device`` (stage), ``kind``, ``chunk``, ``microbatch``, ``start_s`` and
+    """Records of ``device`` (stage), ``kind``, ``chunk``, ``micro_batch``, ``start_s`` and
     ``end_s``, stages one after another."""
     passes_s: float
     """When the last pass ends; what follows to ``plan.time_s`` are gradients and weights that
@@ -101,8 +101,8 @@ def timeline(
     passes = _core.pipeline_events(
         int(layout["schedule"]),
         found.pp,
-        found.virtual,
-        found.microbatches,
+        found.vpp,
+        found.micro_batches,
         forward,
         backward,
         weight_grad,

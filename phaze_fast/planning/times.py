@@ -270,7 +270,7 @@ def priced(
     alike: dict[tuple[int | None, Software, float], list[StrategySizes]] = {}
     for s in dict.fromkeys(sizes):
         if s not in known:
-            stride = s.expert_stride if s.strategy.expert_parallel > 1 else None
+            stride = s.expert_stride if s.strategy.ep > 1 else None
             alike.setdefault((stride, s.software, s.strategy.expert_overlap), []).append(s)
     for (stride, software, _), some in alike.items():
         graphs, run = [s.graph for s in some], chip_as_run(chip, software)

@@ -47,7 +47,7 @@ class Training(Record):
 
     Examples
     --------
-    >>> Training(global_batch=512, microbatch=2).microbatch
+    >>> Training(global_batch=512, micro_batch=2).micro_batch
     (2,)
     """
 
@@ -56,18 +56,18 @@ class Training(Record):
     """Sequences of one step, over all replicas."""
     seq: Count | None = None
     """Tokens of a sequence; by default the model's."""
-    microbatch: Counts = (1, 2, 4, 8)
+    micro_batch: Counts = (1, 2, 4, 8)
     """Sequences a device works on at once."""
-    tensor_parallel: Counts | None = None
+    tp: Counts | None = None
     """Widths to try; by default powers of two up to a node (to 8 where there are no nodes)."""
-    pipeline: Counts | None = None
+    pp: Counts | None = None
     """Counts of stages to try; by default all."""
-    data_parallel: Counts | None = None
+    dp: Counts | None = None
     """Counts of replicas to try; by default all that divide the batch."""
-    context_parallel: Counts | None = None
+    cp: Counts | None = None
     """Widths over the sequence to try; by default 1, and for long sequences powers of two that
     leave a device 8,192 tokens or more."""
-    context_kind: Annotated[
+    cp_kind: Annotated[
         tuple[Literal["auto", "all-gather", "ring", "ulysses"], ...],
         BeforeValidator(_several),
         Field(min_length=1),
@@ -75,10 +75,10 @@ class Training(Record):
     """How devices that share a sequence attend to all of it, to be tried: keys and values gathered
     (``all-gather``), sent round a ``ring``, or rows exchanged for heads (``ulysses``); auto: all
     that the model allows."""
-    expert_parallel: Counts | None = None
+    ep: Counts | None = None
     """Widths over the experts to try, a part of the replicas; by default 1, and for mixtures of
     experts powers of two that divide them, up to 64."""
-    expert_tensor: Counts | None = None
+    etp: Counts | None = None
     """Widths over the matrices of each expert to try, divisors of the tensor-parallel width; by
     default that width."""
     expert_imbalance: Annotated[float, Field(ge=1, le=1024, allow_inf_nan=False)] = 1.0
@@ -116,7 +116,7 @@ class Training(Record):
     ] = ("1f1b", "interleaved")
     """Orders of forward and backward passes to try: 1f1b, gpipe, interleaved, zb-h1, zb-h2, zb-v,
     dualpipe, dualpipe-v."""
-    virtual: Counts = (2, 4)
+    vpp: Counts = (2, 4)
     """Chunks per stage to try where interleaved."""
     optimizer: str = "adam"
     """A name of `phaze_fast.memory.OPTIMIZERS`."""
@@ -153,8 +153,8 @@ class Training(Record):
             raise ValueError(
                 f"uncut: {min(self.uncut)} is not accepted; expected positions from 1 up"
             )
-        if 1 in self.virtual:
-            raise ValueError("virtual: 1 is not accepted; expected 2 or more chunks per stage")
+        if 1 in self.vpp:
+            raise ValueError("vpp: 1 is not accepted; expected 2 or more chunks per stage")
         return self
 
 

@@ -149,7 +149,7 @@ def _equation(plan: Data) -> Html:
 
 
 def _plan_tiles(plan: Data) -> Html:
-    chunks, expert = plan.get("virtual", 1), plan.get("ep", 1)
+    chunks, expert = plan.get("vpp", 1), plan.get("ep", 1)
     schedule = str(plan.get("schedule", NOTHING))
     return tiles(
         [
@@ -168,11 +168,11 @@ def _plan_tiles(plan: Data) -> Html:
 
 
 def _micro(plan: Data) -> str:
-    each = plan.get("microbatch")
+    each = plan.get("micro_batch")
     if not is_number(each):
         return NOTHING
     word = "sequence" if each == 1 else "sequences"
-    return f"{count(plan.get('microbatches'))} of {count(each)} {word}"
+    return f"{count(plan.get('micro_batches'))} of {count(each)} {word}"
 
 
 def _of_limit(plan: Data) -> str:

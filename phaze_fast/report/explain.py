@@ -311,11 +311,11 @@ def difference(one: Plan, other: Plan) -> dict[str, Any]:
     ...     for t in (2, 4)
     ... )
     >>> sorted(difference(a, b)["fields"])[:2]
-    ['dp', 'microbatches']
+    ['dp', 'micro_batches']
     """
     # What a plan is asked to be; seconds, bytes and rates follow below.
     asked = [f.name for f in fields(Plan) if f.name in PlanSpec.model_fields and f.name != "stages"]
-    differ = {n: [getattr(one, n), getattr(other, n)] for n in [*asked, "microbatches", "devices"]}
+    differ = {n: [getattr(one, n), getattr(other, n)] for n in [*asked, "micro_batches", "devices"]}
     differ |= {"recompute": [one.recompute, other.recompute]}
     sizes = [[list(stage.chunks) for stage in plan.stages] for plan in (one, other)]
     differ |= {"stages": sizes}

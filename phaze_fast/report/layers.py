@@ -149,7 +149,7 @@ def _pair_words(document: Data) -> str:
     if len(top) < rank:
         return f"{start}the next slower one."
     best, other = top[0], top[rank - 1]
-    sizes = [(design.get("plan") or {}).get("microbatch") for design in (best, other)]
+    sizes = [(design.get("plan") or {}).get("micro_batch") for design in (best, other)]
     found = f"{start}number {rank} of the best chips, which differs in: {varied(other, best)}."
     if sizes[0] != sizes[1]:
         found += f" A micro-batch has {sizes[0]} sequences on the one, {sizes[1]} on the other."

@@ -34,8 +34,8 @@ def _short(plan: Plan) -> str:
     widths = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
     widths |= {name: width for name, width in (("cp", plan.cp), ("ep", plan.ep)) if width > 1}
     parts = [f"{name} {width}" for name, width in widths.items()]
-    how = plan.schedule if plan.virtual == 1 else f"{plan.schedule} x{plan.virtual}"
-    return ", ".join([*parts, f"ZeRO {plan.zero}", f"micro-batch {plan.microbatch}", how])
+    how = plan.schedule if plan.vpp == 1 else f"{plan.schedule} x{plan.vpp}"
+    return ", ".join([*parts, f"ZeRO {plan.zero}", f"micro-batch {plan.micro_batch}", how])
 
 
 def _colour(k: int) -> str:
@@ -76,7 +76,7 @@ def _summary(plan: Plan, verdict: str, footnote: str) -> Html:
         ("Memory of the fullest device", size(plan.memory_bytes)),
         ("Against the limit", room),
         ("Devices", count(plan.devices)),
-        ("Micro-batches", count(plan.microbatches)),
+        ("Micro-batches", count(plan.micro_batches)),
         ("Recomputed", plan.recompute),
         ("Rank order", plan.rank_order),
         (f"{NOMINAL:.0%} of such runs lie in", _between(plan)),
@@ -124,8 +124,8 @@ def _parts(plan: Plan) -> Html:
 def _timeline(played: Timeline) -> Html:
     plan = played.plan
     drawn = [timeline_drawing(played)]
-    if plan.microbatches > _ZOOMED * plan.pp * plan.virtual and plan.pp > 1:
-        until = min(plan.time_s, plan.time_s * _ZOOMED * plan.pp * plan.virtual / plan.microbatches)
+    if plan.micro_batches > _ZOOMED * plan.pp * plan.vpp and plan.pp > 1:
+        until = min(plan.time_s, plan.time_s * _ZOOMED * plan.pp * plan.vpp / plan.micro_batches)
         near = timeline_drawing(played, until)
         drawn.append(details("The start of the step, larger", near, is_open=True))
     busy = sum(played.busy_s(k) for k in range(plan.pp)) / plan.pp

@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.hardware import ArchitectureSpace, Cluster
-from phaze_fast.models import Model
-from phaze_fast.planning import Training, infeasible, layer_schedules, plan
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.designs import Design, geometric_mean
 from phaze_fast.explore.find import checked_weights, search_digest
 from phaze_fast.explore.goals import OBJECTIVES, checked_objectives, front_of
-from phaze_fast.robust.information import Information
 from phaze_fast.explore.objective import UNITS
 from phaze_fast.explore.portfolio import Portfolio
 from phaze_fast.explore.problem import SearchProblem, problems_of
 from phaze_fast.explore.result import Outcome, Winner
+from phaze_fast.hardware import ArchitectureSpace, Cluster
+from phaze_fast.models import Model
+from phaze_fast.planning import Training, infeasible, layer_schedules, plan
+from phaze_fast.robust.information import Information
 from phaze_fast.robust.robust_chip import RobustResult
 from phaze_fast.tables import Table, flat_row, joined_columns
 from phaze_fast.units import format_time

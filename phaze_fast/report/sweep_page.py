@@ -159,7 +159,7 @@ def sweep_page(found: SweepTable, title: str = "Sweep", command: str = "") -> st
     --------
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
-    >>> steps = [pf.Training(global_batch=16, microbatch=m, tensor_parallel=1) for m in (1, 2)]
+    >>> steps = [pf.Training(global_batch=16, micro_batch=m, tp=1) for m in (1, 2)]
     >>> points = [pf.Point(pf.models.load("bertlarge"), cluster, step) for step in steps]
     >>> "Tokens per second" in sweep_page(pf.sweep(points))
     True

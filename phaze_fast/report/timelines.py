@@ -58,11 +58,11 @@ def timeline_drawing(played: Timeline, until_s: float | None = None) -> Html:
     for stage in range(plan.pp):
         boxes = []
         for row in shown[shown["device"] == stage].tolist():
-            _, code, chunk, _, microbatch, _, start, stop = row
+            _, code, chunk, _, micro_batch, _, start, stop = row
             letter = played.kinds[code]
             words = (
-                f"{_WORDS[letter]} of micro-batch {microbatch}"
-                f"{f', chunk {chunk}' if plan.virtual > 1 else ''}: {seconds(stop - start)}, "
+                f"{_WORDS[letter]} of micro-batch {micro_batch}"
+                f"{f', chunk {chunk}' if plan.vpp > 1 else ''}: {seconds(stop - start)}, "
                 f"from {seconds(start)}"
             )
             wide = _WIDE * (min(stop, end) - start) / end

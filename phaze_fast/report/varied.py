@@ -24,8 +24,8 @@ _CHIP: dict[str, str] = {
     "hbm.stacks": "HBM stacks",
     "clock_hz": "clock",
 }
-_PLAN = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "schedule", "virtual", "recompute")
-_LABELS = {"zero": "ZeRO", "microbatch": "micro-batch", "virtual": "chunks a stage"}
+_PLAN = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp", "recompute")
+_LABELS = {"zero": "ZeRO", "micro_batch": "micro-batch", "vpp": "chunks a stage"}
 _OF_NO_ACCOUNT = ("name", "sources", "calibration", "notes", "tuning")
 
 

@@ -67,7 +67,7 @@ def _answer(case: Data) -> Html:
         ("Gap", percent(case.get("gap"))),
         ("Memory of a die", size(ours.get("memory_bytes_per_die"))),
         ("Stages", shape),
-        ("Micro-batch", count(layout.get("microbatch"))),
+        ("Micro-batch", count(layout.get("micro_batch"))),
         ("Model FLOPs utilisation", percent(case.get("mfu"))),
         ("Energy of a step", _joules(case.get("energy_j"))),
         ("Evaluations", count(case.get("evaluations"))),

@@ -222,10 +222,10 @@ def plan_text(plan: Data) -> str:
     words += [f"{name} {plan[name]}" for name in ("cp", "ep") if plan.get(name, 1) != 1]
     if plan.get("zero"):
         words.append(f"ZeRO {plan['zero']}")
-    if "microbatch" in plan:
-        words.append(f"micro-batch {plan['microbatch']}")
+    if "micro_batch" in plan:
+        words.append(f"micro-batch {plan['micro_batch']}")
     if "schedule" in plan:
-        chunks = plan.get("virtual", 1)
+        chunks = plan.get("vpp", 1)
         words.append(
             f"{plan['schedule']} {TIMES}{chunks}" if chunks != 1 else str(plan["schedule"])
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.hardware import (
     PUBLISHED_AREA,
     Accelerator,
@@ -20,7 +21,6 @@ from phaze_fast.hardware import (
     FlatFabric,
     TieredFabric,
 )
-from phaze_fast.explore.chip_groups import ChipGroups
 
 __all__ = ["AREA_TERMS", "Constant", "Uncertainty", "at_point", "default_uncertainty"]
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
 from phaze_fast.robust.area_range import AreaRange, widened_space
-from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.robust.constants import AREA_TERMS, Uncertainty
 from phaze_fast.robust.one_at_a_time import one_at_a_time
 from phaze_fast.robust.scenarios import Scenarios

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.explore.chip_groups import ChipGroups
+from phaze_fast.explore.exact import ExactEvaluator
+from phaze_fast.explore.problem import problems_of
+from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
 from phaze_fast.robust.area_range import AreaRange, widened_space
-from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.robust.constants import Uncertainty
-from phaze_fast.explore.exact import ExactEvaluator
 from phaze_fast.robust.information import possible_winners
-from phaze_fast.explore.problem import problems_of
 from phaze_fast.robust.regret import LargestRegret, RegretBounds, Witness
-from phaze_fast.explore.result import Winner
 from phaze_fast.robust.scenarios import Scenarios
 
 __all__ = ["TOLERANCE", "RobustResult", "robust_chip"]

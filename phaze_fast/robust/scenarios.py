@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from phaze_fast.explore.chip_groups import ChipGroups
+from phaze_fast.explore.limited import LeastShareSearch, WithinSearch
+from phaze_fast.explore.problem import problems_of
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
 from phaze_fast.planning import Training
-from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.robust.constants import Constant, at_point
-from phaze_fast.explore.limited import LeastShareSearch, WithinSearch
-from phaze_fast.explore.problem import problems_of
 
 __all__ = ["Point", "Scenarios", "ShareBounds"]
 

@@ -91,7 +91,7 @@ def sweep_blocks(
     >>> import tempfile
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
-    >>> steps = [pf.Training(global_batch=n, microbatch=4, tensor_parallel=1) for n in (16, 32, 48)]
+    >>> steps = [pf.Training(global_batch=n, micro_batch=4, tp=1) for n in (16, 32, 48)]
     >>> points = [Point(pf.models.load("bertlarge"), cluster, step) for step in steps]
     >>> with tempfile.TemporaryDirectory() as out:
     ...     counts = sweep_blocks(points, out, block=2)

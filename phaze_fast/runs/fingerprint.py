@@ -20,7 +20,7 @@ __all__ = ["pricing_fingerprint"]
 _PACKAGE = Path(__file__).resolve().parents[1]
 _CORE = "phaze_fast._core"
 _SUFFIXES = {".py", ".yaml", ".json", ".txt"}
-_AFTER_THE_SEARCH = {"baselines", "cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
+_AFTER_THE_SEARCH = {"papers", "cli", "report", "pipeline.py", "__init__.py", "__main__.py"}
 """Parts of the package that show answers and change none."""
 _DIGEST = 16
 _LOADED_AT_S = time.time()

@@ -64,10 +64,10 @@ COLUMNS: dict[str, type] = {
     "cp": int,
     "ep": int,
     "zero": int,
-    "microbatch": int,
-    "microbatches": int,
+    "micro_batch": int,
+    "micro_batches": int,
     "schedule": str,
-    "virtual": int,
+    "vpp": int,
     "recompute": str,
     "rank_order": str,
     "layers_proven": bool,
@@ -175,7 +175,7 @@ def evaluate_point(point: Point) -> Row:
     --------
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
-    >>> step = pf.Training(global_batch=16, microbatch=4, tensor_parallel=1)
+    >>> step = pf.Training(global_batch=16, micro_batch=4, tp=1)
     >>> row = evaluate_point(Point(pf.models.load("bertlarge"), cluster, step))
     >>> row["status"], row["dp"]
     ('optimal', 4)
@@ -362,7 +362,7 @@ def sweep(
     --------
     >>> import phaze_fast as pf
     >>> cluster = pf.Cluster(devices=4, fabric="dgx-h100", chip="h100")
-    >>> steps = [pf.Training(global_batch=16, microbatch=m, tensor_parallel=1) for m in (1, 2, 4)]
+    >>> steps = [pf.Training(global_batch=16, micro_batch=m, tp=1) for m in (1, 2, 4)]
     >>> table = sweep(Point(pf.models.load("bertlarge"), cluster, step) for step in steps)
     >>> table["time_s"].argmin()
     np.int64(2)

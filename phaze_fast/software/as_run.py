@@ -34,7 +34,7 @@ def planned_model(model: Model, software: Software) -> Model:
 
 
 @lru_cache(maxsize=512)
-def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> Model:
+def model_as_run(model: Model, software: Software, tp: int = 1) -> Model:
     """Give the model whose operators the software runs: its attention, padding and dropout.
 
     Examples
@@ -56,7 +56,7 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["attention_block"] = software.attention_block
     if software.fused_qkv:
         changed["fused_qkv"] = True
-    if software.gathers_copied and tensor_parallel > 1:
+    if software.gathers_copied and tp > 1:
         changed["gathers_copied"] = True
     copied = (software.gather_copy_bytes, software.gather_copy_bytes + software.scatter_copy_bytes)
     if any(copied):
@@ -89,7 +89,7 @@ def model_as_run(model: Model, software: Software, tensor_parallel: int = 1) -> 
         changed["logit_bytes"] = logit_bytes
     if software.loss_passes:
         changed["loss_passes"] = software.loss_passes
-    multiple = software.vocabulary_multiple * tensor_parallel
+    multiple = software.vocabulary_multiple * tp
     if software.vocabulary_multiple > 1 and model.vocab:
         changed["vocab"] = -(-model.vocab // multiple) * multiple
     if all(getattr(model, name) == value for name, value in changed.items()):

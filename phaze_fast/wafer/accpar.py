@@ -123,22 +123,22 @@ def types_of(
     return tuple(reversed(chosen))
 
 
-def _products(problem: Problem, microbatch: int) -> list[LayerSize]:
+def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
     """Products in the order data passes them; those side by side follow one another."""
     found = []
     for op in problem.work.operators:
         if op.product:
-            rows = float(op.spec.b * op.spec.m * microbatch)  # of all experts, where there are
+            rows = float(op.spec.b * op.spec.m * micro_batch)  # of all experts, where there are
             weights = float(op.spec.b * op.spec.k * op.spec.n)
             found.append(LayerSize(op.name, rows * op.spec.k, rows * op.spec.n, weights))
     return found
 
 
 def _partition(problem: Problem, layout: Layout, kinds: Sequence[str]) -> Encoding:
-    layers = _products(problem, layout.microbatch)
+    layers = _products(problem, layout.micro_batch)
     slots = slots_of(layout.width, layout.height)
     left = {
-        op.name: {r: op.limit(r, layout.microbatch) for r in TYPES}
+        op.name: {r: op.limit(r, layout.micro_batch) for r in TYPES}
         for op in problem.work.operators
         if op.product
     }

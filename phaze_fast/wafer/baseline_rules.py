@@ -68,7 +68,7 @@ def megatron_shapes(
     """Tensor-parallel widths and axis assignments of slots that a layout has room for."""
     for t in (t for t in range(1, layout.dies + 1) if layout.dies % t == 0):
         replicas = layout.dies // t
-        if heads(problem) % t or layout.microbatch % replicas:
+        if heads(problem) % t or layout.micro_batch % replicas:
             continue
         if linear:
             try:
@@ -141,7 +141,7 @@ def data_layouts(problem: Problem, linear: bool) -> list[Layout]:
     return [
         layout
         for layout in all_layouts(problem, linear)
-        if layout.stages == 1 and layout.microbatch % layout.dies == 0
+        if layout.stages == 1 and layout.micro_batch % layout.dies == 0
     ]
 
 

@@ -169,12 +169,12 @@ def _megatron_at(problem: Problem, tuner: _Tuner, width: int) -> Evaluation | No
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, True):
-            if t == width and layout.microbatch == layout.dies // t:
+            if t == width and layout.micro_batch == layout.dies // t:
                 yield megatron_op_mappings(problem, axis_assignment, False, "replicated"), codes
 
     by_stages: dict[int, list[Layout]] = {}
     for layout in all_layouts(problem, True):
-        if layout.dies % width == 0 and layout.microbatch == layout.dies // width:
+        if layout.dies % width == 0 and layout.micro_batch == layout.dies // width:
             by_stages.setdefault(layout.stages, []).append(layout)
     for stages in sorted(by_stages):
         most = max(layout.dies for layout in by_stages[stages])
@@ -301,7 +301,7 @@ def _three(
         )
     if name == "zero3":
         every, straight = data_layouts(problem, False), data_layouts(problem, True)
-        one_each = [layout for layout in straight if layout.microbatch == layout.dies]
+        one_each = [layout for layout in straight if layout.micro_batch == layout.dies]
         return (
             tuner.best(largest(one_each), zero3_candidates(problem, ["none"])),
             tuner.best(straight, zero3_candidates(problem, RECOMPUTE)),

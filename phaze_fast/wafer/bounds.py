@@ -46,7 +46,7 @@ class Roofline:
         """No mapping in this layout takes less; infinite where state alone has no room."""
         if self.state_bytes > self._room_bytes(problem, layout):
             return float("inf")
-        here = layout.microbatch / layout.dies
+        here = layout.micro_batch / layout.dies
         batches = problem.batches(layout)
         streamed_s = batches * self._stream_s(problem, layout)
         return max(_step_s(problem, layout, self.work, here), streamed_s)
@@ -123,12 +123,12 @@ def any_placement_bound(problem: Problem) -> float:
     >>> roofline_s <= any_placement_bound(problem) < 2 * roofline_s
     True
     """
-    shares = {(each.dies, each.microbatch) for each in problem.layouts()}
+    shares = {(each.dies, each.micro_batch) for each in problem.layouts()}
     operators = problem.work.operators
     least = [float("inf")] * len(operators)
-    for dies, microbatch in sorted(shares):
-        own = problem.least_work(Layout(dies, 1, 1, microbatch)).operators_s
-        least = [min(a, dies / microbatch * b) for a, b in zip(least, own, strict=True)]
+    for dies, micro_batch in sorted(shares):
+        own = problem.least_work(Layout(dies, 1, 1, micro_batch)).operators_s
+        least = [min(a, dies / micro_batch * b) for a, b in zip(least, own, strict=True)]
     sequence_s = 0.0
     for op, seconds in zip(operators, least, strict=True):
         sequence_s += seconds * (problem.work.blocks if op.part == "block" else 1)

@@ -22,7 +22,7 @@ from phaze_fast.wafer.block_split import balanced_split
 from phaze_fast.wafer.bounds import priced_mappings, roofline
 from phaze_fast.wafer.classes import Classes, Pair, accepts_classes, classes_fault
 from phaze_fast.wafer.evaluate import Evaluation, evaluation_of_classes
-from phaze_fast.wafer.layout import Layout, accepts_microbatch
+from phaze_fast.wafer.layout import Layout, accepts_micro_batch
 from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.plans import plan_starts
 from phaze_fast.wafer.prices import LeastWork
@@ -71,7 +71,7 @@ def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pai
     peak = roofline(problem).work
     found = []
     for pair in pairs:
-        shares = [each.microbatch / each.dies for each in pair]
+        shares = [each.micro_batch / each.dies for each in pair]
         rates = [
             peak._replace(
                 before_s=peak.before_s * share,
@@ -93,7 +93,7 @@ def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _LOOKED_AT
     found: list[Pair] = []
     seen: list[tuple[Any, ...]] = []
     for pair in pairs:
-        sizes = tuple((each.dies, each.blocks, each.microbatch) for each in pair)
+        sizes = tuple((each.dies, each.blocks, each.micro_batch) for each in pair)
         if seen.count(sizes) < 2 and not classes_fault(problem, pair):
             seen.append(sizes)
             found.append(pair)
@@ -112,7 +112,7 @@ def _with_blocks(pair: Pair, blocks: Sequence[int]) -> Pair:
 
 
 def class_pairs(
-    problem: Problem, layouts: Iterable[Layout], microbatches: Iterable[int], replicas: int = 1
+    problem: Problem, layouts: Iterable[Layout], micro_batches: Iterable[int], replicas: int = 1
 ) -> Iterator[Pair]:
     """List pairs of classes that may have a place, without blocks; places are not looked for.
 
@@ -122,7 +122,7 @@ def class_pairs(
         The model, the wafer and the step.
     layouts
         Of stages of one shape: their shapes are paired.
-    microbatches
+    micro_batches
         To be tried.
     replicas
         Pipelines, each on as many of the joined wafers.
@@ -146,13 +146,13 @@ def class_pairs(
             for second in range(1, most - first + 1):
                 if not least <= first * a + second * b <= alive or first + second < wafers:
                     continue
-                for microbatch in microbatches:
+                for micro_batch in micro_batches:
                     pair = (
-                        Layout(*one, first, microbatch, replicas=replicas),
-                        Layout(*other, second, microbatch, replicas=replicas),
+                        Layout(*one, first, micro_batch, replicas=replicas),
+                        Layout(*other, second, micro_batch, replicas=replicas),
                     )
                     batch = problem.training.global_batch
-                    if all(accepts_microbatch(batch, each) for each in pair):
+                    if all(accepts_micro_batch(batch, each) for each in pair):
                         yield pair
 
 
@@ -164,7 +164,7 @@ def _batches_of(known: Sequence[Known]) -> list[Batches]:
     """List micro-batches of the best known layouts: so many for each number of replicas."""
     found: dict[int, dict[int, None]] = {}
     for layout, _ in known:
-        found.setdefault(layout.replicas, {})[layout.microbatch] = None
+        found.setdefault(layout.replicas, {})[layout.micro_batch] = None
     return [(b, replicas) for replicas, some in found.items() for b in list(some)[:_MICROBATCHES]]
 
 

@@ -27,9 +27,9 @@ from phaze_fast.wafer.compiled import compiled_mapping
 from phaze_fast.wafer.joined import class_boundaries, replica_sums_s
 from phaze_fast.wafer.layout import (
     Layout,
-    accepts_microbatch,
+    accepts_micro_batch,
     links_of,
-    microbatch_fault,
+    micro_batch_fault,
     replicas_fault,
     whole_runs,
 )
@@ -98,9 +98,9 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
             return fault
         if fault := replicas_fault(wafer, problem.training.global_batch, each.replicas):
             return fault
-        if not accepts_microbatch(problem.training.global_batch, each):
-            return microbatch_fault(problem.training.global_batch, each)
-    for name in ("microbatch", "replicas"):
+        if not accepts_micro_batch(problem.training.global_batch, each):
+            return micro_batch_fault(problem.training.global_batch, each)
+    for name in ("micro_batch", "replicas"):
         wanted, other = getattr(first, name), getattr(second, name)
         if wanted != other:
             return f"{name}: {other} is not accepted; expected {wanted}, as of the first class"
@@ -257,7 +257,7 @@ class Classes:
 
         A stage at the border of its class also exchanges what it receives from the other class.
         """
-        size = self.problem.work.boundary_bytes * self.layouts[0].microbatch
+        size = self.problem.work.boundary_bytes * self.layouts[0].micro_batch
         border = self.layouts[0].stages - 1
         found = []
         sent = class_boundaries(self.problem.wafer, self.dies, self.wafers, border)
@@ -269,7 +269,7 @@ class Classes:
     def exchange_s(self, which: int) -> float:
         """Seconds in which the dies of a stage exchange the tensor between two stages."""
         layout = self.layouts[which]
-        size = self.problem.work.boundary_bytes * layout.microbatch / layout.dies
+        size = self.problem.work.boundary_bytes * layout.micro_batch / layout.dies
         runs = whole_runs(layout.width, layout.height)
         return mesh_collective("all-to-all", size, runs, self.links(which)).time_s
 

@@ -48,11 +48,11 @@ def compiled_mapping(
     runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
     mapping = _core.Mapping(
         np.array(runs, dtype=_core.MESH_RUN_DTYPE),
-        *problem._graph(layout.microbatch),
+        *problem._graph(layout.micro_batch),
         rules,
         divisors,
         column,
-        tuple(t.reshape(-1) for t in problem._table(layout.dies, layout.microbatch)),
+        tuple(t.reshape(-1) for t in problem._table(layout.dies, layout.micro_batch)),
         np.array(problem.blocks(layout), dtype=np.int32),
         boundary_s,
         np.array(problem.work.chain, dtype=np.int32),
@@ -63,7 +63,7 @@ def compiled_mapping(
         if not len(choice):
             raise InvalidInputError(
                 f"layout: {layout.width} x {layout.height} dies are not accepted with a "
-                f"micro-batch of {layout.microbatch}; {op.name} cannot be split over them"
+                f"micro-batch of {layout.micro_batch}; {op.name} cannot be split over them"
             )
     mapping.assign(np.array([choice[0] for choice in first], dtype=_core.OP_MAPPING_DTYPE))
     return mapping

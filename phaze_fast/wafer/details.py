@@ -89,7 +89,7 @@ def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]
     specs = []
     for op, each in zip(problem.work.operators, encoding.operator_mappings, strict=True):
         parts = each.partition
-        sizes = [max(op.limit(role, encoding.layout.microbatch), 1) for role in ROLES[:4]]
+        sizes = [max(op.limit(role, encoding.layout.micro_batch), 1) for role in ROLES[:4]]
         cut = [parts[role] for role in ROLES[:4]]
         local = -(-np.array([sizes]) // np.array([cut]))
         specs.append(passes(op.parts(op.shapes(local))))
@@ -162,7 +162,7 @@ def _between_wafers(problem: Problem, found: Evaluation) -> float:
     layout, wafers = found.encoding.layout, problem.wafer.joined
     depth = wafers // layout.replicas
     crossings = (depth - 1) * layout.chunks + (layout.chunks - 1) * (depth > 1)
-    size = problem.work.boundary_bytes * layout.microbatch * problem.batches(layout)
+    size = problem.work.boundary_bytes * layout.micro_batch * problem.batches(layout)
     rings = 2.0 * (layout.replicas - 1) * problem.work.parameters * problem.gradient_bytes
     return 2.0 * crossings * size * layout.replicas + rings
 

@@ -285,13 +285,13 @@ class Encoding:
             op_mappings.append(op_mapping)
         if len(found) > 1:
             raise InvalidInputError(
-                f"{source}: operators disagree in rectangle, stages or microbatch; expected one "
+                f"{source}: operators disagree in rectangle, stages or micro_batch; expected one "
                 "layout for all"
             )
         return cls(found.pop(), tuple(op_mappings))
 
 
-_OF_LAYOUT = ("rectangle", "stages", "microbatch", "schedule", "chunks", "replicas", "blocks")
+_OF_LAYOUT = ("rectangle", "stages", "micro_batch", "schedule", "chunks", "replicas", "blocks")
 _OF_ENTRY = (*_OF_LAYOUT, "class")
 
 
@@ -308,7 +308,7 @@ def _layout_of(entry: Mapping[str, Any], where: str) -> Layout:
     if not isinstance(sides, list | tuple) or len(sides) != 2:
         raise InvalidInputError(f"{where}.rectangle: {sides!r} is not accepted; expected two sides")
     width, height = (_whole(side, f"{where}.rectangle") for side in sides)
-    stages, microbatch = (_whole(entry.get(k), f"{where}.{k}") for k in ("stages", "microbatch"))
+    stages, micro_batch = (_whole(entry.get(k), f"{where}.{k}") for k in ("stages", "micro_batch"))
     chunks, replicas = (_whole(entry.get(k, 1), f"{where}.{k}") for k in ("chunks", "replicas"))
     schedule = _name(entry.get("schedule", "1f1b"), f"{where}.schedule", SCHEDULES)
     blocks = entry.get("blocks", [])
@@ -317,7 +317,7 @@ def _layout_of(entry: Mapping[str, Any], where: str) -> Layout:
             f"{where}.blocks: {blocks!r} is not accepted; expected a list, one number per stage"
         )
     counts = tuple(_whole(each, f"{where}.blocks") for each in blocks)
-    return Layout(width, height, stages, microbatch, schedule, chunks, replicas, counts)
+    return Layout(width, height, stages, micro_batch, schedule, chunks, replicas, counts)
 
 
 def _runs_of(value: object, where: str) -> Runs:

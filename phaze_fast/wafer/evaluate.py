@@ -100,7 +100,7 @@ class Evaluation:
         step = format_time(self.time_s) if self.fits else self.reason
         return (
             f"step {step}, {format_bytes(self.memory_bytes)} per die; {self.encoding.stages_text}, "
-            f"micro-batch {layout.microbatch}"
+            f"micro-batch {layout.micro_batch}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class Evaluation:
             **flat_row(data),
             **sizes,
             "stages": len(self.stages),
-            "microbatch": layout.microbatch,
+            "micro_batch": layout.micro_batch,
         }
 
 
@@ -224,7 +224,7 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
     >>> from phaze_fast.hardware import presets
     >>> from phaze_fast.wafer import megatron
     >>> problem = Problem(models.load("bertlarge"), presets.wafer("dram-wafer"))
-    >>> plan = megatron(problem, Layout(4, 2, 1, 16), tensor_parallel=4)
+    >>> plan = megatron(problem, Layout(4, 2, 1, 16), tp=4)
     >>> evaluate(problem, plan).fits
     True
     """

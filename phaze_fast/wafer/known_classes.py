@@ -40,7 +40,7 @@ _NEAR = 1.02  # times what a pair has to beat: worth scoring again
 
 def _batches(problem: Problem, layout: Layout) -> list[Batches]:
     """Micro-batch of a layout and the next smaller one: two stages keep more of them."""
-    share, b = problem.training.global_batch // layout.replicas, layout.microbatch
+    share, b = problem.training.global_batch // layout.replicas, layout.micro_batch
     smaller = [each for each in range(1, b) if share % each == 0][-1:]
     return [(each, layout.replicas) for each in (b, *smaller)]
 

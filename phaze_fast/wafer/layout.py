@@ -20,15 +20,15 @@ from phaze_fast.wafer.schedules import schedule_fault, schedules
 
 __all__ = [
     "Layout",
-    "accepts_microbatch",
+    "accepts_micro_batch",
     "boundaries",
     "even_split",
     "layout_fault",
     "layouts",
     "links_of",
-    "microbatch_fault",
+    "micro_batch_fault",
     "placed_boundaries",
-    "refuse_microbatch",
+    "refuse_micro_batch",
     "replicas_fault",
     "slots_of",
     "stages_on",
@@ -49,7 +49,7 @@ class Layout:
     """Dies of a stage along a column."""
     stages: int
     """Rectangles in use, one pipeline stage each; of joined wafers, those of one pipeline."""
-    microbatch: int
+    micro_batch: int
     """Sequences a stage works on at once."""
     schedule: str = "1f1b"
     """A name of `SCHEDULES`."""
@@ -70,7 +70,7 @@ class Layout:
         found: dict[str, Any] = {
             "rectangle": [self.width, self.height],
             "stages": self.stages,
-            "microbatch": self.microbatch,
+            "micro_batch": self.micro_batch,
         }
         found |= {"schedule": self.schedule} if self.schedule != "1f1b" else {}
         found |= {"chunks": self.chunks} if self.chunks > 1 else {}
@@ -94,7 +94,7 @@ def stages_on(wafer: Wafer, layout: Layout) -> int:
 _PADDING = 0.1  # of the batch, at most
 
 
-def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
+def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
     """Whether a step can be cut into a layout's micro-batches.
 
     They divide the batch. Where the dies of a stage do not, they may also be a multiple of the
@@ -103,10 +103,10 @@ def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
 
     Examples
     --------
-    >>> [b for b in (32, 33, 40, 80, 520, 560) if accepts_microbatch(512, Layout(8, 5, 1, b))]
+    >>> [b for b in (32, 33, 40, 80, 520, 560) if accepts_micro_batch(512, Layout(8, 5, 1, b))]
     [32, 40, 80, 520]
     """
-    b = layout.microbatch
+    b = layout.micro_batch
     if b < 1 or global_batch % layout.replicas:
         return False
     global_batch //= layout.replicas
@@ -119,13 +119,13 @@ def accepts_microbatch(global_batch: int, layout: Layout) -> bool:
     return smaller < global_batch and padded <= (1.0 + _PADDING) * global_batch
 
 
-def microbatch_fault(global_batch: int, layout: Layout) -> str:
+def micro_batch_fault(global_batch: int, layout: Layout) -> str:
     """Say what is wrong with a micro-batch."""
     share = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
     return (
-        f"microbatch: {layout.microbatch} is not accepted; expected a divisor of the global batch "
-        f"of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies for so "
-        f"many micro-batches, with at most {_PADDING:.0%} of padding"
+        f"micro_batch: {layout.micro_batch} is not accepted; expected a divisor of the global "
+        f"batch of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies "
+        f"for so many micro-batches, with at most {_PADDING:.0%} of padding"
     )
 
 
@@ -159,22 +159,22 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
             f"blocks: {list(given)} is not accepted; expected at least 1 for each of "
             f"{layout.stages} stages, {blocks} in all, and no interleaved runs"
         )
-    batches = -(-global_batch // replicas // layout.microbatch)
+    batches = -(-global_batch // replicas // layout.micro_batch)
     return schedule_fault(layout.schedule, layout.chunks, layout.stages, blocks, batches)
 
 
-def refuse_microbatch(global_batch: int, layout: Layout) -> None:
+def refuse_micro_batch(global_batch: int, layout: Layout) -> None:
     """Refuse a micro-batch that a step cannot be cut into."""
-    if not accepts_microbatch(global_batch, layout):
-        raise InvalidInputError(microbatch_fault(global_batch, layout))
+    if not accepts_micro_batch(global_batch, layout):
+        raise InvalidInputError(micro_batch_fault(global_batch, layout))
 
 
 @lru_cache(maxsize=4096)
-def _microbatches(global_batch: int, dies: int) -> tuple[int, ...]:
+def _micro_batches(global_batch: int, dies: int) -> tuple[int, ...]:
     divisors = {b for b in range(1, global_batch + 1) if global_batch % b == 0}
     most = int(global_batch * (1.0 + _PADDING))
     multiples = range(dies, most + 1, dies)
-    padded = {b for b in multiples if accepts_microbatch(global_batch, Layout(dies, 1, 1, b))}
+    padded = {b for b in multiples if accepts_micro_batch(global_batch, Layout(dies, 1, 1, b))}
     return tuple(sorted(divisors | padded))
 
 
@@ -355,7 +355,7 @@ def layouts(
     >>> from phaze_fast.hardware import presets
     >>> tile = presets.wafer("dojo-tile-like")
     >>> every = [each for each in layouts(tile, 24, 375) if each.dies == 25]
-    >>> sorted({each.microbatch for each in every})
+    >>> sorted({each.micro_batch for each in every})
     [1, 3, 5, 15, 25, 75, 125, 375]
     """
     columns, rows = wafer.grid
@@ -390,8 +390,8 @@ def _pipelines(
     for stages in range(depth, most + 1, depth):
         uneven = weighed_split(blocks, stages, ends)
         uneven = () if uneven == even_split(blocks, stages) else uneven
-        for microbatch in _microbatches(share, sides[0] * sides[1]):
-            for schedule, chunks in schedules(stages, blocks, -(-share // microbatch)):
-                yield Layout(*sides, stages, microbatch, schedule, chunks, replicas)
+        for micro_batch in _micro_batches(share, sides[0] * sides[1]):
+            for schedule, chunks in schedules(stages, blocks, -(-share // micro_batch)):
+                yield Layout(*sides, stages, micro_batch, schedule, chunks, replicas)
                 if uneven and schedule != "interleaved":
-                    yield Layout(*sides, stages, microbatch, schedule, chunks, replicas, uneven)
+                    yield Layout(*sides, stages, micro_batch, schedule, chunks, replicas, uneven)

@@ -47,7 +47,7 @@ def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, f
     found = []
     for i, each in enumerate(encoding.operator_mappings):
         parts = each.partition
-        mine = problem.parameters(i, layout.dies, layout.microbatch, parts)
+        mine = problem.parameters(i, layout.dies, layout.micro_batch, parts)
         rows = 1 if problem.work.operators[i].expert else parts["rows"]
         found.append((mine, float(parts["batch"] * rows * parts["copies"]), each.weights))
     return found
@@ -81,7 +81,7 @@ def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]
         if op.part == "block" and "offload" in mapped.output:
             codes = mapped.output * (layout.stages if len(mapped.output) == 1 else 1)
             parts = mapped.partition
-            size = op.kept_bytes * layout.microbatch * batches
+            size = op.kept_bytes * layout.micro_batch * batches
             size /= parts["batch"] * parts["rows"] * parts["columns"]
             found += times * [[size * (code == "offload")] for code in codes]
     return found
@@ -147,7 +147,7 @@ def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
     here = stages_on(wafer, layout)
     placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
     parts, blocks = _to_switches(problem, encoding), problem.blocks(layout)
-    share = problem.work.boundary_bytes * problem.batches(layout) * layout.microbatch / layout.dies
+    share = problem.work.boundary_bytes * problem.batches(layout) * layout.micro_batch / layout.dies
     loads = np.zeros((rows, columns, 4))
     for stage, dies in enumerate(placed):
         used = blocks[stage] * parts["block"]
@@ -194,7 +194,7 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
     (_, _, counts), *_ = class_counts(problem, encoding)
     flows = _own_flows(problem, encoding, counts, placed, links_of(wafer, layout))
-    share = problem.work.boundary_bytes * problem.batches(layout) * layout.microbatch / layout.dies
+    share = problem.work.boundary_bytes * problem.batches(layout) * layout.micro_batch / layout.dies
     sends = [(k, k + 1, layout.chunks) for k in range(layout.stages - 1) if (k + 1) % here]
     if layout.chunks > 1 and here == layout.stages:
         sends.append((layout.stages - 1, 0, layout.chunks - 1))
@@ -248,7 +248,7 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
     columns, rows = wafer.grid
     classes = encoding.compiled(problem)
     flows: list[Flow] = []
-    size = problem.work.boundary_bytes * problem.batches(first) * first.microbatch
+    size = problem.work.boundary_bytes * problem.batches(first) * first.micro_batch
     crossing = size * classes.crossings
     for k, (own, each, counts) in enumerate(class_counts(problem, encoding)):
         placed, layout = classes.places[k].stages, each.layout
@@ -281,7 +281,7 @@ def _switch_class_loads(problem: Problem, encoding: Encoding) -> Array:
     wafer, (first, _) = problem.wafer, encoding.classes
     columns, rows = wafer.grid
     classes = encoding.compiled(problem)
-    size = problem.work.boundary_bytes * problem.batches(first.layout) * first.layout.microbatch
+    size = problem.work.boundary_bytes * problem.batches(first.layout) * first.layout.micro_batch
     border = first.layout.stages - 1
     loads = np.zeros((rows, columns, 4))
     at = 0

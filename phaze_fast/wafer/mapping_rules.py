@@ -9,8 +9,8 @@ from phaze_fast import _core
 from phaze_fast.errors import nearest
 from phaze_fast.wafer.layout import (
     Layout,
-    accepts_microbatch,
-    microbatch_fault,
+    accepts_micro_batch,
+    micro_batch_fault,
     slots_of,
 )
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
@@ -85,7 +85,7 @@ def _roles(c: RuleCase) -> str:
 
 def _limits(c: RuleCase) -> str:
     for role in ROLES[:4]:
-        factor, limit = c.op_mapping.partition[role], c.op.limit(role, c.layout.microbatch)
+        factor, limit = c.op_mapping.partition[role], c.op.limit(role, c.layout.micro_batch)
         if factor > 1 and factor > limit:
             return f"{role}: {factor} parts of {limit}; expected at most {limit}"
     return ""
@@ -140,8 +140,8 @@ def layout_faults(problem: Problem, layout: Layout) -> list[str]:
     sides = (layout.width, layout.height)
     place = place_fault(wafer, sides, layout.stages, wafers, problem.work.blocks)
     found = [place] if place else []
-    if not accepts_microbatch(batch, layout):
-        found.append(microbatch_fault(batch, layout))
+    if not accepts_micro_batch(batch, layout):
+        found.append(micro_batch_fault(batch, layout))
     elif not found and problem.fault(layout):
         found.append(problem.fault(layout))
     return found

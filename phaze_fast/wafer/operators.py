@@ -88,9 +88,9 @@ class MeshOperator:
         """Whether it is a product of attention, of which every head is one."""
         return self.spec.kind in ("attention", "batched-gemm")
 
-    def limit(self, role: str, microbatch: int) -> int:
+    def limit(self, role: str, micro_batch: int) -> int:
         """Into how many parts a dimension can be cut at most."""
-        sizes = {"batch": microbatch, "rows": self.seq_rows, "columns": self.units}
+        sizes = {"batch": micro_batch, "rows": self.seq_rows, "columns": self.units}
         return sizes.get(role, self.inner_units)
 
     def shapes(self, local: Array) -> Array:

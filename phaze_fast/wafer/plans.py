@@ -86,7 +86,7 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
     return PATTERNS[outside]
 
 
-def linear_axis_assignment(layout: Layout, tensor_parallel: int) -> AxisAssignment:
+def linear_axis_assignment(layout: Layout, tp: int) -> AxisAssignment:
     """Give the innermost slots in rank order to the tensor, the others to the data.
 
     Ranks are counted along the rows of the rectangle, as a machine without a map of the mesh does.
@@ -101,7 +101,7 @@ def linear_axis_assignment(layout: Layout, tensor_parallel: int) -> AxisAssignme
     >>> linear_axis_assignment(Layout(4, 2, 1, 8), 2)
     ('tensor', 'data', 'data')
     """
-    axis_assignment, left = [], tensor_parallel
+    axis_assignment, left = [], tp
     for slot in slots_of(layout.width, layout.height):
         if left > 1 and left % slot.size == 0:
             axis_assignment.append("tensor")
@@ -112,13 +112,13 @@ def linear_axis_assignment(layout: Layout, tensor_parallel: int) -> AxisAssignme
             axis_assignment.append("data")
     if left != 1:
         raise InvalidInputError(
-            f"tensor_parallel: {tensor_parallel} is not accepted on {layout.width} x "
+            f"tp: {tp} is not accepted on {layout.width} x "
             f"{layout.height} dies; expected a product of the sides' innermost factors"
         )
     return tuple(axis_assignment)
 
 
-def axis_assignments(layout: Layout, tensor_parallel: int) -> list[AxisAssignment]:
+def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
     """List every way to place tensor-parallel groups: inner or outer slots along each axis.
 
     Examples
@@ -142,7 +142,7 @@ def axis_assignments(layout: Layout, tensor_parallel: int) -> list[AxisAssignmen
             size = 1
             for slot, use in zip(slots, axis_assignment, strict=True):
                 size *= slot.size if use == "tensor" else 1
-            if size == tensor_parallel:
+            if size == tp:
                 wanted.append(axis_assignment)
     return wanted
 
@@ -205,7 +205,7 @@ def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
 def megatron(
     problem: Problem,
     layout: Layout,
-    tensor_parallel: int,
+    tp: int,
     sequence_parallel: bool = False,
     recompute: str = "none",
     weights: str = "replicated",
@@ -220,7 +220,7 @@ def megatron(
     layout
         Rectangles of tensor-parallel width times replicas dies, and stages of the pipeline; its
         micro-batch is that of all replicas together.
-    tensor_parallel
+    tp
         Dies that share each matrix.
     sequence_parallel
         Whether they also share the rows of norms, residuals and dropouts.
@@ -236,14 +236,12 @@ def megatron(
     >>> from phaze_fast import models
     >>> from phaze_fast.hardware import presets
     >>> problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"))
-    >>> plan = megatron(problem, Layout(4, 2, 5, 2), tensor_parallel=4, sequence_parallel=True)
+    >>> plan = megatron(problem, Layout(4, 2, 5, 2), tp=4, sequence_parallel=True)
     >>> {op_mapping.operator: op_mapping.x for op_mapping in plan.operator_mappings}["proj"]
     (('inner', 4),)
     """
     axis_assignment = (
-        linear_axis_assignment(layout, tensor_parallel)
-        if axis_assignment is None
-        else axis_assignment
+        linear_axis_assignment(layout, tp) if axis_assignment is None else axis_assignment
     )
     op_mappings = megatron_op_mappings(problem, axis_assignment, sequence_parallel, weights)
     return encode(problem, layout, op_mappings, recompute)
@@ -254,7 +252,7 @@ def megatron_op_mappings(
     axis_assignment: AxisAssignment,
     sequence_parallel: bool,
     weights: str,
-    expert_parallel: bool = False,
+    ep: bool = False,
 ) -> Array:
     """Give every operator its part in a Megatron-LM plan.
 
@@ -264,7 +262,7 @@ def megatron_op_mappings(
     roles = []
     for op in problem.work.operators:
         role = _tensor_role(op, sequence_parallel)
-        over = "rows" if expert_parallel and op.expert else "batch"
+        over = "rows" if ep and op.expert else "batch"
         roles.append({over: data, role: tensor} if tensor else {over: data})
     return op_mappings_of(roles, weights)
 
@@ -300,7 +298,7 @@ def plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
     widths = [t for t in range(1, every + 1) if every % t == 0]
     heads = min((op.units for op in problem.work.operators if op.per_head), default=every)
     for t in widths:
-        if t > heads or every // t > layout.microbatch:
+        if t > heads or every // t > layout.micro_batch:
             continue
         for axis_assignment in axis_assignments(layout, t)[:4]:
             for shared in (False, True) if t > 1 else (False,):
@@ -309,7 +307,7 @@ def plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
                         yield megatron_op_mappings(
                             problem, axis_assignment, shared, weights, spread
                         )
-    if every <= layout.microbatch and slots_of(layout.width, layout.height):
+    if every <= layout.micro_batch and slots_of(layout.width, layout.height):
         yield zero3_op_mappings(problem, layout)
 
 

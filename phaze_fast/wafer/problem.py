@@ -26,7 +26,7 @@ from phaze_fast.wafer.layout import (
     layout_fault,
     layouts,
     links_of,
-    refuse_microbatch,
+    refuse_micro_batch,
     stages_on,
 )
 from phaze_fast.wafer.operators import PARTS, ROLES, MeshOperator, Workload, passes, workload
@@ -183,11 +183,11 @@ class Problem:
         return float(optimizer(self.training.optimizer).gradient_bytes)
 
     def parameters(
-        self, op: int, layout_dies: int, microbatch: int, parts: dict[str, int]
+        self, op: int, layout_dies: int, micro_batch: int, parts: dict[str, int]
     ) -> float:
         """Parameters of one operator that a die works with."""
         column = combination(layout_dies, tuple(parts[role] for role in ROLES[:4]))
-        return float(self._table(layout_dies, microbatch)[4][op, column])
+        return float(self._table(layout_dies, micro_batch)[4][op, column])
 
     # ---- prices of local operators ----
 
@@ -215,9 +215,9 @@ class Problem:
         """One die as products see it: its shared buffer is as fast as the die's network."""
         return network_chip(self.wafer)
 
-    def _table(self, dies: int, microbatch: int) -> tuple[Array, ...]:
+    def _table(self, dies: int, micro_batch: int) -> tuple[Array, ...]:
         """Work, kept, live bytes and parameters of each operator under each split."""
-        key = (dies, microbatch)
+        key = (dies, micro_batch)
         if key in self._tables:
             return self._tables[key]
         parts = combinations(dies)[2]
@@ -226,7 +226,7 @@ class Problem:
         wanted: dict[int, list[tuple[int, ...]]] = {}
         for i in set(self._alike):
             op, known = self.work.operators[i], self._times.get(i, {})
-            sizes = np.array([op.limit(role, microbatch) for role in ROLES[:4]])
+            sizes = np.array([op.limit(role, micro_batch) for role in ROLES[:4]])
             allowed = np.array([role in op.roles for role in ROLES[:4]])
             good = np.flatnonzero(((parts == 1) | (allowed & (parts <= sizes))).all(axis=1))
             local = -(-np.maximum(sizes, 1) // parts[good])
@@ -266,18 +266,18 @@ class Problem:
 
     def least_work(self, layout: Layout) -> LeastWork:
         """Seconds of a micro-batch, each operator split at its best."""
-        self._table(layout.dies, layout.microbatch)
-        return self._least[layout.dies, layout.microbatch]
+        self._table(layout.dies, layout.micro_batch)
+        return self._least[layout.dies, layout.micro_batch]
 
     # ---- the compiled problem ----
 
-    def _graph(self, microbatch: int) -> tuple[Array, Array]:
+    def _graph(self, micro_batch: int) -> tuple[Array, Array]:
         """Operators and edges for one micro-batch, kept for the next layout."""
-        if microbatch not in self._compiled:
-            self._compiled[microbatch] = (self._ops(microbatch), self._edges(microbatch))
-        return self._compiled[microbatch]
+        if micro_batch not in self._compiled:
+            self._compiled[micro_batch] = (self._ops(micro_batch), self._edges(micro_batch))
+        return self._compiled[micro_batch]
 
-    def _ops(self, microbatch: int) -> Array:
+    def _ops(self, micro_batch: int) -> Array:
         found = np.zeros(len(self.work.operators), dtype=_core.MAP_OP_DTYPE)
         for i, op in enumerate(self.work.operators):
             found[i] = (
@@ -288,9 +288,9 @@ class Problem:
                 op.output_kept,
                 op.expert,
                 BESIDE.index(op.beside),
-                tuple(op.limit(role, microbatch) for role in ROLES[:4]),
-                op.stat_bytes * microbatch,
-                op.gather_bytes * microbatch,
+                tuple(op.limit(role, micro_batch) for role in ROLES[:4]),
+                op.stat_bytes * micro_batch,
+                op.gather_bytes * micro_batch,
             )
         return found
 
@@ -301,11 +301,11 @@ class Problem:
         recompute = 2 if self.recompute and not enters else 0
         return 1 | recompute | (4 if self.stream is not None else 0)
 
-    def _edges(self, microbatch: int) -> Array:
+    def _edges(self, micro_batch: int) -> Array:
         found = np.zeros(len(self.work.edges), dtype=_core.MAP_EDGE_DTYPE)
         for i, edge in enumerate(self.work.edges):
             ends = (edge.source, edge.target, EDGE_KINDS.index(edge.kind))
-            found[i] = (*ends, edge.again, edge.bytes * microbatch)
+            found[i] = (*ends, edge.again, edge.bytes * micro_batch)
         return found
 
     def _rules(self, layout: Layout) -> Array:
@@ -330,7 +330,7 @@ class Problem:
             spec.gradient_bytes,
             spec.state_bytes,
             0.0 if self.volume else moved,
-            self.work.boundary_bytes * layout.microbatch,
+            self.work.boundary_bytes * layout.micro_batch,
             self.batches(layout),
             (1 << len(self.modes)) - 1,
             self.volume,
@@ -348,7 +348,7 @@ class Problem:
 
     def _boundary(self, layout: Layout) -> Array:
         if not self.volume:
-            size = self.work.boundary_bytes * layout.microbatch
+            size = self.work.boundary_bytes * layout.micro_batch
             return np.array([rate + fixed / size for rate, fixed in boundaries(self.wafer, layout)])
         last = layout.stages - 1
         both = 2 * layout.chunks if last else 2
@@ -357,7 +357,7 @@ class Problem:
 
     def batches(self, layout: Layout) -> int:
         """Micro-batches of a pipeline; the last is padded where the batch is no multiple."""
-        return -(-self.training.global_batch // layout.replicas // layout.microbatch)
+        return -(-self.training.global_batch // layout.replicas // layout.micro_batch)
 
     def outer_tail_s(self, layout: Layout) -> float:
         """Seconds in which replicas on joined wafers sum their gradients after a step."""
@@ -390,7 +390,7 @@ class Problem:
         InvalidInputError
             Where some operator cannot be split over that many dies at all.
         """
-        refuse_microbatch(self.training.global_batch, layout)
+        refuse_micro_batch(self.training.global_batch, layout)
         if fault := self.fault(layout):
             raise InvalidInputError(fault)
         streams = self.stream is not None and not self.volume

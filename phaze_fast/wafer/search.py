@@ -56,7 +56,7 @@ _WORTH = 1e-3  # of a step, gained by two classes of stages or two groups of die
 
 def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
     """Sort by how much room there is for one micro-batch: many dies, small micro-batches."""
-    return (-layout.dies * layout.stages, layout.microbatch, -layout.dies, layout)
+    return (-layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
 
 
 class _Search:

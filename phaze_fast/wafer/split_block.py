@@ -158,10 +158,10 @@ def half_problems(problem: Problem, cut: int) -> tuple[Problem, Problem]:
     return problem.halves[cut]
 
 
-def group_layout(problem: Problem, width: int, height: int, microbatch: int) -> Layout:
+def group_layout(problem: Problem, width: int, height: int, micro_batch: int) -> Layout:
     """Give the layout of a group of dies that has its operators of every block."""
     blocks = problem.work.blocks
-    return Layout(width, height, 1, microbatch, "interleaved", blocks, blocks=(blocks,))
+    return Layout(width, height, 1, micro_batch, "interleaved", blocks, blocks=(blocks,))
 
 
 class SplitBlock(Classes):
@@ -218,7 +218,7 @@ class SplitBlock(Classes):
     @cached_property
     def boundary_s(self) -> tuple[float, ...]:
         """Seconds per byte that each group takes for all crossings of a micro-batch."""
-        size = self.problem.work.boundary_bytes * self.layouts[0].microbatch
+        size = self.problem.work.boundary_bytes * self.layouts[0].micro_batch
         ways = placed_boundaries(self.problem.wafer, self.dies, 0)
         return tuple(
             self.crossings * (rate + (fixed + self.exchange_s(which)) / size)

@@ -19,7 +19,7 @@ from phaze_fast.wafer.bounds import roofline
 from phaze_fast.wafer.class_search import ClassResult, improved
 from phaze_fast.wafer.classes import Pair, accepts_groups, classes_fault
 from phaze_fast.wafer.evaluate import Evaluation
-from phaze_fast.wafer.layout import Layout, accepts_microbatch, whole_runs
+from phaze_fast.wafer.layout import Layout, accepts_micro_batch, whole_runs
 from phaze_fast.wafer.mesh import Links, mesh_collective
 from phaze_fast.wafer.outcome import Effort
 from phaze_fast.wafer.packing import bends
@@ -52,11 +52,11 @@ _NEAR = 1.05  # times the best so far: worth that
 _HOPEFUL = 1.1  # times the best so far: worth a second wave
 
 
-def _microbatches(problem: Problem, known: Sequence[Known]) -> list[int]:
+def _micro_batches(problem: Problem, known: Sequence[Known]) -> list[int]:
     """Take those of the best layouts, and the largest of at most half: two are under way."""
     batch, found = problem.training.global_batch, []
     for layout, _ in known[:_BEST]:
-        most = layout.microbatch
+        most = layout.micro_batch
         smaller = (b for b in range(most // 2, 0, -1) if batch % b == 0)
         found += [most, next(smaller, most)]
     return list(dict.fromkeys(found))
@@ -88,14 +88,14 @@ def _exchanges_s(problem: Problem, layout: Layout) -> float:
     """
     wafer = problem.wafer
     links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
-    size = problem.work.boundary_bytes * layout.microbatch / layout.dies
+    size = problem.work.boundary_bytes * layout.micro_batch / layout.dies
     runs = whole_runs(layout.width, layout.height)
     once_s = mesh_collective("all-to-all", size, runs, links).time_s
     return crossings(problem.work) * once_s
 
 
 def _sizes(
-    problem: Problem, dies: Sequence[int], microbatches: Iterable[int], below_s: float
+    problem: Problem, dies: Sequence[int], micro_batches: Iterable[int], below_s: float
 ) -> list[tuple[float, Sizes, Loads]]:
     """Sizes of groups that may take less, the least work first; first by the dies' peak rates."""
     blocks, batch = problem.work.blocks, problem.training.global_batch
@@ -103,21 +103,21 @@ def _sizes(
     for cut in cut_points(problem.work):
         parts = half_problems(problem, cut)
         peaks = [roofline(part).work for part in parts]
-        for first, second, microbatch in product(dies, dies, microbatches):
+        for first, second, micro_batch in product(dies, dies, micro_batches):
             sizes = (first, second)
             if sum(sizes) > problem.wafer.dies:
                 continue
-            layouts = [Layout(each, 1, 1, microbatch) for each in sizes]
-            if not all(accepts_microbatch(batch, each) for each in layouts):
+            layouts = [Layout(each, 1, 1, micro_batch) for each in sizes]
+            if not all(accepts_micro_batch(batch, each) for each in layouts):
                 continue
-            shares = [microbatch / each for each in sizes]
+            shares = [micro_batch / each for each in sizes]
             if _least_s(problem, layouts[0], _loads(blocks, peaks, shares)) >= below_s:
                 continue
             work = [part.least_work(each) for part, each in zip(parts, layouts, strict=True)]
             loads = _loads(blocks, work, (1.0, 1.0))
             least_s = _least_s(problem, layouts[0], loads)
             if least_s < below_s:
-                found.append((least_s, (cut, *sizes, microbatch), loads))
+                found.append((least_s, (cut, *sizes, micro_batch), loads))
     return sorted(found)
 
 
@@ -128,7 +128,7 @@ def _around(problem: Problem, pair: Pair) -> bool:
 
 
 def split_pairs(
-    problem: Problem, layouts: Iterable[Layout], microbatches: Iterable[int], below_s: float
+    problem: Problem, layouts: Iterable[Layout], micro_batches: Iterable[int], below_s: float
 ) -> Iterator[tuple[int, Pair]]:
     """List where blocks may be cut and two groups of dies, the least work first.
 
@@ -138,7 +138,7 @@ def split_pairs(
         The model, the wafer and the step.
     layouts
         Of stages of one shape: groups have their shapes.
-    microbatches
+    micro_batches
         To be tried.
     below_s
         Seconds of a step that are of no interest.
@@ -152,16 +152,16 @@ def split_pairs(
     """
     sides = sorted({(each.width, each.height) for each in layouts})
     dies = sorted({width * height for width, height in sides})
-    sizes = _sizes(problem, dies, microbatches, below_s)
+    sizes = _sizes(problem, dies, micro_batches, below_s)
     walked = 0
-    for _, (cut, first, second, microbatch), loads in sizes:
+    for _, (cut, first, second, micro_batch), loads in sizes:
         taken = 0
         for one, other in product(sides, sides):
             if (one[0] * one[1], other[0] * other[1]) != (first, second) or taken == _SHAPES:
                 continue
             pair = (
-                group_layout(problem, *one, microbatch),
-                group_layout(problem, *other, microbatch),
+                group_layout(problem, *one, micro_batch),
+                group_layout(problem, *other, micro_batch),
             )
             waits = (_exchanges_s(problem, each) for each in pair)
             if _least_s(problem, pair[0], map(sum, zip(loads, waits, strict=True))) >= below_s:
@@ -216,7 +216,7 @@ def search_split(
         except InvalidInputError:  # some operator cannot be split so
             return None
 
-    pairs = split_pairs(problem, layouts, _microbatches(problem, known), below_s)
+    pairs = split_pairs(problem, layouts, _micro_batches(problem, known), below_s)
     seen: list[tuple[Evaluation, tuple[int, Pair, int]]] = []
     for wave in _WAVES:
         if seen and seen[0][0].time_s >= _HOPEFUL * below_s:

@@ -149,7 +149,7 @@ def _conversion(
         yield "all-gather", gather, here * slots.size(gather)
 
 
-def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfer]:
+def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transfer]:
     ops = problem.work.operators
     paid: set[tuple[int, str, str, tuple[str, ...]]] = set()
 
@@ -181,10 +181,10 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
             if (other.source, other.kind) == (edge.source, edge.kind)
         )
         limits = {
-            name: source.limit(role, microbatch)
+            name: source.limit(role, micro_batch)
             for name, role in zip(_SPLITS[:3], ("batch", "rows", "columns"), strict=True)
         }
-        size = edge.bytes * microbatch
+        size = edge.bytes * micro_batch
         passes = (("forward", made, takes), ("backward", back, wants))
         for when, before, after in passes:
             key = (edge.source, edge.kind, when, tuple(after if when == "forward" else before))
@@ -207,7 +207,7 @@ def _edges(problem: Problem, slots: _Slots, microbatch: int) -> Iterator[Transfe
 
 
 def _own(
-    problem: Problem, slots: _Slots, i: int, op_mapping: OperatorMapping, microbatch: int
+    problem: Problem, slots: _Slots, i: int, op_mapping: OperatorMapping, micro_batch: int
 ) -> Iterator[Transfer]:
     """Give collectives of an operator's statistics, keys and values, and weights."""
     op: MeshOperator = problem.work.operators[i]
@@ -215,11 +215,11 @@ def _own(
     parts = op_mapping.partition
     move = partial(Transfer, op.name, "")
     if op.stat_bytes and of["columns"]:
-        size = op.stat_bytes * microbatch / (parts["batch"] * parts["rows"])
+        size = op.stat_bytes * micro_batch / (parts["batch"] * parts["rows"])
         for when in ("forward", "backward"):
             yield move(when, "all-reduce", slots.runs(of["columns"]), size, hidden=False)
     if op.gather_bytes and of["rows"]:
-        size = op.gather_bytes * microbatch / (parts["batch"] * parts["columns"])
+        size = op.gather_bytes * micro_batch / (parts["batch"] * parts["columns"])
         runs = slots.runs(of["rows"])
         yield move("forward", "all-gather", runs, size, hidden=False)
         yield move("backward", "reduce-scatter", runs, size, hidden=False)
@@ -229,7 +229,7 @@ def _own(
     summed = sorted(of["batch"] + ([] if op.expert else of["rows"]))
     copies = sorted(summed + of["copies"])
     dies = slots.size(list(range(len(slots.slots))))
-    held = problem.parameters(i, dies, microbatch, parts)
+    held = problem.parameters(i, dies, micro_batch, parts)
     sizes = {"all-gather": held * problem.weight_bytes}
     add, share = slots.runs(summed), slots.runs(copies)
     mode = op_mapping.weights
@@ -264,13 +264,13 @@ def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
     >>> from phaze_fast.hardware import presets
     >>> from phaze_fast.wafer import Layout, megatron
     >>> problem = Problem(models.load("gpt3-13b"), presets.wafer("dram-wafer"))
-    >>> plan = megatron(problem, Layout(8, 1, 1, 1), tensor_parallel=8)
+    >>> plan = megatron(problem, Layout(8, 1, 1, 1), tp=8)
     >>> sums = [t for t in transfers(problem, plan) if t.op == "all-reduce" and t.target]
     >>> [(t.operator, t.when) for t in sums][1:3]
     [('attention-norm', 'backward'), ('proj', 'forward')]
     """
     slots = _Slots(problem, encoding)
-    batch = encoding.layout.microbatch
+    batch = encoding.layout.micro_batch
     found = list(_edges(problem, slots, batch))
     for i, op_mapping in enumerate(encoding.operator_mappings):
         found += _own(problem, slots, i, op_mapping, batch)
@@ -310,7 +310,7 @@ def describe(problem: Problem, encoding: Encoding) -> str:
         whole = [encoding.stages_text] if encoding.shares_blocks else []
         return "\n".join([*whole, *(describe(part, each) for part, each in classes)])
     layout = encoding.layout
-    lines = [f"{encoding.stages_text}, {layout.microbatch} sequence(s) at once"]
+    lines = [f"{encoding.stages_text}, {layout.micro_batch} sequence(s) at once"]
     moves: dict[str, list[Transfer]] = {}
     for each in transfers(problem, encoding):
         moves.setdefault(each.operator, []).append(each)

@@ -32,7 +32,7 @@ COMMANDS = [
     ["models", "mixtral-8x7b"],
     ["show", "llama3-8b", "--tp", "2", "--sp", "--pp", "2"],
     ["show", "t5-small", "--fused", "--recompute", "full"],
-    ["show", "gpt2-small", "--pp", "2", "--schedule", "interleaved", "--virtual", "3"],
+    ["show", "gpt2-small", "--pp", "2", "--schedule", "interleaved", "--vpp", "3"],
     ["chips"],
     ["chips", "h100"],
     ["fabrics"],
@@ -111,7 +111,7 @@ def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, 
         (["plan", "gpt2-small", "--chip", "h100", "--devices", "8", "--tp", "x"], "tp: 'x' is not accepted"),
         (["predict", "gpt2-small", "--chip", "h100", "--devices", "8", "--tp", "4"], "4 x 1 x 1 x 1 = 4 is not accepted; expected the cluster's 8 devices"),
         (["predict", "gpt2-small", "--chip", "h100", "--devices", "8", "--dp", "8", "--zero", "5"], "zero: 5 is not accepted; accepted: 0, 1, 2, 3"),
-        (["predict", "gpt2-small", "--chip", "h100", "--devices", "4", "--dp", "4", "--global-batch", "6"], "6 is not a multiple of dp x microbatch"),
+        (["predict", "gpt2-small", "--chip", "h100", "--devices", "4", "--dp", "4", "--global-batch", "6"], "6 is not a multiple of dp x micro_batch"),
         (["predict", "gpt2-small", "--chip", "h100", "--devices", "2", "--pp", "2", "--stages", "3,x"], "--stages: '3,x' is not accepted"),
         (["space", "nospace"], "accepted: tpuv4-area"),
         (["show", "gpt2-small", "--zero", "5"], "zero: 5 is not accepted; accepted: 0, 1, 2, 3"),
@@ -119,7 +119,7 @@ def test_a_bad_chip_is_one_line_and_exit_code_2(run, tmp_path, command, change, 
         (["show", "gpt2-small", "--pp", "99"], "stages: 99 is not accepted; gpt2-small has 12 blocks"),
         (["show", "gpt2-small", "--recompute", "ful"], "did you mean 'full'?"),
         (["show", "gpt2-small", "--schedule", "gpip"], "did you mean 'gpipe'?"),
-        (["show", "gpt2-small", "--schedule", "interleaved"], "virtual: 1 is not accepted with interleaved"),
+        (["show", "gpt2-small", "--schedule", "interleaved"], "vpp: 1 is not accepted with interleaved"),
         (["show", "gpt2-small", "--optimizer", "adma"], "did you mean 'adam'?"),
         (["models", "gpt3-157b"], "did you mean 'gpt3-175b'"),
         (["chips", "h10"], "did you mean 'h100'?"),
@@ -146,7 +146,7 @@ def test_bad_words_are_one_line_and_exit_code_2(run, words, line):
 
 
 def test_infeasible_is_a_result_with_exit_code_1(run, tmp_path):
-    words = ["plan", "gpt3-175b", "--chip", "h100", "--global-batch", "8", "--microbatch", "1"]
+    words = ["plan", "gpt3-175b", "--chip", "h100", "--global-batch", "8", "--micro-batch", "1"]
     words += ["--devices", "8"]
     code, out, err = run(*words)
     assert (code, out) == (1, "")
@@ -165,16 +165,25 @@ def test_infeasible_is_a_result_with_exit_code_1(run, tmp_path):
 def test_an_impossible_width_is_infeasible(run):
     code, out, err = run("show", "gpt2", "--tp", "4")
     assert (code, out) == (1, "")
-    assert "gpt2: tensor_parallel: 4 does not divide 25 heads" in err
+    assert "gpt2: tp: 4 does not divide 25 heads" in err
     code, out, _ = run("show", "llama2-7b", "--cp", "3", "--json")
     assert code == 1
-    assert "context_parallel: 3 does not divide" in json.loads(out)["reason"]
+    assert "cp: 3 does not divide" in json.loads(out)["reason"]
 
 
 def test_show_says_what_it_found(run):
     found = document(
         run(
-            "show", "gpt3-175b", "--tp", "8", "--sp", "--pp", "12", "--microbatches", "64", "--json"
+            "show",
+            "gpt3-175b",
+            "--tp",
+            "8",
+            "--sp",
+            "--pp",
+            "12",
+            "--micro-batches",
+            "64",
+            "--json",
         )
     )
     assert [layer["kind"] for layer in found["layers"]] == ["embedding", "block", "head"]

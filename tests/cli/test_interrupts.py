@@ -9,7 +9,7 @@ import pytest
 import phaze_fast as pf
 
 PLAN = ["bert-large", "--chip", "h100", "--devices", "16", "--global-batch", "64"]
-PLAN += ["--microbatch", "1,2"]
+PLAN += ["--micro-batch", "1,2"]
 WAFER = ["bertlarge", "--wafer", "dojo-tile-like", "--global-batch", "64", "--no-cache"]
 SEARCH = ["bert-large", "--devices", "8", "--global-batch", "64", "--no-cache", "--hbm", "32"]
 SPACE = Path(__file__).parents[2] / "examples" / "small_space.yaml"
@@ -35,7 +35,7 @@ def test_a_plan_that_is_stopped_has_its_bound(run, stopped, tmp_path):
     assert "Stopped early: no plan takes less" in " ".join(out.split())
     assert 0 < found["bound_s"] <= found["plans"][0]["time_s"]
     cluster = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
-    step = pf.Training(global_batch=64, microbatch=(1, 2))
+    step = pf.Training(global_batch=64, micro_batch=(1, 2))
     whole = pf.plan("bert-large", cluster, step, top=1)
     assert (whole.status, whole.gap, whole.complete) == ("optimal", 0.0, True)
     assert found["bound_s"] <= whole.best.time_s <= found["plans"][0]["time_s"]
@@ -51,7 +51,7 @@ def test_a_wafer_search_that_is_stopped_has_its_bound(run, stopped, tmp_path):
 
 
 def test_a_search_that_is_stopped_has_its_bound(run, stopped, tmp_path):
-    words = ["--microbatch", "1", "--tp", "1", "--schedule", "1f1b", "-o", tmp_path / "found.json"]
+    words = ["--micro-batch", "1", "--tp", "1", "--schedule", "1f1b", "-o", tmp_path / "found.json"]
     code, _, _ = run("search", *SEARCH, "--space", SPACE, "--quiet", *words)
     found = json.loads((tmp_path / "found.json").read_text())
     assert code == 130

@@ -16,7 +16,7 @@ def test_the_command_line(capsys, tmp_path):
     out = tmp_path / "plan.json"
     assert main([*words, "--json", "-o", str(out)]) == 0
     data = json.loads(out.read_text())
-    keys = {"tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "recompute", "time_s"}
+    keys = {"tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "recompute", "time_s"}
     keys |= {"memory_bytes", "tokens_per_s", "mfu", "stages"}
     assert keys <= set(data["plans"][0])
     assert isinstance(data["rejected"], dict)
@@ -32,7 +32,7 @@ def test_the_command_line(capsys, tmp_path):
     ):
         assert main([*words, *bad]) == 2
         assert said in capsys.readouterr().err
-    large = ["plan", "gpt3-175b", "--chip", "h100", "--devices", "8", "--microbatch", "1"]
+    large = ["plan", "gpt3-175b", "--chip", "h100", "--devices", "8", "--micro-batch", "1"]
     assert main([*large, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert answer["status"] == "infeasible"
@@ -62,7 +62,7 @@ def test_every_chip_with_a_usual_fabric_has_plans(capsys):
     assert len(named) >= 19
     for name in named:
         words = ["plan", "gpt2-small", "--chip", name, "--devices", "256", "--tp", "2"]
-        words += ["--pp", "1", "--global-batch", "256", "--microbatch", "1", "--top", "1"]
+        words += ["--pp", "1", "--global-batch", "256", "--micro-batch", "1", "--top", "1"]
         assert main([*words, "--json"]) == 0, name
         data = json.loads(capsys.readouterr().out)
         assert 0 < data["plans"][0]["mfu"] < 1
@@ -73,7 +73,7 @@ def test_every_chip_with_a_usual_fabric_has_plans(capsys):
 
 def test_schedules_and_ways_to_recompute_are_lists(capsys):
     words = ["plan", "gpt2-small", "--chip", "h100", "--devices", "8", "--tp", "1", "--dp", "1"]
-    words += ["--pp", "4", "--global-batch", "32", "--microbatch", "1", "--json"]
+    words += ["--pp", "4", "--global-batch", "32", "--micro-batch", "1", "--json"]
     words += ["--schedule", "gpipe,zb-h1,zb-h2,zb-v,dualpipe-v"]
     assert main([*words, "--recompute", "norms+activations,full"]) == 0
     plans = json.loads(capsys.readouterr().out)["plans"]

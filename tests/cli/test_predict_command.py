@@ -43,7 +43,7 @@ def test_what_each_stage_recomputes_is_given_in_words(run):
     ("words", "said"),
     [
         (["--tp", "4", "--pp", "2", "--dp", "4", "--global-batch", "64"], "4 x 2 x 4 x 1 = 32"),
-        (["--tp", "4", "--dp", "4", "--global-batch", "66"], "dp x microbatch = 4 x 1 = 4"),
+        (["--tp", "4", "--dp", "4", "--global-batch", "66"], "dp x micro_batch = 4 x 1 = 4"),
         ([*WIDTHS, "--schedule", "gpipes"], "schedule: 'gpipes'"),
         ([*WIDTHS, "--recompute", "ful"], "recompute: 'ful' is not accepted"),
         ([*WIDTHS, "--recompute", "full:3/,none,none"], "recompute: 3 entries are not accepted"),

@@ -238,7 +238,7 @@ def test_answers_cannot_be_changed():
 
 
 def test_collectives_need_a_fabric():
-    asked = graph(tensor_parallel=4)
+    asked = graph(tp=4)
     with pytest.raises(InvalidInputError, match="fabric: .* has collectives"):
         estimate_costs(asked, presets.chip("h200"))
     costs = estimate_costs(asked, presets.chip("h200"), presets.fabric("dgx-h100"))
@@ -300,7 +300,7 @@ def test_records_say_nothing_of_other_formats():
 
 
 def test_collectives_of_a_graph_alone_are_refused():
-    layer = graph(tensor_parallel=4).layers[1]
+    layer = graph(tp=4).layers[1]
     with pytest.raises(InvalidInputError, match="over how many ranks"):
         estimate_costs(layer.forward, presets.chip("h200"), presets.fabric("dgx-h100"))
 
@@ -323,7 +323,7 @@ def test_unknown_functions_and_formats_are_refused():
 
 
 def test_a_layer_on_a_gpu_is_mostly_its_products():
-    costs = estimate_costs(graph(microbatch=4), presets.chip("h200"))
+    costs = estimate_costs(graph(micro_batch=4), presets.chip("h200"))
     block = next(i for i, g in enumerate(costs.graphs) if g.name.endswith("block/forward"))
     times, ops = costs.time_s(block)[0], costs.graphs[block].ops
     products = times[ops["function"] == 0].sum()

@@ -32,12 +32,12 @@ def total_s(asked, on, **options):
 
 
 def test_experts_of_different_nodes_feel_the_network_between_them():
-    asked = graph(expert_parallel=4, tensor_parallel=8)
+    asked = graph(ep=4, tp=8)
     assert total_s(asked, cluster(32, slower=4500)) > 100 * total_s(asked, cluster(32))
 
 
 def test_experts_of_one_node_do_not():
-    asked = graph(expert_parallel=4, tensor_parallel=2)
+    asked = graph(ep=4, tp=2)
     assert total_s(asked, cluster(32, slower=4500)) == total_s(asked, cluster(32))
     spread = total_s(asked, cluster(32), expert_stride=8)  # stages between the replicas
     assert spread > total_s(asked, cluster(32))
@@ -45,15 +45,15 @@ def test_experts_of_one_node_do_not():
 
 
 def test_context_groups_lie_a_tensor_group_apart():
-    asked = graph("llama2-7b", tensor_parallel=8, context_parallel=2)
+    asked = graph("llama2-7b", tp=8, cp=2)
     assert total_s(asked, cluster(16, slower=100)) > 2 * total_s(asked, cluster(16))
-    inside = graph("llama2-7b", tensor_parallel=4, context_parallel=2)
+    inside = graph("llama2-7b", tp=4, cp=2)
     assert total_s(inside, cluster(16, slower=100)) == total_s(inside, cluster(16))
 
 
 @pytest.mark.parametrize("expert_stride", [None, 8, 12])
 def test_every_collective_is_that_of_its_group(expert_stride):
-    asked = graph(expert_parallel=4, tensor_parallel=2, context_parallel=2)
+    asked = graph(ep=4, tp=2, cp=2)
     strides = {"tensor": (2, 1), "context": (2, 2), "expert": (4, expert_stride or 4)}
     costs = estimate_costs(asked, CHIP, cluster(64), expert_stride=expert_stride)
     met = set()
@@ -69,8 +69,8 @@ def test_every_collective_is_that_of_its_group(expert_stride):
 
 
 def test_too_few_devices_are_named():
-    asked = graph(expert_parallel=4, tensor_parallel=8)
-    words = "tensor_parallel 8, context_parallel 1, expert_parallel 4: .* 32 devices, .* has 31"
+    asked = graph(ep=4, tp=8)
+    words = "tp 8, cp 1, ep 4: .* 32 devices, .* has 31"
     with pytest.raises(InvalidInputError, match=words):
         total_s(asked, cluster(31))
     with pytest.raises(InvalidInputError, match="56 devices"):
@@ -88,18 +88,18 @@ def test_too_few_devices_are_named():
 )
 def test_strides_that_cannot_be_are_refused(stride, error, words):
     with pytest.raises(error, match=words):
-        total_s(graph(expert_parallel=4, tensor_parallel=8), cluster(64), expert_stride=stride)
+        total_s(graph(ep=4, tp=8), cluster(64), expert_stride=stride)
 
 
 def test_a_fabric_may_be_named():
-    named = estimate_costs(graph(tensor_parallel=2), CHIP, "dgx-h100")
-    given = estimate_costs(graph(tensor_parallel=2), CHIP, presets.fabric("dgx-h100"))
+    named = estimate_costs(graph(tp=2), CHIP, "dgx-h100")
+    given = estimate_costs(graph(tp=2), CHIP, presets.fabric("dgx-h100"))
     assert (named.time_s(2) == given.time_s(2)).all()
 
 
 def test_a_fabric_of_another_type_is_refused():
     with pytest.raises(InvalidTypeError, match="fabric: int"):
-        estimate_costs(graph(tensor_parallel=2), CHIP, 8)
+        estimate_costs(graph(tp=2), CHIP, 8)
 
 
 def test_layers_without_collectives_need_no_room():
@@ -116,10 +116,10 @@ def met_on_average(units, visits):
 @pytest.mark.parametrize(
     ("strategy", "visits", "units"),
     [
-        ({"expert_parallel": 8}, 2, 8),  # one node: once to each device
-        ({"expert_parallel": 8, "tensor_parallel": 2}, 2, 2),  # two nodes: once to each
-        ({"expert_parallel": 8, "tensor_parallel": 8}, 3, 8),  # a device of each of eight nodes
-        ({"expert_parallel": 4}, 5, 4),
+        ({"ep": 8}, 2, 8),  # one node: once to each device
+        ({"ep": 8, "tp": 2}, 2, 2),  # two nodes: once to each
+        ({"ep": 8, "tp": 8}, 3, 8),  # a device of each of eight nodes
+        ({"ep": 4}, 5, 4),
     ],
 )
 def test_a_token_is_sent_once_to_where_its_experts_are(strategy, visits, units):
@@ -130,7 +130,7 @@ def test_a_token_is_sent_once_to_where_its_experts_are(strategy, visits, units):
     where = cluster(64)
     times = [estimate_costs(asked, CHIP, where) for asked in (each, once)]
     share = met_on_average(units, visits) / visits
-    stride = strategy.get("tensor_parallel", 1)
+    stride = strategy.get("tp", 1)
     found = 0
     for i, part in enumerate(times[0].graphs):
         for k, name in enumerate(part.names):
@@ -139,7 +139,7 @@ def test_a_token_is_sent_once_to_where_its_experts_are(strategy, visits, units):
                 continue
             found += 1
             payload = share * part.ops[k]["payload_bytes"]
-            ranks = strategy["expert_parallel"]
+            ranks = strategy["ep"]
             expected = collective(where, "all-to-all", payload, ranks, stride).time_s
             assert times[1].time_s(i)[0, k] == pytest.approx(expected, rel=1e-9), name
     assert found == 4

@@ -15,7 +15,7 @@ from phaze_fast.explore.find import find_chips
 
 SPACE = pf.ArchitectureSpace.published()
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")
-STEP = pf.Training(global_batch=64, microbatch=(1, 2), tensor_parallel=(1, 2), schedule="1f1b")
+STEP = pf.Training(global_batch=64, micro_batch=(1, 2), tp=(1, 2), schedule="1f1b")
 MODEL = pf.models.load("bert-large")
 
 
@@ -72,7 +72,7 @@ def test_the_command_writes_a_page_and_a_table(tmp_path, monkeypatch):
     axes = {"tensor_core.count": (4.0, 8.0), "buffer.capacity_bytes": (2.0**23, 2.0**27)}
     spec = SPACE.spec.replace(name="few", axes=axes, ties={}, area=None)
     (tmp_path / "few.yaml").write_text(spec.to_yaml())
-    words = ["search", "bert-large", "--devices", "8", "--global-batch", "32", "--microbatch", "1"]
+    words = ["search", "bert-large", "--devices", "8", "--global-batch", "32", "--micro-batch", "1"]
     words += ["--tp", "1", "--hbm", "32,64", "--space", str(tmp_path / "few.yaml"), "--quiet"]
     words += ["--pareto", "time,area,hbm", "--report", str(tmp_path / "page.html")]
     words += [

@@ -8,11 +8,11 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.price import Prices, RunningCosts
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.objective import UNITS, objective_of
 from phaze_fast.explore.problem import problems_of
+from phaze_fast.hardware.price import Prices, RunningCosts
 
 SPACE = pf.ArchitectureSpace.published()
 CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")
@@ -45,8 +45,8 @@ def by_hand(name, space, times, joules):
 def brute_force(space):
     """Seconds and joules of the fastest plan of each chip under each strategy."""
     found = []
-    for microbatch, width in itertools.product(MICROBATCHES, WIDTHS):
-        step = pf.Training(**STEP, microbatch=microbatch, tensor_parallel=width)
+    for micro_batch, width in itertools.product(MICROBATCHES, WIDTHS):
+        step = pf.Training(**STEP, micro_batch=micro_batch, tp=width)
         rows = pf.evaluate_batch(MODEL, space, CLUSTER, step, threads=1)
         found.append((rows.time_s, rows.energy_j))
     return found
@@ -57,7 +57,7 @@ def test_the_best_chip_of_every_objective_is_that_of_brute_force(seed):
     space = part(seed)
     points = brute_force(space)
     winners = set()
-    step = pf.Training(**STEP, microbatch=MICROBATCHES, tensor_parallel=WIDTHS)
+    step = pf.Training(**STEP, micro_batch=MICROBATCHES, tp=WIDTHS)
     for name in UNITS:
         found = pf.search(MODEL, space, CLUSTER, step, objective=name, top=1, threads=1)
         values = [by_hand(name, space, *point) for point in points]
@@ -74,7 +74,7 @@ def test_the_best_chip_of_every_objective_is_that_of_brute_force(seed):
 @pytest.mark.parametrize("name", ["area", "cost", "energy", "tokens"])
 def test_every_bound_is_below_the_value_it_bounds(name):
     groups = ChipGroups.of(part(7, 20))
-    step = pf.Training(**STEP, microbatch=MICROBATCHES, tensor_parallel=WIDTHS)
+    step = pf.Training(**STEP, micro_batch=MICROBATCHES, tp=WIDTHS)
     problems = problems_of([MODEL], groups, CLUSTER, step)
     objective = objective_of(name, problems, groups)
     search = BestFirstSearch(problems, groups, objective=objective)
@@ -105,7 +105,7 @@ def test_every_bound_is_below_the_value_it_bounds(name):
 def test_a_mix_of_models_is_the_geometric_mean_of_their_values():
     models = [MODEL, pf.models.load("bert-large").replace(seq=256)]
     space = part(3, 6)
-    step = pf.Training(**STEP, microbatch=1, tensor_parallel=1)
+    step = pf.Training(**STEP, micro_batch=1, tp=1)
     for name in ("area", "tokens"):
         found = pf.search(models, space, CLUSTER, step, objective=name, weights=[2, 1], threads=1)
         each = []
@@ -118,7 +118,7 @@ def test_a_mix_of_models_is_the_geometric_mean_of_their_values():
 
 
 def test_objectives_that_are_none_are_refused_in_one_line():
-    step = pf.Training(**STEP, microbatch=1)
+    step = pf.Training(**STEP, micro_batch=1)
     for options, said in (
         ({"objective": "watts"}, "objective: 'watts' is not accepted"),
         ({"objective": "energy", "pareto": ("time", "area")}, "not accepted with pareto"),

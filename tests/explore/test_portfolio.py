@@ -14,7 +14,7 @@ from phaze_fast.hardware.price import Prices
 
 SPACE = pf.ArchitectureSpace.published()
 CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")
-STEP = pf.Training(global_batch=32, seq=256, microbatch=4, tensor_parallel=1)
+STEP = pf.Training(global_batch=32, seq=256, micro_batch=4, tp=1)
 MODELS = ["gpt2-small", "bert-large", "opt-1.3b"]
 
 
@@ -61,7 +61,7 @@ def test_one_model_has_no_pair_and_the_command_writes_one(tmp_path, monkeypatch)
     out = tmp_path / "found.json"
     command = ["search", *MODELS[:2], "--devices", "8", "--global-batch", "32", "--seq", "256"]
     command += [
-        "--microbatch",
+        "--micro-batch",
         "4",
         "--tp",
         "1",

@@ -69,10 +69,10 @@ def asked(training: dict[str, Any]) -> pf.Training:
     given = dict(training)
     if given.get("recompute", "auto") == "auto":
         given["recompute"] = MODES
-    given.setdefault("context_parallel", 1)
-    given.setdefault("expert_parallel", 1)
+    given.setdefault("cp", 1)
+    given.setdefault("ep", 1)
     given.setdefault("shard", "all")
-    given.setdefault("context_kind", "all-gather")
+    given.setdefault("cp_kind", "all-gather")
     return pf.Training(**given, recompute_some=False, software=PLAIN)
 
 
@@ -90,9 +90,9 @@ def was_possible(model: TransformerModel, plan: pf.Plan) -> bool:
     if plan.pp == 1 or plan.schedule == "1f1b":
         return True
     if plan.schedule == "zb-h1":
-        return plan.microbatches >= plan.pp
-    blocks, chunks = model.layers + model.encoder_layers, plan.pp * plan.virtual
-    if blocks % chunks or plan.microbatches % plan.pp:
+        return plan.micro_batches >= plan.pp
+    blocks, chunks = model.layers + model.encoder_layers, plan.pp * plan.vpp
+    if blocks % chunks or plan.micro_batches % plan.pp:
         return False
     held = [list(stage.chunks) for stage in plan.stages]
     held[0][0] -= 1  # the embedding
@@ -195,7 +195,7 @@ def shape_of(plan: dict[str, Any]) -> dict[str, Any]:
     Not the ZeRO stage where there is nothing to share, nor the schedule of a single stage: both are
     listed today as they were asked for, and were 0 and ``1f1b``.
     """
-    names = ["tp", "pp", "dp", "cp", "ep", "microbatch", "virtual", "recompute"]
+    names = ["tp", "pp", "dp", "cp", "ep", "micro_batch", "vpp", "recompute"]
     if plan["dp"] * plan["cp"] > 1:
         names.append("zero")
     if plan["pp"] > 1:
@@ -219,10 +219,10 @@ def predicted(
     model: TransformerModel, cluster: pf.Cluster, training: dict[str, Any], plan: dict[str, Any]
 ) -> pf.Plan:
     """Time a recorded plan today, with the stages that it had."""
-    names = ("tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "schedule", "virtual")
+    names = ("tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "schedule", "vpp")
     given = {name: plan[name] for name in (*names, "rank_order")}
     given["global_batch"], given["idle"] = training["global_batch"], True
-    if plan["virtual"] == 1:
+    if plan["vpp"] == 1:
         given["stages"] = tuple(plan["layers"])
     given["recompute"], given["software"] = plan["recompute"], PLAIN
     if plan["recompute"] == "mixed":
@@ -394,7 +394,7 @@ def test_most_plans_are_compared_exactly() -> None:
 # ---- the published searches ----
 
 
-STEP = asked({"global_batch": 4096, "tensor_parallel": (1, 2, 4, 8)})
+STEP = asked({"global_batch": 4096, "tp": (1, 2, 4, 8)})
 
 
 def hold_large(name: str, found: pf.SearchResult) -> None:

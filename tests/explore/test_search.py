@@ -18,17 +18,17 @@ from case_counts import slow_or_thorough
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.runs import store
-from phaze_fast.runs.store import STORE
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.find import find_chips
 from phaze_fast.explore.goals import front_of
 from phaze_fast.explore.problem import problems_of
 from phaze_fast.explore.result import Budget
+from phaze_fast.runs import store
+from phaze_fast.runs.store import STORE
 
 SPACE = pf.ArchitectureSpace.published()
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")
-STEP = pf.Training(global_batch=64, microbatch=(1, 2), tensor_parallel=(1, 2), schedule="1f1b")
+STEP = pf.Training(global_batch=64, micro_batch=(1, 2), tp=(1, 2), schedule="1f1b")
 
 
 def some(seed, count=60):
@@ -71,7 +71,7 @@ def test_small_memory_and_every_schedule(schedule):
     )
     whole = pf.ArchitectureSpace(spec)
     space = whole[np.sort(np.random.default_rng(5).choice(len(whole), 10, replace=False))]
-    step = pf.Training(global_batch=32, microbatch=4, schedule=schedule, zero=(0, 3))
+    step = pf.Training(global_batch=32, micro_batch=4, schedule=schedule, zero=(0, 3))
     found = pf.search(model("gpt2-small"), space, POD, step, top=4)
     wanted = exhaustive(space, "gpt2-small", POD, step)[:4]
     assert [(d.time_s, d.area_mm2) for d in found.top] == [row[:2] for row in wanted]
@@ -132,8 +132,8 @@ def test_huge_weights_are_only_weights():
 
 
 def test_why_nothing_fits_is_said_as_plan_says_it():
-    for free, said in (({"tensor_parallel": 3}, "does not divide"), ({"pipeline": 24}, "stages")):
-        step = pf.Training(global_batch=64, microbatch=1, **free)
+    for free, said in (({"tp": 3}, "does not divide"), ({"pp": 24}, "stages")):
+        step = pf.Training(global_batch=64, micro_batch=1, **free)
         found = pf.search(model(), some(16, 5), POD, step)
         assert found.status == "infeasible"
         assert found.outcome.counts["memory"] == 0
@@ -288,7 +288,7 @@ plan_cache.PlanCache.put = counted
 space = pf.ArchitectureSpace.published()
 space = space[np.sort(np.random.default_rng(11).choice(len(space), 30, replace=False))]
 pod = pf.Cluster(devices=16, fabric="tpuv4-pod")
-step = pf.Training(global_batch=64, microbatch=(1, 2), tensor_parallel=(1, 2), schedule="1f1b")
+step = pf.Training(global_batch=64, micro_batch=(1, 2), tp=(1, 2), schedule="1f1b")
 found = find_chips([pf.models.load("bert-large")], space, pod, step, resume=sys.argv[1])
 print(repr([(w.score, w.chip, w.energy_j) for w in found.winners]))
 """
@@ -353,8 +353,8 @@ def test_fifty_parts_of_the_published_space_against_every_chip(cases):
         cluster = pf.Cluster(devices=int(rng.choice([2, 4])), fabric="tpuv4-pod")
         step = pf.Training(
             global_batch=8,
-            microbatch=(1, 2),
-            tensor_parallel=1,
+            micro_batch=(1, 2),
+            tp=1,
             schedule=str(rng.choice(["1f1b", "zero-bubble"])),
             zero=int(rng.choice([0, 1, 3])),
         )

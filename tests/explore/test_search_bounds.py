@@ -24,12 +24,6 @@ from search_cases import (
 )
 
 import phaze_fast as pf
-from phaze_fast.hardware import FlatFabric
-from phaze_fast.hardware.price import Prices
-from phaze_fast.models import TransformerModel
-from phaze_fast.planning import Placed, PlanEvaluator, plan
-from phaze_fast.planning.times import MAX_NODES, KindTimes
-from phaze_fast.runs.executors import Workers
 from phaze_fast.explore import best_first
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.candidates import CandidateTable
@@ -37,6 +31,12 @@ from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.exact import ExactEvaluator
 from phaze_fast.explore.goals import front_of
 from phaze_fast.explore.problem import SearchProblem
+from phaze_fast.hardware import FlatFabric
+from phaze_fast.hardware.price import Prices
+from phaze_fast.models import TransformerModel
+from phaze_fast.planning import Placed, PlanEvaluator, plan
+from phaze_fast.planning.times import MAX_NODES, KindTimes
+from phaze_fast.runs.executors import Workers
 
 # ---- exact times ----
 
@@ -137,10 +137,10 @@ def test_gradients_that_recomputation_hides() -> None:
     slow = FlatFabric(name="slow", bandwidth_bytes_per_s=2e10)
     step = pf.Training(
         global_batch=8,
-        microbatch=4,
-        tensor_parallel=1,
-        pipeline=1,
-        data_parallel=2,
+        micro_batch=4,
+        tp=1,
+        pp=1,
+        dp=2,
         zero=2,
         reserved_bytes=0,
     )
@@ -166,10 +166,10 @@ def test_the_stage_with_most_gradients_is_not_the_first() -> None:
     )
     step = pf.Training(
         global_batch=8,
-        microbatch=1,
-        tensor_parallel=1,
-        pipeline=2,
-        data_parallel=2,
+        micro_batch=1,
+        tp=1,
+        pp=2,
+        dp=2,
         zero=0,
         schedule="1f1b",
         rank_order="replicas-inside",
@@ -212,11 +212,11 @@ def _layout_of(problem: SearchProblem, s: int, placed: Placed) -> tuple[Any, ...
     """Say which plan it is by the names that a plan has."""
     strategy = problem.evaluator.sizes[s].strategy
     layout = problem.evaluator.layouts[placed.layout]
-    widths = (strategy.tensor_parallel, strategy.context_parallel, strategy.expert_parallel)
-    names = ("stages", "data_parallel", "zero", "virtual_stages", "microbatches")
+    widths = (strategy.tp, strategy.cp, strategy.ep)
+    names = ("stages", "dp", "zero", "vpp", "micro_batches")
     counts = tuple(int(layout[name]) for name in names)
     order = ("replicas-inside", "stages-inside")[layout["rank_order"]]
-    return (*widths, strategy.microbatch, *counts, order, len(placed.variants))
+    return (*widths, strategy.micro_batch, *counts, order, len(placed.variants))
 
 
 def _ranked(problem: SearchProblem, found: Everything, groups: ChipGroups) -> list[tuple[Any, ...]]:
@@ -238,7 +238,7 @@ def _winners(winners: Any) -> list[tuple[Any, ...]]:
     for w in winners:
         p = w.plans[0]
         assert p.time_s == w.score
-        which = (p.tp, p.cp, p.ep, p.microbatch, p.pp, p.dp, p.zero, p.virtual, p.microbatches)
+        which = (p.tp, p.cp, p.ep, p.micro_batch, p.pp, p.dp, p.zero, p.vpp, p.micro_batches)
         rows.append((*w.rank, w.group, w.capacity, *which, p.rank_order, len(p.stages)))
     return rows
 
@@ -341,7 +341,7 @@ def test_winners_are_those_of_plan(model: str) -> None:
     picked = np.sort(np.random.default_rng(3).choice(len(space), 6, replace=False))
     space = space[picked]
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
-    step = pf.Training(global_batch=8, microbatch=(1, 2), zero=(0, 2), schedule=SCHEDULES)
+    step = pf.Training(global_batch=8, micro_batch=(1, 2), zero=(0, 2), schedule=SCHEDULES)
     groups, loaded = ChipGroups.of(space), pf.models.load(model)
     problem = SearchProblem(loaded, cluster, step, groups.like, tuple(groups.capacities.tolist()))
     search = BestFirstSearch([problem], groups, top=len(space))
@@ -413,7 +413,7 @@ def test_groups_with_the_same_times_share_plans_of_all_their_capacities() -> Non
     chips["hbm_stacks"][2:] += 1
     groups = ChipGroups.of_records(chips, np.array([1.0, 1.0, 2.0, 2.0]), _space().spec.base)
     assert len(groups) == 2
-    step = pf.Training(global_batch=16, microbatch=4, tensor_parallel=1)
+    step = pf.Training(global_batch=16, micro_batch=4, tp=1)
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
     model = pf.models.load("gpt2-small")
     table = CandidateTable(
@@ -432,7 +432,7 @@ def test_groups_with_the_same_times_share_plans_of_all_their_capacities() -> Non
 
 def test_no_strategy_at_all() -> None:
     # A micro-batch that does not divide the batch leaves nothing to bound.
-    step = pf.Training(global_batch=4, microbatch=3)
+    step = pf.Training(global_batch=4, micro_batch=3)
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
     groups = ChipGroups.of_records(_space().chips[:2], _space().area_mm2[:2], _space().spec.base)
     capacities = tuple(groups.capacities.tolist())

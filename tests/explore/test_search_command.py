@@ -9,7 +9,7 @@ import phaze_fast as pf
 from phaze_fast.cli.main import main
 
 SPACE = pf.ArchitectureSpace.published()
-COMMAND = ["search", "bert-large", "--devices", "8", "--global-batch", "32", "--microbatch", "1"]
+COMMAND = ["search", "bert-large", "--devices", "8", "--global-batch", "32", "--micro-batch", "1"]
 COMMAND += ["--tp", "1", "--hbm", "32", "--baselines", "none", "--quiet", "--top", "2"]
 
 

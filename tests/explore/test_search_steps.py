@@ -11,11 +11,11 @@ from search_cases import _case, _space
 
 import phaze_fast as pf
 from phaze_fast import _core
+from phaze_fast.explore.bounds import STEPS
+from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.hardware import FlatFabric, energy_table
 from phaze_fast.planning import Placed, PlanEvaluator
 from phaze_fast.planning.times import KindTimes
-from phaze_fast.explore.bounds import STEPS
-from phaze_fast.explore.problem import SearchProblem
 
 GIB = 2**30
 ANY_TIME_S = 1e300
@@ -81,8 +81,8 @@ def test_the_best_partition_is_that_of_every_partition(cases):
         evaluator = case.problem.evaluator
         record = _space().chips[int(case.rng.integers(0, len(_space()))) :][:1].copy()
         rows = evaluator.layouts  # of schedules whose partitions are all searched
-        dealt = ~np.isin(rows["schedule"], [0, 3]) | (rows["virtual_stages"] > 1)
-        dealt |= (rows["schedule"] == 3) & (rows["microbatches"] < rows["stages"])
+        dealt = ~np.isin(rows["schedule"], [0, 3]) | (rows["vpp"] > 1)
+        dealt |= (rows["schedule"] == 3) & (rows["micro_batches"] < rows["stages"])
         layouts = np.flatnonzero((rows["stages"] == 1) | ~dealt)
         for layout in case.rng.permutation(layouts)[:6].tolist():
             s = int(evaluator.layouts["strategy"][layout])
@@ -192,7 +192,7 @@ def test_work_of_rooflines_is_that_of_a_plain_loop():
             problem.cluster,
             like=problem.like,
             bounds_only=True,
-            expert_stride=sizes.expert_stride if sizes.strategy.expert_parallel > 1 else None,
+            expert_stride=sizes.expert_stride if sizes.strategy.ep > 1 else None,
         )
         for g, graph in enumerate(costs.graphs):
             seconds = costs.time_s(g)
@@ -228,10 +228,10 @@ def test_joules_of_a_step_by_hand():
     cluster = pf.Cluster(devices=4, fabric=FlatFabric(name="flat", bandwidth_bytes_per_s=1e11))
     step = pf.Training(
         global_batch=16,
-        microbatch=1,
-        tensor_parallel=1,
-        pipeline=2,
-        data_parallel=2,
+        micro_batch=1,
+        tp=1,
+        pp=2,
+        dp=2,
         zero=1,
         schedule="1f1b",
         rank_order="replicas-inside",

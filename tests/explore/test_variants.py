@@ -7,10 +7,10 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
-from phaze_fast.robust.area_range import terms_mm2
 from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import problems_of
+from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
+from phaze_fast.robust.area_range import terms_mm2
 
 BASE = pf.presets.chip("phaze-tpuv4").replace(links=Links(count=6, bandwidth_bytes_per_s=50e9))
 AXES = {
@@ -25,7 +25,7 @@ LIMIT = AreaLimit(max_mm2=600.0, terms=EVERY_AREA)
 SPACE = pf.ArchitectureSpace(pf.SpaceSpec(name="mixed", base=BASE, axes=AXES, area=LIMIT))
 CLUSTER = pf.Cluster(devices=8, fabric="tpuv4-pod")
 MODEL = pf.models.load("gpt2-small")
-STEP = pf.Training(global_batch=32, seq=256, microbatch=4, tensor_parallel=(1, 4))
+STEP = pf.Training(global_batch=32, seq=256, micro_batch=4, tp=(1, 4))
 
 
 def one_by_one(space):

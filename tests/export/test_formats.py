@@ -157,7 +157,7 @@ def test_published_plans_of_maxtext_come_out_as_their_flags():
             "tp": int(row["tp"]),
             "cp": int(row["cp"] or 1),
             "dp": replicas,
-            "microbatch": int(row["global_batch"]) // replicas,
+            "micro_batch": int(row["global_batch"]) // replicas,
             "global_batch": int(row["global_batch"]),
             "recompute": "full" if row["recompute"] == "full" else "none",
             "zero": 3,
@@ -193,9 +193,9 @@ def test_published_plans_come_out_as_their_flags():
         pytest.skip("no published runs beside the checkout")
     checked = 0
     for row in rows:
-        pp, virtual = int(row["pp"]), int(row["vp"] or 1)
+        pp, vpp = int(row["pp"]), int(row["vp"] or 1)
         layers = int(row["layers"])
-        if layers % (pp * virtual):
+        if layers % (pp * vpp):
             continue
         model = LLAMA.replace(name=row["model"], layers=layers)
         plan = {
@@ -203,10 +203,10 @@ def test_published_plans_come_out_as_their_flags():
             "pp": pp,
             "cp": int(row["cp"] or 1),
             "dp": int(row["dp"]),
-            "microbatch": int(row["micro_batch"]),
+            "micro_batch": int(row["micro_batch"]),
             "global_batch": int(row["global_batch"]),
-            "virtual": virtual,
-            "schedule": "interleaved" if virtual > 1 else "1f1b",
+            "vpp": vpp,
+            "schedule": "interleaved" if vpp > 1 else "1f1b",
             "recompute": row["recompute"] if row["recompute"] in ("none", "full") else "none",
             "zero": 1 if "distributed optimizer" in row["zero_or_dist_opt"] else 0,
             "sequence_parallel": row["sp"] == "1",
@@ -222,7 +222,7 @@ def test_published_plans_come_out_as_their_flags():
         assert flags["--micro-batch-size"] == [row["micro_batch"]]
         assert flags["--global-batch-size"] == [row["global_batch"]]
         virtual_flag = flags.get("--num-virtual-stages-per-pipeline-rank", ["1"])
-        assert virtual_flag == [str(virtual)]
+        assert virtual_flag == [str(vpp)]
         world = int(flags["--nnodes"][0]) * int(flags["--nproc-per-node"][0])
         assert world == plan["tp"] * pp * plan["cp"] * plan["dp"]
         sequence = plan["sequence_parallel"] and plan["tp"] > 1
@@ -244,7 +244,7 @@ def test_a_script_of_ones_own(tmp_path):
     path.write_text(MEGATRON)
     found = export.read_plan(path, LLAMA)
     spec = found.spec
-    assert (spec.tp, spec.pp, spec.dp, spec.virtual, spec.zero) == (2, 4, 4, 2, 1)
+    assert (spec.tp, spec.pp, spec.dp, spec.vpp, spec.zero) == (2, 4, 4, 2, 1)
     assert spec.stages == (5, 4, 4, 4, 4, 4, 4, 5)
     assert "--tp-comm-overlap" in found.notes[0]
     assert "--lr" in found.notes[0]

@@ -57,15 +57,15 @@ def random_plan(rng):
         schedule = rng.choice(["1f1b", "1f1b", "gpipe", "interleaved", "zb-h1", "zb-v"])
         if random.Random(f"{schedule}{dp}{pp}").random() < 0.1:
             schedule = rng.choice(["dualpipe", "dualpipe-v", "zb-h2"])
-        virtual = {
+        vpp = {
             "interleaved": rng.choice([2, 3]),
             "zb-v": 2,
             "dualpipe-v": 2,
             "dualpipe": 2,
         }.get(schedule, 1)
         if pp == 1:
-            schedule, virtual = "1f1b", 1
-        microbatch = rng.choice([1, 2])
+            schedule, vpp = "1f1b", 1
+        micro_batch = rng.choice([1, 2])
         given = {
             "tp": tp,
             "cp": cp,
@@ -73,12 +73,12 @@ def random_plan(rng):
             "dp": dp,
             "ep": rng.choice([1, 2]) if moe and dp % 2 == 0 else 1,
             "zero": rng.choice([0, 1, 2, 3]),
-            "microbatch": microbatch,
-            "global_batch": dp * microbatch * rng.choice([1, 4, 6, 12]),
+            "micro_batch": micro_batch,
+            "global_batch": dp * micro_batch * rng.choice([1, 4, 6, 12]),
             "schedule": schedule,
-            "virtual": virtual,
+            "vpp": vpp,
             "recompute": recompute(rng, pp) if rng.random() < 0.8 else "none",
-            "stages": partition(rng, model.layers + 2, pp * virtual),
+            "stages": partition(rng, model.layers + 2, pp * vpp),
             "rank_order": rng.choice(["replicas-inside", "stages-inside"]),
             "sequence_parallel": rng.random() < 0.7,
             "seq": rng.choice([None, 1024]),

@@ -21,7 +21,7 @@ SCHEDULES = {"1f1b": 1, "gpipe": 1, "interleaved": 2, "zb-h1": 1, "zb-v": 2, "du
 
 def plan_with(schedule, **changes):
     given = {"tp": 2, "pp": 4, "dp": 4, "global_batch": 64, "schedule": schedule, "zero": 1}
-    given |= {"virtual": SCHEDULES[schedule], "recompute": "full:1", "microbatch": 2}
+    given |= {"vpp": SCHEDULES[schedule], "recompute": "full:1", "micro_batch": 2}
     return {**given, **changes}
 
 
@@ -50,14 +50,14 @@ def test_the_last_slice_ends_with_the_step(schedule):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_pass_of_every_micro_batch_is_there_once(schedule):
     found = timeline(SMALL, CLUSTER, plan_with(schedule))
-    rounds, chunks = found.plan.microbatches, found.plan.virtual
+    rounds, chunks = found.plan.micro_batches, found.plan.vpp
     letters = Counter()
     for row in found.passes.tolist():
-        device, code, chunk, _, microbatch, other, _, _ = row
+        device, code, chunk, _, micro_batch, other, _, _ = row
         letter = found.kinds[code]
         for kind in "FB" if letter == "F&B" else letter:
             own = chunk if kind != "B" or letter == "B" else 1 - chunk
-            number = other if letter == "F&B" and kind == "B" else microbatch
+            number = other if letter == "F&B" and kind == "B" else micro_batch
             letters[device, own, "B" if kind == "I" else kind, number] += 1
     for device in range(found.plan.pp):
         for chunk in range(chunks):
@@ -139,7 +139,7 @@ def test_chakra_traces_of_all_ranks_fit_together(schedule, zero, tmp_path):
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
-        ("bertlarge", {"schedule": "interleaved", "virtual": 2, "zero": 3, "shard": 2}),
+        ("bertlarge", {"schedule": "interleaved", "vpp": 2, "zero": 3, "shard": 2}),
         ("mixtral-8x7b", {"tp": 2, "pp": 2, "dp": 4, "cp": 2, "ep": 4, "etp": 1}),
         ("llama2-7b", {"pp": 2, "dp": 4, "cp": 2, "cp_kind": "ring"}),
     ],
@@ -210,7 +210,7 @@ def test_a_profile_is_lined_up_with_a_plan(tmp_path):
     assert by_family["attention"].measured_s == pytest.approx(0.01)
     predicted = sum(each.predicted_s for each in found.families)
     load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
-    assert 0.5 < predicted / (load.stages[2].load_s * load.microbatches) < 1.5
+    assert 0.5 < predicted / (load.stages[2].load_s * load.micro_batches) < 1.5
     with pytest.raises(InvalidInputError, match="stage: 4 is not accepted"):
         compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile, stage=4)
 

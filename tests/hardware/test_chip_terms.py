@@ -148,7 +148,7 @@ def test_formats_links_and_dies_are_axes():
 )
 def test_a_space_that_no_chip_passes_says_why_in_one_line(axes, limits, said):
     space = pf.ArchitectureSpace(spec(axes, **limits))
-    step = pf.Training(global_batch=8, microbatch=1)
+    step = pf.Training(global_batch=8, micro_batch=1)
     cluster = pf.Cluster(devices=4, fabric="tpuv4-pod")
     with pytest.raises(InfeasibleError, match=said) as error:
         pf.search("gpt2-small", space, cluster, step)

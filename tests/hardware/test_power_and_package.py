@@ -125,6 +125,6 @@ def test_a_space_slows_chips_that_draw_too_much():
     assert (more.chips["clock_hz"] >= slow.chips["clock_hz"]).all()
     none = pf.ArchitectureSpace(free.replace(max_power_w=20.0, above_power="slow"))
     assert len(none) == 0
-    step = pf.Training(global_batch=8, microbatch=1, pipeline=1)
+    step = pf.Training(global_batch=8, micro_batch=1, pp=1)
     with pytest.raises(InfeasibleError, match="max_power_w 20 W leaves no chip"):
         pf.search("gpt2-small", none, pf.Cluster(devices=4, fabric="tpuv4-pod"), step)

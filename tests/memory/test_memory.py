@@ -49,8 +49,8 @@ def random_rows(n, seed=5):
         rows[name] = rng.integers(0, 10**10, n)
     for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
         rows[name] = rng.integers(0, 13, n)
-    rows["data_parallel"] = rng.integers(1, 2000, n)
-    rows["expert_parallel"] = rng.integers(0, 17, n)
+    rows["dp"] = rng.integers(1, 2000, n)
+    rows["ep"] = rng.integers(0, 17, n)
     rows["expert_parameters"] = rng.integers(0, rows["parameters"] + 1)
     rows["first_experts"] = rng.integers(0, rows["first_parameters"] + 1)
     rows["late_gradients"] = rng.integers(0, 2, n)
@@ -58,15 +58,15 @@ def random_rows(n, seed=5):
     rows["schedule"] = rng.integers(0, len(SCHEDULES), n)
     rows["stages"] = rng.integers(1, 65, n)
     rows["stage"] = rng.integers(0, rows["stages"])
-    rows["microbatches"] = rng.integers(1, 200, n)
-    rows["virtual"] = np.where(rows["schedule"] == 2, rng.integers(2, 9, n), 1)
+    rows["micro_batches"] = rng.integers(1, 200, n)
+    rows["vpp"] = np.where(rows["schedule"] == 2, rng.integers(2, 9, n), 1)
     # Both DualPipes have twice as many micro-batches as stages, the older one even numbers.
     folds, dual = np.isin(rows["schedule"], [5, 6, 7]), rows["schedule"] == 6
-    rows["virtual"][folds] = 2
+    rows["vpp"][folds] = 2
     rows["stages"][dual] += rows["stages"][dual] % 2
     least = np.where(rows["schedule"] >= 6, 2 * rows["stages"], 1)
-    rows["microbatches"] = np.maximum(rows["microbatches"], least)
-    rows["microbatches"][dual] += rows["microbatches"][dual] % 2
+    rows["micro_batches"] = np.maximum(rows["micro_batches"], least)
+    rows["micro_batches"][dual] += rows["micro_batches"][dual] % 2
     return rows
 
 
@@ -91,7 +91,7 @@ def test_a_stage_holds_what_its_order_makes_it_hold(schedule):
         if schedule == "dualpipe" and (m % 2 or p % 2):
             continue
         for stage in range(p):
-            row["stages"], row["stage"], row["microbatches"], row["virtual"] = p, stage, m, v
+            row["stages"], row["stage"], row["micro_batches"], row["vpp"] = p, stage, m, v
             found = float(footprint_batch(row)["activations"][0])
             least = held(schedule, p, stage, m, v)
             assert found >= least
@@ -104,11 +104,11 @@ def test_a_stage_holds_what_its_order_makes_it_hold(schedule):
 
 
 @given(st.integers(1, 40), st.integers(0, 39), st.integers(1, 100))
-def test_in_flight_is_what_the_text_books_say(stages, stage, microbatches):
+def test_in_flight_is_what_the_text_books_say(stages, stage, micro_batches):
     if stage >= stages:
         return
-    assert in_flight("1f1b", stages, stage, microbatches, 1) == min(microbatches, stages - stage)
-    assert in_flight("gpipe", stages, stage, microbatches, 1) == microbatches
+    assert in_flight("1f1b", stages, stage, micro_batches, 1) == min(micro_batches, stages - stage)
+    assert in_flight("gpipe", stages, stage, micro_batches, 1) == micro_batches
 
 
 def test_interleaving_adds_korthikantis_factor():
@@ -141,20 +141,20 @@ def test_bytes_per_parameter(name, expected):
 def test_zero_reproduces_its_papers_table(zero, gib):
     """ZeRO, SC 2020, figure 1: 7.5 B parameters, 64 replicas, 16 bytes: 120, 31.4, 16.6, 1.9 GB."""
     row = np.zeros(1, dtype=STAGE_DTYPE)
-    row["parameters"], row["data_parallel"], row["zero"] = 7.5e9, 64, zero
+    row["parameters"], row["dp"], row["zero"] = 7.5e9, 64, zero
     row["weight_bytes"], row["gradient_bytes"], row["state_bytes"] = 2, 2, 12
-    row["stages"] = row["microbatches"] = row["virtual"] = 1
+    row["stages"] = row["micro_batches"] = row["vpp"] = 1
     assert footprint_batch(row)["total"][0] / 2**30 == pytest.approx(gib, abs=0.4)
 
 
 def test_pipeline_stages_hold_the_model_between_them():
     model = models.load("gpt3-175b")
     graph = layer_graph(model)
-    rows = stage_rows(graph, Pipeline(stages=12, microbatches=24))
+    rows = stage_rows(graph, Pipeline(stages=12, micro_batches=24))
     table = model.vocab * model.hidden  # the tied table stands on the last stage as well
     assert rows["parameters"].sum() == model.parameters() + table
     untied = layer_graph(models.load("llama2-7b"))
-    rows = stage_rows(untied, Pipeline(stages=5, microbatches=8))
+    rows = stage_rows(untied, Pipeline(stages=5, micro_batches=8))
     assert rows["parameters"].sum() == 6_738_415_616
     terms = footprint_batch(rows)
     assert terms["logits"][:-1].sum() == 0
@@ -162,10 +162,12 @@ def test_pipeline_stages_hold_the_model_between_them():
 
 
 def test_activations_fall_along_the_pipeline():
-    graph = layer_graph(models.load("gpt3-175b"), Strategy(tensor_parallel=8))
-    held = footprint_batch(stage_rows(graph, Pipeline(stages=8, microbatches=64)))["activations"]
+    graph = layer_graph(models.load("gpt3-175b"), Strategy(tp=8))
+    held = footprint_batch(stage_rows(graph, Pipeline(stages=8, micro_batches=64)))["activations"]
     assert all(a > b for a, b in pairwise(held))
-    flat = footprint_batch(stage_rows(graph, Pipeline(stages=8, microbatches=64, schedule="gpipe")))
+    flat = footprint_batch(
+        stage_rows(graph, Pipeline(stages=8, micro_batches=64, schedule="gpipe"))
+    )
     assert flat["activations"][1:7].tolist() == [flat["activations"][1]] * 6
 
 
@@ -190,7 +192,7 @@ def random_stage(rng, alike):
     row = np.zeros(1, dtype=STAGE_DTYPE)
     layers = [*before, *blocks, *after]
     row["parameters"] = sum(each["gradient"] for each in layers)
-    row["gradient_bytes"] = row["data_parallel"] = row["virtual"] = 1
+    row["gradient_bytes"] = row["dp"] = row["vpp"] = 1
     row["stash_bytes"] = sum(each["kept"] for each in layers)
     row["live_bytes"] = max(each["live"] for each in blocks)
     row["head_bytes"] = loss if after else 0.0
@@ -212,12 +214,12 @@ def test_the_peak_is_that_of_a_timeline(schedule, alike):
         stages = int(rng.integers(1, 5))
         stage = stages - 1 if last else int(rng.integers(0, stages))
         row["stages"], row["stage"] = stages, stage
-        row["schedule"], row["microbatches"] = SCHEDULES.index(schedule), rng.integers(1, 8)
+        row["schedule"], row["micro_batches"] = SCHEDULES.index(schedule), rng.integers(1, 8)
         row["late_gradients"] = rng.integers(0, 2)
         found = footprint_batch(row)[0]
         seen.add(int(found["instant"]))
         expected = simulated_peak(
-            layers, schedule, stages, stage, int(row["microbatches"][0]),
+            layers, schedule, stages, stage, int(row["micro_batches"][0]),
             bool(row["late_gradients"][0]), float(row["buffer_bytes"][0]), FRAGMENTATION,
         )  # fmt: skip
         if alike:
@@ -244,17 +246,13 @@ names = st.sampled_from(["gpt2", "llama3-8b", "bertlarge", "megatrongpt2-72", "m
 def test_memory_falls_with_zero(name, stages, replicas, kind):
     graph = layer_graph(models.load(name))
     held = [
-        footprint(
-            graph, Pipeline(stages=stages, data_parallel=replicas, zero=z), optimizer_name=kind
-        )
+        footprint(graph, Pipeline(stages=stages, dp=replicas, zero=z), optimizer_name=kind)
         for z in (0, 1, 2)
     ]
     totals = [h.total for h in held]
     assert totals == sorted(totals, reverse=True)
     # ZeRO 3 also falls, but for the two layers it holds whole for a moment
-    last = footprint(
-        graph, Pipeline(stages=stages, data_parallel=replicas, zero=3), optimizer_name=kind
-    )
+    last = footprint(graph, Pipeline(stages=stages, dp=replicas, zero=3), optimizer_name=kind)
     for term in ("weights", "gradients", "optimizer", "activations"):
         assert last.terms[term] <= held[2].terms[term]
 
@@ -265,16 +263,16 @@ def test_memory_falls_with_tensor_width(name, stages, recompute):
     totals = [
         footprint(layer_graph(model, strategy), Pipeline(stages=stages), recompute=recompute).total
         for t in (1, 2, 4, 8)
-        if not reasons(model, strategy := Strategy(tensor_parallel=t))
+        if not reasons(model, strategy := Strategy(tp=t))
     ]
     assert totals == sorted(totals, reverse=True)
 
 
 @given(names, st.integers(1, 8), st.integers(1, 32))
-def test_memory_falls_with_recomputation(name, stages, microbatches):
+def test_memory_falls_with_recomputation(name, stages, micro_batches):
     model = models.load(name).replace(attention="eager")
     graph = layer_graph(model)
-    plan = Pipeline(stages=stages, microbatches=microbatches)
+    plan = Pipeline(stages=stages, micro_batches=micro_batches)
     none, selective, full = (
         footprint(graph, plan, recompute=mode).total for mode in ("none", "selective", "full")
     )
@@ -284,9 +282,9 @@ def test_memory_falls_with_recomputation(name, stages, microbatches):
 
 
 @given(names, st.sampled_from([1, 2, 4]), st.integers(1, 16))
-def test_one_row_at_a_time_or_all_at_once(name, stages, microbatches):
+def test_one_row_at_a_time_or_all_at_once(name, stages, micro_batches):
     graph = layer_graph(models.load(name))
-    plan = Pipeline(stages=stages, microbatches=microbatches)
+    plan = Pipeline(stages=stages, micro_batches=micro_batches)
     together = footprint_batch(stage_rows(graph, plan))
     for stage in range(stages):
         alone = footprint_batch(stage_row(graph, plan, stage))
@@ -308,7 +306,7 @@ def test_one_row_at_a_time_or_all_at_once(name, stages, microbatches):
         (
             np.zeros(2, dtype=STAGE_DTYPE),
             InvalidInputError,
-            "rows.data_parallel: 0 is not accepted",
+            "rows.dp: 0 is not accepted",
         ),
     ],
 )
@@ -336,8 +334,8 @@ def test_bad_plans_say_why():
         footprint(graph, Pipeline(stages=13))
     with pytest.raises(InvalidInputError, match="stage: 2 is not accepted; expected 0 to 1"):
         footprint(graph, Pipeline(stages=2), stage=2)
-    with pytest.raises(InvalidInputError, match="virtual: 2 is not accepted with 1f1b"):
-        Pipeline(virtual=2)
+    with pytest.raises(InvalidInputError, match="vpp: 2 is not accepted with 1f1b"):
+        Pipeline(vpp=2)
     with pytest.raises(InvalidInputError, match="zero: 4 is not accepted"):
         Pipeline(zero=4)
     with pytest.raises(InvalidInputError, match="did you mean 'adam'"):
@@ -358,7 +356,7 @@ from phaze_fast import memory
 light = "numba" not in sys.modules
 import numpy as np
 rows = np.zeros(1, dtype=memory.STAGE_DTYPE)
-for name in ("data_parallel", "stages", "microbatches", "virtual"):
+for name in ("dp", "stages", "micro_batches", "vpp"):
     rows[name] = 1
 memory.footprint_batch(rows)
 from phaze_fast.memory.kernel import fill
@@ -390,7 +388,7 @@ def test_public_names():
 def test_context_parallelism_holds_tensors_for_a_moment(kind, tensors):
     """Keys, values and their gradients; in a ring two halves of each; queries, keys and values."""
     model = models.load("gpt2-small")
-    two = Strategy(context_parallel=2, context_kind=kind, microbatch=3)
+    two = Strategy(cp=2, cp_kind=kind, micro_batch=3)
     whole = 3 * model.seq * model.hidden * 2
     assert context_bytes(layer_graph(model, two)) == tensors * whole
-    assert context_bytes(layer_graph(model, Strategy(microbatch=3))) == 0.0
+    assert context_bytes(layer_graph(model, Strategy(micro_batch=3))) == 0.0

@@ -57,7 +57,7 @@ def test_a_graph_has_the_figures_of_the_record(traced, record):
     assert traced.parameters() == record.parameters()
     assert models.model_flops(traced).total == models.model_flops(record).total
     assert models.model_flops(traced).total_causal == models.model_flops(record).total_causal
-    strategy = Strategy(tensor_parallel=4, sequence_parallel=True, microbatch=2)
+    strategy = Strategy(tp=4, sequence_parallel=True, micro_batch=2)
     found, built = layer_graph(traced, strategy), layer_graph(record, strategy)
     eager = layer_graph(traced.replace(as_traced=True), strategy)
     assert found.flops == built.flops == eager.flops
@@ -83,7 +83,7 @@ def test_products_run_in_fewer_bits(traced):
 
 
 def test_samples_scale_everything_but_weights(traced):
-    one, four = (layer_graph(traced, Strategy(microbatch=b)) for b in (1, 4))
+    one, four = (layer_graph(traced, Strategy(micro_batch=b)) for b in (1, 4))
     assert four.flops == 4 * one.flops
     for small, large in zip(one.layers, four.layers, strict=True):
         assert large.forward.ops["read_bytes"].sum() <= 4 * small.forward.ops["read_bytes"].sum()
@@ -91,23 +91,23 @@ def test_samples_scale_everything_but_weights(traced):
 
 
 def test_a_graph_is_planned_predicted_and_measured(traced):
-    found = plan(traced, on(64), Training(global_batch=256, microbatch=(1, 2)), top=3)
+    found = plan(traced, on(64), Training(global_batch=256, micro_batch=(1, 2)), top=3)
     best = found.plans[0]
     assert {p.tp for p in found.plans} <= {1, 2, 4}
-    fixed = PlanSpec(global_batch=256, tp=1, pp=1, dp=64, microbatch=2, zero=1)
+    fixed = PlanSpec(global_batch=256, tp=1, pp=1, dp=64, micro_batch=2, zero=1)
     assert predict(traced, on(64), fixed).time_s >= best.time_s
-    held = footprint(layer_graph(traced), Pipeline(stages=2, microbatches=4))
+    held = footprint(layer_graph(traced), Pipeline(stages=2, micro_batches=4))
     assert held.terms["weights"] > 0
 
 
 def test_what_a_graph_has_no_rule_for_is_said(traced):
-    assert reasons(traced, Strategy(context_parallel=2, seq=512)) == []  # it is a transformer
+    assert reasons(traced, Strategy(cp=2, seq=512)) == []  # it is a transformer
     traced = traced.replace(as_traced=True)
-    assert reasons(traced, Strategy(tensor_parallel=4)) == []
+    assert reasons(traced, Strategy(tp=4)) == []
     for strategy, line in [
-        (Strategy(tensor_parallel=8), "tensor_parallel: 8 does not divide 4 heads of"),
-        (Strategy(context_parallel=2), "context_parallel: 2: a traced graph has no rule for it"),
-        (Strategy(expert_parallel=2), "expert_parallel: 2: a traced graph has no rule for it"),
+        (Strategy(tp=8), "tp: 8 does not divide 4 heads of"),
+        (Strategy(cp=2), "cp: 2: a traced graph has no rule for it"),
+        (Strategy(ep=2), "ep: 2: a traced graph has no rule for it"),
         (Strategy(seq=512), "seq: 512 is not accepted; llama was traced with 256"),
     ]:
         assert reasons(traced, strategy)[0].startswith(line)
@@ -187,7 +187,7 @@ def test_latent_attention_by_hand():
     assert sizes["proj"] == (16, 16 * 128, 2048)
     attention = block.ops[block.names.index("attention")]
     assert attention["flops"] == 2 * 16 * 16 * 16 * (192 + 128)
-    two = layer_graph(model, Strategy(tensor_parallel=2)).layers[1]
+    two = layer_graph(model, Strategy(tp=2)).layers[1]
     whole = 2048 * (512 + 64) + 512 + 2 * 2048  # down to the latent vector, norms
     assert 2 * (two.device_parameters - whole) == two.parameters - whole
 
@@ -195,6 +195,6 @@ def test_latent_attention_by_hand():
 @pytest.mark.parametrize("name", MIXED)
 def test_several_kinds_of_blocks_are_planned(name):
     experts = (1, 2) if "falcon" not in name and "gemma" not in name else (1,)
-    step = Training(global_batch=64, microbatch=1, expert_parallel=experts)
+    step = Training(global_batch=64, micro_batch=1, ep=experts)
     found = plan(hf(name), on(64), step, top=1)
     assert found.plans[0].time_s > 0

@@ -114,7 +114,7 @@ def test_a_traced_vision_transformer_is_the_recorded_one():
         inputs = {"pixel_values": torch.empty(2, 3, 32, 32), "labels": torch.empty(2).long()}
     traced, record = models.from_torch(module, (), inputs), models.from_hf(config.to_dict())
     assert traced.parameters() == record.parameters()
-    found, built = (layer_graph(m, Strategy(microbatch=2)) for m in (raw(traced), record))
+    found, built = (layer_graph(m, Strategy(micro_batch=2)) for m in (raw(traced), record))
     for way in ("forward", "backward"):
         assert whole(found, way) == whole(built, way)
     assert models.model_flops(traced).total == models.model_flops(record).total
@@ -128,7 +128,7 @@ def test_traced_and_recorded_architectures_are_the_same(kind):
     if kind in EXPLICIT:
         record = record.replace(attention="eager")
     models_of = (raw(traced), record)
-    found, built = (layer_graph(model, Strategy(microbatch=2)) for model in models_of)
+    found, built = (layer_graph(model, Strategy(micro_batch=2)) for model in models_of)
     assert whole(found, "forward") == whole(built, "forward")
     assert whole(found, "backward") == whole(built, "backward")
     assert found.flops == pytest.approx(built.flops, rel=1e-12)
@@ -139,7 +139,7 @@ def test_traced_and_recorded_architectures_are_the_same(kind):
 @pytest.mark.parametrize("shared_rows", [False, True])
 def test_tensor_parallel_rules_are_those_of_the_record(kind, shared_rows):
     traced, record = pair(kind)
-    strategy = Strategy(tensor_parallel=2, sequence_parallel=shared_rows, microbatch=2)
+    strategy = Strategy(tp=2, sequence_parallel=shared_rows, micro_batch=2)
     traced = raw(traced)
     if kind == "olmo2":  # a norm over all heads reduces over split columns
         assert all(op.split != "columns" for op in traced.layers[1].forward[:12])
@@ -170,8 +170,8 @@ def test_a_trace_is_recognised_as_the_transformer_it_is(kind):
     known = models.recognised(traced)
     assert known is not None
     assert models.recognised(raw(traced)) is None
-    widths = {"tensor_parallel": 2, "sequence_parallel": True, "microbatch": 2}
-    for strategy in (Strategy(), Strategy(**widths), Strategy(context_parallel=2)):
+    widths = {"tp": 2, "sequence_parallel": True, "micro_batch": 2}
+    for strategy in (Strategy(), Strategy(**widths), Strategy(cp=2)):
         found, built = layer_graph(traced, strategy), layer_graph(record, strategy)
         assert found.order == built.order
         for own, other in zip(found.layers, built.layers, strict=True):
@@ -181,7 +181,7 @@ def test_a_trace_is_recognised_as_the_transformer_it_is(kind):
             assert own.device_parameters == other.device_parameters
     if kind not in ("llama", "gemma2", "deepseek-v3-small"):
         return  # the same operators take the same seconds
-    step = Training(global_batch=32, microbatch=1, tensor_parallel=(1, 2), expert_parallel=1)
+    step = Training(global_batch=32, micro_batch=1, tp=(1, 2), ep=1)
     cluster = Cluster(devices=8, chip=presets.chip("h100"), fabric=presets.fabric("dgx-h100"))
     times = [plan(model, cluster, step, top=1).plans[0].time_s for model in (traced, record)]
     assert times[0] == pytest.approx(times[1], rel=1e-12)

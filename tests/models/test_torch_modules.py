@@ -272,6 +272,6 @@ def test_modules_by_hand_are_planned(module):
     shape = (2, 4, 16, 16) if module is Convolves else (2, 8)
     traced = models.from_torch(module(), (torch.zeros(shape),))
     cluster = Cluster(devices=64, chip=presets.chip("h100"), fabric=presets.fabric("dgx-h100"))
-    found = plan(traced, cluster, Training(global_batch=256, microbatch=4), top=1)
+    found = plan(traced, cluster, Training(global_batch=256, micro_batch=4), top=1)
     assert found.plans[0].time_s > 0
-    assert opgraph.reasons(traced, Strategy(context_parallel=2))
+    assert opgraph.reasons(traced, Strategy(cp=2))

@@ -63,19 +63,19 @@ def test_kept_bytes_are_the_closed_forms_of_korthikanti(size):
     sbh, scores = s * b * h, 5 * a * s * s * b
 
     def kept(recompute="none", **strategy):
-        graph = block(model, microbatch=b, **strategy).forward
+        graph = block(model, micro_batch=b, **strategy).forward
         return graph.stashed_bytes(recompute, statistics=False)
 
     assert kept() == 34 * sbh + scores
-    assert t * kept(tensor_parallel=t) == 10 * t * sbh + 24 * sbh + scores
+    assert t * kept(tp=t) == 10 * t * sbh + 24 * sbh + scores
     if t > 1:
-        split = {"tensor_parallel": t, "sequence_parallel": True}
+        split = {"tp": t, "sequence_parallel": True}
         assert t * kept(**split) == 34 * sbh + scores
         assert t * kept("selective", **split) == 34 * sbh
         assert t * kept("full", **split) == 2 * sbh
     assert kept("selective") == 34 * sbh
     assert kept("full") == 2 * sbh
-    flash = block(model.replace(attention="flash"), microbatch=b).forward
+    flash = block(model.replace(attention="flash"), micro_batch=b).forward
     assert flash.stashed_bytes(statistics=False) == 34 * sbh
 
 
@@ -85,7 +85,7 @@ def test_the_head_keeps_4sbh_and_4sbv(size, layers):
     t, per_device, width, s, b = size
     h, v = t * per_device * width, 512 * t
     model = gpt(h, t * per_device, s, layers, vocab=v)
-    graph = layer_graph(model, Strategy(microbatch=b, tensor_parallel=t, sequence_parallel=t > 1))
+    graph = layer_graph(model, Strategy(micro_batch=b, tp=t, sequence_parallel=t > 1))
     head = graph.layers[-1].forward
     assert t * head.stashed_bytes(statistics=False) == 4 * s * b * h + 4 * s * b * v
     first = graph.layers[0].forward
@@ -101,12 +101,12 @@ def test_flops_are_equation_3_of_narayanan(size, layers, vocab):
     model = gpt(h, a, s, layers, vocab * t)
     v = model.vocab
     exact = 72 * b * layers * s * h * h + 12 * b * layers * s * s * h + 6 * b * s * h * v
-    graph = layer_graph(model, Strategy(microbatch=b))
+    graph = layer_graph(model, Strategy(micro_batch=b))
     assert graph.flops == pytest.approx(exact, rel=1e-12)
     again = sum(x.count * x.forward.flops for x in graph.layers if "block" in x.kind)
     recomputed = 96 * b * layers * s * h * h + 16 * b * layers * s * s * h + 6 * b * s * h * v
     assert graph.flops + again == pytest.approx(recomputed, rel=1e-12)
-    shared = layer_graph(model, Strategy(microbatch=b, tensor_parallel=t))
+    shared = layer_graph(model, Strategy(micro_batch=b, tp=t))
     assert t * shared.flops == pytest.approx(exact, rel=1e-12)
 
 
@@ -114,9 +114,9 @@ def test_flops_are_equation_3_of_narayanan(size, layers, vocab):
 
 WIDTHS = [
     Strategy(),
-    Strategy(tensor_parallel=2),
-    Strategy(tensor_parallel=4, sequence_parallel=True, microbatch=2),
-    Strategy(context_parallel=2),
+    Strategy(tp=2),
+    Strategy(tp=4, sequence_parallel=True, micro_batch=2),
+    Strategy(cp=2),
 ]
 
 
@@ -164,7 +164,7 @@ def check(graph):
 
 def test_a_gpt_block_operator_by_operator():
     model = gpt(64, 4, 16)
-    layer = block(model, microbatch=2)
+    layer = block(model, micro_batch=2)
     assert layer.forward.names == (
         "attention-norm", "qkv", "scores", "softmax", "score-dropout", "mix", "proj",
         "attention-dropout", "attention-residual",
@@ -209,9 +209,9 @@ def test_megatron_collectives():
 
     model = gpt(64, 4, 16)
     payload = 2 * 16 * 64
-    plain = block(model, tensor_parallel=4)
+    plain = block(model, tp=4)
     assert collectives(plain.forward) == collectives(plain.backward) == {"all-reduce": 2}
-    split = block(model, tensor_parallel=4, sequence_parallel=True)
+    split = block(model, tp=4, sequence_parallel=True)
     assert collectives(split.forward) == {"all-gather": 2, "reduce-scatter": 2}
     # inputs of the column-split products are gathered once more for their weight gradients
     assert collectives(split.backward) == {"all-gather": 4, "reduce-scatter": 2}
@@ -225,7 +225,7 @@ def test_megatron_collectives():
 
 def test_experts():
     model = models.load("mixtral-8x7b")
-    layer = block(model, expert_parallel=4, seq=1024)
+    layer = block(model, ep=4, seq=1024)
     names = layer.forward.names
     up = layer.forward.ops[names.index("expert-up")]
     # 1,024 tokens x 2 experts over 8 experts, from 4 devices
@@ -250,10 +250,8 @@ def test_experts():
 )  # fmt: skip
 def test_rows_are_put_in_another_order_on_the_way_to_experts(moves, width, added):
     model = models.load("mixtral-8x7b")
-    plain = block(model, expert_parallel=width, seq=1024)
-    moved = block(
-        model.replace(moe=model.moe.replace(moves=moves)), expert_parallel=width, seq=1024
-    )
+    plain = block(model, ep=width, seq=1024)
+    moved = block(model.replace(moe=model.moe.replace(moves=moves)), ep=width, seq=1024)
     assert sorted(set(moved.forward.names) - set(plain.forward.names)) == sorted(added)
     assert moved.forward.flops == plain.forward.flops
     assert moved.forward.stashed_bytes() == plain.forward.stashed_bytes()
@@ -283,7 +281,7 @@ def test_encoder_decoder_is_no_chain():
 
 def test_context_parallel_shares_rows_and_gathers_keys_and_values():
     model = models.load("llama2-7b")
-    one, four = block(model), block(model, context_parallel=4)
+    one, four = block(model), block(model, cp=4)
     assert four.forward.flops == pytest.approx(one.forward.flops / 4)
     gather = four.forward.ops[four.forward.names.index("kv-gather")]
     assert gather["payload_bytes"] == 2 * 2 * 4096 * 4096
@@ -315,13 +313,13 @@ def test_fusion_keeps_work_and_memory(name):
 @pytest.mark.parametrize(
     ("name", "strategy", "reason"),
     [
-        ("gpt2", {"tensor_parallel": 4}, "tensor_parallel: 4 does not divide 25 heads"),
-        ("llama3-8b", {"tensor_parallel": 64}, "tensor_parallel: 64 does not divide 32 heads"),
-        ("qwen2-0.5b", {"tensor_parallel": 7}, "neither divides 2 key/value heads nor is a multiple"),
-        ("llama2-7b", {"context_parallel": 3}, "context_parallel: 3 does not divide the sequence of 4096"),
-        ("llama2-7b", {"tensor_parallel": 8, "sequence_parallel": True, "seq": 12}, "sequence_parallel: 8 devices do not divide 12 rows"),
-        ("mixtral-8x7b", {"expert_parallel": 3}, "expert_parallel: 3 does not divide 8 experts"),
-        ("llama2-7b", {"expert_parallel": 2}, "llama2-7b has no experts"),
+        ("gpt2", {"tp": 4}, "tp: 4 does not divide 25 heads"),
+        ("llama3-8b", {"tp": 64}, "tp: 64 does not divide 32 heads"),
+        ("qwen2-0.5b", {"tp": 7}, "neither divides 2 key/value heads nor is a multiple"),
+        ("llama2-7b", {"cp": 3}, "cp: 3 does not divide the sequence of 4096"),
+        ("llama2-7b", {"tp": 8, "sequence_parallel": True, "seq": 12}, "sequence_parallel: 8 devices do not divide 12 rows"),
+        ("mixtral-8x7b", {"ep": 3}, "ep: 3 does not divide 8 experts"),
+        ("llama2-7b", {"ep": 2}, "llama2-7b has no experts"),
         ("gpt2", {"seq": 2048}, "seq: 2048 is more than the 1024 positions of gpt2"),
     ],
 )  # fmt: skip
@@ -335,10 +333,10 @@ def test_impossible_widths_say_why(name, strategy, reason):
 def test_key_value_heads_are_replicated_beyond_their_number():
     """8 key/value heads over 16 devices: each device holds one, two devices hold the same."""
     model = models.load("llama3-8b")
-    graph = block(model, tensor_parallel=16)
+    graph = block(model, tp=16)
     k = graph.forward.ops[graph.forward.names.index("k")]
     assert k["n"] == model.head_width
-    held = block(model, tensor_parallel=8)
+    held = block(model, tp=8)
     assert held.forward.ops[held.forward.names.index("k")]["n"] == model.head_width
 
 
@@ -360,7 +358,7 @@ def test_rules_are_data():
 )
 def test_kept_bytes_fall_with_width_and_recomputation(name, t, split, mode):
     model = models.load(name).replace(attention="eager")
-    strategy = Strategy(tensor_parallel=t, sequence_parallel=split)
+    strategy = Strategy(tp=t, sequence_parallel=split)
     assume(not reasons(model, strategy))
     narrow, wide = layer_graph(model), layer_graph(model, strategy)
     for a, b in zip(narrow.layers, wide.layers, strict=True):
@@ -391,14 +389,14 @@ def replicated(model, kind):
 )
 def test_shares_of_all_devices_add_up_to_the_model(name, t):
     model = models.load(name)
-    for layer in layer_graph(model, Strategy(tensor_parallel=t)).layers:
+    for layer in layer_graph(model, Strategy(tp=t)).layers:
         copies = (t - 1) * replicated(model, layer.kind)
         assert t * layer.device_parameters == layer.parameters + copies, layer.kind
 
 
 def test_experts_are_shared_over_devices():
     model = models.load("mixtral-8x7b")
-    whole, quarter = block(model), block(model, expert_parallel=4)
+    whole, quarter = block(model), block(model, ep=4)
     one_expert = model.ffn_parameters(model.moe.expert_ffn)
     assert whole.device_parameters - quarter.device_parameters == 6 * one_expert
 
@@ -422,7 +420,7 @@ def test_any_subset_of_operators_can_be_recomputed():
 
 def test_recomputing_what_is_needed_leaves_the_last_product_out():
     """Measured on an H200 with torchtitan's block: 908 MB kept of 16,384 tokens by its policy."""
-    graph = block(models.load("llama3-8b").replace(seq=8192), microbatch=2).forward
+    graph = block(models.load("llama3-8b").replace(seq=8192), micro_batch=2).forward
     left_out = set(graph.names) - graph.recomputed("needed")
     assert left_out == {"down", "ffn-residual"}
     assert graph.stashed_bytes("needed") == graph.stashed_bytes("full")

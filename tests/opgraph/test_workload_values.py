@@ -30,12 +30,12 @@ def test_nothing_is_fused_onto_a_product_that_others_read():
 
 
 def test_the_loss_exchanges_three_numbers_a_token():
-    graph = layer_graph(models.load("gpt2-small"), Strategy(tensor_parallel=2, seq=128))
+    graph = layer_graph(models.load("gpt2-small"), Strategy(tp=2, seq=128))
     assert op(graph.layers[-1].forward, "loss-reduce")["payload_bytes"] == 3 * 4 * 128
 
 
 def test_a_vocabulary_is_padded_to_the_next_multiple():
-    graph = layer_graph(models.load("gpt2-small"), Strategy(tensor_parallel=2))
+    graph = layer_graph(models.load("gpt2-small"), Strategy(tp=2))
     assert op(graph.layers[-1].forward, "logits")["n"] == 25_129  # 50,257 over 2
     assert graph.layers[0].device_parameters == (25_129 + 1024) * 768
 
@@ -45,10 +45,10 @@ def test_a_vocabulary_is_padded_to_the_next_multiple():
     [
         ({}, 1, 0),
         ({}, 2, 2 * 2 * 1024 * 768),  # a message in and one out
-        ({"tensor_parallel": 4}, 2, 2 * 2 * 1024 * 768),
-        ({"tensor_parallel": 4, "sequence_parallel": True}, 1, 2 * 1024 * 768),  # gathered rows
-        ({"tensor_parallel": 4, "sequence_parallel": True}, 2, 2 * 1024 * 768 * (1 + 2 / 4)),
-        ({"context_parallel": 2, "microbatch": 3}, 2, (2 + 2 * 2 * 2) * 2 * 3 * 512 * 768),
+        ({"tp": 4}, 2, 2 * 2 * 1024 * 768),
+        ({"tp": 4, "sequence_parallel": True}, 1, 2 * 1024 * 768),  # gathered rows
+        ({"tp": 4, "sequence_parallel": True}, 2, 2 * 1024 * 768 * (1 + 2 / 4)),
+        ({"cp": 2, "micro_batch": 3}, 2, (2 + 2 * 2 * 2) * 2 * 3 * 512 * 768),
     ],
 )
 def test_buffers(strategy, stages, expected):

@@ -33,8 +33,8 @@ def test_every_public_name_resolves_and_is_listed():
 
 
 def test_search_is_the_function_whatever_is_imported_first():
-    import phaze_fast.pipeline
     import phaze_fast.explore.find
+    import phaze_fast.pipeline
 
     assert pf.search is phaze_fast.pipeline.search
     code = "import json, phaze_fast.explore.find; from phaze_fast import search; "

@@ -6,7 +6,7 @@ import pytest
 import phaze_fast as pf
 
 POD = pf.Cluster(devices=8, fabric="tpuv4-pod")
-STEP = pf.Training(global_batch=32, microbatch=1, tensor_parallel=1, schedule="1f1b")
+STEP = pf.Training(global_batch=32, micro_batch=1, tp=1, schedule="1f1b")
 
 
 @pytest.fixture(scope="module")

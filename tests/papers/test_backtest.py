@@ -5,6 +5,9 @@ import json
 import pytest
 
 import phaze_fast as pf
+from phaze_fast.cli.main import main
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.hardware import EVERY_AREA
 from phaze_fast.papers.backtest import (
     _chip,
     _data,
@@ -13,9 +16,6 @@ from phaze_fast.papers.backtest import (
     generation_names,
     generation_space,
 )
-from phaze_fast.cli.main import main
-from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import EVERY_AREA
 
 
 def test_the_real_chip_is_in_the_space_around_it_and_nothing_is_larger():

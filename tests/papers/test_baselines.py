@@ -14,6 +14,10 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast import tables
+from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
+from phaze_fast.explore.ask_tell import Explorer
+from phaze_fast.explore.goals import front_of
+from phaze_fast.hardware import AreaLimit, SpaceSpec
 from phaze_fast.papers import bayesian as bayesian_search
 from phaze_fast.papers import early_stop as walks
 from phaze_fast.papers.bayesian import bayesian
@@ -23,14 +27,10 @@ from phaze_fast.papers.early_stop import (
     random_search,
     walk_down,
 )
-from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraError
-from phaze_fast.hardware import AreaLimit, SpaceSpec
-from phaze_fast.explore.ask_tell import Explorer
-from phaze_fast.explore.goals import front_of
 
 GIB = 2**30
 POD = pf.Cluster(devices=8, fabric="tpuv4-pod")
-STEP = pf.Training(global_batch=32, microbatch=1, tensor_parallel=(1, 2), schedule="1f1b")
+STEP = pf.Training(global_batch=32, micro_batch=1, tp=(1, 2), schedule="1f1b")
 
 
 def small(**changes):

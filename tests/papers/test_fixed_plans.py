@@ -5,6 +5,7 @@ import math
 import pytest
 
 import phaze_fast as pf
+from phaze_fast.errors import InvalidInputError
 from phaze_fast.papers.fixed_plans import (
     HAND_PLANS,
     _Uniform,
@@ -12,11 +13,10 @@ from phaze_fast.papers.fixed_plans import (
     megatron_plan,
     our_plan,
 )
-from phaze_fast.errors import InvalidInputError
 
 GIB = 2**30
 POD = pf.Cluster(devices=8, fabric="tpuv4-pod")
-STEP = pf.Training(global_batch=32, microbatch=1, tensor_parallel=(1, 2), schedule="1f1b")
+STEP = pf.Training(global_batch=32, micro_batch=1, tp=(1, 2), schedule="1f1b")
 
 
 # ---- fixed plans ----
@@ -36,7 +36,7 @@ def test_hand_plans_are_the_published_ones():
 
 def test_the_hand_plan_on_1024_devices():
     cluster = pf.Cluster(devices=1024, fabric="tpuv4-pod")
-    step = pf.Training(global_batch=4096, microbatch=(1, 2))
+    step = pf.Training(global_batch=4096, micro_batch=(1, 2))
     found = hand_plan(pf.models.load("opt"), cluster, step, [64 * GIB, 32 * GIB])
     plan = found.plan
     assert (plan.pp, plan.dp, plan.tp, plan.zero, plan.schedule) == (12, 64, 1, 0, "1f1b")
@@ -48,7 +48,7 @@ def test_the_hand_plan_on_1024_devices():
 
 def test_a_hand_plan_that_needs_zero_says_so():
     cluster = pf.Cluster(devices=64, fabric="tpuv4-pod")
-    step = pf.Training(global_batch=64, microbatch=1)
+    step = pf.Training(global_batch=64, micro_batch=1)
     roomy = hand_plan(pf.models.load("llama2"), cluster, step, [64 * GIB]).plan
     assert roomy.zero == 0
     found = hand_plan(pf.models.load("llama2"), cluster, step, [int(15 * GIB)])
@@ -73,16 +73,16 @@ def test_no_hand_plan_is_a_result_with_a_reason(model, devices, capacity, why):
 
 @pytest.mark.parametrize("method", [hand_plan, megatron_plan])
 def test_a_batch_that_nothing_divides_is_named(method):
-    step = pf.Training(global_batch=24, microbatch=5)
+    step = pf.Training(global_batch=24, micro_batch=5)
     found = method(pf.models.load("bertlarge"), POD, step, [32 * GIB])
     assert found.score == math.inf
-    assert found.note == "microbatch: 5 does not divide the batch of 24"
+    assert found.note == "micro_batch: 5 does not divide the batch of 24"
 
 
 @pytest.mark.parametrize(("capacity", "batch"), [(8 * GIB, 48), (int(2.2 * GIB), 16)])
 def test_megatron_plans_are_even_and_recompute_alike(capacity, batch):
     asked = (pf.models.load("gpt2-small"), pf.Cluster(devices=16, fabric="tpuv4-pod"))
-    step = pf.Training(global_batch=batch, microbatch=1)
+    step = pf.Training(global_batch=batch, micro_batch=1)
     found, ours = megatron_plan(*asked, step, [capacity]), our_plan(*asked, step, [capacity])
     if found.plan is None:
         assert "does not fit" in found.note
@@ -98,12 +98,10 @@ def test_megatron_plans_are_even_and_recompute_alike(capacity, batch):
 def test_every_megatron_plan_is_even_and_none_is_faster_than_the_free_one(stages, schedule):
     cluster = POD.model_copy(update={"chip": pf.presets.chip("phaze-tpuv4")})
     model, modes = pf.models.load("gpt2-small"), ("none", "selective", "full")
-    step = pf.Training(
-        global_batch=48, microbatch=1, tensor_parallel=1, pipeline=stages, schedule=schedule
-    )
+    step = pf.Training(global_batch=48, micro_batch=1, tp=1, pp=stages, schedule=schedule)
     uniform = _Uniform(model, cluster, step, modes)
     even, free = uniform.plans(True, (0, 1)), uniform.plans(False, (0, 1))
-    if schedule == "interleaved" and all(12 % (stages * chunks) for chunks in step.virtual):
+    if schedule == "interleaved" and all(12 % (stages * chunks) for chunks in step.vpp):
         assert not even  # chunks of unlike sizes are for free plans alone
         assert (len(free) > 0) == (stages > 1)
         return

@@ -12,7 +12,14 @@ from placement_cases import branching, chain, random_pipeline, random_published
 from reference.placement import best_by_count, best_pipeline, best_published, faults
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.papers import LayerTable, PipelineProblem, PublishedProblem, place, place_batch, place_front
+from phaze_fast.papers import (
+    LayerTable,
+    PipelineProblem,
+    PublishedProblem,
+    place,
+    place_batch,
+    place_front,
+)
 from phaze_fast.papers.problems import place_counts
 
 # ---- enumeration ----
@@ -47,7 +54,7 @@ def against_pipeline(rng, count, shape, tied=0.0):
     assert 0.05 < feasible.count(False) / count < 0.7
 
 
-AGAINST = {"published": against_published, "pipeline": against_pipeline}
+AGAINST = {"published": against_published, "pp": against_pipeline}
 
 
 @pytest.mark.parametrize("objective", AGAINST)
@@ -270,7 +277,7 @@ def test_tables_that_are_not_right(change, words):
         ({"tables": {}}, "tables: none"),
         ({"tables": {0: LayerTable(**TABLE)}}, "tables: width 0"),
         ({"devices": 0}, "devices: 0"),
-        ({"microbatches": 0}, "microbatches: 0"),
+        ({"micro_batches": 0}, "micro_batches: 0"),
         ({"memory_bytes": NAN}, "memory_bytes"),
         ({"memory_bytes": -1.0}, "memory_bytes"),
         ({"stages": -1}, "stages"),
@@ -289,7 +296,7 @@ def test_published_problems_that_are_not_right(change, words):
         ({"schedule": "1f1"}, "schedule: '1f1' .*1f1b"),
         ({"stages": (0, 2)}, r"stages: \(0, 2\)"),
         ({"stages": (3, 2)}, r"stages: \(3, 2\)"),
-        ({"microbatches": 0}, "microbatches"),
+        ({"micro_batches": 0}, "micro_batches"),
         ({"memory_bytes": NAN}, "memory_bytes"),
         ({"piped_bytes": -1.0}, "piped_bytes"),
         ({"bucket_s": NAN}, "bucket_s"),

@@ -15,7 +15,7 @@ def test_narrow_ends_make_room_for_a_wide_middle():
         resident_bytes=[1.0] * 4,
         wide=[0, 1, 1, 0],
     )
-    found = place(PublishedProblem({4: table}, 6, memory_bytes=2.0, microbatches=1))
+    found = place(PublishedProblem({4: table}, 6, memory_bytes=2.0, micro_batches=1))
     assert (found.time_s, found.stages) == (12.0, ((0,), (1, 2), (3,)))
 
 
@@ -44,6 +44,6 @@ def test_a_layer_that_is_slow_backward_alone_may_be_the_first_stage():
     table = LayerTable(
         names="abcd", forward_s=[2] * 4, backward_s=[0, 0, 3, 0], wide=[0, 0, 1, 0], edges=()
     )
-    problem = PublishedProblem({2: table}, 3, memory_bytes=1, microbatches=2, recompute=True)
+    problem = PublishedProblem({2: table}, 3, memory_bytes=1, micro_batches=2, recompute=True)
     assert best_published(problem)[0] == 21
     assert place(problem).time_s == 21

@@ -3,9 +3,9 @@
 import pytest
 
 import phaze_fast as pf
-from phaze_fast.papers.sensitivity import variations
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import AreaLimit
+from phaze_fast.papers.sensitivity import variations
 
 
 def test_an_area_limit_that_is_a_number_stays_where_an_area_is_scaled():
@@ -45,7 +45,7 @@ def test_sensitivity_says_none_where_no_chip_is_left_within_the_limit():
         axes={"tensor_core.count": (4.0, 8.0)},
         area=AreaLimit(max_mm2=280.0),
     )
-    step = pf.Training(global_batch=8, microbatch=1, pipeline=1)
+    step = pf.Training(global_batch=8, micro_batch=1, pp=1)
     pod = pf.Cluster(devices=4, fabric="tpuv4-pod")
     found = pf.search("gpt2-small", pf.ArchitectureSpace(spec), pod, step, top=1)
     rows = {
@@ -62,7 +62,7 @@ def test_a_chip_of_the_users_own_is_a_baseline(tmp_path):
     own = pf.presets.chip("h100").replace(name="mine", clock_hz=1.2e9)
     (tmp_path / "mine.yaml").write_text(own.to_yaml())
     space = pf.ArchitectureSpace.published()[45_000:45_004]
-    step = pf.Training(global_batch=8, microbatch=1, tensor_parallel=1, pipeline=1)
+    step = pf.Training(global_batch=8, micro_batch=1, tp=1, pp=1)
     pod = pf.Cluster(devices=4, fabric="tpuv4-pod")
     found = pf.search("gpt2-small", space, pod, step, top=1)
     rows = pf.compare(found, [str(tmp_path / "mine.yaml"), "h100", own]).baselines

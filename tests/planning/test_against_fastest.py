@@ -12,7 +12,7 @@ from phaze_fast.planning import PARTS, read_asked
 @pytest.fixture(scope="module")
 def found():
     cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
-    step = Training(global_batch=64, microbatch=(1, 2), schedule="1f1b")
+    step = Training(global_batch=64, micro_batch=(1, 2), schedule="1f1b")
     return plan("llama2-7b", cluster, step, threads=1)
 
 
@@ -40,7 +40,7 @@ def test_the_fastest_itself_is_said_to_be_so(found):
         ({"tp": 3}, "3"),
         ({"pp": 16}, "16"),
         ({"dp": 5}, "5"),
-        ({"dp": 8, "zero": 0, "recompute": "none", "microbatch": 2}, "GiB"),
+        ({"dp": 8, "zero": 0, "recompute": "none", "micro_batch": 2}, "GiB"),
     ],
 )
 def test_what_cannot_be_has_its_rule_and_numbers(found, asked, said):
@@ -66,7 +66,7 @@ def test_unknown_fields_are_refused(found):
 
 def test_expert_and_context_widths_are_tried_where_practice_does():
     cluster = Cluster(devices=64, fabric="dgx-h100", chip="h100")
-    step = Training(global_batch=64, microbatch=1, tensor_parallel=1, schedule="1f1b", zero=1)
+    step = Training(global_batch=64, micro_batch=1, tp=1, schedule="1f1b", zero=1)
     moe = plan("mixtral-8x7b", cluster, step, threads=1)
     assert "expert parallel 1, 2, 4, 8;" in moe.space
     assert any(each.ep > 1 for each in moe.plans)
@@ -88,6 +88,6 @@ def test_the_command_says_space_and_why_not(tmp_path):
     assert document["why_not"]["plan"]["tp"] == 8
     first = document["plans"][0]
     assert set(first["parts_s"]) == set(PARTS)
-    for name in ("virtual", "schedule", "tflops_per_device", "tokens_per_s_per_device", "hfu"):
+    for name in ("vpp", "schedule", "tflops_per_device", "tokens_per_s_per_device", "hfu"):
         assert name in first
     assert first["tflops_per_device"] == pytest.approx(first["mfu"] * 989.4, rel=0.001)

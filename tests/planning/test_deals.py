@@ -70,13 +70,13 @@ def random_case(rng, schedule="interleaved"):
             break
     model, rounds = small_model(rng, blocks), rng.randint(1, 9)
     step = Training(
-        global_batch=rounds, microbatch=1, tensor_parallel=1, data_parallel=1, pipeline=p, zero=0,
-        schedule=schedule, virtual=max(v, 2), recompute=rng.choice(["none", "full"]),
+        global_batch=rounds, micro_batch=1, tp=1, dp=1, pp=p, zero=0,
+        schedule=schedule, vpp=max(v, 2), recompute=rng.choice(["none", "full"]),
         rank_order="replicas-inside", optimizer=rng.choice(["adam", "sgd"]), reserved_bytes=0,
     )  # fmt: skip
     cluster = Cluster(devices=p, fabric=random_fabric(rng, p), chip="h100")
     spec = PlanSpec(
-        global_batch=rounds, pp=p, schedule=schedule, virtual=v, recompute=step.recompute[0],
+        global_batch=rounds, pp=p, schedule=schedule, vpp=v, recompute=step.recompute[0],
         optimizer=step.optimizer, reserved_bytes=0,
     )  # fmt: skip
     if rng.random() < 0.5:
@@ -91,7 +91,7 @@ def timed(model, cluster, step, spec):
     (times,), room = [evaluator.times(cluster)], float(evaluator.rooms[0])
     assert len(evaluator.layouts) == 1
     found = {}
-    for sizes in set(deals(model.layers, spec.pp * spec.virtual)):
+    for sizes in set(deals(model.layers, spec.pp * spec.vpp)):
         cuts = np.array([0, *itertools.accumulate(sizes)], dtype=np.int32)
         chosen = np.zeros(spec.pp, dtype=np.int32)
         (estimate,), _ = evaluator.space.estimate(times, 0, cuts, chosen, room)
@@ -112,7 +112,7 @@ def hold(seed, schedule="interleaved"):
     assert plans.best.time_s == pytest.approx(best, rel=CLOSE), seed
     # `predict` says the same of the best deal, and of another one.
     code = SCHEDULES.index(schedule)
-    chain = _core.pipeline_chain(code, spec.pp, spec.virtual).tolist()
+    chain = _core.pipeline_chain(code, spec.pp, spec.vpp).tolist()
     held = [n for stage in plans.best.stages for n in stage.chunks]
     sizes = tuple(held[chain.index(place)] for place in range(len(chain)))
     assert found[sizes] == pytest.approx(best, rel=CLOSE), seed
@@ -140,7 +140,7 @@ def test_the_best_deal_is_the_best_of_all_in_many_cases(first):
     assert sum(hold(seed) > 10 for seed in range(first, first + 250)) > 80
 
 
-def off_the_best(seed, blocks, stages, virtual):
+def off_the_best(seed, blocks, stages, vpp):
     """By what share the plan found takes longer than the best of all deals."""
     rng = random.Random(seed)
     model = small_model(rng, blocks)
@@ -148,10 +148,10 @@ def off_the_best(seed, blocks, stages, virtual):
     rounds = rng.randint(stages, 3 * stages)
     fixed = {"global_batch": rounds, "recompute": "none", "reserved_bytes": 0}
     step = Training(
-        **fixed, microbatch=1, tensor_parallel=1, data_parallel=1, pipeline=stages, zero=0,
-        schedule="interleaved", virtual=virtual, rank_order="replicas-inside",
+        **fixed, micro_batch=1, tp=1, dp=1, pp=stages, zero=0,
+        schedule="interleaved", vpp=vpp, rank_order="replicas-inside",
     )  # fmt: skip
-    spec = PlanSpec(**fixed, pp=stages, schedule="interleaved", virtual=virtual)
+    spec = PlanSpec(**fixed, pp=stages, schedule="interleaved", vpp=vpp)
     found = plan(model, cluster, step, threads=1).best.time_s
     assert found <= predict(model, cluster, spec).time_s * (1 + CLOSE)
     least = min(timed(model, cluster, step, spec).values())
@@ -161,14 +161,14 @@ def off_the_best(seed, blocks, stages, virtual):
 
 def test_where_deals_are_many_the_best_is_close():
     """Twelve chunks of 18 blocks have 924 deals and more: those with longer chunks in a row are tried."""
-    off = [off_the_best(seed, blocks=18, stages=4, virtual=3) for seed in range(6)]
+    off = [off_the_best(seed, blocks=18, stages=4, vpp=3) for seed in range(6)]
     assert max(off) < 0.025
     assert sum(off) / len(off) < 0.008
 
 
 def test_longer_chunks_in_a_row_are_the_best_of_two_stages():
     """792 deals of 17 blocks; without such runs half of these plans are up to 0.5% slower."""
-    assert max(off_the_best(seed, blocks=17, stages=2, virtual=6) for seed in range(8)) < CLOSE
+    assert max(off_the_best(seed, blocks=17, stages=2, vpp=6) for seed in range(8)) < CLOSE
 
 
 # ---- by hand ----
@@ -191,8 +191,8 @@ def test_a_heavy_head_counts_as_layers():
     )  # fmt: skip
     cluster = Cluster(devices=4, fabric="dgx-h100", chip="h100")
     step = Training(
-        global_batch=16, microbatch=1, tensor_parallel=1, data_parallel=1, pipeline=4, zero=0,
-        schedule="interleaved", virtual=2, recompute="none",
+        global_batch=16, micro_batch=1, tp=1, dp=1, pp=4, zero=0,
+        schedule="interleaved", vpp=2, recompute="none",
     )  # fmt: skip
     best = plan(model, cluster, step).best
     blocks = [stage.kinds["block"] for stage in best.stages]

@@ -44,10 +44,10 @@ def tied_or_not(tied):
 
 @pytest.mark.parametrize("fabric", ["dgx-h100", "phaze-flat"])
 def test_the_order_of_a_list_does_not_matter(fabric):
-    step = {"global_batch": 96, "microbatch": 1, "tensor_parallel": 1, "data_parallel": 1}
+    step = {"global_batch": 96, "micro_batch": 1, "tp": 1, "dp": 1}
     on = cluster(12, fabric, chip="tpuv4")
     listed = [
-        found("bertlarge", on, schedule="1f1b", pipeline=order, **step)
+        found("bertlarge", on, schedule="1f1b", pp=order, **step)
         for order in permutations((4, 12, 6))
     ]
     for plans in listed:
@@ -58,8 +58,8 @@ def test_the_order_of_a_list_does_not_matter(fabric):
 
 def test_experts_over_more_devices_than_there_are_leave_the_rest_alone():
     plans = found(
-        "mixtral-8x7b", cluster(4, memory_gib=640), global_batch=8, microbatch=1,
-        expert_parallel=(1, 8),
+        "mixtral-8x7b", cluster(4, memory_gib=640), global_batch=8, micro_batch=1,
+        ep=(1, 8),
     )  # fmt: skip
     assert plans.plans
     assert {each.ep for each in plans.plans} == {1}
@@ -68,8 +68,8 @@ def test_experts_over_more_devices_than_there_are_leave_the_rest_alone():
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero-bubble"])
 def test_no_schedule_cuts_where_there_may_be_no_cut(schedule):
-    step = {"global_batch": 32, "microbatch": 1, "tensor_parallel": 1, "pipeline": (2, 4)}
-    step |= {"schedule": schedule, "virtual": 3}
+    step = {"global_batch": 32, "micro_batch": 1, "tp": 1, "pp": (2, 4)}
+    step |= {"schedule": schedule, "vpp": 3}
     free = found("gpt2-small", cluster(8), **step)
     assert {each.pp for each in free.plans} == {2, 4}
     bound = found("gpt2-small", cluster(8), uncut=(4, 8), tied=((9, 10),), **step)
@@ -83,8 +83,8 @@ def test_no_schedule_cuts_where_there_may_be_no_cut(schedule):
 
 
 def test_zero_is_kept_where_context_parallel_devices_share():
-    step = {"global_batch": 4, "microbatch": 1, "tensor_parallel": 1, "pipeline": 1}
-    step |= {"context_parallel": 4, "data_parallel": 1, "zero": (0, 1), "recompute": "none"}
+    step = {"global_batch": 4, "micro_batch": 1, "tp": 1, "pp": 1}
+    step |= {"cp": 4, "dp": 1, "zero": (0, 1), "recompute": "none"}
     by_zero = {each.zero: each for each in found("gpt2-small", cluster(4), **step).plans}
     assert set(by_zero) == {0, 1}
     whole, shared = (by_zero[zero].stages[0].memory["optimizer"] for zero in (0, 1))
@@ -93,15 +93,15 @@ def test_zero_is_kept_where_context_parallel_devices_share():
 
 
 @pytest.mark.parametrize("schedule", ["zero-bubble", "zb-h2", "interleaved"])
-def test_fewer_microbatches_than_stages_are_played_as_they_are(schedule):
+def test_fewer_micro_batches_than_stages_are_played_as_they_are(schedule):
     """Version 0.1.0 refused ZB-H1 for memory here; the order is defined for any number."""
-    step = {"global_batch": 4, "microbatch": 1, "tensor_parallel": 1, "data_parallel": 1}
-    step |= {"pipeline": 6, "virtual": 2, "recompute": "none"}
+    step = {"global_batch": 4, "micro_batch": 1, "tp": 1, "dp": 1}
+    step |= {"pp": 6, "vpp": 2, "recompute": "none"}
     plans = found("gpt2-small", cluster(8), schedule=schedule, **step)
     assert plans.plans
     assert not plans.rejected
     best = plans.best
-    assert (best.pp, best.microbatches) == (6, 4)
+    assert (best.pp, best.micro_batches) == (6, 4)
     # A micro-batch passes every stage both ways; the last of four has three before it somewhere.
     loads = [stage.load_s for stage in best.stages]
     name = "zb-h1" if schedule == "zero-bubble" else schedule
@@ -113,10 +113,10 @@ def test_fewer_microbatches_than_stages_are_played_as_they_are(schedule):
         assert best.time_s < plain.time_s
 
 
-def test_few_microbatches_are_refused_for_the_schedule_that_needs_more():
+def test_few_micro_batches_are_refused_for_the_schedule_that_needs_more():
     plans = found(
-        "gpt2-small", cluster(8), global_batch=4, microbatch=1, tensor_parallel=1, data_parallel=1,
-        pipeline=4, schedule="dualpipe-v",
+        "gpt2-small", cluster(8), global_batch=4, micro_batch=1, tp=1, dp=1,
+        pp=4, schedule="dualpipe-v",
     )  # fmt: skip
     assert not plans.plans
     reasons = [why for why in plans.rejected if "micro-batch" in why and "dualpipe-v" in why]
@@ -128,8 +128,8 @@ def test_few_microbatches_are_refused_for_the_schedule_that_needs_more():
 
 
 def test_experts_over_nodes_wait_for_the_network_between_them():
-    step = {"global_batch": 32, "microbatch": 1, "tensor_parallel": 8, "expert_parallel": 4}
-    step |= {"pipeline": 1, "data_parallel": 4, "schedule": "1f1b", "zero": 1}
+    step = {"global_batch": 32, "micro_batch": 1, "tp": 8, "ep": 4}
+    step |= {"pp": 1, "dp": 4, "schedule": "1f1b", "zero": 1}
     quick, slow = (
         found("mixtral-8x7b", cluster(32, nodes(450e9, rate), memory_gib=640), **step).best
         for rate in (450e9, 100e6)
@@ -138,13 +138,13 @@ def test_experts_over_nodes_wait_for_the_network_between_them():
     # A token's activations are sent to experts on other nodes and back, in both passes.
     model = pf.models.load("mixtral-8x7b")
     routed = 2 * model.seq * model.hidden * model.moe.top_k / 8  # bytes of a device
-    least = model.layers * quick.microbatches * 4 * routed * 3 / 4 / 100e6
+    least = model.layers * quick.micro_batches * 4 * routed * 3 / 4 / 100e6
     assert slow.time_s - quick.time_s > 0.5 * least
 
 
 def test_gradients_that_cross_nodes_are_priced_across_nodes():
-    step = {"global_batch": 8, "microbatch": 1, "tensor_parallel": 1, "context_parallel": 2}
-    step |= {"pipeline": 4, "data_parallel": 2, "schedule": "1f1b", "zero": 0}
+    step = {"global_batch": 8, "micro_batch": 1, "tp": 1, "cp": 2}
+    step |= {"pp": 4, "dp": 2, "schedule": "1f1b", "zero": 0}
     fabric = nodes(450e9, 1e9)
     best = found("llama2-7b", cluster(16, fabric, memory_gib=640), rank_order="stages-inside",
                  **step).best  # fmt: skip
@@ -157,20 +157,20 @@ def test_gradients_that_cross_nodes_are_priced_across_nodes():
 
 
 def test_the_last_bucket_of_context_parallel_gradients_is_a_bucket():
-    fixed = {"global_batch": 64, "microbatch": 8, "tensor_parallel": 1, "context_parallel": 8}
-    fixed |= {"pipeline": 1, "data_parallel": 1, "zero": 0, "recompute": "none"}
+    fixed = {"global_batch": 64, "micro_batch": 8, "tp": 1, "cp": 8}
+    fixed |= {"pp": 1, "dp": 1, "zero": 0, "recompute": "none"}
     exposed = []
     for rate in (450e9, 1e18):
         best = found("llama2-7b", cluster(8, nodes(rate, rate), memory_gib=640), **fixed).best
-        exposed.append(best.time_s - best.microbatches * best.stages[0].load_s)
+        exposed.append(best.time_s - best.micro_batches * best.stages[0].load_s)
     all_of_them_s = 2 * 7 / 8 * best.stages[0].memory["gradients"] / 450e9
     assert all_of_them_s > 0.05
     assert 0 < exposed[0] - exposed[1] < 0.1 * all_of_them_s
 
 
 def test_a_message_over_a_node_border_is_priced_there():
-    step = {"global_batch": 64, "microbatch": 1, "tensor_parallel": 1, "data_parallel": 1}
-    step |= {"pipeline": 16, "schedule": "1f1b", "recompute": "none"}
+    step = {"global_batch": 64, "micro_batch": 1, "tp": 1, "dp": 1}
+    step |= {"pp": 16, "schedule": "1f1b", "recompute": "none"}
     rate = 1e6
     best = found("gpt2-xl", cluster(16, nodes(450e9, rate)), **step).best
     assert best.pp == 16
@@ -185,8 +185,8 @@ def test_a_message_over_a_node_border_is_priced_there():
 
 
 def test_a_tied_embedding_is_exchanged_between_the_ends():
-    step = {"global_batch": 8, "microbatch": 1, "tensor_parallel": 1, "pipeline": 2}
-    step |= {"data_parallel": 1, "schedule": "1f1b", "recompute": "none", "zero": 0}
+    step = {"global_batch": 8, "micro_batch": 1, "tp": 1, "pp": 2}
+    step |= {"dp": 1, "schedule": "1f1b", "recompute": "none", "zero": 0}
     rate = 1e8
     own, copied = (found(tied_or_not(tied), cluster(2, nodes(rate, rate)), **step).best
                    for tied in (False, True))  # fmt: skip
@@ -203,10 +203,10 @@ def test_interleaved_chunks_of_a_decoder_receive_what_its_stages_do():
         name="both", layers=4, encoder_layers=4, hidden=256, heads=4, ffn=512, vocab=1000, seq=256,
         positions="rotary", tied_embeddings=False,
     )  # fmt: skip
-    step = {"global_batch": 8, "microbatch": 1, "tensor_parallel": 1, "data_parallel": 1}
+    step = {"global_batch": 8, "micro_batch": 1, "tp": 1, "dp": 1}
     step |= {"recompute": "none", "zero": 0}
-    chunked = {"schedule": "interleaved", "virtual": 2, "pipeline": 2}
-    staged = {"schedule": "1f1b", "pipeline": 4, "uncut": (1, 2, 4, 6, 8, 9)}  # cuts at 3, 5, 7
+    chunked = {"schedule": "interleaved", "vpp": 2, "pp": 2}
+    staged = {"schedule": "1f1b", "pp": 4, "uncut": (1, 2, 4, 6, 8, 9)}  # cuts at 3, 5, 7
     message_s = 2 * 256 * 256 / 1e6
     messages = []
     for devices, way in ((2, chunked), (4, staged)):
@@ -226,7 +226,7 @@ def test_interleaved_chunks_of_a_decoder_receive_what_its_stages_do():
 @pytest.mark.parametrize("seq", [4096, 262_144, 1_048_576])
 def test_no_plan_is_faster_than_its_chips(seq):
     on = cluster(8, nodes(1e15, 1e15), memory_gib=640_000)
-    fixed = {"global_batch": 8, "microbatch": 1, "tensor_parallel": 1, "data_parallel": 8}
+    fixed = {"global_batch": 8, "micro_batch": 1, "tp": 1, "dp": 8}
     plans = found("llama2-7b", on, seq=seq, **fixed)
     assert plans.plans
     assert all(0 < each.mfu_causal < 1 for each in plans.plans)

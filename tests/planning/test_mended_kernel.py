@@ -23,7 +23,7 @@ def nodes(rate, slow_rate, size=8):
 NO_CUT = """
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training, plan
-step = Training(global_batch=8, microbatch=1, tensor_parallel=1, pipeline=4, schedule="1f1b",
+step = Training(global_batch=8, micro_batch=1, tp=1, pp=4, schedule="1f1b",
                 uncut=tuple(range(1, 14)))
 plans = plan("gpt2-small", Cluster(devices=4, fabric="dgx-h100", chip="h100"), step)
 assert len(plans) == 0
@@ -42,7 +42,7 @@ def test_experts_in_both_rank_orders_fill_the_list():
         positions="rotary", moe={"experts": 4, "top_k": 1, "expert_ffn": 256},
     )  # fmt: skip
     cluster = Cluster(devices=8, fabric=nodes(1e11, 1e9, size=8), chip="h100")
-    step = Training(global_batch=16, microbatch=1, expert_parallel=2, tensor_parallel=1)
+    step = Training(global_batch=16, micro_batch=1, ep=2, tp=1)
     evaluator, times = evaluator_of(model, cluster, step)
     best = {}
     for at in range(len(evaluator.layouts)):
@@ -67,8 +67,8 @@ def test_a_message_that_any_rank_sends_over_a_node_border_is_priced_there(dp, pp
 def test_a_plan_found_with_recomputation_round_trips():
     cluster = Cluster(devices=4, fabric=nodes(1e9, 1e9), chip="h100")
     step = Training(
-        global_batch=8, microbatch=1, recompute="full", pipeline=2, tensor_parallel=1,
-        data_parallel=2, schedule="1f1b", zero=0,
+        global_batch=8, micro_batch=1, recompute="full", pp=2, tp=1,
+        dp=2, schedule="1f1b", zero=0,
     )  # fmt: skip
     best = plan("gpt2-small", cluster, step).best
     assert best.recompute == "full"

@@ -116,7 +116,7 @@ def test_fractions_agree_to_the_last_bits():
 
 
 @pytest.mark.parametrize("v", [1, 2, 3, 4, 5])
-def test_interleaved_runs_with_any_number_of_microbatches(v):
+def test_interleaved_runs_with_any_number_of_micro_batches(v):
     for p in range(1, 9):
         for m in range(1, 25):
             loads = [[[x] * v] * p for x in (1.0, 2.0, 1.0)]
@@ -158,7 +158,7 @@ def test_skipping_rounds_changes_nothing(schedule, spread):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_million_microbatches_go_on_at_the_pace_of_a_few(schedule):
+def test_a_million_micro_batches_go_on_at_the_pace_of_a_few(schedule):
     rng = random.Random(schedule)
     v = chunks_of(schedule, 3)
     loads = random_loads(rng, 4, v, 2.0)
@@ -285,7 +285,7 @@ def test_seconds_scale(schedule):
     assert played(schedule, doubled, m).step_s == 2 * played(schedule, loads, m).step_s
 
 
-def test_more_microbatches_take_longer():
+def test_more_micro_batches_take_longer():
     rng = random.Random(8)
     for schedule in SCHEDULES:
         loads = random_loads(rng, 4, chunks_of(schedule), 3.0)
@@ -364,7 +364,7 @@ def test_bad_loads_are_refused_by_name():
         pipelines.step_time("zb-h1", ones, ones, 4, weight_grad_s=[2.0, 1.0])
     with pytest.raises(InvalidInputError, match="overlap"):
         pipelines.step_time("1f1b", ones, ones, 4, overlap=-1)
-    with pytest.raises(InvalidTypeError, match="microbatches"):
+    with pytest.raises(InvalidTypeError, match="micro_batches"):
         pipelines.step_time("1f1b", ones, ones, 2.5)
     with pytest.raises(InvalidTypeError, match="forward_s"):
         pipelines.step_time("1f1b", "fast", ones, 4)

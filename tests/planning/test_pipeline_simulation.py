@@ -10,7 +10,7 @@ from reference.pipeline_simulation import best_zero_bubble, simulate_1f1b
 from phaze_fast.papers import LayerTable, PipelineProblem, place
 
 
-def placed(forward, backward, microbatches, weight_grad=None, edge_s=None):
+def placed(forward, backward, micro_batches, weight_grad=None, edge_s=None):
     """Time the objective gives to a pipeline whose stages are one layer each."""
     p = len(forward)
     table = LayerTable(
@@ -21,7 +21,7 @@ def placed(forward, backward, microbatches, weight_grad=None, edge_s=None):
         edge_s=edge_s,
     )
     schedule = "1f1b" if weight_grad is None else "zero-bubble"
-    found = place(PipelineProblem(table, 1.0, microbatches, stages=(p, p), schedule=schedule))
+    found = place(PipelineProblem(table, 1.0, micro_batches, stages=(p, p), schedule=schedule))
     assert len(found.stages) == p
     return found.time_s
 
@@ -48,7 +48,7 @@ def test_zero_bubble_of_equal_stages_is_exact(p, parts):
         assert placed(forward, backward, m, weight_grad) == pytest.approx(simulated, rel=1e-9)
 
 
-def test_zero_bubble_needs_as_many_microbatches_as_stages():
+def test_zero_bubble_needs_as_many_micro_batches_as_stages():
     table = LayerTable(names=range(4), forward_s=[1.0] * 4, backward_s=[2.0] * 4)
     problem = PipelineProblem(table, 1.0, 3, stages=(4, 4), schedule="zero-bubble")
     assert place(problem).status == "infeasible"

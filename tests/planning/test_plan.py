@@ -22,7 +22,7 @@ from phaze_fast.planning import (
     Training,
     infeasible,
     plan,
-    planning,
+    planner,
     predict,
 )
 
@@ -38,7 +38,7 @@ def cluster(devices, memory_gib=80, fabric="dgx-h100"):
 
 
 def found(model="gpt2-small", devices=8, memory_gib=80, **step):
-    training = Training(**{"global_batch": 32, "microbatch": (1, 2), **step})
+    training = Training(**{"global_batch": 32, "micro_batch": (1, 2), **step})
     return plan(pf.models.load(model), cluster(devices, memory_gib), training)
 
 
@@ -50,7 +50,7 @@ def test_plans_keep_to_their_limits_and_add_up(model):
     assert plans.front[0] == plans.best
     for each in [*plans.plans, *plans.front]:
         assert each.devices <= 16
-        assert each.microbatch * each.microbatches * each.dp == 32
+        assert each.micro_batch * each.micro_batches * each.dp == 32
         assert each.memory_bytes <= 80 * 2**30
         stages = each.stages
         assert sorted(i for stage in stages for i in stage.layers) == list(range(layers))
@@ -79,12 +79,12 @@ MODES = ("none", "selective", "full", "norms+activations+gated-product")
     ],
 )
 def test_plans_and_the_memory_model_agree_term_by_term(schedule, models):
-    virtual = 2 if schedule == "interleaved" else 1
+    vpp = 2 if schedule == "interleaved" else 1
     for model, zero, recompute in product(models, range(4), MODES):
-        strategy = Strategy(tensor_parallel=2, sequence_parallel=True)
+        strategy = Strategy(tp=2, sequence_parallel=True)
         graph = pf.layer_graph(pf.models.load(model), strategy)
-        common = {"schedule": schedule, "virtual": virtual, "zero": zero}
-        pipeline = Pipeline(stages=2, microbatches=8, data_parallel=4, **common)
+        common = {"schedule": schedule, "vpp": vpp, "zero": zero}
+        pipeline = Pipeline(stages=2, micro_batches=8, dp=4, **common)
         given = {"recompute": recompute, "software": PLAIN, **common}
         spec = PlanSpec(global_batch=32, tp=2, pp=2, dp=4, **given)
         for k, stage in enumerate(predict(model, cluster(16), spec).stages):
@@ -110,15 +110,15 @@ def variants_of(sizes, stage):
 
 
 def test_a_plan_takes_as_long_as_its_schedule_simulated():
-    widths = {"pipeline": (4,), "tensor_parallel": (1, 2)}
+    widths = {"pp": (4,), "tp": (1, 2)}
     plans = found("llama2-7b", 16, schedule="1f1b", software=PLAIN, **widths)
     evaluator = PlanEvaluator(plans.model, plans.cluster, plans.training, [80 * 2**30])
     times, order = evaluator.times(plans.cluster), evaluator.sizes[0].graph.order
-    widths = [(x.strategy.tensor_parallel, x.strategy.microbatch) for x in evaluator.sizes]
+    widths = [(x.strategy.tp, x.strategy.micro_batch) for x in evaluator.sizes]
     off, mixed = [], 0
     for each in plans.plans:
         mixed += any(":" in stage.recompute for stage in each.stages)
-        s = widths.index((each.tp, each.microbatch))
+        s = widths.index((each.tp, each.micro_batch))
         forward, backward, before_s = [], [], 0.0
         for stage in each.stages:
             kinds = [order[i] for i in stage.layers]
@@ -129,7 +129,7 @@ def test_a_plan_takes_as_long_as_its_schedule_simulated():
             backward.append(own[1] + after_s)
             before_s = after_s
         assert after_s == pytest.approx(0, abs=1e-9 * each.time_s)
-        simulated = simulate_1f1b(forward, backward, each.microbatches)
+        simulated = simulate_1f1b(forward, backward, each.micro_batches)
         step_s = each.time_s - each.parts_s["data_comm"] - each.parts_s["optimizer"]
         off.append(step_s / simulated - 1)
     assert len(off) >= 5
@@ -148,8 +148,8 @@ def test_more_devices_or_memory_is_never_slower(devices, memory_gib):
 
 def test_what_is_fixed_is_kept():
     plans = found(
-        "llama2-7b", 16, tensor_parallel=2, pipeline=4, data_parallel=2, zero=1, recompute="full",
-        schedule="1f1b", microbatch=2, rank_order="stages-inside", uncut=(1, 33), tied=((5, 6),),
+        "llama2-7b", 16, tp=2, pp=4, dp=2, zero=1, recompute="full",
+        schedule="1f1b", micro_batch=2, rank_order="stages-inside", uncut=(1, 33), tied=((5, 6),),
     )  # fmt: skip
     assert len(plans) == 1
     best = plans.best
@@ -163,8 +163,8 @@ def test_what_is_fixed_is_kept():
 
 def test_early_stages_recompute_where_late_ones_need_not():
     plans = found(
-        "llama2-7b", 8, memory_gib=40, microbatch=4, tensor_parallel=1, pipeline=8,
-        data_parallel=1, schedule="1f1b", zero=0, global_batch=128,
+        "llama2-7b", 8, memory_gib=40, micro_batch=4, tp=1, pp=8,
+        dp=1, schedule="1f1b", zero=0, global_batch=128,
     )  # fmt: skip
     best = plans.best
     assert best.recompute == "mixed"
@@ -181,8 +181,8 @@ def test_early_stages_recompute_where_late_ones_need_not():
 
 def test_whole_stages_recompute_early_where_blocks_may_not_differ():
     plans = found(
-        "llama2-7b", 8, memory_gib=40, microbatch=4, tensor_parallel=1, pipeline=8,
-        data_parallel=1, schedule="1f1b", zero=0, global_batch=128,
+        "llama2-7b", 8, memory_gib=40, micro_batch=4, tp=1, pp=8,
+        dp=1, schedule="1f1b", zero=0, global_batch=128,
         recompute=("none", "selective", "full"), recompute_some=False,
     )  # fmt: skip
     kinds = [stage.recompute for stage in plans.best.stages]
@@ -196,12 +196,12 @@ def test_nothing_fits_with_a_reason():
     words = str(infeasible(plans))
     assert "too much; most of it is optimizer" in words
     assert "It would fit with" in words
-    assert any(why.startswith("memory: tensor_parallel") for why in plans.rejected)
+    assert any(why.startswith("memory: tp") for why in plans.rejected)
     # What is said to be the nearest that fits does fit, and half of it does not.
     devices = int(re.search(r"It would fit with (\d+) devices", words).group(1))
     assert len(found("gpt3-175b", devices)) > 0
     assert len(found("gpt3-175b", devices // 2)) == 0
-    odd = found("gpt2-small", 8, global_batch=7, microbatch=2)
+    odd = found("gpt2-small", 8, global_batch=7, micro_batch=2)
     assert "does not divide the batch of 7" in str(infeasible(odd))
 
 
@@ -216,7 +216,7 @@ def test_a_cluster_without_chip_or_memory_is_refused():
 
 
 def test_threads_change_nothing():
-    step = Training(global_batch=32, microbatch=(1, 2))
+    step = Training(global_batch=32, micro_batch=(1, 2))
     one, two = (
         plan(pf.models.load("gpt2-small"), cluster(8), step, threads=threads) for threads in (1, 2)
     )
@@ -225,7 +225,7 @@ def test_threads_change_nothing():
 
 def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
     asked = pf.models.load("gpt2-small"), cluster(8, 4), Training(global_batch=32, uncut=(3, 5))
-    planning._prepared.cache_clear()
+    planner._prepared.cache_clear()
     first = plan(*asked, top=3)
     assert first.rejected
     assert first.complete
@@ -233,21 +233,21 @@ def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
     stopped.rejected.clear()  # the caller's own
     with ThreadPoolExecutor(2) as pool:
         others = list(pool.map(lambda _: plan(*asked, top=3, threads=1), range(4)))
-    assert planning._prepared.cache_info().misses == 1
+    assert planner._prepared.cache_info().misses == 1
     for again in (plan(*asked, top=3), *others):
         assert again.plans == first.plans
         assert again.rejected == first.rejected
         assert again.complete
         assert again.tried == first.tried
-    planning._prepared.cache_clear()
+    planner._prepared.cache_clear()
     assert plan(*asked, top=3).to_dict() == first.to_dict()
 
 
 def test_an_expert_on_one_replica_has_nobody_to_share_its_state_with():
-    fixed = {"tensor_parallel": 1, "pipeline": 2, "data_parallel": 8, "microbatch": 1}
-    alone = found("mixtral-8x7b", 16, 640, expert_parallel=8, zero=0, **fixed).best
-    shared = found("mixtral-8x7b", 16, 640, expert_parallel=8, zero=1, **fixed).best
-    graph = pf.layer_graph(pf.models.load("mixtral-8x7b"), Strategy(expert_parallel=8))
+    fixed = {"tp": 1, "pp": 2, "dp": 8, "micro_batch": 1}
+    alone = found("mixtral-8x7b", 16, 640, ep=8, zero=0, **fixed).best
+    shared = found("mixtral-8x7b", 16, 640, ep=8, zero=1, **fixed).best
+    graph = pf.layer_graph(pf.models.load("mixtral-8x7b"), Strategy(ep=8))
     moe = next(layer for layer in graph.layers if layer.kind == "moe-block")
     for before, after in zip(alone.stages, shared.stages, strict=True):
         held = sum(graph.layers[graph.order[i]].device_parameters for i in after.layers)
@@ -258,7 +258,7 @@ def test_an_expert_on_one_replica_has_nobody_to_share_its_state_with():
 
 
 def test_recomputation_shows_where_it_is_asked_for():
-    fixed = {"tensor_parallel": 1, "pipeline": 1, "schedule": "1f1b"}
+    fixed = {"tp": 1, "pp": 1, "schedule": "1f1b"}
     plain = found("gpt2-small", 8, recompute="none", **fixed).best
     again = found("gpt2-small", 8, recompute="full", **fixed).best
     assert plain.parts_s["recompute"] == 0
@@ -285,14 +285,14 @@ def test_questions_that_are_not_right():
         Training(global_batch=8, uncut=(0,))
     with pytest.raises(pf.InfeasibleError, match="too much"):
         _ = found("gpt3-175b", 8).best
-    assert "33" in str(infeasible(found("gpt2-small", 8, pipeline=33)))
-    assert "does not divide" in str(infeasible(found("gpt2-small", 8, data_parallel=3)))
+    assert "33" in str(infeasible(found("gpt2-small", 8, pp=33)))
+    assert "does not divide" in str(infeasible(found("gpt2-small", 8, dp=3)))
 
 
 def test_where_nothing_fits_replicas_share_gradients_and_weights():
     """Eight billion parameters and 65,536 tokens on eight H100s, as torchtitan ran them."""
     cluster = Cluster(devices=8, fabric="dgx-h100", chip="h100")
-    step = Training(global_batch=4, context_parallel=2, tensor_parallel=1, pipeline=1)
+    step = Training(global_batch=4, cp=2, tp=1, pp=1)
     longest = step.replace(seq=65_536)
     found = plan("llama3-8b", cluster, longest, threads=1)
     assert found.best.zero >= 2
@@ -305,10 +305,10 @@ def test_where_nothing_fits_replicas_share_gradients_and_weights():
 
 
 def test_replicas_lie_inside_where_a_pipeline_fits_into_a_node():
-    step = Training(global_batch=32, microbatch=1, tensor_parallel=1, context_parallel=1)
+    step = Training(global_batch=32, micro_batch=1, tp=1, cp=1)
     evaluator = PlanEvaluator(pf.models.load("gpt2-small"), cluster(64), step, [80 * 2**30])
     layouts = evaluator.layouts
-    several = layouts[layouts["data_parallel"] > 1]
+    several = layouts[layouts["dp"] > 1]
     both = set(several["stages"][several["rank_order"] == 1].tolist())
     assert both == {p for p in several["stages"].tolist() if 1 < p <= 8}
     assert {8, 9} <= set(several["stages"].tolist())

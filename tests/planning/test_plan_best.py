@@ -52,10 +52,10 @@ def least_time(model, cluster, spec, room):
 def alone(training, spec):
     """A training step that allows one layout."""
     return training.replace(
-        global_batch=spec.global_batch, microbatch=spec.microbatch, tensor_parallel=spec.tp,
-        context_parallel=spec.cp, expert_parallel=spec.ep, pipeline=spec.pp, data_parallel=spec.dp,
-        zero=spec.zero, schedule=spec.schedule, virtual=max(spec.virtual, 2),
-        rank_order=spec.rank_order, shard=spec.shard or "all", context_kind=spec.cp_kind,
+        global_batch=spec.global_batch, micro_batch=spec.micro_batch, tp=spec.tp,
+        cp=spec.cp, ep=spec.ep, pp=spec.pp, dp=spec.dp,
+        zero=spec.zero, schedule=spec.schedule, vpp=max(spec.vpp, 2),
+        rank_order=spec.rank_order, shard=spec.shard or "all", cp_kind=spec.cp_kind,
     )  # fmt: skip
 
 

@@ -69,9 +69,9 @@ def test_bounds_of_many_random_problems_are_never_above_exact_times(block):
 def test_bounds_of_models_are_close_to_exact_times_and_never_above(name, memory_gib, some, share):
     cluster = Cluster(devices=16, fabric="dgx-h100", chip="h100")
     step = Training(
-        global_batch=64, microbatch=(1, 2), zero=(0, 1, 3), schedule=SCHEDULES[:3] if some else ("1f1b", "zb-h1"),
+        global_batch=64, micro_batch=(1, 2), zero=(0, 1, 3), schedule=SCHEDULES[:3] if some else ("1f1b", "zb-h1"),
         recompute=("auto",) if some else ("none", "selective", "full"), recompute_some=some,
-        expert_parallel=(1, 4) if name == "mixtral-8x7b" else 1,
+        ep=(1, 4) if name == "mixtral-8x7b" else 1,
     )  # fmt: skip
     on = with_memory(cluster, memory_gib * 2**30)
     evaluator, times = evaluator_of(pf.models.load(name), on, step)
@@ -83,10 +83,8 @@ def test_bounds_of_models_are_close_to_exact_times_and_never_above(name, memory_
 def test_bounds_of_interleaved_layouts_are_close():
     """A bound that left out what stages wait for would hold as well, and rule nothing out."""
     cluster = Cluster(devices=16, fabric="dgx-h100", chip="h100")
-    given = {"schedule": "interleaved", "virtual": (2, 4), "pipeline": (4, 8), "zero": 0}
-    step = Training(
-        global_batch=64, microbatch=1, tensor_parallel=(1, 2), recompute="none", **given
-    )
+    given = {"schedule": "interleaved", "vpp": (2, 4), "pp": (4, 8), "zero": 0}
+    step = Training(global_batch=64, micro_batch=1, tp=(1, 2), recompute="none", **given)
     model = pf.models.load("llama2-7b")
     evaluator, times = evaluator_of(model, with_memory(cluster, 400 * 2**30), step)
     ratios = check_layouts(evaluator, times)

@@ -43,8 +43,8 @@ def found(fabric, model=TINY, chip="h100", **fields):
     devices = 1
     for width in widths.values():
         devices *= width
-    microbatches = fields.pop("microbatches", 1)
-    batch = microbatches * fields.get("dp", 1) * fields.get("microbatch", 1)
+    micro_batches = fields.pop("micro_batches", 1)
+    batch = micro_batches * fields.get("dp", 1) * fields.get("micro_batch", 1)
     spec = PlanSpec(**{"global_batch": batch, "recompute": "none", "software": PLAIN, **fields})
     return predict(model, Cluster(devices=devices, fabric=fabric, chip=chip), spec)
 
@@ -116,7 +116,7 @@ def test_experts_with_stages_between_replicas():
 def test_all_but_a_last_bucket_is_hidden():
     """205 MB of gradients: what the backward pass cannot hide, and at least 100 MB."""
     wide = TINY.replace(hidden=512, ffn=512, vocab=50000, seq=1024, layers=1)
-    fields = {"dp": 2, "microbatch": 8}
+    fields = {"dp": 2, "micro_batch": 8}
     quick = found(flat(1e11), wide, **fields)
     assert quick.parts_s["data_comm"] == exactly(2 * 1 / 2 * 100e6 / 1e11)
     slow, slower = (found(flat(rate), wide, **fields) for rate in (1e9, 0.5e9))
@@ -158,7 +158,7 @@ def test_zero_2_scatters_gradients_of_every_micro_batch():
 
 def test_zero_3_gathers_weights_in_both_passes():
     """At 1 MB/s a micro-batch is two all-gathers and a reduce-scatter, and nothing else."""
-    plan = found(flat(1e6), dp=2, zero=3, microbatches=3)
+    plan = found(flat(1e6), dp=2, zero=3, micro_batches=3)
     each = 1 / 2 * (WEIGHT + WEIGHT + GRADIENT) * ALL / 1e6
     assert plan.stages[0].load_s == exactly(each)
     pipeline = plan.time_s - plan.parts_s["optimizer"] - 1 / 2 * GRADIENT * ALL / 1e6
@@ -200,7 +200,7 @@ def test_an_encoder_is_sent_to_every_stage_that_reads_it_once():
 
 def test_chunks_send_round_the_pipeline():
     """Two stages of two chunks: each stage receives two messages forward or back, round or not."""
-    fields = {"pp": 2, "schedule": "interleaved", "virtual": 2, "microbatches": 2}
+    fields = {"pp": 2, "schedule": "interleaved", "vpp": 2, "micro_batches": 2}
     slow, fast = (found(flat(rate), **fields) for rate in (1e6, 2e6))
     for stage, quicker, messages in zip(slow.stages, fast.stages, (1 + 2, 2 + 1), strict=True):
         assert stage.load_s - quicker.load_s == exactly(messages * MESSAGE * (1 / 1e6 - 1 / 2e6))
@@ -260,13 +260,13 @@ def test_stand_ins_by_hand():
 
 def test_micro_batches_in_flight_by_hand():
     """Where all is recomputed a block keeps its input; 1F1B, zero-bubble, two chunks a stage."""
-    fields = {"pp": 2, "recompute": "full", "microbatches": 4}
+    fields = {"pp": 2, "recompute": "full", "micro_batches": 4}
     last = [
         found(flat(1e9), **fields, **schedule).stages[1].memory["activations"]
         for schedule in (
             {},
             {"schedule": "zero-bubble"},
-            {"schedule": "interleaved", "virtual": 2},
+            {"schedule": "interleaved", "vpp": 2},
         )
     ]
     assert last == [2 * MESSAGE, 2 * 2 * MESSAGE, 3 / 2 * 2 * MESSAGE]

@@ -114,7 +114,7 @@ def test_gradients_and_weights_must_cross(zero):
             scatter = least_scatter_s(
                 cluster.fabric, ranks, dense * layers.optimizer.gradient_bytes
             )
-            m = plan.microbatches / (2 if spec.schedule == "dualpipe" else 1)  # half each way
+            m = plan.micro_batches / (2 if spec.schedule == "dualpipe" else 1)  # half each way
             least = (2 * scatter, scatter + weights, m * scatter, m * (scatter + 2 * weights))[zero]
             assert plan.time_s >= least * (1 - SLACK), spec
 
@@ -134,19 +134,19 @@ def test_messages_must_cross_every_border():
     """Every micro-batch sends its rows over each border, and their gradients come back."""
     for _, model, cluster, spec in plans(range(4100, 4110)):
         plan, rank = predict(model, cluster, spec), rank_numbers(spec)
-        rows = spec.microbatch * model.seq / spec.cp
+        rows = spec.micro_batch * model.seq / spec.cp
         shared = spec.tp if spec.sequence_parallel else 1
         for k in range(1, spec.pp):
             rate = message_rate(cluster.fabric, rank[0, 0, 0, k - 1], rank[0, 0, 0, k])
             payload = 2 * rows * model.hidden / shared
-            assert plan.time_s >= plan.microbatches * payload / rate * (1 - SLACK), spec
+            assert plan.time_s >= plan.micro_batches * payload / rate * (1 - SLACK), spec
 
 
 def test_a_step_is_as_long_as_its_slowest_stage_works():
     for _, model, cluster, spec in plans(range(4200, 4208)):
         plan = predict(model, cluster, spec)
         slowest = max(stage.load_s for stage in plan.stages)
-        assert plan.time_s >= plan.microbatches * slowest * (1 - SLACK)
+        assert plan.time_s >= plan.micro_batches * slowest * (1 - SLACK)
         # one micro-batch passes every stage forward, and back but for weight gradients
         least = sum(stage.load_s for stage in plan.stages)
         assert plan.time_s >= least * (0.5 if spec.schedule in SPLIT else 1 - SLACK), spec

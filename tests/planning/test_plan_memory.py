@@ -55,7 +55,7 @@ def row_of(layers, spec, stage, k, buffers):
             row["stash_bytes"] = whole[i]
     row["parameters"] = sum(mine for mine, _ in held)
     row["expert_parameters"] = sum(experts for _, experts in held)
-    row["expert_parallel"] = spec.strategy.expert_replicas
+    row["ep"] = spec.strategy.expert_replicas
     row["largest_layer"] = max((layers.parameters(i)[0] for i in blocks), default=0)
     row["stash_bytes"] += sum(kept.values())
     work = {i: layers.layer(i).work_bytes for i in blocks}
@@ -69,10 +69,10 @@ def row_of(layers, spec, stage, k, buffers):
     row["buffer_bytes"] = buffers + max(both, default=0) - fetched * row["largest_layer"]
     for name in ("weight_bytes", "gradient_bytes", "state_bytes"):
         row[name] = getattr(optimizer, name)
-    row["data_parallel"], row["zero"] = (spec.shard or spec.dp) * spec.cp, spec.zero
+    row["dp"], row["zero"] = (spec.shard or spec.dp) * spec.cp, spec.zero
     row["schedule"] = SCHEDULES.index(spec.schedule)
-    row["stages"], row["stage"], row["virtual"] = spec.pp, k, spec.virtual
-    row["microbatches"] = spec.global_batch // (spec.dp * spec.microbatch)
+    row["stages"], row["stage"], row["vpp"] = spec.pp, k, spec.vpp
+    row["micro_batches"] = spec.global_batch // (spec.dp * spec.micro_batch)
     return row
 
 
@@ -82,7 +82,7 @@ def test_the_kernel_and_the_numba_rule_count_the_same_bytes():
         for spec in specs:
             found = predict(model, cluster, spec)
             layers = layers_of(model, cluster, spec)
-            rows = 2.0 * spec.microbatch * model.seq / spec.cp * model.hidden
+            rows = 2.0 * spec.micro_batch * model.seq / spec.cp * model.hidden
             split = spec.sequence_parallel and spec.tp > 1
             message = rows / spec.tp if split else rows
             buffers = rows * split + 2 * message * (spec.pp > 1)
@@ -91,7 +91,7 @@ def test_the_kernel_and_the_numba_rule_count_the_same_bytes():
             terms = footprint_batch(np.concatenate(described))
             for stage, counted in zip(found.stages, terms, strict=True):
                 expected = {term: float(counted[term]) for term in TERMS}
-                if spec.virtual > 1:  # the moment counts that holds most of the larger chunks
+                if spec.vpp > 1:  # the moment counts that holds most of the larger chunks
                     for term in ("activations", "fragmentation"):
                         assert stage.memory[term] >= expected[term] * (1 - CLOSE), spec
                         expected[term] = stage.memory[term]
@@ -106,14 +106,14 @@ def test_even_plans_have_the_footprint_that_users_ask_for():
         for given in specs:
             mode = "full" if given.recompute == "auto" else "none"
             fields = {"stages": None, "recompute": mode, "software": PLAIN}
-            if given.virtual > 1:  # whose chunks footprint does not tell apart
-                fields |= {"schedule": "1f1b", "virtual": 1}
+            if given.vpp > 1:  # whose chunks footprint does not tell apart
+                fields |= {"schedule": "1f1b", "vpp": 1}
             spec = given.replace(**fields)
             found = predict(model, cluster, spec)
             layers = layers_of(model, cluster, spec)
             pipeline = Pipeline(
-                stages=spec.pp, microbatches=found.microbatches, schedule=spec.schedule,
-                data_parallel=(spec.shard or spec.dp) * spec.cp, zero=spec.zero,
+                stages=spec.pp, micro_batches=found.micro_batches, schedule=spec.schedule,
+                dp=(spec.shard or spec.dp) * spec.cp, zero=spec.zero,
             )  # fmt: skip
             rows = stage_rows(layers.graph, pipeline, mode, spec.optimizer)
             for stage, counted in zip(found.stages, footprint_batch(rows), strict=True):
@@ -130,7 +130,7 @@ MIXED = ("none", "norms+activations", "full")
 
 def searched(spec):
     """Whether all partitions of a plan are searched; those of other schedules are dealt."""
-    rounds = spec.global_batch // (spec.dp * spec.microbatch)
+    rounds = spec.global_batch // (spec.dp * spec.micro_batch)
     few = spec.schedule == "zb-h1" and rounds < spec.pp
     return spec.pp == 1 or (spec.schedule in ("1f1b", "zb-h1") and not few)
 

@@ -127,10 +127,10 @@ def test_every_plan_that_predict_scores_is_one_that_was_looked_at(cases):
 # ---- larger problems: random plans, and laws ----
 
 LARGER = {
-    "gpt2-small": {"microbatch": (1, 2), "zero": (0, 1, 3)},
-    "t5-base": {"schedule": ("1f1b", "interleaved"), "virtual": (2, 3)},
-    "mixtral-8x7b": {"expert_parallel": 4, "zero": 1, "rank_order": "replicas-inside"},
-    "llama2-7b": {"tensor_parallel": (2, 4), "zero": (2, 1), "schedule": "zero-bubble"},
+    "gpt2-small": {"micro_batch": (1, 2), "zero": (0, 1, 3)},
+    "t5-base": {"schedule": ("1f1b", "interleaved"), "vpp": (2, 3)},
+    "mixtral-8x7b": {"ep": 4, "zero": 1, "rank_order": "replicas-inside"},
+    "llama2-7b": {"tp": (2, 4), "zero": (2, 1), "schedule": "zero-bubble"},
 }
 
 
@@ -172,20 +172,20 @@ def test_no_random_plan_is_faster(name, cases):
 def obeys(each, training):
     """Whether a listed plan is one that was asked for."""
     piped = each.pp > 1
-    assert training.pipeline is None or each.pp in training.pipeline
-    assert training.data_parallel is None or each.dp in training.data_parallel
-    assert training.tensor_parallel is None or each.tp in training.tensor_parallel
-    assert each.cp in training.context_parallel
-    assert each.ep in training.expert_parallel
+    assert training.pp is None or each.pp in training.pp
+    assert training.dp is None or each.dp in training.dp
+    assert training.tp is None or each.tp in training.tp
+    assert each.cp in training.cp
+    assert each.ep in training.ep
     assert each.zero in training.zero
-    assert each.microbatch in training.microbatch
+    assert each.micro_batch in training.micro_batch
     assert not piped or each.schedule in training.schedule
-    chunks = {"interleaved": training.virtual, "zb-v": (2,), "dualpipe-v": (2,)}
-    assert each.virtual in chunks.get(each.schedule, (1,))
+    chunks = {"interleaved": training.vpp, "zb-v": (2,), "dualpipe-v": (2,)}
+    assert each.vpp in chunks.get(each.schedule, (1,))
     assert training.rank_order in ("auto", each.rank_order)
     for stage in each.stages:
         assert set(modes_in([stage.recompute])) <= {*training.recompute, "none"}
-    assert each.microbatch * each.microbatches * each.dp == training.global_batch
+    assert each.micro_batch * each.micro_batches * each.dp == training.global_batch
     starts = set()
     for stage in each.stages:
         starts |= {stage.layers[n] for n in accumulate((0, *stage.chunks[:-1]))}
@@ -197,9 +197,9 @@ def some_problem(seed):
     rng = random.Random(seed)
     model, cluster, training = random_problem(rng, 8, 16)
     if rng.random() < 0.4:
-        training = training.model_copy(update={"pipeline": some(rng, [1, 2, 3, 4])})
+        training = training.model_copy(update={"pp": some(rng, [1, 2, 3, 4])})
     if rng.random() < 0.4:
-        training = training.model_copy(update={"data_parallel": some(rng, [1, 2, 4])})
+        training = training.model_copy(update={"dp": some(rng, [1, 2, 4])})
     if rng.random() < 0.4:
         training = cut_apart(rng, model, training)
     evaluator, times = evaluator_of(model, cluster, training)
@@ -256,8 +256,8 @@ def test_the_front_is_that_of_the_fastest_plans_of_all_layouts(cases):
 
 def shuffled(rng, training):
     """The same step, every list in another order."""
-    names = ("microbatch", "tensor_parallel", "pipeline", "data_parallel", "context_parallel")
-    names += ("expert_parallel", "zero", "schedule", "virtual", "tied", "uncut")
+    names = ("micro_batch", "tp", "pp", "dp", "cp")
+    names += ("ep", "zero", "schedule", "vpp", "tied", "uncut")
     given = {name: getattr(training, name) for name in names}
     mixed = {n: tuple(rng.sample(v, len(v))) for n, v in given.items() if v is not None}
     return training.model_copy(update=mixed)

@@ -41,16 +41,16 @@ def assert_batch_agrees(model, cluster, specs):
             software=spec.software,
         )
         widths = {
-            "tensor_parallel": spec.tp,
-            "pipeline": spec.pp,
-            "data_parallel": spec.dp,
-            "context_parallel": spec.cp,
-            "context_kind": spec.cp_kind,
-            "expert_tensor": spec.etp or 0,
-            "expert_parallel": spec.ep,
-            "microbatch": spec.microbatch,
+            "tp": spec.tp,
+            "pp": spec.pp,
+            "dp": spec.dp,
+            "cp": spec.cp,
+            "cp_kind": spec.cp_kind,
+            "etp": spec.etp or 0,
+            "ep": spec.ep,
+            "micro_batch": spec.micro_batch,
             "schedule": spec.schedule,
-            "virtual": spec.virtual,
+            "vpp": spec.vpp,
         }
         modes = ["none", "selective", "full", "norms:1/activations", "full:2", "auto"]
         zeros, orders = [0, 1, 2, 3, 1, 0], ["replicas-inside", "stages-inside"] * 3

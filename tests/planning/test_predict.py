@@ -24,19 +24,17 @@ from phaze_fast.planning import (
 )
 
 ON = Cluster(devices=16, fabric="dgx-h100", chip="h100")
-ROW = {"tp": "tensor_parallel", "pp": "pipeline", "dp": "data_parallel", "cp": "context_parallel"}
-ROW |= {"ep": "expert_parallel"}
 
 
 def batch_of(model, cluster, training, specs, **more):
     """The plans of `specs` (as fields) in one call."""
-    columns = {ROW.get(name, name): [spec[name] for spec in specs] for name in specs[0]}
+    columns = {name: [spec[name] for spec in specs] for name in specs[0]}
     return predict_batch(model, cluster, training, **columns, **more)
 
 
 def random_spec(rng):
     schedule = rng.choice([*SCHEDULES, "gpipe", "zb-h1", "zb-h2", *FOLDED])
-    virtual = {"interleaved": rng.choice([2, 3]), "zb-v": 2, "dualpipe-v": rng.choice([1, 2, 2])}
+    vpp = {"interleaved": rng.choice([2, 3]), "zb-v": 2, "dualpipe-v": rng.choice([1, 2, 2])}
     return {
         "tp": rng.choice([1, 1, 2, 3]),
         "pp": rng.choice([1, 2, 3, 4]),
@@ -44,9 +42,9 @@ def random_spec(rng):
         "cp": rng.choice([1, 1, 2]),
         "ep": rng.choice([1, 1, 2]),
         "zero": rng.randint(0, 3),
-        "microbatch": rng.choice([1, 2, 3]),
+        "micro_batch": rng.choice([1, 2, 3]),
         "schedule": schedule,
-        "virtual": virtual.get(schedule, 1),
+        "vpp": vpp.get(schedule, 1),
         "recompute": rng.choice(
             ["auto", "norms+activations", "full:1", "full:2/norms", *RECOMPUTE]
         ),
@@ -102,8 +100,8 @@ def test_a_batch_is_a_loop_of_singles():
 def test_threads_change_nothing():
     widths = np.array([1, 2, 4])
     t, d = (grid.reshape(-1) for grid in np.meshgrid(widths, [16, 8, 4, 2, 1]))
-    rows = {"tensor_parallel": np.tile(t, 40), "data_parallel": np.tile(d, 40)}
-    rows["pipeline"] = 16 // (rows["tensor_parallel"] * rows["data_parallel"]).clip(1, 16)
+    rows = {"tp": np.tile(t, 40), "dp": np.tile(d, 40)}
+    rows["pp"] = 16 // (rows["tp"] * rows["dp"]).clip(1, 16)
     one, two = (
         predict_batch("gpt2-small", ON, Training(global_batch=64), **rows, threads=threads)
         for threads in (1, 2)
@@ -118,20 +116,20 @@ def test_threads_change_nothing():
 STATUSES = [
     (0, {"dp": 16}),
     (3, {"dp": 8}),
-    (4, {"dp": 16, "microbatch": 8}),
+    (4, {"dp": 16, "micro_batch": 8}),
     (5, {"pp": 16}),
-    (5, {"pp": 8, "dp": 2, "schedule": "interleaved", "virtual": 2}),
-    (5, {"pp": 8, "dp": 2, "schedule": "zb-v", "virtual": 2}),
+    (5, {"pp": 8, "dp": 2, "schedule": "interleaved", "vpp": 2}),
+    (5, {"pp": 8, "dp": 2, "schedule": "zb-v", "vpp": 2}),
     # Chunks need not divide the blocks, nor stages the micro-batches; these may be fewer.
-    (0, {"pp": 4, "dp": 4, "schedule": "interleaved", "virtual": 2}),
-    (0, {"pp": 4, "dp": 4, "schedule": "interleaved", "virtual": 3, "microbatch": 8}),
-    (0, {"pp": 8, "dp": 2, "schedule": "zero-bubble", "microbatch": 8}),
-    (6, {"dp": 8, "pp": 2, "virtual": 2}),
+    (0, {"pp": 4, "dp": 4, "schedule": "interleaved", "vpp": 2}),
+    (0, {"pp": 4, "dp": 4, "schedule": "interleaved", "vpp": 3, "micro_batch": 8}),
+    (0, {"pp": 8, "dp": 2, "schedule": "zero-bubble", "micro_batch": 8}),
+    (6, {"dp": 8, "pp": 2, "vpp": 2}),
     (6, {"dp": 8, "pp": 2, "schedule": "interleaved"}),
     (6, {"dp": 8, "pp": 2, "schedule": "zb-v"}),
-    (6, {"dp": 8, "pp": 2, "schedule": "dualpipe-v", "virtual": 3}),
-    (7, {"pp": 4, "dp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 4}),
-    (0, {"pp": 4, "dp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 2}),
+    (6, {"dp": 8, "pp": 2, "schedule": "dualpipe-v", "vpp": 3}),
+    (7, {"pp": 4, "dp": 4, "schedule": "dualpipe-v", "vpp": 2, "micro_batch": 4}),
+    (0, {"pp": 4, "dp": 4, "schedule": "dualpipe-v", "vpp": 2, "micro_batch": 2}),
     (8, {"dp": 16, "ep": 3}),
     (9, {"tp": 16}),
     (9, {"dp": 16, "zero": 4}),
@@ -140,8 +138,8 @@ STATUSES = [
 
 
 def test_each_row_of_a_batch_has_its_own_status():
-    plain = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "zero": 0, "microbatch": 1, "schedule": "1f1b"}
-    plain["virtual"] = 1
+    plain = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "zero": 0, "micro_batch": 1, "schedule": "1f1b"}
+    plain["vpp"] = 1
     specs = [plain | spec for _, spec in STATUSES]
     many = batch_of("gpt2-small", ON, Training(global_batch=64), specs)
     assert many.status.tolist() == [code for code, _ in STATUSES]
@@ -156,30 +154,30 @@ def test_each_row_of_a_batch_has_its_own_status():
 
 def test_rows_that_are_over_memory_or_cut_a_tie_say_so():
     small = with_memory(ON, 2**31)
-    many = predict_batch("gpt2-xl", small, Training(global_batch=64), data_parallel=16)
+    many = predict_batch("gpt2-xl", small, Training(global_batch=64), dp=16)
     assert many.status.tolist() == [1]
     assert many.over_bytes[0] == many.memory_bytes[0] - (2**31 - 3 * 2**29) > 0
     assert many.time_s[0] > 0
     step = Training(global_batch=64, uncut=(7,))
-    many = predict_batch("gpt2-small", ON, step, pipeline=[2, 4], data_parallel=[8, 4])
+    many = predict_batch("gpt2-small", ON, step, pp=[2, 4], dp=[8, 4])
     assert many.status.tolist() == [10, 10]  # both cut after six blocks
-    assert predict_batch("gpt2-small", ON, step, pipeline=1, data_parallel=16).status[0] == 0
+    assert predict_batch("gpt2-small", ON, step, pp=1, dp=16).status[0] == 0
 
 
 def test_widths_beyond_all_measure_are_refused_row_by_row():
     step, huge = Training(global_batch=64), [2**32, 2**62, 2**63 - 1]
-    many = predict_batch("gpt2-small", ON, step, data_parallel=huge, microbatch=huge)
+    many = predict_batch("gpt2-small", ON, step, dp=huge, micro_batch=huge)
     assert many.status.tolist() == [3, 3, 3]
-    many = predict_batch("gpt2-small", ON, step, data_parallel=16, microbatch=huge)
+    many = predict_batch("gpt2-small", ON, step, dp=16, micro_batch=huge)
     assert many.status.tolist() == [4, 4, 4]
 
 
 def test_arguments_that_are_wrong_as_a_whole_raise():
     step = Training(global_batch=64)
     for wrong, said in (
-        ({"tensor_parallel": 0}, "tensor_parallel: 0"),
-        ({"pipeline": [1, 2], "data_parallel": [1, 2, 3]}, "one length"),
-        ({"tensor_parallel": [[1, 2]]}, "one-dimensional"),
+        ({"tp": 0}, "tp: 0"),
+        ({"pp": [1, 2], "dp": [1, 2, 3]}, "one length"),
+        ({"tp": [[1, 2]]}, "one-dimensional"),
         ({"schedule": "zero_bubble"}, "did you mean 'zero-bubble'"),
         ({"rank_order": "x"}, "rank_order: 'x'"),
         ({"threads": 0}, "threads: 0"),
@@ -199,7 +197,7 @@ def test_arguments_that_are_wrong_as_a_whole_raise():
     [
         ({"tp": 2, "pp": 2, "dp": 2}, r"2 x 2 x 2 x 1 = 8 .* expected the cluster's 16 devices"),
         ({"dp": 32}, r"1 x 1 x 32 x 1 = 32 .* 16 devices"),
-        ({"tp": 4, "dp": 4, "microbatch": 3}, r"global_batch: 64 .* 4 x 3 = 12"),
+        ({"tp": 4, "dp": 4, "micro_batch": 3}, r"global_batch: 64 .* 4 x 3 = 12"),
         ({"dp": 16, "schedule": "best"}, r"schedule: 'best' .* 1f1b, gpipe, interleaved, zb-h1"),
         ({"dp": 16, "schedul": "1f1b"}, r"unknown key 'schedul'; did you mean 'schedule'"),
         ({"dp": 8, "pp": 2, "stages": (3, 4)}, r"stages: 3 \+ 4 = 7 layers; expected the 14"),
@@ -208,21 +206,21 @@ def test_arguments_that_are_wrong_as_a_whole_raise():
         ({"dp": 8, "pp": 2, "recompute": ("none",)}, r"recompute: 1 entries .* pp = 2"),
         ({"dp": 16, "recompute": "some"}, r"recompute.*'some'"),
         ({"dp": 16, "zero": 4}, r"zero: 4"),
-        ({"dp": 8, "pp": 2, "virtual": 2}, r"virtual: 2 is not accepted with 1f1b"),
+        ({"dp": 8, "pp": 2, "vpp": 2}, r"vpp: 2 is not accepted with 1f1b"),
         ({"dp": 16, "ep": 3}, r"ep: 3 does not divide dp = 16"),
         ({"tp": 16}, r"16 does not divide 12 heads"),
         ({"pp": 16}, r"16 x 1 with 12 blocks .* more stages x chunks than layers"),
         ({"dp": 16, "optimizer": "lion"}, r"optimizer: 'lion'"),
         ({"dp": 16, "seq": 4096}, r"seq: 4096 is more than the 1024"),
         (
-            {"dp": 2, "pp": 8, "schedule": "interleaved", "virtual": 3},
+            {"dp": 2, "pp": 8, "schedule": "interleaved", "vpp": 3},
             r"8 x 3 with 12 blocks .* more stages x chunks than layers",
         ),
         (
-            {"dp": 4, "pp": 4, "schedule": "dualpipe-v", "virtual": 2, "microbatch": 4},
+            {"dp": 4, "pp": 4, "schedule": "dualpipe-v", "vpp": 2, "micro_batch": 4},
             r"pp = 4.* 64 / \(4 x 4\) = 4 micro-batches .* twice as many micro-batches as stages",
         ),
-        ({"dp": 8, "pp": 2, "schedule": "zb-v"}, r"virtual: 1 is not accepted with zb-v"),
+        ({"dp": 8, "pp": 2, "schedule": "zb-v"}, r"vpp: 1 is not accepted with zb-v"),
         ({"dp": 16, "recompute": "full:0"}, r"recompute: '0' in 'full:0'"),
         ({"dp": 8, "pp": 2, "recompute": ("auto", "none")}, r"recompute.*'auto'"),
     ],
@@ -249,9 +247,9 @@ def test_what_is_no_plan_is_refused():
 
 SPECS = [
     PlanSpec(global_batch=64, dp=8, pp=2, stages=(7, 7), recompute=("none", "full")),
-    PlanSpec(global_batch=64, tp=2, dp=4, pp=2, schedule="interleaved", virtual=3, zero=1),
+    PlanSpec(global_batch=64, tp=2, dp=4, pp=2, schedule="interleaved", vpp=3, zero=1),
     PlanSpec(global_batch=64, dp=4, cp=2, pp=2, seq=512, optimizer="sgd", reserved_bytes="1 GiB"),
-    PlanSpec(global_batch=32, dp=2, tp=4, idle=True, sequence_parallel=False, microbatch=4),
+    PlanSpec(global_batch=32, dp=2, tp=4, idle=True, sequence_parallel=False, micro_batch=4),
 ]
 
 
@@ -273,7 +271,7 @@ def test_a_found_plan_carries_the_step_that_it_was_found_for():
     model = pf.models.load("gpt2-small")
     step = Training(
         global_batch=16, seq=512, optimizer="sgd", reserved_bytes=0, sequence_parallel=False,
-        tensor_parallel=(1, 2),
+        tp=(1, 2),
     )  # fmt: skip
     plans = plan(model, ON, step)
     for each in (*plans.plans, *plans.front):

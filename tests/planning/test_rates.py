@@ -5,6 +5,7 @@ import pytest
 from plan_cases import PLAIN
 
 from phaze_fast import _core
+from phaze_fast.explore.bounds import expert_stride
 from phaze_fast.hardware import Cluster, presets
 from phaze_fast.hardware.tuning import FunctionCost
 from phaze_fast.memory import optimizer
@@ -14,7 +15,6 @@ from phaze_fast.planning import PlanEvaluator, Training, plan
 from phaze_fast.planning.rates import host_s, optimizer_bytes_per_s
 from phaze_fast.planning.sizes import strategy_sizes, training_record
 from phaze_fast.planning.times import KindTimes
-from phaze_fast.explore.bounds import expert_stride
 from phaze_fast.software import load_precision
 
 
@@ -58,7 +58,7 @@ def test_a_step_that_the_host_holds_up_takes_its_operators(recompute):
     """One second for each operator: both ends and 12 blocks, which may run forward again."""
     model, cluster = load("gpt2-small"), Cluster(devices=1, fabric="dgx-h100", chip="h100")
     slow = PLAIN.replace(host_s=1.0)
-    step = Training(global_batch=1, microbatch=1, recompute=recompute, software=slow)
+    step = Training(global_batch=1, micro_batch=1, recompute=recompute, software=slow)
     layers, order = layer_graph(model).layers, layer_graph(model).order
     operators = sum(len(layers[k].forward) + len(layers[k].backward) for k in order)
     if recompute == "full":
@@ -82,8 +82,8 @@ def test_expert_groups_lie_where_tensor_groups_leave_room():
     """Ranks between neighbours: tensor groups of two lie inside, experts' in steps of those."""
     cluster = Cluster(devices=16, fabric="dgx-h100", chip="h100")
     step = Training(
-        global_batch=16, microbatch=1, tensor_parallel=(1, 2), context_parallel=1,
-        expert_parallel=(1, 4),
+        global_batch=16, micro_batch=1, tp=(1, 2), cp=1,
+        ep=(1, 4),
     )  # fmt: skip
     evaluator = PlanEvaluator(load("mixtral-8x7b"), cluster, step, [80 * 2**30])
     strides = [expert_stride(sizes) for sizes in evaluator.sizes]
@@ -96,6 +96,6 @@ def test_expert_groups_lie_where_tensor_groups_leave_room():
 )
 def test_two_devices_send_a_message_whole_or_a_half_each(scattered, sequence, share):
     model, software = load("gpt2-small"), PLAIN.replace(scattered_messages=scattered)
-    split = Strategy(tensor_parallel=2, sequence_parallel=sequence)
+    split = Strategy(tp=2, sequence_parallel=sequence)
     sizes = strategy_sizes(model, split, ("none",), software=software)
     assert sizes.record["message_bytes"].tolist() == [share * 2 * model.seq * model.hidden]

@@ -93,7 +93,7 @@ def test_what_is_no_text_is_refused_in_one_line(text, said):
     assert "\n" not in str(refused.value)
     on = Cluster(devices=8, fabric="dgx-h100", chip="h100")
     with pytest.raises((InvalidInputError, ValueError), match="recompute"):
-        predict_batch("gpt2-small", on, Training(global_batch=8), data_parallel=8, recompute=text)
+        predict_batch("gpt2-small", on, Training(global_batch=8), dp=8, recompute=text)
     with pytest.raises(InvalidInputError, match="recompute"):
         Training(global_batch=8, recompute=text)
 
@@ -129,12 +129,12 @@ def random_case(rng):
     modes = tuple(rng.sample(RECOMPUTE, rng.randint(2, 3)))
     common = {"global_batch": rng.randint(1, 6), "optimizer": "sgd-bf16", "reserved_bytes": 0}
     step = Training(
-        **common, microbatch=1, tensor_parallel=1, pipeline=p, data_parallel=1, virtual=2, zero=0,
+        **common, micro_batch=1, tp=1, pp=p, dp=1, vpp=2, zero=0,
         schedule=schedule, recompute=modes, rank_order="replicas-inside",
     )  # fmt: skip
     cluster = Cluster(devices=p, fabric=random_fabric(rng, p), chip="h100")
-    virtual = 2 if schedule in ("interleaved", "zb-v") else 1
-    spec = PlanSpec(**common, pp=p, schedule=schedule, virtual=virtual)
+    vpp = 2 if schedule in ("interleaved", "zb-v") else 1
+    spec = PlanSpec(**common, pp=p, schedule=schedule, vpp=vpp)
     low, high = (
         predict(model, cluster, spec.replace(recompute=mode)).memory_bytes
         for mode in ("full", "none")
@@ -240,7 +240,7 @@ def test_a_stage_that_recomputes_some_is_within_a_block_of_its_limit():
         whole = max(
             layer.forward.stashed_bytes() for layer in graph.layers if layer.kind == "block"
         )
-        most = best.microbatches if best.schedule == "gpipe" else min(best.microbatches, best.pp)
+        most = best.micro_batches if best.schedule == "gpipe" else min(best.micro_batches, best.pp)
         for k, stage in enumerate(best.stages):
             if ":" not in stage.recompute:
                 continue
@@ -259,7 +259,7 @@ def test_a_stage_that_recomputes_some_is_within_a_block_of_its_limit():
 def test_a_little_too_much_costs_a_little(lacking):
     """All of the first stage recomputed costs a tenth of the speed and leaves 68 GiB of it free."""
     on = Cluster(devices=8, fabric="dgx-h100", chip="h100")
-    given = {"global_batch": 64, "pp": 4, "dp": 2, "microbatch": 4, "zero": 1, "reserved_bytes": 0}
+    given = {"global_batch": 64, "pp": 4, "dp": 2, "micro_batch": 4, "zero": 1, "reserved_bytes": 0}
     plain = predict("llama2-7b", on, {**given, "recompute": "none"})
     short = with_memory(on, plain.memory_bytes - lacking * MIB)
     assert predict("llama2-7b", short, {**given, "recompute": "none"}).over_bytes > 0

@@ -60,9 +60,7 @@ def test_gathers_inside_a_node_are_faster_and_plan_finds_them():
         pf.predict("llama2-7b", WIDE, {**short, "shard": s}).parts_s["data_comm"] for s in (64, 8)
     )
     assert inside < 0.95 * whole
-    step = pf.Training(
-        global_batch=512, seq=512, zero=3, tensor_parallel=1, pipeline=1, microbatch=1
-    )
+    step = pf.Training(global_batch=512, seq=512, zero=3, tp=1, pp=1, micro_batch=1)
     found = pf.plan("llama2-7b", WIDE, step)
     assert found.best.hybrid
     assert found.best.shard == 8
@@ -89,13 +87,13 @@ def test_refusals_of_sharing_have_rule_numbers_and_nearest(given, said):
 
 def test_batches_refuse_uneven_groups_and_plans_count_them():
     rows = predict_batch(
-        "llama2-7b", WIDE, pf.Training(global_batch=64), data_parallel=64, zero=[3, 3, 0, 1],
+        "llama2-7b", WIDE, pf.Training(global_batch=64), dp=64, zero=[3, 3, 0, 1],
         shard=[8, 3, 8, 16],
     )  # fmt: skip
     assert [bool(s > 1) for s in rows.status] == [False, True, True, False]
     assert "sharing replicas" in rows.reasons[rows.status[1]]
-    step = pf.Training(global_batch=64, data_parallel=64, zero=3, shard=3, microbatch=1)
-    none = pf.plan("llama2-7b", WIDE, step.replace(tensor_parallel=1, pipeline=1))
+    step = pf.Training(global_batch=64, dp=64, zero=3, shard=3, micro_batch=1)
+    none = pf.plan("llama2-7b", WIDE, step.replace(tp=1, pp=1))
     assert not none.plans
     assert any(why.startswith("shard: 3 replicas") for why in none.rejected)
 
@@ -107,8 +105,8 @@ def test_volumes_of_the_three_ways():
     """By hand: rows of 4,096 / 4 tokens, 32 heads and 8 key/value heads of 128, 2 bytes each."""
     rows, cp = 2 * 4096 // 4, 4
     query, kv = 2 * rows * 32 * 128, 2 * 2 * rows * 8 * 128
-    common = {"context_parallel": cp, "microbatch": 2, "seq": 4096}
-    graphs = {k: layer_graph(LLAMA, Strategy(**common, context_kind=k)) for k in CONTEXT_KINDS}
+    common = {"cp": cp, "micro_batch": 2, "seq": 4096}
+    graphs = {k: layer_graph(LLAMA, Strategy(**common, cp_kind=k)) for k in CONTEXT_KINDS}
     assert ops_of(graphs["all-gather"], "context") == {"kv-gather": kv * cp}
     back = {"kv-gather-again": kv * cp, "d-kv-gather": kv * cp}
     assert ops_of(graphs["all-gather"], "context", backward=True) == back
@@ -136,16 +134,16 @@ def test_a_ring_hides_what_a_gather_does_not():
         for kind in CONTEXT_KINDS
     }
     assert seconds["ring"] < 0.2 * seconds["all-gather"]
-    step = pf.Training(global_batch=4, seq=65536, context_parallel=4, microbatch=1)
+    step = pf.Training(global_batch=4, seq=65536, cp=4, micro_batch=1)
     best = pf.plan(LLAMA, slow, step).best
-    each = [pf.plan(LLAMA, slow, step.replace(context_kind=k)).best for k in CONTEXT_KINDS]
+    each = [pf.plan(LLAMA, slow, step.replace(cp_kind=k)).best for k in CONTEXT_KINDS]
     assert best.time_s == min(plan.time_s for plan in each)
     assert best.cp_kind == "ring"
 
 
 def test_attention_loses_what_a_profile_says_beside_a_ring():
     """The longer of the transfer, and of attention with its share of each second of it."""
-    strategy = Strategy(context_parallel=4, microbatch=1, seq=8192, context_kind="ring")
+    strategy = Strategy(cp=4, micro_batch=1, seq=8192, cp_kind="ring")
     graph = layer_graph(LLAMA, strategy)
     block = graph.layers[1].forward  # the third of six: forward and backward alternate
     ring, early = block.names.index("kv-ring"), block.names.index("attention-early")
@@ -174,13 +172,13 @@ def test_attention_loses_what_a_profile_says_beside_a_ring():
 def test_ways_to_attend_that_are_not_possible():
     eager = models.load("gpt2-small")
     eager = eager.replace(attention="eager")
-    asked = Strategy(context_parallel=2, context_kind="ring")
+    asked = Strategy(cp=2, cp_kind="ring")
     assert reasons(eager, asked)[0].endswith("all-gather or ulysses, or fused attention")
-    asked = Strategy(context_parallel=3, context_kind="ulysses", seq=3072)
+    asked = Strategy(cp=3, cp_kind="ulysses", seq=3072)
     said = reasons(LLAMA, asked)[0]
-    assert said.startswith("context_kind: ulysses over 3 devices does not share out the 32 heads")
-    asked = Strategy(context_parallel=4, tensor_parallel=4, context_kind="ulysses")
-    assert "the 2 key/value heads of a device at tensor_parallel 4" in reasons(LLAMA, asked)[0]
+    assert said.startswith("cp_kind: ulysses over 3 devices does not share out the 32 heads")
+    asked = Strategy(cp=4, tp=4, cp_kind="ulysses")
+    assert "the 2 key/value heads of a device at tp 4" in reasons(LLAMA, asked)[0]
     assert "a divisor of 2" in reasons(LLAMA, asked)[0]
     wide = pf.Cluster(devices=16, fabric="dgx-h100", chip="h100")
     with pytest.raises(InvalidInputError, match="ulysses over 4 devices"):
@@ -217,9 +215,9 @@ def test_overlap_hides_its_share_of_the_exchange():
 
 def test_experts_of_a_width_of_their_own():
     """Each of 4 tensor-parallel devices sends its own quarter of the rows; weights are as many."""
-    common = {"tensor_parallel": 4, "sequence_parallel": True, "expert_parallel": 8}
-    wide = layer_graph(MIXTURE, Strategy(**common | {"expert_parallel": 2}))
-    own = layer_graph(MIXTURE, Strategy(**common, expert_tensor=1))
+    common = {"tp": 4, "sequence_parallel": True, "ep": 8}
+    wide = layer_graph(MIXTURE, Strategy(**common | {"ep": 2}))
+    own = layer_graph(MIXTURE, Strategy(**common, etp=1))
     sent = ops_of(wide, "expert")["dispatch"]
     assert ops_of(own, "expert")["dispatch"] == pytest.approx(sent / 4, rel=0.01)
     assert "ffn-gather" in ops_of(wide, "tensor")
@@ -231,7 +229,7 @@ def test_experts_of_a_width_of_their_own():
     )
     assert plan.etp == 1
     assert pf.Plan.from_dict(plan.to_dict()) == plan
-    step = pf.Training(global_batch=8, tensor_parallel=4, expert_parallel=8, expert_tensor=(1, 4))
+    step = pf.Training(global_batch=8, tp=4, ep=8, etp=(1, 4))
     assert {p.etp for p in pf.plan(MIXTURE, NODE, step, top=50).plans} == {1}
     assert "with experts over 1, 4 devices each" in pf.plan(MIXTURE, NODE, step).space
 
@@ -239,13 +237,13 @@ def test_experts_of_a_width_of_their_own():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"expert_tensor": 3}, "expert_tensor: 3 with tensor_parallel 4 is not accepted; expected"),
-        ({"expert_tensor": 1, "sequence_parallel": False}, "without sequence parallelism"),
-        ({"expert_tensor": 1, "expert_parallel": 2}, "expected a multiple of 4 / 1 = 4"),
+        ({"etp": 3}, "etp: 3 with tp 4 is not accepted; expected"),
+        ({"etp": 1, "sequence_parallel": False}, "without sequence parallelism"),
+        ({"etp": 1, "ep": 2}, "expected a multiple of 4 / 1 = 4"),
     ],
 )
 def test_widths_of_experts_that_are_not_possible(fields, said):
-    given = {"tensor_parallel": 4, "sequence_parallel": True, "expert_parallel": 8, **fields}
+    given = {"tp": 4, "sequence_parallel": True, "ep": 8, **fields}
     assert any(said in why for why in reasons(MIXTURE, Strategy(**given)))
 
 
@@ -258,11 +256,11 @@ def test_only_sensible_factors_are_accepted(capsys):
 
 # ---- DualPipe ----
 
-DUAL = {"pp": 4, "dp": 2, "global_batch": 32, "schedule": "dualpipe", "virtual": 2}
+DUAL = {"pp": 4, "dp": 2, "global_batch": 32, "schedule": "dualpipe", "vpp": 2}
 
 
 def test_dualpipe_holds_the_model_twice_and_has_a_shorter_bubble():
-    plain = {**DUAL, "schedule": "1f1b", "virtual": 1, "recompute": "none"}
+    plain = {**DUAL, "schedule": "1f1b", "vpp": 1, "recompute": "none"}
     one, two = (
         pf.predict(LLAMA, NODE, plain),
         pf.predict(LLAMA, NODE, {**DUAL, "recompute": "none"}),
@@ -282,7 +280,7 @@ def test_dualpipe_holds_the_model_twice_and_has_a_shorter_bubble():
         ({"pp": 3}, "even number of stages"),
         ({"global_batch": 18}, "even number of micro-batches"),
         ({"global_batch": 8}, "twice as many micro-batches"),
-        ({"virtual": 1}, "dualpipe takes 2 chunks a stage"),
+        ({"vpp": 1}, "dualpipe takes 2 chunks a stage"),
         ({"stages": (2, 2, 2, 2, 1, 1)}, "expected pp = 4"),
     ],
 )
@@ -292,7 +290,7 @@ def test_dualpipe_refuses(change, said):
 
 
 def test_plans_by_dualpipe_are_searched():
-    step = pf.Training(global_batch=32, schedule=("dualpipe",), pipeline=(2, 3, 4), microbatch=1)
+    step = pf.Training(global_batch=32, schedule=("dualpipe",), pp=(2, 3, 4), micro_batch=1)
     found = pf.plan(LLAMA, NODE, step)
     assert {p.schedule for p in found.plans} == {"dualpipe"}
     assert {p.pp for p in found.plans} <= {2, 4}
@@ -306,18 +304,18 @@ def test_parts_add_up_and_an_infinite_fabric_removes_communication():
     rng = np.random.default_rng(5)
     count = 200
     rows = {
-        "tensor_parallel": rng.choice([1, 2], count),
-        "data_parallel": rng.choice([2, 4, 8], count),
-        "context_parallel": rng.choice([1, 2], count),
-        "pipeline": rng.choice([1, 2, 4], count),
+        "tp": rng.choice([1, 2], count),
+        "dp": rng.choice([2, 4, 8], count),
+        "cp": rng.choice([1, 2], count),
+        "pp": rng.choice([1, 2, 4], count),
         "zero": rng.choice([0, 1, 2, 3], count),
-        "context_kind": rng.choice(CONTEXT_KINDS, count),
+        "cp_kind": rng.choice(CONTEXT_KINDS, count),
         "shard": rng.choice([0, 2], count),
     }
-    product = rows["tensor_parallel"] * rows["data_parallel"] * rows["context_parallel"]
+    product = rows["tp"] * rows["dp"] * rows["cp"]
     fast = pf.FlatFabric(name="fast", bandwidth_bytes_per_s=1e24, latency_s=0.0)
     clusters = [WIDE, pf.Cluster(devices=64, fabric=fast, chip="h100")]
-    rows["pipeline"] = 64 // product
+    rows["pp"] = 64 // product
     step = pf.Training(global_batch=64)
     slow, free = (predict_batch(LLAMA, cluster, step, **rows) for cluster in clusters)
     good = slow.status <= 1
@@ -340,22 +338,22 @@ def test_parts_of_ten_thousand_random_plans_add_up(cases):
         schedule = rng.choice(names, count)
         several = np.isin(schedule, names[4:])
         rows = {
-            "tensor_parallel": rng.choice([1, 2, 4], count),
-            "pipeline": rng.choice([1, 2, 4], count),
-            "context_parallel": rng.choice([1, 2, 4], count),
-            "microbatch": rng.choice([1, 2], count),
+            "tp": rng.choice([1, 2, 4], count),
+            "pp": rng.choice([1, 2, 4], count),
+            "cp": rng.choice([1, 2, 4], count),
+            "micro_batch": rng.choice([1, 2], count),
             "zero": rng.choice([0, 1, 2, 3], count),
             "recompute": rng.choice(["none", "full", "norms", "full:1", "auto"], count),
             "schedule": schedule,
-            "virtual": np.where(several, 2, 1),
-            "expert_parallel": rng.choice([1, 2, 4], count) if model is MIXTURE else 1,
-            "expert_tensor": rng.choice([0, 1, 2], count) if model is MIXTURE else 0,
+            "vpp": np.where(several, 2, 1),
+            "ep": rng.choice([1, 2, 4], count) if model is MIXTURE else 1,
+            "etp": rng.choice([0, 1, 2], count) if model is MIXTURE else 0,
             "rank_order": rng.choice(["replicas-inside", "stages-inside"], count),
             "shard": rng.choice([0, 0, 2, 4], count),
-            "context_kind": rng.choice(CONTEXT_KINDS, count),
+            "cp_kind": rng.choice(CONTEXT_KINDS, count),
         }
-        inner = rows["tensor_parallel"] * rows["pipeline"] * rows["context_parallel"]
-        rows["data_parallel"] = np.maximum(1, 64 // inner)
+        inner = rows["tp"] * rows["pp"] * rows["cp"]
+        rows["dp"] = np.maximum(1, 64 // inner)
         step = pf.Training(global_batch=int(rng.choice([64, 256])), expert_imbalance=1.2)
         found = predict_batch(model, WIDE, step, **rows)
         good = found.status <= 1

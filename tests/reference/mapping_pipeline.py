@@ -3,7 +3,7 @@
 
 def in_flight(rules, count, k):
     """Micro-batches that a stage holds: as counted by a play of the schedule, see the tests."""
-    batches, chunks = rules["microbatches"], rules["chunks"]
+    batches, chunks = rules["micro_batches"], rules["chunks"]
     if rules["zero_bubble"]:
         return min(batches, count)
     if chunks > 1:
@@ -23,5 +23,5 @@ def pipeline_seconds(rules, stages, links_s=0.0):
         for stage in others
     ]
     slowest_s = stages[slowest].load_s
-    more_s = (rules["microbatches"] - 1) * max(0.0, links_s - slowest_s)
-    return rules["microbatches"] * slowest_s + more_s + sum(waits) / rules["chunks"]
+    more_s = (rules["micro_batches"] - 1) * max(0.0, links_s - slowest_s)
+    return rules["micro_batches"] * slowest_s + more_s + sum(waits) / rules["chunks"]

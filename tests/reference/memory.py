@@ -5,9 +5,9 @@ from functools import cache
 from reference import pipeline_events as events
 
 
-def order_of(schedule, stages, stage, microbatches, virtual):
+def order_of(schedule, stages, stage, micro_batches, vpp):
     """The passes of one device, as docs/pipelines.md has them."""
-    p, v, m, d = stages, virtual, microbatches, stage
+    p, v, m, d = stages, vpp, micro_batches, stage
     if schedule == "zb-h1":
         return events.zero_bubble(min(m, p - d), d, m)
     if schedule == "zb-h2":
@@ -21,35 +21,35 @@ def order_of(schedule, stages, stage, microbatches, virtual):
 
 
 @cache
-def held(schedule, stages, stage, microbatches, virtual):
+def held(schedule, stages, stage, micro_batches, vpp):
     """Micro-batches a device holds at most, by walking along its order; chunks are alike."""
     now = most = 0
-    for parts in order_of(schedule, stages, stage, microbatches, virtual):
+    for parts in order_of(schedule, stages, stage, micro_batches, vpp):
         now += sum(kind == "F" for kind, _, _ in parts)
         most = max(most, now)
         now -= sum(kind in "BW" for kind, _, _ in parts)
-    return most / virtual
+    return most / vpp
 
 
-def in_flight(schedule, stages, stage, microbatches, virtual):
+def in_flight(schedule, stages, stage, micro_batches, vpp):
     """Micro-batches a stage is taken to hold: by its order, struck-out passes counted as run.
 
     Orders of interleaved chunks are written for whole groups of micro-batches, that of ZB-V for
     2p - 1 at least.
     """
-    written = microbatches
+    written = micro_batches
     if schedule == "interleaved":
-        written = -(-microbatches // stages) * stages
+        written = -(-micro_batches // stages) * stages
     if schedule == "zb-v":
-        written = max(microbatches, 2 * stages - 1)
-    return min(held(schedule, stages, stage, written, virtual), microbatches)
+        written = max(micro_batches, 2 * stages - 1)
+    return min(held(schedule, stages, stage, written, vpp), micro_batches)
 
 
 def stage_terms(row, schedules, fragmentation):
     """All terms of one row."""
-    d, zero = int(row["data_parallel"]), int(row["zero"])
+    d, zero = int(row["dp"]), int(row["zero"])
     params, experts = float(row["parameters"]), float(row["expert_parameters"])
-    own = max(1, d / max(1, int(row["expert_parallel"])))  # replicas of an expert
+    own = max(1, d / max(1, int(row["ep"])))  # replicas of an expert
 
     def shared(name, least):
         each = float(row[name])
@@ -68,8 +68,8 @@ def stage_terms(row, schedules, fragmentation):
         schedules[row["schedule"]],
         int(row["stages"]),
         int(row["stage"]),
-        int(row["microbatches"]),
-        int(row["virtual"]),
+        int(row["micro_batches"]),
+        int(row["vpp"]),
     )
     gathered = 0.0
     if zero == 3:
@@ -94,13 +94,13 @@ def stage_terms(row, schedules, fragmentation):
         live=float(row["live_bytes"]),
         logits=float(row["head_bytes"]),
         waiting=waiting,
-        microbatches=int(row["microbatches"]),
+        micro_batches=int(row["micro_batches"]),
         fragmentation=fragmentation,
     )
 
 
 def peak_terms(
-    always, gradients, late, kept, first_kept, live, logits, waiting, microbatches, fragmentation
+    always, gradients, late, kept, first_kept, live, logits, waiting, micro_batches, fragmentation
 ):
     """Terms of the instant at which a stage holds most; the earliest of several alike.
 
@@ -109,7 +109,7 @@ def peak_terms(
     """
     everything, tail, head = late
     others = max(waiting - 1, 0) * kept
-    before = everything if microbatches > waiting else None
+    before = everything if micro_batches > waiting else None
     # activations, recomputed and working, logits, late gradients
     instants = [
         (waiting * kept, 0.0, min(waiting, 1) * logits, before or 0.0),

@@ -3,7 +3,7 @@
 from reference.memory import order_of
 
 
-def simulated_peak(layers, schedule, stages, stage, microbatches, late, buffers, fragmentation):
+def simulated_peak(layers, schedule, stages, stage, micro_batches, late, buffers, fragmentation):
     """Bytes that a stage holds at most besides weights and optimiser state.
 
     A layer is a dict of what it keeps of a micro-batch (`kept`), needs beside that while it runs
@@ -19,7 +19,7 @@ def simulated_peak(layers, schedule, stages, stage, microbatches, late, buffers,
         moving = (held + extra + buffers) * (1 + fragmentation)
         most = max(most, moving + sum(layers[k]["gradient"] for k in grown))
 
-    for parts in order_of(schedule, stages, stage, microbatches, 1):
+    for parts in order_of(schedule, stages, stage, micro_batches, 1):
         for kind, _, _ in parts:
             if kind == "F":
                 for layer in layers:

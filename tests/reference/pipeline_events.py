@@ -26,9 +26,9 @@ SCHEDULES = (
 class Order:
     """Writes an order down; the micro-batch of a part is the next one of its kind and chunk."""
 
-    def __init__(self, microbatches):
+    def __init__(self, micro_batches):
         self.passes = []
-        self.microbatches = microbatches
+        self.micro_batches = micro_batches
         self.seen = Counter()
         self.waiting = []  # chunks of input gradients without their weight gradients
 
@@ -45,7 +45,7 @@ class Order:
                 self.waiting.append(chunk)
             if kind == "W":
                 self.waiting.remove(chunk)
-        if all(k < self.microbatches for _, _, k in numbered):
+        if all(k < self.micro_batches for _, _, k in numbered):
             self.passes.append(tuple(numbered))
 
     def add_oldest_weight(self):
@@ -195,13 +195,13 @@ class DeadlockError(Exception):
     """Passes wait for one another."""
 
 
-def simulate(schedule, forward, backward, weight_grad, microbatches, overlap=1):
+def simulate(schedule, forward, backward, weight_grad, micro_batches, overlap=1):
     """Play a step; seconds are lists by device, then chunk.
 
     Returns a list of (device, pass, start, end).
     """
     p, v = len(forward), len(forward[0])
-    waiting_orders = orders(schedule, p, v, microbatches)
+    waiting_orders = orders(schedule, p, v, micro_batches)
     stages = {(d, c): stage_of(schedule, p, d, c) for d in range(p) for c in range(v)}
     last = max(position for _, position in stages.values())
     arrived = set()  # (F or B, way, position, micro-batch) that have ended
@@ -252,7 +252,7 @@ def simulate(schedule, forward, backward, weight_grad, microbatches, overlap=1):
                 arrived.add(("F" if kind == "F" else "B", *stages[d, c], k))
         at[d] += 1
     if any(at[d] < len(waiting_orders[d]) for d in range(p)):
-        raise DeadlockError(schedule, p, v, microbatches)
+        raise DeadlockError(schedule, p, v, micro_batches)
     return timeline
 
 

@@ -6,13 +6,13 @@ integers or fractions the makespan is exact.
 """
 
 
-def one_f_one_b(stages, stage, microbatches):
+def one_f_one_b(stages, stage, micro_batches):
     """Order of a stage by 1F1B, as ("F" or "B", micro-batch)."""
-    warm_up = min(microbatches, stages - stage)
+    warm_up = min(micro_batches, stages - stage)
     order = [("F", k) for k in range(warm_up)]
-    for k in range(microbatches):
+    for k in range(micro_batches):
         order.append(("B", k))
-        if warm_up + k < microbatches:
+        if warm_up + k < micro_batches:
             order.append(("F", warm_up + k))
     return order
 
@@ -42,7 +42,7 @@ def play(orders, seconds, needs):
     return max(free)
 
 
-def simulate_1f1b(forward, backward, microbatches):
+def simulate_1f1b(forward, backward, micro_batches):
     """Makespan of a step by 1F1B."""
     p = len(forward)
 
@@ -52,11 +52,11 @@ def simulate_1f1b(forward, backward, microbatches):
             return [(i - 1, ("F", k))] if i > 0 else []
         return [(i, ("F", k))] + ([(i + 1, ("B", k))] if i + 1 < p else [])
 
-    orders = [one_f_one_b(p, i, microbatches) for i in range(p)]
+    orders = [one_f_one_b(p, i, micro_batches) for i in range(p)]
     return play(orders, lambda i, op: (forward if op[0] == "F" else backward)[i], needs)
 
 
-def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patience=0.0):
+def simulate_zero_bubble(forward, input_grad, weight_grad, micro_batches, patience=0.0):
     """Makespan of a step by ZB-H1.
 
     Forward passes and input gradients keep the order of 1F1B. A stage whose next one is not ready,
@@ -64,7 +64,7 @@ def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patienc
     patience it stays idle instead when what it needs comes within that share of the gradient.
     """
     p = len(forward)
-    orders = [one_f_one_b(p, i, microbatches) for i in range(p)]
+    orders = [one_f_one_b(p, i, micro_batches) for i in range(p)]
     at, pending, held, busy_until = [0] * p, [0] * p, [0] * p, [0] * p
     ended = {}
     now = 0
@@ -110,10 +110,10 @@ def simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patienc
 PATIENCE = (0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0)
 
 
-def best_zero_bubble(forward, input_grad, weight_grad, microbatches):
+def best_zero_bubble(forward, input_grad, weight_grad, micro_batches):
     """Makespan with the patience that suits best."""
     return min(
-        simulate_zero_bubble(forward, input_grad, weight_grad, microbatches, patience)
+        simulate_zero_bubble(forward, input_grad, weight_grad, micro_batches, patience)
         for patience in PATIENCE
     )
 
@@ -121,20 +121,20 @@ def best_zero_bubble(forward, input_grad, weight_grad, microbatches):
 # ---- times that can be built up from the last stage to the first ----
 
 
-def built_up_1f1b(forward, backward, microbatches):
+def built_up_1f1b(forward, backward, micro_batches):
     """Most of what any stage works and waits for, with the passes through the stages before it."""
     bound = trip = 0
     for after, (f, b) in enumerate(zip(forward[::-1], backward[::-1], strict=True)):
-        if after < microbatches:
+        if after < micro_batches:
             waits = max(0, trip - after * f) + max(0, trip - after * b)
         else:
-            waits = max(0, trip - (microbatches - 1) * f)
-        bound = max(bound + f + b, microbatches * (f + b) + waits)
+            waits = max(0, trip - (micro_batches - 1) * f)
+        bound = max(bound + f + b, micro_batches * (f + b) + waits)
         trip += f + b
     return bound
 
 
-def built_up_zero_bubble(forward, input_grad, weight_grad, microbatches):
+def built_up_zero_bubble(forward, input_grad, weight_grad, micro_batches):
     """Likewise, for at least as many micro-batches as stages.
 
     Stage i may leave i + 1 weight gradients until its last input gradient is sent on.
@@ -144,7 +144,7 @@ def built_up_zero_bubble(forward, input_grad, weight_grad, microbatches):
     for i in reversed(range(p)):
         f, b, w, after = forward[i], input_grad[i], weight_grad[i], p - 1 - i
         waits = max(0, trip - after * f) + max(0, trip - after * (b + w))
-        works = microbatches * (f + b + w) + waits
+        works = micro_batches * (f + b + w) + waits
         over = max(over + f, works)
         sent = max(sent + f + b, works - (i + 1) * w)
         trip += f + b

@@ -123,7 +123,7 @@ def _published_time(problem, rows, width, plan, replicas=None):
     for d in range(1, problem.devices // devices_of(rows, plan, width) + 1):
         if (problem.replicas and d != problem.replicas) or (replicas and d != replicas):
             continue
-        rounds = math.ceil(problem.microbatches / d) + len(plan) - 1
+        rounds = math.ceil(problem.micro_batches / d) + len(plan) - 1
         time = max(loads) * rounds + (d - 1) / d * sync
         if best is None or time < best[0]:
             best = (time, d)
@@ -159,7 +159,7 @@ def pipeline_stage(rows, stage, variant, flying, piped_bytes):
 
 def stage_of_plan(rows, problem, plan, at, variant):
     """Load and bytes of a stage of a plan in a variant."""
-    m, p = problem.microbatches, len(plan)
+    m, p = problem.micro_batches, len(plan)
     flying = min(m, p) if problem.schedule == "zero-bubble" else min(m, p - at)
     piped_bytes = problem.piped_bytes if p > 1 else 0.0
     return rows.pipeline_stage(plan[at], variant, flying, piped_bytes)
@@ -179,7 +179,7 @@ def pipeline_time(problem, plan, variants=None):
 
 
 def _pipeline_time(problem, rows, plan, variants=None):
-    if problem.schedule == "zero-bubble" and problem.microbatches < len(plan):
+    if problem.schedule == "zero-bubble" and problem.micro_batches < len(plan):
         return None
     choices = []
     for at in range(len(plan)):
@@ -218,9 +218,9 @@ def schedule_time(problem, rows, plan, chosen):
         backward.append(leaving + total(rows.backward_s[variant], stage))
         late.append(min(backward[-1], total(rows.weight_grad_s, stage)))
     if problem.schedule == "1f1b":
-        return built_up_1f1b(forward, backward, problem.microbatches)
+        return built_up_1f1b(forward, backward, problem.micro_batches)
     early = [b - w for b, w in zip(backward, late, strict=True)]
-    return built_up_zero_bubble(forward, early, late, problem.microbatches)
+    return built_up_zero_bubble(forward, early, late, problem.micro_batches)
 
 
 def best_by_count(problem):
@@ -291,7 +291,7 @@ def _published_faults(problem, placement):
     if len(placement.variants) != len(plan):
         wrong.append("there is not one variant for each stage")
     wrong += _differ("largest load", placement.max_load_s, max(loads))
-    rounds = math.ceil(problem.microbatches / d) + len(plan) - 1
+    rounds = math.ceil(problem.micro_batches / d) + len(plan) - 1
     time = max(loads) * rounds + (d - 1) / d * total(rows.sync_s, plan[0])
     return wrong + _differ("time", placement.time_s, time)
 

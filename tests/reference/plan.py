@@ -47,7 +47,7 @@ def chunks_of(layers, spec):
 
 def places(spec):
     """Chunks of the model; by DualPipe two devices hold each of them."""
-    return spec.pp if spec.schedule == "dualpipe" else spec.pp * spec.virtual
+    return spec.pp if spec.schedule == "dualpipe" else spec.pp * spec.vpp
 
 
 def stage_of(spec, c, way=0):
@@ -64,7 +64,7 @@ def chunks_on(spec, k):
     """Chunks of the model that stage k holds, in their order."""
     if spec.schedule == "dualpipe":
         return [k, spec.pp - 1 - k]
-    return [c for c in range(spec.pp * spec.virtual) if stage_of(spec, c) == k]
+    return [c for c in range(spec.pp * spec.vpp) if stage_of(spec, c) == k]
 
 
 def mode_of(text, number):
@@ -98,14 +98,14 @@ def messages_back(edges, chunk):
 
 
 def message_bytes(model, spec):
-    rows = spec.microbatch * (spec.seq or model.seq) / spec.cp
+    rows = spec.micro_batch * (spec.seq or model.seq) / spec.cp
     share = spec.tp if spec.sequence_parallel and spec.tp > 1 else 1
     return 2 * rows * model.hidden / share
 
 
 def in_flight(spec, stage):
-    m = spec.global_batch // (spec.dp * spec.microbatch)
-    p, v = spec.pp, spec.virtual
+    m = spec.global_batch // (spec.dp * spec.micro_batch)
+    p, v = spec.pp, spec.vpp
     return {
         "1f1b": min(m, p - stage),
         "gpipe": m,
@@ -138,11 +138,11 @@ def held_chunks(schedule, p, v, m):
 
 def activations(spec, stage, kept):
     """Bytes of the activations that a stage holds at its worst moment; `kept` is by chunk."""
-    m = spec.global_batch // (spec.dp * spec.microbatch)
+    m = spec.global_batch // (spec.dp * spec.micro_batch)
     counted = in_flight(spec, stage) * sum(kept)
-    if spec.virtual == 1 or spec.pp == 1:
+    if spec.vpp == 1 or spec.pp == 1:
         return counted
-    moments = held_chunks(spec.schedule, spec.pp, spec.virtual, m)[stage]
+    moments = held_chunks(spec.schedule, spec.pp, spec.vpp, m)[stage]
     return max(counted, *(sum(n * b for n, b in zip(now, kept, strict=True)) for now in moments))
 
 
@@ -207,7 +207,7 @@ def stage_memory(model, layers, spec, chunks, stage, text):
                 own = 2 * (whole - routed + routed / local)
                 gathered = 2 * whole * opt.weight_bytes * (1 - 1 / layers.shards) * (zero == 3)
                 stand_ins = max(stand_ins, own + gathered)
-    rows = spec.microbatch * (spec.seq or model.seq) / spec.cp
+    rows = spec.micro_batch * (spec.seq or model.seq) / spec.cp
     buffers = 2 * rows * model.hidden if spec.sequence_parallel and spec.tp > 1 else 0.0
     buffers += context_bytes(model, spec, rows)
     if spec.pp > 1:
@@ -241,7 +241,7 @@ def stage_memory(model, layers, spec, chunks, stage, text):
         live=live,
         logits=logits,
         waiting=in_flight(spec, stage),
-        microbatches=spec.global_batch // (spec.dp * spec.microbatch),
+        micro_batches=spec.global_batch // (spec.dp * spec.micro_batch),
         fragmentation=FRAGMENTATION,
     )
     return {term: found[term] for term in TERMS}
@@ -316,7 +316,7 @@ def played(spec, f, b, w, back=None):
 
     By DualPipe `back` has the same for micro-batches that go the other way.
     """
-    p, m = spec.pp, spec.global_batch // (spec.dp * spec.microbatch)
+    p, m = spec.pp, spec.global_batch // (spec.dp * spec.micro_batch)
     if p == 1:
         return m * (sum(f) + sum(b))
     held = [chunks_on(spec, k) for k in range(p)]
@@ -334,7 +334,7 @@ def longest_tail(layers, spec, stages):
     )
     longest = before = 0.0
     for positions in stages:
-        back = sum(layers.backward(i, "none") for i in positions) / spec.virtual
+        back = sum(layers.backward(i, "none") for i in positions) / spec.vpp
         sync = sum(layers.sync(i) for i in positions)
         step = sum(layers.step(i) for i in positions)
         exposed = min(sync, max(sync - back, bucket))
@@ -414,7 +414,7 @@ def deals(layers, spec):
 
 def partitions(layers, spec):
     """Every partition that a plan of this schedule may have."""
-    m = spec.global_batch // (spec.dp * spec.microbatch)
+    m = spec.global_batch // (spec.dp * spec.micro_batch)
     free = spec.pp == 1 or spec.schedule == "1f1b" or (spec.schedule == "zb-h1" and m >= spec.pp)
     if not free:
         yield from deals(layers, spec)

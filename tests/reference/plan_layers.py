@@ -175,15 +175,15 @@ class Layers:
         self.spec, self.network = spec, network
         model = model_as_run(model, spec.software, spec.tp)
         self.strategy = Strategy(
-            tensor_parallel=spec.tp,
+            tp=spec.tp,
             sequence_parallel=spec.sequence_parallel and spec.tp > 1,
-            context_parallel=spec.cp,
-            context_kind=spec.cp_kind if spec.cp > 1 else "all-gather",
-            expert_parallel=spec.ep,
-            expert_tensor=spec.etp if spec.etp != spec.tp else None,
+            cp=spec.cp,
+            cp_kind=spec.cp_kind if spec.cp > 1 else "all-gather",
+            ep=spec.ep,
+            etp=spec.etp if spec.etp != spec.tp else None,
             expert_imbalance=spec.expert_imbalance if spec.ep > 1 else 1.0,
             expert_overlap=spec.expert_overlap if spec.ep > 1 else 0.0,
-            microbatch=spec.microbatch,
+            micro_batch=spec.micro_batch,
             seq=spec.seq,
         )
         self.graph = graph_of(model, self.strategy)

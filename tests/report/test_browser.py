@@ -32,7 +32,7 @@ def plan_pages():
 def search_pages():
     space = pf.ArchitectureSpace.published()[45_000:45_040]
     cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
-    step = pf.Training(global_batch=64, microbatch=(1, 2))
+    step = pf.Training(global_batch=64, micro_batch=(1, 2))
     found = pf.search("bert-large", space, cluster, step, pareto=("time", "area", "energy"))
     document = found.to_dict()
     hostile = nasty(document) | {"status": "optimal"}
@@ -46,7 +46,7 @@ def sweep_pages():
         pf.Point(
             model,
             pf.Cluster(devices=n, fabric="dgx-h100", chip=chip),
-            pf.Training(global_batch=64, microbatch=2, tensor_parallel=1),
+            pf.Training(global_batch=64, micro_batch=2, tp=1),
         )
         for n in (4, 8)
         for chip in ("h100", "a100-80")

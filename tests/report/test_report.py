@@ -22,12 +22,10 @@ from phaze_fast.report.markup import Html, escape, script_json, table, tag
 @pytest.fixture(scope="session")
 def plan():
     cluster = pf.Cluster(devices=16, fabric="tpuv4-pod", chip="tpuv4")
-    step = pf.Training(
-        global_batch=32, microbatch=1, tensor_parallel=2, pipeline=4, schedule="1f1b", zero=1
-    )
+    step = pf.Training(global_batch=32, micro_batch=1, tp=2, pp=4, schedule="1f1b", zero=1)
     best = pf.plan(pf.models.load("llama2-7b"), cluster, step).best
-    names = ["tp", "pp", "dp", "cp", "ep", "zero", "microbatch", "microbatches", "schedule"]
-    names += ["virtual", "rank_order", "recompute", "devices", "time_s", "memory_bytes"]
+    names = ["tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "micro_batches", "schedule"]
+    names += ["vpp", "rank_order", "recompute", "devices", "time_s", "memory_bytes"]
     stages = [
         {name: getattr(stage, name) for name in ("kinds", "recompute", "load_s", "memory")}
         | {"layers": list(stage.layers), "memory_bytes": stage.memory_bytes}

@@ -16,7 +16,7 @@ from phaze_fast.schedule import instance_from_dict, schedule_instances
 
 ON = pf.Cluster(devices=8, fabric="dgx-h100", chip="h100")
 CHIPS = [presets.chip(name) for name in ("h100", "h200")]
-STEP = pf.Training(global_batch=16, microbatch=(1, 2), tensor_parallel=(1, 2), schedule="1f1b")
+STEP = pf.Training(global_batch=16, micro_batch=(1, 2), tp=(1, 2), schedule="1f1b")
 MODEL = pf.TransformerModel(
     name="m", layers=3, hidden=64, heads=4, ffn=128, vocab=100, seq=64, positions="rotary"
 )
@@ -56,7 +56,7 @@ def nest():
 
 def predictions():
     rows = predict_batch(
-        MODEL, ON, pf.Training(global_batch=16), tensor_parallel=[1, 2, 4], data_parallel=[8, 4, 2],
+        MODEL, ON, pf.Training(global_batch=16), tp=[1, 2, 4], dp=[8, 4, 2],
         zero=[0, 1, 2], threads=3,
     )  # fmt: skip
     return rows.time_s.tobytes() + rows.memory_bytes.tobytes()

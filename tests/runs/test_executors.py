@@ -27,7 +27,7 @@ needs_kill = pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such 
 def many(count=16):
     model = pf.models.load("bertlarge")
     cluster = Cluster(devices=4, fabric="dgx-h100", chip="h100")
-    fixed = {"microbatch": 1, "tensor_parallel": 1, "pipeline": (1, 2), "schedule": "1f1b"}
+    fixed = {"micro_batch": 1, "tp": 1, "pp": (1, 2), "schedule": "1f1b"}
     return [
         Point(model, cluster, Training(global_batch=4 * n, **fixed)) for n in range(1, count + 1)
     ]

@@ -302,7 +302,7 @@ def test_the_fingerprint_covers_all_that_prices_an_answer():
         f.relative_to(fingerprint._PACKAGE).as_posix()
         for f in fingerprint._sources(fingerprint._PACKAGE)
     }
-    assert {"cost/engine.py", "search/find.py", "documents.py", "schedule/highs.py"} <= names
+    assert {"cost/engine.py", "explore/find.py", "documents.py", "schedule/highs.py"} <= names
     assert {"hardware/data/chips/h100.yaml", "models/data/presets.yaml"} <= names
     assert not {n for n in names if n.split("/")[0] in ("cli", "report", "pipeline.py")}
 

@@ -25,7 +25,7 @@ from phaze_fast.schedule.solve import pack
 
 def test_makespans_of_some_layers_are_those_of_all():
     chips = ArchitectureSpace.tpuv4_area().chips[::900]
-    graph = layer_graph(models.load("llama2-7b"), Strategy(tensor_parallel=4))
+    graph = layer_graph(models.load("llama2-7b"), Strategy(tp=4))
     costs = estimate_costs(graph, chips, presets.fabric("tpuv4-pod"))
     rng = np.random.default_rng(3)
     root = schedule_layers(costs, max_nodes=1)
@@ -48,7 +48,7 @@ def test_makespans_of_some_layers_are_those_of_all():
 
 def test_a_bound_that_is_enough_ends_a_search_and_stays_a_bound():
     chips = ArchitectureSpace.tpuv4_area().chips[::400]
-    graph = layer_graph(models.load("llama2-7b"), Strategy(tensor_parallel=4))
+    graph = layer_graph(models.load("llama2-7b"), Strategy(tp=4))
     costs = estimate_costs(graph, chips, presets.fabric("tpuv4-pod"))
     best = schedule_layers(costs)
     for share in (0.9, 0.999, 1.0, 1.01):
@@ -63,7 +63,7 @@ def test_a_bound_that_is_enough_ends_a_search_and_stays_a_bound():
 
 def test_a_search_that_only_decides_says_whether_a_length_can_be_beaten():
     chips = ArchitectureSpace.tpuv4_area().chips[::400]
-    graph = layer_graph(models.load("llama2-7b"), Strategy(tensor_parallel=4))
+    graph = layer_graph(models.load("llama2-7b"), Strategy(tp=4))
     costs = estimate_costs(graph, chips, presets.fabric("tpuv4-pod"))
     best = schedule_layers(costs)
     wanted = np.ones(best.makespan_s.shape, dtype=bool)
@@ -79,7 +79,7 @@ def test_layers_of_a_model_on_chips():
     space = ArchitectureSpace.tpuv4_area().chips
     chips = space[:: len(space) // 40]
     fabric = presets.fabric("tpuv4-pod")
-    strategy = Strategy(tensor_parallel=2, sequence_parallel=True)
+    strategy = Strategy(tp=2, sequence_parallel=True)
     costs = estimate_costs(layer_graph(models.load("bertlarge"), strategy), chips, fabric)
     times = schedule_layers(costs)
     assert times.makespan_s.shape == (len(costs.graphs), len(chips))

@@ -95,7 +95,7 @@ def test_delayed_scaling_casts_where_no_norm_wrote_fp8():
 
 
 def test_gathers_carry_the_smaller_format():
-    strategy = Strategy(tensor_parallel=2, sequence_parallel=True)
+    strategy = Strategy(tp=2, sequence_parallel=True)
     model = models.load("llama3-8b")
     whole, low = (
         layer_graph(model, strategy, precision=load_precision(p)).layers[1] for p in ("bf16", "fp8")
@@ -124,7 +124,7 @@ def test_weights_have_copies_and_operands_are_kept_small(name):
     assert low.memory["activations"] < whole.memory["activations"]
     copies = low.stages[1].memory["weights"] - whole.stages[1].memory["weights"]
     model = models.load("llama3-8b")
-    block = layer_graph(model, Strategy(tensor_parallel=2)).layers[1]
+    block = layer_graph(model, Strategy(tp=2)).layers[1]
     assert copies == pytest.approx(16 * block.device_parameters * precision.weight_copies)
 
 
@@ -134,9 +134,7 @@ def test_the_kernel_and_the_numba_rule_count_the_same_bytes():
         spec = PlanSpec(**{**GIVEN, "precision": "mxfp8", "zero": zero, "software": plain})
         plan = predict("llama3-8b", B200, spec)
         graph = layer_graph(models.load("llama3-8b"), spec.strategy, precision=spec.precision)
-        pipeline = Pipeline(
-            stages=2, microbatches=plan.microbatches, data_parallel=spec.dp, zero=zero
-        )
+        pipeline = Pipeline(stages=2, micro_batches=plan.micro_batches, dp=spec.dp, zero=zero)
         for stage, terms in zip(
             plan.stages, footprint_batch(stage_rows(graph, pipeline)), strict=True
         ):
@@ -145,12 +143,12 @@ def test_the_kernel_and_the_numba_rule_count_the_same_bytes():
 
 
 def test_plan_predict_and_batch_give_one_answer():
-    training = pf.Training(global_batch=64, precision="fp8", microbatch=1, recompute="none")
+    training = pf.Training(global_batch=64, precision="fp8", micro_batch=1, recompute="none")
     best = pf.plan("llama3-8b", H100, training, top=1).best
     assert best.precision == "fp8"
     assert predict("llama3-8b", H100, best).time_s == pytest.approx(best.time_s, rel=1e-12)
     batch = predict_batch(
-        "llama3-8b", H100, training, tensor_parallel=2, pipeline=2, data_parallel=4, zero=1,
+        "llama3-8b", H100, training, tp=2, pp=2, dp=4, zero=1,
         recompute="none",
     )  # fmt: skip
     alone = step("fp8")
@@ -310,7 +308,7 @@ def test_what_is_cast_runs_again_with_what_it_is_cast_from_or_for():
 
 
 def test_fp8_gathers_are_turned_round_whole_where_transposes_come_late():
-    strategy = Strategy(tensor_parallel=8, sequence_parallel=True)
+    strategy = Strategy(tp=8, sequence_parallel=True)
     model = models.load("llama3-8b").replace(seq=1024)
     precision = load_precision("fp8-tensorwise")
     block = layer_graph(model, strategy, precision=precision).layers[1]
@@ -328,7 +326,7 @@ def test_micro_batches_cast_weights_anew():
         precision = load_precision("fp8-tensorwise").replace(pass_weight_casts=casts)
         for batch in (64, 128):
             for zero in (1, 3):
-                spec = {"tp": 1, "pp": 1, "dp": 16, "zero": zero, "microbatch": 1}
+                spec = {"tp": 1, "pp": 1, "dp": 16, "zero": zero, "micro_batch": 1}
                 spec |= {"global_batch": batch, "recompute": "none", "precision": precision}
                 spec |= {"software": "megatron-core"}
                 plan = predict("llama3-8b", H100, spec)

@@ -33,7 +33,7 @@ EXPECTED = {
     "maxtext",
 }
 CLUSTER = pf.Cluster(devices=8, fabric="dgx-a100", chip="a100-80")
-PLAN = {"tp": 2, "dp": 4, "global_batch": 32, "microbatch": 2, "recompute": "full"}
+PLAN = {"tp": 2, "dp": 4, "global_batch": 32, "micro_batch": 2, "recompute": "full"}
 
 
 def seconds(software, model="gpt2-small", **changed):
@@ -81,7 +81,7 @@ def test_a_host_bound_step_is_as_long_as_its_launches():
     slow = load_software("megatron-core").replace(host_s=1e-3)
     plan = predict("gpt2-small", CLUSTER, {**PLAN, "software": slow})
     graph = pf.layer_graph(
-        load("gpt2-small"), pf.Strategy(tensor_parallel=2, sequence_parallel=True, microbatch=2)
+        load("gpt2-small"), pf.Strategy(tp=2, sequence_parallel=True, micro_batch=2)
     )
     launches = 0
     for layer in graph.layers:
@@ -175,11 +175,11 @@ def test_a_profile_says_how_rows_reach_experts():
     assert model_as_run(mixture, load_software(DEFAULT)).moe == mixture.moe
 
 
-def attention_kernels(software, tensor_parallel, microbatch):
+def attention_kernels(software, tp, micro_batch):
     """Names of what runs between the scores and the mix of one block, forward."""
     gpt = load("gpt2-small").replace(heads=16, hidden=1024)
-    model = model_as_run(gpt, load_software(software), tensor_parallel)
-    strategy = Strategy(tensor_parallel=tensor_parallel, microbatch=microbatch)
+    model = model_as_run(gpt, load_software(software), tp)
+    strategy = Strategy(tp=tp, micro_batch=micro_batch)
     names = layer_graph(model, strategy).layers[1].forward.names
     return names[names.index("scores") + 1 : names.index("mix")]
 
@@ -240,7 +240,7 @@ def test_windows_are_computed_in_whole_blocks_where_a_kernel_has_them(window):
 
 def test_rows_gathered_along_sequences_are_copied_by_dtensor():
     llama = load("llama2-7b")
-    strategy = Strategy(tensor_parallel=4, sequence_parallel=True, microbatch=2)
+    strategy = Strategy(tp=4, sequence_parallel=True, micro_batch=2)
 
     def passes(software):
         model = model_as_run(llama, load_software(software), 4)
@@ -262,7 +262,7 @@ def test_rows_gathered_along_sequences_are_copied_by_dtensor():
 
 def test_gradients_are_added_by_kernels_of_their_own_where_products_do_not():
     """6 bytes a parameter in every backward pass, and no memory beside the gradients'."""
-    model, strategy = load("gpt2-small"), Strategy(tensor_parallel=2)
+    model, strategy = load("gpt2-small"), Strategy(tp=2)
     used = load_software("megatron-lm-2021")
     without = used.replace(added_gradient_bytes=0)
     graphs = [layer_graph(model_as_run(model, s, 2), strategy) for s in (used, without)]

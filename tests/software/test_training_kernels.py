@@ -23,7 +23,7 @@ def golden(name):
 
 def block(software, model="llama2-7b", **widths):
     strategy = Strategy(**widths)
-    run = model_as_run(load(model), software, strategy.tensor_parallel)
+    run = model_as_run(load(model), software, strategy.tp)
     return layer_graph(run, strategy).layers[1]
 
 
@@ -74,7 +74,7 @@ def test_gradients_of_what_one_product_makes_are_joined_not_added():
 
 
 def test_with_tensor_parallelism_whole_rows_are_added_before_they_are_scattered():
-    widths = {"tensor_parallel": 4, "sequence_parallel": True}
+    widths = {"tp": 4, "sequence_parallel": True}
     found = sums(block(load_software("fsdp-torchtitan"), **widths).backward)
     llama = load("llama2-7b")
     rows = 2.0 * llama.seq * llama.hidden

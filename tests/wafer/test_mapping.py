@@ -71,7 +71,7 @@ def test_certificates_of_stages_that_stream_past_one_another(seed):
 
 def streaming_pair(link_s):
     """Two stages of one operator that stream their weights; others pass no link of theirs."""
-    case = small(1, slots=(), modes=1 << 4, microbatches=5, weight_bytes=2.0, gradient_bytes=2.0)
+    case = small(1, slots=(), modes=1 << 4, micro_batches=5, weight_bytes=2.0, gradient_bytes=2.0)
     case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e9, "stream_shared": False}
     case.rules |= {"stream_link_s": link_s, "stream_both_s": link_s, "state_bytes": 4.0}
     case.blocks, case.boundary_s = (1, 1), (0.0, 0.0)

@@ -162,7 +162,7 @@ def every_score(case, mapping):
 
 
 def prices(case, time_s):
-    unit = time_s / case.rules["capacity_bytes"] / case.rules["microbatches"]
+    unit = time_s / case.rules["capacity_bytes"] / case.rules["micro_batches"]
     return [0.0, *(unit * f for f in (0.01, 0.1, 0.5, 1.0, 3.0, 30.0))]
 
 
@@ -262,7 +262,7 @@ def test_the_bound_is_below_what_searches_find_for_a_model(volume):
 
 
 def test_the_bound_is_exact_for_work_alone_and_for_a_forced_conversion():
-    case = small(2, state_bytes=0.0, step_bytes=0.0, microbatches=5, volume=1)
+    case = small(2, state_bytes=0.0, step_bytes=0.0, micro_batches=5, volume=1)
     case.ops[0].roles, case.ops[1].roles = "N", "B"
     case.tables["parameters"] = dict.fromkeys(case.tables["parameters"], 0.0)
     case.blocks, case.boundary_s = (2, 3), (0.25, 0.5)
@@ -300,7 +300,7 @@ def test_a_price_of_memory_is_exact_where_recomputation_must_pay_for_it(paramete
 
     The state of each block takes what room there is beside it.
     """
-    case = small(1, slots=(), modes=1, microbatches=4)
+    case = small(1, slots=(), modes=1, micro_batches=4)
     case.rules |= {
         "weight_bytes": 1.0,
         "gradient_bytes": 1.0,
@@ -336,7 +336,7 @@ def test_the_bound_of_a_stream_is_exact_where_it_alone_counts(shared):
     """Weights live off the wafer: two reads of them and one write of gradients, per die, over one
     link or over one for each direction. The conversion between the two operators runs beside the
     stream and adds nothing."""
-    case = small(2, modes=16, microbatches=3, step_bytes=0.0, gradient_bytes=4.0)
+    case = small(2, modes=16, micro_batches=3, step_bytes=0.0, gradient_bytes=4.0)
     case.rules |= {"stream_capacity_bytes": 1e9, "stream_bytes_per_s": 1e-3, "x_bytes_per_s": 4e-3}
     case.rules["stream_shared"] = shared
     case.ops[0].roles, case.ops[1].roles = "M", "B"

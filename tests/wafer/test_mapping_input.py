@@ -38,7 +38,7 @@ BROKEN = {
     "rules: two": lambda a: {"rules": np.repeat(a["rules"], 2)},
     "rules: capacity": lambda a: {"rules": with_field(a["rules"], "capacity_bytes", 0.0)},
     "rules: links": lambda a: {"rules": with_field(a["rules"], "x_bytes_per_s", NAN)},
-    "rules: microbatches": lambda a: {"rules": with_field(a["rules"], "microbatches", 0)},
+    "rules: micro_batches": lambda a: {"rules": with_field(a["rules"], "micro_batches", 0)},
     "rules: modes": lambda a: {"rules": with_field(a["rules"], "modes", 0)},
     "rules: hop": lambda a: {"rules": with_field(a["rules"], "hop_s", NAN)},
     "rules: memory rate": lambda a: {"rules": with_field(a["rules"], "memory_bytes_per_s", 0.0)},

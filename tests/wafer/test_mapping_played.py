@@ -120,7 +120,7 @@ def streams_of(problem, encoding):
     found = {part: [0.0, 0.0] for part in ("before", "block", "behind")}
     for i, each in enumerate(encoding.operator_mappings):
         op, parts = problem.work.operators[i], each.partition
-        held = problem.parameters(i, layout.dies, layout.microbatch, parts)
+        held = problem.parameters(i, layout.dies, layout.micro_batch, parts)
         rows = 1 if op.expert else parts["rows"]
         held /= parts["batch"] * rows * parts["copies"]
         if each.weights == "stream":
@@ -178,7 +178,7 @@ def played(problem, encoding, rng, turns=1, pace_s=1e-3):
     placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
     works, sides = parts_of(problem, encoding)
     streams = streams_of(problem, encoding)
-    table = problem._table(layout.dies, layout.microbatch)
+    table = problem._table(layout.dies, layout.micro_batch)
     seconds = {part: [0.0, 0.0] for part in streams}
     own_s = {}
     for i, each in enumerate(encoding.operator_mappings):
@@ -247,7 +247,7 @@ def sends_of(problem, encoding):
     last = encoding.operator_mappings[problem.work.chain[-1]]
     slots = slots_of(layout.width, layout.height)
     whole = [slot for slot, role in zip(slots, roles_of(last), strict=True) if role in COPIED]
-    size = problem.work.boundary_bytes * layout.microbatch
+    size = problem.work.boundary_bytes * layout.micro_batch
     copies = math.prod(slot.size for slot in whole)
     runs, held = _runs(whole), size * copies / layout.dies
     found = []
@@ -310,7 +310,7 @@ def test_whole_mappings_with_concurrent_traffic(count, kind):
         layout = (ALONE if alone else SHAPES)[case % 4]
         small = model.replace(layers=layout.stages)
         work = workload(small)
-        wafer, training = FASTER if overlap else SLOW, WaferTraining(layout.microbatch * 2)
+        wafer, training = FASTER if overlap else SLOW, WaferTraining(layout.micro_batch * 2)
         edges = EDGES[case // 4 % 4] if alone else EDGES[0]
         wafer = wafer.replace(off_wafer=wafer.off_wafer.replace(edges=edges))
         wafer = wafer.replace(columns=3, rows=2) if alone else wafer
@@ -340,7 +340,7 @@ def test_stages_that_stream_at_once_get_into_each_others_way(seed):
         layout = SHAPES[case % 4]
         small = model.replace(layers=layout.stages)
         wafer = SLOW.replace(off_wafer=SLOW.off_wafer.replace(edges=EDGES[case // 4 % 4]))
-        training = WaferTraining(layout.microbatch * 2)
+        training = WaferTraining(layout.micro_batch * 2)
         problem = Problem(small, wafer, training, work=workload(small), overlap=False)
         loads, ratios = played_over_model(problem, layout, problem.modes, rng, TURNS)
         found += ratios

@@ -143,7 +143,7 @@ def test_a_stage_that_proves_slowest_is_not_idle_under_zero_bubble():
 
 def test_a_search_does_not_trade_a_mapping_that_fits_for_one_that_does_not():
     """Replicated weights are a hundred times faster here, and too large."""
-    case = small(2, slots=((0, 2, 1), (0, 2, 2)), modes=0b1001, microbatches=100)
+    case = small(2, slots=((0, 2, 1), (0, 2, 2)), modes=0b1001, micro_batches=100)
     case.rules |= {"x_bytes_per_s": 0.01, "gradient_bytes": 2.0, "state_bytes": 12.0}
     for op in case.ops:
         op.roles = "B"

@@ -99,7 +99,7 @@ def test_zero3_uses_every_die_and_pads_the_last_micro_batch():
     """512 sequences on 40 dies: 13 micro-batches of 40. A count that divides left 8 dies idle."""
     found = baselines(problem_of(STREAM, "bertlarge", 512), ["zero3"])["zero3"]
     assert found.default.encoding.layout.dies == 40
-    assert found.default.encoding.layout.microbatch == 40
+    assert found.default.encoding.layout.micro_batch == 40
     assert found.best.encoding.layout.dies == 40
 
 
@@ -148,7 +148,7 @@ def test_megatron_by_default_is_as_wide_as_a_node(case, expected):
     found = plans(case)["megatron"].default
     assert width(found) == expected
     layout = found.encoding.layout
-    assert layout.microbatch == layout.dies // expected
+    assert layout.micro_batch == layout.dies // expected
     assert {op_mapping.weights for op_mapping in found.encoding.operator_mappings} == {"replicated"}
 
 
@@ -186,7 +186,7 @@ def test_zero3_has_replicas_only(case):
     for found in (plans(case)["zero3"].default, plans(case)["zero3"].tuned):
         layout = found.encoding.layout
         assert layout.stages == 1
-        assert layout.microbatch % layout.dies == 0
+        assert layout.micro_batch % layout.dies == 0
         for op, op_mapping in zip(
             problem.work.operators, found.encoding.operator_mappings, strict=True
         ):
@@ -209,7 +209,7 @@ def test_accpar_takes_the_largest_rectangle_and_the_whole_batch():
     for case in ("small", "wide"):
         problem = CASES[case][0]
         layout = plans(case)["accpar"].default.encoding.layout
-        assert layout.microbatch == problem.training.global_batch
+        assert layout.micro_batch == problem.training.global_batch
         assert layout.dies == problem.wafer.dies
 
 
@@ -338,9 +338,9 @@ def test_linear_groups_are_neighbouring_ranks(layout, t):
 
 
 def test_a_width_that_no_innermost_slots_make_is_refused():
-    with pytest.raises(InvalidInputError, match="tensor_parallel: 3 is not accepted on 6 x 1 dies"):
+    with pytest.raises(InvalidInputError, match="tp: 3 is not accepted on 6 x 1 dies"):
         linear_axis_assignment(Layout(6, 1, 1, 6), 3)
-    with pytest.raises(InvalidInputError, match="tensor_parallel: 16 is not accepted"):
+    with pytest.raises(InvalidInputError, match="tp: 16 is not accepted"):
         linear_axis_assignment(Layout(4, 2, 1, 8), 16)
 
 

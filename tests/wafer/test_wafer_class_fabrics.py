@@ -76,8 +76,8 @@ def every_pair(problem):
             shapes = (*one, n), (*other, k)
             if n + k > problem.work.blocks or not class_places(wafer, shapes, wafer.joined // r):
                 continue
-            for microbatch in (b for b in range(1, batch // r + 1) if batch // r % b == 0):
-                for pair in shaped(problem, shapes, microbatch):
+            for micro_batch in (b for b in range(1, batch // r + 1) if batch // r % b == 0):
+                for pair in shaped(problem, shapes, micro_batch):
                     yield tuple(replace(each, replicas=r) for each in pair)
 
 
@@ -145,7 +145,7 @@ def plain_step(problem, classes, op_mappings):
     loads = [stage.load_s for stage in stages]
     share = problem.training.global_batch // first.replicas
     tail_s = max(s.tail_s for s in stages) + plain_sums_s(problem, classes)
-    batches = -(-share // first.microbatch)
+    batches = -(-share // first.micro_batch)
     return (batches - 1) * max(*loads, links_s) + sum(loads) + tail_s, stages
 
 

@@ -149,8 +149,8 @@ def test_a_bound_over_stages_of_one_shape_says_so():
     [
         ({"blocks": (10,)}, "blocks: 25 in all"),
         ({"blocks": ()}, "at least 1 for each of 1 stages"),
-        ({"microbatch": 8}, "microbatch: 8 is not accepted; expected 16"),
-        ({"microbatch": 7}, "microbatch: 7"),
+        ({"micro_batch": 8}, "micro_batch: 8 is not accepted; expected 16"),
+        ({"micro_batch": 7}, "micro_batch: 7"),
         ({"height": 3}, "have no place together"),
         ({"schedule": "zb-h1"}, "only 1f1b"),
     ],

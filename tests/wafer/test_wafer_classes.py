@@ -159,7 +159,7 @@ def sends_s(wafer, placed, border):
 def case_of(problem, classes, which, sent=None):
     """One class as the oracle takes it, among all stages of the pipeline; `sent` as `sends_s`."""
     layout = classes.layouts[which]
-    dies, mb = layout.dies, layout.microbatch
+    dies, mb = layout.dies, layout.micro_batch
     rules = classes._rules(which)[0]
     names = _core.MAP_RULES_DTYPE.names
     table = problem._table(dies, mb)
@@ -234,7 +234,7 @@ def plain_step(problem, classes, op_mappings):
     if case.foreign_s:
         links_s = oracle.charge(case.rules, case.foreign_s, stages)
     loads = [stage.load_s for stage in stages]
-    batches = -(-problem.training.global_batch // classes.layouts[0].microbatch)
+    batches = -(-problem.training.global_batch // classes.layouts[0].micro_batch)
     tail_s = max(s.tail_s for s in stages)
     return (batches - 1) * max(*loads, links_s) + sum(loads) + tail_s, stages
 
@@ -253,14 +253,14 @@ def drawn(rng, mapping, slots, modes):
     return plain
 
 
-def shaped(problem, shapes, microbatch):
+def shaped(problem, shapes, micro_batch):
     """Every share of a model's blocks over two classes of so many stages."""
     (a, b, n), (c, d, k) = shapes
     for blocks in itertools.product(range(1, problem.work.blocks + 1), repeat=n + k):
         if sum(blocks) == problem.work.blocks:
             yield (
-                Layout(a, b, n, microbatch, blocks=blocks[:n]),
-                Layout(c, d, k, microbatch, blocks=blocks[n:]),
+                Layout(a, b, n, micro_batch, blocks=blocks[:n]),
+                Layout(c, d, k, micro_batch, blocks=blocks[n:]),
             )
 
 
@@ -274,8 +274,8 @@ def every_pair(problem):
         for n, k in itertools.product(counts, counts):
             shapes = (*one, n), (*other, k)
             if n + k <= problem.work.blocks and class_places(problem.wafer, shapes):
-                for microbatch in (b for b in range(1, batch + 1) if batch % b == 0):
-                    yield from shaped(problem, shapes, microbatch)
+                for micro_batch in (b for b in range(1, batch + 1) if batch % b == 0):
+                    yield from shaped(problem, shapes, micro_batch)
 
 
 def test_whole_mappings_agree_with_a_plain_evaluator():

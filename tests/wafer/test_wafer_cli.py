@@ -41,7 +41,7 @@ def test_compare_keeps_its_contract(run, small):
         "collective",
         "rectangle",
         "stages",
-        "microbatch",
+        "micro_batch",
     }
     for each in found["baselines"].values():
         assert each["tuned"]["time_s"] is None or ours["time_s"] <= each["tuned"]["time_s"]

@@ -78,7 +78,7 @@ def test_two_groups_that_share_every_block_are_read_shown_and_refused(run, small
         (lambda d: d[3].update(stages=99), "operators disagree"),
         (lambda d: d.pop(), "operators: missing ['cross-entropy']"),
         (lambda d: [e.update(stages=99) for e in d], "stages: 99 rectangles of"),
-        (lambda d: [e.update(microbatch=3) for e in d], "microbatch: 3 is not accepted"),
+        (lambda d: [e.update(micro_batch=3) for e in d], "micro_batch: 3 is not accepted"),
         (lambda d: d[0].update(output="recompute"), "look-up.output: 'recompute' is not accepted"),
         (lambda d: d.clear(), "expected a list of one mapping per operator"),
     ],

@@ -24,7 +24,7 @@ from phaze_fast.wafer.diemap import link_map
 
 DRAM = presets.wafer("dram-wafer")
 BERT = Problem("bertlarge", DRAM, WaferTraining(64))
-PLAN = megatron(BERT, Layout(4, 2, 4, 16), tensor_parallel=4, weights="zero1")
+PLAN = megatron(BERT, Layout(4, 2, 4, 16), tp=4, weights="zero1")
 
 
 def test_mfu_counts_the_models_flops_over_all_dies():
@@ -66,7 +66,7 @@ def test_what_passes_off_the_wafer_is_charged():
 
 def test_loads_of_one_stage_are_those_of_its_collectives():
     """A line of four: each all-reduce puts 2 (p - 1)/p V on the links of each die at most."""
-    plan = megatron(BERT, Layout(4, 1, 1, 8), tensor_parallel=4)
+    plan = megatron(BERT, Layout(4, 1, 1, 8), tp=4)
     loads = step_loads(BERT, plan)
     assert not loads[1:].any()
     assert not loads[0, 4:].any()

@@ -168,10 +168,10 @@ def test_every_operator_that_breaks_a_rule_has_its_line():
         (Layout(4, 2, 6, 8), "stages: 6 rectangles of 4 x 2 dies are not accepted; expected 1 to 4"),
         (Layout(41, 1, 1, 8), "rectangle: 41 x 1 dies have no place on dram-wafer"),
         (Layout(1, 1, 25, 8), "expected 1 to 24"),
-        (Layout(4, 2, 3, 3), "microbatch: 3 is not accepted; expected a divisor of the global batch of 64"),
-        (Layout(4, 2, 3, 128), "microbatch: 128 is not accepted"),
+        (Layout(4, 2, 3, 3), "micro_batch: 3 is not accepted; expected a divisor of the global batch of 64"),
+        (Layout(4, 2, 3, 128), "micro_batch: 128 is not accepted"),
         (Layout(4, 2, 0, 8), "stages: 0 rectangles"),
-        (Layout(4, 2, 3, 0), "microbatch: 0 is not accepted"),
+        (Layout(4, 2, 3, 0), "micro_batch: 0 is not accepted"),
     ],
 )  # fmt: skip
 def test_layout_faults(layout, text):
@@ -248,8 +248,8 @@ def test_legality_is_the_kernels():
         ("rectangle", ["4", 2], "[2].rectangle: '4' is not accepted"),
         ("stages", 0, "[2].stages: 0 is not accepted; expected a whole number from 1"),
         ("stages", 1.5, "[2].stages: 1.5 is not accepted"),
-        ("microbatch", None, "[2].microbatch: None is not accepted"),
-        ("stages", 4, "operators disagree in rectangle, stages or microbatch"),
+        ("micro_batch", None, "[2].micro_batch: None is not accepted"),
+        ("stages", 4, "operators disagree in rectangle, stages or micro_batch"),
         ("partition", {"batch": 99}, "[2].partition: {'batch': 99} is not what x and y say"),
         ("colective", "auto", "[2]: unknown key 'colective'; did you mean 'collective'?"),
     ],
@@ -263,7 +263,7 @@ def test_a_malformed_entry_is_named(key, value, text):
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["x", "y", "rectangle", "stages", "microbatch"])
+@pytest.mark.parametrize("key", ["x", "y", "rectangle", "stages", "micro_batch"])
 def test_a_missing_key_is_named(key):
     data = PLAN.to_list()
     del data[1][key]

@@ -31,9 +31,9 @@ LAYOUT = Layout(4, 2, 1, 8)
 DATA = ("data",) * 3
 
 
-def plan(expert_parallel):
+def plan(ep):
     """Eight replicas; with or without their experts shared out."""
-    op_mappings = megatron_op_mappings(PROBLEM, DATA, False, "zero1", expert_parallel)
+    op_mappings = megatron_op_mappings(PROBLEM, DATA, False, "zero1", ep)
     return encode(PROBLEM, LAYOUT, op_mappings)
 
 

@@ -116,7 +116,7 @@ def test_no_message_passes_a_dead_die_or_link():
     for faults in sample_faults(DOJO, 5, seed=7, die_fault=0.1, link_fault=0.1):
         wafer = faults.on(DOJO)
         problem = Problem("bertlarge", wafer, WaferTraining(64))
-        every = [each for each in layouts(wafer, 24, 64) if each.microbatch == 8]
+        every = [each for each in layouts(wafer, 24, 64) if each.micro_batch == 8]
         layout = rng.choice(every)
         try:
             mapping = problem.mapping(layout)

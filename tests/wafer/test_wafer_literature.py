@@ -114,9 +114,9 @@ def test_sets_of_digits_need_the_collective_of_the_table(before, after, kind):
 # ---- models on a rectangle, volumes only ----
 
 
-def mapped(name, layout, role_of, mode="replicated", microbatches=1):
+def mapped(name, layout, role_of, mode="replicated", micro_batches=1):
     """A model whose operators each give one role to all slots; collectives cost what dies send."""
-    training = WaferTraining(layout.microbatch * microbatches)
+    training = WaferTraining(layout.micro_batch * micro_batches)
     problem = Problem(load(name), WAFER, training, volume=True)
     mapping = problem.mapping(layout)
     op_mappings = np.zeros(len(problem.work.operators), dtype=_core.OP_MAPPING_DTYPE)
@@ -158,7 +158,7 @@ def test_tensor_parallelism_sums_four_times_per_block(name, sides):
     """Shoeybi et al. 2019: two all-reduces forward and two backward of b s h elements."""
     layout, t = Layout(*sides, 1, 2), math.prod(sides)
     problem, mapping = mapped(name, layout, megatron("copies"))
-    tensor = 2 * layout.microbatch * problem.work.seq * problem.model.hidden
+    tensor = 2 * layout.micro_batch * problem.work.seq * problem.model.hidden
     score = mapping.score()[0]
     assert score["blocking_s"] == pytest.approx(4 * 2 * (t - 1) / t * tensor, rel=CLOSE)
     assert score["hidden_s"] == 0.0
@@ -171,7 +171,7 @@ def test_sequence_parallelism_moves_as_much_and_gathers_again(name, sides):
     first product of each half takes is kept split and gathered once more for its weights."""
     layout, t = Layout(*sides, 1, 2), math.prod(sides)
     problem, mapping = mapped(name, layout, megatron("rows"))
-    tensor = 2 * layout.microbatch * problem.work.seq * problem.model.hidden
+    tensor = 2 * layout.micro_batch * problem.work.seq * problem.model.hidden
     score = mapping.score()[0]
     assert score["blocking_s"] == pytest.approx(4 * 2 * (t - 1) / t * tensor, rel=CLOSE)
     assert score["hidden_s"] == pytest.approx(2 * (t - 1) / t * tensor, rel=CLOSE)
@@ -189,28 +189,28 @@ def test_kept_bytes_of_a_block(vectors, factor):
         if op.part != "block"
     )
     kept = mapping.stages(np.zeros(len(problem.work.operators), np.uint8))[0][0, 3]
-    kept -= ends * layout.microbatch
-    elements = layout.microbatch * problem.work.seq * problem.model.hidden
+    kept -= ends * layout.micro_batch
+    elements = layout.micro_batch * problem.work.seq * problem.model.hidden
     assert kept == pytest.approx(problem.work.blocks * factor * elements, rel=2e-3)
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("name", ["gpt3-13b", "bertlarge"])
-def test_data_parallelism_moves_what_zero_says(name, microbatches):
+def test_data_parallelism_moves_what_zero_says(name, micro_batches):
     """Rajbhandari et al. 2020: 2 psi (d-1)/d per step in ZeRO-1, as when replicated; in ZeRO-2
     once per step and once per micro-batch; in ZeRO-3 3 psi (d-1)/d per pair of passes."""
     d, layout = 4, Layout(4, 1, 1, 4)
     moved = {}
     for mode in WEIGHTS[:4]:
-        problem, mapping = mapped(name, layout, lambda op: "batch", mode, microbatches)
+        problem, mapping = mapped(name, layout, lambda op: "batch", mode, micro_batches)
         score = mapping.score()[0]
         moved[mode] = score["time_s"] / (2 * problem.work.parameters * (d - 1) / d)
         assert score["blocking_s"] == 0.0
     expected = {
         "replicated": 2,
         "zero1": 2,
-        "zero2": 1 + microbatches,
-        "zero3": 3 * microbatches,
+        "zero2": 1 + micro_batches,
+        "zero3": 3 * micro_batches,
     }
     assert moved == pytest.approx(expected, rel=CLOSE)
 
@@ -292,7 +292,7 @@ def test_recomputation_runs_the_collectives_of_what_it_runs(name, op, sums):
     names = [o.name for o in problem.work.operators]
     given = np.zeros(len(names), np.uint8)
     given[names.index(op)] = RECOMPUTE
-    tensor = 2 * layout.microbatch * problem.work.seq * problem.model.hidden
+    tensor = 2 * layout.micro_batch * problem.work.seq * problem.model.hidden
     more = mapping.stages(given)[0][0, 0] - mapping.stages(given * 0)[0][0, 0]
     expected = problem.work.blocks * sums * 2 * (t - 1) / t * tensor
     assert more == pytest.approx(expected, abs=1.0)

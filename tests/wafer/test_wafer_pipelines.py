@@ -54,7 +54,7 @@ def test_the_time_of_a_step_is_that_of_a_play(schedule, rules):
     rng = random.Random(3)
     for equal in (True, False, False):
         stages, m = rng.choice([2, 3, 4]), 12
-        case = small(1, (), microbatches=m, outer_tail_s=0.0, **rules)
+        case = small(1, (), micro_batches=m, outer_tail_s=0.0, **rules)
         chunks = case.rules["chunks"]
         blocks = [6 * chunks] * stages
         if not equal and chunks == 1:
@@ -106,7 +106,7 @@ def test_schedules_and_replicas_are_read_back():
         (Layout(1, 1, 8, 2, "interleaved", 2), "expected 8 stages x 2 runs to divide 24 blocks"),
         (Layout(2, 1, 4, 32, "interleaved", 2), "expected 1 micro-batches to be a multiple of 4"),
         (Layout(2, 1, 3, 2), "stages: 3 is not accepted; expected a multiple of the 2 wafers"),
-        (Layout(2, 1, 2, 2, replicas=3), "microbatch: 2 is not accepted; expected a divisor of the glo"),
+        (Layout(2, 1, 2, 2, replicas=3), "micro_batch: 2 is not accepted; expected a divisor of the glo"),
     ],
 )  # fmt: skip
 def test_what_a_pipeline_cannot_do_is_one_line(layout, text):

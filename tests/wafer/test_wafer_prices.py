@@ -24,9 +24,9 @@ def test_explicit_attention_is_mapped_too():
     for model in (fused, fused.replace(attention="eager"), fused.replace(kv_heads=4)):
         problem = Problem(model, presets.wafer("dram-wafer"), WaferTraining(16))
         times.append(search_mapping(problem, QUICK).best.time_s)
-        for dies, microbatch in ((1, 1), (6, 4)):
-            least = problem.least_work(Layout(dies, 1, 1, microbatch))
-            assert roofline(problem).work.block_s * microbatch / dies <= least.block_s
+        for dies, micro_batch in ((1, 1), (6, 4)):
+            least = problem.least_work(Layout(dies, 1, 1, micro_batch))
+            assert roofline(problem).work.block_s * micro_batch / dies <= least.block_s
     assert times[1] > times[0] > times[2]
 
 
@@ -39,15 +39,15 @@ def test_no_part_of_an_operator_takes_less_than_its_share_of_the_roofline(model,
     given = presets.wafer(wafer).replace(die=slow)
     problem = Problem(models.load(model), given, WaferTraining(64))
     over = roofline(problem)
-    for dies, microbatch in ((1, 1), (4, 2), (12, 16), (35, 64)):
-        layout = Layout(dies, 1, 1, microbatch)
+    for dies, micro_batch in ((1, 1), (4, 2), (12, 16), (35, 64)):
+        layout = Layout(dies, 1, 1, micro_batch)
         least = problem.least_work(layout)
-        share = microbatch / dies
+        share = micro_batch / dies
         assert over.work.block_s * share <= least.block_s
         assert over.work.before_s * share <= least.before_s
         assert over.work.behind_s * share <= least.behind_s
         every = problem.work.blocks * least.block_s + least.before_s + least.behind_s
-        assert work_bound(problem, layout) == pytest.approx(64 / microbatch * every)
+        assert work_bound(problem, layout) == pytest.approx(64 / micro_batch * every)
 
 
 def test_parts_of_operators_are_priced_as_the_operators_they_are():

@@ -60,7 +60,7 @@ def test_the_bound_and_the_counts_add_up(quick_search):
 
 
 def test_a_start_is_never_made_worse(dojo):
-    plan = megatron(dojo, Layout(4, 1, 5, 2), tensor_parallel=4, weights="zero1")
+    plan = megatron(dojo, Layout(4, 1, 5, 2), tp=4, weights="zero1")
     score = evaluate(dojo, plan)
     found = search_mapping(
         dojo, QUICK, starts=[(plan.layout, plan.arrays(dojo)[0])], wanted=[plan.layout]
@@ -205,7 +205,7 @@ SLOW_HOPS = Problem(
 
 def test_stages_pay_for_their_hops():
     """One hop a second: no pipeline is faster than the way through it, there and back."""
-    plan = megatron(SLOW_HOPS, Layout(1, 1, 5, 2), tensor_parallel=1)
+    plan = megatron(SLOW_HOPS, Layout(1, 1, 5, 2), tp=1)
     assert evaluate(SLOW_HOPS, plan).time_s > 32 * 1.0
 
 

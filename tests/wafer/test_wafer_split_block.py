@@ -234,21 +234,21 @@ def test_pairs_are_left_out_by_a_bound_only():
         seen += 1
         below = sorted(found)[len(found) // 2][0]
         shapes = [replace(each, schedule="1f1b") for _, _, pair in found for each in pair]
-        batches = sorted({pair[0].microbatch for _, _, pair in found})
+        batches = sorted({pair[0].micro_batch for _, _, pair in found})
         listed = set()
         for cut, pair in split_pairs(problem, shapes, batches, below):
-            listed.add((cut, *(each.dies for each in pair), pair[0].microbatch))
+            listed.add((cut, *(each.dies for each in pair), pair[0].micro_batch))
         for time_s, cut, pair in found:
-            sizes = (cut, *(each.dies for each in pair), pair[0].microbatch)
+            sizes = (cut, *(each.dies for each in pair), pair[0].micro_batch)
             assert time_s >= below or sizes in listed
 
 
 # ---- what people see ----
 
 
-def bert_split(microbatch=16):
+def bert_split(micro_batch=16):
     problem = Problem("bertlarge", TILE, WaferTraining(64))
-    pair = group_layout(problem, 5, 2, microbatch), group_layout(problem, 5, 3, microbatch)
+    pair = group_layout(problem, 5, 2, micro_batch), group_layout(problem, 5, 3, micro_batch)
     return problem, SplitBlock(problem, pair, cut_points(problem.work)[-1])
 
 
@@ -322,7 +322,7 @@ def test_bounds_say_whether_they_hold_for_split_blocks():
         (0, {"stages": 2}, "stages: 2 is not accepted"),
         (1, {"blocks": [23]}, "blocks: [23] is not accepted"),
         (0, {"schedule": "1f1b"}, "schedule: '1f1b' is not accepted where two groups"),
-        (1, {"microbatch": 8}, "microbatch: 8 is not accepted; expected 16"),
+        (1, {"micro_batch": 8}, "micro_batch: 8 is not accepted; expected 16"),
         (1, {"rectangle": [5, 4]}, "have no place together"),
         (0, {"replicas": 2}, "replicas: 2 is not accepted"),
     ],

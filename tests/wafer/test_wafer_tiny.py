@@ -211,8 +211,8 @@ def test_no_micro_batch_beats_the_bound(every):
     quick = Effort(seeds=1, steps=500, promising=1)
     found = search_mapping(problem, quick)
     listed = list(problem.layouts())
-    for microbatch in [b for b in range(1, batch + 1) if batch % b == 0][::every]:
-        wanted = [each for each in listed if each.microbatch == microbatch]
+    for micro_batch in [b for b in range(1, batch + 1) if batch % b == 0][::every]:
+        wanted = [each for each in listed if each.micro_batch == micro_batch]
         one = search_mapping(problem, quick, wanted=wanted)
         assert not one.best.fits or found.bound_s <= one.best.time_s
         assert "given layouts" in one.bound_space

@@ -100,7 +100,7 @@ struct MapRulesRecord {
   double state_bytes;
   double step_bytes;      // moved per parameter in the optimiser step
   double boundary_bytes;  // of the tensor between two stages, one micro-batch
-  std::int64_t microbatches;
+  std::int64_t micro_batches;
   std::int32_t modes;   // bit w set where WeightMode w is accepted
   std::int32_t volume;  // 1: collectives cost the bytes a die sends (work is priced by the tables)
   std::int32_t

@@ -45,7 +45,7 @@ struct NestLayers {
 struct NestRules {
   double memory_bytes;        // of one device
   double states;              // weights, gradients and moments, as multiples of the weights
-  std::int64_t microbatches;  // of one batch, over all replicas
+  std::int64_t micro_batches;  // of one batch, over all replicas
   bool recompute;             // stages keep what enters them, and run their layers again
   bool all_replicas;          // price messages in every replica, not in the first alone
 };

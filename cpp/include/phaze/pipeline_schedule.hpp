@@ -36,8 +36,8 @@ enum class PipelineStatus : std::int32_t {
   kOneChunk = 3,
   kTwoChunks = 4,
   kOddStages = 5,
-  kOddMicrobatches = 6,
-  kFewMicrobatches = 7,
+  kOddMicroBatches = 6,
+  kFewMicroBatches = 7,
   kTooLarge = 8,
 };
 inline constexpr int kPipelineStatusCount = 9;
@@ -57,9 +57,9 @@ constexpr const char* sentence(PipelineStatus status) noexcept {
       return "this schedule has exactly two chunks on a device";
     case PipelineStatus::kOddStages:
       return "DualPipe needs an even number of stages";
-    case PipelineStatus::kOddMicrobatches:
+    case PipelineStatus::kOddMicroBatches:
       return "DualPipe needs an even number of micro-batches, half for each direction";
-    case PipelineStatus::kFewMicrobatches:
+    case PipelineStatus::kFewMicroBatches:
       return "DualPipe and DualPipeV need at least twice as many micro-batches as stages";
     case PipelineStatus::kTooLarge:
       return "the pipeline is too large: expected stages x stages x chunks up to 2^24 and "
@@ -69,7 +69,7 @@ constexpr const char* sentence(PipelineStatus status) noexcept {
 }
 
 PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-                              std::int64_t microbatches) noexcept;
+                              std::int64_t micro_batches) noexcept;
 
 // Position, from 0, of a device's chunk in the model's chain of stages. There are stages x chunks
 // positions, but for DualPipe `stages` positions, each held twice.
@@ -81,13 +81,13 @@ std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64
 // apart). 0 where check_schedule refuses the combination or the device is not one of the
 // pipeline's.
 double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t device,
-                        std::int64_t microbatches, std::int64_t chunks) noexcept;
+                        std::int64_t micro_batches, std::int64_t chunks) noexcept;
 
 // Seconds of one micro-batch's passes, each at [device * chunks + chunk], receiving included.
 struct PipelineLoads {
   std::int32_t stages;  // devices of one pipeline
   std::int32_t chunks;  // of the model on one device; 2 for ZB-V, DualPipe and DualPipeV
-  std::int64_t microbatches;
+  std::int64_t micro_batches;
   std::span<const double> forward_s;
   std::span<const double> backward_s;     // weight gradient and recomputation included
   std::span<const double> weight_grad_s;  // of the backward pass, what can wait; ZB-* and DualPipe*
@@ -104,8 +104,8 @@ struct PassEvent {
   std::int32_t kind;
   std::int32_t chunk;  // of the device; of F&B that of F
   std::int32_t unused;
-  std::int64_t microbatch;        // from 0; of F&B that of F
-  std::int64_t other_microbatch;  // of F&B that of B, else -1
+  std::int64_t micro_batch;        // from 0; of F&B that of F
+  std::int64_t other_micro_batch;  // of F&B that of B, else -1
   double start_s;
   double end_s;
 };
@@ -149,14 +149,14 @@ class PipelinePlayer {
   // comes apart, the share `kept_for_weight_grad` of them is kept until that is done. NaN where
   // sizes disagree.
   double peak_bytes(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-                    std::int64_t microbatches, std::int64_t device,
+                    std::int64_t micro_batches, std::int64_t device,
                     std::span<const double> chunk_bytes, double kept_for_weight_grad);
 
   // Micro-batches of each chunk that a device holds, at the moments of which none holds more of
   // every chunk than another: `chunks` numbers each. Activations are kept until the weight
   // gradient. Empty where the schedule is not possible.
   void held_chunks(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-                   std::int64_t microbatches, std::int64_t device, std::vector<double>* held);
+                   std::int64_t micro_batches, std::int64_t device, std::vector<double>* held);
 
  private:
   class Game;

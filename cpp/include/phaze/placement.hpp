@@ -17,7 +17,7 @@ namespace phaze {
 inline constexpr int kMaxVariants = 12;
 inline constexpr int kMaxPlacedLayers = 4096;
 inline constexpr std::int64_t kMostDevices = std::int64_t{1} << 29;
-inline constexpr std::int64_t kMostMicrobatches = std::int64_t{1} << 53;
+inline constexpr std::int64_t kMostMicroBatches = std::int64_t{1} << 53;
 inline constexpr std::int32_t kMaxCuts = 20'000;  // ways to cut a graph that are looked at
 
 // The layers of a model under one strategy, in an order in which edges go forward. Arrays of
@@ -55,12 +55,12 @@ struct PlacementPlan {
   std::vector<std::int32_t> variant_of;  // per stage
 };
 
-// PHAZE's objective: time = load * (ceil(microbatches / d) + stages - 1) + sync_first * (d - 1) /
+// PHAZE's objective: time = load * (ceil(micro_batches / d) + stages - 1) + sync_first * (d - 1) /
 // d.
 struct PublishedRules {
   double memory_bytes;  // of one device
   std::int64_t devices;
-  std::int64_t microbatches;
+  std::int64_t micro_batches;
   std::int32_t width;     // devices of a stage that holds a wide layer
   bool recompute;         // keep what enters a stage, and run its forward pass again
   std::int32_t stages;    // 0: any
@@ -75,7 +75,7 @@ struct PipelineRules {
   double memory_bytes;
   double piped_bytes;  // of messages, where there is more than one stage
   double bucket_s;     // of the gradients that are synchronised last: nothing hides them
-  std::int64_t microbatches;
+  std::int64_t micro_batches;
   std::int32_t first_stages;  // counts of stages to look at, first to last
   std::int32_t last_stages;
   PipelineKind kind;

@@ -47,10 +47,10 @@ struct LayerKindRecord {
 };
 
 struct StrategyRecord {
-  std::int64_t tensor_parallel;
-  std::int64_t context_parallel;
-  std::int64_t expert_parallel;
-  std::int64_t microbatch;
+  std::int64_t tp;
+  std::int64_t cp;
+  std::int64_t ep;
+  std::int64_t micro_batch;
   double message_bytes;      // between two stages, one way, per device
   double gathered_bytes;     // buffers of sequence parallelism
   double copied_parameters;  // of the embedding that a last stage copies, where it ties to it
@@ -63,11 +63,11 @@ struct LayoutRecord {
   std::int32_t strategy;
   std::int32_t schedule;  // PipelineSchedule
   std::int32_t stages;
-  std::int32_t virtual_stages;  // chunks per stage
+  std::int32_t vpp;  // chunks per stage
   std::int32_t zero;
   std::int32_t rank_order;  // RankOrder
-  std::int64_t data_parallel;
-  std::int64_t microbatches;  // of one replica in one step
+  std::int64_t dp;
+  std::int64_t micro_batches;  // of one replica in one step
   // Neighbouring replicas that share state among themselves, while such groups hold copies of it
   // (hybrid sharding); 0: all replicas.
   std::int64_t shard;
@@ -250,7 +250,7 @@ struct StageEstimate {
   std::int32_t unused;
 };
 
-// The partition of a plan: positions where chunks begin (stages x virtual_stages + 1 of them, chunk
+// The partition of a plan: positions where chunks begin (stages x vpp + 1 of them, chunk
 // c where `chunk_of` has it), and what each stage recomputes (`StageRecompute`, as one number).
 struct Partition {
   std::vector<std::int32_t> cuts;

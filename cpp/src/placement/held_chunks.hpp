@@ -18,8 +18,8 @@ class HeldChunks {
   using Stages = std::vector<std::vector<double>>;
 
   const Stages& of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-                   std::int64_t microbatches, PipelinePlayer* player) {
-    const Shape shape{static_cast<std::int64_t>(schedule), stages, chunks, microbatches};
+                   std::int64_t micro_batches, PipelinePlayer* player) {
+    const Shape shape{static_cast<std::int64_t>(schedule), stages, chunks, micro_batches};
     {
       const std::scoped_lock lock(mutex_);
       const auto known = held_.find(shape);
@@ -27,7 +27,7 @@ class HeldChunks {
     }
     Stages held(static_cast<std::size_t>(stages));
     for (std::size_t k = 0; k < held.size(); ++k) {
-      player->held_chunks(schedule, stages, chunks, microbatches, static_cast<std::int64_t>(k),
+      player->held_chunks(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(k),
                           &held[k]);
     }
     const std::scoped_lock lock(mutex_);

@@ -13,46 +13,46 @@ namespace phaze {
 inline constexpr double kFits = 1.0 + 1e-12;  // sums of bytes that differ by rounding alone
 
 // Micro-batches whose activations a stage holds at its worst moment.
-inline double microbatches_in_flight(PipelineSchedule schedule, std::int64_t stages,
-                                     std::int64_t stage, std::int64_t microbatches,
-                                     std::int64_t virtual_stages) noexcept {
+inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t stages,
+                                     std::int64_t stage, std::int64_t micro_batches,
+                                     std::int64_t vpp) noexcept {
   switch (schedule) {
     case PipelineSchedule::kGpipe:
-      return static_cast<double>(microbatches);
-    case PipelineSchedule::kInterleaved: {  // counted in chunks of 1 / virtual_stages of the stage
-      const std::int64_t chunks = 2 * (stages - stage - 1) + (virtual_stages - 1) * stages + 1;
-      const auto each = static_cast<double>(virtual_stages);
-      return std::min(static_cast<double>(chunks), static_cast<double>(microbatches) * each) / each;
+      return static_cast<double>(micro_batches);
+    case PipelineSchedule::kInterleaved: {  // counted in chunks of 1 / vpp of the stage
+      const std::int64_t chunks = 2 * (stages - stage - 1) + (vpp - 1) * stages + 1;
+      const auto each = static_cast<double>(vpp);
+      return std::min(static_cast<double>(chunks), static_cast<double>(micro_batches) * each) / each;
     }
     case PipelineSchedule::kZeroBubbleH1:  // kept until the weight gradient, which waits
     case PipelineSchedule::kZeroBubbleV:
-      return static_cast<double>(std::min(microbatches, stages));
+      return static_cast<double>(std::min(micro_batches, stages));
     case PipelineSchedule::kZeroBubbleH2:
-      return static_cast<double>(std::min(microbatches, 2 * stages - 1));
+      return static_cast<double>(std::min(micro_batches, 2 * stages - 1));
     case PipelineSchedule::kDualPipe:
       return static_cast<double>(stages + 1) / 2.0;
     case PipelineSchedule::kDualPipeV:
       return static_cast<double>(2 * stages + 1) / 2.0;
     case PipelineSchedule::kOneForwardOneBackward:
-      return static_cast<double>(std::min(microbatches, stages - stage));
+      return static_cast<double>(std::min(micro_batches, stages - stage));
     default:
       break;
   }
-  return chunks_in_flight(schedule, stages, stage, microbatches, virtual_stages) /
-         static_cast<double>(virtual_stages);
+  return chunks_in_flight(schedule, stages, stage, micro_batches, vpp) /
+         static_cast<double>(vpp);
 }
 
 // Parameters that a device is left with where replicas share them. An expert is on as many replicas
 // as there are for each expert-parallel device.
 inline double shared_parameters(double parameters, double experts, double shards,
-                                double expert_parallel) noexcept {
-  const double copies = std::max(1.0, shards / expert_parallel);
+                                double ep) noexcept {
+  const double copies = std::max(1.0, shards / ep);
   return (parameters - experts) / shards + experts / copies;
 }
 
 // Replicas that share state among themselves.
 inline std::int64_t sharing_replicas(const LayoutRecord& layout) noexcept {
-  return layout.shard > 0 ? layout.shard : layout.data_parallel;
+  return layout.shard > 0 ? layout.shard : layout.dp;
 }
 
 // Bytes of weights, gradients and optimiser state under ZeRO.
@@ -112,11 +112,11 @@ struct PeakBytes {
 // the first backward pass all are there, which is before that instant where there are more
 // micro-batches than fit in flight. `share` is what an allocator loses.
 inline PeakBytes peak_bytes(const MovingBytes& m, const LateGradients& g, double in_flight,
-                            double microbatches, double share) noexcept {
+                            double micro_batches, double share) noexcept {
   const double stash = in_flight * m.stash;
   const double once = std::min(in_flight, 1.0) * m.once;
   const double others = std::max(in_flight - 1.0, 0.0) * m.stash;
-  const bool all = microbatches > in_flight;
+  const bool all = micro_batches > in_flight;
   PeakBytes found{PeakInstant::kLoss, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0};
   const auto offer = [&](PeakInstant instant, double kept, double live, double loss,
                          double gradients) {

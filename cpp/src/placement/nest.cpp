@@ -207,11 +207,11 @@ class NestSearch {
   }
 
   [[nodiscard]] std::int64_t most_replicas(int stages) const noexcept {
-    return std::min(devices_ / (stages * stage_devices_), rules_.microbatches);
+    return std::min(devices_ / (stages * stage_devices_), rules_.micro_batches);
   }
 
   [[nodiscard]] double rounds_of(int stages, std::int64_t replicas) const noexcept {
-    return static_cast<double>((rules_.microbatches + replicas - 1) / replicas + stages - 1);
+    return static_cast<double>((rules_.micro_batches + replicas - 1) / replicas + stages - 1);
   }
 
   // Between the stage with s - 1 after it and the one before it.
@@ -224,7 +224,7 @@ class NestSearch {
     const int stages = rows_.stages() + 1;
     const std::int64_t apart = stages * stage_devices_;
     const std::vector<NestReplicas> counts =
-        nest_replica_counts(network_, stages, apart, rules_.microbatches, among);
+        nest_replica_counts(network_, stages, apart, rules_.micro_batches, among);
     const double fewest = rounds_of(stages, among.most);
     Completed best{below_s, 0.0, 0, -1};
     rows_.first_stages(pairs, below_s / fewest * kSlack, [&](int j, double load) {

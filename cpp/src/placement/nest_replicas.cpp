@@ -10,7 +10,7 @@ std::int64_t divided_up(std::int64_t a, std::int64_t b) noexcept { return (a + b
 }  // namespace
 
 std::vector<NestReplicas> nest_replica_counts(const NestNetwork& network, std::int64_t stages,
-                                              std::int64_t apart, std::int64_t microbatches,
+                                              std::int64_t apart, std::int64_t micro_batches,
                                               NestEpoch among) {
   std::vector<std::int64_t> begins;  // of runs with as many rounds of the sync, over the same tier
   for (std::int64_t power = 1; power <= among.most; power *= 2) begins.push_back(power);
@@ -26,8 +26,8 @@ std::vector<NestReplicas> nest_replica_counts(const NestNetwork& network, std::i
   std::vector<NestReplicas> counts;
   for (std::size_t k = 0; k < begins.size(); ++k) {
     const std::int64_t last = k + 1 < begins.size() ? begins[k + 1] - 1 : among.most;
-    const std::int64_t each = divided_up(microbatches, last);
-    const std::int64_t replicas = std::max(begins[k], divided_up(microbatches, each));
+    const std::int64_t each = divided_up(micro_batches, last);
+    const std::int64_t replicas = std::max(begins[k], divided_up(micro_batches, each));
     const double latency_s = nest_sync(network, replicas, 0.0, apart);
     // Of the bytes alone: what is linear in them, without what does not depend on them.
     NestNetwork silent = network;

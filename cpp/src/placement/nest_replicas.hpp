@@ -33,7 +33,7 @@ struct NestEpoch {
 // Gradients take the same time for runs of replica counts; the largest of a run has the fewest
 // rounds, and of those with as few rounds the smallest is taken.
 std::vector<NestReplicas> nest_replica_counts(const NestNetwork& network, std::int64_t stages,
-                                              std::int64_t apart, std::int64_t microbatches,
+                                              std::int64_t apart, std::int64_t micro_batches,
                                               NestEpoch among);
 
 // Tier pairs of the stages of a pipeline, last stage first, over replicas 0 to `replicas` - 1.

@@ -82,8 +82,8 @@ Status check_nest(const NestNetwork& network, const NestLayers& layers,
   if (const Status status = check_layers(layers); status != Status::kOk) return status;
   std::int64_t devices = 1;
   for (const std::int64_t size : network.size) devices *= size;
-  const bool good = layers.stage_devices >= 1 && rules.microbatches >= 1 &&
-                    rules.microbatches <= kMaxNestDevices && std::isfinite(rules.memory_bytes) &&
+  const bool good = layers.stage_devices >= 1 && rules.micro_batches >= 1 &&
+                    rules.micro_batches <= kMaxNestDevices && std::isfinite(rules.memory_bytes) &&
                     rules.memory_bytes >= 0.0 && std::isfinite(rules.states) &&
                     rules.states >= 0.0 && (!rules.all_replicas || devices <= kMaxNestReplicated);
   return good ? Status::kOk : Status::kBadRules;

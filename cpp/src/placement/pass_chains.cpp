@@ -16,7 +16,7 @@ std::size_t at(std::int64_t i) noexcept { return static_cast<std::size_t>(i); }
 }  // namespace
 
 PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
-                         std::int64_t stages, std::int64_t chunks, std::int64_t microbatches) {
+                         std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches) {
   PassChain chain;
   if (events.empty()) return chain;
   const std::size_t slots = at(stages * chunks);
@@ -26,15 +26,15 @@ PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> e
     return chunk_of(schedule, stages, chunks, e.device, e.chunk);
   };
   // Events by way, place in the model and micro-batch.
-  const std::size_t half = slots * at(microbatches);
+  const std::size_t half = slots * at(micro_batches);
   std::vector<std::int32_t> event_at(2 * half, -1);
-  const auto cell = [&](bool forward, std::int64_t place_of, std::int64_t microbatch) {
-    return (forward ? 0 : half) + at(place_of * microbatches + microbatch);
+  const auto cell = [&](bool forward, std::int64_t place_of, std::int64_t micro_batch) {
+    return (forward ? 0 : half) + at(place_of * micro_batches + micro_batch);
   };
   std::size_t last = 0;
   for (std::size_t k = 0; k < events.size(); ++k) {
     const PassEvent& e = events[k];
-    event_at[cell(e.kind == 0, place(e), e.microbatch)] = static_cast<std::int32_t>(k);
+    event_at[cell(e.kind == 0, place(e), e.micro_batch)] = static_cast<std::int32_t>(k);
     if (e.end_s > events[last].end_s) last = k;
   }
   for (auto k = static_cast<std::int64_t>(last); k >= 0;) {
@@ -45,7 +45,7 @@ PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> e
     std::int64_t waited = k > 0 && events[at(k) - 1].device == e.device ? k - 1 : -1;
     const std::int64_t neighbour = place(e) + (forward ? -1 : 1);
     if (neighbour >= 0 && neighbour < static_cast<std::int64_t>(slots)) {
-      const std::int64_t other = event_at[cell(forward, neighbour, e.microbatch)];
+      const std::int64_t other = event_at[cell(forward, neighbour, e.micro_batch)];
       if (other >= 0 && (waited < 0 || events[at(other)].end_s > events[at(waited)].end_s)) {
         waited = other;
       }
@@ -56,8 +56,8 @@ PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> e
 }
 
 void PassChains::select(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-                        std::int64_t microbatches) {
-  const Shape shape{static_cast<std::int64_t>(schedule), stages, chunks, microbatches};
+                        std::int64_t micro_batches) {
+  const Shape shape{static_cast<std::int64_t>(schedule), stages, chunks, micro_batches};
   if (own_ != nullptr && own_->shape == shape) return;
   own_ = nullptr;
   if (known_.size() >= kMostShapes) known_.clear();
@@ -82,10 +82,10 @@ void PassChains::learn(const PipelineLoads& loads, PipelinePlayer* player) {
   if (++own_->wasted <= own_->learnt) return;
   own_->wasted = 0;
   ++own_->learnt;
-  if (loads.stages * loads.chunks * loads.microbatches > kMostPasses) return;
+  if (loads.stages * loads.chunks * loads.micro_batches > kMostPasses) return;
   const std::vector<PassEvent> events = player->events(schedule, loads);
   PassChain chain =
-      critical_chain(schedule, events, loads.stages, loads.chunks, loads.microbatches);
+      critical_chain(schedule, events, loads.stages, loads.chunks, loads.micro_batches);
   if (chain.forward.empty()) return;
   std::vector<PassChain>& chains = own_->chains;
   if (chains.size() >= kMostChains) chains.pop_back();

@@ -32,14 +32,14 @@ struct PassChain {
 // The chain that sets the time of a step that was played, for schedules of whole backward passes;
 // empty where there are no events.
 PassChain critical_chain(PipelineSchedule schedule, std::span<const PassEvent> events,
-                         std::int64_t stages, std::int64_t chunks, std::int64_t microbatches);
+                         std::int64_t stages, std::int64_t chunks, std::int64_t micro_batches);
 
 // Chains that ruled out deals of a schedule, by its shape; those that last did stand first.
 class PassChains {
  public:
   // Makes a shape the one that is asked for.
   void select(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-              std::int64_t microbatches);
+              std::int64_t micro_batches);
 
   // Whether some chain takes longer than a limit.
   bool above(std::span<const double> forward_s, std::span<const double> backward_s,

@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int64_t kMostCells = std::int64_t{1} << 24;         // stages x stages x chunks
-constexpr std::int64_t kMostMicrobatches = std::int64_t{1} << 40;  // exact in a double, with room
+constexpr std::int64_t kMostMicroBatches = std::int64_t{1} << 40;  // exact in a double, with room
 
 // Counts the activations of a short order, each segment repeated as often as it says.
 struct Counter {
@@ -28,12 +28,12 @@ struct Counter {
 }  // namespace
 
 PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
-                              std::int64_t microbatches) noexcept {
+                              std::int64_t micro_batches) noexcept {
   const auto code = static_cast<std::int32_t>(schedule);
   if (code < 0 || code >= kPipelineScheduleCount) return PipelineStatus::kBadSchedule;
-  if (stages < 1 || chunks < 1 || microbatches < 1) return PipelineStatus::kBadSizes;
+  if (stages < 1 || chunks < 1 || micro_batches < 1) return PipelineStatus::kBadSizes;
   if (stages > kMostCells || chunks > kMostCells || stages * chunks > kMostCells ||
-      stages * chunks * stages > kMostCells || microbatches > kMostMicrobatches) {
+      stages * chunks * stages > kMostCells || micro_batches > kMostMicroBatches) {
     return PipelineStatus::kTooLarge;
   }
   const bool v_shaped =
@@ -45,9 +45,9 @@ PipelineStatus check_schedule(PipelineSchedule schedule, std::int64_t stages, st
   }
   if (schedule == PipelineSchedule::kDualPipe) {
     if (stages % 2 != 0) return PipelineStatus::kOddStages;
-    if (microbatches % 2 != 0) return PipelineStatus::kOddMicrobatches;
+    if (micro_batches % 2 != 0) return PipelineStatus::kOddMicroBatches;
   }
-  if (pairs_passes(schedule) && microbatches < 2 * stages) return PipelineStatus::kFewMicrobatches;
+  if (pairs_passes(schedule) && micro_batches < 2 * stages) return PipelineStatus::kFewMicroBatches;
   return PipelineStatus::kOk;
 }
 
@@ -65,29 +65,29 @@ std::int64_t chunk_of(PipelineSchedule schedule, std::int64_t stages, std::int64
 }
 
 double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t device,
-                        std::int64_t microbatches, std::int64_t chunks) noexcept {
-  if (check_schedule(schedule, stages, chunks, microbatches) != PipelineStatus::kOk || device < 0 ||
+                        std::int64_t micro_batches, std::int64_t chunks) noexcept {
+  if (check_schedule(schedule, stages, chunks, micro_batches) != PipelineStatus::kOk || device < 0 ||
       device >= stages) {
     return 0.0;
   }
   switch (schedule) {
     case PipelineSchedule::kGpipe:
-      return static_cast<double>(microbatches);
+      return static_cast<double>(micro_batches);
     case PipelineSchedule::kOneForwardOneBackward:
-      return static_cast<double>(std::min(microbatches, stages - device));
+      return static_cast<double>(std::min(micro_batches, stages - device));
     case PipelineSchedule::kZeroBubbleH1:
-      return static_cast<double>(std::min(microbatches, stages));
+      return static_cast<double>(std::min(micro_batches, stages));
     case PipelineSchedule::kZeroBubbleH2:
-      return static_cast<double>(std::min(microbatches, 2 * stages - 1));
+      return static_cast<double>(std::min(micro_batches, 2 * stages - 1));
     case PipelineSchedule::kInterleaved: {
       const std::int64_t most = 2 * (stages - device - 1) + (chunks - 1) * stages + 1;
-      if (chunks > 1 && most <= microbatches / stages * stages * chunks) {
+      if (chunks > 1 && most <= micro_batches / stages * stages * chunks) {
         return static_cast<double>(most);
       }
       break;  // the step ends before, or a last group that is not full takes part
     }
     case PipelineSchedule::kZeroBubbleV:
-      if (microbatches >= 2 * stages - 1) return static_cast<double>(2 * stages);
+      if (micro_batches >= 2 * stages - 1) return static_cast<double>(2 * stages);
       break;
     case PipelineSchedule::kDualPipe:
       return static_cast<double>(stages + 1);
@@ -95,7 +95,7 @@ double chunks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int
       return static_cast<double>(2 * stages + 1);
   }
   Counter counter;
-  tell_order({schedule, stages, chunks, microbatches}, device, counter);
+  tell_order({schedule, stages, chunks, micro_batches}, device, counter);
   return static_cast<double>(counter.most);
 }
 
@@ -143,19 +143,19 @@ double PipelinePlayer::step_bound_s(PipelineSchedule schedule, const PipelineLoa
 }
 
 double PipelinePlayer::peak_bytes(PipelineSchedule schedule, std::int64_t stages,
-                                  std::int64_t chunks, std::int64_t microbatches,
+                                  std::int64_t chunks, std::int64_t micro_batches,
                                   std::int64_t device, std::span<const double> chunk_bytes,
                                   double kept_for_weight_grad) {
-  if (!game_->prepare({schedule, stages, chunks, microbatches})) return kNan;
+  if (!game_->prepare({schedule, stages, chunks, micro_batches})) return kNan;
   return game_->peak(device, chunk_bytes, kept_for_weight_grad);
 }
 
 void PipelinePlayer::held_chunks(PipelineSchedule schedule, std::int64_t stages,
-                                 std::int64_t chunks, std::int64_t microbatches,
+                                 std::int64_t chunks, std::int64_t micro_batches,
                                  std::int64_t device, std::vector<double>* held) {
   held->clear();
   if (device < 0 || device >= stages) return;
-  if (game_->prepare({schedule, stages, chunks, microbatches})) game_->held(device, held);
+  if (game_->prepare({schedule, stages, chunks, micro_batches})) game_->held(device, held);
 }
 
 }  // namespace phaze

@@ -8,30 +8,30 @@ namespace phaze {
 void PipelinePlayer::Game::record(std::size_t device, Token token, double end_s) {
   const std::size_t slot = token.slot();
   const auto chunks = static_cast<std::size_t>(shape_.chunks);
-  std::int64_t microbatch = 0;
+  std::int64_t micro_batch = 0;
   std::int64_t other = -1;
   switch (token.kind()) {
     case Pass::kForward:
-      microbatch = forwards_[slot] - 1;
+      micro_batch = forwards_[slot] - 1;
       break;
     case Pass::kBackward:
     case Pass::kInputGrad:
-      microbatch = backwards_[slot] - 1;
+      micro_batch = backwards_[slot] - 1;
       // A whole backward pass holds the weight gradient.
       if (token.kind() == Pass::kBackward) ++weight_grads_[slot];
       break;
     case Pass::kWeightGrad:
-      microbatch = weight_grads_[slot]++;
+      micro_batch = weight_grads_[slot]++;
       break;
     case Pass::kPair:
-      microbatch = forwards_[slot] - 1;
+      micro_batch = forwards_[slot] - 1;
       other = backwards_[slot ^ 1U] - 1;
       ++weight_grads_[slot ^ 1U];
       break;
   }
   (*recorded_)[device].push_back({static_cast<std::int32_t>(device),
                                   static_cast<std::int32_t>(token.kind()),
-                                  static_cast<std::int32_t>(slot % chunks), 0, microbatch, other,
+                                  static_cast<std::int32_t>(slot % chunks), 0, micro_batch, other,
                                   end_s - seconds(token), end_s});
 }
 
@@ -46,7 +46,7 @@ std::vector<PassEvent> PipelinePlayer::Game::events() {
       step_s = play_once(false);
       if (!std::isnan(step_s) || !ring_full_) break;
       ring_ *= 2;
-    } while (ring_ <= 4 * shape_.microbatches);
+    } while (ring_ <= 4 * shape_.micro_batches);
   } catch (...) {
     recorded_ = nullptr;
     throw;

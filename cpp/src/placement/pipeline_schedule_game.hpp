@@ -66,7 +66,7 @@ class PipelinePlayer::Game {
   // Orders are written down when they are first needed: GPipe and 1F1B are played without them.
   bool prepare(const PipelineShape& shape);
   bool prepare(PipelineSchedule schedule, const PipelineLoads& loads) {
-    return prepare({schedule, loads.stages, loads.chunks, loads.microbatches});
+    return prepare({schedule, loads.stages, loads.chunks, loads.micro_batches});
   }
   bool load(const PipelineLoads& loads);
   double play(bool skip);
@@ -102,9 +102,9 @@ class PipelinePlayer::Game {
   double seconds(Token token) const noexcept;
   double drain(std::size_t device) const;
   std::size_t devices() const noexcept { return static_cast<std::size_t>(shape_.stages); }
-  std::size_t place(std::size_t slot, std::int64_t microbatch) const noexcept {
+  std::size_t place(std::size_t slot, std::int64_t micro_batch) const noexcept {
     return slot * static_cast<std::size_t>(ring_) +
-           static_cast<std::size_t>(microbatch & (ring_ - 1));
+           static_cast<std::size_t>(micro_batch & (ring_ - 1));
   }
   const Segment& segment(std::size_t device, std::size_t s) const {
     return segments_[device * kSegments + s];

@@ -33,7 +33,7 @@ struct Recorder {
 // ---- orders ----
 
 bool PipelinePlayer::Game::prepare(const PipelineShape& shape) {
-  if (check_schedule(shape.schedule, shape.stages, shape.chunks, shape.microbatches) !=
+  if (check_schedule(shape.schedule, shape.stages, shape.chunks, shape.micro_batches) !=
       PipelineStatus::kOk) {
     return false;
   }

@@ -25,7 +25,7 @@ struct PipelineShape {
   PipelineSchedule schedule;
   std::int64_t stages;
   std::int64_t chunks;
-  std::int64_t microbatches;
+  std::int64_t micro_batches;
 
   bool operator==(const PipelineShape&) const = default;
 };
@@ -42,7 +42,7 @@ template <typename Sink>
 class PipelineOrder {
  public:
   PipelineOrder(const PipelineShape& shape, std::int64_t device, Sink& sink)
-      : p_(shape.stages), v_(shape.chunks), m_(shape.microbatches), d_(device), sink_(sink) {}
+      : p_(shape.stages), v_(shape.chunks), m_(shape.micro_batches), d_(device), sink_(sink) {}
 
   void tell(PipelineSchedule schedule) {
     switch (schedule) {

@@ -258,7 +258,7 @@ double PipelinePlayer::Game::play(bool skip) {
     return one_forward_one_backward();
   }
   double step_s = play_once(skip);
-  while (std::isnan(step_s) && ring_full_ && ring_ < 2 * shape_.microbatches) {
+  while (std::isnan(step_s) && ring_full_ && ring_ < 2 * shape_.micro_batches) {
     ring_ *= 2;
     step_s = play_once(skip);
   }

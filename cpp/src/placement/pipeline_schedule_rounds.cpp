@@ -9,7 +9,7 @@ namespace phaze {
 // Micro-batches are alike and no forward pass waits for a later stage: each way is a flow shop of
 // identical jobs, in which the slowest stage sets the pace.
 double PipelinePlayer::Game::gpipe() {
-  const double repeats = static_cast<double>(shape_.microbatches - 1);
+  const double repeats = static_cast<double>(shape_.micro_batches - 1);
   double trip_s = 0.0;
   double pace_s = 0.0;
   for (const double own_s : forward_s_) {
@@ -33,7 +33,7 @@ double PipelinePlayer::Game::gpipe() {
 // after it sends in round r. Before that no forward pass waits for a later device, as in GPipe.
 double PipelinePlayer::Game::one_forward_one_backward() {
   const std::size_t p = devices();
-  const std::int64_t m = shape_.microbatches;
+  const std::int64_t m = shape_.micro_batches;
   // When each device is free, and after those when its last forward pass ended.
   state_.resize(2 * p);
   double* const clock_s = state_.data();

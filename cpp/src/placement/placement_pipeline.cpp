@@ -36,7 +36,7 @@ class Pipeline {
     plans_.assign(index(rules_.last_stages - first + 1), {kInfinite, 0.0, 0.0, 0, 1, 0, {}, {}});
     if (rules_.kind == PipelineKind::kZeroBubble) {
       // Fewer micro-batches than stages leave nothing to fill the gaps with.
-      const auto most = static_cast<int>(std::min<std::int64_t>(last, rules_.microbatches));
+      const auto most = static_cast<int>(std::min<std::int64_t>(last, rules_.micro_batches));
       for (int p = first; p <= most; ++p) solve(p, p, p);
     } else {
       solve(first, last, 0);
@@ -68,8 +68,8 @@ class Pipeline {
     const auto schedule = rules_.kind == PipelineKind::kZeroBubble
                               ? PipelineSchedule::kZeroBubble
                               : PipelineSchedule::kOneForwardOneBackward;
-    const double waiting = microbatches_in_flight(
-        schedule, stages_ > 0 ? stages_ : s, stages_ > 0 ? stages_ - s : 0, rules_.microbatches, 1);
+    const double waiting = micro_batches_in_flight(
+        schedule, stages_ > 0 ? stages_ : s, stages_ > 0 ? stages_ - s : 0, rules_.micro_batches, 1);
     const bool single = i == 0 && j == cuts_.count() - 1;
     const double held =
         cuts_.resident_bytes(i, j) + cuts_.once_bytes(i, j) + (single ? 0.0 : rules_.piped_bytes);
@@ -97,7 +97,7 @@ class Pipeline {
                    double own_tail_s) const noexcept {
     const StagePass pass{made.forward_s, made.backward_s, cuts_.weight_grad_s(i, j), own_tail_s};
     const bool zero_bubble = rules_.kind == PipelineKind::kZeroBubble;
-    return {joined(rest.clock, pass, rules_.microbatches, s - 1, stages_ - s, zero_bubble),
+    return {joined(rest.clock, pass, rules_.micro_batches, s - 1, stages_ - s, zero_bubble),
             made.variant, j, 0};
   }
 
@@ -128,7 +128,7 @@ class Pipeline {
       if (rules_.best_only) own = std::min(own, best);
       limits_s_[index(p)] = std::max(limits_s_[index(p) + 1], own);
       if (p >= first) {
-        loads_s_[index(p)] = own / static_cast<double>(rules_.microbatches) * (1.0 + 1e-12);
+        loads_s_[index(p)] = own / static_cast<double>(rules_.micro_batches) * (1.0 + 1e-12);
       }
     }
   }
@@ -273,7 +273,7 @@ Status place_pipeline(const PlacementLayers& layers, const PipelineRules& rules,
   plans->clear();
   const Status status = check_placement(layers);
   if (status != Status::kOk) return status;
-  if (rules.microbatches < 1 || rules.microbatches > kMostMicrobatches || rules.first_stages < 1 ||
+  if (rules.micro_batches < 1 || rules.micro_batches > kMostMicroBatches || rules.first_stages < 1 ||
       rules.last_stages < rules.first_stages || !(rules.memory_bytes >= 0.0) ||
       !(rules.piped_bytes >= 0.0) || !(rules.bucket_s >= 0.0)) {
     return Status::kBadRules;

@@ -86,7 +86,7 @@ class Published {
     bound_s_.assign(index(static_cast<int>(most_stages_)) + 2, kInfinite);
     for (auto s = static_cast<int>(most_stages_); s >= 1; --s) {
       const std::int64_t most = std::max<std::int64_t>(1, rules_.devices / s);
-      const double rounds = static_cast<double>(divided_up(rules_.microbatches, most) + s - 1);
+      const double rounds = static_cast<double>(divided_up(rules_.micro_batches, most) + s - 1);
       bound_s_[index(s)] = even_share(s) * rounds * (1.0 - 1e-12);
     }
   }
@@ -127,7 +127,7 @@ class Published {
   double least_time(double load_s, std::int64_t devices, int stages) const noexcept {
     const std::int64_t most = rules_.devices / devices;
     if (most < 1) return kInfinite;
-    return load_s * static_cast<double>(divided_up(rules_.microbatches, most) + stages - 1);
+    return load_s * static_cast<double>(divided_up(rules_.micro_batches, most) + stages - 1);
   }
 
   // What lies before a cut does not fit into fewer stages, whatever else they hold.
@@ -146,7 +146,7 @@ class Published {
           std::int64_t{rules_.width} * p - std::int64_t{rules_.width - 1} * std::min(p, narrow);
       const std::int64_t most = rules_.devices / devices;
       if (most < 1 || (rules_.stages > 0 && p != rules_.stages)) continue;
-      const auto rounds = static_cast<double>(divided_up(rules_.microbatches, most) + p - 1);
+      const auto rounds = static_cast<double>(divided_up(rules_.micro_batches, most) + p - 1);
       const double limit = best_->time_s / rounds * (1.0 + 1e-12);
       if (p >= least_stages(cuts_.count() - 1) && even_share(p) < limit)
         limits_s_[index(p)] = limit;
@@ -301,8 +301,8 @@ class Published {
     const double before = best_->time_s;
     const double sync = cuts_.sync_s(0, whole.next_cut);
     const double load = whole.load_s;
-    const auto m = static_cast<double>(rules_.microbatches);
-    std::int64_t most = std::min(rules_.devices / whole.devices, rules_.microbatches);
+    const auto m = static_cast<double>(rules_.micro_batches);
+    std::int64_t most = std::min(rules_.devices / whole.devices, rules_.micro_batches);
     if (rules_.replicas > 0) {
       if (rules_.devices / whole.devices >= rules_.replicas) consider(whole, s, rules_.replicas);
       return best_->time_s < before;
@@ -311,8 +311,8 @@ class Published {
     if (load * m >= sync) {
       while (most >= 1 && least(static_cast<double>(most)) * (1.0 - 1e-12) < best_->time_s) {
         // The fewest replicas with this many rounds.
-        const std::int64_t rounds = divided_up(rules_.microbatches, most);
-        const std::int64_t fewest = divided_up(rules_.microbatches, rounds);
+        const std::int64_t rounds = divided_up(rules_.micro_batches, most);
+        const std::int64_t fewest = divided_up(rules_.micro_batches, rounds);
         consider(whole, s, fewest);
         most = fewest - 1;
       }
@@ -321,15 +321,15 @@ class Published {
     for (std::int64_t d = 1;
          d <= most && least(static_cast<double>(d)) * (1.0 - 1e-12) < best_->time_s;) {
       consider(whole, s, d);
-      const std::int64_t rounds = divided_up(rules_.microbatches, d);
+      const std::int64_t rounds = divided_up(rules_.micro_batches, d);
       if (rounds == 1) break;
-      d = divided_up(rules_.microbatches, rounds - 1);  // the fewest with fewer rounds
+      d = divided_up(rules_.micro_batches, rounds - 1);  // the fewest with fewer rounds
     }
     return best_->time_s < before;
   }
 
   void consider(const Tail& whole, int s, std::int64_t d) {
-    const auto rounds = static_cast<double>(divided_up(rules_.microbatches, d) + s - 1);
+    const auto rounds = static_cast<double>(divided_up(rules_.micro_batches, d) + s - 1);
     const auto replicas = static_cast<double>(d);
     const double time =
         whole.load_s * rounds + cuts_.sync_s(0, whole.next_cut) * (replicas - 1.0) / replicas;
@@ -378,9 +378,9 @@ Status place_published(const PlacementLayers& layers, const PublishedRules& rule
   *best = {kInfinite, 0.0, 0.0, 0, 0, 0, {}, {}};
   const Status status = check_placement(layers);
   if (status != Status::kOk) return status;
-  if (rules.devices < 1 || rules.microbatches < 1 || rules.width < 1 || rules.stages < 0 ||
+  if (rules.devices < 1 || rules.micro_batches < 1 || rules.width < 1 || rules.stages < 0 ||
       rules.replicas < 0 || !(rules.memory_bytes >= 0.0) || rules.devices > kMostDevices ||
-      rules.microbatches > kMostMicrobatches) {
+      rules.micro_batches > kMostMicroBatches) {
     return Status::kBadRules;
   }
   PlacementCuts cuts;

@@ -77,7 +77,7 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
     const StageRecompute way = StageRecompute::of(code);
     if (code < 0 || way.rest >= variants || way.more >= variants) return PlanStatus::kBadStrategy;
   }
-  if (l.stages > 1 && check_schedule(schedule_of(l), l.stages, l.virtual_stages, l.microbatches) !=
+  if (l.stages > 1 && check_schedule(schedule_of(l), l.stages, l.vpp, l.micro_batches) !=
                           PipelineStatus::kOk) {
     return PlanStatus::kBadSchedule;
   }

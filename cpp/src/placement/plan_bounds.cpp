@@ -54,11 +54,11 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
   const LayoutRecord& l = row.layout;
   const PlanFrame& frame = frames[at(row.frame)];
   const double p = l.stages;
-  const auto m = static_cast<double>(l.microbatches);
+  const auto m = static_cast<double>(l.micro_batches);
   LayoutBound b{};
   if (schedule_of(l) == PipelineSchedule::kInterleaved) {
     b.works = 1.0;
-    b.chunk = std::floor(blocks / (p * l.virtual_stages));
+    b.chunk = std::floor(blocks / (p * l.vpp));
   } else if (schedule_of(l) == PipelineSchedule::kOneForwardOneBackward) {
     const bool many = m >= p + 1.0;
     b.loads = many ? m - p - 1.0 : 0.0;
@@ -69,7 +69,7 @@ LayoutBound PlanSpaceImpl::bound_of(const PlanRow& row) const {
     for (int k = 1; k < l.stages; ++k) b.sends_s += 2.0 * frame.message_s[at(k)];
     if (b.chunk > 0.0) {
       const double around_s = l.stages == 2 ? frame.message_s[1] : row.wrap_s;
-      b.sends_s = l.virtual_stages * b.sends_s + 2.0 * (l.virtual_stages - 1.0) * around_s;
+      b.sends_s = l.vpp * b.sends_s + 2.0 * (l.vpp - 1.0) * around_s;
     }
   }
   const int own = l.stages == 1 ? layers : 1;  // of several stages the first holds this at least
@@ -106,7 +106,7 @@ StageRooms PlanSpaceImpl::rooms_of(const PlanRow& row, const RoomForBlocks& room
   double best_sum = 0.0;
   for (int s = 1; s <= count; ++s) {
     const double in_flight =
-        microbatches_in_flight(schedule_of(l), count, count - s, l.microbatches, l.virtual_stages);
+        micro_batches_in_flight(schedule_of(l), count, count - s, l.micro_batches, l.vpp);
     const double plain = std::max(0.0, room.plain(in_flight, false, false));
     double lean = 0.0;
     for (int v = 1; v < room.variants(); ++v) {
@@ -126,8 +126,8 @@ double PlanSpaceImpl::recomputed_blocks(const PlanRow& row, const StageRooms& st
                                         const RoomForBlocks& room) const {
   const LayoutRecord& l = row.layout;
   const auto in_flight = [&](int s) {
-    return microbatches_in_flight(schedule_of(l), l.stages, l.stages - s, l.microbatches,
-                                  l.virtual_stages);
+    return micro_batches_in_flight(schedule_of(l), l.stages, l.stages - s, l.micro_batches,
+                                  l.vpp);
   };
   double held = 0.0;
   if (l.stages == 1) {
@@ -162,8 +162,8 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
         room_alone = l.stages == 1;
       }
       const bool plain = schedule_of(l) == PipelineSchedule::kOneForwardOneBackward;
-      const Key key{row.frame, l.schedule, plain && l.stages > 1 ? 0 : l.stages, l.virtual_stages,
-                    l.microbatches};
+      const Key key{row.frame, l.schedule, plain && l.stages > 1 ? 0 : l.stages, l.vpp,
+                    l.micro_batches};
       auto at_key = known.find(key);
       if (at_key == known.end()) {
         at_key = known.emplace(key, static_cast<std::int32_t>(stage_rooms.size())).first;
@@ -174,7 +174,7 @@ void PlanSpaceImpl::add_bounds(std::span<const std::uint8_t> fits) {
       const LayoutBound& b = row.bound;
       const double part = 1.0 / l.stages;
       const double slope =
-          std::max(b.loads * part + b.works, static_cast<double>(l.microbatches) * part);
+          std::max(b.loads * part + b.works, static_cast<double>(l.micro_batches) * part);
       row_lines[r] = {slope, slope * b.sends_s + b.tail_s + row.exchange_s};
       const std::size_t own_list = at(l.strategy) * rooms.size() + c;
       fitting[own_list].push_back(static_cast<std::int64_t>(r));
@@ -234,7 +234,7 @@ double bound_of_row(const PlanSpaceImpl& space, std::size_t r, std::size_t room,
   const PlanRow& row = space.rows[r];
   const LayoutBound& b = row.bound;
   const double p = row.layout.stages;
-  const auto m = static_cast<double>(row.layout.microbatches);
+  const auto m = static_cast<double>(row.layout.micro_batches);
   const double work = t.work_s + own.recomputed * t.again_s + b.sends_s;
   const double step_s = b.step_bytes / hbm_bytes_per_s;
   // Fewer micro-batches than stages: those stages that m others follow add their backward work for

@@ -29,11 +29,11 @@ PlanStatus PlanSolver::check_deal() const {
   }
   if (stages_ == 1) {  // chunks of one device lie in a row, or folded in two
     const bool row = schedule_of(l) == PipelineSchedule::kInterleaved;
-    return row || l.virtual_stages <= 2 ? PlanStatus::kOk : PlanStatus::kBadSchedule;
+    return row || l.vpp <= 2 ? PlanStatus::kOk : PlanStatus::kBadSchedule;
   }
   const PipelineStatus possible =
-      check_schedule(schedule_of(l), stages_, l.virtual_stages, rounds_);
-  if (possible == PipelineStatus::kFewMicrobatches) return PlanStatus::kFewRounds;
+      check_schedule(schedule_of(l), stages_, l.vpp, rounds_);
+  if (possible == PipelineStatus::kFewMicroBatches) return PlanStatus::kFewRounds;
   return possible == PipelineStatus::kOk ? PlanStatus::kOk : PlanStatus::kBadSchedule;
 }
 
@@ -89,7 +89,7 @@ double PlanSolver::message_between(int from, int to) const noexcept {
 }
 
 void PlanSolver::find_places() {
-  const int chunks = row_->layout.virtual_stages;
+  const int chunks = row_->layout.vpp;
   const std::size_t count = at(stages_) * at(chunks);
   places_.resize(count);
   enter_each_.resize(count);
@@ -122,17 +122,17 @@ void PlanSolver::find_places() {
 double PlanSolver::enters_s(int stage, int chunk, int i, int j) const noexcept {
   if (free_.messages) return 0.0;
   return space_->enters(i, j) *
-         enter_each_[at(stage) * at(row_->layout.virtual_stages) + at(chunk)];
+         enter_each_[at(stage) * at(row_->layout.vpp) + at(chunk)];
 }
 
 double PlanSolver::leaves_s(int stage, int chunk, int i, int j) const noexcept {
   if (free_.messages) return 0.0;
   return space_->leaves(i, j) *
-         leave_each_[at(stage) * at(row_->layout.virtual_stages) + at(chunk)];
+         leave_each_[at(stage) * at(row_->layout.vpp) + at(chunk)];
 }
 
 double PlanSolver::take_passes(const Partition& partition) {
-  const int chunks = row_->layout.virtual_stages;
+  const int chunks = row_->layout.vpp;
   const std::size_t count = at(stages_) * at(chunks);
   forward_s_.resize(count);
   backward_s_.resize(count);
@@ -167,7 +167,7 @@ double PlanSolver::take_passes(const Partition& partition) {
 }
 
 PipelineLoads PlanSolver::loads() const noexcept {
-  return {stages_, row_->layout.virtual_stages, rounds_, forward_s_, backward_s_, weight_grad_s_,
+  return {stages_, row_->layout.vpp, rounds_, forward_s_, backward_s_, weight_grad_s_,
           1.0};
 }
 
@@ -217,7 +217,7 @@ PlanSolver::Played PlanSolver::play_free(const Partition& partition, const KindT
 // Chunks that take a layer more: each time the stage with the least to do, and of its chunks the
 // last that has none yet, since fewer layers in the first make the pipeline fill sooner.
 void PlanSolver::spread(int base, int extras, bool count_first, bool count_last) {
-  const int chunks = row_->layout.virtual_stages;
+  const int chunks = row_->layout.vpp;
   const auto work = [&](int kind) { return sums_.work_s(kind, kind + 1); };
   const double block = work(space_->first_block);
   std::vector<double>& load = forward_s_;  // scratch
@@ -250,7 +250,7 @@ double PlanSolver::add_stage(const Partition& partition, int stage, StageRecompu
                              DealtBound* bound) const {
   double load = 0.0;
   double first = 0.0;
-  for (int c = 0; c < row_->layout.virtual_stages; ++c) {
+  for (int c = 0; c < row_->layout.vpp; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
     const int i = partition.cuts[chunk];
     const int j = partition.cuts[chunk + 1];
@@ -277,7 +277,7 @@ void PlanSolver::offer_deal(double room_bytes, double below_s, Partition* partit
   const bool chained = schedule_of(row_->layout) == PipelineSchedule::kInterleaved && stages_ > 1;
   if (chained) {
     const double most_s = std::min(below_s, best->time_s) - tail_s - row_->exchange_s;
-    chains_.select(schedule_of(row_->layout), stages_, row_->layout.virtual_stages, rounds_);
+    chains_.select(schedule_of(row_->layout), stages_, row_->layout.vpp, rounds_);
     if (chains_.above(forward_s_, backward_s_, most_s)) return;
   }
   const double time_s = step_s() + tail_s + row_->exchange_s;

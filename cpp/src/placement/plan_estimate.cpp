@@ -87,7 +87,7 @@ class Estimator {
  private:
   template <typename F>
   void for_chunks(int stage, const F& f) const {
-    for (int c = 0; c < row_.layout.virtual_stages; ++c) {
+    for (int c = 0; c < row_.layout.vpp; ++c) {
       const std::size_t chunk = at(solver_.chain_of(stage, c));
       f(c, partition_.cuts[chunk], partition_.cuts[chunk + 1]);
     }
@@ -96,7 +96,7 @@ class Estimator {
   StageSum stage(int k) const {
     const StageRecompute way = StageRecompute::of(partition_.variants[at(k)]);
     const PlanSums& sums = solver_.sums();
-    const double share = rounds_of(row_.layout) / static_cast<double>(row_.layout.microbatches);
+    const double share = rounds_of(row_.layout) / static_cast<double>(row_.layout.micro_batches);
     StageSum own;
     MovingBytes moving{0.0, 0.0, 0.0, 0.0};
     double gather = 0.0;
@@ -124,7 +124,7 @@ class Estimator {
   // Weights, gradients and optimiser state of a layer, by kind.
   void find_states() {
     const LayoutRecord& l = row_.layout;
-    const auto experts = static_cast<double>(space_.strategies[at(l.strategy)].expert_parallel);
+    const auto experts = static_cast<double>(space_.strategies[at(l.strategy)].ep);
     states_.resize(at(space_.kinds) + 1);
     for (int kind = 0; kind <= space_.kinds; ++kind) {
       const LayerKindRecord& size = space_.size_of(l.strategy, kind);
@@ -174,9 +174,9 @@ class Estimator {
   double energy(double time_s) const {
     const LayoutRecord& l = row_.layout;
     const StrategyRecord& s = space_.strategies[at(l.strategy)];
-    const auto m = static_cast<double>(l.microbatches);
-    const double inner = static_cast<double>(s.tensor_parallel * s.context_parallel) *
-                         static_cast<double>(l.data_parallel);
+    const auto m = static_cast<double>(l.micro_batches);
+    const double inner = static_cast<double>(s.tp * s.cp) *
+                         static_cast<double>(l.dp);
     double passes_j = 0.0;
     double moved = 0.0;
     double held = 0.0;

@@ -28,8 +28,8 @@ bool good_kind(const LayerKindRecord& kind, int variants) noexcept {
 }
 
 bool good_strategy(const StrategyRecord& s) noexcept {
-  return s.tensor_parallel >= 1 && s.context_parallel >= 1 && s.expert_parallel >= 1 &&
-         s.microbatch >= 1 && s.variants >= 1 && s.variants <= kMaxVariants &&
+  return s.tp >= 1 && s.cp >= 1 && s.ep >= 1 &&
+         s.micro_batch >= 1 && s.variants >= 1 && s.variants <= kMaxVariants &&
          good(s.message_bytes) && good(s.gathered_bytes) && good(s.copied_parameters) &&
          good(s.sent_bytes);
 }
@@ -42,18 +42,18 @@ bool good_training(const TrainingRecord& t) noexcept {
 }
 
 bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
-  if (l.shard == 0 || l.shard == l.data_parallel) return true;
-  return l.shard > 0 && l.zero > 0 && l.data_parallel % l.shard == 0 &&
-         l.shard % s.expert_parallel == 0;
+  if (l.shard == 0 || l.shard == l.dp) return true;
+  return l.shard > 0 && l.zero > 0 && l.dp % l.shard == 0 &&
+         l.shard % s.ep == 0;
 }
 
 bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
-  const std::int64_t inner = s.tensor_parallel * s.context_parallel;
-  return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.virtual_stages >= 1 && l.zero >= 0 &&
-         l.zero <= 3 && l.data_parallel >= 1 && l.microbatches >= 1 &&
+  const std::int64_t inner = s.tp * s.cp;
+  return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.vpp >= 1 && l.zero >= 0 &&
+         l.zero <= 3 && l.dp >= 1 && l.micro_batches >= 1 &&
          (l.rank_order == 0 || l.rank_order == 1) && inner <= devices &&
-         l.data_parallel <= devices / inner && l.stages <= devices / (inner * l.data_parallel) &&
-         l.data_parallel % s.expert_parallel == 0 && good_shard(l, s);
+         l.dp <= devices / inner && l.stages <= devices / (inner * l.dp) &&
+         l.dp % s.ep == 0 && good_shard(l, s);
 }
 
 bool known_schedule(std::int32_t code) noexcept {
@@ -179,7 +179,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
                          std::int32_t, bool>;
   const auto key_of = [](const LayoutRecord& l) {
     const std::int32_t stages = l.rank_order || both_ways(l) ? l.stages : 0;
-    return Key{l.strategy,   l.data_parallel, sharing_replicas(l), l.zero,
+    return Key{l.strategy,   l.dp, sharing_replicas(l), l.zero,
                l.rank_order, stages,          both_ways(l)};
   };
   // A frame is shared by layouts that stand apart, too; most have that of the one before.
@@ -247,17 +247,17 @@ double PlanSpaceImpl::collective_s(int op, double bytes, std::int64_t ranks, std
 Status PlanSpaceImpl::add_frame(const LayoutRecord& layout, int most_stages) {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   PlanFrame frame;
-  const std::int64_t inner = s.tensor_parallel * s.context_parallel;
+  const std::int64_t inner = s.tp * s.cp;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t sharing = sharing_replicas(layout);
-  frame.shards = static_cast<double>(sharing * s.context_parallel);
-  frame.copies = static_cast<double>(layout.data_parallel / sharing);
+  frame.shards = static_cast<double>(sharing * s.cp);
+  frame.copies = static_cast<double>(layout.dp / sharing);
   Status status = Status::kOk;
   const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
   frame.bucket_s =
       collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
-                   s.context_parallel, s.tensor_parallel, layout.data_parallel, apart, &status);
+                   s.cp, s.tp, layout.dp, apart, &status);
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &frame, &status);
   frame.message_s.assign(at(most_stages), 0.0);
   for (int k = 1; k < most_stages; ++k) {
@@ -275,7 +275,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
                              Status* status) const {
   const StrategyRecord& s = strategies[at(layout.strategy)];
   const LayerKindRecord& size = size_of(layout.strategy, kind);
-  const std::int64_t inner = s.tensor_parallel * s.context_parallel;
+  const std::int64_t inner = s.tp * s.cp;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
@@ -284,20 +284,20 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
   const double dense = size.parameters - experts;
   const auto seconds = [&](CollectiveOp op, double bytes) {
     const int code = static_cast<int>(op);
-    return collective_s(code, bytes * dense, s.context_parallel, s.tensor_parallel, sharing, apart,
+    return collective_s(code, bytes * dense, s.cp, s.tp, sharing, apart,
                         status) +
-           collective_s(code, bytes * experts, s.context_parallel, s.tensor_parallel,
-                        sharing / s.expert_parallel, apart * s.expert_parallel, status);
+           collective_s(code, bytes * experts, s.cp, s.tp,
+                        sharing / s.ep, apart * s.ep, status);
   };
   const int zero = layout.zero;
-  const std::int64_t copies = layout.data_parallel / sharing;
+  const std::int64_t copies = layout.dp / sharing;
   const auto across = [&](double parameters, std::int64_t holders) {
-    const double share = parameters / static_cast<double>(holders * s.context_parallel);
+    const double share = parameters / static_cast<double>(holders * s.cp);
     return collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.gradient_bytes * share,
                         copies, apart * sharing, 1, 0, status);
   };
   const double shared = shared_parameters(size.parameters, experts, frame->shards,
-                                          static_cast<double>(s.expert_parallel));
+                                          static_cast<double>(s.ep));
   const double weights_s =
       zero >= 1 ? seconds(CollectiveOp::kAllGather, training.gather_bytes) : 0.0;
   const double moved = 2.0 * training.state_bytes + training.gradient_bytes + training.weight_bytes;
@@ -321,7 +321,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, PlanFrame* fr
     paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.stages - 1, status);
   }
   frame->sync_s.push_back(reduced_s + across(dense, sharing) +
-                          across(experts, sharing / s.expert_parallel) + paired_s);
+                          across(experts, sharing / s.ep) + paired_s);
   frame->each_s.push_back(zero >= 2 ? reduced_s : 0.0);
   frame->fetch_s.push_back(zero >= 3 ? weights_s : 0.0);
   frame->step_bytes.push_back((zero >= 1 ? shared : size.parameters) * moved +

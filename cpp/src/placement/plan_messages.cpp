@@ -41,11 +41,11 @@ bool PlanSpaceImpl::slower_outward(double bytes) const noexcept {
 double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int from, int to,
                                 Status* status) const {
   const StrategyRecord& s = strategies[at(layout.strategy)];
-  const std::int64_t inner = s.tensor_parallel * s.context_parallel;
+  const std::int64_t inner = s.tp * s.cp;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  const std::int64_t block = replicas_inside ? inner * layout.data_parallel : inner;
-  const std::int64_t runs = replicas_inside ? 1 : layout.data_parallel;
+  const std::int64_t block = replicas_inside ? inner * layout.dp : inner;
+  const std::int64_t runs = replicas_inside ? 1 : layout.dp;
   const std::int64_t apart = inner * layout.stages;  // from block to block of a stage
   const std::int64_t distance = std::abs(to - from) * block;
   const std::int64_t first = std::min(from, to) * block;

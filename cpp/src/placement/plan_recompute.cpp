@@ -34,7 +34,7 @@ std::int32_t PlanSolver::recompute(int i, int j, int stage) {
 }
 
 double PlanSolver::stash_bytes(const Partition& partition, int stage, StageRecompute way) const {
-  const auto chunks = static_cast<std::size_t>(row_->layout.virtual_stages);
+  const auto chunks = static_cast<std::size_t>(row_->layout.vpp);
   double sum = 0.0;
   double least = std::numeric_limits<double>::infinity();
   double most = 0.0;
@@ -59,7 +59,7 @@ double PlanSolver::stash_bytes(const Partition& partition, int stage, StageRecom
 }
 
 double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecompute way) const {
-  const int chunks = row_->layout.virtual_stages;
+  const int chunks = row_->layout.vpp;
   if (chunks == 1) {
     return sums_.bytes(way, partition.cuts[at(stage)], partition.cuts[at(stage) + 1], stage);
   }
@@ -85,7 +85,7 @@ LateGradients PlanSolver::late_gradients(const Partition& partition, int stage,
                                          StageRecompute way) const {
   LateGradients found{0.0, 0.0, 0.0, 0.0};
   std::size_t lowest = at(space_->layers);
-  for (int c = 0; c < row_->layout.virtual_stages; ++c) {
+  for (int c = 0; c < row_->layout.vpp; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
     const LateGradients own =
         sums_.late_gradients(way, partition.cuts[chunk], partition.cuts[chunk + 1]);
@@ -108,7 +108,7 @@ FittingWays PlanSolver::ways_of_chunks(const Partition& partition, int stage,
                                        double room_bytes) const {
   int most = 0;
   int least = space_->layers;
-  for (int c = 0; c < row_->layout.virtual_stages; ++c) {
+  for (int c = 0; c < row_->layout.vpp; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
     const int own = sums_.blocks(partition.cuts[chunk], partition.cuts[chunk + 1]);
     most = std::max(most, own);
@@ -123,7 +123,7 @@ std::int32_t PlanSolver::fastest_chunks(const FittingWays& ways, const Partition
                                         int stage) const {
   return fastest_way(ways, sums_.first_is_fastest(), [&](StageRecompute r) {
     double sum = 0.0;
-    for (int c = 0; c < row_->layout.virtual_stages; ++c) {
+    for (int c = 0; c < row_->layout.vpp; ++c) {
       const std::size_t chunk = at(chain_of(stage, c));
       sum += sums_.backward_s(r, partition.cuts[chunk], partition.cuts[chunk + 1]);
     }
@@ -150,7 +150,7 @@ bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partit
 
 // Stages of a deal are alike where their chunks have as many layers each and the same ends.
 std::int32_t PlanSolver::recompute_dealt(const Partition& partition, int stage, double room_bytes) {
-  const int chunks = row_->layout.virtual_stages;
+  const int chunks = row_->layout.vpp;
   if (!space_->alike || chunks > 22) return recompute_chunks(partition, stage, room_bytes);
   int least = space_->layers;
   std::int64_t ends = 0;

@@ -18,12 +18,12 @@ double least_memory(const PlanSpaceImpl& space, const PlanRow& row, double room_
   const double least = std::max(0.0, space.blocks - (l.stages - 1) * most);
   const auto bytes = [&](int stage, bool first, bool last) {
     const double in_flight =
-        microbatches_in_flight(schedule_of(l), l.stages, stage, l.microbatches, l.virtual_stages);
+        micro_batches_in_flight(schedule_of(l), l.stages, stage, l.micro_batches, l.vpp);
     return room.least_bytes(least, most, in_flight, first, last);
   };
   if (l.stages == 1) return bytes(0, true, true) * kSure;
   const double in_flight =
-      microbatches_in_flight(schedule_of(l), l.stages, 0, l.microbatches, l.virtual_stages);
+      micro_batches_in_flight(schedule_of(l), l.stages, 0, l.micro_batches, l.vpp);
   return std::max({bytes(0, true, false), bytes(l.stages - 1, false, true),
                    room.even_bytes(row.bound.whole, most, in_flight)}) *
          kSure;
@@ -38,7 +38,7 @@ bool all_held(const PlanSpaceImpl& space, const LayoutRecord& l, const RoomForBl
   double own = 0.0;
   for (int stage = l.stages - 1; stage >= 0; --stage) {
     const double now =
-        microbatches_in_flight(schedule_of(l), l.stages, stage, l.microbatches, l.virtual_stages);
+        micro_batches_in_flight(schedule_of(l), l.stages, stage, l.micro_batches, l.vpp);
     if (now != in_flight) own = room.blocks_within(bytes, now);
     in_flight = now;
     held += own;

@@ -63,15 +63,15 @@ class CandidateQueue {
 using Kind = std::array<std::int64_t, 11>;
 Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
   const StrategyRecord& s = space.strategies[at(l.strategy)];
-  return {s.tensor_parallel,
-          s.context_parallel,
-          s.expert_parallel,
-          s.microbatch,
+  return {s.tp,
+          s.cp,
+          s.ep,
+          s.micro_batch,
           l.schedule,
           l.stages,
-          l.virtual_stages,
+          l.vpp,
           l.zero,
-          l.data_parallel,
+          l.dp,
           sharing_replicas(l),
           s.way};
 }
@@ -146,9 +146,9 @@ double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepT
                      const Front& front, double room_bytes) {
   const PlanRow& row = space.rows[at(c.row)];
   const LayoutRecord& l = row.layout;
-  const auto m = static_cast<double>(l.microbatches);
+  const auto m = static_cast<double>(l.micro_batches);
   const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
-  double most = l.virtual_stages > 1 ? (both_ways(l) ? 2.0 * even : even) : space.blocks;
+  double most = l.vpp > 1 ? (both_ways(l) ? 2.0 * even : even) : space.blocks;
   double least = least_memory(space, row, room_bytes, most);
   double limit = front.below(least);
   if (c.bound_s > limit) return limit;
@@ -158,7 +158,7 @@ double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepT
   limit = front.below(least);
   const double work_s = totals.work_s + row.bound.sends_s;
   for (int round = 0; round < 4 && c.bound_s <= limit && limit < kInfinite; ++round) {
-    if (!(totals.block_s > 0.0) || l.virtual_stages > 1) break;
+    if (!(totals.block_s > 0.0) || l.vpp > 1) break;
     double load = limit / m;
     if (l.schedule == 0 && m > l.stages + 1.0) {
       load = std::min(load, (limit - 2.0 * work_s) / (m - l.stages - 1.0));
@@ -179,9 +179,9 @@ void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
     const LayoutRecord& l = space.rows[at(plan.layout)].layout;
     const StrategyRecord& s = space.strategies[at(l.strategy)];
     const std::int64_t devices =
-        s.tensor_parallel * s.context_parallel * l.stages * l.data_parallel;
-    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tensor_parallel, l.stages,
-                      l.data_parallel, l.zero, plan.layout);
+        s.tp * s.cp * l.stages * l.dp;
+    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tp, l.stages,
+                      l.dp, l.zero, plan.layout);
   };
   std::sort(plans->begin(), plans->end(),
             [&](const PlacedPlan& a, const PlacedPlan& b) { return key(a) < key(b); });

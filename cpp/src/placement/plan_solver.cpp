@@ -21,7 +21,7 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
   frame_ = &space.frames[at(row_->frame)];
   free_ = {};
   stages_ = row_->layout.stages;
-  rounds_ = row_->layout.microbatches;
+  rounds_ = row_->layout.micro_batches;
   zero_bubble_ = row_->layout.schedule == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
   times_ = times.forward_s;
   sums_.build(space, *row_, *frame_, times);
@@ -29,7 +29,7 @@ void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTi
   nothing_s_ = 1e-13 * sums_.total_work_s();
   ++epoch_;
   find_places();
-  const std::int64_t chunks = row_->layout.virtual_stages;
+  const std::int64_t chunks = row_->layout.vpp;
   if (chunks == 1) return;
   held_ = &space.held_chunks.of(schedule_of(row_->layout), stages_, chunks, rounds_, &player_);
 }
@@ -40,7 +40,7 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
   start(space, row, times);
   room_bytes_ = room_bytes * kFits;
   if (stages_ > space.layers) return best;
-  const bool searched = row_->layout.virtual_stages == 1 &&
+  const bool searched = row_->layout.vpp == 1 &&
                         (stages_ == 1 || (zero_bubble_ && rounds_ >= stages_) ||
                          schedule_of(row_->layout) == PipelineSchedule::kOneForwardOneBackward);
   if (!searched) {

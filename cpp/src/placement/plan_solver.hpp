@@ -50,7 +50,7 @@ class PlanSolver {
   double leaves_s(int stage, int chunk, int i, int j) const noexcept;
   // Where in the model a chunk of a stage lies.
   int chain_of(int stage, int chunk) const noexcept {
-    return places_[at(stage) * at(row_->layout.virtual_stages) + at(chunk)];
+    return places_[at(stage) * at(row_->layout.vpp) + at(chunk)];
   }
 
   const PlanSums& sums() const noexcept { return sums_; }

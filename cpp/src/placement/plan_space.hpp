@@ -25,12 +25,12 @@ inline bool both_ways(const LayoutRecord& layout) noexcept {
 
 // Chunks that the model is cut into.
 inline int places_of(const LayoutRecord& layout) noexcept {
-  return both_ways(layout) ? layout.stages : layout.stages * layout.virtual_stages;
+  return both_ways(layout) ? layout.stages : layout.stages * layout.vpp;
 }
 
 // Passes of each chunk of a device in one step.
 inline double rounds_of(const LayoutRecord& layout) noexcept {
-  return static_cast<double>(layout.microbatches) * (both_ways(layout) ? 0.5 : 1.0);
+  return static_cast<double>(layout.micro_batches) * (both_ways(layout) ? 0.5 : 1.0);
 }
 
 // Layers of a strategy under given replicas, ZeRO stage and rank order. Arrays are by kind; the

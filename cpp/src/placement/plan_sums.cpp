@@ -86,8 +86,8 @@ void PlanSums::add_in_flight() {
   in_flight_.resize(at(l.stages));
   for (int stage = 0; stage < l.stages; ++stage) {
     in_flight_[at(stage)] =
-        microbatches_in_flight(static_cast<PipelineSchedule>(l.schedule), l.stages, stage,
-                               l.microbatches, l.virtual_stages);
+        micro_batches_in_flight(static_cast<PipelineSchedule>(l.schedule), l.stages, stage,
+                               l.micro_batches, l.vpp);
   }
 }
 
@@ -150,7 +150,7 @@ double PlanSums::first_stash(StageRecompute r, int i, int j, int first) const no
 PeakBytes PlanSums::peak(const MovingBytes& moving, const LateGradients& late,
                          int stage) const noexcept {
   return peak_bytes(moving, late, in_flight_[at(stage)],
-                    static_cast<double>(row_->layout.microbatches), lost_ - 1.0);
+                    static_cast<double>(row_->layout.micro_batches), lost_ - 1.0);
 }
 
 StagePass PlanSums::pass(StageRecompute r, int i, int j, int stage) const noexcept {

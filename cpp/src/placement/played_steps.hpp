@@ -23,7 +23,7 @@ class PlayedSteps {
     std::uint64_t hash;
 
     void set(PipelineSchedule schedule, const PipelineLoads& loads) {
-      shape = {static_cast<std::int64_t>(schedule), loads.stages, loads.chunks, loads.microbatches};
+      shape = {static_cast<std::int64_t>(schedule), loads.stages, loads.chunks, loads.micro_batches};
       passes_s.clear();
       hash = 0;
       for (const std::int64_t part : shape) mix(static_cast<std::uint64_t>(part));

@@ -90,12 +90,12 @@ class InterleavedStages {
         held_(held),
         blocks_(space.blocks),
         chunk_(row.bound.chunk),
-        wrap_s_((row.layout.virtual_stages - 1.0) *
+        wrap_s_((row.layout.vpp - 1.0) *
                 (row.layout.stages == 2 ? message_s_[1] : row.wrap_s)) {}
 
   bool through(double time_s) const noexcept {
-    const auto m = static_cast<double>(layout_.microbatches);
-    const double chunks = layout_.virtual_stages;
+    const auto m = static_cast<double>(layout_.micro_batches);
+    const double chunks = layout_.vpp;
     double before_s = 0.0;
     double sum = 0.0;
     for (int k = 0; k < layout_.stages; ++k) {

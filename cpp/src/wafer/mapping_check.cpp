@@ -72,7 +72,7 @@ bool good_columns(const MapProblem& p, std::int64_t dies) noexcept {
 }
 
 bool good_rules(const MapRulesRecord& r) noexcept {
-  if (r.microbatches < 1 || !is_rate(r.capacity_bytes) || !is_rate(r.memory_bytes_per_s)) {
+  if (r.micro_batches < 1 || !is_rate(r.capacity_bytes) || !is_rate(r.memory_bytes_per_s)) {
     return false;
   }
   for (const double size : {r.stream_capacity_bytes, r.stream_bytes_per_s, r.weight_bytes,

@@ -88,7 +88,7 @@ struct Mapping::Pipeline {
   // The most that a stage of `load_s` here may take in a step of so long: every micro-batch passes
   // it, or the slowest one so far, and the other stages once, or a part of them.
   double most_s(double limit_s, double load_s) const noexcept {
-    const auto batches = static_cast<double>(rules->microbatches);
+    const auto batches = static_cast<double>(rules->micro_batches);
     const double part = rules->zero_bubble != 0 ? 0.0 : 1.0 / rules->chunks;
     const double left_s = limit_s - part * (sum_s - load_s);
     if (rules->zero_bubble != 0 || rules->chunks != 1) return left_s / batches;

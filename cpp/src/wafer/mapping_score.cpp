@@ -38,7 +38,7 @@ double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
   const PipelineSchedule schedule = zero_bubble != 0 ? PipelineSchedule::kZeroBubbleH1
                                     : chunks > 1     ? PipelineSchedule::kInterleaved
                                                      : PipelineSchedule::kOneForwardOneBackward;
-  return microbatches_in_flight(schedule, stages, stage, microbatches, chunks);
+  return micro_batches_in_flight(schedule, stages, stage, micro_batches, chunks);
 }
 
 // What an operator that runs again pays to take in a kept tensor, where the backward pass does not
@@ -171,14 +171,14 @@ void Mapping::Pipeline::add(double load_s, double weight_grad_s) noexcept {
 }
 
 double Mapping::Pipeline::time_s() const noexcept {
-  const auto batches = static_cast<double>(rules->microbatches);
+  const auto batches = static_cast<double>(rules->micro_batches);
   if (rules->zero_bubble == 0 && rules->chunks == 1) return (batches - 1.0) * slowest_s + sum_s;
   return batches * slowest_s + (idle_s - slowest_idle_s) / rules->chunks;
 }
 
 double Mapping::Pipeline::least_s() const noexcept {
   if (rules->zero_bubble == 0) return time_s();
-  return static_cast<double>(rules->microbatches) * slowest_s +
+  return static_cast<double>(rules->micro_batches) * slowest_s +
          (idle_s - most_idle_s) / rules->chunks;
 }
 
@@ -363,7 +363,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
       if (described != nullptr) (*described)[kAt(k)].load_s = loads_s[kAt(k)];
     }
     const double more = std::max(0.0, others.links_s - pipeline.slowest_s);  // of a micro-batch
-    total.time_s = static_cast<double>(rules_.microbatches - 1) * more;
+    total.time_s = static_cast<double>(rules_.micro_batches - 1) * more;
   }
   if (!(total.stream_over_bytes > 0.0)) total.stream_over_bytes = 0.0;
   total.slowest_stage_s = pipeline.slowest_s;

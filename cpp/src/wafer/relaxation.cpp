@@ -284,7 +284,7 @@ double Relaxation::step_s(const Block& free, const Block& dear, double price) co
     sum += load;
     slowest = std::max(slowest, load);
   }
-  const auto batches = static_cast<double>(mapping_.rules().microbatches);
+  const auto batches = static_cast<double>(mapping_.rules().micro_batches);
   const double step = batches * slowest + idle_share_ * (sum - slowest);
   return (step + mapping_.rules().outer_tail_s) * (1.0 - 1e-9);  // rounding
 }

@@ -125,7 +125,7 @@ std::pair<double, double> priced(const Drawn& d, const std::vector<std::int32_t>
   }
   double weights = 0.0;
   for (std::int32_t v = 0; v < begins[1]; ++v) weights += d.weights[static_cast<std::size_t>(v)];
-  const std::int64_t rounds = (d.rules.microbatches + replicas - 1) / replicas + stages - 1;
+  const std::int64_t rounds = (d.rules.micro_batches + replicas - 1) / replicas + stages - 1;
   return {load * static_cast<double>(rounds) + nest_sync(d.network(), replicas, weights, apart),
           bytes};
 }
@@ -146,7 +146,7 @@ void test_enumeration() {
       }
       begins.push_back(n);
       const std::int64_t apart = (static_cast<std::int64_t>(begins.size()) - 1) * d.stage_devices;
-      for (std::int64_t r = 1; r <= d.rules.microbatches && r * apart <= devices; ++r) {
+      for (std::int64_t r = 1; r <= d.rules.micro_batches && r * apart <= devices; ++r) {
         const auto [time, bytes] = priced(d, begins, r);
         least_bytes = std::min(least_bytes, bytes);
         if (bytes <= d.rules.memory_bytes) least = std::min(least, time);
@@ -245,7 +245,7 @@ void test_refused() {
   most.size.front() = 2;
   CHECK(check_nest(most.network(), most.layers(), most.rules) == Status::kBadFabric);
   bad = good;
-  bad.rules.microbatches = 0;
+  bad.rules.micro_batches = 0;
   CHECK(status(bad) == Status::kBadRules);
   bad = good;
   bad.stage_devices = 0;

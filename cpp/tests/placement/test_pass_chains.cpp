@@ -15,8 +15,8 @@ struct Passes {
   std::vector<double> forward_s;
   std::vector<double> backward_s;
 
-  PipelineLoads loads(int stages, int chunks, std::int64_t microbatches) const {
-    return {stages, chunks, microbatches, forward_s, backward_s, forward_s, 1.0};
+  PipelineLoads loads(int stages, int chunks, std::int64_t micro_batches) const {
+    return {stages, chunks, micro_batches, forward_s, backward_s, forward_s, 1.0};
   }
 };
 
@@ -43,24 +43,24 @@ void chains_bound_steps(std::mt19937_64* random) {
   for (int round = 0; round < 120; ++round) {
     const int stages = among(2, 7);
     const int chunks = among(2, 4);
-    const std::int64_t microbatches = among(1, 24);
-    if (phaze::check_schedule(kInterleaved, stages, chunks, microbatches) !=
+    const std::int64_t micro_batches = among(1, 24);
+    if (phaze::check_schedule(kInterleaved, stages, chunks, micro_batches) !=
         phaze::PipelineStatus::kOk) {
       continue;
     }
     const auto slots = static_cast<std::size_t>(stages * chunks);
     const Passes own = random_passes(slots, random);
-    const PipelineLoads loads = own.loads(stages, chunks, microbatches);
+    const PipelineLoads loads = own.loads(stages, chunks, micro_batches);
     const double own_s = player.full_step_s(kInterleaved, loads);
     const std::vector<phaze::PassEvent> events = player.events(kInterleaved, loads);
     const phaze::PassChain chain =
-        phaze::critical_chain(kInterleaved, events, stages, chunks, microbatches);
+        phaze::critical_chain(kInterleaved, events, stages, chunks, micro_batches);
     CHECK(std::abs(chain.least_s(own.forward_s, own.backward_s) - own_s) <= 1e-12 * own_s);
-    known.select(kInterleaved, stages, chunks, microbatches);
+    known.select(kInterleaved, stages, chunks, micro_batches);
     known.learn(loads, &player);
     for (int other = 0; other < 20; ++other) {
       const Passes passes = random_passes(slots, random);
-      const PipelineLoads others = passes.loads(stages, chunks, microbatches);
+      const PipelineLoads others = passes.loads(stages, chunks, micro_batches);
       const double step_s = player.full_step_s(kInterleaved, others);
       CHECK(chain.least_s(passes.forward_s, passes.backward_s) <= step_s * (1.0 + 1e-12));
       CHECK(!known.above(passes.forward_s, passes.backward_s, step_s));

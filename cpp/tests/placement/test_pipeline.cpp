@@ -52,12 +52,12 @@ struct Case {
   PipelineSchedule schedule;
   std::int32_t stages;
   std::int32_t chunks;
-  std::int64_t microbatches;
+  std::int64_t micro_batches;
   std::vector<double> forward, backward, weight_grad;
   double overlap;
 
   PipelineLoads loads() const {
-    return {stages, chunks, microbatches, forward, backward, weight_grad, overlap};
+    return {stages, chunks, micro_batches, forward, backward, weight_grad, overlap};
   }
 };
 
@@ -68,12 +68,12 @@ Case random_case(Draw& numbers, int code) {
   made.schedule = static_cast<PipelineSchedule>(code);
   made.stages = numbers.whole(1, 8);
   made.chunks = has_two_chunks(code) ? 2 : code == 2 ? numbers.whole(1, 4) : 1;
-  made.microbatches = numbers.whole(1, 200);
+  made.micro_batches = numbers.whole(1, 200);
   if (made.schedule == PipelineSchedule::kDualPipe) {
     made.stages = 2 * numbers.whole(1, 4);
-    made.microbatches = 2 * (made.stages + numbers.whole(0, 60));
+    made.micro_batches = 2 * (made.stages + numbers.whole(0, 60));
   }
-  if (made.schedule == PipelineSchedule::kDualPipeV) made.microbatches += 2 * made.stages;
+  if (made.schedule == PipelineSchedule::kDualPipeV) made.micro_batches += 2 * made.stages;
   made.overlap = 0.5 + 0.6 * numbers.real();
   for (int i = 0; i < made.stages * made.chunks; ++i) {
     made.forward.push_back(0.5 + numbers.real());
@@ -96,8 +96,8 @@ void test_skipping_and_bounds() {
     const std::vector<double> ones(static_cast<std::size_t>(one.chunks), 1.0);
     for (int d = 0; d < one.stages; ++d) {
       CHECK(
-          player.peak_bytes(one.schedule, one.stages, one.chunks, one.microbatches, d, ones, 1.0) ==
-          phaze::chunks_in_flight(one.schedule, one.stages, d, one.microbatches, one.chunks));
+          player.peak_bytes(one.schedule, one.stages, one.chunks, one.micro_batches, d, ones, 1.0) ==
+          phaze::chunks_in_flight(one.schedule, one.stages, d, one.micro_batches, one.chunks));
     }
   }
 }
@@ -124,7 +124,7 @@ void test_events() {
       backwards += own.kind == 1 || own.kind == 2 || own.kind == 4;
     }
     const bool both_ways = one.schedule == PipelineSchedule::kDualPipe;
-    const std::int64_t passes = one.microbatches * one.stages * (both_ways ? 1 : one.chunks);
+    const std::int64_t passes = one.micro_batches * one.stages * (both_ways ? 1 : one.chunks);
     CHECK(forwards == passes);
     CHECK(backwards == passes);
     CHECK_CLOSE(end_s, full_s, 1e-12);
@@ -183,8 +183,8 @@ void test_refusals() {
   CHECK(check(0, 4, 2, 8) == PipelineStatus::kOneChunk);
   CHECK(check(5, 4, 3, 8) == PipelineStatus::kTwoChunks);
   CHECK(check(6, 3, 2, 8) == PipelineStatus::kOddStages);
-  CHECK(check(6, 4, 2, 9) == PipelineStatus::kOddMicrobatches);
-  CHECK(check(7, 4, 2, 7) == PipelineStatus::kFewMicrobatches);
+  CHECK(check(6, 4, 2, 9) == PipelineStatus::kOddMicroBatches);
+  CHECK(check(7, 4, 2, 7) == PipelineStatus::kFewMicroBatches);
   const std::int64_t large = std::numeric_limits<std::int64_t>::max();
   CHECK(check(2, large, large, 8) == PipelineStatus::kTooLarge);
   CHECK(check(0, 2, 1, large) == PipelineStatus::kTooLarge);
@@ -212,14 +212,14 @@ void test_refusals() {
   }
 }
 
-void test_many_microbatches() {
+void test_many_micro_batches() {
   Draw numbers(73);
   PipelinePlayer player;
   for (int code = 0; code < phaze::kPipelineScheduleCount; ++code) {
     Case one = random_case(numbers, code);
     double before_s = 0.0;
     for (const std::int64_t m : {1000000, 2000000, 4000000}) {
-      one.microbatches = m;
+      one.micro_batches = m;
       const double step_s = player.step_s(one.schedule, one.loads());
       CHECK(step_s > before_s * 1.9);
       before_s = step_s;
@@ -235,6 +235,6 @@ int main() {
   test_known_shapes_allocate_nothing();
   test_failed_allocations_leave_a_player_that_works();
   test_refusals();
-  test_many_microbatches();
+  test_many_micro_batches();
   return phaze::test::report("pipeline");
 }

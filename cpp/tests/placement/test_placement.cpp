@@ -53,7 +53,7 @@ double published(const Table& t, const PublishedRules& rules, const std::vector<
   }
   double best = kInfinite;
   for (std::int64_t d = 1; d * devices <= rules.devices; ++d) {
-    const auto rounds = static_cast<double>((rules.microbatches + d - 1) / d + stages - 1);
+    const auto rounds = static_cast<double>((rules.micro_batches + d - 1) / d + stages - 1);
     const auto replicas = static_cast<double>(d);
     best = std::min(best, most * rounds + first_sync * (replicas - 1.0) / replicas);
   }
@@ -170,9 +170,9 @@ void test_ties_and_limits() {
   rules.best_only = true;
   CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
   CHECK(plans[0].time_s == 6.0 && plans[1].time_s == kInfinite);
-  rules.microbatches = kMostMicrobatches;
+  rules.micro_batches = kMostMicroBatches;
   CHECK(place_pipeline(two.view(), rules, &plans) == Status::kOk);
-  ++rules.microbatches;
+  ++rules.micro_batches;
   CHECK(place_pipeline(two.view(), rules, &plans) == Status::kBadRules);
 }
 

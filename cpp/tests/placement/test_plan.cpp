@@ -47,8 +47,8 @@ double brute_force(const Case& c, std::size_t layout) {
 
 // What differs in rank order alone is one kind of plan.
 bool same_kind(const LayoutRecord& a, const LayoutRecord& b) {
-  return a.schedule == b.schedule && a.stages == b.stages && a.virtual_stages == b.virtual_stages &&
-         a.zero == b.zero && a.data_parallel == b.data_parallel;
+  return a.schedule == b.schedule && a.stages == b.stages && a.vpp == b.vpp &&
+         a.zero == b.zero && a.dp == b.dp;
 }
 
 // The list of the fastest plans and the front against the best plan of every layout, of which there
@@ -58,7 +58,7 @@ void lists_are_those_of_all_layouts(unsigned seed) {
   Case c;
   build(c, random, 200, 12);
   if (seed % 2 == 1) {  // many layouts of a kind that take as long
-    for (LayoutRecord& l : c.layouts) l.microbatches = 12;
+    for (LayoutRecord& l : c.layouts) l.micro_batches = 12;
   }
   CHECK(built(c) == Status::kOk);
   const std::vector<KindTimes> all{c.times()};
@@ -109,7 +109,7 @@ void one_case(unsigned seed) {
     least_bound = std::min(least_bound, bound);
     best = std::min(best, plan.time_s);
     if (plan.time_s == kInfinite) {
-      if (l.virtual_stages == 1) CHECK(brute_force(c, k) == kInfinite);
+      if (l.vpp == 1) CHECK(brute_force(c, k) == kInfinite);
       continue;
     }
     CHECK(bound <= plan.time_s);
@@ -124,7 +124,7 @@ void one_case(unsigned seed) {
                          p.bubble_s + p.data_comm_s + p.optimizer_s;
     CHECK(std::abs(parts - e.time_s) <= 1e-12 * e.time_s);
     CHECK(e.memory_bytes <= c.room * (1.0 + 1e-9) && e.energy_j > 0.0);
-    if (l.virtual_stages == 1) {
+    if (l.vpp == 1) {
       CHECK(std::abs(plan.time_s - brute_force(c, k)) <= 1e-12 * plan.time_s);
       CHECK(c.space.best_of_layout(k, times, c.room, 0.5 * plan.time_s).time_s == kInfinite);
     }
@@ -164,11 +164,11 @@ void refuses_nonsense() {
     return c.space.build(problem, {}, {});
   };
   LayoutRecord good{};
-  good.stages = good.virtual_stages = 1;
-  good.data_parallel = good.microbatches = 1;
+  good.stages = good.vpp = 1;
+  good.dp = good.micro_batches = 1;
   CHECK(status({good}) == Status::kOk);
   LayoutRecord bad = good;
-  bad.data_parallel = 9;
+  bad.dp = 9;
   CHECK(status({bad}) == Status::kBadRules);
   bad = good;
   bad.schedule = kPipelineScheduleCount;
@@ -177,13 +177,13 @@ void refuses_nonsense() {
   bad.shard = 3;  // of one replica, and nothing is shared
   CHECK(status({bad}) == Status::kBadRules);
   bad.shard = 1;  // of two replicas that share nothing
-  bad.data_parallel = 2;
+  bad.dp = 2;
   CHECK(status({bad}) == Status::kBadRules);
   bad.zero = 1;
   CHECK(status({bad}) == Status::kOk);
   // Three chunks on one device that do not lie in a row: no plan, and nothing is written elsewhere.
   bad = good;
-  bad.virtual_stages = 3;
+  bad.vpp = 3;
   CHECK(status({bad}) == Status::kOk);
   CHECK(c.space.best_of_layout(0, c.times(), 1e12, kInfinite).time_s == kInfinite);
   bad = good;

@@ -46,7 +46,7 @@ void bad_problems_get_a_status() {
   CHECK(status([](Owned& o) { o.blocks[0] = -1; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.blocks.clear(); }) != Status::kOk);
   CHECK(status([](Owned& o) { o.boundary.pop_back(); }) != Status::kOk);
-  CHECK(status([](Owned& o) { o.rules.microbatches = 0; }) != Status::kOk);
+  CHECK(status([](Owned& o) { o.rules.micro_batches = 0; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.capacity_bytes = kNan; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.y_bytes_per_s = 0.0; }) != Status::kOk);
   CHECK(status([](Owned& o) { o.rules.modes = 0; }) != Status::kOk);

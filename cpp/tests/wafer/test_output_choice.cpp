@@ -143,7 +143,7 @@ void a_range_holds_the_time() {
     for (double& cell : made.table) cell = (1 + numbers.below(1000)) / 700.0;
     made.rules.capacity_bytes = 5.0 + numbers.below(30);
     made.rules.state_bytes = made.rules.weight_bytes = made.rules.gradient_bytes = 0.01;
-    made.rules.microbatches = 1 + numbers.below(8);
+    made.rules.micro_batches = 1 + numbers.below(8);
     made.rules.stream_shared = round % 2;
     made.blocks.assign(static_cast<std::size_t>(1 + numbers.below(4)), 1 + numbers.below(4));
     made.boundary.assign(made.blocks.size(), 0.01);

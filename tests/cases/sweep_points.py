@@ -14,7 +14,7 @@ from phaze_fast.runs.sweep import (
 
 def point(global_batch=16, devices=4, model="bertlarge", **step):
     cluster = Cluster(devices=devices, fabric="dgx-h100", chip="h100")
-    fixed = {"microbatch": 1, "tensor_parallel": 1, "pipeline": (1, 2), "schedule": "1f1b"}
+    fixed = {"micro_batch": 1, "tp": 1, "pp": (1, 2), "schedule": "1f1b"}
     return Point(
         pf.models.load(model), cluster, Training(global_batch=global_batch, **fixed | step)
     )

@@ -116,12 +116,12 @@ def random_widths(rng, model):
         kind, etp = own.choice(CONTEXT_KINDS), own.choice([None, None, *range(1, t + 1)])
         etp = etp if model.moe and ep > 1 else None
         strategy = Strategy(
-            tensor_parallel=t, sequence_parallel=sp and t > 1, context_parallel=cp,
-            context_kind=kind, expert_parallel=ep, expert_tensor=etp, microbatch=b,
+            tp=t, sequence_parallel=sp and t > 1, cp=cp,
+            cp_kind=kind, ep=ep, etp=etp, micro_batch=b,
         )  # fmt: skip
         if t * cp * d * p <= 192 and not reasons(model, strategy):
             facts = {"expert_imbalance": 1.0 + own.random(), "expert_overlap": own.random()}
-            return {"tp": t, "cp": cp, "cp_kind": kind, "ep": ep, "dp": d, "pp": p, "microbatch": b,
+            return {"tp": t, "cp": cp, "cp_kind": kind, "ep": ep, "dp": d, "pp": p, "micro_batch": b,
                     "etp": etp, "sequence_parallel": sp, **(facts if ep > 1 else {})}  # fmt: skip
 
 
@@ -134,21 +134,21 @@ def _chunks_at_random(rng, layers, chunks):
 def random_spec(rng, model, widths, even=False):
     """A plan of these widths; with blocks dealt out evenly and one mode where `even`."""
     blocks, p = model.layers + model.encoder_layers, widths["pp"]
-    virtual = [v for v in (2, 3) if p * v <= blocks + 2]
+    vpp = [v for v in (2, 3) if p * v <= blocks + 2]
     schedule = rng.choice(["1f1b", "1f1b", "gpipe", "zb-h1", "zb-h2"])
     rounds = rng.choice([1, 2, 3, 4, 7, 12])
     found = dict(widths)
-    if p > 1 and virtual and rng.random() < 0.5:
+    if p > 1 and vpp and rng.random() < 0.5:
         schedule = rng.choice(["interleaved", "interleaved", "zb-v", "dualpipe-v"])
-        found["virtual"] = rng.choice(virtual) if schedule == "interleaved" else 2
+        found["vpp"] = rng.choice(vpp) if schedule == "interleaved" else 2
         if schedule == "dualpipe-v":
             rounds = max(rounds, 2 * p)
     if p > 1 and p % 2 == 0 and random.Random(str(found)).random() < 0.2:
-        schedule, found["virtual"], rounds = "dualpipe", 2, max(rounds + rounds % 2, 2 * p)
+        schedule, found["vpp"], rounds = "dualpipe", 2, max(rounds + rounds % 2, 2 * p)
     recompute = rng.choice([*MODES, "auto", "norms:2/gated-product"])
     if not even:
         if rng.random() < 0.7:
-            chunks = p if schedule == "dualpipe" else p * found.get("virtual", 1)
+            chunks = p if schedule == "dualpipe" else p * found.get("vpp", 1)
             found["stages"] = _chunks_at_random(rng, blocks + 2, chunks)
         if rng.random() < 0.5:
             recompute = tuple(rng.choice([*MODES, "full:1", "full:2/norms"]) for _ in range(p))
@@ -161,7 +161,7 @@ def random_spec(rng, model, widths, even=False):
     return PlanSpec(
         **found,
         schedule=schedule,
-        global_batch=rounds * found["dp"] * found["microbatch"],
+        global_batch=rounds * found["dp"] * found["micro_batch"],
         zero=zero,
         recompute=recompute,
         rank_order=rng.choice(["replicas-inside", "stages-inside"]),
@@ -199,13 +199,13 @@ def small_problem(seed, recompute="auto"):
     model = model.replace(**fields)
     training = Training(
         global_batch=rng.choice([4, 6, 12]),
-        microbatch=rng.choice([1, 2]),
+        micro_batch=rng.choice([1, 2]),
         zero=(0, 1, 2, 3),
-        tensor_parallel=(1, 2),
-        context_parallel=rng.choice([(1,), (1, 2)]),
-        expert_parallel=(1, 2) if model.moe else (1,),
+        tp=(1, 2),
+        cp=rng.choice([(1,), (1, 2)]),
+        ep=(1, 2) if model.moe else (1,),
         schedule=("1f1b", "interleaved", "zero-bubble"),
-        virtual=(2, 3),
+        vpp=(2, 3),
         recompute=recompute,
         reserved_bytes=0,
     )
@@ -215,13 +215,13 @@ def small_problem(seed, recompute="auto"):
 def spec_of(evaluator, row):
     """A layout of an evaluator as a plan."""
     strategy = evaluator.sizes[int(row["strategy"])].strategy
-    d, b = int(row["data_parallel"]), strategy.microbatch
+    d, b = int(row["dp"]), strategy.micro_batch
     return PlanSpec(
-        global_batch=int(row["microbatches"]) * d * b,
-        tp=strategy.tensor_parallel, cp=strategy.context_parallel, ep=strategy.expert_parallel,
-        cp_kind=strategy.context_kind,
-        pp=int(row["stages"]), dp=d, microbatch=b, zero=int(row["zero"]),
-        schedule=SCHEDULES[int(row["schedule"])], virtual=int(row["virtual_stages"]),
+        global_batch=int(row["micro_batches"]) * d * b,
+        tp=strategy.tp, cp=strategy.cp, ep=strategy.ep,
+        cp_kind=strategy.cp_kind,
+        pp=int(row["stages"]), dp=d, micro_batch=b, zero=int(row["zero"]),
+        schedule=SCHEDULES[int(row["schedule"])], vpp=int(row["vpp"]),
         rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True, shard=int(row["shard"]) or None,
         software=evaluator.training.software,
     )  # fmt: skip
@@ -234,6 +234,6 @@ ACTIVATIONS = TransformerModel(
 )  # fmt: skip
 FIVE = Cluster(devices=5, fabric="dgx-h100", chip="h100")
 PIPED = Training(
-    global_batch=5, microbatch=1, zero=0, tensor_parallel=1, pipeline=5, data_parallel=1,
+    global_batch=5, micro_batch=1, zero=0, tp=1, pp=5, dp=1,
     schedule="1f1b", recompute="none", reserved_bytes=0,
 )  # fmt: skip

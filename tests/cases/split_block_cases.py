@@ -63,7 +63,7 @@ def plain_step(problem, split, op_mappings):
         at = (0, blocks - 1)[which]
         each[0].append([block_f + rest + end_f * (k == at) for k in range(blocks)])
         each[1].append([block - block_f + rest + (end - end_f) * (k == at) for k in range(blocks)])
-    batches = -(-problem.training.global_batch // split.layouts[0].microbatch)
+    batches = -(-problem.training.global_batch // split.layouts[0].micro_batch)
     none = [[0.0] * blocks] * 2
     timeline = pipeline_events.simulate("interleaved", *each, none, batches)
     more_s = (batches - 1) * max(0.0, links_s - max(s.load_s for s in stages))

@@ -121,7 +121,7 @@ def random_rules(rng, stream):
         "state_bytes": rng.choice([4.0, 12.0]),
         "step_bytes": rng.choice([0.0, 30.0]),
         "boundary_bytes": rng.uniform(0.1, 2.0),
-        "microbatches": rng.choice([1, 2, 3, 8]),
+        "micro_batches": rng.choice([1, 2, 3, 8]),
         "modes": sum(1 << w for w in modes | ({4, 5} if stream else set())),
         "volume": rng.random() < 0.2,
         "linear": rng.random() < 0.2,
@@ -312,7 +312,7 @@ def small(count=2, slots=((0, 2, 1),), **rules):
         ops=[Op(1, "BMNKR") for _ in range(count)],
         edges=[Edge(i, i + 1, oracle.INSIDE, 1.0) for i in range(count - 1)],
         rules=random_rules(random.Random(0), False)
-        | {"modes": 1, "volume": 0, "linear": 0, "hop_s": 0.0, "microbatches": 1}
+        | {"modes": 1, "volume": 0, "linear": 0, "hop_s": 0.0, "micro_batches": 1}
         | _PLAIN
         | {
             "outer_tail_s": 0.0,

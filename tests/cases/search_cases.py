@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import phaze_fast as pf
+from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.models.transformer import MixtureOfExperts
-from phaze_fast.explore.problem import SearchProblem
 
 GIB = 2**30
 SCHEDULES = ("1f1b", "interleaved", "zero-bubble")
@@ -81,26 +81,26 @@ def _training(rng: np.random.Generator, model: TransformerModel) -> pf.Training:
     free: dict[str, Any] = {}
     count = model.encoder_layers + model.layers + 2
     if rng.random() < 0.25:
-        free["context_parallel"] = _some(rng, [1, 2], 2)
+        free["cp"] = _some(rng, [1, 2], 2)
     if model.moe is not None and rng.random() < 0.7:
-        free["expert_parallel"] = _some(rng, [1, 2], 2)
+        free["ep"] = _some(rng, [1, 2], 2)
     if rng.random() < 0.2:
-        free["pipeline"] = tuple(sorted(_some(rng, [1, 2, 3, 4, 6, 8], 3)))
+        free["pp"] = tuple(sorted(_some(rng, [1, 2, 3, 4, 6, 8], 3)))
     if rng.random() < 0.2:
-        free["data_parallel"] = tuple(sorted(_some(rng, [1, 2, 4], 2)))
+        free["dp"] = tuple(sorted(_some(rng, [1, 2, 4], 2)))
     if rng.random() < 0.15:
         free["uncut"] = (int(rng.integers(1, count)),)
     if rng.random() < 0.15:
         free["tied"] = (tuple(sorted(rng.choice(count, 2, replace=False).tolist())),)
     return pf.Training(
         global_batch=int(rng.choice([4, 6, 8, 12, 16, 24, 32, 64])),
-        microbatch=_some(rng, [1, 2, 3, 4, 8], 2),
-        tensor_parallel=_some(rng, [1, 2], 2),
+        micro_batch=_some(rng, [1, 2, 3, 4, 8], 2),
+        tp=_some(rng, [1, 2], 2),
         schedule=_some(rng, SCHEDULES, 3),
         zero=_some(rng, [0, 1, 2, 3], 2),
         recompute=str(rng.choice(["auto", "auto", "auto", "none", "selective", "full"])),
         rank_order=str(rng.choice(["auto", "replicas-inside", "stages-inside"])),
-        virtual=_some(rng, [2, 3, 4], 2),
+        vpp=_some(rng, [2, 3, 4], 2),
         reserved_bytes=0,
         **free,
     )

@@ -14,9 +14,9 @@ from phaze_fast.models import TransformerModel
 CLUSTER = pf.Cluster(devices=4, fabric="tpuv4-pod")
 STEP = pf.Training(
     global_batch=8,
-    microbatch=1,
-    tensor_parallel=1,
-    pipeline=1,
+    micro_batch=1,
+    tp=1,
+    pp=1,
     zero=0,
     schedule="1f1b",
     recompute="none",

@@ -23,7 +23,7 @@ def problem_of(name="bertlarge", wafer=DRAM):
 BERT = problem_of()
 STREAMED = problem_of(wafer=STREAM)
 LAYOUT = Layout(4, 2, 3, 8)
-PLAN = megatron(BERT, LAYOUT, tensor_parallel=4)
+PLAN = megatron(BERT, LAYOUT, tp=4)
 
 _MAPPINGS = {}
 

@@ -89,7 +89,7 @@ def random_published(rng, shape, tied=0.0):
         tables,
         devices=rng.randint(1, 10),
         memory_bytes=random_memory(rng, tables[widths[0]]),
-        microbatches=rng.randint(1, 12),
+        micro_batches=rng.randint(1, 12),
         recompute=rng.random() < 0.5,
         stages=rng.choice((0, 0, rng.randint(1, count))),
     )
@@ -103,7 +103,7 @@ def random_pipeline(rng, shape, tied=0.0):
     return PipelineProblem(
         table,
         memory_bytes=random_memory(rng, table),
-        microbatches=rng.randint(1, 12),
+        micro_batches=rng.randint(1, 12),
         stages=(rng.choice((1, fewest)), rng.choice((count, rng.randint(fewest, count)))),
         schedule=rng.choice(("1f1b", "zero-bubble")),
         piped_bytes=float(rng.choice((0, 0, 3))),

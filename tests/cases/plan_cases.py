@@ -104,15 +104,15 @@ def random_training(rng, model, devices, most_batch=24):
     batch = rng.choice([b for b in (1, 2, 4, 6, 8, 12, 16, 24) if b <= most_batch])
     return Training(
         global_batch=batch,
-        microbatch=some(rng, [b for b in (1, 2, 4) if batch % b == 0]),
-        tensor_parallel=some(rng, [1, 2]),
-        context_parallel=rng.choice([(1,), (1,), (1, 2), (2,)]),
-        expert_parallel=rng.choice([(1,), (2,), (1, 2, 4)]) if model.moe else (1,),
+        micro_batch=some(rng, [b for b in (1, 2, 4) if batch % b == 0]),
+        tp=some(rng, [1, 2]),
+        cp=rng.choice([(1,), (1,), (1, 2), (2,)]),
+        ep=rng.choice([(1,), (2,), (1, 2, 4)]) if model.moe else (1,),
         zero=some(rng, [0, 1, 2, 3]),
         shard=random.Random(batch).choice([("auto",), ("all", "node"), (2, "all"), (1, 4)]),
-        expert_tensor=random.Random(batch).choice([None, (1, 2)]) if model.moe else None,
+        etp=random.Random(batch).choice([None, (1, 2)]) if model.moe else None,
         schedule=some(rng, list(SCHEDULES)) + ("dualpipe",) * (batch in (4, 8, 12)),
-        virtual=some(rng, [2, 3]),
+        vpp=some(rng, [2, 3]),
         recompute=rng.choice([("none", "norms", "full"), ("none", "full"), ("none",), ("full",)]),
         recompute_some=rng.random() < 0.6,
         optimizer=rng.choice(["adam", "adam", "sgd"]),
@@ -157,8 +157,8 @@ def partitions(evaluator, layout):
     layers, blocks = len(evaluator.sizes[0].graph.order), evaluator.sizes[0].blocks
     stages = int(layout["stages"])
     name = SCHEDULE_NAMES[int(layout["schedule"])]
-    count = stages if name == "dualpipe" else stages * int(layout["virtual_stages"])
-    searched = name == "1f1b" or (name == "zb-h1" and layout["microbatches"] >= stages)
+    count = stages if name == "dualpipe" else stages * int(layout["vpp"])
+    searched = name == "1f1b" or (name == "zb-h1" and layout["micro_batches"] >= stages)
     if stages == 1 or searched:
         for inner in itertools.combinations(range(1, layers), count - 1):
             yield (0, *inner, layers)
@@ -198,18 +198,18 @@ def spec_of(evaluator, layout, cuts, words):
     s = evaluator.sizes[int(layout["strategy"])].strategy
     return PlanSpec(
         global_batch=training.global_batch,
-        tp=s.tensor_parallel,
+        tp=s.tp,
         pp=int(layout["stages"]),
-        dp=int(layout["data_parallel"]),
-        cp=s.context_parallel,
-        cp_kind=s.context_kind,
-        ep=s.expert_parallel,
-        etp=s.expert_tensor,
+        dp=int(layout["dp"]),
+        cp=s.cp,
+        cp_kind=s.cp_kind,
+        ep=s.ep,
+        etp=s.etp,
         zero=int(layout["zero"]),
         shard=int(layout["shard"]) or None,
-        microbatch=s.microbatch,
+        micro_batch=s.micro_batch,
         schedule=SCHEDULE_NAMES[int(layout["schedule"])],
-        virtual=int(layout["virtual_stages"]),
+        vpp=int(layout["vpp"]),
         recompute=words,
         stages=tuple(b - a for a, b in itertools.pairwise(cuts)),
         rank_order=("replicas-inside", "stages-inside")[int(layout["rank_order"])],
@@ -268,16 +268,16 @@ def exhaustive(model, cluster, training):
 
 def kind_of(plan):
     """What tells listed plans apart: all but rank order, stages and what they recompute."""
-    widths = plan.tp, plan.cp, plan.ep, plan.microbatch, plan.pp, plan.dp, plan.zero
-    return (*widths, plan.schedule, plan.virtual, plan.cp_kind, plan.etp or plan.tp, plan.shard)
+    widths = plan.tp, plan.cp, plan.ep, plan.micro_batch, plan.pp, plan.dp, plan.zero
+    return (*widths, plan.schedule, plan.vpp, plan.cp_kind, plan.etp or plan.tp, plan.shard)
 
 
 def kind_of_layout(evaluator, at):
     """The same of a layout."""
     layout = evaluator.layouts[at]
     s = evaluator.sizes[int(layout["strategy"])].strategy
-    widths = s.tensor_parallel, s.context_parallel, s.expert_parallel, s.microbatch
-    rest = (int(layout[name]) for name in ("stages", "data_parallel", "zero"))
-    ways = s.context_kind, s.expert_width, int(layout["shard"]) or int(layout["data_parallel"])
+    widths = s.tp, s.cp, s.ep, s.micro_batch
+    rest = (int(layout[name]) for name in ("stages", "dp", "zero"))
+    ways = s.cp_kind, s.expert_width, int(layout["shard"]) or int(layout["dp"])
     name = SCHEDULE_NAMES[int(layout["schedule"])]
-    return (*widths, *rest, name, int(layout["virtual_stages"]), *ways)
+    return (*widths, *rest, name, int(layout["vpp"]), *ways)
