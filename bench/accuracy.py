@@ -2,7 +2,7 @@
 
 ``python bench/accuracy.py FOLDER`` reads the tables of training runs and the measured steps in
 FOLDER (published_training_runs.csv, public_runs.csv, h200_step.csv, h200_hf.csv), learns the
-intervals of predictions (phaze_fast/placement/data/intervals.yaml) and writes docs/accuracy.md and
+intervals of predictions (phaze_fast/planning/data/intervals.yaml) and writes docs/accuracy.md and
 docs/accuracy.svg.
 """
 
@@ -91,7 +91,7 @@ def fitted(runs):
 def main(folder: Path) -> None:
     """Learn, validate again with what was learnt, and write."""
     first = [row for name in TABLES for row in validate_runs(folder / name).all_rows.rows]
-    table = ROOT / "phaze_fast/placement/data/intervals.yaml"
+    table = ROOT / "phaze_fast/planning/data/intervals.yaml"
     note = (
         "# Measured over predicted seconds of a step: between these in four of five cases.\n"
         "# Learnt from published runs by bench/accuracy.py; phaze_fast/planning/intervals.py\n"
