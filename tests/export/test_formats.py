@@ -10,8 +10,8 @@ import yaml
 import phaze_fast as pf
 from phaze_fast import export, models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.export.layout import read_layout
-from phaze_fast.export.shell import options_of, settings_of
+from phaze_fast.export.megatron import read_layout
+from phaze_fast.export.request import options_of, settings_of
 
 LLAMA = models.load("llama2-7b")
 GOLDEN = Path(__file__).parents[1] / "golden" / "framework_flags.yaml"
@@ -49,7 +49,7 @@ def test_layouts_that_are_none(text):
 def test_an_uneven_pipeline_for_megatron():
     plan = {"pp": 4, "dp": 2, "global_batch": 32, "recompute": "none", "stages": (7, 9, 9, 9)}
     text = export.export_plan(plan, LLAMA, "megatron").text
-    flags = options_of(text, "run.sh")
+    flags = options_of(text)
     assert flags["--pipeline-model-parallel-layout"] == ["Et*6|t*9|t*9|t*8L"]
     assert flags["--nnodes"] == ["1"]
     assert flags["--nproc-per-node"][0] == "8"
@@ -70,7 +70,7 @@ def test_an_uneven_pipeline_for_megatron():
 def test_recomputation_for_megatron(recompute, flags):
     plan = {"pp": 2, "dp": 4, "global_batch": 32, "recompute": recompute}
     found = export.export_plan(plan, LLAMA, "megatron")
-    said = options_of(found.text, "run.sh")
+    said = options_of(found.text)
     kept = {k.removeprefix("--recompute-"): v for k, v in said.items() if "recompute" in k}
     assert kept == flags
     assert found.complete
@@ -92,7 +92,7 @@ AGAIN = "norms+activations+gated-product"
 def test_recomputation_for_maxtext(more, policy, kept, tmp_path):
     plan = {"dp": 8, "global_batch": 32, "recompute": AGAIN + more, "zero": 3}
     found = export.export_plan(plan, LLAMA, "maxtext")
-    said = settings_of(found.text, "run.sh")
+    said = settings_of(found.text)
     assert found.complete
     assert said["remat_policy"] == policy
     always = {"query_proj", "key_proj", "value_proj", "qkv_proj", "mlpwo"}
@@ -173,7 +173,7 @@ def test_published_plans_of_maxtext_come_out_as_their_flags():
         ):
             continue
         checked += 1
-        flags = settings_of(export.export_plan(plan, model, "maxtext").text, "run.sh")
+        flags = settings_of(export.export_plan(plan, model, "maxtext").text)
         assert flags["ici_fsdp_parallelism"] == str(sharing)
         assert flags["ici_data_parallelism"] == str(replicas // sharing)
         assert flags["ici_context_parallelism"] == str(plan["cp"])
@@ -212,7 +212,7 @@ def test_published_plans_come_out_as_their_flags():
             "sequence_parallel": row["sp"] == "1",
         }
         try:
-            flags = options_of(export.export_plan(plan, model, "megatron").text, "run.sh")
+            flags = options_of(export.export_plan(plan, model, "megatron").text)
         except InvalidInputError:
             continue  # widths in the table that do not divide its batch
         checked += 1
@@ -309,7 +309,7 @@ def test_a_plan_has_to_say_its_stages():
 def test_the_formats_of_a_mixture_of_experts():
     model = models.load("mixtral-8x7b")
     plan = {"tp": 2, "ep": 4, "dp": 4, "global_batch": 8, "recompute": "activations+gated-product"}
-    flags = options_of(export.export_plan(plan, model, "megatron").text, "run.sh")
+    flags = options_of(export.export_plan(plan, model, "megatron").text)
     assert flags["--num-experts"] == ["8"]
     assert flags["--expert-model-parallel-size"] == ["4"]
     assert flags["--recompute-modules"] == ["moe_act"]
