@@ -1,4 +1,4 @@
-"""torchtitan: a plan as a job configuration (TOML), and such a file as a plan."""
+"""Job configurations of torchtitan (TOML): written from a plan, and read as a plan."""
 
 from __future__ import annotations
 

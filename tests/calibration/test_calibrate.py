@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phaze_fast.calibration.benchmark_script import benchmark_script
-from phaze_fast.calibration.chip_constants import calibrate_chip
-from phaze_fast.calibration.collective_tables import read_collectives, validate_collectives
-from phaze_fast.calibration.fabric_constants import calibrate_fabric
-from phaze_fast.cost import validate
+from phaze_fast.calibration import (
+    benchmark_script,
+    calibrate_chip,
+    calibrate_fabric,
+    validate_collectives,
+)
+from phaze_fast.calibration.collectives import read_collectives
+from phaze_fast.cost import collective_batch, validate
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator, presets
 from phaze_fast.hardware.fabric import fabric_from_dict
@@ -115,8 +118,6 @@ def test_constants_of_a_fabric_come_back_from_its_own_times(tmp_path):
     sizes = np.array([2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**27])
     rows = []
     for ranks in (2, 4, 8):
-        from phaze_fast.cost import collective_batch
-
         times = collective_batch(H100, "reduce-scatter", sizes.astype(float), ranks).time_s
         rows += [
             f"h100,reduce_scatter,{ranks},{n},{1e3 * t:.9g}"

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phaze_fast.calibration import pick_regret, summarise
-from phaze_fast.calibration.statistics import rank_correlation
+from phaze_fast.calibration.validation import rank_correlation
 
 
 def test_a_summary_by_hand():

@@ -36,7 +36,28 @@ def test_steps_written_by_hand(tmp_path):
     assert found.columns["step_ms"].rows == 3
     assert found.columns["step_ms"].mean_abs_err < 0.08
     assert len(found.refused) == 1
-    assert "row 5: model: 'nobody'" in found.refused[0]
+    assert "row 5: model: 'nobody' is unknown; expected the columns hidden" in found.refused[0]
+
+
+def test_a_row_says_its_shape(tmp_path):
+    """Columns give what the preset of the name gives, whatever the model is called."""
+    shapes = {
+        "opt1.3b": "2048,32,32,8192,50272,False,",
+        "llama2-7b": "4096,32,,11008,32000,True,True",
+    }
+    lines = STEPS.splitlines()[:4]
+    shaped = [lines[0] + ",hidden,heads,kv_heads,ffn,vocab,gated,causal"]
+    for line in lines[1:]:
+        name, rest = line.split(",", 1)
+        shaped.append(f"mine,{rest},{shapes[name]}")
+    files = tmp_path / "named.csv", tmp_path / "shaped.csv"
+    for file, rows in zip(files, (lines, shaped), strict=True):
+        file.write_text("\n".join(rows))
+    named, mine = (validate_steps(file, H200) for file in files)
+    assert mine.predicted == named.predicted
+    assert mine.labels[0].startswith("mine ")
+    files[1].write_text("\n".join(shaped).replace(",2048,32,32,", ",2048,x,32,"))
+    assert "heads: 'x' is not accepted" in validate_steps(files[1], H200).refused[0]
 
 
 def test_huggingface_steps_and_their_configurations(tmp_path, capsys):
