@@ -48,7 +48,7 @@ def row_of(point):
 
 
 def run(out, count):
-    from phaze_fast.runs.blocks import sweep_blocks
+    from phaze_fast.runs.sweep import sweep_blocks
 
     options = {"threads": 1, "chunk": 2000, "evaluate": row_of}
     counts = sweep_blocks(points(count), out, 20_000, **options)
@@ -72,7 +72,7 @@ def started(out, count):
 
 def checked(out, count):
     """How many rows there are, each once and right."""
-    from phaze_fast.runs.blocks import read_blocks
+    from phaze_fast.runs.sweep import read_blocks
 
     seen = 0
     wanted = ((p.key, row_of(p)) for p in points(count))

@@ -7,8 +7,7 @@ import pytest
 from sweep_points import counted, counts, fake, many
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.runs.blocks import DONE, read_blocks, sweep_blocks
-from phaze_fast.runs.sweep import sweep
+from phaze_fast.runs.sweep import DONE, read_blocks, sweep, sweep_blocks
 
 
 def by_key(rows):
