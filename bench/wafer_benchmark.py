@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "tests"), str(HERE.parent / "tests" / "cases")]
+sys.path.insert(0, str(HERE.parent / "tests"))
 
 from mapping_cases import arguments  # noqa: E402
 from wafer_score import COLLECTIVES, OUTPUTS, ROLES, case_of, score  # noqa: E402

@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-sys.path[:0] = [str(TESTS), str(TESTS / "cases")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from reference import mapping_oracle as oracle
 

@@ -17,7 +17,8 @@ import time
 from functools import partial
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "cases")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 import numpy as np
 from mapping_cases import compiled, tight_case
