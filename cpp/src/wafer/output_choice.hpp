@@ -3,15 +3,88 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <optional>
 
+#include "base/numbers.hpp"
 #include "phaze/mapping.hpp"
-#include "wafer/exchanges.hpp"
-#include "wafer/least_moved.hpp"
 
 namespace phaze {
+
+// Of each item the later ones that save no more bytes and cost no less, by work and by what is
+// beside it, and the earlier ones that are as large; only items of which both or none can be moved.
+inline void compare_items(int count, const double* bytes, const double* by_work,
+                          const double* by_hidden, std::uint64_t movable, std::uint64_t* worse,
+                          std::uint64_t* equal) noexcept {
+  for (int i = 0; i < count; ++i) equal[i] = 0;
+  for (int i = 0; i < count; ++i) {
+    std::uint64_t no_better = 0, as_large = 0;
+    for (int k = count - 1; k > i; --k) {
+      const bool less =
+          (bytes[k] <= bytes[i]) & (by_work[k] >= by_work[i]) & (by_hidden[k] >= by_hidden[i]);
+      no_better = no_better << 1 | static_cast<std::uint64_t>(less);
+      as_large = as_large << 1 | static_cast<std::uint64_t>(bytes[k] == bytes[i]);
+    }
+    const std::uint64_t alike = (movable >> i & 1) != 0 ? movable : ~movable;
+    worse[i] = no_better << 1 << i & alike;
+    for (as_large = as_large << 1 << i & alike; as_large != 0; as_large &= as_large - 1) {
+      equal[std::countr_zero(as_large)] |= std::uint64_t{1} << i;
+    }
+  }
+}
+
+// Of items added one by one, a set with at least `needed` and at most `most` bytes: the first of
+// all with no more than `enough`, in the order that tries each item before leaving it out, else the
+// one with the least.
+struct LeastMoved {
+  LeastMoved(double needed_bytes, double enough_bytes, double most_bytes) noexcept
+      : needed(needed_bytes), enough(enough_bytes), most(most_bytes) {}
+
+  double needed, enough, most;
+  double least = kInfinite;  // bytes of the set that was found
+  std::uint64_t found = 0;   // that set, a bit per item
+  std::size_t count = 0;
+  std::array<int, kMaxMapOps> item;
+  std::array<double, kMaxMapOps> size;
+  std::array<std::uint64_t, kMaxMapOps> equal;    // items before it that are as large
+  std::array<double, kMaxMapOps> left, smallest;  // of an item and those behind it, bytes
+
+  void add(int i, double bytes, std::uint64_t as_large) noexcept {
+    item[count] = i;
+    size[count] = bytes;
+    equal[count++] = as_large;
+  }
+  void search() noexcept {
+    double sum = 0.0, least_size = kInfinite;
+    for (std::size_t k = count; k-- > 0;) {
+      left[k] = sum += size[k];
+      smallest[k] = least_size = size[k] < least_size ? size[k] : least_size;
+    }
+    pick(0, 0.0, 0, 0);
+  }
+
+ private:
+  bool pick(std::size_t k, double moved, std::uint64_t away, std::uint64_t kept) noexcept {
+    for (; k < count && moved + left[k] >= needed && moved + smallest[k] <= most; ++k) {
+      const double more = moved + size[k];
+      const std::uint64_t bit = std::uint64_t{1} << item[k];
+      // Of two that are as large, the earlier one is moved first.
+      if (more <= most && more < least && (equal[k] & kept) == 0) {
+        if (more >= needed) {
+          least = more;
+          found = away | bit;
+          if (more <= enough) return true;
+        } else if (pick(k + 1, more, away | bit, kept)) {
+          return true;
+        }
+      }
+      kept |= bit;
+    }
+    return false;
+  }
+};
 
 // Exact choice of outputs: least time with at least so many bytes saved. What moving outputs costs
 // follows from their bytes alone, so that a choice is a set of items computed again, in the order
@@ -24,10 +97,6 @@ namespace phaze {
 // more than the surplus are looked at, and of those none where exchanging two items does as well.
 template <typename Item>
 class Chooser {
-  static std::size_t place(int i) noexcept { return static_cast<std::size_t>(i); }
-
-  static constexpr double kNever = std::numeric_limits<double>::infinity();
-
  public:
   template <typename Block>
   Chooser(const Item* items, int count, const Block& block)
@@ -41,13 +110,13 @@ class Chooser {
     forward_s_ = waits_f_s_ + std::max(work_f_s_, hidden_f_s_);
     for (int i = 0; i < count; ++i) {  // in the order of rates; ties as the operators stand
       const double least = again_s(items[i]), rate = least / items[i].saved_bytes;
-      int at = i;
-      for (; at > 0 && rate_[place(at) - 1] > rate; --at) {
-        order_[place(at)] = order_[place(at) - 1];
-        rate_[place(at)] = rate_[place(at) - 1];
+      int position = i;
+      for (; position > 0 && rate_[at(position) - 1] > rate; --position) {
+        order_[at(position)] = order_[at(position) - 1];
+        rate_[at(position)] = rate_[at(position) - 1];
       }
-      order_[place(at)] = items + i;
-      rate_[place(at)] = rate;
+      order_[at(position)] = items + i;
+      rate_[at(position)] = rate;
       all_ += items[i].saved_bytes;
       only_moved_ += items[i].recompute ? 0.0 : items[i].saved_bytes;
       if (!items[i].offload) continue;
@@ -71,11 +140,11 @@ class Chooser {
     double cost = passes_s(start_), missing = needed;
     double stream = stream_s_ + (offloads_ ? stream_s_per_byte_ * missing : 0.0);
     for (int i = 0; i < count_ && missing > 0.0; ++i) {
-      const Item& item = *order_[place(i)];
+      const Item& item = *order_[at(i)];
       if (offloads_ && (cost >= stream || !item.recompute)) break;
       if (!item.recompute) continue;
       const double part = std::min(item.saved_bytes, missing);
-      const double rate = rate_[place(i)];
+      const double rate = rate_[at(i)];
       const double eased = offloads_ ? stream_s_per_byte_ : 0.0;
       if (offloads_ && cost + rate * part >= stream - eased * part) {
         return cost + rate * (stream - cost) / (rate + eased);
@@ -93,7 +162,7 @@ class Chooser {
   // a similar choice, for a bound of the time; `first`: of several the first in improve()'s order.
   double solve(double needed, double stream_room, double worst_s,
                std::optional<std::uint64_t> hint = {}, bool first = false) noexcept {
-    if (!surely(needed, stream_room)) worst_s = kNever;
+    if (!surely(needed, stream_room)) worst_s = kInfinite;
     const bool same = solved_ && needed == needed_ && stream_room == stream_room_;
     const bool less = solved_ && needed <= needed_ && stream_room >= stream_room_;
     needed_ = needed;
@@ -115,28 +184,28 @@ class Chooser {
         }
       }
     }
-    return solved_ && best_s_ < worst_s ? best_s_ : kNever;
+    return solved_ && best_s_ < worst_s ? best_s_ : kInfinite;
   }
 
   // What solve() finds, by operator, and of several the first, whatever was asked before; false
   // where that takes `worst_s` or more. Where nothing saves enough, all is computed again.
   template <typename Outputs>
   bool choose(double needed, double stream_room, double worst_s, Outputs& outputs) noexcept {
-    if (!surely(needed, stream_room)) worst_s = kNever;
-    const bool found = solve(needed, stream_room, worst_s, {}, true) < kNever;
-    if (!found && worst_s < kNever) return false;
+    if (!surely(needed, stream_room)) worst_s = kInfinite;
+    const bool found = solve(needed, stream_room, worst_s, {}, true) < kInfinite;
+    if (!found && worst_s < kInfinite) return false;
     const std::uint64_t away_items = found ? first_moved() : 0;
     for (int i = 0; i < count_; ++i) {
-      const Item& item = *order_[place(i)];
+      const Item& item = *order_[at(i)];
       const bool again = found ? (again_ >> i & 1) != 0 : item.recompute;
-      outputs[place(item.op)] = again ? kAgain : (away_items >> i & 1) != 0 ? kAway : kKept;
+      outputs[at(item.op)] = again ? kAgain : (away_items >> i & 1) != 0 ? kAway : kKept;
     }
     return true;
   }
 
   std::uint64_t again() const noexcept {  // operators, by the last choice
     std::uint64_t ops = 0;
-    for (int i = 0; i < count_; ++i) ops |= (again_ >> i & 1) << order_[place(i)]->op;
+    for (int i = 0; i < count_; ++i) ops |= (again_ >> i & 1) << order_[at(i)]->op;
     return ops;
   }
 
@@ -150,7 +219,7 @@ class Chooser {
     std::uint64_t items;
   };
   double again_s(const Item& item) const noexcept {
-    if (!item.recompute) return kNever;
+    if (!item.recompute) return kInfinite;
     return item.blocking_s + (by_work_ ? item.work_s : item.hidden_s);
   }
   double passes_s(const Sums& s) const noexcept {  // with nothing moved, and no less with more
@@ -163,7 +232,7 @@ class Chooser {
                     stream_s_ + stream_s_per_byte_ * moved);
   }
   Sums with(const Sums& s, int i) const noexcept {
-    const Item& item = *order_[place(i)];
+    const Item& item = *order_[at(i)];
     return {s.blocking + item.blocking_s, s.work + item.work_s, s.hidden + item.hidden_s,
             s.saved + item.saved_bytes, s.items | std::uint64_t{1} << i};
   }
@@ -181,28 +250,28 @@ class Chooser {
     spent_s_[0] = again_bytes_[0] = 0.0;
     again_end_ = 0;
     for (int i = 0; i < count_; ++i) {
-      const Item& item = *order_[place(i)];
+      const Item& item = *order_[at(i)];
       const double cost = again_s(item);
-      cost_[place(i)] = cost;
+      cost_[at(i)] = cost;
       gains_ = gains_ || cost < 0.0;
-      size_[place(i)] = item.saved_bytes;
+      size_[at(i)] = item.saved_bytes;
       if (item.recompute) {  // those that are not come last
-        spent_s_[place(i) + 1] = spent_s_[place(i)] + cost;
-        again_bytes_[place(i) + 1] = again_bytes_[place(i)] + item.saved_bytes;
+        spent_s_[at(i) + 1] = spent_s_[at(i)] + cost;
+        again_bytes_[at(i) + 1] = again_bytes_[at(i)] + item.saved_bytes;
         again_end_ = i + 1;
       }
-      by_work[place(i)] = item.blocking_s + item.work_s;
-      by_hidden[place(i)] = item.blocking_s + item.hidden_s;
+      by_work[at(i)] = item.blocking_s + item.work_s;
+      by_hidden[at(i)] = item.blocking_s + item.hidden_s;
       movable_ |= static_cast<std::uint64_t>(item.offload) << i;
-      int at = i;
-      for (; at > 0 && size_[place(by_size_[place(at) - 1])] < item.saved_bytes; --at) {
-        by_size_[place(at)] = by_size_[place(at) - 1];
+      int position = i;
+      for (; position > 0 && size_[at(by_size_[at(position) - 1])] < item.saved_bytes; --position) {
+        by_size_[at(position)] = by_size_[at(position) - 1];
       }
-      by_size_[place(at)] = i;
+      by_size_[at(position)] = i;
     }
     compare_items(count_, size_.data(), by_work.data(), by_hidden.data(), movable_, worse_.data(),
                   equal_.data());
-    for (int i = again_end_; i < count_; ++i) worse_[place(i)] = 0;
+    for (int i = again_end_; i < count_; ++i) worse_[at(i)] = 0;
   }
   // Some choices to begin with: the first so many computed again, up to where that takes as long as
   // moving the others, and one more.
@@ -227,15 +296,14 @@ class Chooser {
     const double budget = most_s_ - passes_s(start_);
     if (!(stream_s_ < most_s_)) return;
     int last = 0;  // the one computed again in part
-    while (last < again_end_ &&
-           (spent_s_[place(last) + 1] <= budget || cost_[place(last)] <= 0.0)) {
+    while (last < again_end_ && (spent_s_[at(last) + 1] <= budget || cost_[at(last)] <= 0.0)) {
       ++last;
     }
-    const double per_s = last < again_end_ ? size_[place(last)] / cost_[place(last)] : 0.0;
-    double surplus = kNever;
-    if (budget < kNever) {
-      const double parts = per_s * (budget - spent_s_[place(last)]);
-      surplus = again_bytes_[place(last)] + parts + slack_bytes() - again_needed_;
+    const double per_s = last < again_end_ ? size_[at(last)] / cost_[at(last)] : 0.0;
+    double surplus = kInfinite;
+    if (budget < kInfinite) {
+      const double parts = per_s * (budget - spent_s_[at(last)]);
+      surplus = again_bytes_[at(last)] + parts + slack_bytes() - again_needed_;
       if (surplus < 0.0) return;
     }
     Sums s = start_;
@@ -243,23 +311,23 @@ class Chooser {
     barred_ = fixed_ = 0;
     open_s_[0] = open_bytes_[0] = 0.0;
     for (int i = 0; i < again_end_; ++i) {
-      const double gain = size_[place(i)] - per_s * cost_[place(i)];
+      const double gain = size_[at(i)] - per_s * cost_[at(i)];
       if ((i < last ? gain : -gain) <= surplus) {
-        const std::size_t at = place(open_++);
-        list_[at] = i;
-        open_s_[at + 1] = open_s_[at] + cost_[place(i)];
-        open_bytes_[at + 1] = open_bytes_[at] + size_[place(i)];
+        const std::size_t position = at(open_++);
+        list_[position] = i;
+        open_s_[position + 1] = open_s_[position] + cost_[at(i)];
+        open_bytes_[position + 1] = open_bytes_[position] + size_[at(i)];
       } else if (i < last) {
         s = with(s, i);
         fixed_ |= std::uint64_t{1} << i;
       } else {
-        barred_ |= worse_[place(i)];
+        barred_ |= worse_[at(i)];
       }
     }
     double behind = 0.0;
-    for (int at = open_ - 1, i = again_end_ - 1; at >= 0; --at) {
-      for (; i > list_[place(at)]; --i) behind += (fixed_ >> i & 1) != 0 ? size_[place(i)] : 0.0;
-      behind_[place(at)] = behind;
+    for (int position = open_ - 1, i = again_end_ - 1; position >= 0; --position) {
+      for (; i > list_[at(position)]; --i) behind += (fixed_ >> i & 1) != 0 ? size_[at(i)] : 0.0;
+      behind_[at(position)] = behind;
     }
     if ((barred_ & fixed_) == 0) follow(0, s, true);
   }
@@ -273,47 +341,47 @@ class Chooser {
   }
   double slack_bytes() const noexcept { return 1e-12 * all_; }  // for rounding
   // Whether open items from `at` on, computed again in parts, could save enough in time.
-  bool may_fit(int at, const Sums& s) const noexcept {
+  bool may_fit(int position, const Sums& s) const noexcept {
     const double left_s = most_s_ - passes_s(s), missing = again_needed_ - s.saved;
     if (!(left_s > 0.0)) return gains_;
     if (missing <= 0.0) return true;
-    const double until_s = open_s_[place(at)] + left_s;
-    int k = at;
-    while (k < open_ && open_s_[place(k) + 1] <= until_s) ++k;
-    double saved = open_bytes_[place(k)] - open_bytes_[place(at)];
+    const double until_s = open_s_[at(position)] + left_s;
+    int k = position;
+    while (k < open_ && open_s_[at(k) + 1] <= until_s) ++k;
+    double saved = open_bytes_[at(k)] - open_bytes_[at(position)];
     if (k < open_) {
-      const auto item = place(list_[place(k)]);
-      saved += (until_s - open_s_[place(k)]) * (size_[item] / cost_[item]);
+      const auto item = at(list_[at(k)]);
+      saved += (until_s - open_s_[at(k)]) * (size_[item] / cost_[item]);
     }
     return saved + slack_bytes() >= missing || gains_;
   }
   // One more open item: computed again or not. `fits`: may_fit() is known to hold.
-  void follow(int at, const Sums& s, bool fits) noexcept {
+  void follow(int position, const Sums& s, bool fits) noexcept {
     // More computed again than is enough, in their order, never makes a step shorter.
-    if (at == open_ || s.saved - behind_[place(at)] >= needed_) {
+    if (position == open_ || s.saved - behind_[at(position)] >= needed_) {
       move_rest(s);
       return;
     }
-    if (!fits && !may_fit(at, s)) return;
-    const int i = list_[place(at)];
+    if (!fits && !may_fit(position, s)) return;
+    const int i = list_[at(position)];
     if ((barred_ >> i & 1) == 0) {
-      follow(at + 1, with(s, i), cost_[place(i)] <= most_s_ - passes_s(s));
+      follow(position + 1, with(s, i), cost_[at(i)] <= most_s_ - passes_s(s));
     }
-    if ((worse_[place(i)] & fixed_) != 0) return;
+    if ((worse_[at(i)] & fixed_) != 0) return;
     const std::uint64_t barred = barred_;
-    barred_ |= worse_[place(i)];
-    follow(at + 1, s, false);
+    barred_ |= worse_[at(i)];
+    follow(position + 1, s, false);
     barred_ = barred;
   }
   // The time of another choice with the same operators computed again, where that is one here.
   bool follow_hint(std::uint64_t ops) noexcept {
     Sums s = start_;
     for (int i = 0; i < again_end_; ++i) {
-      if ((ops >> order_[place(i)]->op & 1) != 0) s = with(s, i);
+      if ((ops >> order_[at(i)]->op & 1) != 0) s = with(s, i);
     }
     move_rest(s);
     const bool found = solved_;
-    widen(kNever);
+    widen(kInfinite);
     return found;
   }
   // Bytes that can be moved besides while a set is computed again, without taking longer.
@@ -333,11 +401,11 @@ class Chooser {
     if (missing > most_moved_) return;
     LeastMoved moved{missing, free_bytes(s), most_moved_};
     for (int k = 0; k < count_; ++k) {
-      const int i = by_size_[place(k)];
-      if ((movable_ & ~s.items) >> i & 1) moved.add(i, size_[place(i)], equal_[place(i)]);
+      const int i = by_size_[at(k)];
+      if ((movable_ & ~s.items) >> i & 1) moved.add(i, size_[at(i)], equal_[at(i)]);
     }
     moved.search();
-    if (moved.least < kNever) take(s, moved.least, moved.found);
+    if (moved.least < kInfinite) take(s, moved.least, moved.found);
   }
   void take(const Sums& s, double moved, std::uint64_t away) noexcept {
     const double time = time_s(s, moved);
@@ -359,10 +427,10 @@ class Chooser {
     const double enough = std::max(free_bytes(s), moved_ * (1.0 + 1e-12));
     LeastMoved moved{needed_ - s.saved, enough, std::min(enough, stream_room_)};
     for (int i = 0; i < count_; ++i) {
-      if ((movable_ & ~again_) >> i & 1) moved.add(i, size_[place(i)], equal_[place(i)]);
+      if ((movable_ & ~again_) >> i & 1) moved.add(i, size_[at(i)], equal_[at(i)]);
     }
     moved.search();
-    return moved.least < kNever ? moved.found : away_;
+    return moved.least < kInfinite ? moved.found : away_;
   }
 
   std::array<const Item*, kMaxMapOps> order_;
@@ -386,10 +454,10 @@ class Chooser {
   bool gains_ = false;  // whether some item costs less than nothing
   double stream_s_per_byte_ = 0.0, bytes_per_stream_s_ = 0.0, link_s_per_byte_ = 0.0;
   // Of the choice that is made, or was made last:
-  double needed_ = 0.0, stream_room_ = 0.0, best_s_ = kNever, moved_ = 0.0;
+  double needed_ = 0.0, stream_room_ = 0.0, best_s_ = kInfinite, moved_ = 0.0;
   std::uint64_t again_ = 0, away_ = 0;
   bool solved_ = false, first_ = false;
-  double most_s_ = kNever, most_moved_ = 0.0, again_needed_ = 0.0;  // of a better one
+  double most_s_ = kInfinite, most_moved_ = 0.0, again_needed_ = 0.0;  // of a better one
   int open_ = 0;  // items that may be computed again or not
   std::array<int, kMaxMapOps> list_;
   std::array<double, kMaxMapOps> behind_;  // bytes of what is surely computed again behind them
