@@ -54,7 +54,7 @@ Relaxation::Relaxation(const Mapping& mapping)
     }
     double least_kept = kInfinite, least_live = kInfinite;
     for (OpMapping op_mapping : mapping.choices(op)) {
-      Mapping::Node n{};
+      MapNode n{};
       for (const std::uint8_t w : modes_[at(op)]) {
         op_mapping.mode = w;
         n = mapping.node(op, op_mapping);
