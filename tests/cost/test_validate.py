@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phaze_fast.cost import gemm, measurements, validate
-from phaze_fast.cost.measurements import read_measurements
+from phaze_fast.cost.validation import read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 
