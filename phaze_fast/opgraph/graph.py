@@ -1,5 +1,4 @@
 """Operator graphs as arrays: operators, CSR edges, kept tensors, sets of recomputed operators."""
-"""
 
 from __future__ import annotations
 
