@@ -14,10 +14,10 @@ import numpy as np
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.explore.variants import Variant, variants_of
 from phaze_fast.hardware import Accelerator, ArchitectureSpace
-from phaze_fast.hardware.named_axes import FP8_RATE
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.price import Prices
-from phaze_fast.hardware.space_limits import area_terms, why_empty
+from phaze_fast.hardware.space import area_terms, why_empty
+from phaze_fast.hardware.space_spec import FP8_RATE
 
 __all__ = ["ChipGroups"]
 

@@ -15,9 +15,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.calibration import Calibration, calibration_of
 from phaze_fast.hardware.preset_files import is_file, read_preset
-from phaze_fast.hardware.tuning import AttentionKernel, Tuning
+from phaze_fast.hardware.tuning import AttentionKernel, Calibration, Tuning, calibration_of
 from phaze_fast.records import (
     Bandwidth,
     Bytes,

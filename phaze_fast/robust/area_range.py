@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.hardware import ArchitectureSpace, AreaTerms, area_batch, chip_records
-from phaze_fast.hardware.space_limits import area_terms
+from phaze_fast.hardware.space import area_terms
 from phaze_fast.robust.constants import AREA_TERMS, Uncertainty
 
 __all__ = ["AreaRange", "terms_mm2", "widened_space"]
