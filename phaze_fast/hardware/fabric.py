@@ -9,8 +9,7 @@ fitted to measured collectives or follow from published figures, and `sources` s
 from __future__ import annotations
 
 import math
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -25,10 +24,9 @@ from pydantic import (
 )
 
 from phaze_fast import _core
-from phaze_fast.documents import read_document
+from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.chip import Accelerator, load_chip
-from phaze_fast.hardware.preset_files import is_file, preset_names, read_preset
+from phaze_fast.hardware.chip import CHIPS, Accelerator
 from phaze_fast.records import (
     Bandwidth,
     Bytes,
@@ -42,6 +40,8 @@ from phaze_fast.records import (
 from phaze_fast.units import format_bandwidth
 
 __all__ = [
+    "FABRICS",
+    "AnyFabric",
     "Cluster",
     "CollectiveTuning",
     "Fabric",
@@ -56,7 +56,6 @@ __all__ = [
     "fabric_from_dict",
     "fabric_record",
     "fill_protocols",
-    "load_fabric",
 ]
 
 # ---- communication libraries ----
@@ -463,17 +462,15 @@ class MeshFabric(_GridFabric):
     """Which fabric this is."""
 
 
-Fabric = Annotated[
-    FlatFabric | TieredFabric | TorusFabric | MeshFabric, Field(discriminator="kind")
-]
-"""Any fabric; `kind` says which."""
+AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
+"""An interconnect of any kind."""
+Fabric = Annotated[AnyFabric, Field(discriminator="kind")]
+"""The same as a field of a record; `kind` says which it is."""
 
-_ADAPTER: TypeAdapter[FlatFabric | TieredFabric | TorusFabric | MeshFabric] = TypeAdapter(Fabric)
+_ADAPTER: TypeAdapter[AnyFabric] = TypeAdapter(Fabric)
 
 
-def fabric_from_dict(
-    data: object, source: str = ""
-) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
+def fabric_from_dict(data: object, source: str = "") -> AnyFabric:
     """Validate plain data as whichever fabric its `kind` names.
 
     Raises
@@ -492,9 +489,7 @@ def fabric_from_dict(
         raise InvalidInputError(explain(error, "fabric", source)) from None
 
 
-def fabric_record(
-    fabric: FlatFabric | TieredFabric | TorusFabric | MeshFabric,
-) -> np.ndarray[Any, Any]:
+def fabric_record(fabric: AnyFabric) -> np.ndarray[Any, Any]:
     """Lay a fabric out as the one-row record the kernels take, dtype ``_core.FABRIC_DTYPE``.
 
     The array is read-only and made once per fabric.
@@ -502,9 +497,7 @@ def fabric_record(
     return fabric._record
 
 
-def cluster_record(
-    fabric: FlatFabric | TieredFabric | TorusFabric | MeshFabric, devices: int
-) -> np.ndarray[Any, Any]:
+def cluster_record(fabric: AnyFabric, devices: int) -> np.ndarray[Any, Any]:
     """Lay a fabric out with only so many devices on it."""
     row = fabric._record.copy()
     row["devices"] = devices
@@ -534,19 +527,16 @@ def _most_cubical(devices: int, limits: tuple[int, ...]) -> tuple[int, ...] | No
     return best
 
 
-@cache  # records are frozen, so one of each is enough
-def _preset(name: str) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
-    base = name.removesuffix(_PEAK)
-    if base != name and base in preset_names("fabrics"):
-        return _preset(base).at_peak()
-    return fabric_from_dict(read_preset("fabrics", "fabric", name), name)
+class _FabricPresets(Presets[AnyFabric]):
+    def preset(self, name: str) -> AnyFabric:
+        base = name.removesuffix(_PEAK)
+        if base != name and base in self.names:
+            return self.load(base).at_peak()
+        return super().preset(name)
 
 
-def load_fabric(name_or_path: str | Path) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
-    """Load a fabric by preset name, or from a YAML or JSON file; see `presets.fabric`."""
-    if is_file(name_or_path):
-        return fabric_from_dict(read_document(name_or_path), str(name_or_path))
-    return _preset(str(name_or_path))
+FABRICS = _FabricPresets("fabric", "phaze_fast.hardware/data/fabrics", fabric_from_dict)
+"""Interconnects that come with the package; see `presets.fabric`."""
 
 
 # ---- clusters ----
@@ -578,10 +568,10 @@ class Cluster(Record):
             return data
         found = dict(data)
         if isinstance(found.get("chip"), str):
-            found["chip"] = load_chip(found["chip"])
+            found["chip"] = CHIPS.load(found["chip"])
         fabric, devices = found.get("fabric"), found.get("devices")
         if isinstance(fabric, str):
-            fabric = load_fabric(fabric)
+            fabric = FABRICS.load(fabric)
         if isinstance(fabric, dict):
             try:
                 fabric = fabric_from_dict(fabric)

@@ -15,15 +15,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import field_validator, model_validator
 
 from phaze_fast import _core
-from phaze_fast.documents import parse_text
-from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
+from phaze_fast.documents import Presets
+from phaze_fast.errors import InfeasibleError, InvalidInputError
 from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.records import Quantity, Record
 from phaze_fast.threads import thread_count
@@ -338,25 +338,23 @@ def _records(chips: Sequence[Accelerator] | np.ndarray[Any, Any]) -> np.ndarray[
     return chips if isinstance(chips, np.ndarray) else chip_records(list(chips))
 
 
-def energy_table_names() -> list[str]:
+_ENERGY_TABLES = Presets("energy table", "phaze_fast.hardware/data/energy", EnergyTable.from_dict)
+
+
+def energy_table_names() -> tuple[str, ...]:
     """Names of the tables that come with the package."""
-    folder = resources.files(__package__) / "data" / "energy"
-    return sorted(f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name[-5:] == ".yaml")
+    return _ENERGY_TABLES.names
 
 
-def energy_table(name: str = "7nm") -> EnergyTable:
-    """Load an energy table by name.
+def energy_table(name_or_path: str | Path = "7nm") -> EnergyTable:
+    """Load an energy table by name, or from a YAML or JSON file.
 
     Examples
     --------
     >>> energy_table("7nm").mac_j
     5.9e-13
     """
-    if name not in energy_table_names():
-        raise InvalidInputError(
-            f"energy table: {name!r} is not accepted; {nearest(name, energy_table_names())}"
-        )
-    return _energy_table(name)
+    return _ENERGY_TABLES.load(name_or_path)
 
 
 _SCALED = ("mac_j", "vector_op_j", "local_byte_j", "buffer_byte_j")
@@ -384,12 +382,6 @@ def energy_table_at(nm: float) -> EnergyTable:
         for name in _SCALED
     }
     return usual.replace(name=f"{nm:g}nm", **scaled)
-
-
-@lru_cache(maxsize=16)  # every call of the cost model asks for one
-def _energy_table(name: str) -> EnergyTable:
-    file = resources.files(__package__) / "data" / "energy" / f"{name}.yaml"
-    return EnergyTable.from_dict(parse_text(file.read_text("utf-8"), f"{name}.yaml"), name)
 
 
 # ---- power at a clock ----

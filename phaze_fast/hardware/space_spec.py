@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema, field_validator, mod
 from phaze_fast import _core
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, brief, nearest
-from phaze_fast.hardware.chip import Accelerator, load_chip
+from phaze_fast.hardware.chip import CHIPS, Accelerator
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.silicon import PUBLISHED_AREA, AreaTerms
 from phaze_fast.records import (
@@ -241,7 +241,7 @@ class SpaceSpec(Record):
     @field_validator("base", mode="before")
     @classmethod
     def _named_base(cls, value: object) -> object:
-        return load_chip(value) if isinstance(value, str) else value
+        return CHIPS.load(value) if isinstance(value, str) else value
 
     @field_validator("axes", mode="before")
     @classmethod
@@ -294,6 +294,11 @@ class SpaceSpec(Record):
             raise ValueError(
                 f"max_hbm_bytes: {self.max_hbm_bytes} is below min_hbm_bytes, {self.min_hbm_bytes}"
             )
+
+    @property
+    def area_terms(self) -> AreaTerms:
+        """Terms that the areas of its chips have."""
+        return PUBLISHED_AREA if self.area is None else self.area.terms
 
     @property
     def varies_step(self) -> bool:
