@@ -14,11 +14,10 @@ from phaze_fast import _core
 from phaze_fast.calibration.collectives import AnyFabric, CollectiveRows, read_collectives
 from phaze_fast.calibration.fit import Calibrated, Constant, calibrated
 from phaze_fast.cost.machines import machines
-from phaze_fast.cost.measurements import Measurements, read_measurements
+from phaze_fast.cost.validation import Measurements, read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Accelerator
-from phaze_fast.hardware.collective_tuning import CollectiveTuning
-from phaze_fast.hardware.fabric import TieredFabric
+from phaze_fast.hardware.fabric import CollectiveTuning, TieredFabric
 from phaze_fast.hardware.tuning import AttentionKernel
 
 __all__ = ["benchmark_script", "calibrate_chip", "calibrate_fabric"]

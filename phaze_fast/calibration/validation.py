@@ -21,8 +21,7 @@ from phaze_fast.calibration.published import (
     is_run_table,
     read_run,
 )
-from phaze_fast.cost.measurements import measured_model
-from phaze_fast.cost.validation import ErrorSizes
+from phaze_fast.cost.validation import ErrorSizes, measured_model
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
 from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
@@ -515,7 +514,7 @@ def validate_steps(
     path
         CSV of one of two kinds. Steps of blocks that were written for the measurement have the
         columns model, layers, seq, mbs, accum, recompute, step_ms and peak_bytes, and the shape as
-        `phaze_fast.cost.measurements` reads it. Steps of HuggingFace models have model, seq, mbs,
+        `phaze_fast.cost.validation` reads it. Steps of HuggingFace models have model, seq, mbs,
         recompute, mode, step_ms and peak_bytes.
     chip
         What they were measured on.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phaze_fast.cost import gemm, validate
-from phaze_fast.cost.measurements import measured_model, read_measurements
+from phaze_fast.cost.validation import measured_model, read_measurements
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
 from phaze_fast.opgraph import Strategy, layer_graph
