@@ -191,17 +191,8 @@ def kernel(name, ts, dur, cat="kernel"):
     return {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur}
 
 
-def test_a_profile_is_lined_up_with_a_plan(tmp_path):
-    events = [
-        {
-            "ph": "X",
-            "cat": "user_annotation",
-            "name": f"ProfilerStep#{k}",
-            "ts": 1e5 * k,
-            "dur": 1e5,
-        }
-        for k in range(2)
-    ]
+def test_a_profile_is_compared_with_a_plan(tmp_path):
+    events = [kernel(f"ProfilerStep#{k}", 1e5 * k, 1e5, "user_annotation") for k in range(2)]
     for k in range(2):
         at = 1e5 * k
         events += [
@@ -220,9 +211,9 @@ def test_a_profile_is_lined_up_with_a_plan(tmp_path):
     assert profile.kernels["collectives"] == 1
     found = compare_profile(SMALL, CLUSTER, plan_with("1f1b"), profile)
     assert found.stage == 2  # rank 20 of tp 2, dp 4: the third stage
-    by_family = {each.family: each for each in found.families}
+    by_family = {family.family: family for family in found.families}
     assert by_family["attention"].measured_s == pytest.approx(0.01)
-    predicted = sum(each.predicted_s for each in found.families)
+    predicted = sum(family.predicted_s for family in found.families)
     load = pf.predict(SMALL, CLUSTER, plan_with("1f1b"))
     assert 0.5 < predicted / (load.stages[2].load_s * load.micro_batches) < 1.5
     with pytest.raises(InvalidInputError, match="stage: 4 is not accepted"):
