@@ -119,7 +119,7 @@ class Browser:
         path.write_bytes(base64.b64decode(taken["data"]))
 
     def point_at(self, selector, at=0):
-        """Move the mouse over the middle of an element."""
+        """Move the mouse over the middle of an element, and give the place."""
         self.run(
             f"document.querySelectorAll({selector!r})[{at}].scrollIntoView({{block:'center'}})"
         )
@@ -129,6 +129,13 @@ class Browser:
         )
         for away in (3, 0):
             self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x + away, y=y)
+        return {"x": x, "y": y}
+
+    def click(self, selector, at=0):
+        """Press and release the left button over the middle of an element."""
+        place = self.point_at(selector, at) | {"button": "left", "clickCount": 1}
+        for event in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=event, **place)
 
     def said_at(self, selector, script, at=0):
         """Point at an element, again if a figure is drawn anew meanwhile, until a script gives something true."""
