@@ -134,22 +134,26 @@ def _longest(layers: list[Data]) -> str:
     return str(max(layers, key=lambda layer: layer["time_s"] * layer.get("count", 1))["kind"])
 
 
+def _drawn(layer: Data) -> Data:
+    """Add to each operator of a layer its colour and the text of its cores."""
+    operators = [
+        {**operator, "colour": _core_kind(operator)[1], "cores_text": _cores_text(operator)}
+        for operator in layer["operators"]
+    ]
+    return {**layer, "operators": operators}
+
+
 def _layers(document: Data) -> list[Data]:
     """Prepare the schedules of the best chip's layers, model by model."""
     designs = document.get("layers") or []
     models = []
     for name in (designs[0].get("models") or {}) if designs else {}:
         layers = _timed_layers(designs[0], name)
-        if not layers:
-            continue
-        for layer in layers:
-            for operator in layer["operators"]:
-                operator |= {"colour": _core_kind(operator)[1], "text": _cores_text(operator)}
-        kinds = dict.fromkeys(_core_kind(op) for layer in layers for op in layer["operators"])
-        legend = [(f"c{colour}", f"{kind} cores") for kind, colour in kinds]
-        models.append(
-            {"name": name, "layers": layers, "longest": _longest(layers), "legend": legend}
-        )
+        if layers:
+            kinds = dict.fromkeys(_core_kind(op) for layer in layers for op in layer["operators"])
+            legend = [(f"c{colour}", f"{kind} cores") for kind, colour in kinds]
+            model = {"name": name, "layers": [_drawn(layer) for layer in layers]}
+            models.append(model | {"longest": _longest(layers), "legend": legend})
     return models
 
 
