@@ -1,6 +1,5 @@
 """Chromium over its debugging pipe: opens pages, runs scripts in them, moves the mouse."""
 
-import base64
 import json
 import os
 import shutil
@@ -113,11 +112,6 @@ class Browser:
         paint = "performance.getEntriesByName('first-contentful-paint')[0]"
         return self.until(f"({paint} || {{}}).startTime") / 1e3
 
-    def picture(self, path, full=True):
-        """Keep what is seen as a PNG."""
-        taken = self.call("Page.captureScreenshot", captureBeyondViewport=full)
-        path.write_bytes(base64.b64decode(taken["data"]))
-
     def point_at(self, selector, at=0):
         """Move the mouse over the middle of an element, and give the place."""
         self.run(
@@ -147,8 +141,3 @@ class Browser:
                     return value
                 time.sleep(0.02)
             assert time.monotonic() < end, f"never true: {script}"
-
-    def pdf(self, path):
-        """Print the page."""
-        taken = self.call("Page.printToPDF", printBackground=False)
-        path.write_bytes(base64.b64decode(taken["data"]))

@@ -68,7 +68,45 @@ class Reader(HTMLParser):
         return [value for name, value in self.attributes if name == "href"]
 
 
-# ---- a page of each kind, with hostile names of models, files and chips ----
+# ---- the document of a search ----
+
+
+def search_document():
+    """The document of a small search, with baselines and sensitivities as a command adds them."""
+    space = pf.ArchitectureSpace.published()[45_000:45_012]
+    step = pf.Training(global_batch=64, micro_batch=1, pp=4, tp=1)
+    cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
+    front = ("time", "area", "energy")
+    document = pf.search("bert-large", space, cluster, step, top=3, pareto=front).to_dict()
+    baseline = {"title": "a baseline", "time_s": 2 * document["best"]["time_s"], "speedup": 2.0}
+    baseline |= {"evaluations": 7, "seconds": 1.5, "chip": "a chip", "plan_text": "tp 1"}
+    document["baselines"] = {"one": baseline, "none": {"title": "no plan", "time_s": None}}
+    change = {"factor": 2.0, "time_s": 1.0, "change": -0.1}
+    same = {"what": "HBM bandwidth", "same_chip": True, "chip_text": ""}
+    other = {"what": "fabric bandwidth", "same_chip": False, "chip_text": "another chip"}
+    document["sensitivity"] = [change | same, change | other]
+    document["history"] = [
+        {"seconds": 0.0, "placed": 0, "incumbent_s": None, "bound_s": 0.1},
+        {"seconds": 2.0, "placed": 3, "incumbent_s": 9.0, "bound_s": 0.2},
+        {"seconds": 3.0, "placed": 5, "incumbent_s": 8.0, "bound_s": 8.0},
+    ]
+    document["manifest"]["command"] = "phaze-fast search bert-large --report page.html"
+    return document
+
+
+def hostile_document(document):
+    """Put hostile text into every text of a search's document, and into keys that are names."""
+    hostile = nasty(document) | {"status": "optimal"}
+    hostile["pareto"]["objectives"] = ["time", "area", NASTY]
+    hostile["pruned"] = {NASTY: 3}
+    hostile["best"]["plans"] = {NASTY: hostile["best"]["plan"]}
+    hostile["best"]["plan"]["parts_s"] = {NASTY: 1.0}
+    for stage in hostile["best"]["plan"]["stages"]:
+        stage["memory"], stage["kinds"] = {NASTY: 1e9}, {NASTY: 2}
+    return hostile
+
+
+# ---- a page of each other kind, with hostile names of models, files and chips ----
 
 
 def plan_pages():

@@ -2,9 +2,14 @@
 
 import pytest
 from browser import CHROMIUM, Browser
-from report_cases import document_pages, nasty, plan_pages, sweep_pages
+from report_cases import (
+    document_pages,
+    hostile_document,
+    plan_pages,
+    search_document,
+    sweep_pages,
+)
 
-import phaze_fast as pf
 from phaze_fast.report import report_page
 
 MOST_BYTES, MOST_PAINT_S, PHONE = 5e6, 2.0, 375
@@ -12,14 +17,8 @@ WIDTH = "document.documentElement.scrollWidth"
 
 
 def search_pages():
-    space = pf.ArchitectureSpace.published()[45_000:45_040]
-    cluster = pf.Cluster(devices=8, fabric="tpuv4-pod")
-    step = pf.Training(global_batch=64, micro_batch=(1, 2))
-    found = pf.search("bert-large", space, cluster, step, pareto=("time", "area", "energy"))
-    document = found.to_dict()
-    hostile = nasty(document) | {"status": "optimal"}
-    hostile["pareto"]["objectives"] = ["time", "area", "energy"]
-    return {"search": report_page(document), "hostile": report_page(hostile)}
+    document = search_document()
+    return {"search": report_page(document), "hostile": report_page(hostile_document(document))}
 
 
 def hovered(browser, name):

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from report_cases import NASTY, Reader, nasty
+from report_cases import NASTY, Reader, hostile_document, search_document
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
@@ -16,106 +16,18 @@ from phaze_fast.report import text as say
 STYLE = (Path(pf.__file__).parent / "report" / "templates" / "page.css").read_text("utf-8")
 
 
-@pytest.fixture(scope="session")
-def plan():
-    cluster = pf.Cluster(devices=16, fabric="tpuv4-pod", chip="tpuv4")
-    step = pf.Training(global_batch=32, micro_batch=1, tp=2, pp=4, schedule="1f1b", zero=1)
-    best = pf.plan(pf.models.load("llama2-7b"), cluster, step).best
-    names = ["tp", "pp", "dp", "cp", "ep", "zero", "micro_batch", "micro_batches", "schedule"]
-    names += ["vpp", "rank_order", "recompute", "devices", "time_s", "memory_bytes"]
-    stages = [
-        {name: getattr(stage, name) for name in ("kinds", "recompute", "load_s", "memory")}
-        | {"layers": list(stage.layers), "memory_bytes": stage.memory_bytes}
-        for stage in best.stages
-    ]
-    return {name: getattr(best, name) for name in [*names, "tokens_per_s", "parts_s"]} | {
-        "limit_bytes": cluster.chip.hbm.capacity_bytes,
-        "stages": stages,
-    }
+ANCHORS = ["certificate", "best", "stages", "layers", "operators", "pareto", "pruning", "progress"]
+ANCHORS += ["baselines", "sensitivity", "top", "inputs"]
 
 
-def design(plan, k=0, stages=True):
-    chip = pf.presets.chip("tpuv4").to_dict() | {"name": f"example-{k}"}
-    chip["tensor_core"] = chip["tensor_core"] | {"count": 8 - k}
-    kept = plan if stages else {name: v for name, v in plan.items() if name != "stages"}
-    return {
-        "chip": chip,
-        "index": k,
-        "plan": kept,
-        "plans": {"example": kept},
-        "time_s": plan["time_s"] * (1 + k / 10),
-        "samples_per_s": 32 / plan["time_s"],
-        "area_mm2": 300.0 - 10 * k,
-        "energy_j": 1e5 - k,
-        "hbm_bytes": plan["limit_bytes"],
-        "cost_usd": 1e6,
-        "bottleneck": "compute",
-    }
+@pytest.fixture(scope="module")
+def found():
+    return search_document()
 
 
 @pytest.fixture
-def document(plan):
-    best = design(plan)
-    front = [
-        {**{n: v for n, v in design(plan, k).items() if n not in ("plan", "plans")}}
-        | {"plan_text": "an example's plan"}
-        for k in range(4)
-    ]
-    steps = {"memory": 1000, "roofline": 90, "mapped": 0, "schedule_bound": 5, "placed": 4}
-    return copy.deepcopy(
-        {
-            "status": "optimal",
-            "models": ["example"],
-            "points": 123_456,
-            "designs": 1100,
-            "evaluated": 5,
-            "pruned": steps,
-            "bound": best["time_s"],
-            "gap": 0.0,
-            "best": best,
-            "top": [design(plan, k, stages=False) for k in range(3)],
-            "pareto": {
-                "objectives": ["time", "area", "energy"],
-                "status": "optimal",
-                "designs": front,
-            },
-            "baselines": {
-                "one": {
-                    "title": "an example's baseline",
-                    "time_s": 2 * best["time_s"],
-                    "speedup": 2.0,
-                }
-                | {"samples_per_s": 1.0, "evaluations": 7, "seconds": 1.5, "chip": "example-7"}
-                | {"plan_text": "tp 1", "note": "an example's note"},
-                "none": {"title": "finds nothing", "time_s": None, "speedup": None, "chip": None},
-            },
-            "history": [
-                {"seconds": 0.0, "placed": 0, "incumbent_s": None, "bound_s": 0.1},
-                {"seconds": 1.0, "placed": 2, "incumbent_s": float("inf"), "bound_s": 0.1},
-                {"seconds": 2.0, "placed": 3, "incumbent_s": 9.0, "bound_s": 0.2},
-                {"seconds": 3.0, "placed": 5, "incumbent_s": 8.0, "bound_s": 8.0},
-            ],
-            "sensitivity": [
-                {"what": "HBM bandwidth", "factor": 0.8, "time_s": 1.0, "change": 0.05}
-                | {"same_chip": True, "chip_text": ""},
-                {"what": "fabric bandwidth", "factor": 2.0, "time_s": 1.0, "change": -0.1}
-                | {"same_chip": False, "chip_text": "another example"},
-            ],
-            "manifest": {
-                "version": "0.0.0",
-                "digest": "0" * 32,
-                "seed": 0,
-                "seconds": 4.0,
-                "threads": 2,
-                "inputs": {"models": ["example"], "cluster": {"devices": 16}},
-                "command": "phaze-fast search example --report example.html",
-            },
-        }
-    )
-
-
-ANCHORS = ["certificate", "best", "stages", "pareto", "pruning", "progress", "baselines"]
-ANCHORS += ["sensitivity", "top", "inputs"]
+def document(found):
+    return copy.deepcopy(found)
 
 
 def anchors(page):
@@ -132,12 +44,17 @@ def test_every_section_is_there_in_order(document):
     assert anchors(page) == ANCHORS
     assert read.sections == [f"#{anchor}" for anchor in ANCHORS[1:]]
     assert page.count("<table") == page.count("<caption")
-    for words in ("Proven optimal", "123,456", "275.3 TFLOP/s bf16", f"2{say.TIMES} as long"):
+    best, manifest = document["best"], document["manifest"]
+    for words in ("Proven optimal", best["chip"]["name"], say.seconds(best["time_s"]), "12 chips"):
         assert words in read.words
-    for words in ("no answer", "phaze-fast search example", "0" * 32, "in 1 of 2 cases"):
+    for words in (f"2{say.TIMES} as long", "no answer", "in 1 of 2 cases", "another chip"):
         assert words in read.words
-    assert "another example" in read.words
-    assert "limit 32 GiB" in page
+    for words in (manifest["command"], manifest["digest"], "ffn-dropout"):
+        assert words in read.words
+    assert f"limit {say.size(best['plan']['limit_bytes'])}" in page
+    rank = document["layers"][1]["rank"]
+    assert f"on number {rank} of the best chips, which differs in: " in read.words
+    assert page.count(">All, as scheduled<") == len(document["layers"][0]["models"]["bert-large"])
 
 
 def test_the_page_requests_nothing_and_runs_no_script_but_its_own(document):
@@ -193,9 +110,9 @@ def test_an_infeasible_document_says_why_and_has_no_charts():
     assert len(page) < 50_000
 
 
-def test_each_of_several_models_has_its_plan_and_chart(document, plan):
+def test_each_of_several_models_has_its_plan_and_chart(document):
     document["models"] = ["example a", "example b"]
-    document["best"]["plans"] = {"example a": plan, "example b": plan}
+    document["best"]["plans"] = dict.fromkeys(document["models"], document["best"]["plan"])
     page = report_page(document)
     words = Reader(page).words
     for text in ("example a and example b", "Plan of example a", "Plan of example b"):
@@ -205,14 +122,7 @@ def test_each_of_several_models_has_its_plan_and_chart(document, plan):
 
 
 def test_nothing_of_the_document_is_read_as_html_script_or_template(document):
-    hostile = nasty(document) | {"status": "optimal"}
-    hostile["pareto"] |= {"objectives": ["time", NASTY]}
-    hostile["pruned"] = {NASTY: 3}
-    hostile["best"]["plans"] = {NASTY: hostile["best"]["plan"]}
-    hostile["best"]["plan"]["parts_s"] = {NASTY: 1.0}
-    for stage in hostile["best"]["plan"]["stages"]:
-        stage["memory"], stage["kinds"] = {NASTY: 1e9}, {NASTY: 2}
-    page, plain = report_page(hostile), report_page(document)
+    page, plain = report_page(hostile_document(document)), report_page(document)
     read = Reader(page)
     assert page.count("<script") == plain.count("<script")
     assert "<img" not in page
