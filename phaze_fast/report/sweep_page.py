@@ -91,7 +91,7 @@ def _table(planned: list[Row], varying: list[str]) -> Row:
         ]
         for row in fastest_first
     ]
-    columns += ["Step>", "Tokens / s>", "MFU>", "Memory>", "Plan"]
+    columns += ["Step>", "Tokens / s>", "MFU>", "Memory>", "Plan<"]
     return {"columns": columns, "rows": cells, "total": len(planned)}
 
 
