@@ -32,7 +32,7 @@ _DIRECTIONS = {
 """Features whose direction of change is compared, and their headings."""
 
 
-def backtest_page(found: Data) -> str:
+def backtest_page(document: Data) -> str:
     """Lay the document of `phaze_fast.papers.backtest.backtest` out as one page of HTML.
 
     Examples
@@ -41,7 +41,7 @@ def backtest_page(found: Data) -> str:
     >>> "TPU v2" in backtest_page(backtest(["TPU v2"], threads=1))
     True
     """
-    chips = found["generations"]
+    chips = document["generations"]
     families = dict.fromkeys(chip["family"] for chip in chips)
     figures = {
         family: generations_figure([c for c in chips if c["family"] == family], _FEATURES)
@@ -53,12 +53,12 @@ def backtest_page(found: Data) -> str:
         "back-test",
         figures,
         generations=chips,
-        directions=found["directions"],
+        directions=document["directions"],
         direction_names=_DIRECTIONS,
-        runs=found.get("runs") or [],
+        runs=document.get("runs") or [],
     )
 
 
-def write_backtest(found: Data, path: str | Path) -> None:
+def write_backtest(document: Data, path: str | Path) -> None:
     """Write the page to a file, whole or not at all."""
-    write_page(backtest_page(found), path)
+    write_page(backtest_page(document), path)

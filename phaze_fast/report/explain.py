@@ -258,9 +258,9 @@ def _bottlenecks(plan: Plan) -> list[str]:
     memory = plan.stages[fullest].memory
     term = max(memory, key=lambda name: memory[name])
     free = plan.limit_bytes - plan.memory_bytes
-    room = f"{format_bytes(free)} free" if free >= 0 else f"{format_bytes(-free)} too much"
+    margin = f"{format_bytes(free)} free" if free >= 0 else f"{format_bytes(-free)} too much"
     sentences.append(
-        f"memory: stage {fullest} peaks at {format_bytes(plan.memory_bytes)}, {room}; most of it "
+        f"memory: stage {fullest} peaks at {format_bytes(plan.memory_bytes)}, {margin}; most of it "
         f"is {term} ({format_bytes(memory[term])}); the peak is at: {plan.stages[fullest].instant}"
     )
     return sentences

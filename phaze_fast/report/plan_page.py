@@ -12,6 +12,7 @@ from phaze_fast.planning.intervals import NOMINAL
 from phaze_fast.report.drawings import memory_lanes, timeline_lanes
 from phaze_fast.report.explain import difference, explain_plan
 from phaze_fast.report.render import render, write_page
+from phaze_fast.report.text import plan_text
 
 __all__ = ["compare_page", "plan_page", "write_page"]
 
@@ -25,14 +26,6 @@ _INSTANTS = {
     "step": "in the optimiser's step",
 }
 _NAMED_TERMS = ("weights", "gradients", "optimizer", "activations")
-
-
-def _plan_text(plan: Plan) -> str:
-    widths = {"tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
-    widths |= {name: width for name, width in (("cp", plan.cp), ("ep", plan.ep)) if width > 1}
-    parts = [f"{name} {width}" for name, width in widths.items()]
-    schedule = plan.schedule if plan.vpp == 1 else f"{plan.schedule} x{plan.vpp}"
-    return ", ".join([*parts, f"ZeRO {plan.zero}", f"micro-batch {plan.micro_batch}", schedule])
 
 
 def _timelines(step: Timeline) -> list[dict[str, Any]]:
@@ -97,7 +90,7 @@ def plan_page(
         f"{model.name} on {cluster.devices} x {chip}",
         "plan" if several else "prediction",
         plan=best,
-        plan_text=_plan_text(best),
+        plan_text=plan_text(best.to_dict()),
         verdict=verdict,
         calibration=cluster.chip.calibration.note if cluster.chip is not None else "",
         confidence=NOMINAL,
@@ -108,7 +101,8 @@ def plan_page(
         named_terms=_NAMED_TERMS,
         explanation=explain_plan(model, cluster, best),
         runners_up=[
-            (_plan_text(plan), plan, *_largest_loss(best, plan)) for plan in plans[:_MAX_RUNNERS_UP]
+            (plan_text(plan.to_dict()), plan, *_largest_loss(best, plan))
+            for plan in plans[:_MAX_RUNNERS_UP]
         ]
         if several
         else [],
@@ -138,7 +132,7 @@ def compare_page(one: Timeline, other: Timeline, names: Sequence[str], command: 
             {
                 "name": name,
                 "plan": step.plan,
-                "text": _plan_text(step.plan),
+                "text": plan_text(step.plan.to_dict()),
                 "lanes": timeline_lanes(step),
             }
             for name, step in zip(names, (one, other), strict=True)

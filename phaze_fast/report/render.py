@@ -115,7 +115,7 @@ def render(
 
     Examples
     --------
-    >>> page = render("search", "a < b", "search", complete=False, document={})
+    >>> page = render("sweep", "a < b", "sweep", points=1, states={}, complete=False)
     >>> "<h1>a &lt; b</h1>" in page
     True
     """

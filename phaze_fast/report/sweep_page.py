@@ -95,12 +95,12 @@ def _table(planned: list[Row], varying: list[str]) -> Row:
     return {"columns": columns, "rows": cells, "total": len(planned)}
 
 
-def sweep_page(found: SweepTable, title: str = "Sweep", command: str = "") -> str:
+def sweep_page(table: SweepTable, title: str = "Sweep", command: str = "") -> str:
     """Lay the rows of a sweep out as one page of HTML that works offline.
 
     Parameters
     ----------
-    found
+    table
         The table that `phaze_fast.sweep` returns.
     title
         Title of the page.
@@ -121,7 +121,7 @@ def sweep_page(found: SweepTable, title: str = "Sweep", command: str = "") -> st
     >>> "Tokens per second" in sweep_page(pf.sweep(points))
     True
     """
-    rows = found.rows
+    rows = table.rows
     if not rows:
         raise InvalidInputError("sweep: no row is not accepted; expected a point at least")
     planned = [row for row in rows if is_number(row.get("tokens_per_s"))]

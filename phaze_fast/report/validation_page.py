@@ -209,12 +209,12 @@ def _unsupported(validation: AnyValidation) -> dict[str, int]:
     return dict(validation.unsupported) if isinstance(validation, Validation) else {}
 
 
-def validation_page(found: AnyValidation, title: str, command: str = "") -> str:
+def validation_page(validation: AnyValidation, title: str, command: str = "") -> str:
     """Lay predictions and measurements out as one page of HTML that works offline.
 
     Parameters
     ----------
-    found
+    validation
         What `phaze_fast.calibration.validate_runs`, `validate_steps`, `validate_collectives` or
         `phaze_fast.cost.validate` returned.
     title
@@ -236,25 +236,25 @@ def validation_page(found: AnyValidation, title: str, command: str = "") -> str:
     --------
     >>> from phaze_fast.cost.validation import Validation, column_error
     >>> import numpy as np
-    >>> took, said = np.array([1.0, 2.0, 4.0]), np.array([1.1, 1.9, 4.2])
-    >>> errors = {"us_median": column_error(took, said)}
-    >>> rows = {"us_median": took}, {"us_median": said}
-    >>> found = Validation("h200", "gemm", ("mm a", "mm b", "mm c"), *rows, errors)
-    >>> "mm b: measured" in validation_page(found, "mine").replace("<br>", ": ")
+    >>> measured, predicted = np.array([1.0, 2.0, 4.0]), np.array([1.1, 1.9, 4.2])
+    >>> errors = {"us_median": column_error(measured, predicted)}
+    >>> columns = {"us_median": measured}, {"us_median": predicted}
+    >>> validation = Validation("h200", "gemm", ("mm a", "mm b", "mm c"), *columns, errors)
+    >>> "<td>gemm</td>" in validation_page(validation, "mine")
     True
     """
-    quantities = _quantities(found)
+    quantities = _quantities(validation)
     if not quantities:
         raise InvalidInputError("--report: no row has a prediction; there is nothing to draw")
     figures = {f"rows-{k}": quantity.figure() for k, quantity in enumerate(quantities)}
-    reasons = sorted(_unsupported(found).items(), key=lambda reason: -reason[1])
-    refused = found.refused if isinstance(found, RunValidation | StepValidation) else ()
+    reasons = sorted(_unsupported(validation).items(), key=lambda reason: -reason[1])
+    refused = validation.refused if isinstance(validation, RunValidation | StepValidation) else ()
     return render(
         "validation",
         title,
         "validation",
         {name: figure for name, figure in figures.items() if figure is not None},
-        tiles=_tiles(found, quantities),
+        tiles=_tiles(validation, quantities),
         quantities=quantities,
         unsupported=[[reason, count(rows)] for reason, rows in reasons],
         refused=refused,
