@@ -15,8 +15,7 @@ from phaze_fast.explore.problem import Problem
 from phaze_fast.explore.variants import VariedProblem
 from phaze_fast.planning import Placed
 from phaze_fast.planning.times import KindTimes
-from phaze_fast.runs.chunks import Lost, run_chunks
-from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.executors import Lost, Workers, run_chunks
 
 __all__ = ["PLACED", "SCHEDULED", "Answer", "CandidateTable"]
 

@@ -101,11 +101,7 @@ class _Outcomes:
 
 def _journal(folder: Path | str, name: str) -> Journal:
     """Open the directory that a search goes on from."""
-    try:
-        return Journal(folder, manifest([], f"search {name}"))
-    except InvalidInputError as error:
-        said = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
-        raise InvalidInputError(said.replace("another sweep", "another search")) from None
+    return Journal(folder, manifest([], f"search {name}"), option="resume", run="search")
 
 
 def _checked_options(

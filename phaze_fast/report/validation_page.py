@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phaze_fast.calibration import RunValidation, StepValidation
-from phaze_fast.calibration.collective_tables import CollectiveValidation
-from phaze_fast.calibration.statistics import summarise
+from phaze_fast.calibration import (
+    CollectiveValidation,
+    RunValidation,
+    StepValidation,
+    summarise,
+)
 from phaze_fast.cost import Validation
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.planning.intervals import NOMINAL

@@ -1,4 +1,4 @@
-"""Measured collectives: tables of one node's collectives, and what nccl-tests prints.
+"""Measured collectives: tables of one node's collectives, and the output of nccl-tests.
 
 A table has the columns system, op, num_gpus, bytes and latency_ms. Sizes are those of nccl-tests:
 the vector of an all-reduce, the whole of what a reduce-scatter or all-gather spreads, the send
@@ -7,7 +7,6 @@ buffer of an all-to-all.
 
 from __future__ import annotations
 
-import csv
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast.calibration.published import csv_rows
 from phaze_fast.cost import ColumnError, collective_batch
 from phaze_fast.cost.validation import column_error
 from phaze_fast.documents import read_text
@@ -64,26 +64,26 @@ class CollectiveRows:
     time_s: list[float] = field(default_factory=list)
 
     def add(self, system: str, op: str, ranks: int, payload: float, time_s: float) -> None:
-        """Note one row."""
-        self.system.append(system)
-        self.op.append(op)
-        self.ranks.append(ranks)
-        self.payload_bytes.append(payload)
-        self.time_s.append(time_s)
+        """Append one row."""
+        self.extend(CollectiveRows([system], [op], [ranks], [payload], [time_s]))
+
+    def extend(self, rows: CollectiveRows) -> None:
+        """Append the rows of another file."""
+        for name, values in vars(rows).items():
+            getattr(self, name).extend(values)
 
     def predicted_s(self, fabric: AnyFabric | None = None) -> Array:
-        """Seconds on a fabric, or on the preset that each row's system stands in."""
-        found = np.empty(len(self.op))
+        """Predict seconds on a fabric, or on the preset of each row's system."""
+        times_s = np.empty(len(self.op))
         for name in dict.fromkeys(self.system):
             at = np.flatnonzero(np.array(self.system) == name)
-            chosen = presets.fabric(_FABRICS[name]) if fabric is None else fabric
-            found[at] = collective_batch(
-                chosen,
+            times_s[at] = collective_batch(
+                presets.fabric(_FABRICS[name]) if fabric is None else fabric,
                 [self.op[i] for i in at],
                 np.array(self.payload_bytes)[at],
                 np.array(self.ranks)[at],
             ).time_s
-        return found
+        return times_s
 
 
 @dataclass(frozen=True)
@@ -98,14 +98,12 @@ class CollectiveValidation:
     """By system and operation."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the errors as plain data."""
-        plain = {name: vars(error) for name, error in self.columns.items()}
-        by = {name: vars(error) for name, error in self.groups.items()}
-        return {"kind": "collectives", "columns": plain, "by_operation": by}
-
-
-def _text(path: Path) -> str:
-    return read_text(path).removeprefix("\ufeff")
+        """Return the errors as plain data."""
+        return {
+            "kind": "collectives",
+            "columns": {name: vars(error) for name, error in self.columns.items()},
+            "by_operation": {name: vars(error) for name, error in self.groups.items()},
+        }
 
 
 def _is_nccl_tests(text: str) -> bool:
@@ -114,7 +112,7 @@ def _is_nccl_tests(text: str) -> bool:
 
 
 def is_collective_table(path: Path | str) -> bool:
-    """Tell whether a file holds measured collectives rather than operators.
+    """Whether a file has measured collectives rather than operators.
 
     Examples
     --------
@@ -124,15 +122,15 @@ def is_collective_table(path: Path | str) -> bool:
     file = Path(path)
     if not file.is_file():
         return False
-    text = _text(file)
+    text = read_text(file)
     header = next((x for x in text.splitlines() if x.strip() and not x.startswith("#")), "")
-    names = {name.strip() for name in header.split(",")}
+    names = {name.strip() for name in header.removeprefix("\ufeff").split(",")}
     return set(_COLUMNS) <= names or _is_nccl_tests(text)
 
 
-def _number(where: str, column: str, text: str, whole: bool = False) -> float:
+def _positive(where: str, column: str, text: str) -> float:
     try:
-        value = float(int(text) if whole else text)
+        value = float(text)
     except (TypeError, ValueError):
         value = -1.0
     if not 0.0 < value < 1e18:
@@ -142,26 +140,21 @@ def _number(where: str, column: str, text: str, whole: bool = False) -> float:
     return value
 
 
-def _table(path: Path, text: str) -> CollectiveRows:
-    lines = [
-        (number, line)
-        for number, line in enumerate(text.splitlines(), start=1)
-        if line.strip() and not line.startswith("#")
-    ]
+def _table(path: Path) -> CollectiveRows:
     rows = CollectiveRows()
-    reader = csv.DictReader(line for _, line in lines)
-    for (number, _), cells in zip(lines[1:], reader, strict=False):
-        where = f"{path}, line {number}"
-        system, op = cells["system"].strip(), cells["op"].strip()
+    for line, cells in csv_rows(path)[1]:
+        where = f"{path}, line {line}"
+        system, op = cells.get("system", "").strip(), cells.get("op", "").strip()
         if op not in _OPERATIONS:
             raise InvalidInputError(f"{where}: op: {op!r} is unknown; {nearest(op, _OPERATIONS)}")
-        rows.add(
-            system,
-            _OPERATIONS[op],
-            int(_number(where, "num_gpus", cells["num_gpus"], whole=True)),
-            _number(where, "bytes", cells["bytes"]),
-            1e-3 * _number(where, "latency_ms", cells["latency_ms"]),
+        ranks, payload, time_ms = (
+            _positive(where, column, cells.get(column, "")) for column in _COLUMNS[2:]
         )
+        if ranks != int(ranks):
+            raise InvalidInputError(
+                f"{where}: num_gpus: {ranks} is not accepted; expected a whole number"
+            )
+        rows.add(system, _OPERATIONS[op], int(ranks), payload, 1e-3 * time_ms)
     return rows
 
 
@@ -184,11 +177,10 @@ def _nccl_tests(path: Path, text: str) -> CollectiveRows:
         if not cells or not cells[0].isdigit() or len(cells) < 8:
             continue
         # size, count, type, reduction, root, then time, algbw, busbw and errors out of place
-        took = cells[5] if len(cells) >= 12 else cells[len(cells) - 8]
-        where = f"{path}, line {number}"
+        time_us = cells[5] if len(cells) >= 12 else cells[len(cells) - 8]
         size = float(cells[0])
         if size > 0:
-            seconds = 1e-6 * _number(where, "time", took)
+            seconds = 1e-6 * _positive(f"{path}, line {number}", "time", time_us)
             rows.add("", _OPERATIONS[named.group(1)], ranks, size, seconds)
     return rows
 
@@ -202,20 +194,20 @@ def read_collectives(path: Path | str) -> CollectiveRows:
         Where the file cannot be read or a cell is not accepted; the message names line and column.
     """
     file = Path(path)
-    text = _text(file)
-    rows = _nccl_tests(file, text) if _is_nccl_tests(text) else _table(file, text)
+    text = read_text(file)
+    rows = _nccl_tests(file, text) if _is_nccl_tests(text) else _table(file)
     if not rows.op:
         raise InvalidInputError(f"{path}: there are no rows")
     return rows
 
 
 def validate_collectives(path: Path | str, fabric: AnyFabric | None = None) -> CollectiveValidation:
-    r"""Predict measured collectives and say how far off the predictions are.
+    r"""Predict measured collectives and compare.
 
     Parameters
     ----------
     path
-        A table, or what nccl-tests printed.
+        A table, or the output of nccl-tests.
     fabric
         On which they ran; by default the preset of each row's `system`.
 
@@ -250,18 +242,12 @@ def validate_collectives(path: Path | str, fabric: AnyFabric | None = None) -> C
             f"{path}: {rows.op[bad]} over {rows.ranks[bad]} ranks does not fit the fabric"
         )
     large = np.array(rows.payload_bytes) >= _LARGE_BYTES
-    parts = {
-        "latency_ms": np.ones(len(large), dtype=bool),
-        "latency_ms >= 1 MiB": large,
-        "latency_ms < 1 MiB": ~large,
-    }
     names = np.array([f"{s} {o}".strip() for s, o in zip(rows.system, rows.op, strict=True)])
-    return CollectiveValidation(
-        rows=rows,
-        predicted_s=predicted,
-        columns={n: column_error(measured[k], predicted[k]) for n, k in parts.items() if k.any()},
-        groups={
-            n: column_error(measured[names == n], predicted[names == n])
-            for n in dict.fromkeys(names.tolist())
-        },
-    )
+    by_size = {"latency_ms": large | ~large, "latency_ms >= 1 MiB": large}
+    by_size["latency_ms < 1 MiB"] = ~large
+    by_name = {name: names == name for name in dict.fromkeys(names.tolist())}
+
+    def errors(parts: dict[str, Array]) -> dict[str, ColumnError]:
+        return {n: column_error(measured[k], predicted[k]) for n, k in parts.items() if k.any()}
+
+    return CollectiveValidation(rows, predicted, errors(by_size), errors(by_name))
