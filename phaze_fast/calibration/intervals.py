@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from phaze_fast.calibration.validation import PredictedRun
-from phaze_fast.planning.intervals import NOMINAL, plan_groups
+from phaze_fast.planning.plans import NOMINAL, plan_groups
 
 __all__ = ["LEAST_RUNS", "held_out_coverage", "learn_ratios"]
 

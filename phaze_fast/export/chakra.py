@@ -28,9 +28,9 @@ from phaze_fast.models import Model
 from phaze_fast.opgraph import GROUPS, OpGraph
 from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.planning.prediction import evaluated
-from phaze_fast.planning.recompute import block_mode, recompute_code
 from phaze_fast.planning.sizes import StrategySizes
 from phaze_fast.planning.timeline import Timeline, timeline
+from phaze_fast.planning.training import block_mode, recompute_code
 
 __all__ = ["ChakraTrace", "chakra_trace"]
 

@@ -20,8 +20,8 @@ from phaze_fast.models import Model
 from phaze_fast.opgraph import KINDS
 from phaze_fast.planning import Plan, PlanSpec
 from phaze_fast.planning.prediction import evaluated
-from phaze_fast.planning.recompute import block_mode, recompute_code
 from phaze_fast.planning.times import priced
+from phaze_fast.planning.training import block_mode, recompute_code
 
 __all__ = ["FAMILIES", "Comparison", "FamilyTime", "Profile", "compare_profile", "read_profile"]
 

@@ -14,7 +14,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
-from phaze_fast.planning.recompute import split_recompute
+from phaze_fast.planning.training import split_recompute
 
 __all__ = ["Chunk", "Exported", "ReadPlan", "Request", "Unexpressed", "facts_unsaid"]
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import BeforeValidator, model_validator
 
+from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.memory.optimizer import Optimizer, optimizer
 from phaze_fast.opgraph import GROUPS, Layer, LayerGraph
@@ -19,10 +20,10 @@ from phaze_fast.records import Count, Record
 from phaze_fast.units import format_bytes
 
 __all__ = [
-    "FOLDED",
     "FRAGMENTATION",
     "INSTANTS",
     "SCHEDULES",
+    "SCHEDULE_CODES",
     "STAGE_DTYPE",
     "TERMS",
     "TERMS_DTYPE",
@@ -42,22 +43,14 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-SCHEDULES = (
-    "1f1b",
-    "gpipe",
-    "interleaved",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
-    "dualpipe",
-    "dualpipe-v",
-)
-"""Orders of forward and backward passes; the position is the code that the kernels use."""
-FOLDED = ("zb-v", "dualpipe-v")
-"""Schedules with two chunks a stage, the model folded into a V."""
-TWO_CHUNKS = (*FOLDED, "dualpipe")
-"""Schedules with two chunks a stage; by DualPipe these are the two ends of the model, which is held
-twice."""
+SCHEDULES: tuple[str, ...] = _core.PIPELINE_SCHEDULES
+"""Names of pipeline schedules; the position is the code that the kernels use."""
+SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(SCHEDULES)}
+SCHEDULE_CODES["zero-bubble"] = SCHEDULE_CODES["zb-h1"]
+"""Codes of schedules by name; ZB-H1 also has the name it had before there were others."""
+TWO_CHUNKS = tuple(name for name, two in zip(SCHEDULES, _core.HAS_TWO_CHUNKS, strict=True) if two)
+"""Schedules with two chunks per stage. With zb-v and dualpipe-v the model is folded into a V; with
+dualpipe, which holds every stage twice, the chunks come from both ends of the model."""
 
 
 def places(schedule: str, stages: int, vpp: int) -> int:
@@ -72,14 +65,13 @@ def places(schedule: str, stages: int, vpp: int) -> int:
 
 
 def _schedule_name(value: Any) -> Any:
-    """Take the name that ZB-H1 had before there were others."""
-    return "zb-h1" if value == "zero-bubble" else value
+    """Replace an old name of a schedule by its own."""
+    known = isinstance(value, str) and value in SCHEDULE_CODES
+    return SCHEDULES[SCHEDULE_CODES[value]] if known else value
 
 
-ScheduleName = Annotated[
-    Literal["1f1b", "gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v"],
-    BeforeValidator(_schedule_name),
-]
+ScheduleName = Annotated[Literal[SCHEDULES], BeforeValidator(_schedule_name)]  # type: ignore[valid-type]
+"""Field type of schedule names."""
 TERMS = (
     "weights",
     "gradients",
@@ -137,13 +129,8 @@ def check_chunks(schedule: str, vpp: int) -> None:
     ValueError
         Where the schedule has another one.
     """
-    if schedule in TWO_CHUNKS:
-        good, takes = vpp == 2, "2"
-    else:
-        good, takes = (vpp > 1) == (schedule == "interleaved"), "1"
-    if schedule == "interleaved":
-        takes = "2 or more"
-    if not good:
+    if not _core.takes_chunks(SCHEDULE_CODES[schedule], vpp):
+        takes = "2" if schedule in TWO_CHUNKS else "2 or more" if schedule == "interleaved" else "1"
         raise ValueError(
             f"vpp: {vpp} is not accepted with {schedule}; {schedule} takes {takes} chunks a stage"
         )

@@ -14,11 +14,10 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
+from phaze_fast.memory import SCHEDULE_CODES, SCHEDULES
 
 __all__ = [
     "ABOUT",
-    "ALIASES",
-    "PIPELINE_SCHEDULES",
     "PipelineStep",
     "chain_positions",
     "in_flight",
@@ -52,12 +51,6 @@ ABOUT: Mapping[str, str] = MappingProxyType(
     }
 )
 """What each schedule does, in a sentence."""
-
-PIPELINE_SCHEDULES = tuple(ABOUT)
-"""Names of schedules; the position is the code that the kernels use."""
-
-ALIASES: Mapping[str, str] = MappingProxyType({"zero-bubble": "zb-h1"})
-"""Other names that are accepted."""
 
 _SPLIT = ("zb-h1", "zb-h2", "zb-v", "dualpipe", "dualpipe-v")
 
@@ -96,12 +89,11 @@ def schedule_code(schedule: str) -> int:
     """
     if not isinstance(schedule, str):
         raise InvalidTypeError(f"schedule: {schedule!r} is not accepted; expected a name")
-    name = ALIASES.get(schedule, schedule)
-    if name not in ABOUT:
+    if schedule not in SCHEDULE_CODES:
         raise InvalidInputError(
-            f"schedule: {schedule!r} is not accepted; {nearest(schedule, (*ABOUT, *ALIASES))}"
+            f"schedule: {schedule!r} is not accepted; {nearest(schedule, SCHEDULE_CODES)}"
         )
-    return PIPELINE_SCHEDULES.index(name)
+    return SCHEDULE_CODES[schedule]
 
 
 def refusal(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> str | None:
@@ -162,7 +154,7 @@ def _step_arguments(
     stages, chunks = forward.shape
     code = _checked(schedule, stages, micro_batches, chunks)
     backward = _loads("backward_s", backward_s, (stages, chunks))
-    if weight_grad_s is None and PIPELINE_SCHEDULES[code] in _SPLIT:
+    if weight_grad_s is None and SCHEDULES[code] in _SPLIT:
         raise InvalidInputError(
             f"weight_grad_s: None is not accepted; schedule {schedule} runs weight gradients apart"
         )
@@ -195,7 +187,7 @@ def play(
     Parameters
     ----------
     schedule
-        A name of `PIPELINE_SCHEDULES`.
+        A name of `phaze_fast.memory.SCHEDULES`.
     forward_s
         Seconds of one micro-batch's forward pass, shape (devices,) or (devices, chunks), what it
         takes to receive its input included. Chunks are those of `chain_positions`.
@@ -316,7 +308,7 @@ def peak_activations(
     Parameters
     ----------
     schedule
-        A name of `PIPELINE_SCHEDULES`.
+        A name of `phaze_fast.memory.SCHEDULES`.
     chunk_bytes
         Bytes that one micro-batch keeps, shape (devices,) or (devices, chunks).
     micro_batches

@@ -9,8 +9,7 @@ from typing import Any
 from phaze_fast.documents import write_whole
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
-from phaze_fast.planning import Plan, Timeline, timeline
-from phaze_fast.planning.intervals import NOMINAL
+from phaze_fast.planning import NOMINAL, Plan, Timeline, timeline
 from phaze_fast.report.explain import Explanation, difference, explain_plan
 from phaze_fast.report.frame import Section, framed
 from phaze_fast.report.markup import Html, details, join, table, tag, tiles

@@ -13,7 +13,7 @@ from phaze_fast.calibration.collective_tables import CollectiveValidation
 from phaze_fast.calibration.statistics import summarise
 from phaze_fast.cost import Validation
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.planning.intervals import NOMINAL
+from phaze_fast.planning import NOMINAL
 from phaze_fast.report.frame import Section, framed
 from phaze_fast.report.markup import Html, join, table, tag, tiles
 from phaze_fast.report.points import Axis, Point, key_of, points_drawing, row_filter

@@ -24,7 +24,7 @@ from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
-from phaze_fast.planning import Plan, Training, infeasible, plan
+from phaze_fast.planning import Plan, Training, plan
 from phaze_fast.runs.chunks import Lost, run_chunks
 from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
@@ -182,7 +182,7 @@ def evaluate_point(point: Point) -> Row:
     """
     found = plan(point.model, point.cluster, point.training, top=1, threads=1)
     if not found.plans:
-        return blank_row(point, "infeasible", str(infeasible(found)))
+        return blank_row(point, "infeasible", str(found.infeasible))
     return plan_row(point, found.best)
 
 

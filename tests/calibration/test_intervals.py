@@ -8,7 +8,7 @@ import pytest
 import phaze_fast as pf
 from phaze_fast.calibration.intervals import LEAST_RUNS, _ratios, held_out_coverage
 from phaze_fast.planning import predict
-from phaze_fast.planning.intervals import groups_of, plan_kind
+from phaze_fast.planning.plans import groups_of, plan_kind
 
 
 @pytest.mark.parametrize("seen", [LEAST_RUNS, 40, 200])

@@ -240,7 +240,7 @@ def plans_of_layout(evaluator, at):
 def exhaustive(model, cluster, training):
     """Estimate every plan of every layout, one by one."""
     evaluator, times = evaluator_of(model, cluster, training)
-    room = float(evaluator.rooms[0])
+    room = float(evaluator.limits_bytes[0])
     best = np.full(len(evaluator.layouts), np.inf)
     tried = 0
     for at in range(len(evaluator.layouts)):

@@ -88,7 +88,7 @@ def random_case(rng, schedule="interleaved"):
 def timed(model, cluster, step, spec):
     """Seconds of every deal that fits, by deal."""
     evaluator = PlanEvaluator(model, cluster, step, [cluster.chip.hbm.capacity_bytes])
-    (times,), room = [evaluator.times(cluster)], float(evaluator.rooms[0])
+    (times,), room = [evaluator.times(cluster)], float(evaluator.limits_bytes[0])
     assert len(evaluator.layouts) == 1
     found = {}
     for sizes in set(deals(model.layers, spec.pp * spec.vpp)):

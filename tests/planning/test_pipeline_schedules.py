@@ -15,7 +15,7 @@ from reference.pipeline_events import (
     simulate,
 )
 
-from phaze_fast import _core
+from phaze_fast import _core, memory
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
 from phaze_fast.planning import pipelines
 
@@ -312,7 +312,7 @@ def test_both_ways_of_dualpipe_are_alike():
 
 
 def test_names():
-    assert pipelines.PIPELINE_SCHEDULES == SCHEDULES
+    assert tuple(pipelines.ABOUT) == memory.SCHEDULES == SCHEDULES
     assert pipelines.schedule_code("zero-bubble") == pipelines.schedule_code("zb-h1")
     with pytest.raises(InvalidInputError, match=r"schedule: 'zb-h3' is not accepted.*zb-h"):
         pipelines.schedule_code("zb-h3")

@@ -21,7 +21,6 @@ from phaze_fast.memory import (
     stage_rows,
 )
 from phaze_fast.planning import PlanEvaluator, plan, predict
-from phaze_fast.planning.training import recompute_modes
 
 CLOSE = 1e-9
 # ---- predict and footprint_batch ----
@@ -139,7 +138,7 @@ def has_plan(evaluator, times, r, room):
     """Whether a plan is found for one layout in so many bytes."""
     given = (evaluator.sizes, evaluator.layouts[r : r + 1])
     alone = PlanEvaluator(evaluator.model, evaluator.cluster, evaluator.training, [room], given)
-    return bool(alone.fits.any()) and bool(alone.top(times, 1))
+    return bool(alone.fits.any()) and bool(alone.top(times, 1).plans)
 
 
 def needs_and_fits(model, cluster, training, rows):
@@ -147,7 +146,7 @@ def needs_and_fits(model, cluster, training, rows):
 
     With each whether it is marked, and whether there is a plan.
     """
-    modes = recompute_modes(training)
+    modes = training.recompute_modes
     layouts = PlanEvaluator(model, cluster, training, [1e15])
     times = layouts.times(cluster)
     chosen = [r % len(layouts.layouts) for r in rows]

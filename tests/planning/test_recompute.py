@@ -14,7 +14,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import Cluster
 from phaze_fast.opgraph import RECOMPUTE_SETS, layer_graph
 from phaze_fast.planning import PlanSpec, Training, plan, predict, predict_batch
-from phaze_fast.planning.recompute import (
+from phaze_fast.planning.training import (
     RECOMPUTE,
     block_mode,
     check_stage_recompute,

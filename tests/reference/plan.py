@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import accumulate, combinations, pairwise, permutations, product
 
 from phaze_fast.memory import TERMS
-from phaze_fast.planning.recompute import RECOMPUTE
+from phaze_fast.planning.training import RECOMPUTE
 from reference.memory import peak_terms
 from reference.pipeline_events import makespan, simulate
 from reference.plan_layers import Layers, Network

@@ -142,7 +142,7 @@ def _bounds_of_chip(evaluator, timed, steps, rows, chip, what):
     def at(times):
         return times.at(np.full(len(evaluator), chip))
 
-    for room in range(len(evaluator.rooms)):
+    for room in range(len(evaluator.limits_bytes)):
         exact = {}
         for layout in rows:
             _, (record,), _ = evaluator.space.solve(at(timed), layout, room, 1e300)

@@ -28,6 +28,42 @@ enum class PipelineSchedule : std::int32_t {
 };
 inline constexpr int kPipelineScheduleCount = 8;
 
+// The name of a schedule in files and options; static storage, safe from any thread.
+constexpr const char* schedule_name(PipelineSchedule schedule) noexcept {
+  switch (schedule) {
+    case PipelineSchedule::kOneForwardOneBackward:
+      return "1f1b";
+    case PipelineSchedule::kGpipe:
+      return "gpipe";
+    case PipelineSchedule::kInterleaved:
+      return "interleaved";
+    case PipelineSchedule::kZeroBubbleH1:
+      return "zb-h1";
+    case PipelineSchedule::kZeroBubbleH2:
+      return "zb-h2";
+    case PipelineSchedule::kZeroBubbleV:
+      return "zb-v";
+    case PipelineSchedule::kDualPipe:
+      return "dualpipe";
+    case PipelineSchedule::kDualPipeV:
+      return "dualpipe-v";
+  }
+  return "unknown";
+}
+
+// Whether a device holds two chunks of the model: folded into a V, or by DualPipe one from each end.
+constexpr bool has_two_chunks(PipelineSchedule schedule) noexcept {
+  return schedule == PipelineSchedule::kZeroBubbleV || schedule == PipelineSchedule::kDualPipe ||
+         schedule == PipelineSchedule::kDualPipeV;
+}
+
+// Whether a plan may have so many chunks per stage: several where interleaved, two of the schedules
+// above, else one.
+constexpr bool takes_chunks(PipelineSchedule schedule, std::int64_t chunks) noexcept {
+  if (has_two_chunks(schedule)) return chunks == 2;
+  return schedule == PipelineSchedule::kInterleaved ? chunks > 1 : chunks == 1;
+}
+
 // Which rule a combination of schedule, stages, chunks and micro-batches breaks.
 enum class PipelineStatus : std::int32_t {
   kOk = 0,
