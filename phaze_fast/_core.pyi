@@ -343,6 +343,7 @@ TRAINING_DTYPE: np.dtype[np.void]
 ESTIMATE_DTYPE: np.dtype[np.void]
 PLAN_STATUS_SENTENCES: tuple[str, ...]
 PLAN_STATUS: dict[str, int]
+MEMORY_RULE: dict[str, int]
 WIDTHS_DTYPE: np.dtype[np.void]
 
 def check_widths(widths: _Array, devices: int, global_batch: int) -> _Array: ...

@@ -23,7 +23,7 @@ from phaze_fast.planning.times import (
     KindTimes,
     optimizer_bytes_per_s,
 )
-from phaze_fast.schedule.layers import layer_makespans
+from phaze_fast.schedule import layer_makespans
 from phaze_fast.software import check_precision, chip_as_run
 
 __all__ = [

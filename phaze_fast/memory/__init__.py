@@ -1,4 +1,4 @@
-"""Bytes of a device by term, for layers and grids of plans."""
+"""Memory of a device by term, for single stages and grids of plans."""
 
 from phaze_fast.memory.footprint import (
     FRAGMENTATION,

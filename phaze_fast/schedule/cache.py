@@ -1,9 +1,9 @@
-"""Proven schedules, looked up in memory and in a store if there is one.
+"""A cache of proven schedules, in memory and in a store if there is one.
 
-A key is a hash of a layer's canonical form, which holds everything that decides the answer, and of
-the version of the method: layers that differ in the numbering of their operators or by one factor
-in all latencies share an entry. What a store gives back and is no schedule is counted as rejected
-and solved again.
+A key is a hash of a layer's canonical form, which contains everything that determines the schedule,
+and of the version of the method: layers that differ in the numbering of their operators or by one
+factor in all latencies share an entry. Damaged entries of a store are counted as rejected, and the
+layers are solved again.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ __all__ = ["LayerStore", "ScheduleCache", "ScheduleCacheInfo", "StoredLayer", "l
 Array = np.ndarray[Any, Any]
 
 VERSION = b"layer-schedule-2"
-"""Changes whenever the meaning of an answer does."""
+"""Changes whenever the meaning of an entry does."""
 
 _DIGEST = 16
 
 
 class LayerStore(Protocol):
-    """Where schedules are kept between runs, as bytes."""
+    """A store of schedules between runs, as bytes."""
 
     @property
     def rejected(self) -> int:
-        """Entries that were damaged, and so not given back."""
+        """Count of damaged entries, which are not returned."""
 
     def get_many(self, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
-        """Look up what is known."""
+        """Look up keys; those without an entry are missing."""
 
     def put_many(self, results: Mapping[bytes, bytes]) -> None:
-        """Keep what is not known yet."""
+        """Add entries."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Close the store."""
 
 
 class ScheduleCacheInfo(NamedTuple):
@@ -52,9 +52,9 @@ class ScheduleCacheInfo(NamedTuple):
     file_hits: int
     misses: int
     rejected: int
-    """Entries of the store that were damaged."""
+    """Damaged entries of the store."""
     entries: int
-    """Held in memory."""
+    """Entries in memory."""
 
 
 class StoredLayer(NamedTuple):
@@ -66,7 +66,7 @@ class StoredLayer(NamedTuple):
 
 
 def layer_key(form: bytes) -> bytes:
-    """Key of a canonical form."""
+    """Hash a canonical form."""
     return hashlib.blake2b(VERSION + form, digest_size=_DIGEST).digest()
 
 
@@ -94,10 +94,10 @@ class ScheduleCache:
     Parameters
     ----------
     store
-        Where they are kept between runs; by default memory alone. `phaze_fast.ScheduleCache` makes
-        one of a path.
+        Store of schedules between runs; by default none. `phaze_fast.ScheduleCache` makes one of a
+        path.
     limit
-        Entries held in memory; the least recently used go first.
+        Most entries in memory; the least recently used go first.
 
     Examples
     --------
@@ -117,8 +117,8 @@ class ScheduleCache:
         self._store = store
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, StoredLayer]:
-        """Look up what is known; each key is counted once."""
-        found: dict[bytes, StoredLayer] = {}
+        """Look up keys; each is counted once."""
+        known: dict[bytes, StoredLayer] = {}
         missing = []
         with self._lock:
             for key in dict.fromkeys(keys):
@@ -127,17 +127,17 @@ class ScheduleCache:
                     missing.append(key)
                     continue
                 self._memory.move_to_end(key)
-                found[key] = layer
+                known[key] = layer
             stored = self._from_store(missing)
             for key, layer in stored.items():
                 self._remember(key, layer)
-            self._counts["memory"] += len(found)
+            self._counts["memory"] += len(known)
             self._counts["file"] += len(stored)
             self._counts["misses"] += len(missing) - len(stored)
-        return found | stored
+        return known | stored
 
     def put(self, layers: Mapping[bytes, StoredLayer]) -> None:
-        """Keep proven schedules."""
+        """Add proven schedules."""
         with self._lock:
             for key, layer in layers.items():
                 self._remember(key, layer)

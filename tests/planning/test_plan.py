@@ -232,7 +232,7 @@ def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
     stopped.rejected.clear()  # the caller's own
     with ThreadPoolExecutor(2) as pool:
         others = list(pool.map(lambda _: plan(*asked, top=3, threads=1), range(4)))
-    assert planner._prepared.cache_info().misses == 1
+    assert planner._evaluator.cache_info().misses == 1
     for again in (plan(*asked, top=3), *others):
         assert again.plans == first.plans
         assert again.rejected == first.rejected

@@ -21,7 +21,7 @@ def test_a_pass_waits_for_the_host():
     software = PLAIN.replace(host_s=2e-6, recompute_host_s=5e-6)
     assert host_s(10, software) == pytest.approx(20e-6)
     assert host_s(10, software, recomputed=3) == pytest.approx(25e-6)
-    assert host_s(10, None, again=3) == 0.0
+    assert host_s(10, None, recomputed=3) == 0.0
 
 
 @pytest.mark.parametrize(
