@@ -161,7 +161,7 @@ void bind_pipeline(py::module_& module) {
   py::tuple two_chunks(kPipelineScheduleCount);
   for (int i = 0; i < kPipelineScheduleCount; ++i) {
     const auto schedule = static_cast<PipelineSchedule>(i);
-    names[static_cast<std::size_t>(i)] = py::str(schedule_name(schedule));
+    names[static_cast<std::size_t>(i)] = py::str(name(schedule));
     two_chunks[static_cast<std::size_t>(i)] = py::bool_(has_two_chunks(schedule));
   }
   module.attr("PIPELINE_SCHEDULES") = names;

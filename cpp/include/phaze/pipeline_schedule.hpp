@@ -28,8 +28,8 @@ enum class PipelineSchedule : std::int32_t {
 };
 inline constexpr int kPipelineScheduleCount = 8;
 
-// The name of a schedule in files and options; static storage, safe from any thread.
-constexpr const char* schedule_name(PipelineSchedule schedule) noexcept {
+// The name of a schedule in files, options and Python; static storage, safe from any thread.
+constexpr const char* name(PipelineSchedule schedule) noexcept {
   switch (schedule) {
     case PipelineSchedule::kOneForwardOneBackward:
       return "1f1b";
