@@ -7,12 +7,12 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_cases import PLAIN
+from plan_cases import PLAIN, h100
 from reference.pipeline_simulation import simulate_1f1b
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import Cluster, Hbm, presets
+from phaze_fast.hardware import Cluster
 from phaze_fast.memory import Pipeline, footprint
 from phaze_fast.opgraph import Strategy
 from phaze_fast.planning import (
@@ -26,14 +26,8 @@ from phaze_fast.planning import (
 )
 
 
-def cluster(devices, memory_gib=80, fabric="dgx-h100"):
-    chip = presets.chip("h100")
-    hbm = Hbm(
-        capacity_bytes=memory_gib * 2**30,
-        bandwidth_bytes_per_s=chip.hbm.bandwidth_bytes_per_s,
-        stacks=chip.hbm.stacks,
-    )
-    return Cluster(devices=devices, fabric=fabric, chip=chip.model_copy(update={"hbm": hbm}))
+def cluster(devices, memory_gib=80):
+    return h100(devices, memory_gib)
 
 
 def found(model="gpt2-small", devices=8, memory_gib=80, **step):
@@ -212,14 +206,6 @@ def test_a_cluster_without_chip_or_memory_is_refused():
     wafer = Cluster(devices=1, fabric="dgx-h100", chip="wse-2")
     with pytest.raises(InvalidInputError, match="no HBM"):
         plan(pf.models.load("gpt2-small"), wafer, step)
-
-
-def test_threads_change_nothing():
-    step = Training(global_batch=32, micro_batch=(1, 2))
-    one, two = (
-        plan(pf.models.load("gpt2-small"), cluster(8), step, threads=threads) for threads in (1, 2)
-    )
-    assert one.plans == two.plans
 
 
 def test_a_problem_asked_again_has_the_same_answer_whatever_was_asked_before():
