@@ -1,5 +1,5 @@
 // Parallel plans of a model on a cluster: what a step takes by a plan, the best plan of a layout,
-// and times that no plan of a layout can beat. The formulas are in docs/placement.md and
+// and times that no plan of a layout can beat. The formulas are in docs/planning.md and
 // docs/search.md.
 //
 // A strategy says how a layer is split over devices (tensor, context, expert width, micro-batch); a
