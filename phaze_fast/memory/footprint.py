@@ -249,7 +249,7 @@ def stage_row(
 
 
 def _buffers(graph: LayerGraph, pipeline: Pipeline) -> float:
-    """Sum the buffers of gathered rows, of context parallelism, and of a message each way."""
+    """Sum the buffers of gathered rows, of context parallelism, and of messages."""
     strategy, share = graph.strategy, graph.message_bytes
     split = strategy.sequence_parallel and strategy.tp > 1
     whole = share * strategy.tp * split

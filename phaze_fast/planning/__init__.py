@@ -1,4 +1,4 @@
-"""Parallel plans of a model on given hardware: found, predicted, explained."""
+"""Parallel plans of a model on given hardware: search, prediction, explanation."""
 
 from phaze_fast.planning.evaluator import Placed, PlanEvaluator
 from phaze_fast.planning.layouts import node_devices

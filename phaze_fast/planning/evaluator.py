@@ -438,7 +438,7 @@ class PlanEvaluator:
         strategy, model = sizes.strategy, sizes.graph.model
         rounds, replicas = int(layout["micro_batches"]), int(layout["dp"])
         schedule = SCHEDULES[int(layout["schedule"])]
-        twice = schedule == "dualpipe"  # half of the micro-batches each way
+        twice = schedule == "dualpipe"  # half of the micro-batches in each direction
         recomputed = sum(_recomputed_stage_flops(sizes, stage) for stage in stages) / (1 + twice)
         time_s = float(estimate["time_s"])
         sequences = replicas * rounds * strategy.micro_batch

@@ -1,7 +1,7 @@
 """Strategies of a model on a cluster, the layouts of each as arrays, and which of them are legal.
 
 A strategy splits the layers over devices; a layout adds replicas, stages, ZeRO stage, pipeline
-schedule and rank order. The rules that widths must keep whatever the model stand in the compiled
+schedule and rank order. The rules of widths that do not depend on the model stand in the compiled
 core (``_core.check_widths``, ``_core.check_pipeline``); those of the model in `phaze_fast.opgraph`.
 
 ZeRO and FSDP share state among all replicas by default. With hybrid sharding a group of
@@ -264,13 +264,13 @@ class LayoutGrid:
         impossible or the same as an earlier one.
         """
         ep, wanted = self.strategy.expert_replicas, _shards_tried(self.training.shard, zero)
-        found: list[Array] = []
+        choices: list[Array] = []
         if "all" in wanted:
-            found.append(np.zeros(len(dp), dtype=np.int64))
+            choices.append(np.zeros(len(dp), dtype=np.int64))
         if "node" in wanted:
             stages = pp if RANK_ORDERS[order] == "stages-inside" else np.ones_like(pp)
             inside = _replicas_in_node(dp, self.node // (self.stage_devices * stages), ep)
-            found.append(np.where(inside * self.strategy.cp > 1, inside, -1))
+            choices.append(np.where(inside * self.strategy.cp > 1, inside, -1))
         for count in sorted(s for s in wanted if isinstance(s, int)):
             even = (dp % count == 0) & (count % ep == 0)
             why = f"shard: {count} replicas do not share out the replicas evenly"
@@ -278,8 +278,8 @@ class LayoutGrid:
                 why += f", or are no multiple of ep {ep}"
             rejected[why] += int((~even).sum())
             all_share = -1 if "all" in wanted else 0
-            found.append(np.where(even, np.where(dp == count, all_share, count), -1))
-        return found
+            choices.append(np.where(even, np.where(dp == count, all_share, count), -1))
+        return choices
 
 
 def sharing_counts(dp: int, ep: int) -> list[int]:

@@ -369,10 +369,10 @@ def _strategies(
             stride = _expert_stride(tp, cp, ep, inside)
             runs = (training.software, training.precision)
             sizes.append(strategy_sizes(model, strategy, modes, stride, *runs))
-    found: Array = np.full(len(status), -1)
-    found[at] = number[which]
+    position: Array = np.full(len(status), -1)
+    position[at] = number[which]
     status[at[number[which] < 0]] = _core.PLAN_STATUS["bad_strategy"]
-    return sizes, found
+    return sizes, position
 
 
 def _predictions(estimates: Array, limit_bytes: float) -> Predictions:

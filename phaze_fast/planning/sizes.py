@@ -99,8 +99,8 @@ class StrategySizes:
     @property
     def hidden(self) -> Mapping[str, float]:
         """Overlapped share of the seconds of collectives, by group of devices."""
-        found = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
-        return FrozenDict({group: share for group, share in found.items() if share})
+        shares = {"tensor": self.software.hidden_tensor, "expert": self.strategy.expert_overlap}
+        return FrozenDict({group: share for group, share in shares.items() if share})
 
     @property
     def blocks(self) -> int:

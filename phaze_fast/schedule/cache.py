@@ -145,7 +145,7 @@ class ScheduleCache:
                 self._store.put_many({key: _encode(layer) for key, layer in layers.items()})
 
     def info(self) -> ScheduleCacheInfo:
-        """Counters since the cache was made."""
+        """Counters since the cache was created."""
         with self._lock:
             counts = self._counts
             rejected = counts["rejected"] + (self._store.rejected if self._store else 0)

@@ -7,7 +7,7 @@ no better schedule is longer than 1; U = 1 + `_SLACK` is the horizon:
 (1) minimise T
 (2) T >= t_i + p_i,  p_i = l_i + (a_i - l_i) y_i
 (3) t_j >= t_i + p_i                               for every edge i -> j
-(4) t_j >= t_i + p_i - U (1 - x_ij)                for pairs in no order that may collide, both ways
+(4) t_j >= t_i + p_i - U (1 - x_ij)                for unordered pairs that may collide
 (5) x_ij + x_ji >= y_i,  x_ij + x_ji >= y_j        where i (j) on all cores keeps j (i) from running
 (6) x_ij + x_ji >= z_ic + z_jc - 1                 where both need a type that may be full
 (7) sum over c of z_ic + y_i >= 1                  an operator on one core has one
@@ -47,7 +47,7 @@ TOLERANCE = 1e-6
 """Relative; a makespan that HiGHS calls optimal is at most so far above the proven bound."""
 
 _DUAL_ERROR = 5e-7
-"""What HiGHS's dual bound may be too high, as a part of the makespan: far above what tolerances of
+"""Most error of HiGHS's dual bound, as a part of the makespan: far above what tolerances of
 1e-9 on rows and columns that lie between 0 and 1 add up to."""
 _RESOLUTION = 1e-9
 """Latencies below this part of the makespan are zero to HiGHS, which drops such coefficients."""
@@ -88,7 +88,7 @@ class _Mode:
 
 @dataclass
 class _Columns:
-    """Which columns of the program mean what."""
+    """Columns of the program by meaning."""
 
     end: int
     start: list[int]
@@ -196,7 +196,7 @@ def _core_columns(
     program: _Program, instance: LayerInstance, reach: list[int], alone: list[int]
 ) -> dict[int, dict[int, list[int]]]:
     """Add assignments to cores, for types that operators in no order might fill."""
-    found: dict[int, dict[int, list[int]]] = {}
+    columns: dict[int, dict[int, list[int]]] = {}
     for r, have in enumerate(instance.cores):
         users = [i for i, types in enumerate(instance.types) if types >> r & 1]
         most = 1 + max(
@@ -208,11 +208,11 @@ def _core_columns(
         )
         if most <= have:
             continue
-        found[r] = {}
+        columns[r] = {}
         for i in users:
-            found[r][i] = [program.column(0.0, 1.0, whole=True) for _ in range(have)]
-            program.at_least(1.0, {**dict.fromkeys(found[r][i], 1.0), alone[i]: 1.0})
-    return found
+            columns[r][i] = [program.column(0.0, 1.0, whole=True) for _ in range(have)]
+            program.at_least(1.0, {**dict.fromkeys(columns[r][i], 1.0), alone[i]: 1.0})
+    return columns
 
 
 def _model(program: _Program, end: int) -> Any:
@@ -302,7 +302,7 @@ def solve_with_highs(schedule: LayerSchedule, time_limit_s: float) -> LayerSched
     except ImportError:
         raise InvalidInputError(
             "highspy is not installed; install it, or pass highs=False (--no-highs) to keep the "
-            "schedule that was found, with its gap"
+            "known schedule, with its gap"
         ) from None
     if schedule.makespan <= 0.0:  # nothing takes any time
         return schedule

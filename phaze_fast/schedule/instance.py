@@ -109,7 +109,7 @@ class LayerSchedule:
     @property
     def utilization(self) -> dict[str, float]:
         """Utilisation of the cores of each type."""
-        found = {}
+        shares = {}
         for r, name in enumerate(_RESOURCES):
             have = self.instance.cores[r]
             if have == 0 or not any(t >> r & 1 for t in self.instance.types):
@@ -117,8 +117,8 @@ class LayerSchedule:
             busy = sum(
                 held[r] * seconds for held, seconds in zip(self.held, self.durations, strict=True)
             )
-            found[name] = busy / (have * self.makespan) if self.makespan > 0 else 0.0
-        return found
+            shares[name] = busy / (have * self.makespan) if self.makespan > 0 else 0.0
+        return shares
 
     @property
     def critical_path(self) -> tuple[str, ...]:
@@ -128,10 +128,10 @@ class LayerSchedule:
         at = self.makespan
         slack = 1e-9 * max(self.makespan, 1e-300)
         while True:
-            found = [i for i, end in enumerate(ends) if abs(end - at) <= slack and i not in path]
-            if not found:
+            last = [i for i, end in enumerate(ends) if abs(end - at) <= slack and i not in path]
+            if not last:
                 break
-            op = max(found, key=lambda i: self.durations[i])
+            op = max(last, key=lambda i: self.durations[i])
             path.append(op)
             at = self.starts[op]
             if at <= slack:
@@ -187,11 +187,11 @@ def _latency(where: str, field: str, value: Any) -> float:
 
 
 def _modes(where: str, op: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
-    found = []
+    modes = []
     if "lat_single" in op:
-        found.append((1, _latency(where, "lat_single", op["lat_single"])))
+        modes.append((1, _latency(where, "lat_single", op["lat_single"])))
     if "lat_all" in op:
-        found.append((0, _latency(where, "lat_all", op["lat_all"])))
+        modes.append((0, _latency(where, "lat_all", op["lat_all"])))
     between = op.get("lat_cores", {})
     if not isinstance(between, Mapping):
         raise _fault(where, "lat_cores", between, "an object of core count to latency")
@@ -199,12 +199,12 @@ def _modes(where: str, op: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
         plain = str(text).isascii() and str(text).isdigit() and len(str(text)) <= 10
         if not plain or str(int(text)) != str(text) or not 1 <= int(text) <= _MOST_CORES:
             raise _fault(where, "lat_cores", text, "a core count such as 2")
-        found.append((int(text), _latency(where, f"lat_cores.{text}", value)))
-    if not found:
+        modes.append((int(text), _latency(where, f"lat_cores.{text}", value)))
+    if not modes:
         raise InvalidInputError(f"{where}: expected lat_single, lat_all or lat_cores")
-    if len(found) > _core.MAX_LAYER_MODES:
-        raise _fault(where, "lat_cores", len(found), f"at most {_core.MAX_LAYER_MODES} latencies")
-    return tuple(found)
+    if len(modes) > _core.MAX_LAYER_MODES:
+        raise _fault(where, "lat_cores", len(modes), f"at most {_core.MAX_LAYER_MODES} latencies")
+    return tuple(modes)
 
 
 def _sorted_ops(name: str, count: int, edges: set[tuple[int, int]]) -> list[int]:
@@ -236,15 +236,15 @@ def _is_id(value: Any) -> bool:
 def _edges(where: str, pairs: Any, place: Mapping[int, int]) -> set[tuple[int, int]]:
     if not isinstance(pairs, list):
         raise _fault(where, "edges", pairs, "a list of pairs of ids")
-    found = set()
+    edges = set()
     for pair in pairs:
         good = isinstance(pair, list) and len(pair) == 2
         if not good or any(not _is_id(i) or i not in place for i in pair):
             raise _fault(where, "edges", pair, "a pair of ids of operators")
         if pair[0] == pair[1]:
             raise _fault(where, "edges", pair, "two different operators")
-        found.add((place[pair[0]], place[pair[1]]))
-    return found
+        edges.add((place[pair[0]], place[pair[1]]))
+    return edges
 
 
 def instance_from_dict(record: Any, where: str = "instance") -> LayerInstance:
@@ -320,7 +320,7 @@ def read_instances(path: Path | str) -> Iterator[LayerInstance]:
     InvalidInputError
         Where the file cannot be read or a line is not accepted; names the line.
     """
-    found = False
+    any_line = False
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
             continue
@@ -329,7 +329,7 @@ def read_instances(path: Path | str) -> Iterator[LayerInstance]:
             record = parse_json(line)
         except InvalidInputError as error:
             raise InvalidInputError(f"{where}: {error}") from None
-        found = True
+        any_line = True
         yield instance_from_dict(record, where)
-    if not found:
+    if not any_line:
         raise InvalidInputError(f"{path}: there are no instances in it")
