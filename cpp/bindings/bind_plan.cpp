@@ -377,14 +377,14 @@ void bind_plan(py::module_& module) {
     sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PlanStatus>(i)));
   }
   module.attr("PLAN_STATUS_SENTENCES") = sentences;
-  module.attr("PLAN_STATUS") = py::dict(
-      py::arg("ok") = static_cast<int>(PlanStatus::kOk),
-      py::arg("over_memory") = static_cast<int>(PlanStatus::kOverMemory),
-      py::arg("bad_batch") = static_cast<int>(PlanStatus::kBadBatch),
-      py::arg("bad_schedule") = static_cast<int>(PlanStatus::kBadSchedule),
-      py::arg("bad_experts") = static_cast<int>(PlanStatus::kBadExperts),
-      py::arg("bad_strategy") = static_cast<int>(PlanStatus::kBadStrategy),
-      py::arg("bad_shard") = static_cast<int>(PlanStatus::kBadShard));
+  module.attr("PLAN_STATUS") =
+      py::dict(py::arg("ok") = static_cast<int>(PlanStatus::kOk),
+               py::arg("over_memory") = static_cast<int>(PlanStatus::kOverMemory),
+               py::arg("bad_batch") = static_cast<int>(PlanStatus::kBadBatch),
+               py::arg("bad_schedule") = static_cast<int>(PlanStatus::kBadSchedule),
+               py::arg("bad_experts") = static_cast<int>(PlanStatus::kBadExperts),
+               py::arg("bad_strategy") = static_cast<int>(PlanStatus::kBadStrategy),
+               py::arg("bad_shard") = static_cast<int>(PlanStatus::kBadShard));
   py::class_<PyPlanSpace>(module, "PlanSpace")
       .def(py::init<const py::object&, std::int64_t, const py::object&, std::int32_t,
                     const py::object&, const py::object&, const py::object&, const py::object&,

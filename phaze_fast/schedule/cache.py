@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from phaze_fast.caching import LruCache
 from phaze_fast.errors import InvalidTypeError
 
 __all__ = ["LayerStore", "ScheduleCache", "ScheduleCacheInfo", "StoredLayer", "layer_key"]
@@ -111,64 +111,50 @@ class ScheduleCache:
                 f"store: {type(store).__name__} is not accepted; expected an object with get_many "
                 "and put_many, such as phaze_fast.ScheduleCache makes of a path"
             )
-        self._memory: OrderedDict[bytes, StoredLayer] = OrderedDict()
-        self._limit, self._lock = limit, threading.Lock()
-        self._counts = dict.fromkeys(("memory", "file", "misses", "rejected"), 0)
+        self._memory: LruCache[bytes, StoredLayer] = LruCache(limit)
+        self._lock = threading.Lock()
+        self._file_hits = self._misses = self._rejected = 0
         self._store = store
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, StoredLayer]:
         """Look up keys; each is counted once."""
-        known: dict[bytes, StoredLayer] = {}
-        missing = []
+        layers = {key: self._memory.get(key) for key in dict.fromkeys(keys)}
+        known = {key: layer for key, layer in layers.items() if layer is not None}
+        missing = [key for key in layers if key not in known]
         with self._lock:
-            for key in dict.fromkeys(keys):
-                layer = self._memory.get(key)
-                if layer is None:
-                    missing.append(key)
-                    continue
-                self._memory.move_to_end(key)
-                known[key] = layer
             stored = self._from_store(missing)
-            for key, layer in stored.items():
-                self._remember(key, layer)
-            self._counts["memory"] += len(known)
-            self._counts["file"] += len(stored)
-            self._counts["misses"] += len(missing) - len(stored)
+            self._file_hits += len(stored)
+            self._misses += len(missing) - len(stored)
+        for key, layer in stored.items():
+            self._memory.put(key, layer)
         return known | stored
 
     def put(self, layers: Mapping[bytes, StoredLayer]) -> None:
         """Add proven schedules."""
+        for key, layer in layers.items():
+            self._memory.put(key, layer)
         with self._lock:
-            for key, layer in layers.items():
-                self._remember(key, layer)
             if self._store is not None and layers:
                 self._store.put_many({key: _encode(layer) for key, layer in layers.items()})
 
     def info(self) -> ScheduleCacheInfo:
         """Counters since the cache was created."""
         with self._lock:
-            counts = self._counts
-            rejected = counts["rejected"] + (self._store.rejected if self._store else 0)
-            return ScheduleCacheInfo(
-                counts["memory"], counts["file"], counts["misses"], rejected, len(self._memory)
-            )
+            rejected = self._rejected + (self._store.rejected if self._store else 0)
+            counts = (self._memory.hits, self._file_hits, self._misses, rejected)
+            return ScheduleCacheInfo(*counts, len(self._memory))
 
     def close(self) -> None:
         """Close the store; memory stays usable."""
         with self._lock:
             if self._store is not None:
-                self._counts["rejected"] += self._store.rejected
+                self._rejected += self._store.rejected
                 self._store.close()
                 self._store = None
-
-    def _remember(self, key: bytes, layer: StoredLayer) -> None:
-        self._memory[key] = layer
-        while len(self._memory) > self._limit:
-            self._memory.popitem(last=False)
 
     def _from_store(self, keys: list[bytes]) -> dict[bytes, StoredLayer]:
         if self._store is None or not keys:
             return {}
         layers = {key: _decode(value) for key, value in self._store.get_many(keys).items()}
-        self._counts["rejected"] += sum(layer is None for layer in layers.values())
+        self._rejected += sum(layer is None for layer in layers.values())
         return {key: layer for key, layer in layers.items() if layer is not None}

@@ -2,7 +2,6 @@
 
 import math
 import random
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -102,17 +101,6 @@ def test_whole_numbers_are_exact(schedule):
         backward = [[w + rng.randint(0, 9) for w in row] for row in weight_grad]
         loads = (forward, backward, weight_grad)
         assert played(schedule, loads, m).step_s == makespan(simulate(schedule, *loads, m))
-
-
-def test_fractions_agree_to_the_last_bits():
-    rng = random.Random(3)
-    for schedule in SCHEDULES:
-        p, v, m = random_sizes(rng, schedule)
-        loads = random_loads(rng, p, v)
-        exact = [[[Fraction(x) for x in row] for row in table] for table in loads]
-        assert played(schedule, loads, m).step_s == pytest.approx(
-            float(makespan(simulate(schedule, *exact, m))), rel=1e-13
-        )
 
 
 @pytest.mark.parametrize("v", [1, 2, 3, 4, 5])

@@ -1,6 +1,6 @@
-// What a device holds, as plain C functions for loops that other compilers make (Numba): the rule of
-// the plan kernel, so that grids of plans and single plans have the same bytes. docs/memory.md has
-// the formulas. Bytes are doubles. All functions are pure and may be called from any thread.
+// What a device holds, as plain C functions for loops that other compilers make (Numba): the rule
+// of the plan kernel, so that grids of plans and single plans have the same bytes. docs/memory.md
+// has the formulas. Bytes are doubles. All functions are pure and may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,8 @@ double phaze_in_flight(std::int64_t schedule, std::int64_t stages, std::int64_t 
 
 // Parameters that a device is left with where `shards` replicas share them; an expert is on as many
 // replicas as there are for each of the `ep` expert-parallel devices.
-double phaze_shared_parameters(double parameters, double experts, double shards, double ep) noexcept;
+double phaze_shared_parameters(double parameters, double experts, double shards,
+                               double ep) noexcept;
 
 // Writes to out[4] the bytes of weights, gradients, optimiser state, and copies of weights in a
 // smaller format, under a ZeRO stage; the three before `out` are bytes per parameter.

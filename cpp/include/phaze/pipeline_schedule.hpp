@@ -51,7 +51,8 @@ constexpr const char* name(PipelineSchedule schedule) noexcept {
   return "unknown";
 }
 
-// Whether a device holds two chunks of the model: folded into a V, or by DualPipe one from each end.
+// Whether a device holds two chunks of the model: folded into a V, or by DualPipe one from each
+// end.
 constexpr bool has_two_chunks(PipelineSchedule schedule) noexcept {
   return schedule == PipelineSchedule::kZeroBubbleV || schedule == PipelineSchedule::kDualPipe ||
          schedule == PipelineSchedule::kDualPipeV;
