@@ -170,14 +170,14 @@ class PlanSpec(Record):
         return self
 
     def _check_widths(self) -> None:
-        """Raise a ValueError for the first rule of `PlanStatus` that the widths break."""
-        names = ("tp", "pp", "dp", "cp", "ep", "micro_batch", "vpp", "zero")
-        widths: Array = np.zeros(1, dtype=_core.WIDTHS_DTYPE)
-        for name in names:
-            widths[name] = getattr(self, name)
-        widths["etp"], widths["shard"] = self.etp or 0, self.shard or 0
+        """Raise a ValueError for the first rule that the widths break."""
+        widths: Array = np.ones(1, dtype=_core.WIDTHS_DTYPE)
+        widths["tp"], widths["dp"], widths["micro_batch"] = self.tp, self.dp, self.micro_batch
+        widths["ep"], widths["etp"], widths["vpp"] = self.ep, self.etp or 0, self.vpp
+        widths["zero"], widths["shard"] = self.zero, self.shard or 0
         widths["schedule"] = SCHEDULES.index(self.schedule)
-        status = int(_core.check_widths(widths, self.devices, self.global_batch)[0])
+        # Devices are known with the cluster; stages and context matter to no other of these rules.
+        status = int(_core.check_widths(widths, self.tp * self.dp, self.global_batch)[0])
         if status == _core.PLAN_STATUS["bad_batch"]:
             raise ValueError(
                 f"global_batch: {self.global_batch} is not a multiple of dp x micro_batch = "
