@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -123,18 +123,14 @@ class PlanEvaluator:
     # ---- strategies and layouts ----
 
     def _enumerate(self) -> tuple[list[StrategySizes], Array]:
-        training, sizes, parts = self.training, list[StrategySizes](), list[Array]()
-        sized = partial(
-            strategy_sizes,
-            self.model,
-            recompute=training.recompute_modes,
-            software=training.software,
-            precision=training.precision,
-        )
+        training, modes = self.training, self.training.recompute_modes
+        runs = (training.software, training.precision)
+        sizes: list[StrategySizes] = []
+        parts: list[Array] = []
         allowed = list(strategies(self.model, self.cluster, training, self.rejected))
         self.strategies_rejected = sum(self.rejected.values())
         for strategy in allowed:
-            first = sized(strategy)
+            first = strategy_sizes(self.model, strategy, modes, 0, *runs)
             grid = LayoutGrid(
                 training,
                 strategy,
@@ -148,7 +144,7 @@ class PlanEvaluator:
                 self.rejected[why] += 1
             for stride, own in _by_expert_stride(first, rows):
                 own["strategy"] = len(sizes)
-                sizes.append(sized(strategy, expert_stride=stride))
+                sizes.append(strategy_sizes(self.model, strategy, modes, stride, *runs))
                 parts.append(own)
         layouts = np.concatenate(parts) if parts else np.zeros(0, dtype=_core.LAYOUT_DTYPE)
         return sizes, layouts
