@@ -17,7 +17,7 @@ from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.memory import SCHEDULES, places
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Plan, PlanSpec
-from phaze_fast.planning.recompute import split_recompute
+from phaze_fast.planning.training import split_recompute
 from phaze_fast.records import FrozenDict
 
 __all__ = [

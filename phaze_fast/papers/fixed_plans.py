@@ -18,8 +18,7 @@ from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.explore.result import Winner
 from phaze_fast.hardware import Accelerator, Cluster, presets
 from phaze_fast.models import Model
-from phaze_fast.planning import Plan, PlanEvaluator, Training, plan
-from phaze_fast.planning.planner import room
+from phaze_fast.planning import Plan, PlanEvaluator, Training, plan, usable_bytes
 from phaze_fast.units import format_bytes
 
 __all__ = ["HAND_PLANS", "Baseline", "given_chip", "hand_plan", "megatron_plan", "our_plan"]
@@ -160,12 +159,12 @@ class _Uniform:
         """Say why there is no plan, where there is none."""
         if self.rejected:
             return "; ".join(self.rejected)
-        most = format_bytes(room(self.cluster, self.training))
+        most = format_bytes(usable_bytes(self.cluster, self.training))
         return f"does not fit into {most} of a device with ZeRO 0 or 1 and any micro-batch given"
 
     def _of_mode(self, mode: str, even: bool, zero: int) -> Plan | None:
         """Find the best plan of one way to recompute and one ZeRO stage."""
-        capacity = room(self.cluster, self.training) + float(self.training.reserved_bytes)
+        capacity = usable_bytes(self.cluster, self.training) + float(self.training.reserved_bytes)
         own = self.training.model_copy(update={"recompute": (mode,), "zero": (zero,)})
         evaluator = PlanEvaluator(self.model, self.cluster, own, [capacity])
         if not len(evaluator):
@@ -174,7 +173,7 @@ class _Uniform:
         if not evaluator.fits.any():
             return None
         times = evaluator.times(self.cluster)
-        best = evaluator.best_even(times, 0) if even else evaluator.top(times, 1)[:1]
+        best = evaluator.best_even(times, 0) if even else evaluator.top(times, 1).plans
         return evaluator.plan(best[0], times) if best else None
 
     def plans(self, even: bool, zeros: Sequence[int]) -> list[Plan]:

@@ -22,7 +22,7 @@ from phaze_fast.explore.problem import SearchProblem, problems_of
 from phaze_fast.explore.result import Outcome, Winner
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
-from phaze_fast.planning import Training, infeasible, layer_schedules, plan
+from phaze_fast.planning import Training, layer_schedules, plan
 from phaze_fast.robust.information import Information
 from phaze_fast.robust.robust_chip import RobustResult
 from phaze_fast.tables import Table, flat_row, joined_columns
@@ -148,7 +148,7 @@ class SearchResult(Table):
             cluster = problem.cluster.replace(chip=largest)
             plans = plan(problem.model, cluster, problem.training, top=1)
             if not plans.plans:
-                return str(infeasible(plans))
+                return str(plans.infeasible)
         return "Each model fits some chip, and no chip fits all."
 
     def _design(self, winner: Winner) -> Design:

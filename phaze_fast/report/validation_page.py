@@ -14,7 +14,7 @@ from phaze_fast.calibration import (
 )
 from phaze_fast.cost import Validation
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.planning.intervals import NOMINAL
+from phaze_fast.planning import NOMINAL
 from phaze_fast.report.figures import Point, points_figure
 from phaze_fast.report.render import render
 from phaze_fast.report.text import MISSING, count, is_number, percent, seconds, size

@@ -27,7 +27,7 @@ from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
-from phaze_fast.planning import Plan, Training, infeasible, plan
+from phaze_fast.planning import Plan, Training, plan
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import RESULTS, Journal, decode_line, manifest
 from phaze_fast.tables import Table
@@ -195,7 +195,7 @@ def evaluate_point(point: Point) -> Row:
     """
     plans = plan(point.model, point.cluster, point.training, top=1, threads=1)
     if not plans.plans:
-        return blank_row(point, "infeasible", str(infeasible(plans)))
+        return blank_row(point, "infeasible", str(plans.infeasible))
     return plan_row(point, plans.best)
 
 

@@ -144,7 +144,7 @@ def _bounds_of_chip(evaluator, timed, steps, rows, chip, what):
         return times.at(np.full(len(evaluator), chip))
 
     solve = evaluator.space.solve
-    for limit in range(len(evaluator.rooms)):
+    for limit in range(len(evaluator.limits_bytes)):
         for layout in rows:
             _, (record,), _ = solve(at(timed), layout, limit, 1e300)
             if record["layout"] >= 0:

@@ -1,4 +1,4 @@
-"""Layers dealt to the chunks of a pipeline: the best deal that `plan` finds, against all of them."""
+"""Layers assigned to the chunks of a pipeline: the best that `plan` finds, against all of them."""
 
 import itertools
 import math
@@ -16,8 +16,8 @@ from phaze_fast.models import TransformerModel
 from phaze_fast.planning import PlanEvaluator, PlanSpec, Training, plan, predict
 
 CLOSE = 1e-12
-MOST_DEALS = 128
-"""Of deals with the same layers counted all are tried where there are no more than so many."""
+MOST_ASSIGNMENTS = 128
+"""All assignments of as many layers are tried where there are no more than so many."""
 
 
 def small_model(rng, blocks):
@@ -38,8 +38,8 @@ def small_model(rng, blocks):
     )
 
 
-def deals(blocks, chunks):
-    """Layers of every chunk in all deals whose chunks differ by one at most.
+def assignments(blocks, chunks):
+    """Layers of every chunk in all assignments whose chunks differ by one at most.
 
     The embedding and the head count as layers of the first and the last chunk, or do not.
     """
@@ -55,13 +55,13 @@ def deals(blocks, chunks):
 
 
 def few(blocks, chunks):
-    """Whether there are so few deals that all are tried."""
+    """Whether there are so few assignments that all are tried."""
     counted = [blocks + ends for ends in (0, 1, 2) if blocks + ends >= chunks]
-    return all(math.comb(chunks, n % chunks) <= MOST_DEALS for n in counted)
+    return all(math.comb(chunks, n % chunks) <= MOST_ASSIGNMENTS for n in counted)
 
 
 def random_case(rng, schedule="interleaved"):
-    """A model, a cluster and a step of one layout; memory is too small for some deals at times."""
+    """A model, a cluster and a step of one layout; at times memory is too small for some plans."""
     while True:
         p, v, blocks = rng.randint(2, 4), rng.choice([2, 3]), rng.randint(4, 14)
         if schedule != "interleaved":
@@ -86,22 +86,22 @@ def random_case(rng, schedule="interleaved"):
 
 
 def timed(model, cluster, step, spec):
-    """Seconds of every deal that fits, by deal."""
+    """Seconds of every assignment that fits, by assignment."""
     evaluator = PlanEvaluator(model, cluster, step, [cluster.chip.hbm.capacity_bytes])
-    (times,), room = [evaluator.times(cluster)], float(evaluator.rooms[0])
+    (times,), limit_bytes = [evaluator.times(cluster)], float(evaluator.limits_bytes[0])
     assert len(evaluator.layouts) == 1
     found = {}
-    for sizes in set(deals(model.layers, spec.pp * spec.vpp)):
+    for sizes in set(assignments(model.layers, spec.pp * spec.vpp)):
         cuts = np.array([0, *itertools.accumulate(sizes)], dtype=np.int32)
         chosen = np.zeros(spec.pp, dtype=np.int32)
-        (estimate,), _ = evaluator.space.estimate(times, 0, cuts, chosen, room)
+        (estimate,), _ = evaluator.space.estimate(times, 0, cuts, chosen, limit_bytes)
         if estimate["status"] == 0:
             found[sizes] = float(estimate["time_s"])
     return found
 
 
 def hold(seed, schedule="interleaved"):
-    """Hold one case; how many deals there are, and whether some plan fits."""
+    """Hold one case; how many assignments there are, and whether some plan fits."""
     model, cluster, step, spec = random_case(random.Random(seed), schedule)
     found = timed(model, cluster, step, spec)
     plans = plan(model, cluster, step, threads=1)
@@ -110,7 +110,7 @@ def hold(seed, schedule="interleaved"):
         return 0
     best = min(found.values())
     assert plans.best.time_s == pytest.approx(best, rel=CLOSE), seed
-    # `predict` says the same of the best deal, and of another one.
+    # `predict` says the same of the best assignment, and of another one.
     code = SCHEDULES.index(schedule)
     chain = _core.pipeline_chain(code, spec.pp, spec.vpp).tolist()
     held = [n for stage in plans.best.stages for n in stage.chunks]
@@ -123,7 +123,7 @@ def hold(seed, schedule="interleaved"):
     return len(found)
 
 
-def test_the_best_deal_is_the_best_of_all():
+def test_the_best_assignment_is_the_best_of_all():
     counts = [hold(seed) for seed in range(100)]
     assert sum(count == 0 for count in counts) > 1
     assert sum(count > 10 for count in counts) > 30
@@ -131,17 +131,17 @@ def test_the_best_deal_is_the_best_of_all():
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h2", "zb-v"])
-def test_the_best_deal_of_other_schedules_is_the_best_of_all(schedule):
+def test_the_best_assignment_of_other_schedules_is_the_best_of_all(schedule):
     assert sum(hold(seed, schedule) > 3 for seed in range(20)) > 7
 
 
 @first_slow("first", range(1000, 3000, 250))
-def test_the_best_deal_is_the_best_of_all_in_many_cases(first):
+def test_the_best_assignment_is_the_best_of_all_in_many_cases(first):
     assert sum(hold(seed) > 10 for seed in range(first, first + 250)) > 80
 
 
 def off_the_best(seed, blocks, stages, vpp):
-    """By what share the plan found takes longer than the best of all deals."""
+    """By what share the plan found takes longer than the best of all assignments."""
     rng = random.Random(seed)
     model = small_model(rng, blocks)
     cluster = Cluster(devices=stages, fabric=random_fabric(rng, stages), chip="h100")
@@ -159,28 +159,28 @@ def off_the_best(seed, blocks, stages, vpp):
     return found / least - 1
 
 
-def test_where_deals_are_many_the_best_is_close():
-    """Twelve chunks of 18 blocks have 924 deals and more: those with longer chunks in a row are tried."""
+def test_where_assignments_are_many_the_best_is_close():
+    """Twelve chunks of 18 blocks: 924 assignments and more, of which few are tried."""
     off = [off_the_best(seed, blocks=18, stages=4, vpp=3) for seed in range(6)]
     assert max(off) < 0.025
     assert sum(off) / len(off) < 0.008
 
 
 def test_longer_chunks_in_a_row_are_the_best_of_two_stages():
-    """792 deals of 17 blocks; without such runs half of these plans are up to 0.5% slower."""
+    """792 assignments of 17 blocks; without such runs half of these plans are up to 0.5% slower."""
     assert max(off_the_best(seed, blocks=17, stages=2, vpp=6) for seed in range(8)) < CLOSE
 
 
 # ---- by hand ----
 
 
-def test_all_deals_of_a_few_layers():
+def test_all_assignments_of_a_few_layers():
     """Four blocks on four chunks: one each; five layers with one end counted, six with both."""
     one = [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (1, 1, 1, 2)]
     first = [(*sizes[:3], sizes[3] + 1) for sizes in one]
     last = [(sizes[0] + 1, *sizes[1:]) for sizes in one]
     both = [(2, 2, 1, 1), (2, 1, 2, 1), (2, 1, 1, 2), (1, 2, 2, 1), (1, 2, 1, 2), (1, 1, 2, 2)]
-    assert sorted(deals(4, 4)) == sorted([(2, 1, 1, 2), *first, *last, *both])
+    assert sorted(assignments(4, 4)) == sorted([(2, 1, 1, 2), *first, *last, *both])
 
 
 def test_a_heavy_head_counts_as_layers():
