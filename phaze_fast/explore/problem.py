@@ -163,7 +163,8 @@ def problems_of(
                         capacities,
                     )
                     for v in groups.variants
-                )
+                ),
+                SearchProblem(model, bare, training, groups.like, capacities),
             )
             for model in models
         ]

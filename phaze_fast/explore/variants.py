@@ -139,26 +139,28 @@ class VariedProblem:
     """One model on chips of several variants; asked as a `SearchProblem` is."""
 
     variants: tuple[SearchProblem, ...]
+    plain: SearchProblem
+    """The problem as it was given: without the links and formats of any variant."""
 
     @property
     def model(self) -> Model:
         """What is trained."""
-        return self.variants[0].model
+        return self.plain.model
 
     @property
     def cluster(self) -> Cluster:
-        """With the links of the first variant."""
-        return self.variants[0].cluster
+        """The cluster as it was given."""
+        return self.plain.cluster
 
     @property
     def training(self) -> Training:
-        """In the format of the first variant."""
-        return self.variants[0].training
+        """The step as it was given."""
+        return self.plain.training
 
     @property
     def like(self) -> Accelerator:
-        """The chip that those of the first variant are like."""
-        return self.variants[0].like
+        """The base chip of the space."""
+        return self.plain.like
 
     @property
     def capacities(self) -> tuple[int, ...]:

@@ -98,4 +98,6 @@ def test_a_precision_and_a_format_axis_are_refused_together():
     with pytest.raises(InvalidInputError, match="axis format; expected bf16"):
         problems_of([MODEL], groups, CLUSTER, STEP.replace(precision="fp16"))
     assert len(groups.variants) == 4
+    (problem,) = problems_of([MODEL], groups, CLUSTER, STEP)
+    assert (problem.cluster, problem.training) == (CLUSTER, STEP)  # and not those of one variant
     assert len(ChipGroups.of(SPACE[:4]).variants) == 1
