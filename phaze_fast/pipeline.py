@@ -10,17 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.explore.find import find_chips
-from phaze_fast.explore.portfolio import best_pair
-from phaze_fast.explore.result import Budget, Progress
+from phaze_fast.explore import Budget, Progress, best_pair, find_chips
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
 from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
-from phaze_fast.robust.constants import Uncertainty
-from phaze_fast.robust.information import information
-from phaze_fast.robust.robust_chip import TOLERANCE, robust_chip
+from phaze_fast.robust import TOLERANCE, Uncertainty, information, robust_chip
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 
@@ -149,28 +145,62 @@ def search(
     loaded = [planned_model(each, step.software) for each in loaded]
     budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
     workers = thread_count(threads)
-    options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
     box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
     if box is not None and objective != "time":
         raise InvalidInputError(
             f"objective: {objective} is not accepted with uncertainty; expected time"
         )
-    outcome = find_chips(loaded, chips, wired, step, *options, objective)
+    outcome = find_chips(
+        loaded,
+        chips,
+        wired,
+        step,
+        weights=weights,
+        top=top,
+        pareto=pareto,
+        budget=budget,
+        threads=workers,
+        executor=executor,
+        resume=resume,
+        cache=cache,
+        progress=progress,
+        objective=objective,
+    )
     found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers, objective)
     if portfolio and outcome.winners:
-        left = max(time_limit_s - outcome.seconds, 0.0)
-        best, asked = outcome.winners[0], (loaded, chips, wired, step)
-        pair = best_pair(*asked, best, weights, objective, left, workers, say)
+        pair = best_pair(
+            loaded,
+            chips,
+            wired,
+            step,
+            single=outcome.winners[0],
+            weights=weights,
+            objective=objective,
+            time_limit_s=max(time_limit_s - outcome.seconds, 0.0),
+            threads=workers,
+            say=say,
+        )
         found = replace(found, portfolio=pair)
     if box is None or not outcome.winners:
         return found
-    limits = (tolerance, max(time_limit_s - outcome.seconds, 0.0), workers, say)
-    best, shares = outcome.winners[0], found.weights
-    robust = robust_chip(loaded, chips, wired, step, box, best, shares, *limits)
+    given: dict[str, Any] = {"uncertainty": box, "weights": found.weights, "threads": workers}
+    left_s = max(time_limit_s - outcome.seconds, 0.0)
+    robust = robust_chip(
+        loaded,
+        chips,
+        wired,
+        step,
+        nominal=outcome.winners[0],
+        tolerance=tolerance,
+        time_limit_s=left_s,
+        say=say,
+        **given,
+    )
     known = None
     if samples:
-        drawn = (samples, seed, workers)
-        known = information(loaded, chips, wired, step, box, shares, *drawn, robust.index)
+        known = information(
+            loaded, chips, wired, step, samples=samples, seed=seed, robust=robust.index, **given
+        )
     return replace(found, robust=robust, information=known)
 
 
@@ -242,6 +272,6 @@ def compare(
         )
     searched = (found.problems, found.space, found.weights, found.outcome)
     workers = thread_count(threads)
-    others = baselines_of(*searched, baselines, workers, seed, say)
-    moved = sensitivity_of(*searched, workers, say) if sensitivity else []
+    others = baselines_of(*searched, baselines, threads=workers, seed=seed, say=say)
+    moved = sensitivity_of(*searched, threads=workers, say=say) if sensitivity else []
     return replace(found, baselines=others, sensitivity=moved)

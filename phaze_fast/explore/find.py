@@ -1,4 +1,4 @@
-"""The search as a whole: problems posed, caches and journals opened, the outcome kept."""
+"""One search from start to end: options checked, caches and journals opened, the outcome stored."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from pathlib import Path
 from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore.best_first import BestFirstSearch
+from phaze_fast.explore.candidates import PlanCache
 from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.goals import checked_objectives
-from phaze_fast.explore.objective import checked_objective, objective_of
-from phaze_fast.explore.plan_cache import PlanCache
-from phaze_fast.explore.problem import Problem, problems_of
+from phaze_fast.explore.objectives import checked_objective, checked_objectives, objective_of
+from phaze_fast.explore.problem import SearchProblem, problems_of
 from phaze_fast.explore.result import Budget, Outcome, Progress
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
@@ -30,21 +29,21 @@ __all__ = ["checked_weights", "find_chips", "search_digest"]
 
 
 def search_digest(
-    problems: Sequence[Problem],
+    problems: Sequence[SearchProblem],
     space: ArchitectureSpace,
     weights: Sequence[float],
     top: int,
     objectives: Sequence[str],
     objective: str = "time",
 ) -> str:
-    """Hash all that decides the answer."""
-    posed = [problem.digest for problem in problems]
-    asked = [posed, space.digest, list(weights), top, list(objectives)]
-    return digest(asked if objective == "time" else [*asked, objective])
+    """Hash all inputs that the outcome depends on."""
+    digests = [problem.digest for problem in problems]
+    inputs = [digests, space.digest, list(weights), top, list(objectives)]
+    return digest(inputs if objective == "time" else [*inputs, objective])
 
 
 def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
-    """Refuse weights that are not one positive number for each model."""
+    """Scale weights to at most 1; raise InvalidInputError unless each model has a positive one."""
     if weights is None:
         return (1.0,) * count
     if len(weights) != count:
@@ -57,10 +56,10 @@ def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float,
     return tuple(float(w) / max(weights) for w in weights)  # their sum stays a number
 
 
-class _Outcomes:
-    """Outcomes of complete searches in a folder, by the content of the problem.
+class _OutcomeStore:
+    """The store of complete searches in a folder, for one problem.
 
-    A folder that cannot be used is none; `notes` says why.
+    A folder that cannot be used stores nothing; `notes` says why.
     """
 
     def __init__(self, folder: Path | str | None, name: str) -> None:
@@ -75,11 +74,11 @@ class _Outcomes:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What happened to the store that a reader should know."""
+        """Sentences about a store that could not be used, or was repaired."""
         return (*self._notes, *(self._store.notes if self._store else ()))
 
     def get(self) -> Outcome | None:
-        """Look an outcome up; what is damaged counts as unknown."""
+        """Look the outcome up; a damaged one counts as missing."""
         if self._store is None:
             return None
         value = self._store.get_many([self._key]).get(self._key)
@@ -89,23 +88,23 @@ class _Outcomes:
             return None
 
     def put(self, outcome: Outcome) -> None:
-        """Keep an outcome; where that fails, it is found again next time."""
+        """Store the outcome; where that fails, the next run searches again."""
         if self._store is not None:
             self._store.put_many({self._key: json.dumps(outcome.to_dict()).encode()})
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         if self._store is not None:
             self._store.close()
 
 
 def _journal(folder: Path | str, name: str) -> Journal:
-    """Open the directory that a search goes on from."""
+    """Open the journal of plans that an interrupted search resumes from."""
     try:
         return Journal(folder, manifest([], f"search {name}"))
     except InvalidInputError as error:
-        said = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
-        raise InvalidInputError(said.replace("another sweep", "another search")) from None
+        text = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
+        raise InvalidInputError(text.replace("another sweep", "another search")) from None
 
 
 def _checked_options(
@@ -115,7 +114,7 @@ def _checked_options(
     weights: Sequence[float] | None,
     objective: str,
 ) -> tuple[tuple[str, ...], tuple[float, ...]]:
-    """Refuse what is not accepted; give the objectives and the weights of the models."""
+    """Check the options; return the objectives of the front and the weights of the models."""
     if isinstance(top, bool) or not isinstance(top, int) or top < 1:
         raise InvalidInputError(f"top: {top!r} is not accepted; expected a whole number, 1 or more")
     names = [model.name for model in models]
@@ -139,6 +138,7 @@ def find_chips(
     space: ArchitectureSpace,
     cluster: Cluster,
     training: Training,
+    *,
     weights: Sequence[float] | None = None,
     top: int = 10,
     pareto: Sequence[str] = (),
@@ -156,10 +156,10 @@ def find_chips(
     problems = problems_of(models, groups, cluster, training)
     name = search_digest(problems, space, shares, top, objectives, objective)
     with contextlib.ExitStack() as stack:
-        kept = stack.enter_context(contextlib.closing(_Outcomes(cache, name)))
-        known = kept.get()
-        if known is not None:
-            return replace(known, recalled=True)
+        store = stack.enter_context(contextlib.closing(_OutcomeStore(cache, name)))
+        stored = store.get()
+        if stored is not None:
+            return replace(stored, recalled=True)
         journal = None
         if resume is not None:
             journal = stack.enter_context(_journal(resume, name))
@@ -182,5 +182,5 @@ def find_chips(
         if journal is not None:
             outcome = replace(outcome, notes=tuple(journal.notes))
         if outcome.complete:
-            kept.put(outcome)
-        return replace(outcome, notes=(*outcome.notes, *kept.notes))
+            store.put(outcome)
+        return replace(outcome, notes=(*outcome.notes, *store.notes))

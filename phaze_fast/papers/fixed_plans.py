@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.designs import geometric_mean
-from phaze_fast.explore.problem import SearchProblem
-from phaze_fast.explore.result import Winner
+from phaze_fast.explore import SearchProblem, Winner, geometric_mean
 from phaze_fast.hardware import Accelerator, Cluster, presets
 from phaze_fast.models import Model
 from phaze_fast.planning import Plan, PlanEvaluator, Training, plan

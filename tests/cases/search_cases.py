@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import phaze_fast as pf
-from phaze_fast.explore.problem import SearchProblem
+from phaze_fast.explore import SearchProblem
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.models import TransformerModel
 from phaze_fast.models.transformer import MixtureOfExperts

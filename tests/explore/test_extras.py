@@ -11,7 +11,7 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.cli.main import main
-from phaze_fast.explore.find import find_chips
+from phaze_fast.explore import find_chips
 
 SPACE = pf.ArchitectureSpace.published()
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")

@@ -8,8 +8,9 @@ import sys
 import numpy as np
 import pytest
 
-from phaze_fast.explore.goals import OBJECTIVES, Front, front_of
-from phaze_fast.explore.waves import first_of, first_of_parts
+from phaze_fast.explore.best_first import first_of, first_of_parts
+from phaze_fast.explore.objectives import OBJECTIVES, Front
+from phaze_fast.tables import non_dominated
 
 goals = sys.modules[Front.__module__]  # as an attribute, `search` is the function
 
@@ -42,7 +43,7 @@ def test_front_of_is_what_a_plain_loop_finds(width):
     for count in (0, 1, 2, 7, 30, 60):
         for _ in range(5):
             points = random_points(rng, count, width)
-            assert front_of(points).tolist() == plain_front(points)
+            assert non_dominated(points).tolist() == plain_front(points)
 
 
 @pytest.mark.parametrize("width", [2, 3, 4, 5])
@@ -82,8 +83,8 @@ def test_below_s_does_not_depend_on_how_many_are_held_against_it_at_once(monkeyp
         front.add((k,), values)
     whole = front.below_s(others)
     for few, pairs in ((1, 1), (3, 700), (10_000, 10_000)):
-        monkeypatch.setattr(goals, "_FEW_POINTS", few)
-        monkeypatch.setattr(goals, "_PAIRS", pairs)
+        monkeypatch.setattr(goals, "_FIRST_BLOCK", few)
+        monkeypatch.setattr(goals, "_COMPARISONS", pairs)
         assert front.below_s(others).tolist() == whole.tolist()
 
 

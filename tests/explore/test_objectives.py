@@ -8,10 +8,8 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.explore import UNITS, ChipGroups, objective_of, problems_of
 from phaze_fast.explore.best_first import BestFirstSearch
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.objective import UNITS, objective_of
-from phaze_fast.explore.problem import problems_of
 from phaze_fast.hardware.price import Prices, RunningCosts
 
 SPACE = pf.ArchitectureSpace.published()
@@ -81,14 +79,14 @@ def test_every_bound_is_below_the_value_it_bounds(name):
     (table,), everything = search.tables, np.arange(len(groups))
     least = []
     for level in (1, 2, 3):
-        for s in range(len(table.evaluator)):
+        for s in range(len(table.problem)):
             table.bound(s, everything, level)
         least.append(objective.least(0, table, everything))
         assert (least[-1] >= least[max(level - 2, 0)]).all()
     telling = 0.0
-    for s in range(len(table.evaluator)):
+    for s in range(len(table.problem)):
         table.schedule(s, everything)
-        below = np.where(search.has, np.inf, -np.inf)
+        below = np.where(search.exists, np.inf, -np.inf)
         for answer in table.place(s, everything, below):
             where = (answer.group, answer.capacity)
             value = objective.value(0, *where, answer.placed.time_s, answer.energy_j)
@@ -96,7 +94,7 @@ def test_every_bound_is_below_the_value_it_bounds(name):
                 assert bounds[s, answer.group] <= value
             telling = max(telling, least[-1][s, answer.group] / value)
             # A plan within the seconds that its own value allows is never left out.
-            most = np.full((1, search.has.shape[1]), value)
+            most = np.full((1, search.exists.shape[1]), value)
             seconds = objective.seconds(0, s, table, np.array([answer.group]), most)
             assert answer.placed.time_s <= seconds[0, answer.capacity]
     assert telling > 0.7

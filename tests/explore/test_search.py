@@ -18,13 +18,10 @@ from case_counts import slow_or_thorough
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.find import find_chips
-from phaze_fast.explore.goals import front_of
-from phaze_fast.explore.problem import problems_of
-from phaze_fast.explore.result import Budget
+from phaze_fast.explore import Budget, ChipGroups, find_chips, problems_of
 from phaze_fast.runs import store
 from phaze_fast.runs.store import STORE
+from phaze_fast.tables import non_dominated
 
 SPACE = pf.ArchitectureSpace.published()
 POD = pf.Cluster(devices=16, fabric="tpuv4-pod")
@@ -82,13 +79,13 @@ def everything(space, cluster=POD, step=STEP, name="bert-large"):
     groups = ChipGroups.of(space)
     (problem,) = problems_of([model(name)], groups, cluster, step)
     rows = []
-    for s in range(len(problem.evaluator)):
+    for s in range(len(problem)):
         times, least = problem.schedule(s, groups.records)
         limits = np.where(groups.chip >= 0, np.inf, -np.inf)
-        for group, placed in enumerate(problem.evaluator.best(s, times, least, limits)):
+        for group, placed in enumerate(problem.evaluators[0].best(s, times, least, limits)):
             for c, plan in enumerate(placed):
                 if plan.layout >= 0:
-                    (joules,) = problem.evaluator.energies_j([plan], times, [group])
+                    (joules,) = problem.evaluators[0].energies_j([plan], times, [group])
                     hbm = float(groups.capacities[c])
                     rows.append((plan.time_s, float(groups.area_mm2[group]), float(joules), hbm))
     return np.array(rows)
@@ -102,7 +99,7 @@ def test_the_front_is_that_of_all_points(names):
     found = pf.search(model(), space, POD, STEP, top=3, pareto=names)
     columns = {"time": 0, "area": 1, "energy": 2, "hbm": 3}
     values = everything(space)[:, [columns[name] for name in names]]
-    wanted = {tuple(row) for row in values[front_of(values)].tolist()}
+    wanted = {tuple(row) for row in values[non_dominated(values)].tolist()}
     keys = {"time": "time_s", "area": "area_mm2", "energy": "energy_j", "hbm": "hbm_bytes"}
     got = {tuple(float(row[keys[name]]) for name in names) for row in found.pareto().rows}
     assert got == wanted
@@ -272,11 +269,11 @@ def test_a_cache_that_cannot_be_used_is_a_note(tmp_path):
 KILLED = """
 import os, sys
 import phaze_fast as pf
-from phaze_fast.explore import plan_cache
-from phaze_fast.explore.find import find_chips
+from phaze_fast.explore import candidates
+from phaze_fast.explore import find_chips
 import numpy as np
 
-put, left = plan_cache.PlanCache.put, [int(sys.argv[2])]
+put, left = candidates.PlanCache.put, [int(sys.argv[2])]
 def counted(self, answers):
     put(self, answers)
     with open(sys.argv[1] + ".asked", "a") as file:
@@ -284,7 +281,7 @@ def counted(self, answers):
     left[0] -= 1
     if left[0] == 0:
         os.kill(os.getpid(), 9)
-plan_cache.PlanCache.put = counted
+candidates.PlanCache.put = counted
 space = pf.ArchitectureSpace.published()
 space = space[np.sort(np.random.default_rng(11).choice(len(space), 30, replace=False))]
 pod = pf.Cluster(devices=16, fabric="tpuv4-pod")
@@ -372,7 +369,7 @@ def test_fifty_parts_of_the_published_space_against_every_chip(cases):
         got = [w.score for w in found.winners]
         assert got[0] == times[0]
         assert set(times) <= set(got) | set(times[len(set(times)) - 1 :])
-        front = {tuple(r) for r in rows[:, :2][front_of(rows[:, :2])].tolist()}
+        front = {tuple(r) for r in rows[:, :2][non_dominated(rows[:, :2])].tolist()}
         assert {(p.score, p.area_mm2) for p in found.front} == front
 
 

@@ -24,19 +24,16 @@ from search_cases import (
 )
 
 import phaze_fast as pf
-from phaze_fast.explore import best_first
+from phaze_fast.explore import ChipGroups, ExactEvaluator, SearchProblem, best_first
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.candidates import CandidateTable
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.exact import ExactEvaluator
-from phaze_fast.explore.goals import front_of
-from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.hardware import FlatFabric
 from phaze_fast.hardware.price import Prices
 from phaze_fast.models import TransformerModel
 from phaze_fast.planning import Placed, PlanEvaluator, plan
 from phaze_fast.planning.times import MAX_NODES, KindTimes
 from phaze_fast.runs.executors import Workers
+from phaze_fast.tables import non_dominated
 
 # ---- exact times ----
 
@@ -73,7 +70,7 @@ def _bound_of_layout(evaluator: PlanEvaluator, least: KindTimes, layout: int, ro
 
 def _hold_bounds(problem: SearchProblem, records: Any, strategies: Any = None) -> int:
     """Hold every bound of every step against the exact times; how many those were."""
-    evaluator, held = problem.evaluator, 0
+    evaluator, held = problem.evaluators[0], 0
     for s in range(len(evaluator)) if strategies is None else strategies:
         times, least = problem.schedule(s, records)
         steps = {name: problem.bound(s, records, name) for name in ("mapped", "schedule_bound")}
@@ -118,7 +115,7 @@ def _chips(rng: np.random.Generator, count: int) -> Any:
 def _bounds_of(seed: int, presets: tuple[str, ...] = PRESETS) -> int:
     case = _case(seed, presets)
     records = _chips(case.rng, 2)
-    some = case.rng.permutation(len(case.problem.evaluator))[:2]
+    some = case.rng.permutation(len(case.problem))[:2]
     return _hold_bounds(case.problem, records, sorted(some.tolist()))
 
 
@@ -188,7 +185,7 @@ Everything = dict[tuple[int, int, int], tuple[Placed, float]]
 
 def _everything(problem: SearchProblem, groups: ChipGroups) -> Everything:
     """Place every chip group, capacity and strategy with every layout, without a bound."""
-    evaluator, found = problem.evaluator, {}
+    evaluator, found = problem.evaluators[0], {}
     for s in range(len(evaluator)):
         times, least = problem.schedule(s, groups.records)
         limits = np.where(groups.chip >= 0, np.inf, -np.inf)
@@ -210,8 +207,8 @@ def _everything(problem: SearchProblem, groups: ChipGroups) -> Everything:
 
 def _layout_of(problem: SearchProblem, s: int, placed: Placed) -> tuple[Any, ...]:
     """Say which plan it is by the names that a plan has."""
-    strategy = problem.evaluator.sizes[s].strategy
-    layout = problem.evaluator.layouts[placed.layout]
+    strategy = problem.evaluators[0].sizes[s].strategy
+    layout = problem.evaluators[0].layouts[placed.layout]
     widths = (strategy.tp, strategy.cp, strategy.ep)
     names = ("stages", "dp", "zero", "vpp", "micro_batches")
     counts = tuple(int(layout[name]) for name in names)
@@ -254,7 +251,7 @@ def _front(found: Everything, groups: ChipGroups, names: tuple[str, ...], device
         "cost": [float(usd[p[0], p[1]]) * devices for p in points],
     }
     values = np.array([columns[name] for name in names]).T.reshape(-1, len(names))
-    return {points[k]: tuple(values[k].tolist()) for k in front_of(values)}
+    return {points[k]: tuple(values[k].tolist()) for k in non_dominated(values)}
 
 
 def _ragged(rng: np.random.Generator, capacities: tuple[int, ...], count: int) -> ChipGroups:
@@ -279,7 +276,7 @@ def _small(seed: int) -> tuple[Case, ChipGroups]:
 
 
 def _all_proven(problem: SearchProblem, groups: ChipGroups) -> bool:
-    strategies = range(len(problem.evaluator))
+    strategies = range(len(problem))
     return all(problem.schedule(s, groups.records)[0].proven.all() for s in strategies)
 
 
@@ -388,7 +385,7 @@ def _hold_several(seed: int) -> int:
     wanted = sorted((score, float(groups.area_mm2[group])) for group, score in scores.items())
     assert [(w.score, w.area_mm2) for w in search.winners()] == wanted[:3], seed
     front = np.array(wanted).reshape(-1, 2)
-    kept = {tuple(row) for row in front[front_of(front)].tolist()}
+    kept = {tuple(row) for row in front[non_dominated(front)].tolist()}
     assert {tuple(row) for row in search.front.values.tolist()} == kept, seed
     return len(wanted)
 

@@ -7,10 +7,9 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.problem import problems_of
+from phaze_fast.explore import ChipGroups, problems_of
 from phaze_fast.hardware import EVERY_AREA, AreaLimit, Links
-from phaze_fast.robust.area_range import terms_mm2
+from phaze_fast.robust import terms_mm2
 
 BASE = pf.presets.chip("phaze-tpuv4").replace(links=Links(count=6, bandwidth_bytes_per_s=50e9))
 AXES = {

@@ -5,7 +5,7 @@ import pytest
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import AreaLimit
-from phaze_fast.papers.sensitivity import variations
+from phaze_fast.papers.comparison import variations
 
 
 def test_an_area_limit_that_is_a_number_stays_where_an_area_is_scaled():

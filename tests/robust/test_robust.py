@@ -11,8 +11,14 @@ from robust_cases import CLUSTER, MODEL, STEP, brute_force, case
 import phaze_fast as pf
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.robust.area_range import AreaRange, terms_mm2, widened_space
-from phaze_fast.robust.constants import AREA_TERMS, Uncertainty, default_uncertainty
+from phaze_fast.robust import (
+    AREA_TERMS,
+    AreaRange,
+    Uncertainty,
+    default_uncertainty,
+    terms_mm2,
+    widened_space,
+)
 
 SPACE = pf.ArchitectureSpace.published()
 
