@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.explore import Budget, Progress, best_pair, find_chips
+from phaze_fast.explore import Budget, Progress, best_pair, find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
 from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
@@ -140,8 +140,8 @@ def search(
     chips = space if isinstance(space, ArchitectureSpace) else None
     if chips is None:
         chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
-    wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
-    step = training or Training(global_batch=4096, tp=(1, 2, 4, 8))
+    usual_cluster, usual_step = paper_setup()
+    wired, step = cluster or usual_cluster, training or usual_step
     loaded = [planned_model(each, step.software) for each in loaded]
     budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
     workers = thread_count(threads)
@@ -150,11 +150,9 @@ def search(
         raise InvalidInputError(
             f"objective: {objective} is not accepted with uncertainty; expected time"
         )
+    searched = (loaded, chips, wired, step)
     outcome = find_chips(
-        loaded,
-        chips,
-        wired,
-        step,
+        *searched,
         weights=weights,
         top=top,
         pareto=pareto,
@@ -166,42 +164,25 @@ def search(
         progress=progress,
         objective=objective,
     )
-    found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers, objective)
-    if portfolio and outcome.winners:
-        pair = best_pair(
-            loaded,
-            chips,
-            wired,
-            step,
-            single=outcome.winners[0],
-            weights=weights,
-            objective=objective,
-            time_limit_s=max(time_limit_s - outcome.seconds, 0.0),
-            threads=workers,
-            say=say,
-        )
-        found = replace(found, portfolio=pair)
-    if box is None or not outcome.winners:
+    found = result_of(*searched, outcome, weights, top, pareto, workers, objective)
+    if not outcome.winners:
         return found
-    given: dict[str, Any] = {"uncertainty": box, "weights": found.weights, "threads": workers}
+    options: dict[str, Any] = {"weights": found.weights, "threads": workers}
     left_s = max(time_limit_s - outcome.seconds, 0.0)
-    robust = robust_chip(
-        loaded,
-        chips,
-        wired,
-        step,
-        nominal=outcome.winners[0],
-        tolerance=tolerance,
-        time_limit_s=left_s,
-        say=say,
-        **given,
-    )
-    known = None
-    if samples:
-        known = information(
-            loaded, chips, wired, step, samples=samples, seed=seed, robust=robust.index, **given
-        )
-    return replace(found, robust=robust, information=known)
+    nominal = outcome.winners[0]
+    if portfolio:
+        limits: dict[str, Any] = {"objective": objective, "time_limit_s": left_s, "say": say}
+        found = replace(found, portfolio=best_pair(*searched, single=nominal, **options, **limits))
+    if box is None:
+        return found
+    options["uncertainty"] = box
+    limits = {"tolerance": tolerance, "time_limit_s": left_s, "say": say}
+    robust = robust_chip(*searched, nominal=nominal, **options, **limits)
+    found = replace(found, robust=robust)
+    if not samples:
+        return found
+    drawn = information(*searched, samples=samples, seed=seed, robust=robust.index, **options)
+    return replace(found, information=drawn)
 
 
 def _listed(models: object) -> list[Model | str]:

@@ -4,7 +4,7 @@ from phaze_fast.explore.ask_tell import Explorer, Point, Told
 from phaze_fast.explore.best_first import BestFirstSearch
 from phaze_fast.explore.bounded import LeastProductSearch, LimitedSearch
 from phaze_fast.explore.chip_groups import ChipGroups, Variant, scaled_cluster, tier_names
-from phaze_fast.explore.find import checked_weights, find_chips, search_digest
+from phaze_fast.explore.find import checked_weights, find_chips, paper_setup, search_digest
 from phaze_fast.explore.objectives import OBJECTIVES, UNITS, checked_objectives, objective_of
 from phaze_fast.explore.per_chip import Evaluations, ExactEvaluator, evaluate_batch
 from phaze_fast.explore.portfolio import Portfolio, best_pair
@@ -48,6 +48,7 @@ __all__ = [
     "fullest_text",
     "geometric_mean",
     "objective_of",
+    "paper_setup",
     "problems_of",
     "scaled_cluster",
     "search_digest",

@@ -25,7 +25,20 @@ from phaze_fast.runs.executors import Workers
 from phaze_fast.runs.journal import Journal, manifest
 from phaze_fast.runs.store import STORE, ResultStore
 
-__all__ = ["checked_weights", "find_chips", "search_digest"]
+__all__ = ["checked_weights", "find_chips", "paper_setup", "search_digest"]
+
+
+def paper_setup() -> tuple[Cluster, Training]:
+    """Return the cluster and the training step of the PHAZE paper, the defaults of a search.
+
+    Examples
+    --------
+    >>> cluster, training = paper_setup()
+    >>> cluster.devices, training.global_batch
+    (1024, 4096)
+    """
+    cluster = Cluster(devices=1024, fabric="tpuv4-pod")
+    return cluster, Training(global_batch=4096, tp=(1, 2, 4, 8))
 
 
 def search_digest(

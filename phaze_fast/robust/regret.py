@@ -470,9 +470,23 @@ def robust_chip(
         table.add(regret.witness)
         table.ratios[at] = max(table.ratios[at], regret.attained)
         table.done[at] = len(table.witnesses)
+    return _result(table, wide, (start, of_nominal), (best, of_best), tolerance, began)
+
+
+def _result(
+    table: _Candidates,
+    wide: ArchitectureSpace,
+    nominal: tuple[int, LargestRegret],
+    robust: tuple[int, LargestRegret],
+    tolerance: float,
+    began: float,
+) -> RobustResult:
+    """Describe the robust chip and the nominal winner, each a chip group with its regret."""
+    (start, of_nominal), (best, of_best), scenes = nominal, robust, table.scenes
+    search, groups = scenes.search, scenes.groups
     least = max(1.0, min(float(table.least.min()), of_best.attained))
     at_nominal = ExactEvaluator(
-        search.problems(groups, cluster), groups, search.weights, search.threads
+        search.problems(groups, search.cluster), groups, search.weights, search.threads
     )
 
     def chip(group: int) -> int:
@@ -495,7 +509,7 @@ def robust_chip(
         nominal=of_nominal,
         nominal_chip=wide[chip(start)],
         nominal_s=float(at_nominal.scores([start])[0]),
-        uncertainty=uncertainty,
+        uncertainty=scenes.box,
         seconds=time.monotonic() - began,
         evaluations=scenes.evaluations,
     )

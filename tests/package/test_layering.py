@@ -36,7 +36,6 @@ ORDER = [
     {"robust", "papers"},
     {"report", "export"},
     {"pipeline"},
-    {"reproduce"},
     {"cli"},
     {"__main__"},
 ]
