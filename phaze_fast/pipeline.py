@@ -126,16 +126,7 @@ def search(
     ('optimal', 0.0, 8)
     """
     named = [model] if isinstance(model, Model | str) else _listed(model)
-    for name, value, kind in (
-        ("space", space, ArchitectureSpace | str | Path),
-        ("cluster", cluster, Cluster),
-        ("training", training, Training),
-    ):
-        if value is not None and not isinstance(value, kind):
-            wanted = getattr(kind, "__name__", "ArchitectureSpace, or the name or file of one")
-            raise InvalidTypeError(
-                f"{name}: {type(value).__name__} is not accepted; expected {wanted}"
-            )
+    _check_types(space, cluster, training)
     loaded = [load(each) if isinstance(each, str) else each for each in named]
     chips = space if isinstance(space, ArchitectureSpace) else None
     if chips is None:
@@ -167,22 +158,57 @@ def search(
     found = result_of(*searched, outcome, weights, top, pareto, workers, objective)
     if not outcome.winners:
         return found
-    options: dict[str, Any] = {"weights": found.weights, "threads": workers}
-    left_s = max(time_limit_s - outcome.seconds, 0.0)
-    nominal = outcome.winners[0]
+    left_s, nominal = max(time_limit_s - outcome.seconds, 0.0), outcome.winners[0]
     if portfolio:
-        limits: dict[str, Any] = {"objective": objective, "time_limit_s": left_s, "say": say}
-        found = replace(found, portfolio=best_pair(*searched, single=nominal, **options, **limits))
+        pair = best_pair(
+            *searched,
+            single=nominal,
+            weights=weights,
+            objective=objective,
+            time_limit_s=left_s,
+            threads=workers,
+            say=say,
+        )
+        found = replace(found, portfolio=pair)
     if box is None:
         return found
-    options["uncertainty"] = box
-    limits = {"tolerance": tolerance, "time_limit_s": left_s, "say": say}
-    robust = robust_chip(*searched, nominal=nominal, **options, **limits)
+    robust = robust_chip(
+        *searched,
+        uncertainty=box,
+        nominal=nominal,
+        weights=found.weights,
+        tolerance=tolerance,
+        time_limit_s=left_s,
+        threads=workers,
+        say=say,
+    )
     found = replace(found, robust=robust)
     if not samples:
         return found
-    drawn = information(*searched, samples=samples, seed=seed, robust=robust.index, **options)
+    drawn = information(
+        *searched,
+        uncertainty=box,
+        weights=found.weights,
+        samples=samples,
+        seed=seed,
+        threads=workers,
+        robust=robust.index,
+    )
     return replace(found, information=drawn)
+
+
+def _check_types(space: object, cluster: object, training: object) -> None:
+    """Raise InvalidTypeError where an argument of a search has another type."""
+    for name, value, kind in (
+        ("space", space, ArchitectureSpace | str | Path),
+        ("cluster", cluster, Cluster),
+        ("training", training, Training),
+    ):
+        if value is not None and not isinstance(value, kind):
+            wanted = getattr(kind, "__name__", "ArchitectureSpace, or the name or file of one")
+            raise InvalidTypeError(
+                f"{name}: {type(value).__name__} is not accepted; expected {wanted}"
+            )
 
 
 def _listed(models: object) -> list[Model | str]:

@@ -523,8 +523,8 @@ def solve_nest(
     list of dict
         One for each problem: ``status`` (optimal or infeasible, with a ``reason``),
         ``finalTimePerBatch``, ``p`` stages, ``t`` tensor width, ``d`` replicas, ``stages`` first to
-        last, ``solve_s``; ``allReplicasTimePerBatch`` is the time of that plan with every replica priced (None
-        where there are too many replicas).
+        last, ``solve_s``; ``allReplicasTimePerBatch`` is the time of that plan with every replica
+        priced (None where there are too many replicas).
 
     Raises
     ------
