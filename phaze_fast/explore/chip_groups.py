@@ -16,10 +16,9 @@ import numpy as np
 
 from phaze_fast.errors import InfeasibleError
 from phaze_fast.hardware import Accelerator, ArchitectureSpace, Cluster, FlatFabric, TieredFabric
-from phaze_fast.hardware.named_axes import FP8_RATE
 from phaze_fast.hardware.package import PackageModel
 from phaze_fast.hardware.price import Prices
-from phaze_fast.hardware.space_limits import area_terms, why_empty
+from phaze_fast.hardware.space_spec import FP8_RATE
 from phaze_fast.planning import Training
 from phaze_fast.software import load_precision
 
@@ -205,12 +204,12 @@ class ChipGroups:
             Where no chip passes its limits.
         """
         if not len(space):
-            raise InfeasibleError(why_empty(space))
+            raise InfeasibleError(space.why_empty())
         spec = space.spec
         several_dies = spec.package is None and ("dies" in spec.axes or spec.base.dies > 1)
         groups = replace(
             cls.of_records(space.chips, space.area_mm2, spec.base),
-            prices=Prices.at_node(area_terms(spec).process_nm),
+            prices=Prices.at_node(spec.area_terms.process_nm),
             package=PackageModel() if several_dies else spec.package,
         )
         if not spec.varies_step:
