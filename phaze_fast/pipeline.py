@@ -16,7 +16,14 @@ from phaze_fast.models import Model, load
 from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
-from phaze_fast.robust import TOLERANCE, Uncertainty, information, robust_chip
+from phaze_fast.robust import (
+    TOLERANCE,
+    Information,
+    RobustResult,
+    Uncertainty,
+    information,
+    robust_chip,
+)
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 
@@ -182,19 +189,28 @@ def search(
         threads=workers,
         say=say,
     )
-    found = replace(found, robust=robust)
+    return replace(found, robust=robust, information=_information(found, robust, samples, seed))
+
+
+def _information(
+    found: SearchResult, robust: RobustResult, samples: int, seed: int
+) -> Information | None:
+    """Draw samples of the intervals; none without samples."""
     if not samples:
-        return found
-    drawn = information(
-        *searched,
-        uncertainty=box,
+        return None
+    first = found.problems[0]
+    return information(
+        [problem.model for problem in found.problems],
+        found.space,
+        first.cluster,
+        first.training,
+        uncertainty=robust.uncertainty,
         weights=found.weights,
         samples=samples,
         seed=seed,
-        threads=workers,
+        threads=found.threads,
         robust=robust.index,
     )
-    return replace(found, information=drawn)
 
 
 def _check_types(space: object, cluster: object, training: object) -> None:
