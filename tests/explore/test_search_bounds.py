@@ -19,8 +19,8 @@ from search_cases import (
     PRESETS,
     SCHEDULES,
     Case,
-    _case,
-    _space,
+    random_case,
+    tpuv4_space,
 )
 
 import phaze_fast as pf
@@ -108,12 +108,12 @@ def _hold_bounds(problem: SearchProblem, records: Any, strategies: Any = None) -
 
 
 def _chips(rng: np.random.Generator, count: int) -> Any:
-    picked = np.sort(rng.choice(len(_space()), count, replace=False))
-    return _space().chips[picked].copy()
+    picked = np.sort(rng.choice(len(tpuv4_space()), count, replace=False))
+    return tpuv4_space().chips[picked].copy()
 
 
 def _bounds_of(seed: int, presets: tuple[str, ...] = PRESETS) -> int:
-    case = _case(seed, presets)
+    case = random_case(seed, presets)
     records = _chips(case.rng, 2)
     some = case.rng.permutation(len(case.problem))[:2]
     return _hold_bounds(case.problem, records, sorted(some.tolist()))
@@ -142,8 +142,8 @@ def test_gradients_that_recomputation_hides() -> None:
         reserved_bytes=0,
     )
     cluster, model = pf.Cluster(devices=2, fabric=slow), pf.models.load("bertlarge")
-    problem = SearchProblem(model, cluster, step, _space().spec.base, (4 * GIB,))
-    assert _hold_bounds(problem, _space().chips[25000:25001]) == 1
+    problem = SearchProblem(model, cluster, step, tpuv4_space().spec.base, (4 * GIB,))
+    assert _hold_bounds(problem, tpuv4_space().chips[25000:25001]) == 1
 
 
 def test_the_stage_with_most_gradients_is_not_the_first() -> None:
@@ -173,8 +173,8 @@ def test_the_stage_with_most_gradients_is_not_the_first() -> None:
         reserved_bytes=0,
     )
     cluster = pf.Cluster(devices=4, fabric=late)
-    problem = SearchProblem(model, cluster, step, _space().spec.base, (32 * GIB,))
-    assert _hold_bounds(problem, _space().chips[15000:15001]) == 1
+    problem = SearchProblem(model, cluster, step, tpuv4_space().spec.base, (32 * GIB,))
+    assert _hold_bounds(problem, tpuv4_space().chips[15000:15001]) == 1
 
 
 # ---- the search against everything ----
@@ -256,21 +256,21 @@ def _front(found: Everything, groups: ChipGroups, names: tuple[str, ...], device
 
 def _ragged(rng: np.random.Generator, capacities: tuple[int, ...], count: int) -> ChipGroups:
     """Give chip groups near one another, some with the same times, each with some of the capacities."""
-    first = int(rng.integers(0, len(_space()) - 60))
+    first = int(rng.integers(0, len(tpuv4_space()) - 60))
     chips, areas = [], []
     for at in np.sort(rng.choice(60, count, replace=False)) + first:
         for size in [c for c in capacities if rng.random() < 0.7] or capacities[-1:]:
-            chip = _space().chips[at].copy()
+            chip = tpuv4_space().chips[at].copy()
             chip["hbm_bytes"] = size
             chips.append(chip)
-            areas.append(float(_space().area_mm2[at]))
+            areas.append(float(tpuv4_space().area_mm2[at]))
     order = rng.permutation(len(chips))
-    records = np.array(chips, dtype=_space().chips.dtype)[order]
-    return ChipGroups.of_records(records, np.array(areas)[order], _space().spec.base)
+    records = np.array(chips, dtype=tpuv4_space().chips.dtype)[order]
+    return ChipGroups.of_records(records, np.array(areas)[order], tpuv4_space().spec.base)
 
 
 def _small(seed: int) -> tuple[Case, ChipGroups]:
-    case = _case(seed, ("t5-small", "gpt2-small"), devices=8, layers=7)
+    case = random_case(seed, ("t5-small", "gpt2-small"), devices=8, layers=7)
     groups = _ragged(case.rng, case.capacities, int(case.rng.choice([4, 8])))
     return case._replace(capacities=tuple(int(c) for c in groups.capacities)), groups
 
@@ -332,7 +332,7 @@ def test_the_search_finds_what_looking_at_everything_finds_in_many_cases() -> No
 @pytest.mark.usefixtures("same_patience")
 @pytest.mark.parametrize("model", ["gpt2-small", "t5-small"])
 def test_winners_are_those_of_plan(model: str) -> None:
-    spec = _space().spec
+    spec = tpuv4_space().spec
     axes = {**spec.axes, "hbm.capacity_bytes": (float(2 * GIB), float(8 * GIB))}
     space = pf.ArchitectureSpace(spec.replace(axes=axes))
     picked = np.sort(np.random.default_rng(3).choice(len(space), 6, replace=False))
@@ -357,7 +357,7 @@ def test_winners_are_those_of_plan(model: str) -> None:
 
 def _hold_several(seed: int) -> int:
     case, groups = _small(seed)
-    other = _case(seed + 10**6, (), devices=8, layers=5)
+    other = random_case(seed + 10**6, (), devices=8, layers=5)
     first = case.problem
     second = SearchProblem(other.model, case.cluster, other.training, first.like, first.capacities)
     weights = tuple(float(w) for w in case.rng.choice([0.001, 0.5, 1.0, 3.0], 2))
@@ -405,10 +405,10 @@ def test_several_models_in_many_cases() -> None:
 
 
 def test_groups_with_the_same_times_share_plans_of_all_their_capacities() -> None:
-    chips = np.repeat(_space().chips[20000:20001], 4)
+    chips = np.repeat(tpuv4_space().chips[20000:20001], 4)
     chips["hbm_bytes"] = [16 * GIB, 32 * GIB] * 2
     chips["hbm_stacks"][2:] += 1
-    groups = ChipGroups.of_records(chips, np.array([1.0, 1.0, 2.0, 2.0]), _space().spec.base)
+    groups = ChipGroups.of_records(chips, np.array([1.0, 1.0, 2.0, 2.0]), tpuv4_space().spec.base)
     assert len(groups) == 2
     step = pf.Training(global_batch=16, micro_batch=4, tp=1)
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
@@ -431,7 +431,9 @@ def test_no_strategy_at_all() -> None:
     # A micro-batch that does not divide the batch leaves nothing to bound.
     step = pf.Training(global_batch=4, micro_batch=3)
     cluster = pf.Cluster(devices=4, fabric="dgx-h100")
-    groups = ChipGroups.of_records(_space().chips[:2], _space().area_mm2[:2], _space().spec.base)
+    groups = ChipGroups.of_records(
+        tpuv4_space().chips[:2], tpuv4_space().area_mm2[:2], tpuv4_space().spec.base
+    )
     capacities = tuple(groups.capacities.tolist())
     problem = SearchProblem(pf.models.load("gpt2-small"), cluster, step, groups.like, capacities)
     for objectives in ((), ("time", "area"), ("time", "energy")):

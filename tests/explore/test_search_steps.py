@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 from case_counts import some_or_many
-from search_cases import _case, _space
+from search_cases import random_case, tpuv4_space
 
 import phaze_fast as pf
 from phaze_fast import _core
@@ -67,7 +67,7 @@ def best_of_all(evaluator, times, layout, room):
 
 def small_cases(first, count):
     for seed in range(first, first + count):
-        case = _case(seed, (), devices=8, layers=5)
+        case = random_case(seed, (), devices=8, layers=5)
         free = {"uncut": (), "tied": (), "recompute": RECOMPUTED[seed % len(RECOMPUTED)]}
         free["recompute_some"] = seed % 5 != 0
         training = case.training.model_copy(update=free)
@@ -79,7 +79,7 @@ def test_the_best_partition_is_that_of_every_partition(cases):
     held = close = 0
     for seed, case in small_cases(0, cases):
         evaluator = case.problem.evaluators[0]
-        record = _space().chips[int(case.rng.integers(0, len(_space()))) :][:1].copy()
+        record = tpuv4_space().chips[int(case.rng.integers(0, len(tpuv4_space()))) :][:1].copy()
         rows = evaluator.layouts  # of schedules whose partitions are all searched
         dealt = ~np.isin(rows["schedule"], [0, 3]) | (rows["vpp"] > 1)
         dealt |= (rows["schedule"] == 3) & (rows["micro_batches"] < rows["stages"])
@@ -109,7 +109,7 @@ def test_a_limit_leaves_out_what_takes_longer_and_nothing_else(count):
     rng = np.random.default_rng(count)
     for seed, case in small_cases(40, 6):
         evaluator = case.problem.evaluators[0]
-        records = _space().chips[rng.integers(0, len(_space()), count)].copy()
+        records = tpuv4_space().chips[rng.integers(0, len(tpuv4_space()), count)].copy()
         for s in range(len(evaluator)):
             times, least = case.problem.schedule(s, records)
             shape = (count, len(evaluator.rooms))
@@ -127,7 +127,7 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
     """Each step is made of what the one before is made of, and more."""
     for _, case in small_cases(80, 6):
         problem, evaluator = case.problem, case.problem.evaluators[0]
-        records = _space().chips[1000:29000:7000].copy()
+        records = tpuv4_space().chips[1000:29000:7000].copy()
         rooms = np.full(len(records), len(evaluator.rooms) - 1, dtype=np.int64)
         for s in range(len(evaluator)):
             times, least = problem.schedule(s, records)
@@ -146,7 +146,7 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
 def test_what_is_ruled_out_takes_longer_than_its_limit():
     ruled_out = 0
     for seed, case in small_cases(40, 6):
-        problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
+        problem, records = case.problem, tpuv4_space().chips[[11000 + seed, 15000, 25000, 28000]]
         evaluator = problem.evaluators[0]
         rooms = np.full(len(records), len(problem.capacities) - 1)
         for s in range(len(evaluator)):
@@ -163,7 +163,7 @@ def test_what_is_ruled_out_takes_longer_than_its_limit():
 def test_what_is_known_of_chips_priced_together_changes_no_answer():
     """Roots of search trees are kept and looked up: asked in any order, the same bits."""
     for seed, case in small_cases(20, 1):
-        problem, records = case.problem, _space().chips[[11000 + seed, 15000, 25000, 28000]]
+        problem, records = case.problem, tpuv4_space().chips[[11000 + seed, 15000, 25000, 28000]]
         rooms = np.full(len(records), len(problem.capacities) - 1)
         for s in range(len(problem)):
             priced = problem.price(s, records)
@@ -185,7 +185,7 @@ def test_what_is_known_of_chips_priced_together_changes_no_answer():
 
 def test_work_of_rooflines_is_that_of_a_plain_loop():
     seed, case = next(iter(small_cases(3, 1)))
-    problem, records = case.problem, _space().chips[[0, 9000, 28000]]
+    problem, records = case.problem, tpuv4_space().chips[[0, 9000, 28000]]
     for s, sizes in enumerate(problem.evaluators[0].sizes):
         expected = np.zeros(len(records))
         costs = pf.estimate_costs(
@@ -210,7 +210,7 @@ def test_work_of_rooflines_is_that_of_a_plain_loop():
 def test_one_thread_and_two_bound_and_place_alike():
     _, case = next(small_cases(80, 1))
     problem, evaluator = case.problem, case.problem.evaluators[0]
-    records = _space().chips[::3000].copy()
+    records = tpuv4_space().chips[::3000].copy()
     rooms = np.zeros(len(records), dtype=np.int64)
     for s in range(len(evaluator)):
         one, two = (problem.schedule(s, records, threads) for threads in (1, 2))
@@ -241,7 +241,7 @@ def test_joules_of_a_step_by_hand():
         reserved_bytes=0,
     )
     model = pf.models.load("gpt2-small")
-    problem = SearchProblem(model, cluster, step, _space().spec.base, (64 * GIB,))
+    problem = SearchProblem(model, cluster, step, tpuv4_space().spec.base, (64 * GIB,))
     evaluator: PlanEvaluator = problem.evaluators[0]
     assert len(evaluator) == len(evaluator.layouts) == 1
     (sizes,) = evaluator.sizes
