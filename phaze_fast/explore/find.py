@@ -69,46 +69,13 @@ def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float,
     return tuple(float(w) / max(weights) for w in weights)  # their sum stays a number
 
 
-class _OutcomeStore:
-    """The store of complete searches in a folder, for one problem.
-
-    A folder that cannot be used stores nothing; `notes` says why.
-    """
-
-    def __init__(self, folder: Path | str | None, name: str) -> None:
-        self._key = name.encode()
-        self._store: ResultStore | None = None
-        self._notes: list[str] = []
-        if folder is not None:
-            try:
-                self._store = ResultStore(Path(folder) / STORE, "search outcomes")
-            except InvalidInputError as error:
-                self._notes.append(str(error))
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Sentences about a store that could not be used, or was repaired."""
-        return (*self._notes, *(self._store.notes if self._store else ()))
-
-    def get(self) -> Outcome | None:
-        """Look the outcome up; a damaged one counts as missing."""
-        if self._store is None:
-            return None
-        value = self._store.get_many([self._key]).get(self._key)
-        try:
-            return None if value is None else Outcome.from_dict(json.loads(value))
-        except (KeyError, TypeError, ValueError):
-            return None
-
-    def put(self, outcome: Outcome) -> None:
-        """Store the outcome; where that fails, the next run searches again."""
-        if self._store is not None:
-            self._store.put_many({self._key: json.dumps(outcome.to_dict()).encode()})
-
-    def close(self) -> None:
-        """Close the store."""
-        if self._store is not None:
-            self._store.close()
+def _stored(store: ResultStore, key: bytes) -> Outcome | None:
+    """Look an outcome up; a damaged one counts as missing."""
+    value = store.get_many([key]).get(key)
+    try:
+        return None if value is None else Outcome.from_dict(json.loads(value))
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _journal(folder: Path | str, name: str) -> Journal:
@@ -168,15 +135,20 @@ def find_chips(
     groups = ChipGroups.of(space)
     problems = problems_of(models, groups, cluster, training)
     name = search_digest(problems, space, shares, top, objectives, objective)
+    notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(contextlib.closing(_OutcomeStore(cache, name)))
-        stored = store.get()
+        store = journal = workers = None
+        if cache is not None:
+            try:
+                store = ResultStore(Path(cache) / STORE, "search outcomes")
+                stack.enter_context(contextlib.closing(store))
+            except InvalidInputError as error:  # the search goes on without a cache
+                notes.append(str(error))
+        stored = _stored(store, name.encode()) if store is not None else None
         if stored is not None:
             return replace(stored, recalled=True)
-        journal = None
         if resume is not None:
             journal = stack.enter_context(_journal(resume, name))
-        workers = None
         if executor is not None:
             workers = stack.enter_context(Workers(executor, threads))
         search = BestFirstSearch(
@@ -194,6 +166,8 @@ def find_chips(
         outcome = search.outcome(search.run(budget))
         if journal is not None:
             outcome = replace(outcome, notes=tuple(journal.notes))
-        if outcome.complete:
-            store.put(outcome)
-        return replace(outcome, notes=(*outcome.notes, *store.notes))
+        if store is not None:
+            if outcome.complete:
+                store.put_many({name.encode(): json.dumps(outcome.to_dict()).encode()})
+            notes += store.notes
+        return replace(outcome, notes=(*outcome.notes, *notes))

@@ -20,7 +20,7 @@ from phaze_fast.papers.placement import (
     place_front,
 )
 from phaze_fast.papers.problem_files import ProblemRecord, read_records
-from phaze_fast.papers.published import problem_from_dict, read_problems, solve_published
+from phaze_fast.papers.published import problem_from_dict, solve_published
 
 __all__ = [
     "PRICED_REPLICAS",
@@ -39,7 +39,6 @@ __all__ = [
     "place_batch",
     "place_front",
     "problem_from_dict",
-    "read_problems",
     "read_records",
     "solve_nest",
     "solve_published",

@@ -7,14 +7,11 @@ latencies in any unit and ``bandwidth`` in bytes per that unit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.papers.placement import LayerTable, Placement, PublishedProblem, place, place_batch
 from phaze_fast.papers.problem_files import (
     flag,
@@ -24,7 +21,6 @@ from phaze_fast.papers.problem_files import (
     ordered,
     read_edges,
     read_nodes,
-    read_records,
     required_fields,
     whole,
     widths,
@@ -32,7 +28,7 @@ from phaze_fast.papers.problem_files import (
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes
 
-__all__ = ["answer", "problem_from_dict", "read_problems", "solve_published", "unplanned"]
+__all__ = ["answer", "problem_from_dict", "solve_published", "unplanned"]
 
 _COUNTS = ("maxDevices", "mbsInBatch")
 _REQUIRED = (
@@ -116,17 +112,6 @@ def problem_from_dict(data: Any, name: str = "problem") -> PublishedProblem:
         recompute=flag(record, "activationRecomputation", ""),
         name=name,
     )
-
-
-def read_problems(path: Path | str) -> Iterator[PublishedProblem]:
-    """Read a problem from a .json file, or many from a .jsonl file, one a line."""
-    for record in read_records(path):
-        try:
-            if record.error:
-                raise InvalidInputError(record.error)
-            yield problem_from_dict(record.data, record.name)
-        except InvalidInputError as error:
-            raise InvalidInputError(f"{record.where}: {error}") from None
 
 
 def _least_memory(problem: PublishedProblem) -> Placement | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from phaze_fast.documents import read_document
+from phaze_fast.documents import parse_text, read_document
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.explore import ChipGroups, scaled_cluster, tier_names
 from phaze_fast.hardware import PUBLISHED_AREA, Accelerator, ArchitectureSpace, Cluster
@@ -67,59 +69,6 @@ class Constant:
         return {k: v for k, v in asdict(self).items() if k != "name"}
 
 
-_MEASURED = "this package's GPU presets, fitted to measurements"
-_RATES: dict[str, tuple[float, float, str]] = {
-    "matrix_rate": (
-        0.9,
-        1.0,
-        "assumption: share of an ideal array's rate that compiled products sustain",
-    ),
-    "vector_rate": (
-        0.8,
-        1.25,
-        "assumption: lane operations per element are counts of arithmetic, off by a quarter",
-    ),
-    "buffer_bandwidth": (
-        0.8,
-        1.25,
-        "assumption: 4,096 B/cycle is not published for TPU v4, off by a quarter",
-    ),
-    "hbm_bandwidth": (0.9, 1.0, f"share of peak that streams reach: {_MEASURED} (0.88 to 0.93)"),
-}
-_OTHER_RATES: dict[str, tuple[float, float, str]] = {
-    "clock": (0.95, 1.05, "assumption: sustained against rated clock, +-5%"),
-    "port_bandwidth": (0.74, 1.0, f"share of a core's port that is reached: {_MEASURED} (0.739)"),
-    "hbm_write_rate": (0.85, 1.0, f"writing against reading: {_MEASURED} (0.849)"),
-}
-"""Not in the default box: they act much like constants that are."""
-_FABRIC_RATE = (0.9, 1.0, "assumption: share of a link's rate that collectives reach")
-_FABRIC_LATENCY = (0.9, 1.1, "assumption: latencies are rounded or assumed in the fabric presets")
-_LAUNCH_S = 5e-8
-_LAUNCH = "assumption: next to none in a compiled program (3.5 us on a GPU: h100 preset)"
-_AREAS: dict[str, tuple[float, float, str]] = {
-    "tensor_area": (0.8, 1.2, "assumption: synthesis of the PHAZE template against layout, +-20%"),
-    "tensor_local_area": (0.8, 1.2, "assumption: SRAM estimates of the PHAZE template, +-20%"),
-    "vector_area": (0.8, 1.2, "assumption: synthesis of the PHAZE template against layout, +-20%"),
-    "vector_local_area": (0.8, 1.2, "assumption: SRAM estimates of the PHAZE template, +-20%"),
-    "buffer_area": (0.8, 1.2, "assumption: SRAM estimates of the PHAZE template, +-20%"),
-    "network_area": (
-        0.67,
-        1.5,
-        "assumption: LLMCompass (ISCA 2024) takes the mean of two chips that differ",
-    ),
-    "hbm_area": (0.8, 1.2, "assumption: LLMCompass (ISCA 2024) reads it off die photographs"),
-    "control_area": (
-        0.5,
-        1.54,
-        "LLMCompass (ISCA 2024): 0.73 to 1.53 M transistors a lane, mean 1.0 M; half where there "
-        "are few registers",
-    ),
-    "links_area": (
-        0.7,
-        1.75,
-        "LLMCompass (ISCA 2024): NVLink 4 and Infinity Fabric against NVLink 3, per byte/s",
-    ),
-}
 _AT_MOST_ONE = ("matrix_rate", "port_bandwidth", "hbm_write_rate")
 
 
@@ -151,16 +100,11 @@ class Uncertainty:
         """The constants that a step's time depends on."""
         return tuple(c for c in self.constants if c.kind != "area")
 
-    @property
-    def is_point(self) -> bool:
-        """Whether every interval is one value."""
-        return all(c.low == c.high for c in self.constants)
-
     def area_range(self) -> tuple[Array, Array]:
         """Least and largest factor of each area term."""
         ends = {c.name.removesuffix("_area"): (c.low, c.high) for c in self.constants}
-        found = np.array([ends.get(term, (1.0, 1.0)) for term in AREA_TERMS])
-        return found[:, 0], found[:, 1]
+        factors = np.array([ends.get(term, (1.0, 1.0)) for term in AREA_TERMS])
+        return factors[:, 0], factors[:, 1]
 
     def narrowed(self, name: str, low: float, high: float) -> Uncertainty:
         """Return the box with another interval of one constant."""
@@ -257,27 +201,45 @@ def _is_number(value: object) -> bool:
     return good and math.isfinite(value)  # type: ignore[arg-type]
 
 
+@cache
+def _defaults() -> dict[str, Any]:
+    file = resources.files(__package__) / "data" / "constants.yaml"
+    intervals: dict[str, Any] = parse_text(file.read_text("utf-8"), "constants.yaml")
+    return intervals
+
+
 def _known(space: ArchitectureSpace, cluster: Cluster, every: bool = True) -> list[Constant]:
     """List the constants of a space and a cluster, with their default intervals."""
-    rates = {**_RATES, **_OTHER_RATES} if every else _RATES
-    found = [
-        Constant(name, low, high, 1.0, "rate", "factor", source)
-        for name, (low, high, source) in rates.items()
-    ]
+    defaults, constants = _defaults(), []
+
+    def add(name: str, kind: str, interval: Mapping[str, Any]) -> None:
+        constants.append(Constant(name, nominal=1.0, kind=kind, unit="factor", **interval))
+
+    for name, interval in {
+        **defaults["rates"],
+        **(defaults["other_rates"] if every else {}),
+    }.items():
+        add(name, "rate", interval)
     for tier in _suffixes(cluster):
-        low, high, source = _FABRIC_RATE
-        found.append(Constant(f"fabric_bandwidth{tier}", low, high, 1.0, "rate", "factor", source))
-        low, high, source = _FABRIC_LATENCY
-        found.append(Constant(f"fabric_latency{tier}", low, high, 1.0, "latency", "factor", source))
-    launch = space.spec.base.launch_latency_s
-    found.append(Constant("launch", launch, launch + _LAUNCH_S, launch, "latency", "s", _LAUNCH))
+        add(f"fabric_bandwidth{tier}", "rate", defaults["fabric"]["bandwidth"])
+        add(f"fabric_latency{tier}", "latency", defaults["fabric"]["latency"])
+    launch, added = space.spec.base.launch_latency_s, defaults["launch"]
+    most = launch + added["added_s"]
+    constants.append(
+        Constant("launch", launch, most, launch, kind="latency", unit="s", source=added["source"])
+    )
     limit = space.spec.area
     terms = PUBLISHED_AREA if limit is None else limit.terms
-    counted = {name: getattr(terms, name) for name in ("network", "hbm", "control", "links")}
-    for name, (low, high, source) in _AREAS.items():
-        if counted.get(name.removesuffix("_area"), True):
-            found.append(Constant(name, low, high, 1.0, "area", "factor", source))
-    return found
+    counted = {
+        "network_area": terms.network,
+        "hbm_area": terms.hbm,
+        "control_area": terms.control,
+        "links_area": terms.links,
+    }
+    for name, interval in defaults["areas"].items():
+        if counted.get(name, True):
+            add(name, "area", interval)
+    return constants
 
 
 def default_uncertainty(space: ArchitectureSpace, cluster: Cluster) -> Uncertainty:
