@@ -432,7 +432,7 @@ def main(folder: Path) -> None:
     rows = [row for found in validations for row in found.all_rows.rows]
     note = (
         "# Measured over predicted seconds of a step: between these in four of five cases.\n"
-        "# Learnt from published runs by tools/accuracy.py; phaze_fast/planning/intervals.py\n"
+        "# Learnt from published runs by tools/accuracy.py; phaze_fast/planning/plans.py\n"
         "# says how a plan's group is found.\n"
     )
     file = ROOT / "phaze_fast/planning/data/intervals.yaml"

@@ -1,6 +1,6 @@
-"""Published figures beside ours: under a paper's assumptions, under honest ones, and why.
+"""Published figures compared with ours, under a paper's assumptions and with what it leaves out.
 
-What a paper reports is data with its source; a figure that is not public is said to be missing.
+Published figures are data with their source; a figure that is not public is shown as missing.
 """
 
 from __future__ import annotations
@@ -11,18 +11,21 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.explore import find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster, presets
 from phaze_fast.models import load
-from phaze_fast.pipeline import compare, search
+from phaze_fast.papers.fixed_plans import hand_plan
 from phaze_fast.planning import PlanEvaluator, Training
 from phaze_fast.planning.times import memory_of
+from phaze_fast.software import planned_model
 from phaze_fast.tables import Table
+from phaze_fast.threads import thread_count
 from phaze_fast.wafer import Effort, Problem, compare_mappings
 
 __all__ = ["PAPERS", "Reproduced", "Row", "reproduce"]
 
 PAPERS = ("phaze", "nest", "tmac")
-"""Papers whose figures are set beside ours."""
+"""Papers whose figures are compared with ours."""
 
 _SOURCES = {
     "phaze": "Wang et al., Integrated Hardware Architecture and Device Placement Search, "
@@ -55,7 +58,7 @@ _TMAC = (
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of a paper beside ours."""
+    """One figure of a paper, and ours."""
 
     case: str
     published: float | None
@@ -63,14 +66,14 @@ class Row:
     ours: float | None
     """Under the paper's assumptions; None where these are not public."""
     honest: float | None
-    """With what the paper leaves out; None where nothing fits."""
+    """With what the paper leaves out counted; None where nothing fits."""
     why: str
     """Why they differ, or what is missing."""
 
 
 @dataclass(frozen=True)
 class Reproduced(Table):
-    """Figures of a paper beside ours."""
+    """The figures of a paper, and ours."""
 
     paper: str
     source: str
@@ -82,11 +85,11 @@ class Reproduced(Table):
         return len(self.rows)
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the rows as columns."""
+        """Return the rows as columns."""
         return {name: [asdict(row)[name] for row in self.rows] for name in Row.__annotations__}
 
     def to_dict(self) -> dict[str, Any]:
-        """Give it as plain data."""
+        """Return plain data."""
         return {
             "paper": self.paper,
             "source": self.source,
@@ -95,7 +98,7 @@ class Reproduced(Table):
         }
 
     def to_latex(self) -> str:
-        """Give the rows as a LaTeX table."""
+        """Write the rows as a LaTeX table."""
 
         def cell(value: float | None) -> str:
             return "--" if value is None else f"{value:.2f}"
@@ -107,12 +110,16 @@ class Reproduced(Table):
         return "\n".join([*lines, r"\end{tabular}", f"% {self.measure}; {self.source}"]) + "\n"
 
 
-def _gain(model: str, space: str, threads: int | None) -> float | None:
-    found = search(model, ArchitectureSpace.load(space), threads=threads)
-    if not found.outcome.winners:
+def _gain(name: str, chips: str, threads: int | None) -> float | None:
+    """Speed-up of the best chip and plan over the TPUv4-like chip with the hand plan."""
+    space, (cluster, step) = ArchitectureSpace.load(chips), paper_setup()
+    model = planned_model(load(name), step.software)
+    outcome = find_chips([model], space, cluster, step, threads=thread_count(threads))
+    if not outcome.winners:
         return None
-    gain = compare(found, "tpuv4", threads=threads).baselines["hand_plan"]["speedup"]
-    return None if gain is None else float(gain)
+    capacities = sorted({int(size) for size in space.chips["hbm_bytes"]})
+    score = hand_plan(model, cluster, step, capacities).score
+    return score / outcome.winners[0].time_s if math.isfinite(score) else None
 
 
 def _phaze(models: Sequence[str], threads: int | None, say: Callable[[str], None]) -> list[Row]:
@@ -185,7 +192,7 @@ def reproduce(
     threads: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Reproduced:
-    """Set a paper's published figures beside ours.
+    """Compare a paper's published figures with ours.
 
     Parameters
     ----------
@@ -196,7 +203,7 @@ def reproduce(
     threads
         At most this many; by default all cores.
     say
-        Called with what is done next.
+        Called with a line on the progress.
 
     Raises
     ------
@@ -218,5 +225,5 @@ def reproduce(
                 f"models: {name!r} is not accepted; {nearest(name, known[paper])}"
             )
     rows = runs[paper](models, threads, say or (lambda _: None))
-    good = [row for row in rows if row.honest is None or math.isfinite(row.honest)]
-    return Reproduced(paper, _SOURCES[paper], _MEASURES[paper], tuple(good))
+    finite = [row for row in rows if row.honest is None or math.isfinite(row.honest)]
+    return Reproduced(paper, _SOURCES[paper], _MEASURES[paper], tuple(finite))

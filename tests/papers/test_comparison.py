@@ -1,11 +1,29 @@
-"""Sensitivity under limits on area that stay, and that follow the base chip."""
+"""Baselines of a search, and its sensitivity under area limits that stay or follow the base chip."""
 
 import pytest
+from search_cases import some_chips
 
 import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import AreaLimit
-from phaze_fast.papers.sensitivity import variations
+from phaze_fast.papers.comparison import variations
+
+
+def test_baselines_and_sensitivity_of_a_search():
+    cluster = pf.Cluster(devices=16, fabric="tpuv4-pod")
+    step = pf.Training(global_batch=64, micro_batch=(1, 2), tp=(1, 2), schedule="1f1b")
+    best = pf.search("bert-large", some_chips(14, 30), cluster, step, top=2)
+    lines = []
+    compared = pf.compare(best, "tpuv4", sensitivity=True, say=lines.append)
+    assert set(compared.baselines) == {"hand_plan", "megatron_plan", "our_plan"}
+    ours = compared.baselines["our_plan"]
+    assert ours["speedup"] == ours["time_s"] / best.best.time_s
+    moved = {(row["what"], row["factor"]): row["time_s"] for row in compared.sensitivity}
+    assert moved["HBM bandwidth", 2.0] <= best.best.time_s <= moved["HBM bandwidth", 0.5]
+    assert best.best.time_s <= moved["fabric bandwidth", 0.5]
+    assert lines
+    with pytest.raises(InvalidInputError, match="baselines"):
+        pf.compare(best, "spotlight")
 
 
 def test_an_area_limit_that_is_a_number_stays_where_an_area_is_scaled():
