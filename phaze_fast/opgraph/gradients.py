@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, vector_spec
 from phaze_fast.opgraph.graph import KINDS, OpGraph
 
 __all__ = [
@@ -77,17 +77,11 @@ def _summed(
     if sums == "free" or more < 1 or not size:
         return parts
     kernels = sums == "kernels"
-    total = OperatorSpec(
-        name + SUM,
-        "residual",
-        "VC",
-        parts,
-        m=int(size) // ELEMENT_BYTES,
-        n=more,
-        read_bytes=(2.0 if kernels else 1.0) * more * size,
-        write_bytes=more * size if kernels else 0.0,
+    read, written = (2.0, 1.0) if kernels else (1.0, 0.0)
+    rows, moved = int(size) // ELEMENT_BYTES, more * size
+    made.append(
+        vector_spec(name + SUM, "residual", parts, rows, more, read * moved, written * moved)
     )
-    made.append(total)
     return (len(made) - 1,)
 
 

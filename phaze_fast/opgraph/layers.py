@@ -8,7 +8,7 @@ from functools import cached_property
 
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_builder, block_kinds, embedding_builder, head_builder
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec, vector_spec
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
@@ -62,13 +62,6 @@ def _attention(model: TransformerModel, strategy: Strategy) -> int:
     return columns * model.hidden + model.qkv_bias * columns + out + norms + extra
 
 
-def _ffn(model: TransformerModel, width: int) -> int:
-    """Feed-forward parameters of one device that holds `width` columns."""
-    inward = 2 if model.gated else 1
-    biases = model.ffn_bias * (inward * width + model.hidden)
-    return (inward + 1) * model.hidden * width + biases
-
-
 def block_share(model: TransformerModel, strategy: Strategy, kind: str) -> Share:
     """Parameters of one block of a kind."""
     s, t = shapes(model, strategy), strategy.tp
@@ -79,12 +72,12 @@ def block_share(model: TransformerModel, strategy: Strategy, kind: str) -> Share
         device += _attention(model, strategy) + model.norm_parameters
     moe = model.moe
     if moe is None or not kind.endswith("moe-block"):
-        return Share(whole + model.ffn_parameters(model.ffn), device + _ffn(model, s.ffn))
+        return Share(whole + model.ffn_parameters(model.ffn), device + model.ffn_parameters(s.ffn))
     local = moe.experts // strategy.ep
-    experts = local * _ffn(model, moe.expert_ffn // strategy.expert_width)
+    experts = local * model.ffn_parameters(moe.expert_ffn // strategy.expert_width)
     device += (model.hidden + moe.router_bias) * moe.experts + experts
     if moe.shared_width:
-        device += _ffn(model, moe.shared_width // t) + moe.shared_gate * model.hidden
+        device += model.ffn_parameters(moe.shared_width // t) + moe.shared_gate * model.hidden
     return Share(whole + model.moe_parameters, device, experts)
 
 
@@ -192,18 +185,9 @@ def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[Op
         return []
     made = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
     size = float(moved * parameters)
-    return [
-        OperatorSpec(
-            "gradient-sums-w",  # in place, and it may wait as gradients of weights may
-            "residual",
-            "VC",
-            tuple(made) or (len(backward) - 1,),
-            m=parameters,
-            n=1,
-            read_bytes=size * 2.0 / 3.0,
-            write_bytes=size / 3.0,
-        )
-    ]
+    inputs = tuple(made) or (len(backward) - 1,)
+    name = "gradient-sums-w"  # in place, and it may wait as gradients of weights may
+    return [vector_spec(name, "residual", inputs, parameters, 1, size * 2.0 / 3.0, size / 3.0)]
 
 
 def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[OperatorSpec]:
@@ -213,19 +197,8 @@ def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[Op
     read = tuple({source for spec in specs for source in spec.inputs})
     last = tuple(i for i in range(len(specs)) if i not in read)
     size = moved * parameters
-    return [
-        OperatorSpec(
-            "shares-copy-w",
-            "multiply",
-            "VC",
-            last,
-            m=parameters,
-            n=1,
-            read_bytes=size / 2.0,
-            write_bytes=size / 2.0,
-            function="copy",
-        )
-    ]
+    half = size / 2.0
+    return [vector_spec("shares-copy-w", "multiply", last, parameters, 1, half, half, "copy")]
 
 
 def _graphs(

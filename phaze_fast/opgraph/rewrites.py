@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
+from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vector_spec
 from phaze_fast.opgraph.graph import CAST, PASSING_CAST
 from phaze_fast.software import Precision
 
@@ -122,18 +122,9 @@ def _arriving(spec: OperatorSpec) -> tuple[int, float]:
 def _kernel(
     name: str, inputs: tuple[int, ...], elements: float, read: float, write: float
 ) -> OperatorSpec:
-    """Write a kernel that reads and writes so many bytes for each element."""
-    return OperatorSpec(
-        name,
-        "multiply",
-        "VC",
-        inputs,
-        m=max(1, int(elements)),
-        n=1,
-        read_bytes=read * elements,
-        write_bytes=write * elements,
-        function="copy",
-    )
+    """Return a kernel that reads and writes so many bytes for each element."""
+    rows, moved = max(1, int(elements)), (read * elements, write * elements)
+    return vector_spec(name, "multiply", inputs, rows, 1, *moved, function="copy")
 
 
 class _Pass:
