@@ -23,17 +23,6 @@ import yaml
 
 from phaze_fast.errors import InvalidInputError, nearest
 
-__all__ = [
-    "Presets",
-    "digest",
-    "parse_json",
-    "parse_text",
-    "read_document",
-    "read_text",
-    "to_yaml",
-    "write_whole",
-]
-
 _MOST_BYTES = 2**28
 _MOST_VALUES = 10**7
 """Values of a document, those that aliases repeat counted each time."""

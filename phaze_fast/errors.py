@@ -10,18 +10,6 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 
-__all__ = [
-    "InUseError",
-    "InfeasibleError",
-    "InvalidInputError",
-    "InvalidTypeError",
-    "MissingExtraError",
-    "PhazeError",
-    "brief",
-    "nearest",
-]
-
-
 _MOST_LISTED = 24
 """Of more names than this only the nearest three are named."""
 

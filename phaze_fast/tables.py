@@ -10,8 +10,6 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, MissingExtraError
 
-__all__ = ["Table", "flat_row", "joined_columns", "needed"]
-
 
 def needed(module: str, extra: str, what: str) -> Any:
     """Import a package that an extra brings, or raise a MissingExtraError naming the extra."""

@@ -6,8 +6,6 @@ import os
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = ["thread_count"]
-
 _MOST = 1024
 
 

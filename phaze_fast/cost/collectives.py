@@ -15,11 +15,9 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import (
+    AnyFabric,
     Cluster,
-    FlatFabric,
-    MeshFabric,
     TieredFabric,
-    TorusFabric,
     cluster_record,
     fabric_record,
     presets,
@@ -29,19 +27,7 @@ from phaze_fast.records import FrozenDict
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = [
-    "CollectiveCost",
-    "CollectiveTimes",
-    "RankGroups",
-    "collective",
-    "collective_batch",
-    "collectives_s",
-    "message_batch",
-    "rank_groups",
-]
-
 Array = np.ndarray[Any, Any]
-AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
 
 _BAD_STRIDE = 4  # phaze::Status
 
@@ -70,9 +56,8 @@ class CollectiveCost:
     """Ranks between the first ranks of neighbouring runs."""
 
     def __str__(self) -> str:
-        runs = ""
-        if self.outer_ranks > 1:
-            runs = f", {self.outer_ranks} such runs at stride {self.outer_stride}"
+        more = f", {self.outer_ranks} such runs at stride {self.outer_stride}"
+        runs = more if self.outer_ranks > 1 else ""
         return (
             f"{self.op} of {format_bytes(self.payload_bytes)} over {self.ranks} ranks "
             f"(stride {self.stride}{runs}): {format_time(self.time_s)} by {self.algorithm}"

@@ -17,24 +17,13 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.caching import LruCache
-from phaze_fast.cost.collectives import AnyFabric, collectives_s, rank_groups
+from phaze_fast.cost.collectives import collectives_s, rank_groups
 from phaze_fast.cost.machines import Machines, in_format, machines
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.hardware import Accelerator, Cluster, EnergyTable, Tuning, presets
+from phaze_fast.hardware import Accelerator, AnyFabric, Cluster, EnergyTable, Tuning, presets
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph import BESIDE_RING, FORMATS, GROUPS, RING, LayerGraph, OpGraph
 from phaze_fast.threads import thread_count
-
-__all__ = [
-    "CacheInfo",
-    "CostTable",
-    "Costs",
-    "cost_cache_clear",
-    "cost_cache_info",
-    "distinct_operators",
-    "estimate_costs",
-    "roofline_work_s",
-]
 
 Array = np.ndarray[Any, Any]
 
@@ -150,20 +139,21 @@ class Costs:
         found[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
         return found
 
+    def _with_network(self, name: str, graph: int, chip: int | None) -> Array:
+        seconds: Array = self._look_up(name, graph, chip) + self._exposed_s(graph, chip)
+        return seconds
+
     def time_s(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Seconds on all cores, shape (chips, operators); collectives over the fabric."""
-        found: Array = self._look_up("time_s", graph, chip) + self._exposed_s(graph, chip)
-        return found
+        """Seconds on all cores, shape (chips, operators); collectives over the interconnect."""
+        return self._with_network("time_s", graph, chip)
 
     def one_core_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Seconds on one core of each type, shape (chips, operators)."""
-        found: Array = self._look_up("one_core_s", graph, chip) + self._exposed_s(graph, chip)
-        return found
+        return self._with_network("one_core_s", graph, chip)
 
     def bound_s(self, graph: int = 0, chip: int | None = None) -> Array:
         """Lower bounds of `time_s`, shape (chips, operators)."""
-        found: Array = self._look_up("bound_s", graph, chip) + self._exposed_s(graph, chip)
-        return found
+        return self._with_network("bound_s", graph, chip)
 
     @property
     def static_w(self) -> Array:
@@ -237,26 +227,9 @@ def _distinct_chips(asked: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
     _, first, inverse = np.unique(
         key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
     )
-    chosen = Machines(
-        np.ascontiguousarray(records[first]),
-        np.ascontiguousarray(asked.tuning_of[first]),
-        asked.tunings,
-        asked.precision,
-        asked.energy,
-        np.zeros(len(first)),  # static energy is added when an answer is laid out
-    )
-    return chosen, inverse.reshape(-1)
-
-
-def _part(asked: Machines, begin: int, end: int) -> Machines:
-    return Machines(
-        asked.records[begin:end],
-        asked.tuning_of[begin:end],
-        asked.tunings,
-        asked.precision,
-        asked.energy,
-        asked.static_w[begin:end],
-    )
+    # Static energy is added when an answer is laid out.
+    alike = replace(asked, records=records, static_w=np.zeros(len(records)))
+    return alike.take(first), inverse.reshape(-1)
 
 
 def _bounded(ops: Array, asked: Machines, threads: int) -> tuple[Array, ...]:
@@ -316,7 +289,7 @@ def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[
         step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
         for begin in range(0, len(asked), step):
             end = min(len(asked), begin + step)
-            some = _part(asked, begin, end)
+            some = asked.take(slice(begin, end))
             costs = _core.op_costs(ops, *some.arguments, False, some.prices, some.static_w, threads)
             _refuse_bad(ops, costs["status"], chip_of, begin)
             one = _core.op_times(ops, *some.arguments, True, threads)
@@ -354,11 +327,6 @@ def _tabled(
     column_of[which] = column
     time_s, one_core_s, bound_s, dynamic_j = values
     return CostTable(time_s, one_core_s, bound_s, dynamic_j, chip_of, column_of)
-
-
-def _format(code: int) -> Dtype:
-    """Name the number format of an operator that does not have the batch's."""
-    return cast(Dtype, FORMATS[code])
 
 
 def _cores(records: Array) -> Array:
@@ -446,7 +414,8 @@ def estimate_costs(
     alone = (ops["function"] == 0) & (ops["epilogue"] == 0)
     tables = []
     for code in np.unique(ops["format"]).tolist() or [0]:
-        own = asked if code == 0 else machines(chips, _format(code), tuning, energy, like)
+        low = cast(Dtype, FORMATS[code])
+        own = asked if code == 0 else machines(chips, low, tuning, energy, like)
         mine = ops["format"] == code
         for which, unseen in (
             (alone & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,6 @@ from phaze_fast.hardware import (
     tuning_record,
 )
 from phaze_fast.hardware.chip import Dtype
-
-__all__ = ["PRECISIONS", "Machines", "in_format", "machines"]
 
 Array = np.ndarray[Any, Any]
 
@@ -51,6 +49,15 @@ class Machines:
 
     def __len__(self) -> int:
         return len(self.records)
+
+    def take(self, chips: Array | slice) -> Machines:
+        """Return those of some chips, by position."""
+        return replace(
+            self,
+            records=np.ascontiguousarray(self.records[chips]),
+            tuning_of=np.ascontiguousarray(self.tuning_of[chips]),
+            static_w=self.static_w[chips],
+        )
 
     @property
     def prices(self) -> Array:

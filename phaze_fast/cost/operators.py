@@ -20,16 +20,6 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.opgraph.graph import KINDS, UNITS
 from phaze_fast.units import format_bytes, format_time
 
-__all__ = [
-    "OperatorCost",
-    "array_cycles",
-    "attention_ops",
-    "gemm",
-    "operator_costs",
-    "product_ops",
-    "vector_ops",
-]
-
 Array = np.ndarray[Any, Any]
 
 _ELEMENT_BYTES = 2.0
@@ -247,26 +237,15 @@ def _of_record(
     # Of the rated peak, which is not always the clock that operators run at.
     used = 2.0 * macs / (seconds * chip.peak_flops(dtype)) if macs else float(row["utilization"])
     flow, order = int(row["dataflow"]), int(row["order"])
+    same = {name: float(row[name]) for name in _SAME}
     return OperatorCost(
+        **same,
         time_s=seconds,
         one_core_s=float(one_core_s) + alone,
         bound_s=float(row["bound_s"]) + alone,
         limit=_core.LIMITS[int(row["limit"])],
-        compute_s=float(row["compute_s"]),
-        port_s=float(row["port_s"]),
-        buffer_s=float(row["buffer_s"]),
-        hbm_s=float(row["hbm_s"]),
-        power_s=float(row["power_s"]),
-        vector_s=float(row["vector_s"]),
-        fill_s=float(row["fill_s"]),
-        overhead_s=float(row["overhead_s"]),
-        fixed_s=float(row["fixed_s"]),
         dispatch_s=alone,
-        compute_cycles=float(row["compute_cycles"]),
         macs=macs,
-        port_bytes=float(row["port_bytes"]),
-        buffer_bytes=float(row["buffer_bytes"]),
-        hbm_bytes=float(row["hbm_bytes"]),
         utilization=used,
         energy_j=float(row["energy_j"]) + static_w * alone,
         dataflow=_core.DATAFLOWS[flow] if flow >= 0 else "",
@@ -276,6 +255,14 @@ def _of_record(
         tiles=(int(row["tiles_i"]), int(row["tiles_j"])),
         extrapolated=_outside(chip, op, dtype),
     )
+
+
+_RESOURCES = ("compute", "port", "buffer", "hbm", "power", "vector", "fill", "overhead", "fixed")
+_SAME = (
+    *(f"{name}_s" for name in _RESOURCES),
+    *("compute_cycles", "port_bytes", "buffer_bytes", "hbm_bytes"),
+)
+"""Fields that `OperatorCost` takes from the kernel's record as they are."""
 
 
 def operator_costs(
@@ -328,6 +315,12 @@ def operator_costs(
     ]
 
 
+def _check_whole(**sizes: object) -> None:
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | np.integer):
+            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
+
+
 def gemm(
     chip: Accelerator | str,
     m: int,
@@ -360,9 +353,7 @@ def gemm(
     >>> cost.limit, cost.utilization > 0.9, cost.bound_s <= cost.time_s
     ('compute', True, True)
     """
-    for name, size in (("b", b), ("m", m), ("k", k), ("n", n)):
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
+    _check_whole(b=b, m=m, k=k, n=n)
     return operator_costs(chip, product_ops([(b, m, k, n)]), dtype)[0]
 
 
@@ -399,9 +390,7 @@ def array_cycles(
         raise InvalidInputError(
             f"dataflow: {dataflow!r} is not accepted; {nearest(dataflow, _core.DATAFLOWS)}"
         )
-    for name, size in (("m", m), ("k", k), ("n", n), ("rows", rows), ("cols", cols)):
-        if isinstance(size, bool) or not isinstance(size, int | np.integer):
-            raise InvalidInputError(f"{name}: {size!r} is not accepted; expected a whole number")
+    _check_whole(m=m, k=k, n=n, rows=rows, cols=cols)
     try:
         sizes = np.array([[m], [k], [n], [rows], [cols]], dtype=np.int64)
     except OverflowError:

@@ -24,17 +24,6 @@ from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
 
-__all__ = [
-    "ColumnError",
-    "ErrorSizes",
-    "Measurements",
-    "Validation",
-    "column_error",
-    "measured_model",
-    "read_measurements",
-    "validate",
-]
-
 Array = np.ndarray[Any, Any]
 
 

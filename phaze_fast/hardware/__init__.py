@@ -12,6 +12,7 @@ from phaze_fast.hardware.chip import (
 )
 from phaze_fast.hardware.die import Die, WaferRules
 from phaze_fast.hardware.fabric import (
+    AnyFabric,
     Cluster,
     Fabric,
     FlatFabric,
@@ -59,6 +60,7 @@ __all__ = [
     "FULL_AREA",
     "PUBLISHED_AREA",
     "Accelerator",
+    "AnyFabric",
     "ArchitectureSpace",
     "Area",
     "AreaLimit",

@@ -30,18 +30,6 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import KIB, format_bandwidth, format_bytes, format_flops
 
-__all__ = [
-    "CHIPS",
-    "Accelerator",
-    "Buffer",
-    "Dtype",
-    "Hbm",
-    "Links",
-    "TensorCore",
-    "VectorCore",
-    "chip_records",
-]
-
 Dtype = Literal["bf16", "fp16", "fp8", "fp4", "int8", "fp32", "tf32"]
 """Number formats a tensor core can multiply."""
 

@@ -39,25 +39,6 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import format_bandwidth
 
-__all__ = [
-    "FABRICS",
-    "AnyFabric",
-    "Cluster",
-    "CollectiveTuning",
-    "Fabric",
-    "FlatFabric",
-    "InSwitch",
-    "MeshFabric",
-    "Protocol",
-    "Tier",
-    "TieredFabric",
-    "TorusFabric",
-    "cluster_record",
-    "fabric_from_dict",
-    "fabric_record",
-    "fill_protocols",
-]
-
 # ---- communication libraries ----
 
 

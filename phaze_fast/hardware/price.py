@@ -11,8 +11,6 @@ from phaze_fast.hardware.silicon import process_node
 from phaze_fast.records import Quantity, Record
 from phaze_fast.units import GIB
 
-__all__ = ["Prices", "RunningCosts"]
-
 Array = np.ndarray[Any, Any]
 
 

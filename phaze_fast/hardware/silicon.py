@@ -28,26 +28,6 @@ from phaze_fast.hardware.chip import Accelerator, chip_records
 from phaze_fast.records import Quantity, Record
 from phaze_fast.threads import thread_count
 
-__all__ = [
-    "EVERY_AREA",
-    "FULL_AREA",
-    "PUBLISHED_AREA",
-    "REFERENCE_NM",
-    "Area",
-    "AreaTerms",
-    "ChipPower",
-    "EnergyTable",
-    "PowerModel",
-    "ProcessNode",
-    "area",
-    "area_batch",
-    "energy_table",
-    "energy_table_at",
-    "energy_table_names",
-    "power_batch",
-    "process_node",
-]
-
 # ---- process nodes ----
 
 

@@ -28,21 +28,6 @@ from phaze_fast.records import (
 )
 from phaze_fast.units import GIB, parse_quantity
 
-__all__ = [
-    "COLUMNS",
-    "COLUMN_NUMBER",
-    "FORMATS",
-    "FP8_RATE",
-    "HBM_GENERATIONS",
-    "NAMED_AXES",
-    "AreaLimit",
-    "HbmGeneration",
-    "SpaceSpec",
-    "axis_number",
-    "with_fields",
-    "with_stacks",
-]
-
 Array = np.ndarray[Any, Any]
 
 

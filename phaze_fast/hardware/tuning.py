@@ -17,19 +17,6 @@ from phaze_fast import _core
 from phaze_fast.errors import nearest
 from phaze_fast.records import FrozenDict, Quantity, Record, Seconds, Side
 
-__all__ = [
-    "AttentionKernel",
-    "AttentionTuning",
-    "Calibration",
-    "CalibrationState",
-    "FittedRange",
-    "FormatTuning",
-    "FunctionCost",
-    "Tuning",
-    "calibration_of",
-    "tuning_record",
-]
-
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "splash-split"]
 """Generations of fused attention kernels; attention that is not fused is a graph of products."""
 

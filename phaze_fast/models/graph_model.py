@@ -14,15 +14,6 @@ from pydantic import Field, model_validator
 from phaze_fast.models.transformer import MOST_BLOCKS
 from phaze_fast.records import Count, Quantity, Record
 
-__all__ = [
-    "PRODUCTS",
-    "GraphLayer",
-    "GraphModel",
-    "GraphOperator",
-    "OperatorKind",
-    "SavedTensor",
-]
-
 _Whole = Annotated[int, Field(strict=True, ge=0, le=2**62)]
 _Position = Annotated[int, Field(strict=True, ge=-1, le=2**31)]
 

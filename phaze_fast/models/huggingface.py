@@ -19,13 +19,6 @@ from phaze_fast.models.hf_architectures import DECODERS, ENCODERS, EXPERTS, Fiel
 from phaze_fast.models.torch_import import from_torch
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = [
-    "LONGEST",
-    "from_hf",
-    "hf_module",
-    "trace_hf",
-]
-
 _WINDOWS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
 
 

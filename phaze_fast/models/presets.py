@@ -16,8 +16,6 @@ from phaze_fast.models.graph_model import GraphModel
 from phaze_fast.models.huggingface import from_hf
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = ["Model", "load", "model_from_dict", "names"]
-
 Model = TransformerModel | GraphModel
 """What is trained: a transformer by its fields, or any model by its graph."""
 

@@ -20,17 +20,6 @@ from phaze_fast.models.flops import model_flops
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator
 from phaze_fast.models.transformer import TransformerModel
 
-__all__ = [
-    "Attention",
-    "FeedForward",
-    "Norm",
-    "NotATransformerError",
-    "Skeleton",
-    "read_block",
-    "recognised",
-    "why_not_recognised",
-]
-
 # ---- products, attentions, norms and non-linearities of a layer ----
 
 

@@ -24,12 +24,6 @@ from phaze_fast.errors import InvalidInputError, InvalidTypeError, MissingExtraE
 from phaze_fast.models.aten import KNOWN, figures
 from phaze_fast.models.graph_model import GraphLayer, GraphModel, GraphOperator, SavedTensor
 
-__all__ = [
-    "from_torch",
-    "layered",
-    "with_split",
-]
-
 # ---- tensor-parallel splits ----
 
 

@@ -26,17 +26,6 @@ from torch.utils._python_dispatch import (  # type: ignore[import-not-found, unu
 
 from phaze_fast.errors import InvalidInputError
 
-__all__ = [
-    "Array",
-    "Call",
-    "Constants",
-    "Functions",
-    "Recorder",
-    "Saved",
-    "loss_of",
-    "record_step",
-]
-
 # ---- values that depend on no input: positions and masks ----
 
 

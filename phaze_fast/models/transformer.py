@@ -12,16 +12,6 @@ from pydantic import Field, model_validator
 
 from phaze_fast.records import Count, Quantity, Record, Side
 
-__all__ = [
-    "MOST_BLOCKS",
-    "Activation",
-    "Blocks",
-    "LatentAttention",
-    "MixtureOfExperts",
-    "Patches",
-    "TransformerModel",
-]
-
 MOST_BLOCKS = 4094
 """Of a model: plans are made of at most 4,096 layers, the embedding and the head among them."""
 
@@ -373,14 +363,29 @@ class TransformerModel(Record):
         return 4 if self.norm_position == "sandwich" else 2
 
     @property
+    def attention_weights(self) -> int:
+        """Elements of the matrices of one attention layer."""
+        latent = self.latent
+        if latent is None:
+            return self.hidden * (2 * self.query_width + 2 * self.kv_width)
+        queries, values = self.heads * latent.query_width, self.heads * latent.value_width
+        total = self.hidden * (latent.kv_rank + latent.rotary_width + values)
+        total += latent.kv_rank * (self.heads * latent.plain_width + values)
+        if latent.query_rank is None:
+            return total + self.hidden * queries
+        return total + latent.query_rank * (self.hidden + queries)
+
+    @property
     def attention_parameters(self) -> int:
         """Parameters of one attention layer, its norm not counted."""
-        extra = self.out_bias * self.hidden + self.sinks * self.heads
-        if self.latent is not None:
-            return extra + self._latent_parameters(self.latent)
-        projections = self.hidden * (2 * self.query_width + 2 * self.kv_width)
-        biases = self.qkv_bias * (self.query_width + 2 * self.kv_width)
-        return projections + biases + extra + self.qk_norm_parameters
+        total = self.attention_weights + self.out_bias * self.hidden + self.sinks * self.heads
+        latent = self.latent
+        if latent is None:
+            biases = self.qkv_bias * (self.query_width + 2 * self.kv_width)
+            return total + biases + self.qk_norm_parameters
+        rank = latent.query_rank or 0  # each latent vector has a norm, and its projection a bias
+        total += latent.kv_rank + rank
+        return total + self.qkv_bias * (latent.kv_rank + latent.rotary_width + rank)
 
     @property
     def qk_norm_parameters(self) -> int:
@@ -388,21 +393,14 @@ class TransformerModel(Record):
         gains = {"no": 0, "head": 2 * self.head_width, "width": self.query_width + self.kv_width}
         return gains[self.qk_norm]
 
-    def _latent_parameters(self, latent: LatentAttention) -> int:
-        kv_in, queries = latent.kv_rank + latent.rotary_width, self.heads * latent.query_width
-        total = self.hidden * kv_in + latent.kv_rank  # down to the latent vector, and its norm
-        total += latent.kv_rank * self.heads * (latent.plain_width + latent.value_width)
-        total += self.heads * latent.value_width * self.hidden
-        if latent.query_rank is None:
-            return total + self.hidden * queries + self.qkv_bias * kv_in
-        total += (self.hidden + 1 + queries) * latent.query_rank
-        return total + self.qkv_bias * (kv_in + latent.query_rank)
+    def ffn_weights(self, width: int) -> int:
+        """Elements of the matrices of one feed-forward layer of a width."""
+        return (3 if self.gated else 2) * self.hidden * width
 
     def ffn_parameters(self, width: int) -> int:
         """Parameters of one feed-forward layer of a width, its norm not counted."""
         inward = 2 if self.gated else 1
-        biases = self.ffn_bias * (inward * width + self.hidden)
-        return (inward + 1) * self.hidden * width + biases
+        return self.ffn_weights(width) + self.ffn_bias * (inward * width + self.hidden)
 
     @property
     def moe_parameters(self) -> int:

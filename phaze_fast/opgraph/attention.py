@@ -24,16 +24,6 @@ from phaze_fast.models import LatentAttention, TransformerModel
 from phaze_fast.models.flops import visible_keys
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, FLOAT_BYTES, BlockBuilder, OperatorSpec
 
-__all__ = [
-    "BESIDE_RING",
-    "RING",
-    "Exchanged",
-    "attend",
-    "attention_shape",
-    "exchange",
-    "exchange_back",
-]
-
 _RANDOM_STATE_BYTES = 1024  # seed and offset of a fused kernel, each in an allocation of its own
 _SOFTMAX_STEPS = (
     ("scores-to-fp32", ELEMENT_BYTES, FLOAT_BYTES),

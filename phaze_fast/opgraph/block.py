@@ -21,13 +21,6 @@ from phaze_fast.opgraph.builder import (
 from phaze_fast.opgraph.feed_forward import experts, experts_of_rows, feed_forward, own_experts
 from phaze_fast.opgraph.strategy import Strategy, shapes
 
-__all__ = [
-    "block_builder",
-    "block_kinds",
-    "embedding_builder",
-    "head_builder",
-]
-
 
 def block_kinds(model: TransformerModel, seq: int) -> list[str]:
     """Kind of every block of a decoder or encoder, in order.

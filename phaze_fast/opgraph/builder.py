@@ -15,17 +15,6 @@ from typing import Literal
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.strategy import Shapes, Strategy, shapes
 
-__all__ = [
-    "ELEMENT_BYTES",
-    "FLOAT_BYTES",
-    "BlockBuilder",
-    "LayerBuilder",
-    "OperatorSpec",
-    "Tensor",
-    "keep_norm_input",
-    "vector_spec",
-]
-
 ELEMENT_BYTES = 2  # bf16 activations and weights
 
 

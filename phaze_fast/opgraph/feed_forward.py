@@ -5,8 +5,6 @@ from __future__ import annotations
 from phaze_fast.models import MixtureOfExperts
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, BlockBuilder
 
-__all__ = ["experts", "experts_of_rows", "feed_forward", "own_experts"]
-
 _GELU_STEPS = {"cube": 1, "scale": 1, "sum": 2, "widen": 1, "tanh": 1, "shift": 1, "halve": 1}
 """Operators of the tanh form of GELU before its last product, and the arrays that each reads."""
 

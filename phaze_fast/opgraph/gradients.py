@@ -8,12 +8,6 @@ from dataclasses import replace
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, vector_spec
 from phaze_fast.opgraph.graph import KINDS, OpGraph
 
-__all__ = [
-    "SUM",
-    "backward_work_bytes",
-    "gradients",
-]
-
 SUM = "-gradients"
 """How the names of operators end that add up gradients of one tensor."""
 

@@ -15,21 +15,6 @@ from phaze_fast.models.graph_model import OperatorKind
 from phaze_fast.opgraph.builder import OperatorSpec, Tensor
 from phaze_fast.records import FrozenDict
 
-__all__ = [
-    "CAST",
-    "FORMATS",
-    "FUNCTIONS",
-    "GROUPS",
-    "KINDS",
-    "PASSING_CAST",
-    "RECOMPUTE_SETS",
-    "UNITS",
-    "OpGraph",
-    "check_recompute",
-    "function_code",
-    "lay_out",
-]
-
 FUNCTIONS: tuple[str, ...] = _core.FUNCTIONS
 """Names of functions in the order of their codes; the first four are no rows of a vector table."""
 

@@ -16,17 +16,6 @@ from phaze_fast.opgraph.strategy import Strategy, shapes
 from phaze_fast.opgraph.traced import traced_layers
 from phaze_fast.software import Precision
 
-__all__ = [
-    "Layer",
-    "LayerGraph",
-    "Share",
-    "block_share",
-    "build_op_graphs",
-    "embedding_share",
-    "head_share",
-    "layer_graph",
-]
-
 
 @dataclass(frozen=True)
 class Share:

@@ -19,12 +19,6 @@ from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor, vect
 from phaze_fast.opgraph.graph import CAST, PASSING_CAST
 from phaze_fast.software import Precision
 
-__all__ = [
-    "fuse",
-    "quantised",
-    "quantised_tensors",
-]
-
 _PRODUCTS = frozenset({"gemm", "gemm-input-gradient", "batched-gemm"})
 _EPILOGUES = frozenset(
     {

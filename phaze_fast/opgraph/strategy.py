@@ -15,9 +15,6 @@ from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphLayer, GraphModel, Model, TransformerModel, recognised
 from phaze_fast.records import Count, Record
 
-__all__ = ["CONTEXT_KINDS", "RULES", "Rule", "Shapes", "Strategy", "reasons", "shapes"]
-
-
 CONTEXT_KINDS = ("all-gather", "ring", "ulysses")
 """How devices that share a sequence attend to all of it: keys and values gathered, sent round a
 ring while attention is at work, or rows exchanged for heads."""

@@ -13,15 +13,6 @@ from phaze_fast.opgraph.rewrites import quantised, quantised_tensors
 from phaze_fast.opgraph.strategy import Strategy, reasons
 from phaze_fast.software import Precision
 
-__all__ = [
-    "TracedLayer",
-    "backward_specs",
-    "device_parameters",
-    "forward_specs",
-    "rows_shared",
-    "traced_layers",
-]
-
 _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
 
 
