@@ -76,7 +76,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever `_Loader` would not read back as the text it is."""
+    """Quotes text that `_Loader` would read back as another type."""
 
 
 _FLOAT = re.compile(

@@ -49,7 +49,7 @@ class Measure(GroupedMetadata):
     """Whether it has to be a whole number."""
 
     def __iter__(self) -> Iterator[object]:
-        """Give the markers that this one stands for."""
+        """Yield the annotations that this one combines."""
         yield BeforeValidator(self._convert)
         finite = None if self.whole else False
         if self.above is None:
@@ -116,7 +116,7 @@ SquareMillimetres = Annotated[float, Measure("mm2", above=0)]
 
 
 class FrozenDict(dict[Any, Any]):
-    """A dict that cannot change, so that a frozen record is frozen all the way down.
+    """A dict that cannot change, so that a frozen record is frozen at every level.
 
     Examples
     --------
@@ -138,7 +138,7 @@ class FrozenDict(dict[Any, Any]):
 
 
 class OrderedFrozenDict(FrozenDict):
-    """A `FrozenDict` whose order is part of what it says."""
+    """A `FrozenDict` whose order matters for equality."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, dict) and list(self.items()) == list(other.items())
@@ -171,7 +171,7 @@ class Record(BaseModel):
         except ValidationError as error:
             raise InvalidInputError(explain(error, self.what, "")) from None
 
-    # Nested records are validated by pydantic itself, so that paths name the whole way down.
+    # Nested records are validated by pydantic itself, so that a message names the full path.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
@@ -320,7 +320,7 @@ _MOST_FAULTS = 8
 
 
 def explain(error: ValidationError, what: str, source: str) -> str:
-    """Say what is wrong with a record, one line per fault, the first few of many."""
+    """Return what is wrong with a record, one line per fault, the first few of many."""
     prefix = f"{source}: " if source else ""
     lines = []
     details = error.errors(include_url=False)

@@ -10,7 +10,7 @@ _MOST = 1024
 
 
 def thread_count(threads: int | None = None) -> int:
-    """Give the number of threads to use; None means all cores this process may run on.
+    """Return the number of threads to use; None means all cores this process may run on.
 
     Raises
     ------

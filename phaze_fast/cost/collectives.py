@@ -66,7 +66,7 @@ class CollectiveCost:
 
 @dataclass(frozen=True, eq=False)
 class CollectiveTimes:
-    """Answers of a batch, one row per query; arrays are read-only."""
+    """Times of a batch of collectives, one row per query; arrays are read-only."""
 
     time_s: Array
     """Seconds; NaN where `status` is not 0."""
@@ -115,7 +115,7 @@ def collective(
     Parameters
     ----------
     fabric
-        How the devices are wired.
+        The interconnect between the devices.
     op
         ``all-reduce``, ``reduce-scatter``, ``all-gather``, ``all-to-all``, ``broadcast`` or
         ``point-to-point`` (over 2 ranks, `stride` apart).
@@ -141,7 +141,7 @@ def collective(
     Raises
     ------
     InvalidInputError
-        Where the group does not fit the fabric, or an argument is out of range.
+        Where the group does not fit the interconnect, or an argument is out of range.
 
     Examples
     --------
@@ -212,13 +212,13 @@ def collective_batch(
     Parameters
     ----------
     fabrics
-        One fabric, or several to choose from by `fabric`.
+        One interconnect, or several to choose from by `fabric`.
     op
         One operation, a sequence of names, or an array of uint8 codes into
         ``CollectiveTimes`` order (``_core.COLLECTIVE_OPS``).
     payload_bytes, ranks, stride, fabric
         Numbers or one-dimensional arrays, broadcast against each other: bytes (float), ranks,
-        stride (integers), and the position of the fabric in `fabrics`.
+        stride (integers), and the position of the interconnect in `fabrics`.
     threads
         At most this many threads, by default all cores; the result does not depend on it.
     outer_ranks, outer_stride
@@ -281,7 +281,7 @@ def message_batch(
     Parameters
     ----------
     fabric
-        How the devices are wired.
+        The interconnect between the devices.
     payload_bytes
         Bytes of each message: a number or a one-dimensional array.
     source, target
@@ -316,14 +316,14 @@ def message_batch(
 
 
 def _rows(columns: Sequence[Array]) -> list[Array]:
-    """Columns of one length, numbers repeated."""
+    """Return the columns with one length, scalars repeated."""
     given = [column.size for column in columns if column.ndim]
     length = 0 if 0 in given else max(given, default=1)
     return [_stretched(column, length) for column in columns]
 
 
 def _column(name: str, values: Any, dtype: type[np.generic]) -> Array:
-    """Array of `dtype` holding exactly the given numbers, of zero or one dimension."""
+    """Return an array of `dtype` with exactly these numbers, of zero or one dimension."""
     try:
         array = np.asarray(values)
     except ValueError:
@@ -355,19 +355,19 @@ def _stretched(column: Array, length: int) -> Array:
 
 
 class RankGroups(NamedTuple):
-    """How the groups of a strategy lie."""
+    """How the groups of ranks of a strategy are placed."""
 
     ranks: tuple[int, ...]
-    """Of each group of `GROUPS`."""
+    """Ranks of each group of `GROUPS`."""
     stride: tuple[int, ...]
-    """Ranks between neighbours of each."""
+    """Ranks between neighbours of each group."""
     runs: tuple[int, ...]
-    """Of each, how many such runs of ranks there are."""
+    """How many such runs of ranks each group has."""
     apart: tuple[int, ...]
-    """Ranks from one such run to the next."""
+    """Ranks from one run of a group to its next."""
     visits: tuple[int, ...]
-    """Of each, how many of its ranks a row goes to that is sent once to each unit of the fabric; 0:
-    a row is sent as often as its payload says."""
+    """How many ranks of each group a row visits, where it is sent once to each node; 0 where a row
+    is sent as often as its payload says."""
 
     @property
     def devices(self) -> int:
@@ -380,7 +380,7 @@ class RankGroups(NamedTuple):
 
     @property
     def widths(self) -> str:
-        """Names and numbers, as a message shows them."""
+        """Widths as a message shows them."""
         named = zip(GROUPS, self.ranks, self.runs, strict=True)
         shown = {"tensor": "tp", "context": "cp", "expert": "ep"}
         return ", ".join(f"{shown[name]} {n * runs}" for name, n, runs in named if name in shown)
@@ -426,7 +426,7 @@ def _refuse_too_few_devices(groups: RankGroups, fabric: AnyFabric | Cluster) -> 
 
 
 def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> float:
-    """Share of an exchange that is sent where a row goes once to each unit that it visits.
+    """Return the share of an exchange that is sent where a row goes once to each node it visits.
 
     Of n nodes (or of n devices, where the group lies in one node), k visits at random meet
     n(1 - (1 - 1/n)^k).
@@ -448,12 +448,12 @@ def _sent_share(groups: RankGroups, group: int, fabric: AnyFabric | Cluster) -> 
 def collectives_s(
     graph: OpGraph, fabric: AnyFabric | Cluster | None, groups: RankGroups | None
 ) -> Array:
-    """Seconds of a graph's collectives over the fabric, zero elsewhere, shape (operators,).
+    """Return the seconds of a graph's collectives, zero for other operators, shape (operators,).
 
     Raises
     ------
     InvalidInputError
-        Where there are collectives and no fabric, no groups, or fewer devices than the groups take.
+        Where there are collectives and no interconnect, no groups, or too few devices.
     """
     times = np.zeros(len(graph))
     wanted = graph.ops["collective"] >= 0

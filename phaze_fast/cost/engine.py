@@ -30,29 +30,29 @@ Array = np.ndarray[Any, Any]
 
 @lru_cache(maxsize=256)
 def _rings(names: tuple[str, ...]) -> tuple[int, ...]:
-    """Positions of the collectives of attention in a ring."""
+    """Return the positions of ring-attention collectives."""
     return tuple(k for k, name in enumerate(names) if name.endswith(RING))
 
 
 class CostTable(NamedTuple):
-    """Distinct operators on the chips that are distinct to them."""
+    """Costs of distinct operators on distinct chips."""
 
     time_s: Array
     one_core_s: Array
     bound_s: Array
     dynamic_j: Array
     chip_of: Array
-    """Which of its rows each chip is."""
+    """Row of each chip."""
     column_of: Array
-    """Which of its columns each operator is; -1 where it is in the other table."""
+    """Column of each operator; -1 where it is in another table."""
 
 
 @dataclass(frozen=True, eq=False)
 class Costs:
     """Time and energy of the operators of several graphs on several chips.
 
-    Answers are kept once per distinct shape and chip; `time_s` and the others lay out what is asked
-    for, one row per chip and one column per operator of a graph.
+    Each distinct shape is stored once per distinct chip; `time_s` and the other methods expand it
+    to one row per chip and one column per operator of a graph.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -60,13 +60,13 @@ class Costs:
     cores: Array
     """Tensor cores, vector cores and networks (1) of each chip, shape (chips, 3)."""
     evaluations: int
-    """Pairs of distinct operator and distinct chip that were priced."""
+    """Number of pairs of distinct operator and distinct chip that were priced."""
     _tables: tuple[CostTable, ...]
     _static_w: Array
     _ends: tuple[int, ...]
     _network_s: tuple[Array, ...]
     _places: dict[int, list[tuple[int, Array, Array]]] = field(default_factory=dict)
-    """Of each graph that was asked for: tables, which operators are theirs, and their columns."""
+    """By graph: its tables, the operators in each, and their columns there."""
 
     _contention: float = 0.0
 
@@ -100,7 +100,7 @@ class Costs:
         return found
 
     def at(self, chips: Array) -> Costs:
-        """Those of some chips, by position."""
+        """Return the costs on some of the chips, by position."""
         tables = [table._replace(chip_of=table.chip_of[chips]) for table in self._tables]
         return replace(
             self,
@@ -111,9 +111,9 @@ class Costs:
         )
 
     def without(self, groups: Sequence[str], share: float = 1.0) -> Costs:
-        """Those with collectives of some groups of devices (`phaze_fast.opgraph.GROUPS`) free.
+        """Return the costs with collectives of some groups (`phaze_fast.opgraph.GROUPS`) free.
 
-        A `share` below 1 takes away only so much of their seconds.
+        A `share` below 1 removes only that part of their seconds.
         """
         codes = [GROUPS.index(name) for name in groups]
         network = tuple(
@@ -123,11 +123,11 @@ class Costs:
         return replace(self, _network_s=network)
 
     def with_contention(self, contention: float) -> Costs:
-        """Those in which work loses so much of each second of a collective beside it."""
+        """Return the costs where a collective slows what it overlaps by a share of its time."""
         return replace(self, _contention=contention)
 
     def _exposed_s(self, graph: int, chip: int | None) -> Array:
-        """Seconds of collectives; of a ring those that outlast or slow the attention beside it."""
+        """Seconds of collectives; of a ring those that outlast or slow the attention."""
         network, names = self._network_s[graph], self.graphs[graph].names
         rings = _rings(names)
         if not rings:
@@ -157,15 +157,15 @@ class Costs:
 
     @property
     def static_w(self) -> Array:
-        """Watts of each chip that flow whatever runs, shape (chips,)."""
+        """Static power of each chip, watts, shape (chips,)."""
         return self._static_w
 
     def dynamic_j(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Joules on the chip but for those of `static_w`, shape (chips, operators)."""
+        """Dynamic energy on the chip, joules, shape (chips, operators)."""
         return self._look_up("dynamic_j", graph, chip)
 
     def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
-        """Joules on the chip, shape (chips, operators); none while the network is at work."""
+        """Energy on the chip, joules, shape (chips, operators); collectives take none."""
         watts = self._static_w if chip is None else self._static_w[chip : chip + 1]
         found = self.dynamic_j(graph, chip)
         found += watts[:, None] * self._look_up("time_s", graph, chip)
@@ -200,7 +200,7 @@ def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tupl
 
 
 def distinct_operators(ops: Array) -> tuple[Array, Array]:
-    """Operators that differ in what a chip sees, and which of them each one is."""
+    """Return the operators that differ in cost, and the index of each operator among them."""
     if not len(ops):
         return ops, np.zeros(0, dtype=np.intp)
     key: Array = np.zeros(len(ops), dtype=[(name, ops.dtype[name]) for name in _SEEN])
@@ -217,7 +217,7 @@ def distinct_operators(ops: Array) -> tuple[Array, Array]:
 
 
 def _distinct_chips(asked: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:
-    """Chips that differ in what an operator sees, and which of them each one is."""
+    """Return the chips that differ in cost, and the index of each chip among them."""
     records = asked.records.copy()
     for name in unseen:
         records[name] = 1
@@ -233,7 +233,7 @@ def _distinct_chips(asked: Machines, unseen: tuple[str, ...]) -> tuple[Machines,
 
 
 def _bounded(ops: Array, asked: Machines, threads: int) -> tuple[Array, ...]:
-    """Lower bounds in place of times, and nothing for energy; too quick to be kept."""
+    """Return lower bounds in place of times, and no energy; they are too quick to cache."""
     bounds: Array = _core.op_bounds(ops, *asked.arguments, False, threads)
     bounds = bounds.reshape(len(asked), len(ops))
     return bounds, bounds, bounds, np.zeros_like(bounds)
@@ -277,7 +277,7 @@ def cost_cache_clear() -> None:
 
 
 def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[Array, ...]:
-    """Time on all cores and on one, bound and energy without static power; looked up first."""
+    """Return time on all cores and on one, bound and dynamic energy, cached if possible."""
     parts = (ops, *asked.arguments[:3], np.array(asked.precision), asked.prices)
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -318,7 +318,7 @@ def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
 def _tabled(
     ops: Array, which: Array, asked: Machines, unseen: tuple[str, ...], threads: int, rough: bool
 ) -> CostTable:
-    """Price some operators, each distinct one once, on the chips that are distinct to them."""
+    """Price some operators, each distinct one once, on each distinct chip."""
     shapes, column = distinct_operators(ops[which])
     chips, chip_of = _distinct_chips(asked, unseen)
     sized = in_format(shapes, asked.precision)
@@ -356,10 +356,10 @@ def estimate_costs(
     chips
         Accelerators or names of them, or an array of records such as `ArchitectureSpace.chips`.
     fabric
-        What collectives run over; needed where a graph has any. A tensor group is neighbours, a
+        Interconnect of the collectives, if a graph has any. A tensor group is neighbours, a
         context group lies `tp` ranks apart, an expert group `expert_stride`.
     dtype
-        Number format of the operands, but for operators that name one of their own.
+        Number format of the operands, except of operators that name one of their own.
     tuning
         Overrides the chips' own; for an array of records it is the only one.
     energy
@@ -382,7 +382,7 @@ def estimate_costs(
     Raises
     ------
     InvalidInputError
-        Where a chip or operator is malformed, or collectives have no fabric or do not fit it.
+        Where a chip or operator is malformed, or collectives have no interconnect or do not fit it.
 
     Examples
     --------
@@ -440,7 +440,7 @@ def estimate_costs(
 
 
 def _before(graphs: list[OpGraph]) -> tuple[Array, Array]:
-    """Nodes that each node waits for, numbered through all graphs: pointers and positions."""
+    """Return the predecessors of each operator, numbered through all graphs, in CSR form."""
     waits: list[list[int]] = []
     for graph in graphs:
         first = len(waits)
@@ -462,9 +462,9 @@ def roofline_work_s(
 ) -> Array:
     """Bound the seconds of all layers, forward and backward, from below on each of many chips.
 
-    Of every layer it is the longest path of operators, each at its peak-compute and
-    compulsory-traffic bound, collectives as they are. A roofline holds on one core as well as on
-    all. The GIL is released; memory does not grow with the chips but by the answer.
+    The bound of a layer is its longest path of operators, each at its roofline (peak compute and
+    compulsory traffic), with collectives at their own time. It holds for any number of cores. The
+    GIL is released; memory grows with the chips only by the result.
 
     Parameters
     ----------

@@ -160,15 +160,15 @@ class OperatorCost:
     """One operator on one chip, on all its cores."""
 
     time_s: float
-    """Of the best mapping, seconds."""
+    """Seconds of the best mapping."""
     one_core_s: float
     """The same on one core, seconds."""
     bound_s: float
     """No mapping is faster."""
     limit: str
-    """What binds: compute, port, buffer, hbm, power, vector or launch."""
+    """The bottleneck: compute, port, buffer, hbm, power, vector or launch."""
     compute_s: float
-    """Time of the arrays alone, and so on for each resource."""
+    """Seconds of the arrays alone; likewise for each resource below."""
     port_s: float
     buffer_s: float
     hbm_s: float
@@ -176,11 +176,11 @@ class OperatorCost:
     vector_s: float
     fill_s: float
     overhead_s: float
-    """Beginning and ending units of work, on top of compute or port."""
+    """Start and end of units of work, on top of compute or port."""
     fixed_s: float
     """Launches and the reduction of a split."""
     dispatch_s: float
-    """What the host adds to an operator timed alone; part of `time_s`."""
+    """Host overhead of an operator that is timed alone; part of `time_s`."""
     compute_cycles: float
     """Cycles of one core's array."""
     macs: float
@@ -202,9 +202,9 @@ class OperatorCost:
     split: int
     """Parts the inner dimension is cut into."""
     stays: str
-    """What tiles the buffer keeps: outputs, inputs, weights or nothing."""
+    """Which tiles stay in the buffer: outputs, inputs, weights or none."""
     tiles: tuple[int, int]
-    """How often the kept matrix is cut along its sides."""
+    """Number of cuts of the kept matrix along its two sides."""
     extrapolated: bool
     """Whether shape or format lie outside what the chip's constants were fitted on."""
 
@@ -271,10 +271,9 @@ def operator_costs(
     dtype: Dtype = "bf16",
     energy: EnergyTable | None = None,
 ) -> list[OperatorCost]:
-    """Cost of single operators on one chip, with everything behind it.
+    """Return the costs of single operators on one chip, with their breakdown.
 
-    Where the chip's constants include what the host adds to an operator timed alone, that is part
-    of the times.
+    Times include the host overhead of an operator timed alone, where the chip's constants have one.
 
     Parameters
     ----------
@@ -338,7 +337,7 @@ def gemm(
     m, k, n
         Rows, inner dimension and columns.
     b
-        Products side by side.
+        Number of independent products.
     dtype
         Number format of the operands.
 

@@ -29,10 +29,10 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Measurements:
-    """Rows of a file: what was measured, and the operators that should take that long.
+    """Rows of a file: what was measured, and the operators that each time covers.
 
-    A column is predicted by the sum over its operators, of which each belongs to one row, or, if it
-    does not depend on the chip, is known beforehand.
+    A column is predicted by the sum of the times of its operators, each of which belongs to one
+    row. A column that does not depend on the chip is known beforehand.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class Measurements:
     unit_s: float = 1e-6
     """Seconds of one unit of the columns that are times."""
     beside_s: list[float] = field(default_factory=list)
-    """What each row took beside its operators, where a source is known to."""
+    """Seconds of each row that are not its operators', where a source is known to have such."""
     unsupported: dict[str, int] = field(default_factory=dict)
-    """Why rows were left out, and how many."""
+    """Reasons for skipped rows, and how many each."""
 
     def add(self, column: str, value: float, ops: Array | None, known: float = math.nan) -> None:
-        """Note one measured value of the row that was labelled last."""
+        """Add one measured value of the row that was labelled last."""
         self.measured.setdefault(column, []).append(value)
         if ops is None:
             self.known.setdefault(column, []).append(known)
@@ -157,7 +157,7 @@ def _attention_row(row: _Row, into: Measurements) -> None:
 def measured_model(
     name: str, seq: int, layers: int = 1, vocab: int = 1000, attention: str = "flash"
 ) -> TransformerModel:
-    """Give the model that measured blocks and steps were made of, without positions.
+    """Return the model whose blocks and steps were measured, without positions.
 
     Raises
     ------
@@ -374,14 +374,14 @@ class ErrorSizes:
     mean_abs_err: float
     median_abs_err: float
     p90_abs_err: float
-    """Nine of ten rows are off by less."""
+    """90th percentile."""
     max_abs_err: float
     bias: float
     """Mean of the signed errors; positive where predictions are too high."""
 
     @staticmethod
     def sizes(measured: Array, predicted: Array) -> dict[str, Any]:
-        """Work out the fields of this record, both arrays in one unit."""
+        """Return the fields of this record, both arrays in one unit."""
         errors = predicted / measured - 1.0
         size = np.abs(errors)
         return {
@@ -415,7 +415,7 @@ class Validation:
     predicted: dict[str, Array]
     columns: dict[str, ColumnError]
     unsupported: dict[str, int] = field(default_factory=dict)
-    """Why rows were left out, and how many."""
+    """Reasons for skipped rows, and how many each."""
 
     def worst(self, count: int = 5) -> list[tuple[str, str, float, float, float]]:
         """(row, column, measured, predicted, error) of the largest errors, largest first."""
@@ -430,7 +430,7 @@ class Validation:
 
 
 def column_error(measured: Array, predicted: Array) -> ColumnError:
-    """Sum up the errors of predictions, both in one unit."""
+    """Return the errors of predictions, both arrays in one unit."""
     scale = float(np.median(measured / predicted))
     return ColumnError(
         **ErrorSizes.sizes(measured, predicted),
@@ -440,7 +440,7 @@ def column_error(measured: Array, predicted: Array) -> ColumnError:
 
 
 def validate(path: Path | str, chip: Accelerator) -> Validation:
-    r"""Predict every row of a file of measurements on a chip and say how far off it is.
+    r"""Predict every row of a file of measurements on a chip and return the errors.
 
     Parameters
     ----------
@@ -452,7 +452,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
         k, n, us_median) or attention as serving libraries run it (batch_size, isl, num_heads,
         num_key_value_heads, head_dim, kernel_source, latency_ms).
     chip
-        Whose times to predict, in microseconds as measured.
+        The chip whose times are predicted, in microseconds as measured.
 
     Raises
     ------
@@ -492,7 +492,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
 
 
 def _predicted(path: Path | str, found: Measurements, column: str, chip: Accelerator) -> Array:
-    """One column's times, in its unit."""
+    """Return one column's predicted times, in its unit."""
     asked = machines(chip, dtype=found.dtype)
     ops, owner = found.queries(column)
     times = _core.op_times(ops, *asked.arguments, False, 1)

@@ -1,4 +1,4 @@
-"""Hardware as validated records: chips, fabrics, clusters, wafers, areas, prices and spaces."""
+"""Hardware as records: chips, interconnects, clusters, wafers, areas, prices and spaces."""
 
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import (

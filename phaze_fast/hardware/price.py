@@ -37,7 +37,7 @@ class Prices(Record):
 
     @classmethod
     def at_node(cls, nm: float) -> Prices:
-        """Give the prices of a process node.
+        """Return the prices of a process node.
 
         Examples
         --------

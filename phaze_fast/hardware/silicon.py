@@ -71,7 +71,7 @@ _NODES = {
 
 @cache
 def process_node(nm: float) -> ProcessNode:
-    """Give a node.
+    """Return a process node by its name in nanometres.
 
     Raises
     ------
@@ -240,7 +240,7 @@ class EnergyTable(Record):
     """Where the figures come from, term by term."""
 
     def to_record(self) -> np.ndarray[Any, Any]:
-        """Lay the table out as the one-row record the kernels take."""
+        """Return the table as the one-row record the kernels take."""
         row = np.zeros(1, dtype=_core.ENERGY_DTYPE)
         for field in _core.ENERGY_DTYPE.names or ():
             row[field] = getattr(self, field)
@@ -343,7 +343,7 @@ _SCALED = ("mac_j", "vector_op_j", "local_byte_j", "buffer_byte_j")
 
 @lru_cache(maxsize=16)
 def energy_table_at(nm: float) -> EnergyTable:
-    """Give the table of a node: between 45 and 7 nm, and on to 5 nm, a power of the node's name.
+    """Return the energy table of a node, interpolated from 45 and 7 nm as a power of nm.
 
     Examples
     --------

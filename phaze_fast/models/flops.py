@@ -64,7 +64,7 @@ class ModelFlops:
         return self.total_causal / self.tokens
 
     def to_dict(self) -> dict[str, float]:
-        """Give it as plain data, totals included."""
+        """Return plain data, totals included."""
         return {**asdict(self), "total": self.total, "total_causal": self.total_causal}
 
 
@@ -83,10 +83,10 @@ def _block_weights(model: TransformerModel) -> int:
 
 
 def visible_keys(model: TransformerModel, seq: int) -> float:
-    """Mean number of keys that a query sees in a layer with a window.
+    """Return the mean number of keys that a query sees in a layer with a window.
 
-    A causal window of w over s tokens leaves w s - w (w - 1) / 2 pairs; one that looks both ways,
-    half to either side, has as many ahead of a token as behind it.
+    A causal window of w over s tokens leaves w s - w (w - 1) / 2 pairs; a window over both sides,
+    half to each, has as many keys after a token as before it.
 
     Examples
     --------

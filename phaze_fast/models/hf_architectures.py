@@ -53,7 +53,7 @@ class Fields:
         self.defaults: Mapping[str, Any] = _data("hf_defaults.json").get(data["model_type"], {})
         spellings = _data("hf_aliases.json").get(data["model_type"], {})
         self._other = spellings | {native: alias for alias, native in spellings.items()}
-        """The second name that transformers takes for a field, either way."""
+        """Second names of fields that transformers takes, in both directions."""
 
     def take(self, name: str, default: Any = ...) -> Any:
         """Value of a field, or its default; a field without one must be given."""
@@ -156,7 +156,7 @@ class Fields:
                 )
 
     def finish(self) -> None:
-        """Refuse whatever was neither used nor known to change nothing."""
+        """Refuse fields that were neither used nor are known to be irrelevant."""
         idle = _data("hf_idle.txt")
         for name, value in self.data.items():
             if name not in self.used and name not in idle and value not in (None, False):
@@ -218,7 +218,7 @@ def _like_llama(every: int | None = None, **fixed: Any) -> Reader:
 
 def _gemma(f: Fields, every: int | None = None, **fixed: Any) -> dict[str, Any]:
     f.require("use_bidirectional_attention", False, "tokens that see those after them")
-    if f.data.get("hidden_act") in (None, "gelu"):  # a hidden_activation stands beside it
+    if f.data.get("hidden_act") in (None, "gelu"):  # a hidden_activation is given too
         f.data["hidden_act"] = None
     fields = llama(f)
     caps = {
@@ -595,7 +595,7 @@ def _gpt_oss(f: Fields) -> dict[str, Any]:
 
 
 def _fine_grained(f: Fields, layers: int) -> dict[str, Any]:
-    """Many narrow experts beside shared ones, behind leading dense layers, which may be all."""
+    """Many narrow experts and shared ones, after leading dense layers, which may be all layers."""
     moe = {
         "experts": f.whole("n_routed_experts"),
         "top_k": f.whole("num_experts_per_tok", 6),  # as DeepSeek-V2 is published
@@ -699,7 +699,7 @@ def _t5(f: Fields) -> dict[str, Any]:
     # transformers reads the gated form as the GELU that it calls new.
     name = "gelu_new" if kind == "gated-gelu" else str(kind).removeprefix("gated-")
     f.take("relative_attention_max_distance", 128)
-    f.used.add("tie_word_embeddings")  # transformers ties them whatever a configuration says
+    f.used.add("tie_word_embeddings")  # transformers always ties them
     layers = f.whole("num_layers")
     return {
         "layers": f.whole("num_decoder_layers", layers),

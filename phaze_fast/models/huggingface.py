@@ -118,7 +118,7 @@ def trace_hf(
 
 
 LONGEST = 4096
-"""Tokens of a sequence unless told otherwise, where a model's context window is longer."""
+"""Default sequence length where a model's context window is longer."""
 
 _READERS: dict[str, Callable[[Fields], dict[str, Any]]] = {**DECODERS, **ENCODERS, **EXPERTS}
 

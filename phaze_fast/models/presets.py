@@ -29,7 +29,7 @@ _MEGATRON_BERT: dict[str, Any] = {
 
 
 class _ModelPresets(Presets[Model]):
-    """The entries of one file, of which some name a configuration of HuggingFace."""
+    """The entries of one file; some refer to a HuggingFace configuration."""
 
     @cached_property
     def _entries(self) -> dict[str, dict[str, Any]]:

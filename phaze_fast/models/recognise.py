@@ -184,7 +184,7 @@ class Skeleton:
         return Norm(norm.last, self.above(norm.last), norm.width, norm.function)
 
     def norm_at(self, labels: frozenset[int]) -> Norm | None:
-        """Give the norm that is all of what feeds an operator."""
+        """Return the norm that alone feeds an operator, or None."""
         return next((n for n in self.norms if labels == {n.last}), None)
 
     # ---- attention ----
@@ -740,7 +740,7 @@ def _candidates(graph: GraphModel) -> Iterator[TransformerModel]:
 
 
 def _same_flops(graph: GraphModel, model: TransformerModel, explicit: bool) -> bool:
-    if explicit:  # every score is computed, whatever a window hides
+    if explicit:  # every score is computed, also those that a window hides
         model = model.replace(attention="eager")
     own, other = model_flops(graph), model_flops(model)
     slack = 1e-9 if model.moe is None else 0.05  # tokens fill up the last row of each expert
@@ -760,7 +760,7 @@ def _outcome(graph: GraphModel) -> tuple[TransformerModel | None, str]:
 
 
 def recognised(graph: GraphModel) -> TransformerModel | None:
-    """Give the transformer that a graph is, or None."""
+    """Return the transformer that a graph is, or None."""
     return None if graph.as_traced else _outcome(graph)[0]
 
 

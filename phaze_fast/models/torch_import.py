@@ -201,7 +201,7 @@ class _Trace:
         return [(path, list(run)) for (_, path), run in runs]
 
     def _place_backward(self) -> None:
-        """Give each backward operator to the forward one whose gradient it is part of."""
+        """Assign each backward operator to the forward one whose gradient it is part of."""
         calls = self.small.calls
         numbers = [(calls[at].sequence, at) for at in self.forward]
         numbers.sort()
@@ -255,7 +255,7 @@ class _Trace:
 
 
 def _per_sample(two: float, four: float) -> tuple[float, float]:
-    """Give what one sample adds, and the rest, of figures of two and of four."""
+    """Return the part per sample and the constant part of figures of two and four samples."""
     grows = max((four - two) / 2.0, 0.0)
     return grows, max(two - 2.0 * grows, 0.0)
 
@@ -321,7 +321,7 @@ def _saved(trace: _Trace) -> dict[int, list[tuple[int, float, float]]]:
 
 
 def _local(positions: Sequence[int], trace: _Trace, at: int) -> tuple[int, ...]:
-    """Give the inputs of an operator within its pass of its layer."""
+    """Return the inputs of an operator by their positions in its layer's pass."""
     place = {global_at: local for local, global_at in enumerate(positions)}
     sources = trace.small.calls[at].sources
     inputs = dict.fromkeys(place.get(source, -1) for source in sources)
@@ -353,7 +353,7 @@ def _backward(
 
 
 def _distinct(operators: list[GraphOperator]) -> tuple[GraphOperator, ...]:
-    """Give operators names that differ, and keep how weight gradients end."""
+    """Make the operators' names unique; the suffixes of gradients stay at the end."""
     taken: Counter[str] = Counter()
     found = []
     for op in operators:
@@ -413,7 +413,7 @@ def _written(trace: _Trace, at: int) -> tuple[float, float]:
 
 
 def _kind_key(layer: GraphLayer) -> Any:
-    """Give what layers of one kind share: all but names, and of the backward pass its products."""
+    """Return a key equal for layers of one kind: operators without names, and backward products."""
     forward = tuple(op.replace(name="-") for op in layer.forward)
     products = Counter((op.kind, op.b, op.m, op.n, op.k) for op in layer.backward if op.flops > 0.0)
     saved = tuple(tensor.replace(name="-") for tensor in layer.saved)

@@ -36,7 +36,7 @@ _SOFTMAX_STEPS = (
 
 
 def attend(block: BlockBuilder, prefix: str, x: int, memory: int, causal: bool) -> int:
-    """Write attention of x to a memory, which is x itself but for cross-attention."""
+    """Add attention of x to a memory, which is x itself except in cross-attention."""
     if block.model.latent is not None:
         return _latent(block, block.model.latent, prefix, x, causal)
     s, m = block.shapes, block.model
@@ -255,11 +255,11 @@ def _latent(block: BlockBuilder, latent: LatentAttention, prefix: str, x: int, c
 
 
 RING, BESIDE_RING = "kv-ring", "attention-early"
-"""How the names of a ring and of the attention that runs beside it end."""
+"""Suffixes of the names of a ring's collective and of the attention that it overlaps."""
 
 
 class Exchanged(NamedTuple):
-    """Operators that attention reads, and what is on its way while it works."""
+    """Operators that attention reads, and the ring that runs while attention works."""
 
     query: int
     key: int

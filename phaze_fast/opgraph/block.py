@@ -55,7 +55,7 @@ def _sublayer(
 
 
 def _parallel(block: BlockBuilder, body: Callable[[int], int]) -> int:
-    """Attention and feed-forward side by side: devices sum both parts at once."""
+    """Add attention and feed-forward in parallel; devices sum both in one collective."""
     x = block.norm("attention-norm", -1)
     block.keep_input("attention", x)
     attended = block.enter("attention", x)
@@ -198,7 +198,7 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     if model.logit_cap:
         logits = builder.vector("logit-cap", "activation", (logits,), tokens, width)
         builder.keep("capped-logits", ELEMENT_BYTES * tokens * width, logits)
-    if model.loss_passes:  # each way half of them; a gradient moves three times as much as this
+    if model.loss_passes:  # half forward, half backward, which moves three times as much
         moved = FLOAT_BYTES * tokens * width * model.loss_passes / 4.0
         half = moved / 2.0
         logits = builder.add(

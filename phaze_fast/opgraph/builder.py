@@ -158,7 +158,7 @@ class LayerBuilder:
     def grouped_linear(
         self, name: str, x: int, count: int, rows: int, inner: int, cols: int, more: int = 0
     ) -> int:
-        """Add `count` products side by side, each with weights of its own.
+        """Add `count` independent products, each with weights of its own.
 
         `more` rows of each are computed in vain.
         """
@@ -300,9 +300,9 @@ class BlockBuilder(LayerBuilder):
         return self.network(f"{name}-reduce", x, ("all-reduce", self.row_bytes, "tensor"), None)
 
     def _ordered(self, name: str, x: int) -> int:
-        """Put rows of several devices in the order of sequences, or back, where software does.
+        """Reorder the rows of several devices along sequences, or back, where the software does.
 
-        Before a gather it stands for the copy after it, which has the same bytes.
+        Before a gather it represents the copy after it, which has the same bytes.
         """
         if not self.model.gathers_copied:
             return x

@@ -105,12 +105,12 @@ def _mixture(block: BlockBuilder) -> MixtureOfExperts:
 
 
 def _routed(block: BlockBuilder, moe: MixtureOfExperts, x: int, own_rows: int) -> int:
-    """Router, dispatch, experts, combine. Tokens spread evenly but for `expert_imbalance`."""
+    """Add router, dispatch, experts and combine. Tokens spread evenly up to `expert_imbalance`."""
     m = block.model
     ep = block.strategy.ep
     router = block.linear("router", x, own_rows, m.hidden, moe.experts, bias=moe.router_bias)
     factor = 1.0 if moe.capacity_factor is None else moe.capacity_factor
-    routed = max(1, int(own_rows * moe.top_k * factor))  # an expert has room for a token or more
+    routed = max(1, int(own_rows * moe.top_k * factor))  # an expert takes at least one token
     sent = -(-routed // moe.experts) * moe.experts
     # What the busiest device gets; no more than all there is. A capacity is the same for all.
     busy = min(block.strategy.expert_imbalance, ep) if moe.capacity_factor is None else 1.0

@@ -98,7 +98,7 @@ _ENDS = ("embedding", "head")
 
 @dataclass(frozen=True)
 class Layer:
-    """One kind of layer: its graphs, and how often it stands in the model."""
+    """One kind of layer: its graphs, and how often the model has it."""
 
     kind: str
     count: int
@@ -111,13 +111,13 @@ class Layer:
     expert_parameters: int = 0
     """Of those, the experts', which expert-parallel devices share out: each is on one of them."""
     copy_bytes: float = 0.0
-    """Of its weights on one device in a smaller format, kept beside them."""
+    """Bytes of a copy of its weights in a smaller format, on one device."""
     cast_bytes: float = 0.0
-    """That one device moves once a step to make those."""
+    """Bytes that one device moves once a step to make that copy."""
 
     @cached_property
     def work_bytes(self) -> float:
-        """Held at most in its backward pass beyond what its forward pass kept."""
+        """Peak memory of its backward pass, in bytes, beyond what its forward pass kept."""
         return backward_work_bytes(self.forward, self.backward)
 
 
@@ -126,7 +126,7 @@ class LayerGraph:
     """The layers of a model under one strategy.
 
     `order` lists positions in `layers` as the data passes them; `edges` are pairs of positions in
-    that order, a chain but for an encoder whose output enters every decoder block.
+    that order, a chain, except that an encoder's output enters every decoder block.
     """
 
     model: Model
@@ -135,7 +135,8 @@ class LayerGraph:
     order: tuple[int, ...]
     edges: tuple[tuple[int, int], ...]
     message_bytes: float
-    """Between two stages for one micro-batch, one way, per device; the most of any border."""
+    """Bytes between two stages for one micro-batch, one direction, per device; the largest of any
+    border."""
     copied_parameters: int = 0
     """Of the embedding that the last stage copies, where logits are tied to it; of one device."""
 
@@ -155,7 +156,7 @@ class LayerGraph:
 def _builders(
     model: TransformerModel, strategy: Strategy
 ) -> tuple[list[tuple[str, Share, LayerBuilder]], list[str]]:
-    """Each kind of layer with its parameters and builder, and the kinds in the order of data."""
+    """Return the kinds of layers with parameters and builders, and the order of execution."""
     order = block_kinds(model, strategy.seq or model.seq)
     if model.encoder_layers:
         order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
@@ -169,7 +170,7 @@ def _builders(
 
 
 def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[OperatorSpec]:
-    """Give what adds gradients of weights to those of earlier micro-batches; a third is written."""
+    """Return the kernel that adds weight gradients to those of earlier micro-batches, if any."""
     if not moved or not parameters:
         return []
     made = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
@@ -180,7 +181,7 @@ def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[Op
 
 
 def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[OperatorSpec]:
-    """Give what lays out gathered weights, or gradients to be scattered, after all else."""
+    """Return the kernel that lays out gathered weights, or gradients before they are scattered."""
     if not moved or not parameters or not specs:
         return []
     read = tuple({source for spec in specs for source in spec.inputs})
@@ -198,7 +199,7 @@ def _graphs(
     model: TransformerModel,
     parameters: int,
 ) -> tuple[OpGraph, OpGraph]:
-    """Forward and backward graph of a layer with so many parameters on a device."""
+    """Return the forward and backward graph of a layer with `parameters` on a device."""
     forward, kept, width = list(builder.specs), tuple(builder.kept), strategy.tp
     backward = gradients(builder.specs, model.gradient_sums)
     backward += _added(backward, parameters, model.added_gradient_bytes)

@@ -93,7 +93,7 @@ _WHOLE = ("router", "shared-router")  # whose products stay in bf16
 
 
 def _linear_name(spec: OperatorSpec) -> str:
-    """Name of the forward product that a product belongs to."""
+    """Return the name of the forward product that a product belongs to."""
     return spec.name.removeprefix("d-").removesuffix("-x").removesuffix("-w")
 
 
@@ -116,13 +116,13 @@ def _arriving(spec: OperatorSpec) -> tuple[int, float]:
 def _kernel(
     name: str, inputs: tuple[int, ...], elements: float, read: float, write: float
 ) -> OperatorSpec:
-    """Return a kernel that reads and writes so many bytes for each element."""
+    """Return a kernel that reads and writes `read` and `write` bytes for each element."""
     rows, moved = max(1, int(elements)), (read * elements, write * elements)
     return vector_spec(name, "multiply", inputs, rows, 1, *moved, function="copy")
 
 
 class _Pass:
-    """One pass of a layer as it is written anew, cast by cast."""
+    """One pass of a layer while casts are inserted."""
 
     def __init__(
         self, specs: Sequence[OperatorSpec], precision: Precision, forward: Sequence[OperatorSpec]
@@ -143,7 +143,7 @@ class _Pass:
         return len(self.made) - 1
 
     def cast(self, source: int, elements: float, sent: bool) -> None:
-        """Cast what an operator makes, once for all that read it; one layout is all that is sent.
+        """Cast an operator's output, once for all readers; only one layout is sent.
 
         A transpose that is made late is made by the same pass where gradients arrive.
         """
@@ -163,7 +163,7 @@ class _Pass:
         self.casts[source] = self.add(made)
 
     def cast_weights(self, spec: OperatorSpec) -> tuple[int, ...]:
-        """Cast the weights that a product reads; give where, if anywhere."""
+        """Cast the weights that a product reads; return the position of the cast, if any."""
         p = self.precision
         if not p.pass_weight_casts or spec.kind == "gemm-weight-gradient":
             return ()
@@ -173,7 +173,7 @@ class _Pass:
         return (self.add(_kernel(name, (-1,), weights, read, p.element_bytes)),)
 
     def transpose(self, spec: OperatorSpec) -> tuple[int, ...]:
-        """Write what a gradient of weights reads in its layout, where that comes late; give where.
+        """Add the transposes that a weight gradient reads where they are late; return positions.
 
         What was gathered in the low format is turned round in it; what a forward product read
         otherwise is cast once more. Arriving gradients have both layouts but where they were
@@ -201,7 +201,7 @@ class _Pass:
     def _turned(
         self, key: tuple[str, int | str], name: str, after: tuple[int, ...], size: int, read: float
     ) -> int:
-        """Write the second layout of a tensor once for all that read it."""
+        """Add the second layout of a tensor once for all readers."""
         if key not in self.transposes:
             made = _kernel(
                 f"{name}-transpose", after or (-1,), float(size), read, self.precision.element_bytes
@@ -211,12 +211,12 @@ class _Pass:
 
 
 def _is_again(spec: OperatorSpec) -> bool:
-    """Whether an operator gathers once more what was cast in the forward pass."""
+    """Whether an operator gathers again what was cast in the forward pass."""
     return spec.name.endswith("-again")
 
 
 def _small_gathers(specs: Sequence[OperatorSpec], precision: Precision) -> set[int]:
-    """Gathers of nothing but operands of low products, which carry the low format."""
+    """Return the gathers that only low-precision products read: they carry the low format."""
     low = [_is_low(spec, precision) for spec in specs]
     readers: dict[int, list[int]] = {}
     for i, spec in enumerate(specs):
@@ -239,7 +239,7 @@ def quantised(
     widths: int = 1,
     forward: Sequence[OperatorSpec] = (),
 ) -> list[OperatorSpec]:
-    """Give the operators of a pass with products in a precision's format and the casts before them.
+    """Return the operators of a pass with products in a precision's format, and their casts.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def quantised(
     precision
         What runs in which format.
     widths
-        Devices over which a gather joins shares of rows.
+        Devices over which a gather concatenates shares of rows.
     forward
         Of a backward pass: the operators of the forward pass.
     """
@@ -273,7 +273,7 @@ def quantised(
 
 
 def quantised_tensors(tensors: Sequence[Tensor], precision: Precision) -> tuple[Tensor, ...]:
-    """Give what the forward pass keeps where gradients of weights read inputs as they were cast."""
+    """Return the kept tensors where weight gradients read inputs in the low format."""
     if "weight-gradient" not in precision.products:
         return tuple(tensors)
     share = precision.element_bytes / ELEMENT_BYTES

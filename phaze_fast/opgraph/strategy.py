@@ -201,7 +201,7 @@ def _uneven(layer: GraphLayer, width: int) -> str:
 
 
 def _traced_reasons(model: GraphModel, s: Strategy) -> list[str]:
-    """Say what a graph has no rule for."""
+    """Return what a graph has no rule for."""
     found = []
     if s.seq is not None and s.seq != model.seq:
         found.append(f"seq: {s.seq} is not accepted; {model.name} was traced with {model.seq}")

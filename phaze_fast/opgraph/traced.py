@@ -193,7 +193,7 @@ _ENDS = ("embedding", "head")
 
 
 def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
-    """Write one operator for so many samples."""
+    """Return one operator for a number of samples."""
     sizes = {"b": op.b, "m": op.m, "n": op.n, "k": op.k}
     if op.scales != "none":
         sizes[op.scales] *= samples
@@ -266,7 +266,7 @@ class TracedLayer:
 def traced_layers(
     model: GraphModel, strategy: Strategy, precision: Precision | None = None
 ) -> list[TracedLayer]:
-    """Write every kind of layer of a graph; products of the ends stay in bf16.
+    """Return every kind of layer of a graph; products of embedding and head stay in bf16.
 
     Raises
     ------
