@@ -28,8 +28,8 @@ class LruCache(Generic[K, V]):
     Examples
     --------
     >>> cache: LruCache[str, int] = LruCache(limit=2)
-    >>> for name in ("a", "b", "c"):
-    ...     cache.put(name, ord(name))
+    >>> [cache.put(name, ord(name)) for name in "abc"]
+    [97, 98, 99]
     >>> cache.get("a"), cache.get("c"), cache.hits, cache.misses
     (None, 99, 1, 1)
     """
