@@ -177,11 +177,11 @@ def collective(
                 reason = "the runs overlap; expected the larger stride to reach beyond a run"
         raise InvalidInputError(f"payload_bytes {payload_bytes!r}, {group}: {reason}")
     query = (record, code, payload_bytes, ranks, stride)
-    found = {}
+    times_s = {}
     for algorithm, name in enumerate(_core.ALGORITHMS):
         time_s, ran, bad = _core.collective_with(*query, algorithm, outer_ranks, outer_stride)
         if ran == algorithm and algorithm != 0 and not bad:
-            found[name] = time_s
+            times_s[name] = time_s
     return CollectiveCost(
         op=op,
         payload_bytes=float(payload_bytes),
@@ -190,7 +190,7 @@ def collective(
         time_s=float(times.time_s[0]),
         algorithm=_core.ALGORITHMS[int(times.algorithm[0])],
         bound_s=_core.collective_bound(*query, outer_ranks, outer_stride),
-        alternatives=FrozenDict(sorted(found.items(), key=lambda item: item[1])),
+        alternatives=FrozenDict(sorted(times_s.items(), key=lambda item: item[1])),
         outer_ranks=int(outer_ranks),
         outer_stride=int(outer_stride),
     )
@@ -317,8 +317,8 @@ def message_batch(
 
 def _rows(columns: Sequence[Array]) -> list[Array]:
     """Return the columns with one length, scalars repeated."""
-    given = [column.size for column in columns if column.ndim]
-    length = 0 if 0 in given else max(given, default=1)
+    lengths = [column.size for column in columns if column.ndim]
+    length = 0 if 0 in lengths else max(lengths, default=1)
     return [_stretched(column, length) for column in columns]
 
 
@@ -470,7 +470,7 @@ def collectives_s(
         )
     ops = graph.ops[wanted]
     share = np.array([_sent_share(groups, g, fabric) for g in range(len(GROUPS))])
-    asked = collective_batch(
+    priced = collective_batch(
         fabric,
         ops["collective"].astype(np.uint8),
         ops["payload_bytes"] * share[ops["group"]],
@@ -480,8 +480,10 @@ def collectives_s(
         outer_stride=np.array(groups.apart)[ops["group"]],
     )
     _refuse_too_few_devices(groups, fabric)
-    if asked.status.any():
-        worst = int(np.flatnonzero(asked.status)[0])
-        raise InvalidInputError(f"{graph.name}: {_core.STATUS_SENTENCES[int(asked.status[worst])]}")
-    times[wanted] = asked.time_s
+    if priced.status.any():
+        worst = int(np.flatnonzero(priced.status)[0])
+        raise InvalidInputError(
+            f"{graph.name}: {_core.STATUS_SENTENCES[int(priced.status[worst])]}"
+        )
+    times[wanted] = priced.time_s
     return times

@@ -92,12 +92,12 @@ class Costs:
                 f"chip: {chip!r} is not accepted; expected 0 to {self.chips - 1}"
             )
         rows = slice(None) if chip is None else slice(chip, chip + 1)
-        found = np.empty((self.chips if chip is None else 1, len(self.graphs[graph])))
+        costs = np.empty((self.chips if chip is None else 1, len(self.graphs[graph])))
         for at, mine, columns in self._places_of(graph):
             table = self._tables[at]
             values: Array = getattr(table, name)
-            found[:, mine] = values.take(columns, axis=1).take(table.chip_of[rows], axis=0)
-        return found
+            costs[:, mine] = values.take(columns, axis=1).take(table.chip_of[rows], axis=0)
+        return costs
 
     def at(self, chips: Array) -> Costs:
         """Return the costs on some of the chips, by position."""
@@ -134,10 +134,10 @@ class Costs:
             return network
         hides = [names.index(names[k].removesuffix(RING) + BESIDE_RING) for k in rings]
         beside = self._look_up("time_s", graph, chip)[:, hides]
-        found = np.repeat(network[None, :], len(beside), axis=0)
+        seconds = np.repeat(network[None, :], len(beside), axis=0)
         ring_s = network[list(rings)]
-        found[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
-        return found
+        seconds[:, list(rings)] = np.maximum(self._contention * ring_s, ring_s - beside)
+        return seconds
 
     def _with_network(self, name: str, graph: int, chip: int | None) -> Array:
         seconds: Array = self._look_up(name, graph, chip) + self._exposed_s(graph, chip)
@@ -167,9 +167,9 @@ class Costs:
     def energy_j(self, graph: int = 0, chip: int | None = None) -> Array:
         """Energy on the chip, joules, shape (chips, operators); collectives take none."""
         watts = self._static_w if chip is None else self._static_w[chip : chip + 1]
-        found = self.dynamic_j(graph, chip)
-        found += watts[:, None] * self._look_up("time_s", graph, chip)
-        return found
+        joules = self.dynamic_j(graph, chip)
+        joules += watts[:, None] * self._look_up("time_s", graph, chip)
+        return joules
 
     def total_s(self) -> Array:
         """Seconds of each graph if its operators follow one another, shape (graphs, chips)."""
@@ -185,18 +185,18 @@ _PAIRS_AT_ONCE = 2**18  # full records held in memory at a time
 
 def _flat(graphs: OpGraph | LayerGraph | Sequence[OpGraph | LayerGraph]) -> tuple[OpGraph, ...]:
     listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
-    found: list[OpGraph] = []
+    flat: list[OpGraph] = []
     for graph in listed:
         if isinstance(graph, LayerGraph):
             for layer in graph.layers:
-                found += [layer.forward, layer.backward]
+                flat += [layer.forward, layer.backward]
         elif isinstance(graph, OpGraph):
-            found.append(graph)
+            flat.append(graph)
         else:
             raise InvalidTypeError(
                 f"graphs: {type(graph).__name__} is not accepted; expected OpGraph or LayerGraph"
             )
-    return tuple(found)
+    return tuple(flat)
 
 
 def distinct_operators(ops: Array) -> tuple[Array, Array]:
@@ -216,26 +216,26 @@ def distinct_operators(ops: Array) -> tuple[Array, Array]:
     return chosen, inverse.reshape(-1)
 
 
-def _distinct_chips(asked: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:
+def _distinct_chips(batch: Machines, unseen: tuple[str, ...]) -> tuple[Machines, Array]:
     """Return the chips that differ in cost, and the index of each chip among them."""
-    records = asked.records.copy()
+    records = batch.records.copy()
     for name in unseen:
         records[name] = 1
     key: Array = np.zeros(len(records), dtype=[("c", "V", records.dtype.itemsize), ("t", "i4")])
     key["c"] = records.view(np.dtype((np.void, records.dtype.itemsize)))
-    key["t"] = asked.tuning_of
+    key["t"] = batch.tuning_of
     _, first, inverse = np.unique(
         key.view(np.dtype((np.void, key.dtype.itemsize))), return_index=True, return_inverse=True
     )
     # Static energy is added when an answer is laid out.
-    alike = replace(asked, records=records, static_w=np.zeros(len(records)))
+    alike = replace(batch, records=records, static_w=np.zeros(len(records)))
     return alike.take(first), inverse.reshape(-1)
 
 
-def _bounded(ops: Array, asked: Machines, threads: int) -> tuple[Array, ...]:
+def _bounded(ops: Array, batch: Machines, threads: int) -> tuple[Array, ...]:
     """Return lower bounds in place of times, and no energy; they are too quick to cache."""
-    bounds: Array = _core.op_bounds(ops, *asked.arguments, False, threads)
-    bounds = bounds.reshape(len(asked), len(ops))
+    bounds: Array = _core.op_bounds(ops, *batch.arguments, False, threads)
+    bounds = bounds.reshape(len(batch), len(ops))
     return bounds, bounds, bounds, np.zeros_like(bounds)
 
 
@@ -276,20 +276,20 @@ def cost_cache_clear() -> None:
     _answers.clear()
 
 
-def _priced(ops: Array, asked: Machines, chip_of: Array, threads: int) -> tuple[Array, ...]:
+def _priced(ops: Array, batch: Machines, chip_of: Array, threads: int) -> tuple[Array, ...]:
     """Return time on all cores and on one, bound and dynamic energy, cached if possible."""
-    parts = (ops, *asked.arguments[:3], np.array(asked.precision), asked.prices)
+    parts = (ops, *batch.arguments[:3], np.array(batch.precision), batch.prices)
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(part.tobytes())
         digest.update(len(part).to_bytes(8, "little"))
     found = _answers.get(digest.digest())
     if found is None:
-        tables = [np.empty((len(asked), len(ops))) for _ in range(4)]
+        tables = [np.empty((len(batch), len(ops))) for _ in range(4)]
         step = max(1, _PAIRS_AT_ONCE // max(len(ops), 1))
-        for begin in range(0, len(asked), step):
-            end = min(len(asked), begin + step)
-            some = asked.take(slice(begin, end))
+        for begin in range(0, len(batch), step):
+            end = min(len(batch), begin + step)
+            some = batch.take(slice(begin, end))
             costs = _core.op_costs(ops, *some.arguments, False, some.prices, some.static_w, threads)
             _refuse_bad(ops, costs["status"], chip_of, begin)
             one = _core.op_times(ops, *some.arguments, True, threads)
@@ -310,18 +310,18 @@ def _refuse_bad(ops: Array, status: Array, chip_of: Array, begin: int) -> None:
         return
     op = ops[int(bad[0]) % len(ops)]
     sizes = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
-    said = _core.STATUS_SENTENCES[int(status[bad[0]])]
+    reason = _core.STATUS_SENTENCES[int(status[bad[0]])]
     chip = int(np.flatnonzero(chip_of == begin + int(bad[0]) // len(ops))[0])
-    raise InvalidInputError(f"chips[{chip}], operator {sizes}: {said}")
+    raise InvalidInputError(f"chips[{chip}], operator {sizes}: {reason}")
 
 
 def _tabled(
-    ops: Array, which: Array, asked: Machines, unseen: tuple[str, ...], threads: int, rough: bool
+    ops: Array, which: Array, batch: Machines, unseen: tuple[str, ...], threads: int, rough: bool
 ) -> CostTable:
     """Price some operators, each distinct one once, on each distinct chip."""
     shapes, column = distinct_operators(ops[which])
-    chips, chip_of = _distinct_chips(asked, unseen)
-    sized = in_format(shapes, asked.precision)
+    chips, chip_of = _distinct_chips(batch, unseen)
+    sized = in_format(shapes, batch.precision)
     values = _bounded(sized, chips, threads) if rough else _priced(sized, chips, chip_of, threads)
     column_of = np.full(len(ops), -1, dtype=np.intp)
     column_of[which] = column
@@ -398,13 +398,13 @@ def estimate_costs(
     wired = presets.fabric(fabric) if isinstance(fabric, str) else fabric
     listed = [graphs] if isinstance(graphs, OpGraph | LayerGraph) else list(graphs)
     flat = _flat(listed)
-    asked = machines(chips, dtype, tuning, energy, like)
-    if not len(asked):
+    batch = machines(chips, dtype, tuning, energy, like)
+    if not len(batch):
         raise InvalidInputError("chips: an empty list is not accepted; expected at least one")
     network = [
-        collectives_s(graph, wired, rank_groups(given, expert_stride))
-        for given in listed
-        for graph in _flat([given])
+        collectives_s(graph, wired, rank_groups(one, expert_stride))
+        for one in listed
+        for graph in _flat([one])
     ]
     ops = (
         np.concatenate([graph.ops for graph in flat])
@@ -415,7 +415,7 @@ def estimate_costs(
     tables = []
     for code in np.unique(ops["format"]).tolist() or [0]:
         low = cast(Dtype, FORMATS[code])
-        own = asked if code == 0 else machines(chips, low, tuning, energy, like)
+        own = batch if code == 0 else machines(chips, low, tuning, energy, like)
         mine = ops["format"] == code
         for which, unseen in (
             (alone & mine, _UNSEEN_OF_CHIP + _UNSEEN_BY_PRODUCTS),
@@ -426,11 +426,11 @@ def estimate_costs(
                 tables.append(_tabled(ops, positions, own, unseen, workers, bounds_only))
     return Costs(
         graphs=flat,
-        chips=len(asked),
-        cores=_cores(asked.records),
+        chips=len(batch),
+        cores=_cores(batch.records),
         evaluations=sum(table.time_s.size for table in tables),
         _tables=tuple(tables),
-        _static_w=asked.static_w,
+        _static_w=batch.static_w,
         _ends=(0, *accumulate(len(graph) for graph in flat)),
         _network_s=tuple(network),
     )
@@ -493,7 +493,7 @@ def roofline_work_s(
     True
     """
     flat = [part for layer in graph.layers for part in (layer.forward, layer.backward)]
-    asked = machines(records, like=like)
+    batch = machines(records, like=like)
     groups = rank_groups(graph, expert_stride)
     shapes, which = distinct_operators(np.concatenate([part.ops for part in flat]))
     shares = np.array([1.0 - (hidden or {}).get(name, 0.0) for name in GROUPS])
@@ -505,6 +505,6 @@ def roofline_work_s(
         *_before(flat),
         np.repeat(np.array([float(layer.count) for layer in graph.layers]), 2),
     )
-    sized = in_format(shapes, asked.precision)
-    found: Array = _core.path_bounds(sized, *asked.arguments, paths, thread_count(threads))
-    return found
+    sized = in_format(shapes, batch.precision)
+    bounds_s: Array = _core.path_bounds(sized, *batch.arguments, paths, thread_count(threads))
+    return bounds_s

@@ -179,8 +179,8 @@ def machines(
     areas = area_batch(records)
     bad = np.flatnonzero(areas["status"])
     if len(bad):
-        said = _core.STATUS_SENTENCES[int(areas["status"][bad[0]])]
-        raise InvalidInputError(f"chips[{int(bad[0])}]: {said}")
+        reason = _core.STATUS_SENTENCES[int(areas["status"][bad[0]])]
+        raise InvalidInputError(f"chips[{int(bad[0])}]: {reason}")
     area_mm2 = areas["total_mm2"].copy()
     if not isinstance(chips, np.ndarray):
         for i, chip in enumerate(listed):

@@ -48,12 +48,12 @@ def _whole(name: str, values: Any) -> Array:
     return array.astype(np.int64)
 
 
-def _columns(**given: Any) -> list[Array]:
+def _columns(**lists: Any) -> list[Array]:
     """Columns of whole numbers of one length."""
-    made = [_whole(name, values) for name, values in given.items()]
-    if any(column.ndim != 1 or len(column) != len(made[0]) for column in made):
-        raise InvalidInputError(f"{', '.join(given)}: expected lists of one length")
-    return made
+    columns = [_whole(name, values) for name, values in lists.items()]
+    if any(column.ndim != 1 or len(column) != len(columns[0]) for column in columns):
+        raise InvalidInputError(f"{', '.join(lists)}: expected lists of one length")
+    return columns
 
 
 def product_ops(shapes: Sequence[tuple[int, int, int, int]] | Array) -> Array:
@@ -299,17 +299,17 @@ def operator_costs(
     'hbm'
     """
     chip = presets.chip(chip) if isinstance(chip, str) else chip
-    asked: Machines = machines(chip, dtype, energy=energy)
-    prices = asked.prices
-    ops = in_format(ops, asked.precision)
-    rows = _core.op_costs(ops, *asked.arguments, False, prices, asked.static_w, 1)
+    machine: Machines = machines(chip, dtype, energy=energy)
+    prices = machine.prices
+    ops = in_format(ops, machine.precision)
+    rows = _core.op_costs(ops, *machine.arguments, False, prices, machine.static_w, 1)
     for op, row in zip(ops, rows, strict=True):
         if row["status"] != 0:
             shape = ", ".join(f"{name} {int(op[name])}" for name in "bmkn")
             raise InvalidInputError(f"{shape}: {_core.STATUS_SENTENCES[int(row['status'])]}")
-    alone = _core.op_times(ops, *asked.arguments, True, 1)
+    alone = _core.op_times(ops, *machine.arguments, True, 1)
     return [
-        _of_record(chip, dtype, float(asked.static_w[0]), *pair)
+        _of_record(chip, dtype, float(machine.static_w[0]), *pair)
         for pair in zip(ops, rows, alone, strict=True)
     ]
 
@@ -399,6 +399,6 @@ def array_cycles(
         sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], flow, overlapped, 1
     )
     if states[0] != 0:
-        asked = f"{m}x{k}x{n} on {rows}x{cols}"
-        raise InvalidInputError(f"{asked}: {_core.STATUS_SENTENCES[int(states[0])]}")
+        product = f"{m}x{k}x{n} on {rows}x{cols}"
+        raise InvalidInputError(f"{product}: {_core.STATUS_SENTENCES[int(states[0])]}")
     return int(counts[0])

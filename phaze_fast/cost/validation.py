@@ -251,8 +251,8 @@ def _grouped_row(row: _Row, into: Measurements) -> None:
     if tokens < experts:
         raise row.fault("tokens", "at least one for each expert")
     into.labels.append(f"{experts} experts, {tokens} tokens, {k}x{n}")
-    each = -(-tokens // experts)
-    into.add("us_median", row.positive("us_median"), product_ops([(experts, each, k, n)]))
+    tokens_each = -(-tokens // experts)
+    into.add("us_median", row.positive("us_median"), product_ops([(experts, tokens_each, k, n)]))
 
 
 def _left_out(into: Measurements, why: str) -> None:
@@ -349,18 +349,18 @@ def read_measurements(path: Path | str) -> Measurements:
     try:
         kind = _kind_of(path, [name.strip() for name in reader.fieldnames or ()])
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        found = Measurements(kind)
+        measurements = Measurements(kind)
         for (number, _), cells in zip(lines[1:], reader, strict=False):
-            _KINDS[kind][1](_Row(path, number, cells), found)
+            _KINDS[kind][1](_Row(path, number, cells), measurements)
     except csv.Error as error:
         raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
-    left_out = sum(found.unsupported.values())
-    if len(found.labels) + left_out not in (0, len(lines) - 1):
+    left_out = sum(measurements.unsupported.values())
+    if len(measurements.labels) + left_out not in (0, len(lines) - 1):
         raise InvalidInputError(f"{path}: a quoted cell spans lines; expected one row a line")
-    if not found.labels:
-        why = "; ".join(found.unsupported) or "there are no rows below the header"
+    if not measurements.labels:
+        why = "; ".join(measurements.unsupported) or "there are no rows below the header"
         raise InvalidInputError(f"{path}: {why}")
-    return found
+    return measurements
 
 
 # ---- errors of predictions ----
@@ -419,14 +419,14 @@ class Validation:
 
     def worst(self, count: int = 5) -> list[tuple[str, str, float, float, float]]:
         """(row, column, measured, predicted, error) of the largest errors, largest first."""
-        found = [
+        rows = [
             (label, column, float(y), float(x), float(x / y - 1.0))
             for column in self.columns
             for label, y, x in zip(
                 self.labels, self.measured[column], self.predicted[column], strict=True
             )
         ]
-        return sorted(found, key=lambda row: -abs(row[4]))[:count]
+        return sorted(rows, key=lambda row: -abs(row[4]))[:count]
 
 
 def column_error(measured: Array, predicted: Array) -> ColumnError:
@@ -470,40 +470,42 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
     >>> found.columns["us_median"].rows
     1
     """
-    found = read_measurements(path)
-    if found.kernel in chip.tuning.attention_kernels:
-        chip = chip.with_attention(found.kernel)
+    measurements = read_measurements(path)
+    if measurements.kernel in chip.tuning.attention_kernels:
+        chip = chip.with_attention(measurements.kernel)
     predicted = {
-        column: np.array(found.known[column])
-        if column in found.known
-        else _predicted(path, found, column, chip)
-        for column in found.measured
+        column: np.array(measurements.known[column])
+        if column in measurements.known
+        else _predicted(path, measurements, column, chip)
+        for column in measurements.measured
     }
-    measured = {column: np.array(values) for column, values in found.measured.items()}
+    measured = {column: np.array(values) for column, values in measurements.measured.items()}
     return Validation(
         chip=chip.name,
-        kind=found.kind,
-        labels=tuple(found.labels),
+        kind=measurements.kind,
+        labels=tuple(measurements.labels),
         measured=measured,
         predicted=predicted,
         columns={c: column_error(measured[c], predicted[c]) for c in measured},
-        unsupported=found.unsupported,
+        unsupported=measurements.unsupported,
     )
 
 
-def _predicted(path: Path | str, found: Measurements, column: str, chip: Accelerator) -> Array:
+def _predicted(
+    path: Path | str, measurements: Measurements, column: str, chip: Accelerator
+) -> Array:
     """Return one column's predicted times, in its unit."""
-    asked = machines(chip, dtype=found.dtype)
-    ops, owner = found.queries(column)
-    times = _core.op_times(ops, *asked.arguments, False, 1)
+    machine = machines(chip, dtype=measurements.dtype)
+    ops, owner = measurements.queries(column)
+    times = _core.op_times(ops, *machine.arguments, False, 1)
     if not np.isfinite(times).all():
         bad = int(np.flatnonzero(~np.isfinite(times))[0])
         row = _core.op_costs(
-            ops[bad : bad + 1], *asked.arguments, False, asked.prices, asked.static_w, 1
+            ops[bad : bad + 1], *machine.arguments, False, machine.prices, machine.static_w, 1
         )
-        said = _core.STATUS_SENTENCES[int(row["status"][0])]
-        raise InvalidInputError(f"{path}: {found.labels[int(owner[bad])]}: {said}")
-    seconds = np.bincount(owner, weights=times, minlength=len(found.labels))
-    beside = np.array(found.beside_s) if found.beside_s else 0.0
-    total: Array = (seconds + beside + chip.tuning.dispatch_s) / found.unit_s
+        reason = _core.STATUS_SENTENCES[int(row["status"][0])]
+        raise InvalidInputError(f"{path}: {measurements.labels[int(owner[bad])]}: {reason}")
+    seconds = np.bincount(owner, weights=times, minlength=len(measurements.labels))
+    beside = np.array(measurements.beside_s) if measurements.beside_s else 0.0
+    total: Array = (seconds + beside + chip.tuning.dispatch_s) / measurements.unit_s
     return total

@@ -547,24 +547,24 @@ class Cluster(Record):
     def _resolve_names_and_size(cls, data: object) -> object:
         if not isinstance(data, dict):
             return data
-        found = dict(data)
-        if isinstance(found.get("chip"), str):
-            found["chip"] = CHIPS.load(found["chip"])
-        fabric, devices = found.get("fabric"), found.get("devices")
+        fields = dict(data)
+        if isinstance(fields.get("chip"), str):
+            fields["chip"] = CHIPS.load(fields["chip"])
+        fabric, devices = fields.get("fabric"), fields.get("devices")
         if isinstance(fabric, str):
             fabric = FABRICS.load(fabric)
         if isinstance(fabric, dict):
             try:
                 fabric = fabric_from_dict(fabric)
             except InvalidInputError:
-                return found  # validated again below, where faults get their whole path
+                return fields  # validated again below, where faults get their whole path
         if (
             isinstance(fabric, TorusFabric | MeshFabric)
             and isinstance(devices, int)
             and 1 <= devices < math.prod(fabric.dims)
         ):
             fabric = fabric.sized(devices)
-        return found if fabric is None else {**found, "fabric": fabric}
+        return fields if fabric is None else {**fields, "fabric": fabric}
 
     @model_validator(mode="after")
     def _check(self) -> Self:

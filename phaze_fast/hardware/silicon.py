@@ -514,8 +514,8 @@ class PowerModel(Record):
 
         def total(share: Array) -> Array:
             swing = self._volts(share) / self.volts
-            found: Array = dynamic * share * swing**2 + leakage * swing + fixed
-            return found
+            watts: Array = dynamic * share * swing**2 + leakage * swing + fixed
+            return watts
 
         low, high = np.zeros(len(records)), np.ones(len(records))
         for _ in range(_HALVINGS):
@@ -523,8 +523,8 @@ class PowerModel(Record):
             within = total(middle) <= max_w
             low, high = np.where(within, middle, low), np.where(within, high, middle)
         shares = np.where(total(np.ones(len(records))) <= max_w, 1.0, low)
-        found: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
-        return found
+        watts: Array = np.where(total(np.zeros(len(records))) < max_w, shares, np.nan)
+        return watts
 
     def idle_w(
         self, records: Array, table: EnergyTable | None = None, terms: AreaTerms = FULL_AREA
@@ -532,8 +532,8 @@ class PowerModel(Record):
         """Watts that chips draw without a clock: leakage at the least voltage, links and HBM."""
         table = energy_table_at(terms.process_nm) if table is None else table
         fixed, leakage = _unclocked_w(records, table, terms)
-        found: Array = fixed + leakage * float(self._volts(0.0)) / self.volts
-        return found
+        watts: Array = fixed + leakage * float(self._volts(0.0)) / self.volts
+        return watts
 
 
 def _unclocked_w(records: Array, table: EnergyTable, terms: AreaTerms) -> tuple[Array, Array]:

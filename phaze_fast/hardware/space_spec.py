@@ -77,12 +77,12 @@ def axis_number(base: Accelerator, field: str, value: Any) -> float:
 
 def with_stacks(base: Accelerator, names: Sequence[Any], chips: Array) -> Array:
     """Return the chips with the capacity and bandwidth of all their stacks."""
-    made = chips.copy()
+    counted = chips.copy()
     for generation in (_stack(base, name) for name in names):
         own = chips["hbm_bytes_per_s"] == generation.bandwidth_bytes_per_s
-        made["hbm_bytes"][own] = chips["hbm_stacks"][own] * generation.capacity_bytes
-        made["hbm_bytes_per_s"][own] *= chips["hbm_stacks"][own]
-    return made
+        counted["hbm_bytes"][own] = chips["hbm_stacks"][own] * generation.capacity_bytes
+        counted["hbm_bytes_per_s"][own] *= chips["hbm_stacks"][own]
+    return counted
 
 
 # Field of a chip -> column of the kernels' record.

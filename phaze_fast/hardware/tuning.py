@@ -313,12 +313,12 @@ def tuning_record(
         "resident_share",
     ):
         row[name] = getattr(tuning, name)
-    given = tuning.formats.get(dtype, FormatTuning())
+    own = tuning.formats.get(dtype, FormatTuning())
     for name in ("efficiency", "unit_overhead_s"):
-        if getattr(given, name) is not None:
-            row[name] = getattr(given, name)
-    if given.sustained_flops is not None:  # the kernel multiplies it by the format's rate
-        row["sustained_macs_per_s"] = given.sustained_flops / 2.0 / rate
+        if getattr(own, name) is not None:
+            row[name] = getattr(own, name)
+    if own.sustained_flops is not None:  # the kernel multiplies it by the format's rate
+        row["sustained_macs_per_s"] = own.sustained_flops / 2.0 / rate
     attention = tuning.attention
     row["attention_efficiency"] = attention.efficiency
     row["attention_unit_s"] = attention.unit_overhead_s

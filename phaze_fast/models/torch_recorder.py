@@ -402,13 +402,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused
 
     def arrays(self, values: Any) -> list[Array]:
         """Note the tensors among values."""
-        found = []
+        arrays = []
         for value in values:
             if isinstance(value, torch.Tensor):
-                found.append(self._note(value))
+                arrays.append(self._note(value))
             elif isinstance(value, tuple | list):
-                found += self.arrays(value)
-        return found
+                arrays += self.arrays(value)
+        return arrays
 
     def enter_inputs(self, values: Any) -> None:
         """Note the floating-point inputs: what is computed from them counts."""
@@ -607,12 +607,12 @@ def record_step(
     except InvalidInputError:
         raise
     except Exception as error:
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if "data-independent implementation" in said or "no data" in said:
-            said = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        if "data-independent implementation" in reason or "no data" in reason:
+            reason = "sizes or values that depend on data, such as x[x > 0] or a loop over experts"
         line = _failing_line(error)
         raise InvalidInputError(
-            f"{name}: PyTorch cannot run it on shapes alone: {said}"
+            f"{name}: PyTorch cannot run it on shapes alone: {reason}"
             + (f" ({line})" if line else "")
         ) from error
     return recorder

@@ -75,8 +75,8 @@ def _projections(block: BlockBuilder, prefix: str, x: int, memory: int) -> tuple
     bias = m.qkv_bias
     if m.fused_qkv and x == memory:
         width = s.query_width + 2 * s.kv_width
-        made = block.linear(f"{prefix}qkv", x, s.rows, m.hidden, width, bias)
-        return made, made, made
+        qkv = block.linear(f"{prefix}qkv", x, s.rows, m.hidden, width, bias)
+        return qkv, qkv, qkv
     return (
         block.linear(f"{prefix}q", x, s.rows, m.hidden, s.query_width, bias),
         block.linear(f"{prefix}k", memory, s.rows, m.hidden, s.kv_width, bias),
@@ -133,10 +133,10 @@ def _flash(
         write_bytes=write_bytes,
         causal=causal,
     )
-    made = _in_a_ring(block, whole, sent)
-    block.keep(f"{prefix}log-sum-exp", FLOAT_BYTES * s.heads * s.rows, made, statistic=True)
-    block.keep(f"{prefix}random-state", _RANDOM_STATE_BYTES, made, statistic=True)
-    return made
+    attention = _in_a_ring(block, whole, sent)
+    block.keep(f"{prefix}log-sum-exp", FLOAT_BYTES * s.heads * s.rows, attention, statistic=True)
+    block.keep(f"{prefix}random-state", _RANDOM_STATE_BYTES, attention, statistic=True)
+    return attention
 
 
 def _keys_of_blocks(model: TransformerModel, seq: int) -> float:
@@ -283,7 +283,7 @@ def attention_shape(block: BlockBuilder) -> tuple[int, int]:
 def exchange(
     block: BlockBuilder,
     prefix: str,
-    made: tuple[int, int, int],
+    own: tuple[int, int, int],
     query_bytes: float,
     kv_bytes: float,
 ) -> Exchanged:
@@ -300,7 +300,7 @@ def exchange(
     query_bytes, kv_bytes
         Of its own queries; of its own keys and values.
     """
-    q, k, v = made
+    q, k, v = own
     width, kind = block.strategy.cp, _kind(block)
     if kind == "none":
         return Exchanged(q, k, v)
@@ -323,6 +323,6 @@ def exchange_back(block: BlockBuilder, prefix: str, context: int, query_bytes: f
     if _kind(block) != "ulysses":
         return context
     swap = ("all-to-all", query_bytes, "context")
-    made = block.network(f"{prefix}rows-exchange", context, swap, swap)
-    block.keep(f"{prefix}context-rows", query_bytes, made)
-    return made
+    rows = block.network(f"{prefix}rows-exchange", context, swap, swap)
+    block.keep(f"{prefix}context-rows", query_bytes, rows)
+    return rows

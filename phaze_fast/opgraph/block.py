@@ -165,9 +165,9 @@ def head_builder(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
     size = ELEMENT_BYTES * rows * hidden
     x = -1
     if model.final_norm:
-        made = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
-        keep_norm_input(builder, "final-norm", model, rows * hidden, x, made)
-        x = made
+        normed = builder.vector("final-norm", "norm", (x,), rows, hidden, function=model.norm)
+        keep_norm_input(builder, "final-norm", model, rows * hidden, x, normed)
+        x = normed
     if model.head == "mlm":
         builder.keep("transform-input", size, x)
         x = builder.linear("transform", x, rows, hidden, hidden, bias=True)

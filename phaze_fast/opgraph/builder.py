@@ -250,13 +250,13 @@ FLOAT_BYTES = 4  # statistics are kept in fp32
 
 
 def keep_norm_input(
-    builder: LayerBuilder, name: str, model: TransformerModel, elements: int, x: int, made: int
+    builder: LayerBuilder, name: str, model: TransformerModel, elements: int, x: int, norm: int
 ) -> None:
     """Keep what a norm's gradient reads: its input `x`, or copies that its own operators made."""
     if model.norm_by_steps:
-        builder.keep(f"{name}-input-fp32", FLOAT_BYTES * elements, made)
-        builder.keep(f"{name}-scaled", ELEMENT_BYTES * elements, made)
-        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x, instead_of=made)
+        builder.keep(f"{name}-input-fp32", FLOAT_BYTES * elements, norm)
+        builder.keep(f"{name}-scaled", ELEMENT_BYTES * elements, norm)
+        builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x, instead_of=norm)
     else:
         builder.keep(f"{name}-input", ELEMENT_BYTES * elements, x)
 
@@ -334,11 +334,11 @@ class BlockBuilder(LayerBuilder):
 
     def norm_of(self, name: str, x: int, rows: int, width: int) -> int:
         """Normalise rows of a width."""
-        made = self.vector(name, "norm", (x,), rows, width, function=self.model.norm)
-        keep_norm_input(self, name, self.model, rows * width, x, made)
+        norm = self.vector(name, "norm", (x,), rows, width, function=self.model.norm)
+        keep_norm_input(self, name, self.model, rows * width, x, norm)
         values = 2 if self.model.norm == "layernorm" else 1  # mean and spread, or spread alone
-        self.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, made, statistic=True)
-        return made
+        self.keep(f"{name}-statistics", values * FLOAT_BYTES * rows, norm, statistic=True)
+        return norm
 
     def add_residual(self, name: str, x: int, skip: int) -> int:
         """Add a sub-layer's output to the residual stream, dropout before."""

@@ -58,8 +58,8 @@ def _output_bytes(spec: OperatorSpec) -> float:
 
 def _input_bytes(specs: list[OperatorSpec]) -> float:
     """Bytes of the rows that enter a layer."""
-    found = [s.write_bytes for s in specs if s.kind in _OF_ROWS and -1 in s.inputs]
-    return min(found, default=0.0)
+    sizes = [s.write_bytes for s in specs if s.kind in _OF_ROWS and -1 in s.inputs]
+    return min(sizes, default=0.0)
 
 
 def _summed(
@@ -231,15 +231,15 @@ def _last_uses(forward: OpGraph, backward: OpGraph) -> dict[str, int]:
     for i, name in enumerate(backward.names):
         gradient_of[_base(name)] = max(i, gradient_of.get(_base(name), -1))
     fed = [False] * len(forward)
-    found: dict[str, int] = {}
+    last_uses: dict[str, int] = {}
     for source, reader in forward.edges():
         fed[reader] = True
         name, use = forward.names[source], gradient_of.get(forward.names[reader], -1)
-        found[name] = max(found.get(name, -1), use)
+        last_uses[name] = max(last_uses.get(name, -1), use)
     for i, name in enumerate(forward.names):
         if KINDS[int(forward.ops["kind"][i])] in _OWN_OUTPUT:
-            found[name] = max(found.get(name, -1), gradient_of.get(name, -1))
-    return found
+            last_uses[name] = max(last_uses.get(name, -1), gradient_of.get(name, -1))
+    return last_uses
 
 
 def _last_readers(backward: OpGraph) -> dict[int, int]:

@@ -137,7 +137,7 @@ class OpGraph:
     @cached_property
     def _casts(self) -> tuple[tuple[str, frozenset[str]], ...]:
         """Names of casts, each with the operators whose recomputation repeats it."""
-        found: list[tuple[str, frozenset[str]]] = []
+        casts: list[tuple[str, frozenset[str]]] = []
         for i, name in enumerate(self.names):
             if not name.endswith(CAST):
                 continue
@@ -145,8 +145,8 @@ class OpGraph:
             if name.endswith(PASSING_CAST):
                 after = self.indices[self.indptr[i] : self.indptr[i + 1]]
                 others |= {self.names[j] for j in after}
-            found.append((name, frozenset(others)))
-        return tuple(found)
+            casts.append((name, frozenset(others)))
+        return tuple(casts)
 
     def recomputed(self, recompute: str | Iterable[str]) -> frozenset[str]:
         """Names of the operators that a mode, or a list of names, computes again."""
@@ -293,11 +293,11 @@ def lay_out(
     place = {i: position for position, i in enumerate(real)}
 
     def sources(i: int) -> set[int]:
-        found: set[int] = set()
+        positions: set[int] = set()
         for source in specs[i].inputs:
             if source >= 0:
-                found |= sources(source) if specs[source].virtual else {source}
-        return found
+                positions |= sources(source) if specs[source].virtual else {source}
+        return positions
 
     successors: list[list[int]] = [[] for _ in real]
     for i in real:

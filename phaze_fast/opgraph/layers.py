@@ -161,21 +161,21 @@ def _builders(
     if model.encoder_layers:
         order = ["encoder-block"] * model.encoder_layers + ["decoder-block"] * model.layers
     embedding = embedding_builder(model, strategy)
-    found = [("embedding", embedding_share(model, strategy), embedding)]
+    builders = [("embedding", embedding_share(model, strategy), embedding)]
     for kind in dict.fromkeys(order):
         share = block_share(model, strategy, kind)
-        found.append((kind, share, block_builder(model, strategy, kind)))
-    found.append(("head", head_share(model, strategy), head_builder(model, strategy)))
-    return found, ["embedding", *order, "head"]
+        builders.append((kind, share, block_builder(model, strategy, kind)))
+    builders.append(("head", head_share(model, strategy), head_builder(model, strategy)))
+    return builders, ["embedding", *order, "head"]
 
 
 def _added(backward: list[OperatorSpec], parameters: int, moved: int) -> list[OperatorSpec]:
     """Return the kernel that adds weight gradients to those of earlier micro-batches, if any."""
     if not moved or not parameters:
         return []
-    made = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
+    weight_gradients = [i for i, spec in enumerate(backward) if spec.kind == "gemm-weight-gradient"]
     size = float(moved * parameters)
-    inputs = tuple(made) or (len(backward) - 1,)
+    inputs = tuple(weight_gradients) or (len(backward) - 1,)
     name = "gradient-sums-w"  # in place, and it may wait as gradients of weights may
     return [vector_spec(name, "residual", inputs, parameters, 1, size * 2.0 / 3.0, size / 3.0)]
 

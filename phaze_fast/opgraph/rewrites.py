@@ -43,27 +43,27 @@ def fuse(
     for spec in specs:
         for source in set(spec.inputs):
             consumers[source] = consumers.get(source, 0) + 1
-    made = list(specs)
+    fused = list(specs)
     stands_for: dict[int, int] = {}  # a fused operator -> the product it became part of
     renamed: dict[str, str] = {}
     for i, spec in enumerate(specs):
         inputs = tuple(stands_for.get(source, source) for source in spec.inputs)
-        made[i] = replace(spec, inputs=inputs)
+        fused[i] = replace(spec, inputs=inputs)
         host = inputs[0]
         original = spec.inputs[0]
         if host < 0 or spec.virtual or spec.kind not in _EPILOGUES:
             continue
-        if made[host].kind not in _PRODUCTS or consumers[original] != 1:
+        if fused[host].kind not in _PRODUCTS or consumers[original] != 1:
             continue
         others = tuple(source for source in inputs[1:] if source != host)
         if any(source > host for source in others):
             continue  # its other operand is not there yet when the product runs
-        made[host] = _with_epilogue(made[host], spec, others)
-        made[i] = replace(made[i], virtual=True, inputs=(host,))
+        fused[host] = _with_epilogue(fused[host], spec, others)
+        fused[i] = replace(fused[i], virtual=True, inputs=(host,))
         stands_for[i] = host
-        renamed[spec.name] = made[host].name
+        renamed[spec.name] = fused[host].name
     kept = tuple(replace(t, producer=renamed.get(t.producer, t.producer)) for t in tensors)
-    return made, kept
+    return fused, kept
 
 
 def _with_epilogue(
@@ -153,14 +153,14 @@ class _Pass:
         one = p.transposed_late and (sent or not self.backward)
         reads = 1.0 + p.amax_reads + (0.0 if one else p.transpose_reads)
         name = self.specs[source].name if source >= 0 else "input"
-        made = _kernel(
+        kernel = _kernel(
             name + (PASSING_CAST if p.transposed_late and not self.backward else CAST),
             (self.place[source],),
             elements,
             ELEMENT_BYTES * reads,
             (1.0 if one else p.copies) * p.element_bytes,
         )
-        self.casts[source] = self.add(made)
+        self.casts[source] = self.add(kernel)
 
     def cast_weights(self, spec: OperatorSpec) -> tuple[int, ...]:
         """Cast the weights that a product reads; return the position of the cast, if any."""
@@ -187,13 +187,13 @@ class _Pass:
         source: int | str = self.read.get(name, name)
         turned = source in self.gathered
         read = p.element_bytes if turned else ELEMENT_BYTES * p.transpose_reads
-        found = [self._turned(("input", source), name, again, spec.b * spec.m * spec.k, read)]
+        transposes = [self._turned(("input", source), name, again, spec.b * spec.m * spec.k, read)]
         arrived = next((at for at in spec.inputs if at in self.small and not self._again(at)), -1)
         if arrived >= 0:
             size, place = spec.b * spec.k * spec.n, (self.place[arrived],)
             key = ("gradient", arrived)
-            found.append(self._turned(key, f"d-{name}", place, size, p.element_bytes))
-        return tuple(found)
+            transposes.append(self._turned(key, f"d-{name}", place, size, p.element_bytes))
+        return tuple(transposes)
 
     def _again(self, at: int) -> bool:
         return _is_again(self.specs[at])
@@ -203,10 +203,10 @@ class _Pass:
     ) -> int:
         """Add the second layout of a tensor once for all readers."""
         if key not in self.transposes:
-            made = _kernel(
+            kernel = _kernel(
                 f"{name}-transpose", after or (-1,), float(size), read, self.precision.element_bytes
             )
-            self.transposes[key] = self.add(made)
+            self.transposes[key] = self.add(kernel)
         return self.transposes[key]
 
 

@@ -31,21 +31,21 @@ def _cut(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
 
 def _less(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
     """Take a share of one dimension of a product, its bytes counted anew."""
-    made = _cut(spec, dim, width)
+    cut = _cut(spec, dim, width)
     return replace(
-        made,
+        cut,
         flops=spec.flops / width,
-        read_bytes=ELEMENT_BYTES * made.b * (made.m * made.k + made.k * made.n),
-        write_bytes=ELEMENT_BYTES * made.b * made.m * made.n,
+        read_bytes=ELEMENT_BYTES * cut.b * (cut.m * cut.k + cut.k * cut.n),
+        write_bytes=ELEMENT_BYTES * cut.b * cut.m * cut.n,
     )
 
 
 def _part(spec: OperatorSpec, width: int) -> OperatorSpec:
     """Take a share of all elements."""
     dim = "b" if spec.b % width == 0 else "n" if spec.n % width == 0 else "m"
-    made = _cut(spec, dim, width)
+    cut = _cut(spec, dim, width)
     return replace(
-        made,
+        cut,
         flops=spec.flops / width,
         read_bytes=spec.read_bytes / width,
         write_bytes=spec.write_bytes / width,
@@ -106,7 +106,7 @@ def forward_specs(
     layer: GraphLayer, whole: list[OperatorSpec], width: int, rows: bool
 ) -> list[OperatorSpec]:
     """Operators of the forward pass on one of `width` devices."""
-    made: list[OperatorSpec] = []
+    specs: list[OperatorSpec] = []
     place: dict[int, int] = {}
     gathered: dict[tuple[int, ...], int] = {}
     for at, (op, spec) in enumerate(zip(layer.forward, whole, strict=True)):
@@ -114,21 +114,21 @@ def forward_specs(
         if rows and (op.split == "columns" or (op.split == "vocabulary" and op.kind == "gemm")):
             if op.inputs not in gathered:
                 size = float(ELEMENT_BYTES * spec.b * spec.m * spec.k)
-                made.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
-                gathered[op.inputs] = len(made) - 1
+                specs.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
+                gathered[op.inputs] = len(specs) - 1
             inputs = (gathered[op.inputs],)
-        made.append(replace(_shared(op, spec, op.split, op, width, rows), inputs=inputs))
-        place[at] = len(made) - 1
+        specs.append(replace(_shared(op, spec, op.split, op, width, rows), inputs=inputs))
+        place[at] = len(specs) - 1
         summed = op.split == "rows" or (op.split == "vocabulary" and op.kind == "embedding")
         if summed:
             kind = "reduce-scatter" if rows else "all-reduce"
-            made.append(_collective(f"{op.name}-sum", kind, (place[at],), spec.write_bytes))
-            place[at] = len(made) - 1
+            specs.append(_collective(f"{op.name}-sum", kind, (place[at],), spec.write_bytes))
+            place[at] = len(specs) - 1
         elif op.kind == "softmax" and op.split == "inside" and _is_loss(layer):
             sums = 3.0 * 4.0 * spec.m  # maximum, target and sum of each row
-            made.append(_collective(f"{op.name}-reduce", "all-reduce", (place[at],), sums))
-            place[at] = len(made) - 1
-    return made
+            specs.append(_collective(f"{op.name}-reduce", "all-reduce", (place[at],), sums))
+            place[at] = len(specs) - 1
+    return specs
 
 
 def _is_loss(layer: GraphLayer) -> bool:
@@ -145,7 +145,7 @@ def backward_specs(
     layer: GraphLayer, whole: list[OperatorSpec], width: int, rows: bool, samples: int
 ) -> list[OperatorSpec]:
     """Operators of the backward pass on one of `width` devices."""
-    made: list[OperatorSpec] = []
+    specs: list[OperatorSpec] = []
     place: dict[int, int] = {}
     fed: set[int] = set()
     left: dict[tuple[int, ...], list[int]] = {}
@@ -161,19 +161,19 @@ def backward_specs(
         if rows and summed and op.forward not in fed:  # what was scattered is gathered
             fed.add(op.forward)
             size = float(samples * ELEMENT_BYTES * of.b * of.m * of.n)
-            made.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
-            inputs = (len(made) - 1,)
-        made.append(replace(_shared(op, spec, role, of, width, rows), inputs=inputs))
-        place[at] = len(made) - 1
+            specs.append(_collective(f"{op.name}-gather", "all-gather", inputs, size))
+            inputs = (len(specs) - 1,)
+        specs.append(replace(_shared(op, spec, role, of, width, rows), inputs=inputs))
+        place[at] = len(specs) - 1
         if op.forward >= 0 and _enters(op, of) and left[of.inputs][-1] == at:
             sources = tuple(place[one] for one in left[of.inputs])
             size = float(ELEMENT_BYTES * spec.b * spec.m * spec.n)
             if rows:  # weight gradients need the gathered input once more
-                made.append(_collective(f"{op.name}-again", "all-gather", (-1,), size))
+                specs.append(_collective(f"{op.name}-again", "all-gather", (-1,), size))
             kind = "reduce-scatter" if rows else "all-reduce"
-            made.append(_collective(f"{op.name}-sum", kind, sources, size))
-            place |= dict.fromkeys(left[of.inputs], len(made) - 1)
-    return made
+            specs.append(_collective(f"{op.name}-sum", kind, sources, size))
+            place |= dict.fromkeys(left[of.inputs], len(specs) - 1)
+    return specs
 
 
 def device_parameters(layer: GraphLayer, width: int) -> int:
