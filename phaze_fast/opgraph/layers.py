@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from phaze_fast.errors import InfeasibleError
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
 from phaze_fast.opgraph.block import block_builder, block_kinds, embedding_builder, head_builder
-from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec, vector_spec
+from phaze_fast.opgraph.builder import (
+    ELEMENT_BYTES,
+    LayerBuilder,
+    OperatorSpec,
+    Tensor,
+    vector_spec,
+)
 from phaze_fast.opgraph.gradients import backward_work_bytes, gradients
 from phaze_fast.opgraph.graph import OpGraph, lay_out
 from phaze_fast.opgraph.rewrites import fuse, quantised, quantised_tensors
-from phaze_fast.opgraph.strategy import Strategy, shapes
-from phaze_fast.opgraph.traced import traced_layers
+from phaze_fast.opgraph.strategy import Strategy, reasons, shapes
+from phaze_fast.opgraph.traced import device_parameters, traced_passes
 from phaze_fast.software import Precision
 
 
@@ -93,7 +100,7 @@ def head_share(model: TransformerModel, strategy: Strategy) -> Share:
     return Share(norms + stacks * relative + head, norms + stacks * (relative // t) + device)
 
 
-_ENDS = ("embedding", "head")
+_BOUNDARY_LAYERS = ("embedding", "head")
 
 
 @dataclass(frozen=True)
@@ -191,58 +198,61 @@ def _copied(specs: list[OperatorSpec], parameters: int, moved: float) -> list[Op
     return [vector_spec("shares-copy-w", "multiply", last, parameters, 1, half, half, "copy")]
 
 
-def _graphs(
-    builder: LayerBuilder,
-    fused: bool,
-    precision: Precision | None,
-    strategy: Strategy,
-    model: TransformerModel,
-    parameters: int,
-) -> tuple[OpGraph, OpGraph]:
-    """Return the forward and backward graph of a layer with `parameters` on a device."""
-    forward, kept, width = list(builder.specs), tuple(builder.kept), strategy.tp
+def _passes(
+    builder: LayerBuilder, model: TransformerModel, parameters: int
+) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
+    """Return the operators of a layer, forward and backward, and the tensors it keeps."""
+    forward = list(builder.specs)
     backward = gradients(builder.specs, model.gradient_sums)
     backward += _added(backward, parameters, model.added_gradient_bytes)
     backward += _copied(backward, parameters, model.copied_bytes[1])
     forward += _copied(forward, parameters, model.copied_bytes[0])
-    if precision is not None:
+    return forward, backward, tuple(builder.kept)
+
+
+def _layer(
+    model: Model,
+    kind: str,
+    count: int,
+    share: Share,
+    passes: tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]],
+    width: int,
+    precision: Precision | None,
+    fused: bool = False,
+) -> Layer:
+    """Return a kind of layer; products of boundary layers stay in bf16."""
+    forward, backward, kept = passes
+    copies = (0.0, 0.0)
+    if precision is not None and kind not in _BOUNDARY_LAYERS:
         backward = quantised(backward, precision, width, forward)
         forward = quantised(forward, precision, width)
         kept = quantised_tensors(kept, precision)
+        copies = share.device * precision.weight_copies, share.device * precision.weight_casts
     if fused:
         forward, kept = fuse(forward, kept)
         backward, _ = fuse(backward, ())
-    return (
-        lay_out(f"{builder.name}/forward", forward, kept),
-        lay_out(f"{builder.name}/backward", backward, ()),
+    name, in_order = f"{model.name}/{kind}", isinstance(model, GraphModel)
+    graphs = (
+        lay_out(f"{name}/forward", forward, kept, in_order),
+        lay_out(f"{name}/backward", backward, (), in_order),
     )
-
-
-def _copies(parameters: int, precision: Precision | None) -> tuple[float, float]:
-    """Bytes of a layer's weights in a smaller format, and those moved to make them."""
-    if precision is None:
-        return 0.0, 0.0
-    return parameters * precision.weight_copies, parameters * precision.weight_casts
+    return Layer(kind, count, *graphs, share.whole, share.device, share.experts, *copies)
 
 
 def _traced_graph(model: GraphModel, strategy: Strategy, precision: Precision | None) -> LayerGraph:
-    """Write the layers of a model that is given by its graph."""
-    layers = tuple(
-        Layer(
-            own.layer.name,
-            own.layer.count,
-            own.forward,
-            own.backward,
-            own.layer.parameters,
-            own.device_parameters,
-            0,
-            *_copies(own.device_parameters, None if own.layer.name in _ENDS else precision),
-        )
-        for own in traced_layers(model, strategy, precision)
-    )
+    """Return the layers of a model that is given by its graph."""
+    broken = reasons(model, strategy)
+    if broken:
+        raise InfeasibleError(f"{model.name}: {broken[0]}")
+    width = strategy.tp
+    layers = []
+    for own in model.layers:
+        share = Share(own.parameters, device_parameters(own, width))
+        passes = traced_passes(own, strategy)
+        layers.append(_layer(model, own.name, own.count, share, passes, width, precision))
     sent = max(layer.output_bytes for layer in model.layers) * strategy.micro_batch
-    share = strategy.tp if strategy.sequence_parallel else 1
-    return LayerGraph(model, strategy, layers, model.order, model.edges, message_bytes=sent / share)
+    message_bytes = sent / (width if strategy.sequence_parallel else 1)
+    return LayerGraph(model, strategy, tuple(layers), model.order, model.edges, message_bytes)
 
 
 def layer_graph(
@@ -283,25 +293,10 @@ def layer_graph(
     if isinstance(model, GraphModel):
         return _traced_graph(model, strategy, low)
     builders, kinds = _builders(model, strategy)
-    layers = tuple(
-        Layer(
-            kind,
-            kinds.count(kind),
-            *_graphs(
-                builder,
-                fused,
-                None if kind in _ENDS else low,
-                strategy,
-                model,
-                share.device,
-            ),
-            share.whole,
-            share.device,
-            share.experts,
-            *_copies(share.device, None if kind in _ENDS else low),
-        )
-        for kind, share, builder in builders
-    )
+    layers = []
+    for kind, share, builder in builders:
+        passes, count = _passes(builder, model, share.device), kinds.count(kind)
+        layers.append(_layer(model, kind, count, share, passes, strategy.tp, low, fused))
     place = {layer.kind: at for at, layer in enumerate(layers)}
     order = tuple(place[kind] for kind in kinds)
     edges = [(i, i + 1) for i in range(len(order) - 1)]
@@ -313,7 +308,7 @@ def layer_graph(
     return LayerGraph(
         model,
         strategy,
-        layers,
+        tuple(layers),
         order,
         tuple(sorted(edges)),
         message_bytes=float(ELEMENT_BYTES * s.split_rows * model.hidden),

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
-from phaze_fast.errors import InfeasibleError
-from phaze_fast.models import GraphLayer, GraphModel, GraphOperator
+from phaze_fast.models import GraphLayer, GraphOperator
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec, Tensor
-from phaze_fast.opgraph.graph import OpGraph, lay_out
-from phaze_fast.opgraph.rewrites import quantised, quantised_tensors
-from phaze_fast.opgraph.strategy import Strategy, reasons
-from phaze_fast.software import Precision
+from phaze_fast.opgraph.strategy import Strategy
 
 _GRADIENTS = ("gemm-input-gradient", "gemm-weight-gradient")
 
@@ -24,9 +20,8 @@ def rows_shared(layer: GraphLayer) -> bool:
 
 def _cut(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
     """Divide one dimension."""
-    sizes = {name: getattr(spec, name) for name in "bmnk"}
-    sizes[dim] = max(sizes[dim] // width, 1)
-    return replace(spec, b=sizes["b"], m=sizes["m"], n=sizes["n"], k=sizes["k"])
+    size: Any = {dim: max(getattr(spec, dim) // width, 1)}
+    return replace(spec, **size)
 
 
 def _less(spec: OperatorSpec, dim: str, width: int) -> OperatorSpec:
@@ -188,26 +183,20 @@ def device_parameters(layer: GraphLayer, width: int) -> int:
     return total
 
 
-_VECTOR = "VC"
-_ENDS = ("embedding", "head")
-
-
 def operator_spec(op: GraphOperator, samples: int) -> OperatorSpec:
     """Return one operator for a number of samples."""
-    sizes = {"b": op.b, "m": op.m, "n": op.n, "k": op.k}
-    if op.scales != "none":
-        sizes[op.scales] *= samples
+    grown = {name: samples if name == op.scales else 1 for name in "bmnk"}
     product = "gemm" in op.kind
-    unit = "TC" if product else "TC+VC" if op.kind.startswith("attention") else _VECTOR
+    unit = "TC" if product else "TC+VC" if op.kind.startswith("attention") else "VC"
     return OperatorSpec(
         op.name,
         op.kind,
         "TC+VC" if product and op.bias else unit,
         op.inputs,
-        b=sizes["b"],
-        m=sizes["m"],
-        n=sizes["n"],
-        k=sizes["k"],
+        b=op.b * grown["b"],
+        m=op.m * grown["m"],
+        n=op.n * grown["n"],
+        k=op.k * grown["k"],
         flops=op.flops * samples,
         read_bytes=op.fixed_read_bytes + op.read_bytes * samples,
         write_bytes=op.fixed_write_bytes + op.write_bytes * samples,
@@ -225,58 +214,25 @@ def _operand(layer: GraphLayer, producer: int) -> Literal["", "only", "also"]:
     return "only" if all(products) else "also"
 
 
-class TracedLayer:
-    """One kind of layer of a graph under a strategy."""
-
-    def __init__(
-        self,
-        model: GraphModel,
-        layer: GraphLayer,
-        strategy: Strategy,
-        precision: Precision | None = None,
-    ) -> None:
-        self.layer, self.strategy = layer, strategy
-        samples, width = strategy.micro_batch, strategy.tp
-        rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
-        forward = [operator_spec(op, samples) for op in layer.forward]
-        backward = [operator_spec(op, samples) for op in layer.backward]
-        if width > 1:
-            forward = forward_specs(layer, forward, width, rows)
-            backward = backward_specs(layer, backward, width, rows, samples)
-        kept = tuple(
-            Tensor(
-                tensor.name,
-                int(tensor.fixed_bytes + tensor.bytes * samples)
-                // (width if tensor.split or rows else 1),
-                "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
-                operand=_operand(layer, tensor.producer),
-            )
-            for tensor in layer.saved
+def traced_passes(
+    layer: GraphLayer, strategy: Strategy
+) -> tuple[list[OperatorSpec], list[OperatorSpec], tuple[Tensor, ...]]:
+    """Return the operators of a traced layer on one device, both passes, and what it keeps."""
+    samples, width = strategy.micro_batch, strategy.tp
+    rows = width > 1 and strategy.sequence_parallel and rows_shared(layer)
+    forward = [operator_spec(op, samples) for op in layer.forward]
+    backward = [operator_spec(op, samples) for op in layer.backward]
+    if width > 1:
+        forward = forward_specs(layer, forward, width, rows)
+        backward = backward_specs(layer, backward, width, rows, samples)
+    kept = tuple(
+        Tensor(
+            tensor.name,
+            int(tensor.fixed_bytes + tensor.bytes * samples)
+            // (width if tensor.split or rows else 1),
+            "input" if tensor.producer < 0 else layer.forward[tensor.producer].name,
+            operand=_operand(layer, tensor.producer),
         )
-        if precision is not None:
-            backward = quantised(backward, precision, width, forward)
-            forward = quantised(forward, precision, width)
-            kept = quantised_tensors(kept, precision)
-        title = f"{model.name}/{layer.name}"
-        self.forward: OpGraph = lay_out(f"{title}/forward", forward, kept, in_order=True)
-        self.backward: OpGraph = lay_out(f"{title}/backward", backward, (), in_order=True)
-        self.device_parameters = device_parameters(layer, width)
-
-
-def traced_layers(
-    model: GraphModel, strategy: Strategy, precision: Precision | None = None
-) -> list[TracedLayer]:
-    """Return every kind of layer of a graph; products of embedding and head stay in bf16.
-
-    Raises
-    ------
-    InfeasibleError
-        Where the graph has no rule for the strategy.
-    """
-    broken = reasons(model, strategy)
-    if broken:
-        raise InfeasibleError(f"{model.name}: {broken[0]}")
-    return [
-        TracedLayer(model, layer, strategy, None if layer.name in _ENDS else precision)
-        for layer in model.layers
-    ]
+        for tensor in layer.saved
+    )
+    return forward, backward, kept
