@@ -10,6 +10,8 @@ from typing import Any
 
 from phaze_fast.errors import InvalidInputError, MissingExtraError
 
+__all__ = ["Table", "flat_row", "joined_columns", "needed"]
+
 
 def needed(module: str, extra: str, what: str) -> Any:
     """Import a package that an extra brings, or raise a MissingExtraError naming the extra."""
@@ -40,11 +42,11 @@ class Table:
     """A result that is a table: `to_columns` gives named columns, and the rest follows."""
 
     def to_columns(self) -> dict[str, Any]:
-        """Return the columns by name, all of one length."""
+        """Give the columns by name, all of one length."""
         raise AssertionError("every table has columns of its own")
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame; needs pandas (extra ``table``)."""
+        """Give a pandas DataFrame; needs pandas (extra ``table``)."""
         pandas = needed("pandas", "table", "a DataFrame")
         return pandas.DataFrame({name: list(values) for name, values in self.to_columns().items()})
 
