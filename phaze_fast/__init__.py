@@ -55,8 +55,7 @@ if TYPE_CHECKING:
         InvalidTypeError,
         PhazeError,
     )
-    from phaze_fast.explore.ask_tell import Explorer
-    from phaze_fast.explore.evaluate import Evaluations, evaluate_batch
+    from phaze_fast.explore import Evaluations, Explorer, evaluate_batch
     from phaze_fast.hardware import (
         FULL_AREA,
         PUBLISHED_AREA,
@@ -184,8 +183,7 @@ _HOME = {
     ),
     "phaze_fast.models": ("TransformerModel",),
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
-    "phaze_fast.explore.ask_tell": ("Explorer",),
-    "phaze_fast.explore.evaluate": ("Evaluations", "evaluate_batch"),
+    "phaze_fast.explore": ("Evaluations", "Explorer", "evaluate_batch"),
     "phaze_fast.wafer": ("search_wafers",),
     "phaze_fast.runs.store": ("ScheduleCache",),
     "phaze_fast.runs.sweep": ("Point", "SweepTable", "sweep"),

@@ -29,7 +29,8 @@ from phaze_fast.calibration import (
 from phaze_fast.calibration.validation import measured_steps
 from phaze_fast.documents import to_yaml
 from phaze_fast.hardware import Accelerator, Cluster, presets
-from phaze_fast.planning import PlanSpec, intervals, predict
+from phaze_fast.planning import NOMINAL, PlanSpec, predict
+from phaze_fast.planning.plans import plan_groups
 from phaze_fast.software import load_software
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +49,7 @@ def bounds(ratios: Sequence[float]) -> list[float]:
     runs: of n runs the k-th smallest with k = (n + 1) (1 - NOMINAL) / 2, rounded outwards.
     """
     ordered = np.sort(np.array(ratios))
-    rank = (len(ordered) + 1) * (1.0 - intervals.NOMINAL) / 2.0
+    rank = (len(ordered) + 1) * (1.0 - NOMINAL) / 2.0
     below = max(math.floor(rank), 1) - 1
     return [float(f"{ordered[below]:.4g}"), float(f"{ordered[-1 - below]:.4g}")]
 
@@ -57,7 +58,7 @@ def learn_ratios(rows: Iterable[PredictedRun]) -> Mapping[str, list[float]]:
     """Bounds of measured over predicted seconds, by group of plans."""
     by_group: dict[str, list[float]] = {}
     for row in rows:
-        for name in intervals.plan_groups(row.plan, row.run.cluster):
+        for name in plan_groups(row.plan, row.run.cluster):
             by_group.setdefault(name, []).append(row.run.time_s / row.time_s)
     return {
         name: bounds(ratios)
@@ -75,7 +76,7 @@ def held_out_coverage(rows: Sequence[PredictedRun], folds: int = 5) -> Mapping[s
     for fold in range(folds):
         known = learn_ratios(row for k, row in enumerate(rows) if k % folds != fold)
         for row in rows[fold::folds]:
-            names = intervals.plan_groups(row.plan, row.run.cluster)
+            names = plan_groups(row.plan, row.run.cluster)
             low, high = next(known[name] for name in names if name in known)
             ratio = row.run.time_s / row.time_s
             inside.setdefault(row.run.source, []).append(low <= ratio <= high)
@@ -431,7 +432,7 @@ def main(folder: Path) -> None:
     rows = [row for found in validations for row in found.all_rows.rows]
     note = (
         "# Measured over predicted seconds of a step: between these in four of five cases.\n"
-        "# Learnt from published runs by tools/accuracy.py; phaze_fast/planning/intervals.py\n"
+        "# Learnt from published runs by tools/accuracy.py; phaze_fast/planning/plans.py\n"
         "# says how a plan's group is found.\n"
     )
     file = ROOT / "phaze_fast/planning/data/intervals.yaml"

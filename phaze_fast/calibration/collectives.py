@@ -22,14 +22,6 @@ from phaze_fast.hardware import presets
 from phaze_fast.hardware.fabric import FlatFabric, MeshFabric, TieredFabric, TorusFabric
 from phaze_fast.tables import CsvRow, csv_rows
 
-__all__ = [
-    "CollectiveRows",
-    "CollectiveValidation",
-    "is_collective_table",
-    "read_collectives",
-    "validate_collectives",
-]
-
 Array = np.ndarray[Any, Any]
 AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric
 

@@ -22,15 +22,6 @@ from phaze_fast.planning import PlanSpec
 from phaze_fast.software import load_software
 from phaze_fast.tables import CsvRow
 
-__all__ = [
-    "RUN_COLUMNS",
-    "PublishedRun",
-    "RowRefusedError",
-    "UnsupportedError",
-    "is_run_table",
-    "read_run",
-]
-
 RUN_COLUMNS = frozenset(
     [
         *("source", "model", "layers", "hidden", "heads", "ffn", "seq", "precision", "gpu"),

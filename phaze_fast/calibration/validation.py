@@ -29,23 +29,6 @@ from phaze_fast.planning import Plan, predict
 from phaze_fast.software import load_software
 from phaze_fast.tables import CsvRow, csv_rows
 
-__all__ = [
-    "GROUPINGS",
-    "ErrorSummary",
-    "MeasuredStep",
-    "PredictedRun",
-    "RunGroup",
-    "RunValidation",
-    "StepValidation",
-    "is_step_table",
-    "measured_steps",
-    "pick_regret",
-    "rank_correlation",
-    "summarise",
-    "validate_runs",
-    "validate_steps",
-]
-
 Array = np.ndarray[Any, Any]
 
 # ---- sizes of errors ----

@@ -24,26 +24,15 @@ from phaze_fast.models import names as model_names
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
 from phaze_fast.tables import CsvRow, csv_rows
 
-__all__ = [
-    "ColumnError",
-    "ErrorSizes",
-    "Measurements",
-    "Validation",
-    "column_error",
-    "measured_model",
-    "read_measurements",
-    "validate",
-]
-
 Array = np.ndarray[Any, Any]
 
 
 @dataclass
 class Measurements:
-    """Rows of a file: what was measured, and the operators that should take that long.
+    """Rows of a file: what was measured, and the operators that each time covers.
 
-    A column is predicted by the sum over its operators, of which each belongs to one row, or, if it
-    does not depend on the chip, is known beforehand.
+    A column is predicted by the sum of the times of its operators, each of which belongs to one
+    row. A column that does not depend on the chip is known beforehand.
     """
 
     kind: str
@@ -59,12 +48,12 @@ class Measurements:
     unit_s: float = 1e-6
     """Seconds of one unit of the columns that are times."""
     beside_s: list[float] = field(default_factory=list)
-    """What each row took beside its operators, where a source is known to."""
+    """Seconds of each row that are not its operators', where a source is known to have such."""
     unsupported: dict[str, int] = field(default_factory=dict)
-    """Why rows were left out, and how many."""
+    """Reasons for skipped rows, and how many each."""
 
     def add(self, column: str, value: float, ops: Array | None, known: float = math.nan) -> None:
-        """Note one measured value of the row that was labelled last."""
+        """Add one measured value of the row that was labelled last."""
         self.measured.setdefault(column, []).append(value)
         if ops is None:
             self.known.setdefault(column, []).append(known)
@@ -258,8 +247,8 @@ def _grouped_row(row: CsvRow, into: Measurements) -> None:
     if tokens < experts:
         raise row.fault("tokens", "at least one for each expert")
     into.labels.append(f"{experts} experts, {tokens} tokens, {k}x{n}")
-    each = -(-tokens // experts)
-    into.add("us_median", row.positive("us_median"), product_ops([(experts, each, k, n)]))
+    tokens_each = -(-tokens // experts)
+    into.add("us_median", row.positive("us_median"), product_ops([(experts, tokens_each, k, n)]))
 
 
 def _left_out(into: Measurements, why: str) -> None:
@@ -347,13 +336,13 @@ def read_measurements(path: Path | str) -> Measurements:
     """
     header, rows = csv_rows(path)
     kind = _kind_of(path, header)
-    found = Measurements(kind)
+    measurements = Measurements(kind)
     for line, cells in rows:
-        _KINDS[kind][1](CsvRow(f"{path}, line {line}", cells), found)
-    if not found.labels:
-        why = "; ".join(found.unsupported) or "there are no rows below the header"
+        _KINDS[kind][1](CsvRow(f"{path}, line {line}", cells), measurements)
+    if not measurements.labels:
+        why = "; ".join(measurements.unsupported) or "there are no rows below the header"
         raise InvalidInputError(f"{path}: {why}")
-    return found
+    return measurements
 
 
 # ---- errors of predictions ----
@@ -367,14 +356,14 @@ class ErrorSizes:
     mean_abs_err: float
     median_abs_err: float
     p90_abs_err: float
-    """Nine of ten rows are off by less."""
+    """90th percentile."""
     max_abs_err: float
     bias: float
     """Mean of the signed errors; positive where predictions are too high."""
 
     @staticmethod
     def sizes(measured: Array, predicted: Array) -> dict[str, Any]:
-        """Work out the fields of this record, both arrays in one unit."""
+        """Return the fields of this record, both arrays in one unit."""
         errors = predicted / measured - 1.0
         size = np.abs(errors)
         return {
@@ -408,22 +397,22 @@ class Validation:
     predicted: dict[str, Array]
     columns: dict[str, ColumnError]
     unsupported: dict[str, int] = field(default_factory=dict)
-    """Why rows were left out, and how many."""
+    """Reasons for skipped rows, and how many each."""
 
     def worst(self, count: int = 5) -> list[tuple[str, str, float, float, float]]:
         """(row, column, measured, predicted, error) of the largest errors, largest first."""
-        found = [
+        rows = [
             (label, column, float(y), float(x), float(x / y - 1.0))
             for column in self.columns
             for label, y, x in zip(
                 self.labels, self.measured[column], self.predicted[column], strict=True
             )
         ]
-        return sorted(found, key=lambda row: -abs(row[4]))[:count]
+        return sorted(rows, key=lambda row: -abs(row[4]))[:count]
 
 
 def column_error(measured: Array, predicted: Array) -> ColumnError:
-    """Sum up the errors of predictions, both in one unit."""
+    """Return the errors of predictions, both arrays in one unit."""
     scale = float(np.median(measured / predicted))
     return ColumnError(
         **ErrorSizes.sizes(measured, predicted),
@@ -433,7 +422,7 @@ def column_error(measured: Array, predicted: Array) -> ColumnError:
 
 
 def validate(path: Path | str, chip: Accelerator) -> Validation:
-    r"""Predict every row of a file of measurements on a chip and say how far off it is.
+    r"""Predict every row of a file of measurements on a chip and return the errors.
 
     Parameters
     ----------
@@ -445,7 +434,7 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
         k, n, us_median) or attention as serving libraries run it (batch_size, isl, num_heads,
         num_key_value_heads, head_dim, kernel_source, latency_ms).
     chip
-        Whose times to predict, in microseconds as measured.
+        The chip whose times are predicted, in microseconds as measured.
 
     Raises
     ------
@@ -463,40 +452,42 @@ def validate(path: Path | str, chip: Accelerator) -> Validation:
     >>> found.columns["us_median"].rows
     1
     """
-    found = read_measurements(path)
-    if found.kernel in chip.tuning.attention_kernels:
-        chip = chip.with_attention(found.kernel)
+    measurements = read_measurements(path)
+    if measurements.kernel in chip.tuning.attention_kernels:
+        chip = chip.with_attention(measurements.kernel)
     predicted = {
-        column: np.array(found.known[column])
-        if column in found.known
-        else _predicted(path, found, column, chip)
-        for column in found.measured
+        column: np.array(measurements.known[column])
+        if column in measurements.known
+        else _predicted(path, measurements, column, chip)
+        for column in measurements.measured
     }
-    measured = {column: np.array(values) for column, values in found.measured.items()}
+    measured = {column: np.array(values) for column, values in measurements.measured.items()}
     return Validation(
         chip=chip.name,
-        kind=found.kind,
-        labels=tuple(found.labels),
+        kind=measurements.kind,
+        labels=tuple(measurements.labels),
         measured=measured,
         predicted=predicted,
         columns={c: column_error(measured[c], predicted[c]) for c in measured},
-        unsupported=found.unsupported,
+        unsupported=measurements.unsupported,
     )
 
 
-def _predicted(path: Path | str, found: Measurements, column: str, chip: Accelerator) -> Array:
-    """One column's times, in its unit."""
-    asked = machines(chip, dtype=found.dtype)
-    ops, owner = found.queries(column)
-    times = _core.op_times(ops, *asked.arguments, False, 1)
+def _predicted(
+    path: Path | str, measurements: Measurements, column: str, chip: Accelerator
+) -> Array:
+    """Return one column's predicted times, in its unit."""
+    machine = machines(chip, dtype=measurements.dtype)
+    ops, owner = measurements.queries(column)
+    times = _core.op_times(ops, *machine.arguments, False, 1)
     if not np.isfinite(times).all():
         bad = int(np.flatnonzero(~np.isfinite(times))[0])
         row = _core.op_costs(
-            ops[bad : bad + 1], *asked.arguments, False, asked.prices, asked.static_w, 1
+            ops[bad : bad + 1], *machine.arguments, False, machine.prices, machine.static_w, 1
         )
-        said = _core.STATUS_SENTENCES[int(row["status"][0])]
-        raise InvalidInputError(f"{path}: {found.labels[int(owner[bad])]}: {said}")
-    seconds = np.bincount(owner, weights=times, minlength=len(found.labels))
-    beside = np.array(found.beside_s) if found.beside_s else 0.0
-    total: Array = (seconds + beside + chip.tuning.dispatch_s) / found.unit_s
+        reason = _core.STATUS_SENTENCES[int(row["status"][0])]
+        raise InvalidInputError(f"{path}: {measurements.labels[int(owner[bad])]}: {reason}")
+    seconds = np.bincount(owner, weights=times, minlength=len(measurements.labels))
+    beside = np.array(measurements.beside_s) if measurements.beside_s else 0.0
+    total: Array = (seconds + beside + chip.tuning.dispatch_s) / measurements.unit_s
     return total

@@ -7,10 +7,8 @@ from itertools import islice
 from typing import ClassVar
 
 from phaze_fast.planning import Plan
-from phaze_fast.planning.recompute import block_mode, recompute_code
 from phaze_fast.planning.sizes import StrategySizes
-
-__all__ = ["Place", "Ranks", "stage_layers"]
+from phaze_fast.planning.training import block_mode, recompute_code
 
 
 @dataclass(frozen=True)

@@ -27,24 +27,11 @@ from phaze_fast.documents import digest
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
 from phaze_fast.hardware import Cluster, area
 from phaze_fast.models import Model, model_from_dict
-from phaze_fast.planning import Plan, Training, infeasible, plan
+from phaze_fast.planning import Plan, Training, plan
 from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import RESULTS, Journal, decode_line, manifest
 from phaze_fast.tables import Table
 from phaze_fast.threads import thread_count
-
-__all__ = [
-    "COLUMNS",
-    "BlockCounts",
-    "Point",
-    "SweepTable",
-    "blank_row",
-    "evaluate_point",
-    "plan_row",
-    "read_blocks",
-    "sweep",
-    "sweep_blocks",
-]
 
 VERSION = "phaze-fast point 1"
 """Changes with the meaning of the records, so that keys of earlier versions are not found."""
@@ -195,7 +182,7 @@ def evaluate_point(point: Point) -> Row:
     """
     plans = plan(point.model, point.cluster, point.training, top=1, threads=1)
     if not plans.plans:
-        return blank_row(point, "infeasible", str(infeasible(plans)))
+        return blank_row(point, "infeasible", str(plans.infeasible))
     return plan_row(point, plans.best)
 
 

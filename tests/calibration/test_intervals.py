@@ -9,7 +9,7 @@ import pytest
 
 import phaze_fast as pf
 from phaze_fast.planning import predict
-from phaze_fast.planning.intervals import groups_of, plan_kind
+from phaze_fast.planning.plans import groups_of, plan_kind
 
 TOOL = Path(__file__).parents[2] / "tools" / "accuracy.py"
 SPEC = importlib.util.spec_from_file_location("accuracy", TOOL)

@@ -27,7 +27,7 @@ from oracle_cases import random_cases
 from placement_cases import branching, chain, random_pipeline, random_published
 from reference import certificates
 from reference.layers_at_random import any_way, backward_like, random_layer, wide_range
-from search_cases import _case, _space
+from search_cases import random_case, tpuv4_space
 
 import phaze_fast as pf
 from phaze_fast.papers import nest_from_dict, place_batch, solve_nest
@@ -123,12 +123,12 @@ def chips(rng):
     """Bounds of every step of the search against exact times, layout by layout; then the search
     against the best plan of every chip."""
     seed = rng.randrange(10**6)
-    case = _case(seed, (), 8, 6)
-    problem, evaluator = case.problem, case.problem.evaluator
+    case = random_case(seed, (), 8, 6)
+    problem, evaluator = case.problem, case.problem.evaluators[0]
     if not len(evaluator):
         return
-    picked = np.sort(case.rng.choice(len(_space()), 3, replace=False))
-    records = _space().chips[picked].copy()
+    picked = np.sort(case.rng.choice(len(tpuv4_space()), 3, replace=False))
+    records = tpuv4_space().chips[picked].copy()
     for s in case.rng.permutation(len(evaluator))[:2].tolist():
         timed, least = problem.schedule(s, records)
         steps = {name: problem.bound(s, records, name) for name in ("mapped", "schedule_bound")}
@@ -144,7 +144,7 @@ def _bounds_of_chip(evaluator, timed, steps, rows, chip, what):
         return times.at(np.full(len(evaluator), chip))
 
     solve = evaluator.space.solve
-    for limit in range(len(evaluator.rooms)):
+    for limit in range(len(evaluator.limits_bytes)):
         for layout in rows:
             _, (record,), _ = solve(at(timed), layout, limit, 1e300)
             if record["layout"] >= 0:
@@ -157,7 +157,7 @@ def _bounds_of_chip(evaluator, timed, steps, rows, chip, what):
 
 
 def _search_of(case, picked):
-    space = _space()[picked]
+    space = tpuv4_space()[picked]
     found = pf.search(case.model, space, case.cluster, case.training, top=len(picked))
     best = {}
     for i in range(len(space)):
