@@ -7,8 +7,7 @@ from typing import Any
 
 from phaze_fast.hardware import Cluster
 from phaze_fast.models import Model
-from phaze_fast.planning import Plan, Timeline, timeline
-from phaze_fast.planning.intervals import NOMINAL
+from phaze_fast.planning import NOMINAL, Plan, Timeline, timeline
 from phaze_fast.report.drawings import memory_lanes, timeline_lanes
 from phaze_fast.report.explain import difference, explain_plan
 from phaze_fast.report.render import render, write_page

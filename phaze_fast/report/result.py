@@ -12,20 +12,26 @@ from typing import Any
 import numpy as np
 
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.explore.chip_groups import ChipGroups
-from phaze_fast.explore.designs import Design, geometric_mean
-from phaze_fast.explore.find import checked_weights, search_digest
-from phaze_fast.explore.goals import OBJECTIVES, checked_objectives, front_of
-from phaze_fast.explore.objective import UNITS
-from phaze_fast.explore.portfolio import Portfolio
-from phaze_fast.explore.problem import SearchProblem, problems_of
-from phaze_fast.explore.result import Outcome, Winner
+from phaze_fast.explore import (
+    OBJECTIVES,
+    UNITS,
+    ChipGroups,
+    Design,
+    Outcome,
+    Portfolio,
+    SearchProblem,
+    Winner,
+    checked_objectives,
+    checked_weights,
+    geometric_mean,
+    problems_of,
+    search_digest,
+)
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model
-from phaze_fast.planning import Training, infeasible, layer_schedules, plan
-from phaze_fast.robust.information import Information
-from phaze_fast.robust.robust_chip import RobustResult
-from phaze_fast.tables import Table, flat_row, joined_columns
+from phaze_fast.planning import Training, layer_schedules, plan
+from phaze_fast.robust import Information, RobustResult
+from phaze_fast.tables import Table, flat_row, joined_columns, non_dominated
 from phaze_fast.units import format_time
 
 __all__ = ["ParetoFront", "SearchResult", "result_of"]
@@ -89,7 +95,7 @@ class SearchResult(Table):
     portfolio: Portfolio | None = None
     """The best two chips, where the search was to find them."""
     objective: str = "time"
-    """What the search minimised: a name of `phaze_fast.explore.objective.UNITS`."""
+    """What the search minimised: a name of `phaze_fast.explore.UNITS`."""
 
     @property
     def status(self) -> str:
@@ -148,7 +154,7 @@ class SearchResult(Table):
             cluster = problem.cluster.replace(chip=largest)
             plans = plan(problem.model, cluster, problem.training, top=1)
             if not plans.plans:
-                return str(infeasible(plans))
+                return str(plans.infeasible)
         return "Each model fits some chip, and no chip fits all."
 
     def _design(self, winner: Winner) -> Design:
@@ -218,7 +224,7 @@ class SearchResult(Table):
             table = np.array(
                 [[_objective_value(p, name) for name in wanted] for p in points], dtype=float
             )
-            points = tuple(points[k] for k in front_of(table))
+            points = tuple(points[k] for k in non_dominated(table))
         return ParetoFront(wanted, self.complete, [self._row(p) for p in points])
 
     def to_dict(self) -> dict[str, Any]:

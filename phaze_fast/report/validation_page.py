@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phaze_fast.calibration import RunValidation, StepValidation
-from phaze_fast.calibration.collective_tables import CollectiveValidation
-from phaze_fast.calibration.statistics import summarise
+from phaze_fast.calibration import (
+    CollectiveValidation,
+    RunValidation,
+    StepValidation,
+    summarise,
+)
 from phaze_fast.cost import Validation
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.planning.intervals import NOMINAL
+from phaze_fast.planning import NOMINAL
 from phaze_fast.report.figures import Point, points_figure
 from phaze_fast.report.render import render
 from phaze_fast.report.text import MISSING, count, is_number, percent, seconds, size
