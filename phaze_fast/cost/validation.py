@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +21,8 @@ from phaze_fast.documents import read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.chip import Dtype
-from phaze_fast.models import TransformerModel
+from phaze_fast.models import TransformerModel, load
+from phaze_fast.models import names as model_names
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
 
 Array = np.ndarray[Any, Any]
@@ -73,28 +74,17 @@ _VECTOR_NAMES = {
     "cross_entropy": "cross-entropy",
     "adamw_fused_bf16": "adamw",
 }
-_BLOCKS = {  # hidden, heads, key-value heads, feed-forward, Llama's kind of block
-    "bertlarge": (1024, 16, 16, 4096, False),
-    "gpt2xl": (1600, 25, 25, 6400, False),
-    "opt1.3b": (2048, 32, 32, 8192, False),
-    "gpt2-8.3b": (3072, 24, 24, 12288, False),
-    "llama2-7b": (4096, 32, 32, 11008, True),
-    "llama3-8b": (4096, 32, 8, 14336, True),
-    "gpt3-175b": (12288, 96, 96, 49152, False),
-}
 
 
 class _Row:
     """One line of the file, whose faults name the line and the column."""
 
-    def __init__(self, path: Path, line: int, cells: dict[str, str]) -> None:
-        self.where, self.cells = f"{path}, line {line}", cells
+    def __init__(self, where: str, cells: Mapping[str, str]) -> None:
+        self.where, self.cells = where, cells
 
     def fault(self, column: str, wanted: str) -> InvalidInputError:
-        value = self.cells.get(column)
-        return InvalidInputError(
-            f"{self.where}: {column}: {value!r} is not accepted; expected {wanted}"
-        )
+        where, value = f"{self.where}: " if self.where else "", self.cells.get(column)
+        return InvalidInputError(f"{where}{column}: {value!r} is not accepted; expected {wanted}")
 
     def text(self, column: str) -> str:
         return (self.cells.get(column) or "").strip()
@@ -154,55 +144,99 @@ def _attention_row(row: _Row, into: Measurements) -> None:
         into.add(column, row.positive(column), ops)
 
 
+def _preset_named(name: str) -> TransformerModel:
+    """Return the preset of a name, whatever its upper case and dashes."""
+    plain = name.lower().replace("-", "")
+    for preset in sorted(model_names(), key=lambda preset: preset != name.lower()):
+        if preset.replace("-", "") == plain:
+            model = load(preset)
+            assert isinstance(model, TransformerModel)
+            return model
+    raise InvalidInputError(
+        f"model: {name!r} is unknown; expected the columns hidden, heads and ffn, or a preset; "
+        f"{nearest(name, model_names())}"
+    )
+
+
+def _shape(cells: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a model that give the shape of the blocks of a row."""
+    name = (cells.get("model") or "").strip()
+    if not (cells.get("hidden") or "").strip():
+        preset = _preset_named(name)
+        fields = ("hidden", "heads", "kv_heads", "ffn", "vocab", "gated", "causal")
+        return {field: getattr(preset, field) for field in fields}
+    row = _Row("", cells)
+    return {
+        **{column: row.whole(column) for column in ("hidden", "heads", "ffn")},
+        "kv_heads": row.whole("kv_heads") if row.text("kv_heads") else None,
+        "vocab": row.whole("vocab") if row.text("vocab") else 50257,
+        "gated": row.text("gated") != "" and row.flag("gated"),
+        "causal": row.text("causal") == "" or row.flag("causal"),
+    }
+
+
 def measured_model(
-    name: str, seq: int, layers: int = 1, vocab: int = 1000, attention: str = "flash"
+    cells: Mapping[str, str], seq: int, layers: int = 1, attention: str = "flash"
 ) -> TransformerModel:
-    """Return the model whose blocks and steps were measured, without positions.
+    """Return the model whose blocks a row of measurements ran, without positions.
+
+    Blocks are of one of two kinds: gated ones with RMSNorm and SiLU and without biases, as in
+    Llama, and others with LayerNorm, GELU and biases, as in GPT.
+
+    Parameters
+    ----------
+    cells
+        The row by column: hidden, heads and ffn, perhaps kv_heads (by default heads), vocab (by
+        default GPT-2's), gated (False) and causal (True); or model, the name of a preset that has
+        this shape.
+    seq
+        Tokens of a sequence.
+    layers
+        Number of blocks.
+    attention
+        ``flash`` or ``eager``.
 
     Raises
     ------
     InvalidInputError
-        Where no such block was measured.
+        Where the row gives neither a shape nor a preset.
 
     Examples
     --------
-    >>> measured_model("llama2-7b", 4096).kv_heads
+    >>> measured_model({"hidden": "512", "heads": "8", "ffn": "2048"}, 4096).head_width
+    64
+    >>> measured_model({"model": "llama2-7b"}, 4096).kv_heads
     32
     """
-    if name not in _BLOCKS:
-        raise InvalidInputError(f"model: {name!r} is unknown; {nearest(name, _BLOCKS)}")
-    hidden, heads, kv_heads, ffn, llama = _BLOCKS[name]
+    shape = _shape(cells)
+    gated, heads = shape["gated"], shape["heads"]
+    kv_heads = shape.pop("kv_heads") or heads
     return TransformerModel(
-        name=name,
+        name=(cells.get("model") or "").strip() or "measured",
         layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        ffn=ffn,
-        vocab=vocab,
         seq=seq,
+        kv_heads=kv_heads,
         positions="none",
-        causal=name != "bertlarge",
-        norm="rmsnorm" if llama else "layernorm",
-        activation="silu" if llama else "gelu",
-        gated=llama,
-        qkv_bias=not llama,
-        out_bias=not llama,
-        ffn_bias=not llama,
+        norm="rmsnorm" if gated else "layernorm",
+        activation="silu" if gated else "gelu",
+        qkv_bias=not gated,
+        out_bias=not gated,
+        ffn_bias=not gated,
         attention="flash" if attention == "flash" else "eager",
         fused_qkv=True,
         kv_expanded=kv_heads < heads,
         tied_embeddings=False,
+        **shape,
     )
 
 
 def _measured_block(row: _Row) -> Layer:
-    name = row.text("model")
-    if name not in _BLOCKS:
-        raise row.fault("model", f"a known block; {nearest(name, _BLOCKS)}")
     if row.text("attention") not in ("flash", "eager"):
         raise row.fault("attention", "flash or eager")
-    model = measured_model(name, row.whole("seq"), attention=row.text("attention"))
+    try:
+        model = measured_model(row.cells, row.whole("seq"), attention=row.text("attention"))
+    except InvalidInputError as error:
+        raise InvalidInputError(f"{row.where}: {error}") from None
     layers = layer_graph(model, Strategy(micro_batch=row.whole("mbs"))).layers
     return next(layer for layer in layers if layer.kind == "block")
 
@@ -351,7 +385,7 @@ def read_measurements(path: Path | str) -> Measurements:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         measurements = Measurements(kind)
         for (number, _), cells in zip(lines[1:], reader, strict=False):
-            _KINDS[kind][1](_Row(path, number, cells), measurements)
+            _KINDS[kind][1](_Row(f"{path}, line {number}", cells), measurements)
     except csv.Error as error:
         raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
     left_out = sum(measurements.unsupported.values())
