@@ -105,3 +105,9 @@ def test_a_precision_and_a_format_axis_are_refused_together():
     (problem,) = problems_of([MODEL], groups, CLUSTER, STEP)
     assert (problem.cluster, problem.training) == (CLUSTER, STEP)  # and not those of one variant
     assert len(ChipGroups.of(SPACE[:4]).variants) == 1
+
+
+def test_an_explorer_evaluates_chips_with_their_own_links_and_formats(some, seconds):
+    told = pf.Explorer(MODEL, some, CLUSTER, STEP, threads=1).evaluate(range(len(some)))
+    assert [each.score for each in told] == seconds.tolist()
+    assert all(each.point.bound_s <= each.score for each in told)
