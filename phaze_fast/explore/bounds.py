@@ -16,10 +16,14 @@ from phaze_fast.cost import Costs, estimate_costs
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.memory import Optimizer
 from phaze_fast.opgraph import OpGraph
-from phaze_fast.planning.rates import optimizer_bytes_per_s
 from phaze_fast.planning.sizes import StrategySizes
-from phaze_fast.planning.times import MAX_NODES, FixedParts, KindTimes
-from phaze_fast.schedule.layers import layer_makespans
+from phaze_fast.planning.times import (
+    MAX_NODES,
+    FixedParts,
+    KindTimes,
+    optimizer_bytes_per_s,
+)
+from phaze_fast.schedule import layer_makespans
 from phaze_fast.software import check_precision, chip_as_run
 
 __all__ = ["STEPS", "PricedChips", "expert_stride"]

@@ -14,8 +14,7 @@ from phaze_fast.explore.chip_groups import ChipGroups
 from phaze_fast.explore.problem import SearchProblem
 from phaze_fast.planning import Placed
 from phaze_fast.planning.times import KindTimes
-from phaze_fast.runs.chunks import Lost, run_chunks
-from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.executors import Lost, Workers, run_chunks
 from phaze_fast.runs.journal import Journal
 
 __all__ = ["PLACED", "SCHEDULED", "Answer", "CandidateTable", "PlanCache"]

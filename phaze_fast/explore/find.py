@@ -80,11 +80,7 @@ def _stored(store: ResultStore, key: bytes) -> Outcome | None:
 
 def _journal(folder: Path | str, name: str) -> Journal:
     """Open the journal of plans that an interrupted search resumes from."""
-    try:
-        return Journal(folder, manifest([], f"search {name}"))
-    except InvalidInputError as error:
-        text = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
-        raise InvalidInputError(text.replace("another sweep", "another search")) from None
+    return Journal(folder, manifest([], f"search {name}"), option="resume", run="search")
 
 
 def _checked_options(

@@ -30,7 +30,7 @@ from phaze_fast.hardware.presets import chip as preset_chip
 from phaze_fast.memory import SCHEDULES
 from phaze_fast.models import Model, load
 from phaze_fast.planning import Training
-from phaze_fast.planning.recompute import recompute_text
+from phaze_fast.planning.training import recompute_text
 from phaze_fast.runs.executors import Workers
 from phaze_fast.software import planned_model
 from phaze_fast.tables import Table

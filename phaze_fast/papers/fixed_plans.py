@@ -13,8 +13,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.explore import SearchProblem, Winner, geometric_mean
 from phaze_fast.hardware import Accelerator, Cluster, presets
 from phaze_fast.models import Model
-from phaze_fast.planning import Plan, PlanEvaluator, Training, plan
-from phaze_fast.planning.planner import room
+from phaze_fast.planning import Plan, PlanEvaluator, Training, plan, usable_bytes
 from phaze_fast.units import format_bytes
 
 __all__ = [
@@ -164,7 +163,7 @@ def uniform_plans(
     tuple
         The plans that fit, and why there is none where there is none.
     """
-    limit, plans = room(cluster, training), []
+    limit, plans = usable_bytes(cluster, training), []
     reason = (
         f"does not fit into {format_bytes(limit)} of a device with ZeRO 0 or 1 and any "
         "micro-batch given"
@@ -177,7 +176,7 @@ def uniform_plans(
             reason = "; ".join(evaluator.rejected)
         elif evaluator.fits.any():
             times = evaluator.times(cluster)
-            best = evaluator.best_even(times, 0) if even else evaluator.top(times, 1)[:1]
+            best = evaluator.best_even(times, 0) if even else evaluator.top(times, 1).plans[:1]
             plans += [evaluator.plan(placed, times) for placed in best]
     return plans, reason
 

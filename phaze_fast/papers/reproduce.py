@@ -149,7 +149,10 @@ def _nest(models: Sequence[str], threads: int | None, say: Callable[[str], None]
         honest = None
         if evaluator.fits.any():
             times = evaluator.times(cluster, threads=threads or 1)
-            even, free = evaluator.best_even(times), evaluator.top(times, 1, threads=threads or 1)
+            even, free = (
+                evaluator.best_even(times),
+                evaluator.top(times, 1, threads=threads or 1).plans,
+            )
             honest = even[0].time_s / free[0].time_s if even and free else None
         why = (
             "its layer tables and manual plans are not in this package; ours is measured against "

@@ -76,7 +76,7 @@ def _hold_bounds(problem: SearchProblem, records: Any, strategies: Any = None) -
         steps = {name: problem.bound(s, records, name) for name in ("mapped", "schedule_bound")}
         steps["scheduled"] = least
         work = problem.work_s(s, records)
-        for room in range(len(evaluator.rooms)):
+        for room in range(len(evaluator.limits_bytes)):
             rooms = np.full(len(records), room, dtype=np.int64)
             rough = evaluator.work_bounds(s, work, rooms)
             bounds = {name: evaluator.bounds(s, own, rooms) for name, own in steps.items()}

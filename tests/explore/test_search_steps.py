@@ -54,7 +54,7 @@ def best_of_all(evaluator, times, layout, room):
     """The fastest partition of a layout that fits, by looking at all of them."""
     row = evaluator.layouts[layout]
     sizes, best = evaluator.sizes[row["strategy"]], math.inf
-    held = float(max(evaluator.rooms[room], 0.0))
+    held = float(max(evaluator.limits_bytes[room], 0.0))
     graph, some_blocks = sizes.graph, evaluator.training.recompute_some
     ends = [graph.layers[k].kind in ("embedding", "head") for k in graph.order]
     for cuts, variants in partitions(ends, row["stages"], len(sizes.variants), some_blocks):
@@ -90,7 +90,7 @@ def test_the_best_partition_is_that_of_every_partition(cases):
             timed = times.at(np.zeros(len(evaluator), dtype=np.int64))
             if evaluator.layouts["stages"][layout] > 4:
                 continue
-            for room in range(len(evaluator.rooms)):
+            for room in range(len(evaluator.limits_bytes)):
                 best = best_of_all(evaluator, timed, layout, room)
                 bound, (found,), _ = evaluator.space.solve(timed, layout, room, ANY_TIME_S)
                 assert (found["layout"] < 0) == (best == math.inf), (seed, layout, room)
@@ -112,7 +112,7 @@ def test_a_limit_leaves_out_what_takes_longer_and_nothing_else(count):
         records = tpuv4_space().chips[rng.integers(0, len(tpuv4_space()), count)].copy()
         for s in range(len(evaluator)):
             times, least = case.problem.schedule(s, records)
-            shape = (count, len(evaluator.rooms))
+            shape = (count, len(evaluator.limits_bytes))
             free = evaluator.best(s, times, least, np.full(shape, ANY_TIME_S))
             exact = np.array([[placed.time_s for placed in row] for row in free])
             fits = np.isfinite(exact)
@@ -128,7 +128,7 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
     for _, case in small_cases(80, 6):
         problem, evaluator = case.problem, case.problem.evaluators[0]
         records = tpuv4_space().chips[1000:29000:7000].copy()
-        rooms = np.full(len(records), len(evaluator.rooms) - 1, dtype=np.int64)
+        rooms = np.full(len(records), len(evaluator.limits_bytes) - 1, dtype=np.int64)
         for s in range(len(evaluator)):
             times, least = problem.schedule(s, records)
             bounds = [evaluator.work_bounds(s, problem.work_s(s, records), rooms)]
@@ -137,7 +137,7 @@ def test_bounds_rise_from_step_to_step_towards_the_exact_time():
             bounds.append(evaluator.bounds(s, least, rooms))
             for lower, higher in itertools.pairwise(bounds):
                 assert (lower <= higher * (1.0 + 1e-9)).all()
-            limits = np.full((len(records), len(evaluator.rooms)), ANY_TIME_S)
+            limits = np.full((len(records), len(evaluator.limits_bytes)), ANY_TIME_S)
             placed = evaluator.best(s, times, least, limits)
             exact = np.array([row[-1].time_s for row in placed])
             assert (bounds[-1] <= exact).all()
@@ -218,7 +218,7 @@ def test_one_thread_and_two_bound_and_place_alike():
             assert getattr(one[0], name).tolist() == getattr(two[0], name).tolist()
         bounds = [evaluator.bounds(s, one[1], rooms, threads).tolist() for threads in (1, 2)]
         assert bounds[0] == bounds[1]
-        limits = np.full((len(records), len(evaluator.rooms)), ANY_TIME_S)
+        limits = np.full((len(records), len(evaluator.limits_bytes)), ANY_TIME_S)
         assert evaluator.best(s, *one, limits, 1) == evaluator.best(s, *one, limits, 2)
 
 
