@@ -60,7 +60,6 @@ def _answer(case: Data) -> Html:
     shape = _shape(layout)
     if shape and layout.get("then"):
         shape = f"{shape} and {_shape(layout['then'])}"
-        shape += ", which share every block" if layout.get("schedule") == "interleaved" else ""
     numbers = [
         ("Step", seconds(ours.get("time_s"))),
         ("Lower bound", seconds(case.get("bound"))),

@@ -33,7 +33,6 @@ __all__ = [
     "Batches",
     "ClassResult",
     "class_pairs",
-    "improved",
     "improved_classes",
     "placed_pairs",
     "ranked_pairs",
@@ -207,11 +206,11 @@ def _improved_alone(
     for the slowest stage of both, so that a way that pays only where both take it is passed over.
     """
     mapping, layout = classes.alone(which), classes.layouts[which]
-    problem = classes.part(which)
+    problem = classes.problem
     relaxation = mapping.relaxation()
     free, relaxed = relaxation.bound(1.0, 0.0)
     alike = [
-        classes.own_mappings(which, m)
+        m
         for each, m in known
         if (each.width, each.height) == (layout.width, layout.height)
     ]
@@ -268,13 +267,7 @@ def improved_classes(
     tuple
         The best mapping, and how many evaluations it took.
     """
-    return improved(Classes(problem, pair), known, steps, seed)
-
-
-def improved(
-    classes: Classes, known: Sequence[Known], steps: int, seed: int
-) -> tuple[Evaluation, int]:
-    """Give what `improved_classes` gives, of two classes or groups that are compiled."""
+    classes = Classes(problem, pair)
     count, some = 0, []
     for which in (0, 1):
         found, evaluations = _improved_alone(classes, which, known, steps // _ALONE, seed)

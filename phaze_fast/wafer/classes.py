@@ -41,10 +41,8 @@ __all__ = [
     "Classes",
     "Pair",
     "accepts_classes",
-    "accepts_groups",
     "classes_fault",
     "places_of",
-    "shares_blocks",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -64,12 +62,6 @@ def accepts_classes(problem: Problem) -> bool:
     return not (work.encodes or problem.linear or problem.volume) and work.blocks > 1
 
 
-def accepts_groups(problem: Problem) -> bool:
-    """Whether two groups of dies may share every block of a problem."""
-    wafer = problem.wafer
-    return accepts_classes(problem) and wafer.joined == 1 and wafer.switch is None
-
-
 def classes_fault(problem: Problem, layouts: Pair) -> str:
     """Say why a pipeline cannot have two such classes of stages; empty where it can.
 
@@ -87,14 +79,8 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
             "class: two are not accepted in rank order, for one block or for an encoder-decoder; "
             "expected one"
         )
-    shared = shares_blocks(layouts)
-    if shared and not accepts_groups(problem):
-        return (
-            "schedule: 'interleaved' is not accepted for two classes on joined wafers or behind "
-            "switches; expected 1f1b"
-        )
     for each in layouts:
-        if fault := _group_fault(work.blocks, each) if shared else _stages_fault(each):
+        if fault := _stages_fault(each):
             return fault
         if fault := replicas_fault(wafer, problem.training.global_batch, each.replicas):
             return fault
@@ -105,7 +91,7 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
         if wanted != other:
             return f"{name}: {other} is not accepted; expected {wanted}, as of the first class"
     given = sum(first.blocks) + sum(second.blocks)
-    if not shared and given != work.blocks:
+    if given != work.blocks:
         return f"blocks: {given} in all are not accepted; expected {work.blocks}"
     if places_of(problem, layouts) is None:
         shapes = " and ".join(f"{each.stages} of {each.width} x {each.height}" for each in layouts)
@@ -115,43 +101,15 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
     return ""
 
 
-def shares_blocks(layouts: Pair) -> bool:
-    """Whether two groups of dies share every block: what the interleaved schedule says of two."""
-    return any(each.schedule == "interleaved" for each in layouts)
-
-
 def _stages_fault(layout: Layout) -> str:
     """Say why a class cannot have such stages."""
     if layout.schedule != "1f1b" or layout.chunks != 1:
-        return (
-            "schedule: with two classes of stages only 1f1b is accepted, or interleaved where two "
-            "groups of dies share every block"
-        )
+        return "schedule: with two classes of stages only 1f1b is accepted"
     if len(layout.blocks) != layout.stages or min(layout.blocks, default=0) < 1:
         return (
             f"blocks: {list(layout.blocks)} is not accepted; expected at least 1 for each of "
             f"{layout.stages} stages of the class"
         )
-    return ""
-
-
-def _group_fault(blocks: int, layout: Layout) -> str:
-    """Say why a group cannot have its operators of every block."""
-    expected: dict[str, Any] = {
-        "stages": 1,
-        "schedule": "interleaved",
-        "chunks": blocks,
-        "replicas": 1,
-        "blocks": (blocks,),
-    }
-    for name, value in expected.items():
-        given = getattr(layout, name)
-        if given != value:
-            said, wanted = (list(v) if name == "blocks" else v for v in (given, value))
-            return (
-                f"{name}: {said!r} is not accepted where two groups of dies share every block; "
-                f"expected {wanted!r}"
-            )
     return ""
 
 
@@ -190,16 +148,7 @@ class Classes:
     True
     """
 
-    shares_blocks = False
-    """Whether each has a part of every block, and not all of some."""
-
     def __init__(self, problem: Problem, layouts: Pair) -> None:
-        if shares_blocks(layouts) != self.shares_blocks:
-            expected = "interleaved" if self.shares_blocks else "1f1b"
-            raise InvalidInputError(
-                f"schedule: {layouts[0].schedule!r} and {layouts[1].schedule!r} are not accepted "
-                f"for two such classes; expected {expected}"
-            )
         if fault := classes_fault(problem, layouts):
             raise InvalidInputError(fault)
         self.problem, self.layouts = problem, layouts
@@ -207,21 +156,6 @@ class Classes:
         assert placed is not None  # no fault
         self.places = placed
         self.mappings = (self._compiled(0), self._compiled(1))
-
-    def part(self, which: int) -> Problem:
-        """Return the problem of one class: it has the operators of that class."""
-        del which
-        return self.problem
-
-    @property
-    def crossings(self) -> int:
-        """Tensors that a class sends the other one for one micro-batch."""
-        return 1
-
-    def own_mappings(self, which: int, op_mappings: Array) -> Array:
-        """Take the operators of one class out of mappings for all."""
-        del which
-        return op_mappings
 
     # ---- what a class is priced with ----
 
@@ -277,7 +211,7 @@ class Classes:
         problem, (first, second) = self.problem, self.layouts
         blocks = first.blocks + second.blocks
         depth = len(self.by_wafer)  # one stage on each wafer
-        rules = self.part(which)._rules(replace(self.layouts[which], stages=depth, blocks=()))
+        rules = problem._rules(replace(self.layouts[which], stages=depth, blocks=()))
         held = [sum(blocks[some]) for some in self.by_wafer]
         rules["outer_tail_s"] = self.outer_tail_s = replica_sums_s(problem, first.replicas, held)
         links = self.links(which)
@@ -301,7 +235,7 @@ class Classes:
         layout, border = self.layouts[which], self.layouts[0].stages
         boundary = self.boundary_s[border:] if which else self.boundary_s[:border]
         rules = self._rules(which)
-        return compiled_mapping(self.part(which), layout, rules, np.array(boundary), self.foreign_s)
+        return compiled_mapping(self.problem, layout, rules, np.array(boundary), self.foreign_s)
 
     @cached_property
     def foreign_s(self) -> Array | None:

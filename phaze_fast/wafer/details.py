@@ -125,14 +125,14 @@ def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
 
 def _operators_j(problem: Problem, found: Evaluation) -> float:
     joules_of_all = 0.0
-    for own, encoding, counts in class_counts(problem, found.encoding):
+    for encoding, counts in class_counts(problem, found.encoding):
         layout = encoding.layout
-        every = local_specs(own, encoding)
+        every = local_specs(problem, encoding)
         flat = [(spec, 1) for some in every for spec in some]
         joules = iter(operator_costs(problem.chip, problem.network_chip, flat)[1])
-        again = _runs_again(own, encoding)
+        again = _runs_again(problem, encoding)
         total = 0.0
-        for op, some, more in zip(own.work.operators, every, again, strict=True):
+        for op, some, more in zip(problem.work.operators, every, again, strict=True):
             forward, *backward = (float(next(joules)) for _ in some)
             total += sum(counts[op.part]) * (forward + sum(backward)) + more * forward
         joules_of_all += total * layout.dies * problem.batches(layout) * layout.replicas
@@ -145,14 +145,14 @@ def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
     stepped = streamed = 0.0
     by_stage = streamed_bytes(problem, found.encoding).sum(axis=1)
-    for part, encoding, counts in class_counts(problem, found.encoding):
+    for encoding, counts in class_counts(problem, found.encoding):
         dies = encoding.layout.dies * encoding.layout.replicas
         own, by_stage = np.split(by_stage, [encoding.layout.stages])
         streamed += float(own.sum()) * dies
-        for i, (mine, among, mode) in enumerate(held_parameters(part, encoding)):
+        for i, (mine, among, mode) in enumerate(held_parameters(problem, encoding)):
             shared = mine if mode == "replicated" else mine / among
             if mode not in ("stream", "offload"):
-                times = sum(counts[part.work.operators[i].part])
+                times = sum(counts[problem.work.operators[i].part])
                 stepped += times * shared * each_step * dies
     return stepped, streamed + _between_wafers(problem, found)
 
@@ -240,8 +240,7 @@ def operator_times(problem: Problem, found: Evaluation) -> list[dict[str, Any]]:
     """
     classes = found.encoding.classes
     if len(classes) > 1:
-        parts = found.encoding.problems(problem)
-        rows = [_operator_times(*each) for each in zip(parts, classes, strict=True)]
+        rows = [_operator_times(problem, each) for each in classes]
         return [{**row, "class": k} for k, some in enumerate(rows) for row in some]
     return _operator_times(problem, found.encoding)
 
@@ -274,8 +273,8 @@ def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
     if len(classes) == 1:
         return [found.compute_s] * len(found.stages)
     seconds = []
-    for part, each in zip(found.encoding.problems(problem), classes, strict=True):
-        rows = [row for row in _operator_times(part, each) if row["part"] == "block"]
+    for each in classes:
+        rows = [row for row in _operator_times(problem, each) if row["part"] == "block"]
         work_s = sum(row["forward_s"] + row["backward_s"] for row in rows)
         seconds += [work_s] * each.layout.stages
     return seconds

@@ -18,7 +18,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.wafer.classes import Classes, classes_fault, shares_blocks
+from phaze_fast.wafer.classes import Classes, classes_fault
 from phaze_fast.wafer.layout import Layout, slots_of
 from phaze_fast.wafer.mapping_rules import RULES, RuleCase, layout_faults
 from phaze_fast.wafer.mesh import MESH_ALGORITHMS
@@ -26,7 +26,6 @@ from phaze_fast.wafer.operator_mapping import OperatorMapping, Runs
 from phaze_fast.wafer.operators import ROLES
 from phaze_fast.wafer.problem import OUTPUTS, WEIGHTS, Problem
 from phaze_fast.wafer.schedules import SCHEDULES
-from phaze_fast.wafer.split_block import compiled_classes, cut_behind, half_problems
 
 __all__ = ["Encoding"]
 
@@ -38,8 +37,7 @@ class Encoding:
     """A whole mapping: a layout of the wafer, and one operator mapping per operator.
 
     Where a pipeline has two classes of stages, this is the first of them and `then` the second:
-    each has a layout with the stages and blocks of its own. Where two groups of dies share every
-    block, each has mappings of its own operators alone.
+    each has a layout with the stages and blocks of its own.
     """
 
     layout: Layout
@@ -73,31 +71,13 @@ class Encoding:
         '3 stage(s) of 5 x 2 dies'
         """
         every = [each.layout for each in self.classes]
-        if self.shares_blocks:
-            sides = " and ".join(f"{each.width} x {each.height}" for each in every)
-            return f"groups of {sides} dies that share every block"
         shapes = [f"{each.stages} stage(s) of {each.width} x {each.height}" for each in every]
         return " and ".join(shapes) + " dies"
 
-    @property
-    def shares_blocks(self) -> bool:
-        """Whether two groups of dies share the operators of every block."""
-        return self.then is not None and shares_blocks((self.layout, self.then.layout))
-
-    def problems(self, problem: Problem) -> tuple[Problem, ...]:
-        """Give the problem of each class: the same one, or that of its operators alone."""
-        if not self.shares_blocks:
-            return (problem,) * len(self.classes)
-        return half_problems(problem, cut_behind(problem.work, self._names))
-
     def compiled(self, problem: Problem) -> Classes:
-        """Compile two classes, or two groups; operators start at their first legal mapping."""
+        """Compile two classes of stages; operators start at their first legal mapping."""
         assert self.then is not None  # one class is compiled by the problem
-        return compiled_classes(problem, (self.layout, self.then.layout), self._names)
-
-    @property
-    def _names(self) -> list[str]:
-        return [op_mapping.operator for op_mapping in self.operator_mappings]
+        return Classes(problem, (self.layout, self.then.layout))
 
     # ---- legality ----
 
@@ -108,17 +88,12 @@ class Encoding:
         pair = (self.layout, self.then.layout)
         if fault := classes_fault(problem, pair):
             return [fault]
-        try:
-            parts = self.problems(problem)
-        except InvalidInputError as error:
-            return [str(error)]
-        classes = zip(parts, self.classes, strict=True)
-        return [line for part, each in classes for line in each._faults(part, [])]
+        return [line for each in self.classes for line in each._faults(problem, [])]
 
     def _faults(self, problem: Problem, found: list[str]) -> list[str]:
         """Go on with the operators of one class of stages."""
         names = [op.name for op in problem.work.operators]
-        given = self._names
+        given = [op_mapping.operator for op_mapping in self.operator_mappings]
         if given != names:
             missing = [name for name in names if name not in given]
             extra = [name for name in given if name not in names]

@@ -245,7 +245,7 @@ def evaluation_of_classes(
     parts = []
     for which, layout in enumerate(classes.layouts):
         mapping = classes.beside(which, outputs[1 - which])
-        parts.append(evaluation_of(classes.part(which), layout, mapping, outputs[which]))
+        parts.append(evaluation_of(classes.problem, layout, mapping, outputs[which]))
     first, second = (part.encoding for part in parts)
     slowest = max(parts, key=lambda part: max(stage.load_s for stage in part.stages))
     return replace(
@@ -264,8 +264,8 @@ def evaluation_of_classes(
 def _evaluate_classes(problem: Problem, encoding: Encoding, choose_outputs: bool) -> Evaluation:
     classes = encoding.compiled(problem)
     outputs: list[Array | None] = []
-    for which, (each, mapping) in enumerate(zip(encoding.classes, classes.mappings, strict=True)):
-        op_mappings, kept = each.arrays(classes.part(which))
+    for each, mapping in zip(encoding.classes, classes.mappings, strict=True):
+        op_mappings, kept = each.arrays(problem)
         mapping.assign(op_mappings)
         outputs.append(None if choose_outputs else kept)
     return evaluation_of_classes(classes, (outputs[0], outputs[1]))

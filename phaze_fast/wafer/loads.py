@@ -26,18 +26,18 @@ _STEPS = ((1, 0), (-1, 0), (0, 1), (0, -1))
 
 def class_counts(
     problem: Problem, encoding: Encoding
-) -> list[tuple[Problem, Encoding, dict[str, list[int]]]]:
-    """Give each class of stages by itself with its problem, and how often a stage has a part."""
+) -> list[tuple[Encoding, dict[str, list[int]]]]:
+    """List the classes of stages, each with how often every stage has each part of the model."""
     classes = encoding.classes
     found = []
-    for k, (own, each) in enumerate(zip(encoding.problems(problem), classes, strict=True)):
+    for k, each in enumerate(classes):
         others = [0] * (each.layout.stages - 1)
         counts = {
             "before": [int(k == 0), *others],
             "block": list(problem.blocks(each.layout)),
             "behind": [*others, int(k == len(classes) - 1)],
         }
-        found.append((own, each, counts))
+        found.append((each, counts))
     return found
 
 
@@ -61,7 +61,7 @@ def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
     numpy.ndarray
         Shape (stages, 2): taken, given.
     """
-    return np.concatenate([_streamed(*each) for each in class_counts(problem, encoding)])
+    return np.concatenate([_streamed(problem, *each) for each in class_counts(problem, encoding)])
 
 
 def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]) -> Array:
@@ -192,7 +192,7 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
         return _switch_loads(problem, encoding)
     here = stages_on(wafer, layout)
     placed = stage_dies(wafer, layout.width, layout.height, here) * (layout.stages // here)
-    (_, _, counts), *_ = class_counts(problem, encoding)
+    (_, counts), *_ = class_counts(problem, encoding)
     flows = _own_flows(problem, encoding, counts, placed, links_of(wafer, layout))
     share = problem.work.boundary_bytes * problem.batches(layout) * layout.micro_batch / layout.dies
     sends = [(k, k + 1, layout.chunks) for k in range(layout.stages - 1) if (k + 1) % here]
@@ -249,14 +249,13 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
     classes = encoding.compiled(problem)
     flows: list[Flow] = []
     size = problem.work.boundary_bytes * problem.batches(first) * first.micro_batch
-    crossing = size * classes.crossings
-    for k, (own, each, counts) in enumerate(class_counts(problem, encoding)):
+    for k, (each, counts) in enumerate(class_counts(problem, encoding)):
         placed, layout = classes.places[k].stages, each.layout
-        flows += _own_flows(own, each, counts, placed, classes.links(k))
+        flows += _own_flows(problem, each, counts, placed, classes.links(k))
         at = placed[-1] if k == 0 else placed[0]  # exchanges what comes from the other class
         group = MeshGroup(
             "all-to-all",
-            crossing / layout.dies,
+            size / layout.dies,
             whole_runs(layout.width, layout.height),
             (0, 0, layout.width, layout.height),
         )
@@ -267,7 +266,7 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
         if classes.wafers[k] != classes.wafers[k + 1]:
             continue
         ways = list(product(here, there) if k == border else zip(here, there, strict=True))
-        share = (crossing if k == border else size) / len(ways)
+        share = size / len(ways)
         for (x, y), (u, v) in ways:
             flows.append((y * columns + x, v * columns + u, share))
             flows.append((v * columns + u, y * columns + x, share))
@@ -285,7 +284,7 @@ def _switch_class_loads(problem: Problem, encoding: Encoding) -> Array:
     border = first.layout.stages - 1
     loads = np.zeros((rows, columns, 4))
     at = 0
-    for _, each, counts in class_counts(problem, encoding):
+    for each, counts in class_counts(problem, encoding):
         parts = _to_switches(problem, each)
         share = size / each.layout.dies
         for stage in range(each.layout.stages):

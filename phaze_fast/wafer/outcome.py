@@ -73,10 +73,7 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
             f"dies, among them {known}"
         )
     elif accepts_classes(problem):
-        known += (
-            "; not two classes of stages of unequal shape, nor blocks whose operators two groups "
-            "of dies share, which are tried"
-        )
+        known += "; not two classes of stages of unequal shape, which are tried"
     limits = [] if problem.recompute else ["nothing computed again"]
     limits += ["dies given out in rank order"] if problem.linear else []
     if problem.overlap and not problem.volume:

@@ -122,8 +122,6 @@ class Problem:
         self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
         self._compiled: dict[int, tuple[Array, Array]] = {}
         self._least: dict[tuple[int, int], LeastWork] = {}
-        self.halves: dict[int, tuple[Problem, Problem]] = {}
-        """Of blocks that are cut behind an operator; see `split_block.half_problems`."""
 
     def variant(
         self,
@@ -146,11 +144,6 @@ class Problem:
         made = Problem(self.model, wafer, *self._inputs()[2:])
         made._times, made._tables, made._least = self._times, self._tables, self._least
         return made
-
-    def share_prices(self, whole: Problem, start: int) -> None:
-        """Use the prices of a problem whose operators from `start` on are those of this one."""
-        for i in set(self._alike):
-            self._times[i] = whole._times.setdefault(whole._alike[start + i], {})
 
     def _inputs(self) -> tuple[Any, ...]:
         rules = (self.recompute, self.volume, self.linear, self.capacity_bytes)

@@ -35,7 +35,6 @@ from phaze_fast.wafer.layout import Layout
 from phaze_fast.wafer.outcome import Effort, MappingResult, bound_space_of, no_layout, whole_number
 from phaze_fast.wafer.plans import plan_starts
 from phaze_fast.wafer.problem import Problem
-from phaze_fast.wafer.split_search import search_split
 from phaze_fast.wafer.tried import Rank, Tried, assigned, rank_of
 
 __all__ = ["Progress", "search_below", "search_mapping"]
@@ -51,7 +50,7 @@ _FIRST_STEPS = 3_000
 _NEAR = 1.2  # times the best so far: worth single changes at a first look
 _LOSS = 0.03  # accepted at first by an annealing, relative
 _LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
-_WORTH = 1e-3  # of a step, gained by two classes of stages or two groups of dies
+_WORTH = 1e-3  # of a step, gained by two classes of stages
 
 
 def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
@@ -295,20 +294,17 @@ class _Search:
     def classes(
         self, pool: ThreadPoolExecutor, layouts: list[Layout], chosen: list[Tried], best: float
     ) -> ClassResult:
-        """Try two classes of stages, and two groups of dies that share every block.
+        """Try two classes of stages, from the best layouts of one; not where layouts are given.
 
-        Both start from the best layouts of stages of one shape; not where layouts are given. What
-        they gain must be worth a mapping that is less simple, and a bound that is weaker.
+        What they gain must be worth a mapping that is less simple, and a bound that is weaker.
         """
         if self.wanted is not None or self.missing:
             return ClassResult(None, 0)
         known = [(tried.layout, tried.operator_mappings) for tried in chosen]
         below = min(best * (1.0 - _WORTH), self.below_s)
-        rest = (self.effort, self.seed, pool, self.late)
-        staged = search_classes(self.problem, layouts, known, below, *rest)
-        below = below if staged.best is None else staged.best.time_s
-        split = search_split(self.problem, layouts, known, below, *rest)
-        return ClassResult(split.best or staged.best, staged.evaluations + split.evaluations)
+        return search_classes(
+            self.problem, layouts, known, below, self.effort, self.seed, pool, self.late
+        )
 
     @property
     def bound_s(self) -> float:

@@ -306,9 +306,7 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     qkv              x: columns 8 | weights replicated | output stash
     """
     if encoding.then is not None:
-        classes = zip(encoding.problems(problem), encoding.classes, strict=True)
-        whole = [encoding.stages_text] if encoding.shares_blocks else []
-        return "\n".join([*whole, *(describe(part, each) for part, each in classes)])
+        return "\n".join(describe(problem, each) for each in encoding.classes)
     layout = encoding.layout
     lines = [f"{encoding.stages_text}, {layout.micro_batch} sequence(s) at once"]
     moves: dict[str, list[Transfer]] = {}

@@ -12,8 +12,9 @@ from phaze_fast.cli.main import main
 from phaze_fast.hardware import presets
 from phaze_fast.report.page import write_report
 from phaze_fast.wafer import Problem, WaferTraining
+from phaze_fast.wafer.classes import Classes
 from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.split_block import SplitBlock, cut_points, group_layout
+from phaze_fast.wafer.layout import Layout
 
 # ---- a saved answer ----
 
@@ -48,25 +49,23 @@ def test_a_saved_answer_takes_the_same_time(run, small, saved, tmp_path):
     assert "sequence(s) at once" in out
 
 
-def test_two_groups_that_share_every_block_are_read_shown_and_refused(run, small, tmp_path):
+def test_two_classes_of_stages_are_read_shown_and_refused(run, small, tmp_path):
     problem = Problem("bertlarge", SMALL, WaferTraining(64))
-    pair = group_layout(problem, 2, 1, 16), group_layout(problem, 1, 2, 16)
-    split = SplitBlock(problem, pair, cut_points(problem.work)[0])
-    found = evaluation_of_classes(split)
+    pair = Layout(2, 1, 1, 16, blocks=(12,)), Layout(1, 2, 1, 16, blocks=(12,))
+    found = evaluation_of_classes(Classes(problem, pair))
     file, page = tmp_path / "mine.json", tmp_path / "page.html"
     file.write_text(found.encoding.to_json())
     words = ["bertlarge", "--wafer", small, "--global-batch", 64, "--encoding", file]
     said = document(run(*words, "--json"))
     write_report(said, page)
     assert said["ours"] == found.to_dict()
-    assert said["ours"]["layout"]["then"]["chunks"] == problem.work.blocks
-    assert "which share every block" in page.read_text()
+    assert said["ours"]["layout"]["then"]["rectangle"] == [1, 2]
     code, out, _ = run(*words, "--describe")
     assert code == 0
-    assert "groups of 2 x 1 and 1 x 2 dies that share every block" in " ".join(out.split())
+    assert "1 stage(s) of 2 x 1 dies" in " ".join(out.split())
     data = found.encoding.to_list()
-    file.write_text(json.dumps([{**entry, "chunks": 3} for entry in data]))
-    assert "chunks: 3 is not accepted where two groups" in refused(run(*words))
+    file.write_text(json.dumps([{**entry, "schedule": "zb-h1"} for entry in data]))
+    assert "two classes of stages only 1f1b is accepted" in refused(run(*words))
 
 
 @pytest.mark.parametrize(
