@@ -25,11 +25,10 @@ from mapping_cases import arguments  # noqa: E402
 from wafer_score import COLLECTIVES, OUTPUTS, ROLES, case_of, score  # noqa: E402
 
 from phaze_fast import _core, models  # noqa: E402
-from phaze_fast.hardware import presets  # noqa: E402
-from phaze_fast.wafer import Layout, Problem, WaferTraining  # noqa: E402
-from phaze_fast.wafer.layout import slots_of  # noqa: E402
-from phaze_fast.wafer.prices import combinations  # noqa: E402
-from phaze_fast.wafer.problem import WEIGHTS  # noqa: E402
+from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer  # noqa: E402
+from phaze_fast.wafer.mapping.layout import slots_of  # noqa: E402
+from phaze_fast.wafer.mapping.operators import WEIGHTS  # noqa: E402
+from phaze_fast.wafer.mapping.prices import combinations  # noqa: E402
 
 SEEDS, STEPS = 3, 20_000
 NAMES = tuple(ROLES)
@@ -97,11 +96,11 @@ def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
 
 def _instances() -> dict[str, tuple[str, Problem, list[Layout]]]:
     """Name, what it is about, the problem and the layouts to choose among."""
-    tile = presets.wafer("dojo-tile-like")
+    tile = load_wafer("dojo-tile-like")
     small = tile.replace(columns=4, rows=2)
-    hbm = presets.wafer("dram-stream-wafer").replace(columns=4, rows=2)
-    dram = presets.wafer("dram-wafer").replace(columns=4, rows=2)
-    switched = presets.wafer("switch-wafer").replace(columns=4, rows=2)
+    hbm = load_wafer("dram-stream-wafer").replace(columns=4, rows=2)
+    dram = load_wafer("dram-wafer").replace(columns=4, rows=2)
+    switched = load_wafer("switch-wafer").replace(columns=4, rows=2)
     bert = models.load("bertlarge")
     llama = models.load("llama2-7b").replace(layers=8)
     moe = models.load("mixtral-8x7b").replace(layers=4)

@@ -77,8 +77,6 @@ if TYPE_CHECKING:
         TorusFabric,
         Tuning,
         VectorCore,
-        Wafer,
-        WaferSpace,
         area,
         area_batch,
         power_batch,
@@ -110,7 +108,7 @@ if TYPE_CHECKING:
     from phaze_fast.runs.schedules import ScheduleCache
     from phaze_fast.runs.sweep import Point, SweepTable, sweep
     from phaze_fast.schedule import LayerTimes, schedule_layers
-    from phaze_fast.wafer import search_wafers
+    from phaze_fast.wafer import Wafer, WaferSpace, search_wafers
 
     __version__: str
 
@@ -175,8 +173,6 @@ _HOME = {
         "TorusFabric",
         "Tuning",
         "VectorCore",
-        "Wafer",
-        "WaferSpace",
         "area",
         "area_batch",
         "power_batch",
@@ -186,7 +182,7 @@ _HOME = {
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
     "phaze_fast.explore.ask_tell": ("Explorer",),
     "phaze_fast.explore.evaluate": ("Evaluations", "evaluate_batch"),
-    "phaze_fast.wafer": ("search_wafers",),
+    "phaze_fast.wafer": ("Wafer", "WaferSpace", "search_wafers"),
     "phaze_fast.runs.schedules": ("ScheduleCache",),
     "phaze_fast.runs.sweep": ("Point", "SweepTable", "sweep"),
     "phaze_fast.pipeline": ("compare",),

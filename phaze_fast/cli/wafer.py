@@ -23,17 +23,16 @@ from phaze_fast.cli.wafer_progress import shown
 from phaze_fast.cli.wafer_tables import picture, summary
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
-from phaze_fast.wafer import Encoding, Problem, WaferTraining, evaluate
-from phaze_fast.wafer.comparison import Comparison, comparison_in
-from phaze_fast.wafer.fault_study import FaultStudy, study_in
-from phaze_fast.wafer.outcome import Effort, MappingResult
-from phaze_fast.wafer.pareto import OBJECTIVES
-from phaze_fast.wafer.searches import mappings_in
-from phaze_fast.wafer.session import Session
-from phaze_fast.wafer.traffic import describe
-from phaze_fast.wafer.wafers import WaferResult, wafers_in
+from phaze_fast.wafer import Encoding, Problem, Wafer, WaferSpace, WaferTraining, evaluate
+from phaze_fast.wafer.mapping.traffic import describe
+from phaze_fast.wafer.search.result import Effort, MappingResult
+from phaze_fast.wafer.search.search import mappings_in
+from phaze_fast.wafer.search.session import Session
+from phaze_fast.wafer.studies.comparison import Comparison, comparison_in
+from phaze_fast.wafer.studies.fault_study import FaultStudy, study_in
+from phaze_fast.wafer.studies.pareto import OBJECTIVES
+from phaze_fast.wafer.studies.wafers import WaferResult, wafers_in
 
 __all__ = ["add_commands"]
 

@@ -8,14 +8,14 @@ from rich.text import Text
 from phaze_fast.cli.output import fields, table
 from phaze_fast.units import format_bytes, format_time
 from phaze_fast.wafer import Evaluation, Problem
-from phaze_fast.wafer.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison
-from phaze_fast.wafer.details import causes, operator_times, step_energy, step_mfu
-from phaze_fast.wafer.diemap import die_map, link_map
-from phaze_fast.wafer.fault_study import FaultStudy
-from phaze_fast.wafer.loads import step_loads
-from phaze_fast.wafer.outcome import MappingResult
-from phaze_fast.wafer.pareto import WaferFront
-from phaze_fast.wafer.wafers import WaferResult
+from phaze_fast.wafer.mapping.details import causes, operator_times, step_energy, step_mfu
+from phaze_fast.wafer.mapping.diemap import die_map, link_map
+from phaze_fast.wafer.mapping.loads import step_loads
+from phaze_fast.wafer.search.result import MappingResult
+from phaze_fast.wafer.studies.comparison import PUBLISHED, PUBLISHED_MEMORY, Comparison
+from phaze_fast.wafer.studies.fault_study import FaultStudy
+from phaze_fast.wafer.studies.pareto import WaferFront
+from phaze_fast.wafer.studies.wafers import WaferResult
 
 __all__ = [
     "comparison_table",

@@ -1,6 +1,6 @@
 """Preset files that come with the package: their names, and what they hold as plain data.
 
-Each preset is one YAML file in ``hardware/data``; adding a file adds a preset.
+Each preset is one YAML file in the folder ``data`` of its package; adding a file adds a preset.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 @cache
-def preset_names(kind: str) -> tuple[str, ...]:
-    """Names of the presets of a kind, such as ``chips``.
+def preset_names(kind: str, package: str = __package__) -> tuple[str, ...]:
+    """Names of the presets of a kind, such as ``chips``, that come with a package.
 
     Examples
     --------
-    >>> preset_names("wafer_spaces")
-    ('wafer-space',)
+    >>> preset_names("energy")
+    ('45nm', '7nm')
     """
-    folder = resources.files(__package__) / "data" / kind
+    folder = resources.files(package) / "data" / kind
     return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml")))
 
 
@@ -43,7 +43,7 @@ def is_file(name_or_path: str | Path) -> bool:
     return isinstance(name_or_path, Path) or text.endswith(_SUFFIXES) or "/" in text
 
 
-def read_preset(kind: str, what: str, name: str) -> Any:
+def read_preset(kind: str, what: str, name: str, package: str = __package__) -> Any:
     """Read a preset as plain data.
 
     Raises
@@ -52,10 +52,10 @@ def read_preset(kind: str, what: str, name: str) -> Any:
         Where there is none of that name; `what` is what the message calls it.
     """
     name = name.lower()
-    if name not in preset_names(kind):
+    if name not in preset_names(kind, package):
         raise InvalidInputError(
             f"{what}: {name!r} is neither a preset nor a .yaml or .json file; "
-            f"{nearest(name, preset_names(kind))}"
+            f"{nearest(name, preset_names(kind, package))}"
         )
-    file = resources.files(__package__) / "data" / kind / f"{name}.yaml"
+    file = resources.files(package) / "data" / kind / f"{name}.yaml"
     return parse_text(file.read_text("utf-8"), name)

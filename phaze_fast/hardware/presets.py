@@ -1,4 +1,4 @@
-"""Chips, fabrics, wafers and spaces of wafers by name or from a file, with their sources.
+"""Chips and fabrics by name or from a file, with their sources.
 
 Each is one file; `preset_files` says where.
 """
@@ -16,18 +16,12 @@ from phaze_fast.hardware.fabric import (
     load_fabric,
 )
 from phaze_fast.hardware.preset_files import preset_names
-from phaze_fast.hardware.wafer import Wafer, load_wafer
-from phaze_fast.hardware.wafer_space import WaferSpace, load_wafer_space
 
 __all__ = [
     "chip",
     "chip_names",
     "fabric",
     "fabric_names",
-    "wafer",
-    "wafer_names",
-    "wafer_space",
-    "wafer_space_names",
 ]
 
 
@@ -51,28 +45,6 @@ def fabric_names() -> tuple[str, ...]:
     True
     """
     return preset_names("fabrics")
-
-
-def wafer_names() -> tuple[str, ...]:
-    """Names of the wafers that come with the package.
-
-    Examples
-    --------
-    >>> "wse3-like" in wafer_names()
-    True
-    """
-    return preset_names("wafers")
-
-
-def wafer_space_names() -> tuple[str, ...]:
-    """Names of the spaces of wafers that come with the package.
-
-    Examples
-    --------
-    >>> wafer_space_names()
-    ('wafer-space',)
-    """
-    return preset_names("wafer_spaces")
 
 
 def chip(name_or_path: str | Path) -> Accelerator:
@@ -105,35 +77,3 @@ def fabric(name_or_path: str | Path) -> FlatFabric | TieredFabric | TorusFabric 
     (16, 16, 16)
     """
     return load_fabric(name_or_path)
-
-
-def wafer(name_or_path: str | Path) -> Wafer:
-    """Load a wafer by preset name, or from a YAML or JSON file.
-
-    Raises
-    ------
-    InvalidInputError
-        Where there is no such preset or file, or the file is not a valid wafer.
-
-    Examples
-    --------
-    >>> wafer("wse3-like").grid
-    (12, 7)
-    """
-    return load_wafer(name_or_path)
-
-
-def wafer_space(name_or_path: str | Path) -> WaferSpace:
-    """Load a space of wafers by preset name, or from a YAML or JSON file.
-
-    Raises
-    ------
-    InvalidInputError
-        Where there is no such preset or file, or the file is not a valid space.
-
-    Examples
-    --------
-    >>> wafer_space("wafer-space").base.name
-    'dram-wafer'
-    """
-    return load_wafer_space(name_or_path)

@@ -10,7 +10,7 @@ from reference import mapping_oracle as oracle
 from reference.mapping_oracle import OFFLOAD, RECOMPUTE, STASH, Case, Edge, Op, OperatorMapping
 
 from phaze_fast import _core
-from phaze_fast.wafer.layout import slots_of
+from phaze_fast.wafer.mapping.layout import slots_of
 
 TABLES = ("forward", "backward", "stash", "live", "parameters", "weight_grad")
 CLOSE = 1e-12

@@ -6,10 +6,7 @@ from pathlib import Path
 import phaze_fast as pf
 from phaze_fast.hardware import Cluster
 from phaze_fast.planning import Training
-from phaze_fast.runs.sweep import (
-    Point,
-    blank_row,
-)
+from phaze_fast.runs.sweep import Point, blank_row
 
 
 def point(global_batch=16, devices=4, model="bertlarge", **step):

@@ -6,14 +6,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from phaze_fast import models
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Layout, Problem, WaferTraining, megatron
-from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.mesh import MESH_ALGORITHMS
-from phaze_fast.wafer.problem import OUTPUTS
+from phaze_fast.wafer import Layout, Problem, WaferTraining, load_wafer, megatron
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.mesh import MESH_ALGORITHMS
+from phaze_fast.wafer.mapping.operators import OUTPUTS
 
-DRAM = presets.wafer("dram-wafer")
-STREAM = presets.wafer("dram-stream-wafer")
+DRAM = load_wafer("dram-wafer")
+STREAM = load_wafer("dram-stream-wafer")
 
 
 def problem_of(name="bertlarge", wafer=DRAM):

@@ -13,14 +13,20 @@ from reference.mapping_player import Player, back, rim_routes
 from reference.mesh_simulator import Collective
 
 from phaze_fast import models
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Encoding, Layout, Problem, WaferTraining, mesh_collective, transfers
-from phaze_fast.wafer.layout import boundaries, links_of, slots_of
-from phaze_fast.wafer.mesh import Run
-from phaze_fast.wafer.operators import workload
-from phaze_fast.wafer.packing import stage_dies
-from phaze_fast.wafer.prices import combination
-from phaze_fast.wafer.problem import PIECES, WEIGHTS
+from phaze_fast.wafer import (
+    Encoding,
+    Layout,
+    Problem,
+    WaferTraining,
+    load_wafer,
+    mesh_collective,
+    transfers,
+)
+from phaze_fast.wafer.mapping.layout import boundaries, links_of, slots_of
+from phaze_fast.wafer.mapping.mesh import Run
+from phaze_fast.wafer.mapping.operators import PIECES, WEIGHTS, workload
+from phaze_fast.wafer.mapping.packing import stage_dies
+from phaze_fast.wafer.mapping.prices import combination
 
 WITHIN = 0.03
 FAR = (0.90, 1.10)  # of the model, where several stages stream over links that count
@@ -29,7 +35,7 @@ COPIED = ("inner", "copies")  # slots along which a block's output is whole
 
 # Links slow enough to count beside the work, and no latency: both sides are then exact but for
 # packets that wait for one another.
-SLOW = presets.wafer("dojo-tile-like").replace(columns=6, rows=4, hop_latency_s=0.0)
+SLOW = load_wafer("dojo-tile-like").replace(columns=6, rows=4, hop_latency_s=0.0)
 SLOW = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=3, d2d_modules_y=4))
 FASTER = SLOW.replace(die=SLOW.die.replace(d2d_modules_x=12, d2d_modules_y=16))
 SHAPES = (Layout(2, 2, 3, 8), Layout(3, 2, 2, 6), Layout(2, 4, 2, 8), Layout(3, 2, 4, 6))

@@ -8,7 +8,7 @@ import pytest
 from mapping_cases import compiled, packed, random_case, random_op_mappings, small
 
 from phaze_fast.errors import InUseError, PhazeError
-from phaze_fast.wafer.layout import slots_of
+from phaze_fast.wafer.mapping.layout import slots_of
 
 IN_USE = "is in use by another thread; give each thread its own"
 STEPS = 3_000_000  # of an annealing: a second or more

@@ -18,7 +18,6 @@ from wafer_cli_cases import document, refused
 
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.wafer import (
     Effort,
     Encoding,
@@ -28,22 +27,23 @@ from phaze_fast.wafer import (
     describe,
     die_map,
     evaluate,
+    load_wafer,
     search_mapping,
     step_energy,
 )
-from phaze_fast.wafer.bounds import any_placement_bound
-from phaze_fast.wafer.class_places import class_places
-from phaze_fast.wafer.class_search import improved_classes
-from phaze_fast.wafer.classes import Classes, classes_fault
-from phaze_fast.wafer.details import details
-from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.joined import class_boundaries
-from phaze_fast.wafer.layout import boundaries, slots_of
-from phaze_fast.wafer.streams import foreign_link_s
+from phaze_fast.wafer.mapping.classes import Classes, classes_fault
+from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
+from phaze_fast.wafer.mapping.layout import boundaries, slots_of
+from phaze_fast.wafer.mapping.packing import class_places
+from phaze_fast.wafer.mapping.problem import class_boundaries
+from phaze_fast.wafer.mapping.streams import foreign_link_s
+from phaze_fast.wafer.search.bounds import any_placement_bound
+from phaze_fast.wafer.search.class_search import improved_classes
 
-TILE = presets.wafer("dojo-tile-like")
-SWITCHED = presets.wafer("switch-wafer")
-DRAM = presets.wafer("dram-wafer")
+TILE = load_wafer("dojo-tile-like")
+SWITCHED = load_wafer("switch-wafer")
+DRAM = load_wafer("dram-wafer")
 KINDS = ("joined", "switch", "both")
 
 # ---- a plain evaluator ----

@@ -12,7 +12,6 @@ from reference.mesh_simulator import Collective, Traffic, simulate
 
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.wafer import (
     Effort,
     Encoding,
@@ -22,18 +21,19 @@ from phaze_fast.wafer import (
     describe,
     die_map,
     evaluate,
+    load_wafer,
     search_mapping,
 )
-from phaze_fast.wafer.bounds import any_placement_bound
-from phaze_fast.wafer.class_places import class_places
-from phaze_fast.wafer.class_search import ClassResult
-from phaze_fast.wafer.classes import Classes, classes_fault
-from phaze_fast.wafer.details import details
-from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.layout import whole_runs
-from phaze_fast.wafer.streams import stream_link_s_of
+from phaze_fast.wafer.mapping.classes import Classes, classes_fault
+from phaze_fast.wafer.mapping.details import details
+from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
+from phaze_fast.wafer.mapping.layout import whole_runs
+from phaze_fast.wafer.mapping.packing import class_places
+from phaze_fast.wafer.mapping.streams import stream_link_s_of
+from phaze_fast.wafer.search.bounds import any_placement_bound
+from phaze_fast.wafer.search.class_search import ClassResult
 
-TILE = presets.wafer("dojo-tile-like")
+TILE = load_wafer("dojo-tile-like")
 
 # ---- places, messages, and what people see ----
 

@@ -16,22 +16,16 @@ from wafer.test_wafer_tiny import tiny_problem
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.wafer import (
-    Effort,
-    Encoding,
-    Layout,
-    evaluate,
-    search_mapping,
-)
-from phaze_fast.wafer.bounds import any_placement_bound
-from phaze_fast.wafer.class_places import class_places
-from phaze_fast.wafer.class_search import improved_classes
-from phaze_fast.wafer.classes import Classes
-from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.layout import slots_of
-from phaze_fast.wafer.operators import PARTS, ROLES
-from phaze_fast.wafer.prices import combination, combinations
-from phaze_fast.wafer.streams import foreign_link_s
+from phaze_fast.wafer import Effort, Encoding, Layout, evaluate, search_mapping
+from phaze_fast.wafer.mapping.classes import Classes
+from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
+from phaze_fast.wafer.mapping.layout import slots_of
+from phaze_fast.wafer.mapping.operators import PARTS, ROLES
+from phaze_fast.wafer.mapping.packing import class_places
+from phaze_fast.wafer.mapping.prices import combination, combinations
+from phaze_fast.wafer.mapping.streams import foreign_link_s
+from phaze_fast.wafer.search.bounds import any_placement_bound
+from phaze_fast.wafer.search.class_search import improved_classes
 
 TABLES = ("forward", "backward", "stash", "live", "parameters", "weight_grad")
 PLAIN = {"chunks": 1, "zero_bubble": 0}

@@ -5,7 +5,7 @@ import json
 import pytest
 from wafer_cli_cases import EFFORT, QUICK, SMALL, document, refused
 
-from phaze_fast.wafer.comparison import ABLATIONS
+from phaze_fast.wafer.studies.comparison import ABLATIONS
 
 # ---- the contract ----
 

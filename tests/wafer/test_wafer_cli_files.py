@@ -9,12 +9,11 @@ import pytest
 from wafer_cli_cases import EFFORT, QUICK, SMALL, document, refused
 
 from phaze_fast.cli.main import main
-from phaze_fast.hardware import presets
 from phaze_fast.report.page import write_report
-from phaze_fast.wafer import Problem, WaferTraining
-from phaze_fast.wafer.classes import Classes
-from phaze_fast.wafer.evaluate import evaluation_of_classes
-from phaze_fast.wafer.layout import Layout
+from phaze_fast.wafer import Problem, WaferTraining, load_wafer
+from phaze_fast.wafer.mapping.classes import Classes
+from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
+from phaze_fast.wafer.mapping.layout import Layout
 
 # ---- a saved answer ----
 
@@ -108,7 +107,7 @@ def test_an_encoding_without_room_is_exit_code_1(run, folder, tmp_path):
     from phaze_fast import models
     from phaze_fast.wafer import Layout, Problem, WaferTraining, megatron
 
-    wafer = presets.wafer(folder / "two.yaml")
+    wafer = load_wafer(folder / "two.yaml")
     problem = Problem(models.load("gpt3-13b"), wafer, WaferTraining(64))
     file = tmp_path / "plan.json"
     file.write_text(megatron(problem, Layout(2, 1, 1, 1), 2).to_json())

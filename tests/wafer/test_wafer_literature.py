@@ -13,14 +13,13 @@ from reference import mapping_oracle as oracle
 from reference.mapping_oracle import RECOMPUTE, OperatorMapping
 
 from phaze_fast import _core
-from phaze_fast.hardware import presets
 from phaze_fast.models import load
-from phaze_fast.wafer.layout import Layout
-from phaze_fast.wafer.operators import ROLES
-from phaze_fast.wafer.problem import WEIGHTS, Problem
-from phaze_fast.wafer.training import WaferTraining
+from phaze_fast.wafer import load_wafer
+from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.operators import ROLES, WEIGHTS
+from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
 
-WAFER = presets.wafer("dram-wafer")
+WAFER = load_wafer("dram-wafer")
 VECTOR = ("norm", "dropout", "residual")
 
 

@@ -4,13 +4,12 @@ import random
 
 import pytest
 
-from phaze_fast.hardware import presets
-from phaze_fast.wafer import Effort, Layout, Problem, die_map, evaluate, search_mapping
-from phaze_fast.wafer.baseline_rules import is_linear
-from phaze_fast.wafer.layout import boundaries, links_of
-from phaze_fast.wafer.packing import is_bent, longest_line, room, stage_dies, tiles
+from phaze_fast.wafer import Effort, Layout, Problem, die_map, evaluate, load_wafer, search_mapping
+from phaze_fast.wafer.mapping.layout import boundaries, links_of
+from phaze_fast.wafer.mapping.packing import is_bent, longest_line, room, stage_dies, tiles
+from phaze_fast.wafer.search.baselines import is_linear
 
-DOJO = presets.wafer("dojo-tile-like")
+DOJO = load_wafer("dojo-tile-like")
 
 
 def regions(wafer):

@@ -12,15 +12,14 @@ from case_counts import slow_or_thorough
 
 from phaze_fast import models
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware import presets
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, OperatorSpec
-from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, megatron
-from phaze_fast.wafer.bounds import any_placement_bound, quick_bound, roofline, tight_bound
-from phaze_fast.wafer.layout import weighed_split
-from phaze_fast.wafer.mapping_rules import layout_faults
-from phaze_fast.wafer.operators import Edge, MeshOperator, Workload
-from phaze_fast.wafer.outcome import Effort
-from phaze_fast.wafer.search import search_mapping
+from phaze_fast.wafer import Layout, Problem, WaferTraining, evaluate, load_wafer, megatron
+from phaze_fast.wafer.mapping.encoding import layout_faults
+from phaze_fast.wafer.mapping.layout import weighed_split
+from phaze_fast.wafer.mapping.operators import Edge, MeshOperator, Workload
+from phaze_fast.wafer.search.bounds import any_placement_bound, quick_bound, roofline, tight_bound
+from phaze_fast.wafer.search.result import Effort
+from phaze_fast.wafer.search.search import search_mapping
 
 BERT = models.load("bertlarge")
 FAST = {"bandwidth_bytes_per_s": 1e12}
@@ -88,7 +87,7 @@ def tiny_problem(rng: random.Random) -> Problem:
     """On at most four dies, with so much memory that keeping everything now and then fits."""
     name = rng.choice(["dram-wafer", "dram-wafer", "dram-stream-wafer"])
     columns, rows = rng.choice([(2, 1), (1, 2), (3, 1), (2, 2), (4, 1)])
-    wafer = presets.wafer(name).replace(columns=columns, rows=rows)
+    wafer = load_wafer(name).replace(columns=columns, rows=rows)
     if wafer.off_wafer is not None and rng.random() < 0.7:  # the mesh to the rim counts, not I/O
         edges = rng.choice([("left",), ("top",), ("left", "top"), ("left", "right")])
         fast = wafer.off_wafer.replace(edges=edges, bandwidth_bytes_per_s=1e15)
@@ -184,7 +183,7 @@ def test_three_hundred_tiny_instances(cases):
 
 @pytest.mark.parametrize("batch", [6, 12, pytest.param(45, marks=pytest.mark.slow)])
 def test_the_layouts_are_those_that_the_rules_accept(batch):
-    wafer = presets.wafer("dojo-tile-like").replace(dead=((2, 1),))
+    wafer = load_wafer("dojo-tile-like").replace(dead=((2, 1),))
     problem = Problem(BERT, wafer, WaferTraining(batch))
     listed = list(problem.layouts())
     assert sorted(listed) == sorted(every_layout(problem))
@@ -193,7 +192,7 @@ def test_the_layouts_are_those_that_the_rules_accept(batch):
 
 def test_a_batch_of_375_sequences():
     """Micro-batch 75 beats all powers of two that divide the batch: only 1 does."""
-    problem = Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(375))
+    problem = Problem(BERT, load_wafer("dojo-tile-like"), WaferTraining(375))
     found = search_mapping(problem, Effort(seeds=1, steps=1000, promising=2))
     known = evaluate(problem, megatron(problem, Layout(5, 5, 1, 75), 1, weights="zero1"), True)
     assert found.bound_s <= found.best.time_s <= 0.066
@@ -207,7 +206,7 @@ def test_a_batch_of_375_sequences():
 def test_no_micro_batch_beats_the_bound(every):
     """One search for each divisor of the batch (or some), held against the bound over all."""
     batch = 500
-    problem = Problem(BERT, presets.wafer("dojo-tile-like"), WaferTraining(batch))
+    problem = Problem(BERT, load_wafer("dojo-tile-like"), WaferTraining(batch))
     quick = Effort(seeds=1, steps=500, promising=1)
     found = search_mapping(problem, quick)
     listed = list(problem.layouts())
@@ -253,7 +252,7 @@ def test_a_bound_over_any_placement_is_met_by_one_operator_on_one_die():
     rng = random.Random(3)
     for _ in range(10):
         work = tiny_workload(rng)
-        wafer = presets.wafer("dram-wafer").replace(columns=1, rows=1)
+        wafer = load_wafer("dram-wafer").replace(columns=1, rows=1)
         problem = Problem(BERT, wafer, WaferTraining(6), work=work)
         best = min(
             float(problem.mapping(layout).score()["time_s"][0] - _tail_s(problem, layout))

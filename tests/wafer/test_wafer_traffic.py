@@ -17,11 +17,11 @@ from wafer_mappings import (
 from phaze_fast import _core, models
 from phaze_fast.opgraph import layer_graph
 from phaze_fast.wafer import Layout, evaluate, megatron
-from phaze_fast.wafer.encoding import Encoding
-from phaze_fast.wafer.layout import links_of
-from phaze_fast.wafer.mesh import mesh_collective
-from phaze_fast.wafer.operators import workload
-from phaze_fast.wafer.traffic import describe, transfers
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.layout import links_of
+from phaze_fast.wafer.mapping.mesh import mesh_collective
+from phaze_fast.wafer.mapping.operators import workload
+from phaze_fast.wafer.mapping.traffic import describe, transfers
 
 
 def test_describe_says_which_tensor_is_split_where():

@@ -1,0 +1,553 @@
+"""The search for a mapping as a task of a session, and mappings of several problems at once."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from phaze_fast import _core
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.threads import thread_count
+from phaze_fast.wafer.mapping.encoding import Encoding
+from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
+from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer.mapping.plans import plan_starts
+from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.search.baselines import is_linear
+from phaze_fast.wafer.search.bounds import (
+    Roofline,
+    any_placement_bound,
+    priced_mappings,
+    quick_bound,
+    roofline,
+    tight_bound,
+    work_bound,
+)
+from phaze_fast.wafer.search.class_search import (
+    ClassResult,
+    Rank,
+    assigned,
+    rank_of,
+    search_classes,
+)
+from phaze_fast.wafer.search.result import (
+    Effort,
+    MappingResult,
+    bound_space_of,
+    no_layout,
+    whole_number,
+)
+from phaze_fast.wafer.search.session import Data, Means, Session, Task
+
+__all__ = [
+    "Progress",
+    "mappings_in",
+    "result_in",
+    "search_below",
+    "search_data",
+    "search_mapping",
+    "search_mappings",
+    "search_task",
+]
+
+Array = np.ndarray[Any, Any]
+Progress = Callable[[int, int, float], None]
+"""Called with layouts done, layouts in all, and the best time so far (infinite before one)."""
+
+_LAST: Rank = (True, float("inf"))
+_BATCH = 16  # layouts between two looks at the best so far
+_TIGHTENED = 4  # bounds at a time
+_FIRST_STEPS = 3_000
+_NEAR = 1.2  # times the best so far: worth single changes at a first look
+_LOSS = 0.03  # accepted at first by an annealing, relative
+_LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
+_WORTH = 1e-3  # of a step, gained by two classes of stages
+
+
+@dataclass
+class Tried:
+    """One layout that was looked at."""
+
+    layout: Layout
+    bound_s: float
+    rank: Rank
+    operator_mappings: Any
+    mapping: Any
+    """The compiled layout and its mappings; None where a bound left it out or time ran out."""
+    evaluations: int = 0
+    kernel_s: float = 0.0
+    kernel_evaluations: int = 0
+
+
+def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
+    """Sort by how much room there is for one micro-batch: many dies, small micro-batches."""
+    return (-layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
+
+
+class _Search:
+    """One search on one wafer; see `search_mapping`."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        effort: Effort,
+        seed: int,
+        threads: int | None,
+        starts: Sequence[tuple[Layout, Array]],
+        progress: Progress | None,
+        below_s: float = float("inf"),
+        wanted: Sequence[Layout] | None = None,
+    ) -> None:
+        self.problem, self.effort, self.progress = problem, effort, progress
+        self.seed = whole_number("seed", seed, 0, 2**62)
+        self.threads = thread_count(threads)
+        self.starts: dict[Layout, list[Array]] = {}
+        for layout, op_mappings in starts:
+            self.starts.setdefault(layout, []).append(op_mappings)
+        self.below_s, self.wanted = below_s, wanted
+        self.roofline: Roofline = roofline(problem)
+        self.began = time.perf_counter()
+        self.bounds: list[float] = []
+        self.pruned = self.unseen = 0
+        self.begun = False
+        self.missing = False  # whether state has room in no layout
+        self.count = 0
+
+    # ---- one layout ----
+
+    def look(self, task: tuple[Layout, float, float]) -> Tried | None:
+        """Bound one layout and improve a few starts; None where it cannot win."""
+        layout, least_s, best = task
+        if self.begun and self.late():
+            return Tried(layout, least_s, _LAST, None, None)
+        least_s = max(least_s, work_bound(self.problem, layout))
+        if least_s >= best:
+            return Tried(layout, least_s, _LAST, None, None)
+        try:
+            mapping = self.problem.mapping(layout)
+        except InvalidInputError:
+            return None
+        self.begun = True  # whatever the budget, one layout is looked at
+        relaxation = mapping.relaxation()
+        free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
+        bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
+        tried = Tried(layout, bound, _LAST, mapping.op_mappings(), mapping)
+        if bound < best < float("inf") and self.problem.stream is not None:
+            tried.bound_s = bound = self.tighten(tried, best, relaxation)
+        if bound >= best:
+            return tried
+        given = self.starts.get(layout, [])
+        self.start(tried, (relaxed, *given, *plan_starts(self.problem, layout)))
+        if tried.rank[0] and bound < float("inf"):  # memory is short
+            self.start(tried, priced_mappings(self.problem, layout, relaxation, free))
+        mapping.assign(tried.operator_mappings)
+        began = time.thread_time()
+        op_mappings, _, count = mapping.anneal(self.seed, _FIRST_STEPS, _LOSS)
+        misfit, least = rank_of(mapping)
+        if not misfit and least < _NEAR * best:
+            op_mappings, _, more = mapping.descend(2)
+            count += more
+        tried.kernel_s += time.thread_time() - began
+        tried.kernel_evaluations += count
+        tried.evaluations += count
+        tried.operator_mappings, tried.rank = op_mappings, rank_of(mapping)
+        return tried
+
+    def start(self, tried: Tried, starts: Iterable[Array]) -> None:
+        """Keep the best of several starts of a layout."""
+        for op_mappings in starts:
+            if not assigned(tried.mapping, op_mappings):
+                continue
+            tried.evaluations += 1
+            rank = rank_of(tried.mapping)
+            if rank < tried.rank:
+                tried.rank, tried.operator_mappings = rank, op_mappings
+
+    # ---- a population on one layout ----
+
+    def breed(self, tried: Tried) -> Tried:
+        """Several seeds, then children of the best two, each annealed."""
+        mapping = tried.mapping
+        if self.effort.stop is not None and self.effort.stop():
+            return tried
+        if mapping.ways() <= 2.0 * self.effort.seeds * self.effort.steps:  # then all of them
+            tried.operator_mappings, _, evaluations = mapping.exhaust()
+            mapping.assign(tried.operator_mappings)
+            tried.evaluations += evaluations
+            tried.rank = rank_of(mapping)
+            return tried
+        crowd: list[tuple[Rank, Array]] = [(tried.rank, tried.operator_mappings)]
+        for k in range(self.effort.seeds):
+            crowd.append(self.annealed(tried, tried.operator_mappings, self.seed + 1 + k))
+        crowd.sort(key=lambda pair: pair[0])
+        count = len(tried.operator_mappings)
+        for k in range(self.effort.seeds):
+            first, second = crowd[0][1], crowd[1 + k % (len(crowd) - 1)][1]
+            cut = 1 + (self.seed + 7 * k) % (count - 1) if count > 1 else 0
+            child = np.concatenate([first[:cut], second[cut:]])
+            crowd.append(self.annealed(tried, child, self.seed + 101 + k))
+        crowd.sort(key=lambda pair: pair[0])
+        mapping.assign(crowd[0][1])
+        op_mappings, _, evaluations = mapping.descend(4)
+        tried.evaluations += evaluations
+        tried.operator_mappings, tried.rank = op_mappings, rank_of(mapping)
+        return tried
+
+    def annealed(self, tried: Tried, op_mappings: Array, seed: int) -> tuple[Rank, Array]:
+        mapping = tried.mapping
+        mapping.assign(op_mappings)
+        began = time.thread_time()
+        loss = _LOSSES[seed % len(_LOSSES)]
+        found, _, count = mapping.anneal(seed, self.effort.steps, loss)
+        tried.kernel_s += time.thread_time() - began
+        tried.kernel_evaluations += count
+        tried.evaluations += count
+        return rank_of(mapping), found
+
+    def tighten(
+        self, tried: Tried, enough_s: float, relaxation: _core.Relaxation | None = None
+    ) -> float:
+        if self.late():
+            return tried.bound_s
+        relaxation = relaxation or tried.mapping.relaxation()
+        return tight_bound(self.problem, tried.layout, relaxation, tried.bound_s, enough_s)
+
+    def certify(self, pool: ThreadPoolExecutor, seen: list[Tried], best: float) -> None:
+        """Tighten the least bounds until the least of all is a tight one."""
+        seen = sorted(seen, key=lambda tried: (tried.bound_s, tried.layout))
+        while seen and seen[0].bound_s < min([best, *self.bounds]):
+            lowest, seen = seen[:_TIGHTENED], seen[_TIGHTENED:]
+            self.bounds += pool.map(lambda tried: self.tighten(tried, best), lowest)
+        self.bounds += [tried.bound_s for tried in seen]
+
+    # ---- all of it ----
+
+    def layouts(self) -> list[tuple[float, Layout]]:
+        """Every layout with its quick bound: those with starts, then the most promising first.
+
+        Where state has room in none, the roomiest are looked at nevertheless: they say how much is
+        missing.
+        """
+        problem = self.problem
+        wanted = set(self.starts)
+        wanted |= set(problem.layouts() if self.wanted is None else self.wanted)
+        queue = sorted((self.roofline.bound_s(problem, each), each) for each in wanted)
+        self.count = len(queue)
+        queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
+        if queue and min(queue)[0] == float("inf") == self.below_s:
+            self.missing = True
+            return [(0.0, each) for each in sorted((each for _, each in queue), key=_roomy)]
+        return queue
+
+    def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[Tried]:
+        """Look at layouts in batches; what a bound leaves out is counted and its bound kept."""
+        seen: list[Tried] = []
+        best = self.below_s
+        for at in range(0, len(queue), _BATCH):
+            if self.begun and (self.late() or (self.missing and seen)):
+                self.unseen += 0 if self.missing else len(queue) - at
+                self.pruned += len(queue) - at if self.missing else 0
+                self.bounds.append(min(queue[at:])[0])
+                break
+            batch = queue[at : at + _BATCH]
+            tasks = [(each, least, best) for least, each in batch if least < best]
+            self.pruned += len(batch) - len(tasks)
+            self.bounds += [least for least, _ in batch if least >= best]
+            given = best
+            for tried in pool.map(self.look, tasks):
+                if tried is None:
+                    continue
+                if tried.rank == _LAST:
+                    late = tried.bound_s < given
+                    self.unseen += late
+                    self.pruned += not late
+                    self.bounds.append(tried.bound_s)
+                    continue
+                seen.append(tried)
+                if not tried.rank[0]:
+                    best = min(best, tried.rank[1])
+            if self.progress is not None:
+                self.progress(min(at + _BATCH, len(queue)), len(queue), best)
+        return seen
+
+    def promising(self, seen: list[Tried]) -> list[Tried]:
+        """Take the best layouts, and half as many that do not fit yet and could be faster."""
+        most = self.effort.promising
+        most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # near alike
+        best = seen[0].rank[1] if not seen[0].rank[0] else float("inf")
+        hopeful = [t for t in seen[most:] if t.rank[0] and t.bound_s < best]
+        hopeful.sort(key=lambda tried: (tried.rank, tried.layout))
+        return seen[:most] + hopeful[: (most + 1) // 2]
+
+    def run(self) -> MappingResult | None:
+        """Search; None where bounds leave nothing below `below_s`."""
+        queue = self.layouts()
+        with ThreadPoolExecutor(self.threads) as pool:
+            seen = self.survey(pool, queue)
+            if not seen:
+                return None
+            seen.sort(key=lambda tried: (tried.rank, tried.layout))
+            chosen = list(pool.map(self.breed, self.promising(seen)))
+            chosen.sort(key=lambda tried: (tried.rank, tried.layout))
+            best = float("inf") if chosen[0].rank[0] else chosen[0].rank[1]
+            self.certify(pool, seen, best)
+            classes = self.classes(pool, [layout for _, layout in queue], chosen, best)
+        ranked = [evaluation_of(self.problem, t.layout, t.mapping) for t in chosen]
+        bound_s = self.bound_s
+        if classes.best is not None:
+            ranked.insert(0, classes.best)
+            bound_s = min(bound_s, any_placement_bound(self.problem))
+        return MappingResult(
+            problem=self.problem,
+            best=ranked[0],
+            bound_s=bound_s,
+            evaluations=sum(tried.evaluations for tried in seen) + classes.evaluations,
+            seconds=time.perf_counter() - self.began,
+            kernel_s=sum(tried.kernel_s for tried in seen),
+            kernel_evaluations=sum(tried.kernel_evaluations for tried in seen),
+            layouts=self.count,
+            pruned=self.pruned,
+            unseen=self.unseen,
+            seed=self.seed,
+            bound_space=bound_space_of(
+                self.problem,
+                "" if self.wanted is None else f"{self.count:,} given layouts",
+                classes.best is not None,
+            ),
+            runners_up=tuple(ranked[1:]),
+        )
+
+    def classes(
+        self, pool: ThreadPoolExecutor, layouts: list[Layout], chosen: list[Tried], best: float
+    ) -> ClassResult:
+        """Try two classes of stages, from the best layouts of one; not where layouts are given.
+
+        What they gain must be worth a mapping that is less simple, and a bound that is weaker.
+        """
+        if self.wanted is not None or self.missing:
+            return ClassResult(None, 0)
+        known = [(tried.layout, tried.operator_mappings) for tried in chosen]
+        below = min(best * (1.0 - _WORTH), self.below_s)
+        return search_classes(
+            self.problem, layouts, known, below, self.effort, self.seed, pool, self.late
+        )
+
+    @property
+    def bound_s(self) -> float:
+        """No mapping takes less, as far as it is known by now."""
+        return min(self.bounds, default=0.0)
+
+    def late(self) -> bool:
+        return self.effort.spent(self.began)
+
+
+def search_mapping(
+    problem: Problem,
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    starts: Sequence[tuple[Layout, Array]] = (),
+    progress: Progress | None = None,
+    wanted: Sequence[Layout] | None = None,
+) -> MappingResult:
+    """Find the fastest mapping of a model on one wafer.
+
+    Parameters
+    ----------
+    problem
+        The model, the wafer and the step.
+    effort
+        How long to search.
+    seed
+        Of all random choices; the same one gives the same answer.
+    threads
+        At most so many; the answer does not depend on it.
+    starts
+        Further mappings to start from, as (layout, operator mappings).
+    progress
+        Called now and then.
+    wanted
+        Layouts to look at; by default all.
+
+    Returns
+    -------
+    MappingResult
+        The best mapping, a bound, and what it took. Where nothing fits, `best.fits` is false and
+        `best.reason` says by how much.
+
+    Examples
+    --------
+    >>> from phaze_fast.wafer import load_wafer
+    >>> from phaze_fast import models
+    >>> problem = Problem(models.load("bertlarge"), load_wafer("dojo-tile-like"))
+    >>> found = search_mapping(problem, Effort(seeds=1, steps=200, promising=1, budget_s=1.0))
+    >>> found.best.fits and found.bound_s <= found.best.time_s
+    True
+    """
+    found = _Search(
+        problem, effort or Effort(), seed, threads, starts, progress, wanted=wanted
+    ).run()
+    if found is None:
+        raise InvalidInputError(no_layout(problem))
+    return found
+
+
+def search_below(
+    problem: Problem,
+    below_s: float,
+    effort: Effort,
+    seed: int = 0,
+    threads: int | None = None,
+    starts: Sequence[tuple[Layout, Array]] = (),
+    progress: Progress | None = None,
+    wanted: Sequence[Layout] | None = None,
+) -> tuple[MappingResult | None, float]:
+    """Look for a mapping that takes less than a given time.
+
+    Returns
+    -------
+    tuple
+        The result, None where bounds rule every layout out; and the bound itself.
+    """
+    search = _Search(problem, effort, seed, threads, starts, progress, below_s, wanted)
+    return search.run(), search.bound_s
+
+
+def search_data(problem: Problem, given: Data, means: Means) -> Data:
+    """Search one wafer and give plain data: `result_in` reads it."""
+    effort = Effort(**given["effort"], budget_s=means.budget_s, stop=means.stop)
+    below_s = float("inf") if given["below_s"] is None else given["below_s"]
+    starts = []
+    for data in given["starts"]:
+        encoding = Encoding.from_list(data)
+        if encoding.then is None:
+            starts.append((encoding.layout, encoding.arrays(problem)[0]))
+    result, bound_s = search_below(
+        problem,
+        below_s,
+        effort,
+        given["seed"],
+        means.threads,
+        starts,
+        means.progress,
+        _wanted(problem, given["wanted"]),
+    )
+    return {
+        "bound_s": bound_s if math.isfinite(bound_s) else None,
+        "result": None if result is None else result.to_record(),
+        # What a budget or a hand may have cut short is the answer of this run alone.
+        "cut": (means.stop is not None and means.stop())
+        or (means.budget_s is not None and (result is None or result.seconds >= means.budget_s)),
+    }
+
+
+def _wanted(problem: Problem, name: str | dict[str, Any]) -> list[Layout] | None:
+    if isinstance(name, dict):
+        return [Layout(**{**name, "blocks": tuple(name["blocks"])})]
+    if name == "all":
+        return None
+    every = problem.layouts()
+    return [layout for layout in every if is_linear(problem, layout)]
+
+
+def search_task(
+    problem: Problem,
+    effort: Effort,
+    seed: int,
+    starts: Sequence[Evaluation] = (),
+    below_s: float = float("inf"),
+    wanted: str | Layout = "all",
+) -> Task:
+    """Describe a search on one wafer.
+
+    Parameters
+    ----------
+    problem, effort, seed
+        As for `search_mapping`.
+    starts
+        Mappings to start from.
+    below_s
+        Times of no interest.
+    wanted
+        Layouts: ``all``, ``linear`` (runs of ranks), or one.
+    """
+    asked = asdict(replace(effort, budget_s=None, stop=None))
+    del asked["budget_s"], asked["stop"]
+    given = {
+        "effort": asked,
+        "seed": seed,
+        "below_s": below_s if math.isfinite(below_s) else None,
+        "starts": [found.encoding.to_list() for found in starts],
+        "wanted": asdict(wanted) if isinstance(wanted, Layout) else wanted,
+    }
+    return Task(search_data, problem, given, effort.budget_s, effort.stop)
+
+
+def result_in(problem: Problem, data: Data) -> tuple[MappingResult | None, float]:
+    """Read what `search_data` gives: the result, none where bounds leave nothing; the bound."""
+    bound_s = float("inf") if data["bound_s"] is None else float(data["bound_s"])
+    kept = data["result"]
+    return None if kept is None else MappingResult.from_record(problem, kept), bound_s
+
+
+def mappings_in(
+    session: Session,
+    problems: Sequence[Problem],
+    effort: Effort,
+    seed: int = 0,
+    progress: Progress | None = None,
+    done: Callable[[int], None] | None = None,
+) -> list[MappingResult]:
+    """Search a mapping for each problem in an open session."""
+    tasks = [search_task(problem, effort, seed) for problem in problems]
+    results = []
+    for problem, data in zip(problems, session.run(tasks, progress, done), strict=True):
+        result, _ = result_in(problem, data)
+        if result is None:
+            raise InvalidInputError(no_layout(problem))
+        results.append(result)
+    return results
+
+
+def search_mappings(
+    problems: Sequence[Problem],
+    effort: Effort | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    executor: Executor | str | None = None,
+    resume: Path | str | None = None,
+    cache: Path | str | None = None,
+    progress: Progress | None = None,
+) -> list[MappingResult]:
+    """Find the fastest mapping for each of several problems: models, wafers, batches.
+
+    Parameters
+    ----------
+    problems
+        A model, a wafer and a step each.
+    effort, seed, threads, progress
+        As for `search_mapping`.
+    executor
+        Where they are searched: an executor, or one of the names of
+        `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads.
+    resume
+        Directory of a journal; the same call goes on from it.
+    cache
+        Folder in which results are kept, by their content and that of all code that prices them.
+
+    Examples
+    --------
+    >>> problems = [Problem("bertlarge", name) for name in ("dram-wafer", "dojo-tile-like")]
+    >>> quick = Effort(seeds=1, steps=200, promising=1, budget_s=1.0)
+    >>> [found.best.fits for found in search_mappings(problems, quick)]
+    [True, True]
+    """
+    with Session(executor, threads, resume, cache) as session:
+        return mappings_in(session, problems, effort or Effort(), seed, progress)

@@ -1,0 +1,225 @@
+"""Parts of wafer searches as tasks: on any executor, in a journal, in the store of results.
+
+A task is a function at the top of a module, a problem and plain data. Its result is plain data and
+depends on nothing else, so that a result found in the journal of a stopped run, or in the store of
+earlier ones, stands for the task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from phaze_fast.documents import digest
+from phaze_fast.errors import InvalidInputError, PhazeError
+from phaze_fast.runs.chunks import Lost, run_chunks
+from phaze_fast.runs.executors import Workers
+from phaze_fast.runs.journal import Journal, manifest
+from phaze_fast.runs.store import STORE, ResultStore
+from phaze_fast.threads import thread_count
+from phaze_fast.wafer.mapping.problem import Problem
+
+__all__ = ["Progress", "Session", "Task"]
+
+Data = dict[str, Any]
+Progress = Callable[[int, int, float], None]
+Call = Callable[[Problem, Data, "Means"], Data]
+
+
+@dataclass(frozen=True)
+class Means:
+    """What a task may use; its result does not depend on it unless the budget ends."""
+
+    threads: int = 1
+    budget_s: float | None = None
+    progress: Progress | None = None
+    stop: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One part of a search."""
+
+    call: Call
+    """At the top of a module, so that it can travel."""
+    problem: Problem
+    given: Data
+    """Plain data."""
+    budget_s: float | None = None
+    """After which the call may give less; then its result has a true `cut` and is not kept."""
+    stop: Callable[[], bool] | None = None
+    """Whether to give less from now on, likewise; asked only where tasks run one after another."""
+
+    @cached_property
+    def key(self) -> str:
+        """Hash of all that decides the result; empty where the problem's operators are its own."""
+        posed = self.problem.digest
+        name = f"{self.call.__module__}.{self.call.__qualname__}"
+        return digest([name, posed, self.given]) if posed else ""
+
+
+def _answered(
+    threads: int, progress: Progress | None, tasks: list[tuple[int, Task]]
+) -> list[tuple[Data | None, Exception | None]]:
+    """Do tasks; an error is a result as well."""
+    answers: list[tuple[Data | None, Exception | None]] = []
+    for _, task in tasks:
+        try:
+            means = Means(threads, task.budget_s, progress, task.stop)
+            answers.append((task.call(task.problem, task.given, means), None))
+        except Exception as error:
+            answers.append((None, error))
+    return answers
+
+
+def _opened_journal(folder: Path | str) -> Journal:
+    try:
+        return Journal(folder, manifest([], "wafer mappings"))
+    except InvalidInputError as error:
+        said = str(error).replace("out: ", "resume: ", 1).replace("this sweep", "this search")
+        raise InvalidInputError(said.replace("another sweep", "another search")) from None
+
+
+class Session:
+    """Where the tasks of wafer searches run, and where their results are kept.
+
+    Parameters
+    ----------
+    executor
+        As `phaze_fast.runs.executors.Workers` takes it; None to run tasks one after another here,
+        each with all threads.
+    threads
+        Of this machine; all cores by default.
+    resume
+        Directory of a journal: a run that was stopped goes on from it.
+    cache
+        Folder of the store of results; None for none.
+
+    Examples
+    --------
+    >>> with Session(threads=1) as session:
+    ...     task = Task(lambda problem, given, means: {"sum": sum(given["of"])},
+    ...                 Problem("bertlarge", "dram-wafer"), {"of": [1, 2]})
+    ...     session.run([task])
+    [{'sum': 3}]
+    """
+
+    def __init__(
+        self,
+        executor: Executor | str | None = None,
+        threads: int | None = None,
+        resume: Path | str | None = None,
+        cache: Path | str | None = None,
+    ) -> None:
+        self.threads = thread_count(threads)
+        self.recalled = 0
+        """Tasks whose result was kept before."""
+        self._notes: list[str] = []
+        self._journal: Journal | None = None
+        self._store: ResultStore | None = None
+        self._found: dict[str, Data] = {}
+        self.alone = executor is None
+        """Whether tasks run one after another here."""
+        with contextlib.ExitStack() as stack:
+            if resume is not None:
+                self._journal = stack.enter_context(_opened_journal(resume))
+            if cache is not None:
+                try:
+                    store = ResultStore(Path(cache) / STORE, "wafer mappings")
+                    self._store = stack.enter_context(store)
+                except InvalidInputError as error:
+                    self._notes.append(str(error))
+            workers = Workers(executor, 1 if self.alone else self.threads)
+            self._workers = stack.enter_context(workers)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What happened to the journal and the store that a reader should know."""
+        kept = [place.notes for place in (self._journal, self._store) if place is not None]
+        return (*self._notes, *(note for some in kept for note in some))
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        progress: Progress | None = None,
+        done: Callable[[int], None] | None = None,
+    ) -> list[Data]:
+        """Do tasks, or look their results up.
+
+        Parameters
+        ----------
+        tasks
+            None depends on another.
+        progress
+            Handed to tasks that run one after another here.
+        done
+            Called with the number of each task that has its result.
+
+        Returns
+        -------
+        list
+            Their results, in the order of the tasks.
+
+        Raises
+        ------
+        PhazeError
+            The first error of a task, or that its worker was lost again and again.
+        """
+        results = {at: self._found[t.key] for at, t in enumerate(tasks) if t.key in self._found}
+        kept = self._kept({at: t for at, t in enumerate(tasks) if at not in results and t.key})
+        results |= kept
+        self.recalled += len(kept)
+        self._found |= {tasks[at].key: data for at, data in kept.items()}
+        asked = tasks if self.alone else [replace(task, stop=None) for task in tasks]
+        left = [(at, task) for at, task in enumerate(asked) if at not in results]
+        for at in results:
+            if done is not None:
+                done(at)
+        share = 1 if self.alone else min(max(len(left), 1), self.threads)
+        call = functools.partial(_answered, self.threads // share, progress if self.alone else None)
+        for items, answers in run_chunks(call, left, 1, self._workers):
+            if isinstance(answers, Lost):
+                raise PhazeError(f"executor: {answers.reason}")
+            for (at, task), (data, error) in zip(items, answers, strict=True):
+                if error is not None or data is None:
+                    raise error or PhazeError("a task of a wafer search gave nothing")
+                self._keep(task, data)
+                results[at] = data
+                if done is not None:
+                    done(at)
+        return [results[at] for at in range(len(tasks))]
+
+    def _kept(self, tasks: dict[int, Task]) -> dict[int, Data]:
+        """Look results up in the journal, then in the store."""
+        rows = self._journal.rows if self._journal is not None else {}
+        found = {at: rows[task.key]["result"] for at, task in tasks.items() if task.key in rows}
+        asked = {task.key.encode(): at for at, task in tasks.items() if at not in found}
+        stored = self._store.get_many(asked) if self._store is not None else {}
+        for key, value in stored.items():
+            with contextlib.suppress(ValueError):
+                found[asked[key]] = json.loads(value)
+        return found
+
+    def _keep(self, task: Task, data: Data) -> None:
+        if not task.key or data.get("cut"):
+            return
+        self._found[task.key] = data
+        if self._journal is not None:
+            self._journal.append([{"key": task.key, "status": "done", "result": data}])
+        if self._store is not None:
+            text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+            self._store.put_many({task.key.encode(): text.encode()})
