@@ -38,7 +38,7 @@ def _experts_on_dram() -> Any:
 
 
 def _experts_on_tiles() -> Any:
-    tiles = load_wafer("dojo-tile-like").replace(joined=8)
+    tiles = load_wafer("dojo-tile-like").replace(wafer_count=8)
     mapping = Problem("mixtral-8x7b", tiles, WaferTraining(512)).mapping(Layout(24, 1, 8, 2))
     mapping.anneal(1, 2_000, 0.03)  # each of eight stages has outputs to choose
     return mapping, mapping.op_mappings()

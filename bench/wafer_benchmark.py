@@ -40,7 +40,7 @@ def _digits(value: float) -> float:
 
 def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
     records = problem._graph(layout.micro_batch)[0]
-    tables = problem._table(layout.dies, layout.micro_batch)
+    tables = problem.price_table(layout.dies, layout.micro_batch)
     cuts = combinations(layout.dies)[2]
     found = []
     for i, op in enumerate(problem.work.operators):
@@ -62,7 +62,7 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
                 "product": bool(record["product"]),
                 "kept": bool(record["kept"]),
                 "expert": bool(record["expert"]),
-                "beside": op.beside,
+                "beside": {"": "", "input": "takes", "output": "makes"}[op.overlaps],
                 "limit": [int(value) for value in record["limit"]],
                 "stat_bytes": float(record["stat_bytes"]),
                 "gather_bytes": float(record["gather_bytes"]),
@@ -75,7 +75,7 @@ def _operators(problem: Problem, layout: Layout) -> list[dict[str, Any]]:
 
 
 def _layout(problem: Problem, layout: Layout) -> dict[str, Any]:
-    rules = problem._rules(layout)[0]
+    rules = problem.rules(layout)[0]
     edges = problem._graph(layout.micro_batch)[1]
     names = _core.MAP_RULES_DTYPE.names or ()
     names = names[: names.index("first_stage")]  # all stages have one shape here
@@ -136,7 +136,7 @@ def _instances() -> dict[str, tuple[str, Problem, list[Layout]]]:
         ),
         "dense-joined": (
             "BERT-large on two joined wafers of 4 dies: interleaved over both, or replicas",
-            made(bert, tile.replace(columns=2, rows=2, joined=2), 48),
+            made(bert, tile.replace(columns=2, rows=2, wafer_count=2), 48),
             [Layout(2, 2, 2, 4, "interleaved", 2), Layout(2, 2, 1, 4, replicas=2)],
         ),
         "dense-switched": (

@@ -51,7 +51,7 @@ def answer(case: tuple[str, str, int, int]) -> Row:
     """Search one case and tune every baseline of it."""
     began, spent = time.perf_counter(), time.process_time()
     wafer, model, joined, batch = case
-    where = load_wafer(wafer).replace(joined=joined)
+    where = load_wafer(wafer).replace(wafer_count=joined)
     problem = Problem(model, where, WaferTraining(batch))
     found = compare_mappings(problem, EFFORT, threads=1, ablations=False, lean=False)
     ours, best = found.ours, found.ours.best

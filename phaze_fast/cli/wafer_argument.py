@@ -46,7 +46,7 @@ def joined_wafers(wafers: list[Wafer | WaferSpace], count: int) -> list[Wafer | 
             raise InvalidInputError(
                 f"--joined: {where.name} is not accepted with it; expected wafers, not a space"
             )
-        found.append(where.replace(joined=count))
+        found.append(where.replace(wafer_count=count))
     return found
 
 

@@ -236,7 +236,7 @@ def front_table(front: WaferFront) -> RenderableType:
         rows.append(
             [
                 wafer.name,
-                f"{wafer.joined * wafer.dies}",
+                f"{wafer.wafer_count * wafer.dies}",
                 format_time(point.time_s),
                 f"{point.area_mm2:,.0f}",
                 f"{point.power_w / 1e3:,.2f}",

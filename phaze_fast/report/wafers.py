@@ -58,8 +58,8 @@ def _answer(case: Data) -> Html:
     fits = ours.get("status") == "ok"
     verdict, mood = ("Best found", "good") if fits else ("Nothing fits", "bad")
     shape = _shape(layout)
-    if shape and layout.get("then"):
-        shape = f"{shape} and {_shape(layout['then'])}"
+    if shape and layout.get("second_class"):
+        shape = f"{shape} and {_shape(layout['second_class'])}"
     numbers = [
         ("Step", seconds(ours.get("time_s"))),
         ("Lower bound", seconds(case.get("bound"))),

@@ -42,13 +42,11 @@ def random_op_mappings(problem, layout, rng):
     _, choices = compiled(problem, layout)
     op_mappings = np.array([some[rng.randrange(len(some))] for some in choices])
     outputs = np.zeros((layout.stages, len(op_mappings)), dtype=np.uint8)
-    last = problem.work.chain[-1]
     for i, op in enumerate(problem.work.operators):
         if op.parameters:  # elsewhere there is nothing to keep
             op_mappings[i]["mode"] = rng.randrange(len(problem.modes))
         op_mappings[i]["algorithm"] = rng.randrange(len(MESH_ALGORITHMS))
-        bits = problem._outputs(op, i == last)
-        accepted = [code for code in range(len(OUTPUTS)) if bits >> code & 1]
+        accepted = [OUTPUTS.index(name) for name in problem.accepted_outputs(i)]
         if op.part == "block":
             outputs[:, i] = [rng.choice(accepted) for _ in range(layout.stages)]
     return op_mappings, outputs.reshape(-1)

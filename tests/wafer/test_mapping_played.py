@@ -55,7 +55,7 @@ def random_mapping(problem, layout, rng, modes):
     mapping.assign(np.array(rows, dtype=mapping.op_mappings().dtype))
     outputs = np.zeros(layout.stages * len(rows), dtype=np.uint8)
     encoding = Encoding.from_arrays(problem, layout, mapping.op_mappings(), outputs)
-    return mapping.stages(outputs)[0][:, 0], encoding
+    return mapping.stages(outputs)[0]["load_s"], encoding
 
 
 def parts_of(problem, encoding):
@@ -71,7 +71,7 @@ def parts_of(problem, encoding):
         if mine == "block" and part.get(each.target, "block") == "behind":
             mine = "behind"
         wanted = how[each.operator] if each.op != "all-to-all" else "auto"
-        pieces = PIECES if each.beside else 1
+        pieces = PIECES if each.overlaps else 1
         size = each.payload_bytes / pieces
         chosen, piece = (
             mesh_collective(each.op, bytes_, each.runs, links, wanted)
@@ -81,10 +81,10 @@ def parts_of(problem, encoding):
         runs = tuple(tuple(run) for run in each.runs)
         key = (mine, when, each.hidden)
         one = (each.op, chosen.algorithm, each.payload_bytes, runs)
-        if each.beside:
+        if each.overlaps:
             cut = (each.op, piece.algorithm, each.payload_bytes, runs)
             times = chosen.time_s, piece.time_s
-            found.setdefault((mine, when, each.beside), []).append((one, cut, times))
+            found.setdefault((mine, when, each.overlaps), []).append((one, cut, times))
         else:
             found.setdefault(key, []).append(one)
     return found, (layout.width, layout.height)
@@ -184,7 +184,7 @@ def played(problem, encoding, rng, turns=1, pace_s=1e-3):
     placed = stage_dies(wafer, layout.width, layout.height, layout.stages)
     works, sides = parts_of(problem, encoding)
     streams = streams_of(problem, encoding)
-    table = problem._table(layout.dies, layout.micro_batch)
+    table = problem.price_table(layout.dies, layout.micro_batch)
     seconds = {part: [0.0, 0.0] for part in streams}
     own_s = {}
     for i, each in enumerate(encoding.operator_mappings):

@@ -57,7 +57,7 @@ def test_a_mapping_that_anneals_refuses_a_second_thread():
     # What never changes can be read all the while.
     assert mapping.choices(0).tobytes() == twin.choices(0).tobytes()
     assert mapping.legal(0, packed(op_mappings[:1]))
-    assert mapping.ways() == twin.ways()
+    assert mapping.mapping_count() == twin.mapping_count()
     bound = mapping.relaxation().bound(0.5, 0.0)
     assert thread.is_alive()
     thread.join()

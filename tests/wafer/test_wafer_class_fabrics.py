@@ -37,7 +37,7 @@ from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
 from phaze_fast.wafer.mapping.layout import boundaries, slots_of
 from phaze_fast.wafer.mapping.packing import class_places
 from phaze_fast.wafer.mapping.problem import class_boundaries
-from phaze_fast.wafer.mapping.streams import foreign_link_s
+from phaze_fast.wafer.mapping.streams import cross_stage_link_s
 from phaze_fast.wafer.search.bounds import any_placement_bound
 from phaze_fast.wafer.search.class_search import improved_classes
 
@@ -57,7 +57,7 @@ def elsewhere(problem, rng, kind):
         switch = SWITCHED.switch.replace(bandwidth_bytes_per_s=rate, sums=rng.random() < 0.5)
         wafer = wafer.replace(switch=switch)
     if kind != "switch":
-        wafer = wafer.replace(joined=rng.choice([2, 2, 3, 4]), io=TILE.io)
+        wafer = wafer.replace(wafer_count=rng.choice([2, 2, 3, 4]), io=TILE.io)
     model, _, *others = problem._inputs()
     return Problem(model, wafer, *others)
 
@@ -70,11 +70,15 @@ def every_pair(problem):
     if wafer.switch is not None:
         sides = [(w, 1) for w in range(1, wafer.dies)]
     counts = range(1, problem.work.blocks)
-    replicas = [r for r in range(1, wafer.joined + 1) if wafer.joined % r == batch % r == 0]
+    replicas = [
+        r for r in range(1, wafer.wafer_count + 1) if wafer.wafer_count % r == batch % r == 0
+    ]
     for one, other in itertools.permutations(sides, 2):
         for n, k, r in itertools.product(counts, counts, replicas):
             shapes = (*one, n), (*other, k)
-            if n + k > problem.work.blocks or not class_places(wafer, shapes, wafer.joined // r):
+            if n + k > problem.work.blocks or not class_places(
+                wafer, shapes, wafer.wafer_count // r
+            ):
                 continue
             for micro_batch in (b for b in range(1, batch // r + 1) if batch // r % b == 0):
                 for pair in shaped(problem, shapes, micro_batch):
@@ -103,14 +107,14 @@ def plain_sends(wafer, dies, numbers, border):
     return found
 
 
-def plain_foreign(problem, classes):
+def plain_cross_stage(problem, classes):
     """Streams of stages past one another, on each wafer by itself."""
     stages = len(classes.dies)
     found = np.zeros((stages, stages, 2))
     for number in set(classes.wafers):
         here = [k for k in range(stages) if classes.wafers[k] == number]
         placed = tuple(classes.dies[k] for k in here)
-        found[np.ix_(here, here)] = foreign_link_s(problem.wafer, placed, len(here))
+        found[np.ix_(here, here)] = cross_stage_link_s(problem.wafer, placed, len(here))
     return found.tolist()
 
 
@@ -138,10 +142,10 @@ def plain_step(problem, classes, op_mappings):
         case = case_of(problem, classes, which, sent)
         own = range(border) if which == 0 else range(border, len(case.blocks))
         if problem.stream is not None and problem.wafer.switch is None:
-            case.foreign_s, case.own_stages = plain_foreign(problem, classes), own
+            case.cross_stage_s, case.own_stages = plain_cross_stage(problem, classes), own
         parts, items = oracle.parts_of(case, op_mappings[which])
         stages += [oracle.stage_of(case, op_mappings[which], parts, items, k) for k in own]
-    links_s = oracle.charge(case.rules, case.foreign_s, stages) if case.foreign_s else 0.0
+    links_s = oracle.charge(case.rules, case.cross_stage_s, stages) if case.cross_stage_s else 0.0
     loads = [stage.load_s for stage in stages]
     share = problem.training.global_batch // first.replicas
     tail_s = max(s.tail_s for s in stages) + plain_sums_s(problem, classes)
@@ -211,7 +215,7 @@ def test_brute_force_over_every_pair(kind):
         assert any_placement_bound(problem) <= best * (1 + 1e-12)
         result = search_mapping(problem, Effort(seeds=1, steps=200, promising=2))
         assert result.bound_s <= result.best.time_s * (1 + 1e-12)
-        if result.best.encoding.then is not None:
+        if result.best.encoding.second_class is not None:
             assert "any shapes" in result.bound_space
             assert result.bound_s <= best * (1 + 1e-12)
     assert near >= 0.9 * tried > 0
@@ -225,7 +229,7 @@ LINES = (Layout(8, 3, 1, 8, "1f1b", 1, 2, (15,)), Layout(8, 2, 1, 8, "1f1b", 1, 
 
 def test_replicas_take_half_a_batch_each_and_sum_their_gradients():
     one = Problem("bertlarge", TILE, WaferTraining(64))
-    two = Problem("bertlarge", TILE.replace(joined=2), WaferTraining(128))
+    two = Problem("bertlarge", TILE.replace(wafer_count=2), WaferTraining(128))
     alone = evaluation_of_classes(Classes(one, PAIR))
     first, second = (replace(each, replicas=2) for each in PAIR)
     both = evaluation_of_classes(Classes(two, (first, second)))
@@ -263,7 +267,7 @@ def test_each_wafer_takes_as_many_of_the_next_stages_as_have_a_place():
 
 
 def test_a_border_between_two_wafers_passes_their_io():
-    wafer = TILE.replace(joined=2)
+    wafer = TILE.replace(wafer_count=2)
     problem = Problem("bertlarge", wafer, WaferTraining(64))
     pair = Layout(5, 4, 1, 16, blocks=(14,)), Layout(5, 2, 2, 16, blocks=(5, 5))
     classes = Classes(problem, pair)
@@ -317,10 +321,10 @@ def test_packets_between_classes_behind_switches_take_as_long(sizes):
 @pytest.mark.slow
 def test_two_classes_pay_on_joined_wafers_where_dies_are_dead():
     """On each of two tiles as on one: lines of 12 and of 11 of 23 dies."""
-    wafer = TILE.replace(dead=((0, 0), (2, 2)), joined=2)
+    wafer = TILE.replace(dead=((0, 0), (2, 2)), wafer_count=2)
     problem = Problem("llama2-7b", wafer, WaferTraining(1024))
     found = search_mapping(problem, Effort(seeds=1, steps=500, promising=3))
-    assert found.best.encoding.then is not None
+    assert found.best.encoding.second_class is not None
     assert {each.layout.replicas for each in found.best.encoding.classes} == {2}
     assert found.best.time_s < 0.99 * min(e.time_s for e in found.runners_up if e.fits)
     assert found.bound_s <= found.best.time_s
@@ -330,9 +334,19 @@ def test_two_classes_pay_on_joined_wafers_where_dies_are_dead():
 @pytest.mark.parametrize(
     ("wafer", "pair", "changed", "said"),
     [
-        (TILE.replace(joined=2), PAIR, {}, "no place together on 2 dojo-tile-like, each with a"),
-        (TILE.replace(joined=2), PAIR, {"replicas": 2}, "replicas: 2 is not accepted; expected 1"),
-        (TILE.replace(joined=2), PAIR, {"replicas": 3}, "expected a divisor of 2 wafers"),
+        (
+            TILE.replace(wafer_count=2),
+            PAIR,
+            {},
+            "no place together on 2 dojo-tile-like, each with a",
+        ),
+        (
+            TILE.replace(wafer_count=2),
+            PAIR,
+            {"replicas": 2},
+            "replicas: 2 is not accepted; expected 1",
+        ),
+        (TILE.replace(wafer_count=2), PAIR, {"replicas": 3}, "expected a divisor of 2 wafers"),
         (TILE, PAIR, {"replicas": 2}, "expected a divisor of 1 wafers"),
         (SWITCHED, PAIR, {}, "1 of 5 x 3 and 1 of 5 x 2 dies have no place together"),
     ],
@@ -346,7 +360,7 @@ def test_classes_that_are_none_are_refused(wafer, pair, changed, said):
     ("wafer", "pair"),
     [
         (SWITCHED, (Layout(12, 1, 1, 16, blocks=(15,)), Layout(8, 1, 1, 16, blocks=(9,)))),
-        (DRAM.replace(joined=2, io=TILE.io), LINES),
+        (DRAM.replace(wafer_count=2, io=TILE.io), LINES),
     ],
 )
 def test_files_of_two_classes_are_read_on_any_fabric(run, tmp_path, wafer, pair):
@@ -358,7 +372,7 @@ def test_files_of_two_classes_are_read_on_any_fabric(run, tmp_path, wafer, pair)
     words += ["--encoding", tmp_path / "pair.json"]
     answer = document(run(*words, "--json"))
     assert answer["ours"]["time_without_limit_s"] == found.time_s
-    assert answer["ours"]["layout"]["then"]["stages"] == 1
+    assert answer["ours"]["layout"]["second_class"]["stages"] == 1
     code, out, _ = run(*words, "--describe")
     assert code == 0
     assert out.count("stage(s) of") >= 2

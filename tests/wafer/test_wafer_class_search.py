@@ -120,7 +120,7 @@ def test_two_classes_pay_where_dead_dies_leave_a_prime_number():
     problem = Problem("llama2-7b", wafer, WaferTraining(512))
     found = search_mapping(problem, Effort(seeds=1, steps=500, promising=3))
     alone = min(each.time_s for each in found.runners_up if each.fits)
-    assert found.best.encoding.then is not None
+    assert found.best.encoding.second_class is not None
     assert found.best.time_s < 0.985 * alone
     assert found.bound_s <= found.best.time_s
     assert "stages of any shapes and sizes" in found.bound_space
@@ -141,7 +141,7 @@ def test_two_classes_pay_where_dead_dies_leave_a_prime_number():
 def test_a_bound_over_stages_of_one_shape_says_so():
     problem = Problem("bertlarge", TILE, WaferTraining(64))
     found = search_mapping(problem, Effort(seeds=1, steps=200, promising=1))
-    assert found.best.encoding.then is not None or "not two classes" in found.bound_space
+    assert found.best.encoding.second_class is not None or "not two classes" in found.bound_space
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,10 @@ from phaze_fast.wafer import Effort, Encoding, Layout, evaluate, search_mapping
 from phaze_fast.wafer.mapping.classes import Classes
 from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
 from phaze_fast.wafer.mapping.layout import slots_of
-from phaze_fast.wafer.mapping.operators import PARTS, ROLES
+from phaze_fast.wafer.mapping.operators import OUTPUTS, PARTS, ROLES
 from phaze_fast.wafer.mapping.packing import class_places
 from phaze_fast.wafer.mapping.prices import combination, combinations
-from phaze_fast.wafer.mapping.streams import foreign_link_s
+from phaze_fast.wafer.mapping.streams import cross_stage_link_s
 from phaze_fast.wafer.search.bounds import any_placement_bound
 from phaze_fast.wafer.search.class_search import improved_classes
 
@@ -50,7 +50,7 @@ def part_of(case, op_mappings, first, count, others=(0.0, 0.0, 0.0, None)):
 
 def others_of(mapping):
     """What the stages of a class take and stream, as the other class is told."""
-    each = np.ascontiguousarray(mapping.stages()[0][:, 5:8])
+    each = np.ascontiguousarray(mapping.stages()[0]["streams"])
     tail_s = float(mapping.score()["tail_s"][0])
     return float(each[:, 0].sum()), float(each[:, 0].max()), tail_s, each.reshape(-1)
 
@@ -71,11 +71,11 @@ def test_stages_of_a_class_are_those_of_the_whole_pipeline():
         border = rng.randrange(1, len(stages))
         first = part_of(case, op_mappings, 0, border)
         second = part_of(case, op_mappings, border, len(stages) - border)
-        if case.foreign_s:  # streams are priced for the stages of each by themselves
-            own = [case.foreign_s[k][k] for k in range(len(stages))]
-            case.foreign_s = tuple(
+        if case.cross_stage_s:  # streams are priced for the stages of each by themselves
+            own = [case.cross_stage_s[k][k] for k in range(len(stages))]
+            case.cross_stage_s = tuple(
                 tuple(own[0] if j == k else cost for j, cost in enumerate(row))
-                for k, row in enumerate(case.foreign_s)
+                for k, row in enumerate(case.cross_stage_s)
             )
             first = part_of(case, op_mappings, 0, border)
             second = part_of(case, op_mappings, border, len(stages) - border)
@@ -86,9 +86,9 @@ def test_stages_of_a_class_are_those_of_the_whole_pipeline():
         one, other = others_of(first), others_of(second)
         second.set_others(*one)
         first.set_others(*other)
-        found = [*first.stages()[0][:, 0], *second.stages()[0][:, 0]]
+        found = [*first.stages()[0]["load_s"], *second.stages()[0]["load_s"]]
         assert found == pytest.approx([s.load_s for s in stages], rel=CLOSE)
-        memory = [*first.stages()[0][:, 4], *second.stages()[0][:, 4]]
+        memory = [*first.stages()[0]["over_bytes"], *second.stages()[0]["over_bytes"]]
         slack = 1e-11 * max(s.memory_bytes for s in stages)
         assert memory == pytest.approx([s.over_bytes for s in stages], abs=slack)
         score = second.score()[0]
@@ -156,21 +156,21 @@ def case_of(problem, classes, which, sent=None):
     dies, mb = layout.dies, layout.micro_batch
     rules = classes._rules(which)[0]
     names = _core.MAP_RULES_DTYPE.names
-    table = problem._table(dies, mb)
+    table = problem.price_table(dies, mb)
     cuts = [tuple(map(int, cut)) for cut in combinations(dies)[2]]
     letters = dict(zip(ROLES, oracle.ROLES, strict=True))
     ops = [
         oracle.Op(
             PARTS.index(op.part),
             "".join(letters[role] for role in op.roles),
-            tuple(o for o in range(3) if problem._outputs(op, i in problem.work.entering) >> o & 1),
+            tuple(map(OUTPUTS.index, problem.accepted_outputs(i))),
             op.product,
             tuple(op.limit(role, mb) for role in ROLES[:4]),
             op.output_kept,
             op.expert,
             op.stat_bytes * mb,
             op.gather_bytes * mb,
-            op.beside,
+            op.overlaps,
         )
         for i, op in enumerate(problem.work.operators)
     ]
@@ -213,7 +213,9 @@ def plain_step(problem, classes, op_mappings):
         case = case_of(problem, classes, which)
         own = range(border) if which == 0 else range(border, len(case.blocks))
         if problem.stream is not None:
-            case.foreign_s = foreign_link_s(problem.wafer, classes.dies, len(case.blocks)).tolist()
+            case.cross_stage_s = cross_stage_link_s(
+                problem.wafer, classes.dies, len(case.blocks)
+            ).tolist()
             case.own_stages = own
         parts, items = oracle.parts_of(case, op_mappings[which])
         chosen = classes.mappings[which].stages()[1].tolist()
@@ -222,11 +224,11 @@ def plain_step(problem, classes, op_mappings):
                 oracle.stage_of(case, op_mappings[which], parts, items, k, given)
                 for given in (None, dict(enumerate(row)))
             )
-            assert found.alone_s == pytest.approx(best.alone_s, rel=1e-9)
+            assert found.isolated_s == pytest.approx(best.isolated_s, rel=1e-9)
             stages.append(found)  # ways that tie may stream more or less past the others
     links_s = 0.0
-    if case.foreign_s:
-        links_s = oracle.charge(case.rules, case.foreign_s, stages)
+    if case.cross_stage_s:
+        links_s = oracle.charge(case.rules, case.cross_stage_s, stages)
     loads = [stage.load_s for stage in stages]
     batches = -(-problem.training.global_batch // classes.layouts[0].micro_batch)
     tail_s = max(s.tail_s for s in stages)
@@ -317,7 +319,7 @@ def fastest(problem, pair):
         classes = Classes(problem, pair)
     except InvalidInputError:
         return math.inf
-    if max(mapping.ways() for mapping in classes.mappings) > 500:
+    if max(mapping.mapping_count() for mapping in classes.mappings) > 500:
         return None
     sides = []
     for which, mapping in enumerate(classes.mappings):
@@ -369,7 +371,7 @@ def test_brute_force_over_every_pair_of_shapes_and_share_of_blocks(cases):
         assert any_placement_bound(problem) <= best * (1 + 1e-12)
         result = search_mapping(problem, Effort(seeds=1, steps=200, promising=2))
         assert result.bound_s <= result.best.time_s * (1 + 1e-12)
-        if result.best.encoding.then is not None:
+        if result.best.encoding.second_class is not None:
             assert result.best.time_s >= best * (1 - 1e-9) or "any shapes" in result.bound_space
             assert result.bound_s <= best * (1 + 1e-12)
     assert near >= 0.95 * tried > 0

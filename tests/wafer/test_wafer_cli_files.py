@@ -58,7 +58,7 @@ def test_two_classes_of_stages_are_read_shown_and_refused(run, small, tmp_path):
     said = document(run(*words, "--json"))
     write_report(said, page)
     assert said["ours"] == found.to_dict()
-    assert said["ours"]["layout"]["then"]["rectangle"] == [1, 2]
+    assert said["ours"]["layout"]["second_class"]["rectangle"] == [1, 2]
     code, out, _ = run(*words, "--describe")
     assert code == 0
     assert "1 stage(s) of 2 x 1 dies" in " ".join(out.split())

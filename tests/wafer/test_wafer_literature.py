@@ -219,7 +219,7 @@ def test_states_of_zero(mode):
     """Rajbhandari et al. 2020: of 16 psi bytes 2 + 2 + 12, 2 + 2 + 12/d, 2 + 14/d and 16/d stay."""
     d, layout = 4, Layout(2, 2, 1, 4)
     problem, mapping = mapped("bertlarge", layout, lambda op: "batch", mode)
-    state = mapping.stages()[0][0, 2] / problem.work.parameters
+    state = mapping.stages()[0]["state_bytes"][0] / problem.work.parameters
     expected = {"replicated": 16, "zero1": 4 + 12 / d, "zero2": 2 + 14 / d, "zero3": 16 / d}
     assert state == pytest.approx(expected[mode], rel=CLOSE)
 

@@ -35,7 +35,7 @@ from phaze_fast.wafer.mapping.layout import boundaries, layouts, weighed_split
 from phaze_fast.wafer.search.baselines import baselines_on
 
 TILE = load_wafer("dojo-tile-like").replace(columns=2, rows=2)
-PAIR = TILE.replace(joined=2)
+PAIR = TILE.replace(wafer_count=2)
 
 # ---- schedules ----
 
@@ -88,7 +88,7 @@ def test_a_shorter_bubble_costs_memory_or_messages():
 
 
 def test_schedules_and_replicas_are_read_back():
-    problem = Problem("bertlarge", PAIR.replace(joined=4), WaferTraining(32))
+    problem = Problem("bertlarge", PAIR.replace(wafer_count=4), WaferTraining(32))
     plan = megatron(problem, Layout(2, 1, 4, 2, "interleaved", 3, replicas=2), 2)
     assert plan.faults(problem) == []
     again = Encoding.from_list(plan.to_list())
@@ -121,8 +121,8 @@ def test_what_a_pipeline_cannot_do_is_one_line(layout, text):
 
 def test_wafers_without_links_to_others_are_not_joined():
     dram = load_wafer("dram-wafer")
-    assert refusal(lambda: dram.replace(joined=2)) == (
-        "joined: 2 wafers without io are not accepted; expected the bandwidth of their links to "
+    assert refusal(lambda: dram.replace(wafer_count=2)) == (
+        "wafer_count: 2 wafers without io are not accepted; expected the bandwidth of their links to "
         "each other, or 1 wafer"
     )
 
@@ -190,7 +190,7 @@ def test_joined_wafers_on_the_command_line(run, tmp_path):
     assert "2 wafers" in found["bound_space"]
     assert 0 < found["bound"] <= found["ours"]["time_s"]
     for name, text in (
-        ("dram-wafer", "joined: 2 wafers without io are not accepted"),
+        ("dram-wafer", "wafer_count: 2 wafers without io are not accepted"),
         ("wafer-space", "--joined: wafer-space is not accepted with it"),
     ):
         code, out, err = run(*words, "--wafer", name, "--joined", 2)

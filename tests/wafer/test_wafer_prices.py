@@ -53,7 +53,7 @@ def test_parts_of_operators_are_priced_as_the_operators_they_are():
     """A split product, norm and attention cost what the same sizes cost on their own."""
     model, wafer = models.load("llama2-70b"), load_wafer("dram-wafer")
     problem = Problem(model, wafer, WaferTraining(64))
-    forward, backward, kept, _, parameters, of_weights = problem._table(12, 16)
+    forward, backward, kept, _, parameters, of_weights = problem.price_table(12, 16)
     at = {op.name: i for i, op in enumerate(problem.work.operators)}
     seq, hidden = problem.work.seq, model.hidden
 
@@ -100,7 +100,7 @@ def test_products_share_operands_over_the_network_of_a_die():
     for at, (spec, count) in enumerate(specs):
         product = "gemm" in spec.kind or spec.kind.startswith("attention")
         own = slow if product else wafer.chip
-        alone_s, alone_j = wafer_costs(own, own, [(spec, count)])
-        assert (seconds[at], joules[at]) == (alone_s[0], alone_j[0])
+        isolated_s, alone_j = wafer_costs(own, own, [(spec, count)])
+        assert (seconds[at], joules[at]) == (isolated_s[0], alone_j[0])
         products += product and seconds[at] > wafer_costs(wafer.chip, wafer.chip, [(spec, 1)])[0][0]
     assert products > 0

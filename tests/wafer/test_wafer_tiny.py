@@ -135,7 +135,7 @@ def brute_force(problem: Problem, most: float) -> tuple[float, float] | None:
             mappings.append(problem.mapping(layout))
         except InvalidInputError:
             continue
-    if sum(mapping.ways() for mapping in mappings) > most:
+    if sum(mapping.mapping_count() for mapping in mappings) > most:
         return None
     scores = [mapping.exhaust()[1][0] for mapping in mappings]
     return min(
@@ -156,7 +156,9 @@ def tiny_gaps(cases: int, most: float, seed: int) -> list[float]:
         found = search_mapping(problem, effort, seed=len(gaps))
         # Stages of two shapes are tried by brute force in test_wafer_classes.py.
         every = (found.best, *found.runners_up)
-        alone = min((each for each in every if each.encoding.then is None), key=lambda e: e.rank)
+        alone = min(
+            (each for each in every if each.encoding.second_class is None), key=lambda e: e.rank
+        )
         assert alone.fits == (best[0] <= 0.0)
         if not alone.fits:
             continue
@@ -226,7 +228,7 @@ def test_bounds_hold_for_every_op_mapping_of_tiny_layouts():
         anywhere_s = any_placement_bound(problem)
         for layout in every_layout(problem):
             mapping = problem.mapping(layout)
-            if mapping.ways() > 3e3:
+            if mapping.mapping_count() > 3e3:
                 continue
             score = mapping.exhaust()[1][0]
             if score["over_bytes"] + score["stream_over_bytes"] > 0:
@@ -299,7 +301,7 @@ def test_no_mapping_fits_where_state_has_no_room_on_or_off_the_wafer(seed):
         over = roofline(problem)
         for layout in every_layout(problem):
             mapping = problem.mapping(layout)
-            if mapping.ways() > 300:
+            if mapping.mapping_count() > 300:
                 continue
             score = mapping.exhaust()[1][0]
             fits = score["over_bytes"] + score["stream_over_bytes"] <= 0

@@ -170,8 +170,12 @@ def test_kept_bytes_reach_the_kernel():
         for part in ("before", "behind")
     }
     blocks = problem.blocks(Layout(1, 1, 2, 1))
-    assert stages[0][3] == pytest.approx(2 * (blocks[0] * keep + ends["before"]), rel=1e-12)
-    assert stages[1][3] == pytest.approx(blocks[1] * keep + ends["behind"], rel=1e-12)
+    assert stages["activation_bytes"][0] == pytest.approx(
+        2 * (blocks[0] * keep + ends["before"]), rel=1e-12
+    )
+    assert stages["activation_bytes"][1] == pytest.approx(
+        blocks[1] * keep + ends["behind"], rel=1e-12
+    )
 
 
 def test_the_core_has_as_many_runs_as_the_rule_says():

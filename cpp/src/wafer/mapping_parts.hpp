@@ -53,10 +53,6 @@ struct Mapping::Block {
     hidden_f_s += f.beside_f_s;
     hidden_b_s += f.again_s + f.beside_b_s;
   }
-  // The forward pass, with so much more beside its work.
-  double forward_pass_s(double more_s) const noexcept {
-    return blocking_f_s + std::max(forward_s, hidden_f_s + more_s);
-  }
   double plain_s() const noexcept {
     const double passes = blocking_f_s + std::max(forward_s, hidden_f_s) + blocking_b_s +
                           std::max(backward_s, hidden_b_s);

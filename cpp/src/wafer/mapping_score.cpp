@@ -21,17 +21,6 @@ MapScore too_long() noexcept {
   return score;
 }
 
-// Seconds of the mesh, each way, for outputs that are moved off the wafer.
-template <class Block>
-double moved_link_s(const Block& block, const Outputs& outputs) noexcept {
-  double found = 0.0;
-  for (int i = 0; i < block.count; ++i) {
-    const auto& item = block.items[kAt(i)];
-    if (outputs[kAt(item.op)] == 2) found += item.link_s;
-  }
-  return found;
-}
-
 }  // namespace
 
 double MapRulesRecord::in_flight(int stages, int stage) const noexcept {
@@ -282,7 +271,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     const double exposed = std::max(f.sync_s - beside, std::min(f.sync_s, block.sync_s));
     tail_s = std::max(tail_s, exposed + f.step_s);
   }
-  const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && foreign_s_.empty();
+  const bool plain = rules_.zero_bubble == 0 && rules_.chunks == 1 && cross_stage_s_.empty();
   if (range != nullptr && chooses && most_s < kNever && plain &&
       narrow(chooser, {frames.data(), kAt(count)}, least, plain_s, tail_s + rules_.outer_tail_s,
              limit_s, *range)) {
@@ -296,7 +285,7 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
   total.hidden_s = block.hidden_f_s + block.hidden_b_s;
   if (described != nullptr) described->resize(kAt(count));
   Pipeline pipeline(rules_);
-  const bool streams = !foreign_s_.empty();   // that stages may wait for
+  const bool streams = !cross_stage_s_.empty();  // that stages may wait for
   std::array<double, kMaxMapStages> loads_s;  // these and the next where there are, `count` of them
   std::array<MapOther, kMaxMapStages> alone;
   const std::array<Moved, 3> weights = streams ? moved_weights() : std::array<Moved, 3>{};
@@ -338,23 +327,15 @@ MapScore Mapping::score(std::span<const std::uint8_t> outputs, std::vector<MapSt
     total.stream_over_bytes =
         std::max(total.stream_over_bytes, stream - rules_.stream_capacity_bytes * (1.0 + 1e-12));
     if (described != nullptr) {
-      const bool first = is_first(k), last = is_last(k);
-      (*described)[kAt(k)] = {
-          load,
-          memory,
-          f.state_bytes,
-          activations + f.stash_bytes,
-          over,
-          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
-          per_block,
-          block.forward_pass_s(moved_link_s(block, chosen)),
-          (first ? ends[0].plain_s() : 0.0) + (last ? ends[1].plain_s() : 0.0),
-          (first ? ends[0].forward_pass_s(0.0) : 0.0) + (last ? ends[1].forward_pass_s(0.0) : 0.0),
-          chosen};
+      (*described)[kAt(k)] = {load,          memory,
+                              f.state_bytes, activations + f.stash_bytes,
+                              over,          streams ? alone[kAt(k)] : MapOther{load, 0.0, 0.0},
+                              chosen};
     }
   }
   if (streams) {
-    const Charged others = charge_foreign({alone.data(), kAt(count)}, {loads_s.data(), kAt(count)});
+    const Charged others =
+        charge_cross_stage({alone.data(), kAt(count)}, {loads_s.data(), kAt(count)});
     pipeline = Pipeline(rules_);
     pipeline.sum_s = pipeline.idle_s = others.sum_s;
     pipeline.slowest_s = pipeline.slowest_idle_s = others.slowest_s;

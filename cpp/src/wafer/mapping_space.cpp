@@ -27,7 +27,7 @@ Mapping::Mapping(const MapProblem& p)
       weight_grad_s_(p.tables.weight_grad_s.begin(), p.tables.weight_grad_s.end()),
       blocks_(p.blocks.begin(), p.blocks.end()),
       boundary_(p.boundary_s.begin(), p.boundary_s.end()),
-      foreign_s_(p.foreign_s.begin(), p.foreign_s.end()),
+      cross_stage_s_(p.cross_stage_s.begin(), p.cross_stage_s.end()),
       link_s_(p.rules.stream_link_s),
       both_s_(p.rules.stream_both_s),
       chain_(p.chain.begin(), p.chain.end()),
@@ -38,10 +38,10 @@ Mapping::Mapping(const MapProblem& p)
                         static_cast<MeshFabric>(rules_.fabric)};
   reduce_line_ = mesh_reduce_line(links);
   for (int k = 0; k < stages(); ++k) flights_.push_back(flight(k));
-  if (!foreign_s_.empty()) {  // every stage as the one of these that stands worst
+  if (!cross_stage_s_.empty()) {  // every stage as the one of these that stands worst
     link_s_ = both_s_ = 0.0;
     for (int k = rules_.first_stage; k < rules_.first_stage + stages(); ++k) {
-      const double* own = &foreign_s_[kAt(k) * kAt(pipeline_stages() + 1) * 2];
+      const double* own = &cross_stage_s_[kAt(k) * kAt(pipeline_stages() + 1) * 2];
       link_s_ = std::max(link_s_, own[0]);
       both_s_ = std::max(both_s_, own[1]);
     }

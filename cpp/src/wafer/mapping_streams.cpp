@@ -30,10 +30,10 @@ std::array<Mapping::Moved, 3> Mapping::moved_weights() const noexcept {
 
 // What a stage's dies take and give for one micro-batch; activations that are moved off the wafer
 // (`offloaded`, of each block) come and go.
-MapOther Mapping::streams_of(const std::array<Moved, 3>& parts, int k, double alone_s,
+MapOther Mapping::streams_of(const std::array<Moved, 3>& parts, int k, double isolated_s,
                              double offloaded) const noexcept {
   const double blocks = blocks_[kAt(k)];
-  MapOther found{alone_s, blocks * (parts[1].taken_bytes + offloaded),
+  MapOther found{isolated_s, blocks * (parts[1].taken_bytes + offloaded),
                  blocks * (parts[1].given_bytes + offloaded)};
   for (const std::size_t end : {std::size_t{0}, std::size_t{2}}) {
     if (!(end == 0 ? is_first(k) : is_last(k))) continue;
@@ -47,8 +47,8 @@ MapOther Mapping::streams_of(const std::array<Moved, 3>& parts, int k, double al
 // streams once while the slowest one works: that one meets all of it, a faster one what passes in
 // its time. The links to the rim carry no less than if every stage streamed as little as the one
 // that streams least.
-Mapping::Charged Mapping::charge_foreign(std::span<const MapOther> own,
-                                         std::span<double> loads_s) const noexcept {
+Mapping::Charged Mapping::charge_cross_stage(std::span<const MapOther> own,
+                                             std::span<double> loads_s) const noexcept {
   const std::size_t count = kAt(pipeline_stages()), first = kAt(rules_.first_stage);
   Charged found{rules_.other_sum_s, rules_.other_slowest_s, 0.0};
   std::array<MapOther, kMaxMapStages> all;  // `count` of them
@@ -62,7 +62,7 @@ Mapping::Charged Mapping::charge_foreign(std::span<const MapOther> own,
     least_in = std::min(least_in, all[j].taken_bytes);
     least_out = std::min(least_out, all[j].given_bytes);
     most = std::max({most, all[j].taken_bytes, all[j].given_bytes});
-    pace_s = std::max(pace_s, all[j].alone_s);
+    pace_s = std::max(pace_s, all[j].isolated_s);
   }
   if (!(most > 0.0) || !(pace_s > 0.0)) return found;
   found = {0.0, 0.0, rules_.streamed_link_s(least_in, least_out)};
@@ -72,10 +72,10 @@ Mapping::Charged Mapping::charge_foreign(std::span<const MapOther> own,
       const double less = std::min(all[j].taken_bytes, all[j].given_bytes);
       const double rest = std::max(all[j].taken_bytes, all[j].given_bytes) - less;
       if (j == k || !(rest + less > 0.0)) continue;
-      const double* cost = &foreign_s_[(k * count + j) * 2];
+      const double* cost = &cross_stage_s_[(k * count + j) * 2];
       past_s += rest * cost[0] + less * cost[1];
     }
-    const double load_s = all[k].alone_s + all[k].alone_s / pace_s * past_s;
+    const double load_s = all[k].isolated_s + all[k].isolated_s / pace_s * past_s;
     if (k >= first && k < first + own.size()) {
       loads_s[k - first] = load_s;
     } else {

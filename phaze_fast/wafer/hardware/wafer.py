@@ -61,7 +61,7 @@ Rule = Literal[
     "window",
     "area",
     "memory",
-    "joined",
+    "wafer_count",
     "dead",
     "dead_links",
     "switch",
@@ -310,8 +310,8 @@ class Wafer(Record):
     """Memory that the wafer streams from."""
     io: WaferIo | None = None
     """Links to other wafers; none where it stands alone."""
-    joined: Count = 1
-    """Wafers of this kind that train one model together, over their `io`."""
+    wafer_count: Count = 1
+    """Number of such wafers that train one model together, linked by their `io`."""
     power_cap_w: Watts | None = None
     """What can be supplied to all dies together and cooled away; none = no limit."""
     reserved_bytes: Bytes = 0
@@ -655,11 +655,11 @@ def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
             f"{local_bytes(wafer)} bytes of memory a die leave nothing beside reserved_bytes, "
             f"{wafer.reserved_bytes}; expected more",
         )
-    if wafer.joined > 1 and wafer.io is None:
+    if wafer.wafer_count > 1 and wafer.io is None:
         yield (
-            "joined",
-            f"{wafer.joined} wafers without io are not accepted; expected the bandwidth of their "
-            "links to each other, or 1 wafer",
+            "wafer_count",
+            f"{wafer.wafer_count} wafers without io are not accepted; expected the bandwidth of "
+            "their links to each other, or 1 wafer",
         )
     yield from _switch_faults(wafer)
     yield from _fault_map_faults(wafer)

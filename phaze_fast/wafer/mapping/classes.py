@@ -1,15 +1,14 @@
 """Two classes of stages in one pipeline, each with a shape and operator mappings of its own.
 
-The stages of the first class come first. Each class is evaluated by the kernel that evaluates
-stages of one shape, which knows how many stages come before and behind, and what those take: the
-step is put together by one formula. What passes from one class to the other is sent by every die of
-the one to every die of the other alike, and then exchanged among the dies that receive it, so that
-it lies there as their operators want it; the gradient goes back in the same way.
-What the stages of one class stream past the links of the other is charged both ways.
+The stages of the first class come first. The kernel for stages of one shape evaluates each class,
+given the number of stages before and behind and the time they take; one formula gives the step. At
+the border between the classes every die of one sends an equal share to every die of the other, and
+the receiving dies exchange it among themselves into the split that their operators want; the
+gradient goes back in the same way. Streams of one class over the links of the other are charged to
+both.
 
-On joined wafers each pipeline stands on as many of them: stages follow one another from wafer to
-wafer, and what passes from one to the next goes over their I/O. Behind switches classes differ in
-how many dies a stage has, and stages have no place.
+On several wafers, a pipeline's stages follow one another from wafer to wafer, over the wafers' I/O.
+With switches, classes differ in the number of dies of a stage alone.
 """
 
 from __future__ import annotations
@@ -27,18 +26,14 @@ from phaze_fast.wafer.mapping.layout import (
     accepts_micro_batch,
     links_of,
     micro_batch_fault,
+    placed_boundaries,
     replicas_fault,
     whole_runs,
 )
 from phaze_fast.wafer.mapping.mesh import Links, mesh_collective
 from phaze_fast.wafer.mapping.packing import ClassPlaces, class_places
-from phaze_fast.wafer.mapping.problem import (
-    Problem,
-    class_boundaries,
-    compiled_mapping,
-    replica_sums_s,
-)
-from phaze_fast.wafer.mapping.streams import foreign_link_s, stream_link_s_of, stream_shares
+from phaze_fast.wafer.mapping.problem import Problem
+from phaze_fast.wafer.mapping.streams import cross_stage_link_s, stream_link_s_of, stream_shares
 
 __all__ = ["Classes", "Pair", "accepts_classes", "classes_fault", "places_of"]
 
@@ -47,20 +42,20 @@ Pair = tuple[Layout, Layout]
 
 
 def places_of(problem: Problem, layouts: Pair) -> tuple[ClassPlaces, ...] | None:
-    """Where the stages of both classes stand; None where they have no place."""
+    """Dies of the stages of both classes; None where they do not fit."""
     first, second = ((each.width, each.height, each.stages) for each in layouts)
-    wafers = problem.wafer.joined // layouts[0].replicas
+    wafers = problem.wafer.wafer_count // layouts[0].replicas
     return class_places(problem.wafer, (first, second), wafers)
 
 
 def accepts_classes(problem: Problem) -> bool:
-    """Whether pipelines of a problem may have two classes of stages."""
+    """Whether a pipeline of the problem may have two classes of stages."""
     work = problem.work
     return not (work.encodes or problem.linear or problem.volume) and work.blocks > 1
 
 
 def classes_fault(problem: Problem, layouts: Pair) -> str:
-    """Say why a pipeline cannot have two such classes of stages; empty where it can.
+    """Return why a pipeline cannot have two such classes of stages; empty where it can.
 
     Examples
     --------
@@ -92,14 +87,14 @@ def classes_fault(problem: Problem, layouts: Pair) -> str:
         return f"blocks: {given} in all are not accepted; expected {work.blocks}"
     if places_of(problem, layouts) is None:
         shapes = " and ".join(f"{each.stages} of {each.width} x {each.height}" for each in layouts)
-        wafers = wafer.joined // first.replicas
+        wafers = wafer.wafer_count // first.replicas
         where = wafer.name if wafers == 1 else f"{wafers} {wafer.name}, each with a stage"
         return f"rectangle: {shapes} dies have no place together on {where}"
     return ""
 
 
 def _stages_fault(layout: Layout) -> str:
-    """Say why a class cannot have such stages."""
+    """Return why a class cannot have such stages; empty where it can."""
     if layout.schedule != "1f1b" or layout.chunks != 1:
         return "schedule: with two classes of stages only 1f1b is accepted"
     if len(layout.blocks) != layout.stages or min(layout.blocks, default=0) < 1:
@@ -112,13 +107,14 @@ def _stages_fault(layout: Layout) -> str:
 
 @dataclass(frozen=True)
 class ClassTimes:
-    """What the stages of one class take, without what they wait for others' streams."""
+    """Times of the stages of one class, without waiting for streams of the other."""
 
     sum_s: float
     slowest_s: float
     tail_s: float
     streams: Array
-    """Seconds of each stage, and bytes that each of its dies takes and gives; shape (stages, 3)."""
+    """Seconds of each stage, and bytes that each of its dies receives and sends: records of
+    `MAP_STREAMS_DTYPE`."""
 
 
 class Classes:
@@ -129,12 +125,12 @@ class Classes:
     problem
         The model, the wafer and the step.
     layouts
-        Of the first and of the second class: `stages` and `blocks` are those of the class.
+        The first and the second class: `stages` and `blocks` count those of the class.
 
     Raises
     ------
     InvalidInputError
-        Where they have no place, or some operator cannot be split over so many dies.
+        Where they do not fit on the wafer, or some operator cannot be split over so many dies.
 
     Examples
     --------
@@ -154,21 +150,21 @@ class Classes:
         self.places = placed
         self.mappings = (self._compiled(0), self._compiled(1))
 
-    # ---- what a class is priced with ----
+    # ---- links, boundaries and rules ----
 
     @cached_property
     def dies(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Dies of every stage, those of the first class first."""
+        """Dies of every stage, first class first."""
         return tuple(dies for place in self.places for dies in place.stages)
 
     @cached_property
     def wafers(self) -> tuple[int, ...]:
-        """Number of the wafer that each stage stands on."""
+        """Index of the wafer of each stage."""
         return tuple(number for place in self.places for number in place.wafers)
 
     @cached_property
     def by_wafer(self) -> tuple[slice, ...]:
-        """Stages that stand on each wafer of a pipeline."""
+        """Stages on each wafer of a pipeline."""
         starts = [self.wafers.index(number) for number in dict.fromkeys(self.wafers)]
         return tuple(map(slice, starts, [*starts[1:], len(self.wafers)]))
 
@@ -190,15 +186,32 @@ class Classes:
         """
         size = self.problem.work.boundary_bytes * self.layouts[0].micro_batch
         border = self.layouts[0].stages - 1
-        found = []
-        sent = class_boundaries(self.problem.wafer, self.dies, self.wafers, border)
-        for k, (rate, fixed) in enumerate(sent):
-            again = self.exchange_s(k - border) if k in (border, border + 1) else 0.0
-            found.append(rate + (fixed + again) / size)
-        return tuple(found)
+        seconds = []
+        for k, (rate, fixed) in enumerate(self._sends()):
+            exchange_s = self._exchange_s(k - border) if k in (border, border + 1) else 0.0
+            seconds.append(rate + (fixed + exchange_s) / size)
+        return tuple(seconds)
 
-    def exchange_s(self, which: int) -> float:
-        """Seconds in which the dies of a stage exchange the tensor between two stages."""
+    def _sends(self) -> list[tuple[float, float]]:
+        """Seconds per byte, and fixed seconds, that each stage takes to send to its neighbours.
+
+        The first and the last stage on a wafer also send over its I/O to the next wafer.
+        """
+        wafer, border = self.problem.wafer, self.layouts[0].stages - 1
+        sends: list[tuple[float, float]] = []
+        for stages in self.by_wafer:
+            sends += placed_boundaries(wafer, self.dies[stages], border - stages.start)
+        for k in range(len(self.dies) - 1):
+            if self.wafers[k] != self.wafers[k + 1]:
+                assert wafer.io is not None  # a rule of several wafers
+                for end in (k, k + 1):
+                    rate_s, fixed_s = sends[end]
+                    rate_s += 1.0 / wafer.io.bandwidth_bytes_per_s
+                    sends[end] = (rate_s, fixed_s + wafer.io.latency_s)
+        return sends
+
+    def _exchange_s(self, which: int) -> float:
+        """Seconds in which the dies of a stage exchange the tensor that enters it."""
         layout = self.layouts[which]
         size = self.problem.work.boundary_bytes * layout.micro_batch / layout.dies
         runs = whole_runs(layout.width, layout.height)
@@ -208,9 +221,10 @@ class Classes:
         problem, (first, second) = self.problem, self.layouts
         blocks = first.blocks + second.blocks
         depth = len(self.by_wafer)  # one stage on each wafer
-        rules = problem._rules(replace(self.layouts[which], stages=depth, blocks=()))
-        held = [sum(blocks[some]) for some in self.by_wafer]
-        rules["outer_tail_s"] = self.outer_tail_s = replica_sums_s(problem, first.replicas, held)
+        rules = problem.rules(replace(self.layouts[which], stages=depth, blocks=()))
+        counts = [sum(blocks[stages]) for stages in self.by_wafer]
+        self.outer_tail_s = problem.replica_sums_s(first.replicas, counts)
+        rules["outer_tail_s"] = self.outer_tail_s
         links = self.links(which)
         rules["x_bytes_per_s"], rules["y_bytes_per_s"] = links.x_bytes_per_s, links.y_bytes_per_s
         rules["hop_s"] = links.hop_s
@@ -219,9 +233,9 @@ class Classes:
         if problem.stream is None:
             return rules
         used = [tuple(die for dies in self.dies[some] for die in dies) for some in self.by_wafer]
-        ways = zip(*(stream_link_s_of(problem.wafer, dies) for dies in used), strict=True)
-        into_s, both_s = map(max, ways)
-        # Of the wafers that the class stands on, the one with most dies in use counts.
+        link_s = zip(*(stream_link_s_of(problem.wafer, dies) for dies in used), strict=True)
+        into_s, both_s = map(max, link_s)
+        # Of the wafers of the class, the one with most dies in use counts.
         most = max(len(used[number]) for number in self.places[which].wafers)
         shares = stream_shares(problem.wafer, problem.stream, most, (into_s, both_s))
         for name, value in shares.items():
@@ -231,53 +245,52 @@ class Classes:
     def _compiled(self, which: int) -> _core.Mapping:
         layout, border = self.layouts[which], self.layouts[0].stages
         boundary = self.boundary_s[border:] if which else self.boundary_s[:border]
-        rules = self._rules(which)
-        return compiled_mapping(self.problem, layout, rules, np.array(boundary), self.foreign_s)
+        boundary_s = np.array(boundary)
+        return self.problem.compiled(layout, self._rules(which), boundary_s, self.cross_stage_s)
 
     @cached_property
-    def foreign_s(self) -> Array | None:
-        """Give what `foreign_link_s` gives, of all stages; those of two wafers are no matter."""
+    def cross_stage_s(self) -> Array | None:
+        """Return `cross_stage_link_s` of all stages; zero between stages on different wafers."""
         problem, stages = self.problem, len(self.dies)
         if problem.stream is None or problem.wafer.switch is not None:
             return None
-        found = np.zeros((stages, stages, 2))
-        for some in self.by_wafer:
-            placed = self.dies[some]
-            one = foreign_link_s(problem.wafer, placed, len(placed))
-            if one is None:
+        seconds = np.zeros((stages, stages, 2))
+        for here in self.by_wafer:
+            placed = self.dies[here]
+            own = cross_stage_link_s(problem.wafer, placed, len(placed))
+            if own is None:
                 return None
-            found[some, some] = one
-        return found
+            seconds[here, here] = own
+        return seconds
 
     # ---- scores ----
 
-    def alone(self, which: int) -> _core.Mapping:
-        """Return the mapping of one class, to which the other takes nothing."""
+    def isolated(self, which: int) -> _core.Mapping:
+        """Return the mapping of one class as if the other took no time."""
         self.mappings[which].set_others(0.0, 0.0, 0.0)
         return self.mappings[which]
 
     def times(self, which: int, outputs: Array | None = None) -> ClassTimes:
-        """Of the stages of one class, by themselves."""
-        mapping = self.alone(which)
+        """Return the times of the stages of one class by themselves."""
+        mapping = self.isolated(which)
         tail_s = float(mapping.score(outputs)["tail_s"][0]) - self.outer_tail_s
-        streams = np.ascontiguousarray(mapping.stages(outputs)[0][:, 5:8])
-        loads = [float(load) for load in streams[:, 0]]
+        streams = np.ascontiguousarray(mapping.stages(outputs)[0]["streams"])
+        loads = [float(load) for load in streams["isolated_s"]]
         total = 0.0
         for load in loads:
             total += load
         return ClassTimes(total, max(loads), tail_s, streams)
 
-    def beside(self, which: int, outputs: Array | None = None) -> _core.Mapping:
-        """Return the mapping of one class, which knows what the other one takes now."""
+    def given_other(self, which: int, outputs: Array | None = None) -> _core.Mapping:
+        """Return the mapping of one class, given the times of the other at its current mapping."""
         other = self.times(1 - which, outputs)
-        streams = other.streams.reshape(-1)
-        self.mappings[which].set_others(other.sum_s, other.slowest_s, other.tail_s, streams)
+        self.mappings[which].set_others(other.sum_s, other.slowest_s, other.tail_s, other.streams)
         return self.mappings[which]
 
     def score(self, outputs: tuple[Array | None, Array | None] = (None, None)) -> dict[str, float]:
-        """Time and memory of the whole: stages are added up from the first to the last."""
-        first = self.alone(0).score(outputs[0])[0]
-        second = self.beside(1, outputs[0]).score(outputs[1])[0]
+        """Time and memory of the whole pipeline."""
+        first = self.isolated(0).score(outputs[0])[0]
+        second = self.given_other(1, outputs[0]).score(outputs[1])[0]
         names = ("memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
-        found = {name: max(float(first[name]), float(second[name])) for name in names}
-        return {"time_s": float(second["time_s"]), "tail_s": float(second["tail_s"]), **found}
+        worst = {name: max(float(first[name]), float(second[name])) for name in names}
+        return {"time_s": float(second["time_s"]), "tail_s": float(second["tail_s"]), **worst}

@@ -46,7 +46,7 @@ def step_mfu(problem: Problem, found: Evaluation) -> float:
     """
     wafer = problem.wafer
     flops = model_flops(problem.model, problem.work.seq, problem.training.global_batch)
-    return mfu(flops, found.time_s, wafer.joined * wafer.dies, wafer.die.chip.peak_flops())
+    return mfu(flops, found.time_s, wafer.wafer_count * wafer.dies, wafer.die.chip.peak_flops())
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
 
 def _between_wafers(problem: Problem, found: Evaluation) -> float:
     """Bytes of a step between joined wafers: what stages send, and gradients of replicas."""
-    layout, wafers = found.encoding.layout, problem.wafer.joined
+    layout, wafers = found.encoding.layout, problem.wafer.wafer_count
     depth = wafers // layout.replicas
     crossings = (depth - 1) * layout.chunks + (layout.chunks - 1) * (depth > 1)
     size = problem.work.boundary_bytes * layout.micro_batch * problem.batches(layout)
@@ -190,11 +190,11 @@ def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None)
     loads = step_loads(problem, found.encoding) if loads is None else loads
     stepped, streamed = _moved_bytes(problem, found)
     own_byte_j = table.hbm_byte_j if problem.chip.hbm is not None else table.local_byte_j
-    static_w = table.static_w_per_mm2 * wafer.die.outline_mm2 * wafer.dies * wafer.joined
+    static_w = table.static_w_per_mm2 * wafer.die.outline_mm2 * wafer.dies * wafer.wafer_count
     return StepEnergy(
         operators_j=_operators_j(problem, found),
         optimizer_j=stepped * own_byte_j,
-        links_j=float(loads.sum()) * wafer.joined * wafer.rules.d2d_byte_j,
+        links_j=float(loads.sum()) * wafer.wafer_count * wafer.rules.d2d_byte_j,
         stream_j=streamed * table.network_byte_j,
         static_j=static_w * found.time_s,
     )
@@ -303,9 +303,9 @@ def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
     work_s = [
         batches * stage.blocks * own_s for stage, own_s in zip(found.stages, block_s, strict=True)
     ]
-    layout, then = found.encoding.layout, found.encoding.then
-    wafers = problem.wafer.joined // layout.replicas if then else 1
-    shapes = (layout, then.layout if then else None)
+    layout, second = found.encoding.layout, found.encoding.second_class
+    wafers = problem.wafer.wafer_count // layout.replicas if second else 1
+    shapes = (layout, second.layout if second else None)
     grids = [stage_grid(problem.wafer, *shapes, number) for number in range(wafers)]
     return {
         "mfu": step_mfu(problem, found),

@@ -1,4 +1,4 @@
-"""A map of a wafer's dies in text: which stage each works for."""
+"""Maps of a wafer in text: the stage of each die, the load of each link."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _placed(
-    wafer: Wafer, layout: Layout, then: Layout | None, number: int
+    wafer: Wafer, layout: Layout, second_class: Layout | None, number: int
 ) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Dies of each stage on one wafer; of two classes, those of the first one first."""
-    if then is None:
+    """Dies of each stage on one wafer, first class first."""
+    if second_class is None:
         placed = stage_dies(wafer, layout.width, layout.height, stages_on(wafer, layout))
         return dict(enumerate(placed))
-    first, second = ((each.width, each.height, each.stages) for each in (layout, then))
-    places = class_places(wafer, (first, second), wafer.joined // layout.replicas) or ()
+    first, second = ((each.width, each.height, each.stages) for each in (layout, second_class))
+    places = class_places(wafer, (first, second), wafer.wafer_count // layout.replicas) or ()
     every = [pair for place in places for pair in zip(place.stages, place.wafers, strict=True)]
     return {k: dies for k, (dies, on) in enumerate(every) if on == number}
 
 
 def stage_grid(
-    wafer: Wafer, layout: Layout, then: Layout | None = None, number: int = 0
+    wafer: Wafer, layout: Layout, second_class: Layout | None = None, number: int = 0
 ) -> list[list[int]]:
     """Stage of each die, row by row; -1 where it is idle, -2 where it is dead.
 
-    `then` is the second class of stages, where there is one, and `number` that of the wafer among
-    those of a pipeline, which are alike where there is one class.
+    `second_class` is the layout of the second class of stages, where there is one, and `number` the
+    index of the wafer in a pipeline; with one class of stages all wafers are alike.
 
     Examples
     --------
@@ -44,17 +44,16 @@ def stage_grid(
     """
     columns, rows = wafer.grid
     grid = [[-1 if wafer.alive(x, y) else -2 for x in range(columns)] for y in range(rows)]
-    for stage, dies in _placed(wafer, layout, then, number).items():
+    for stage, dies in _placed(wafer, layout, second_class, number).items():
         for x, y in dies:
             grid[y][x] = stage
     return grid
 
 
-def die_map(wafer: Wafer, layout: Layout, then: Layout | None = None) -> str:
+def die_map(wafer: Wafer, layout: Layout, second_class: Layout | None = None) -> str:
     """Draw the wafer, one die a cell: its stage, `.` idle, `X` dead.
 
-    `then` is the second class of stages, where there is one; then every wafer of a pipeline is
-    drawn.
+    With a second class of stages, every wafer of a pipeline is drawn.
 
     Examples
     --------
@@ -75,8 +74,8 @@ def die_map(wafer: Wafer, layout: Layout, then: Layout | None = None) -> str:
             text = str(stage) if wide else _DIGITS[stage]
         return text.rjust(3) if wide else text
 
-    wafers = 1 if then is None else wafer.joined // layout.replicas
-    grids = [stage_grid(wafer, layout, then, number) for number in range(wafers)]
+    wafers = 1 if second_class is None else wafer.wafer_count // layout.replicas
+    grids = [stage_grid(wafer, layout, second_class, number) for number in range(wafers)]
     return "\n\n".join("\n".join(" ".join(map(cell, row)) for row in grid) for grid in grids)
 
 

@@ -76,9 +76,14 @@ class RuleCase:
 
     problem: Problem
     layout: Layout
-    op: MeshOperator
+    index: int
+    """Of the operator in the problem's list."""
     op_mapping: OperatorMapping
-    last: bool
+
+    @property
+    def op(self) -> MeshOperator:
+        """The operator."""
+        return self.problem.work.operators[self.index]
 
 
 @dataclass(frozen=True)
@@ -156,8 +161,7 @@ def _collective(c: RuleCase) -> str:
 
 
 def _outputs(c: RuleCase) -> str:
-    bits = c.problem._outputs(c.op, c.last)
-    accepted = [name for code, name in enumerate(OUTPUTS) if bits >> code & 1]
+    accepted = c.problem.accepted_outputs(c.index)
     for output in c.op_mapping.output:
         if output not in accepted:
             return f"output: {output!r} is not accepted; accepted: {', '.join(accepted)}"
@@ -184,7 +188,7 @@ RULES = (
 def layout_faults(problem: Problem, layout: Layout) -> list[str]:
     """Say what is wrong with a layout, one line each; none where it is legal."""
     wafer, batch = problem.wafer, problem.training.global_batch
-    wafers = max(1, wafer.joined // layout.replicas)
+    wafers = max(1, wafer.wafer_count // layout.replicas)
     sides = (layout.width, layout.height)
     place = place_fault(wafer, sides, layout.stages, wafers, problem.work.blocks)
     found = [place] if place else []
@@ -208,19 +212,23 @@ class Encoding:
 
     layout: Layout
     operator_mappings: tuple[OperatorMapping, ...]
-    then: Encoding | None = None
+    second_class: Encoding | None = None
 
     @property
     def classes(self) -> tuple[Encoding, ...]:
         """Each class of stages by itself: one, or two."""
-        if self.then is None:
+        if self.second_class is None:
             return (self,)
-        return (Encoding(self.layout, self.operator_mappings), self.then)
+        return (Encoding(self.layout, self.operator_mappings), self.second_class)
 
     def layouts_dict(self) -> dict[str, Any]:
         """Return the layout as plain data, with the second class of stages as `then`."""
         found = self.layout.to_dict()
-        return found if self.then is None else {**found, "then": self.then.layout.to_dict()}
+        return (
+            found
+            if self.second_class is None
+            else {**found, "second_class": self.second_class.layout.to_dict()}
+        )
 
     @property
     def dies(self) -> int:
@@ -242,16 +250,16 @@ class Encoding:
 
     def compiled(self, problem: Problem) -> Classes:
         """Compile two classes of stages; operators start at their first legal mapping."""
-        assert self.then is not None  # one class is compiled by the problem
-        return Classes(problem, (self.layout, self.then.layout))
+        assert self.second_class is not None  # one class is compiled by the problem
+        return Classes(problem, (self.layout, self.second_class.layout))
 
     # ---- legality ----
 
     def faults(self, problem: Problem) -> list[str]:
         """Say which rules it breaks, one line each; none where it is legal."""
-        if self.then is None:
+        if self.second_class is None:
             return self._faults(problem, layout_faults(problem, self.layout))
-        pair = (self.layout, self.then.layout)
+        pair = (self.layout, self.second_class.layout)
         if fault := classes_fault(problem, pair):
             return [fault]
         return [line for each in self.classes for line in each._faults(problem, [])]
@@ -270,14 +278,12 @@ class Encoding:
             found.append(f"operators: {what}; expected each once, as the model has them")
         if found:
             return found
-        for i, (op, op_mapping) in enumerate(
-            zip(problem.work.operators, self.operator_mappings, strict=True)
-        ):
-            case = RuleCase(problem, self.layout, op, op_mapping, i in problem.work.entering)
+        for i, op_mapping in enumerate(self.operator_mappings):
+            case = RuleCase(problem, self.layout, i, op_mapping)
             for rule in RULES:
                 fault = rule.broken(case)
                 if fault:
-                    found.append(f"{op.name}.{fault} (rule: {rule.name})")
+                    found.append(f"{op_mapping.operator}.{fault} (rule: {rule.name})")
                     break
         return found
 
@@ -360,7 +366,7 @@ class Encoding:
 
     def to_list(self) -> list[dict[str, Any]]:
         """Return plain data, one mapping per operator and class; `from_list` reads it back."""
-        if self.then is not None:
+        if self.second_class is not None:
             entries = [each.to_list() for each in self.classes]
             return [{**entry, "class": k} for k, some in enumerate(entries) for entry in some]
         return [

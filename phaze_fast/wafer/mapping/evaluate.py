@@ -6,7 +6,7 @@ What does not fit is a result with a reason, not an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,42 +30,46 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
+_WHOLE = ("time_s", "tail_s", "memory_bytes", "over_bytes", "stream_bytes", "stream_over_bytes")
+_SCORE = (*_WHOLE, "compute_s", "blocking_s", "hidden_s")  # of `_core.MAP_SCORE_DTYPE`
+_STAGE = ("load_s", "memory_bytes", "state_bytes", "activation_bytes")
+
 
 @dataclass(frozen=True)
 class StageUse:
-    """What one stage of the pipeline does and holds, per die."""
+    """Time and memory of one stage of the pipeline, per die."""
 
     load_s: float
     """Seconds of one micro-batch, forward and backward."""
     memory_bytes: float
     state_bytes: float
-    """Of weights, gradients and optimiser state."""
+    """Weights, gradients and optimiser state."""
     activation_bytes: float
-    """Kept for the backward pass, of all micro-batches in flight."""
+    """Activations kept for the backward pass, of all micro-batches in flight."""
     blocks: int
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One mapping, scored."""
+    """Step time and memory of one mapping."""
 
     encoding: Encoding
     time_s: float
-    """Of one training step; where it does not fit, what it would take if memory had no limit."""
+    """Seconds of one training step, as if memory had no limit."""
     memory_bytes: float
-    """Of the fullest die, in the wafer's local tier."""
+    """Bytes of the fullest die, in the wafer's local tier."""
     over_bytes: float
-    """By how much that exceeds the local tier; 0 where it fits."""
+    """Bytes by which that exceeds the local tier; 0 where it fits."""
     stream_bytes: float
-    """Off the wafer, a die's share."""
+    """Bytes in off-wafer memory, a die's share."""
     stream_over_bytes: float
     compute_s: float
-    """Work of one block and micro-batch, forward and backward, without recomputation; of two
-    classes of stages, in the one that has the slowest stage, as all of one block here."""
+    """Work of one block and micro-batch, forward and backward, without recomputation. This and the
+    next two are those of the class with the slowest stage, where there are two classes."""
     blocking_s: float
-    """Collectives that a block waits for."""
+    """Collectives of a block that work waits for."""
     hidden_s: float
-    """Collectives that run beside its work."""
+    """Collectives of a block that overlap with work."""
     tail_s: float
     """Gradient sums and optimiser step after the last micro-batch."""
     stages: tuple[StageUse, ...]
@@ -75,7 +79,7 @@ class Evaluation:
 
     @property
     def fits(self) -> bool:
-        """Whether every die has room in every tier."""
+        """Whether the mapping fits into every memory tier."""
         return self.over_bytes <= 0.0 and self.stream_over_bytes <= 0.0
 
     @property
@@ -122,23 +126,14 @@ class Evaluation:
                 "hidden_s": self.hidden_s,
             },
             "tail_s": self.tail_s,
-            "stages": [
-                {
-                    "load_s": s.load_s,
-                    "blocks": s.blocks,
-                    "memory_bytes": s.memory_bytes,
-                    "state_bytes": s.state_bytes,
-                    "activation_bytes": s.activation_bytes,
-                }
-                for s in self.stages
-            ],
+            "stages": [asdict(stage) for stage in self.stages],
             "layout": self.encoding.layouts_dict(),
             "encoding": self.encoding.to_list(),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Evaluation:
-        """Read what `to_dict` gives."""
+        """Read what `to_dict` returns."""
         return cls(
             encoding=Encoding.from_list(data["encoding"]),
             time_s=data["time_without_limit_s"],
@@ -169,25 +164,16 @@ class Evaluation:
 def evaluation_of(
     problem: Problem, layout: Layout, mapping: _core.Mapping, outputs: Array | None = None
 ) -> Evaluation:
-    """Describe what a compiled mapping holds; outputs are chosen exactly unless given."""
+    """Score a compiled mapping; outputs are chosen exactly unless given."""
     score = mapping.score(outputs)[0]
     stages, chosen = mapping.stages(outputs)
     encoding = Encoding.from_arrays(problem, layout, mapping.op_mappings(), chosen)
-    blocks = problem.blocks(layout)
     return Evaluation(
         encoding=encoding,
-        time_s=float(score["time_s"]),
-        memory_bytes=float(score["memory_bytes"]),
-        over_bytes=float(score["over_bytes"]),
-        stream_bytes=float(score["stream_bytes"]),
-        stream_over_bytes=float(score["stream_over_bytes"]),
-        compute_s=float(score["compute_s"]),
-        blocking_s=float(score["blocking_s"]),
-        hidden_s=float(score["hidden_s"]),
-        tail_s=float(score["tail_s"]),
+        **{name: float(score[name]) for name in _SCORE},
         stages=tuple(
-            StageUse(float(r[0]), float(r[1]), float(r[2]), float(r[3]), blocks[k])
-            for k, r in enumerate(stages)
+            StageUse(**{name: float(stage[name]) for name in _STAGE}, blocks=count)
+            for stage, count in zip(stages, problem.blocks(layout), strict=True)
         ),
         tier="dram" if problem.chip.hbm is not None else "sram",
         capacity_bytes=problem.capacity_bytes,
@@ -211,7 +197,8 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
     encoding
         The mapping; it must be legal.
     choose_outputs
-        Choose what is kept, computed again or moved off the wafer exactly, instead of as encoded.
+        Whether to choose exactly which outputs are kept, recomputed or moved off the wafer, instead
+        of as encoded.
 
     Raises
     ------
@@ -228,7 +215,7 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
     True
     """
     encoding.check(problem)
-    if encoding.then is not None:
+    if encoding.second_class is not None:
         return _evaluate_classes(problem, encoding, choose_outputs)
     mapping = problem.mapping(encoding.layout)
     op_mappings, outputs = encoding.arrays(problem)
@@ -239,24 +226,19 @@ def evaluate(problem: Problem, encoding: Encoding, choose_outputs: bool = False)
 def evaluation_of_classes(
     classes: Classes, outputs: tuple[Array | None, Array | None] = (None, None)
 ) -> Evaluation:
-    """Describe two compiled classes of stages; outputs are chosen exactly unless given."""
+    """Score two compiled classes of stages; outputs are chosen exactly unless given."""
     score = classes.score(outputs)
     parts = []
     for which, layout in enumerate(classes.layouts):
-        mapping = classes.beside(which, outputs[1 - which])
+        mapping = classes.given_other(which, outputs[1 - which])
         parts.append(evaluation_of(classes.problem, layout, mapping, outputs[which]))
     first, second = (part.encoding for part in parts)
     slowest = max(parts, key=lambda part: max(stage.load_s for stage in part.stages))
     return replace(
         slowest,
-        encoding=replace(first, then=second),
+        encoding=replace(first, second_class=second),
         stages=parts[0].stages + parts[1].stages,
-        time_s=score["time_s"],
-        tail_s=score["tail_s"],
-        memory_bytes=score["memory_bytes"],
-        over_bytes=score["over_bytes"],
-        stream_bytes=score["stream_bytes"],
-        stream_over_bytes=score["stream_over_bytes"],
+        **score,
     )
 
 

@@ -189,11 +189,11 @@ def stages_on(wafer: Wafer, layout: Layout) -> int:
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
-    >>> tiles = load_wafer("dojo-tile-like").replace(joined=4)
+    >>> tiles = load_wafer("dojo-tile-like").replace(wafer_count=4)
     >>> stages_on(tiles, Layout(5, 1, 8, 1, replicas=2))
     4
     """
-    return layout.stages * layout.replicas // wafer.joined
+    return layout.stages * layout.replicas // wafer.wafer_count
 
 
 _PADDING = 0.1  # of the batch, at most
@@ -236,10 +236,10 @@ def micro_batch_fault(global_batch: int, layout: Layout) -> str:
 
 def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
     """Say why there cannot be so many pipelines; empty where there can."""
-    if wafer.joined % replicas == 0 and global_batch % replicas == 0:
+    if wafer.wafer_count % replicas == 0 and global_batch % replicas == 0:
         return ""
     return (
-        f"replicas: {replicas} is not accepted; expected a divisor of {wafer.joined} wafers "
+        f"replicas: {replicas} is not accepted; expected a divisor of {wafer.wafer_count} wafers "
         f"and of the global batch of {global_batch}"
     )
 
@@ -249,12 +249,12 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
     replicas = layout.replicas
     if fault := replicas_fault(wafer, global_batch, replicas):
         return fault
-    if layout.stages * replicas % wafer.joined:
+    if layout.stages * replicas % wafer.wafer_count:
         return (
             f"stages: {layout.stages} is not accepted; expected a multiple of the "
-            f"{wafer.joined // replicas} wafers of a pipeline"
+            f"{wafer.wafer_count // replicas} wafers of a pipeline"
         )
-    sides, wafers = (layout.width, layout.height), wafer.joined // replicas
+    sides, wafers = (layout.width, layout.height), wafer.wafer_count // replicas
     if fault := place_fault(wafer, sides, layout.stages, wafers, blocks):
         return fault
     given = layout.blocks
@@ -472,8 +472,8 @@ def layouts(
         for width in range(1, longest + 1):
             if len(slots_of(width, height)) > _core.MAX_SLOTS:
                 continue
-            for replicas in range(1, wafer.joined + 1):
-                if wafer.joined % replicas == 0 and global_batch % replicas == 0:
+            for replicas in range(1, wafer.wafer_count + 1):
+                if wafer.wafer_count % replicas == 0 and global_batch % replicas == 0:
                     yield from _pipelines(
                         wafer, blocks, global_batch, (width, height), replicas, ends
                     )
@@ -488,7 +488,7 @@ def _pipelines(
     ends: tuple[float, float],
 ) -> Iterator[Layout]:
     """List the layouts of one rectangle in which so many pipelines share the batch."""
-    depth, share = wafer.joined // replicas, global_batch // replicas
+    depth, share = wafer.wafer_count // replicas, global_batch // replicas
     x, y = wafer.link_bytes_per_s
     places = room(wafer, *sides) if x > 0 and y > 0 else min(room(wafer, *sides), 1)
     most = min(places * depth, blocks, _core.MAX_MAP_STAGES)

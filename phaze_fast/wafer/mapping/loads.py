@@ -183,7 +183,7 @@ def step_loads(problem: Problem, encoding: Encoding) -> Array:
     """
     wafer, layout = problem.wafer, encoding.layout
     columns, rows = wafer.grid
-    if encoding.then is not None:
+    if encoding.second_class is not None:
         if wafer.switch is not None:
             return _switch_class_loads(problem, encoding)
         return _class_loads(problem, encoding)

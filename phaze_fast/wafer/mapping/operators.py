@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import TransformerModel
 from phaze_fast.opgraph.block import block_builder
@@ -23,152 +24,37 @@ __all__ = [
     "Edge",
     "MeshOperator",
     "Workload",
-    "mesh_block",
     "passes",
     "plain_name",
-    "refuse_unlike_blocks",
-    "routed",
     "workload",
 ]
 
-WEIGHTS = ("replicated", "zero1", "zero2", "zero3", "stream", "offload")
+PARTS = ("before", "block", "behind")
+"""Where an operator stands: before the blocks, in each of them, or behind them."""
+
+ROLES: tuple[str, ...] = _core.ROLES
+"""What a slot of the mesh can do for an operator, in the order of `_core.OP_MAPPING_DTYPE`."""
+
+WEIGHTS: tuple[str, ...] = _core.WEIGHT_MODES
 """How weights, gradients and optimiser state are kept, in the order of their codes."""
 
-OUTPUTS = ("stash", "recompute", "offload")
+OUTPUTS: tuple[str, ...] = _core.OUTPUTS
 """What becomes of an operator's output until the backward pass, in the order of their codes."""
 
-EDGE_KINDS = ("inside", "entry", "wrap", "exit")
+EDGE_KINDS: tuple[str, ...] = _core.EDGE_KINDS
+"""Kinds of edges between operators, in the order of their codes; see `Edge`."""
+
+OVERLAPS = ("", "input", "output")
+"""The tensor whose collective may overlap with a product, in the order of their codes."""
 
 PIECES = 4
-"""That a collective of activations is cut into where it runs beside work."""
+"""Pieces of a collective of activations that overlaps with a product."""
 
 ROW_WISE = ("proj", "down", "expert-down", "shared-down")
 """Products whose inner dimension Megatron-LM splits: partial sums leave them."""
 
-BESIDE = ("", "takes", "makes")
-"""What a product may work beside, in pieces: nothing, the tensor it takes, the one it makes."""
-
-
-def routed(builder: LayerBuilder) -> LayerBuilder:
-    """Write the ends of a block's experts as a mesh sees them.
-
-    Tokens are copied for their experts by an operator of its own, `dispatch`, whose output is what
-    travels; what comes back is weighed as it arrives, so that `combine` is left out.
-    """
-    names = [spec.name for spec in builder.specs]
-    if "dispatch" not in names:
-        return builder
-    sent, gone = names.index("dispatch"), names.index("combine")
-    weigh = builder.specs[names.index("weigh")]
-    made = LayerBuilder(builder.name)
-    for at, spec in enumerate(builder.specs):
-        if at == gone:
-            continue
-        inputs = tuple(builder.specs[gone].inputs[0] if i == gone else i for i in spec.inputs)
-        inputs = tuple(i - (i > gone) for i in inputs)
-        if at == sent:
-            size = weigh.write_bytes
-            made.specs.append(
-                OperatorSpec(
-                    "dispatch",
-                    "dropout",
-                    "VC",
-                    inputs[:1],
-                    m=weigh.m,
-                    n=weigh.n,
-                    read_bytes=size,
-                    write_bytes=size,
-                )
-            )
-        else:
-            made.specs.append(replace(spec, inputs=inputs))
-    made.kept = [
-        replace(t, producer="dispatch") if t.name == "dispatched" else t for t in builder.kept
-    ]
-    return made
-
-
 ENCODER = "encoder-"
-"""What names of an encoder's operators begin with, where a decoder stands beside it."""
-
-
-def plain_name(name: str) -> str:
-    """Name an operator of an encoder or of cross-attention as a decoder's own.
-
-    Examples
-    --------
-    >>> [plain_name(name) for name in ("encoder-q", "cross-proj", "down", "cross-entropy")]
-    ['q', 'proj', 'down', 'cross-entropy']
-    """
-    return name if name == "cross-entropy" else name.removeprefix(ENCODER).removeprefix("cross-")
-
-
-def refuse_unlike_blocks(model: TransformerModel) -> None:
-    """Raise where blocks are of several kinds, or of one that a mesh does not split yet.
-
-    Raises
-    ------
-    InvalidInputError
-        Naming what is accepted.
-    """
-    unusual = (
-        model.window is not None
-        or model.latent is not None
-        or model.parallel != "no"
-        or model.norm_position not in ("pre", "post")
-        or model.qk_norm != "no"
-    )
-    mixed = model.moe is not None and (model.moe.dense_layers or model.encoder_layers)
-    if mixed or unusual or model.patches is not None:
-        raise InvalidInputError(
-            f"model: {model.name} is not accepted; expected one kind of block without image "
-            "patches, windows, latent attention, parallel blocks or further norms (a BERT, GPT, "
-            "OPT, Llama, Mixtral or T5)"
-        )
-    if model.encoder_layers not in (0, model.layers):
-        raise InvalidInputError(
-            f"model: {model.name} with {model.encoder_layers} encoder blocks is not accepted; "
-            f"expected as many as decoder blocks, {model.layers}"
-        )
-
-
-def mesh_block(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
-    """Write a block as a mesh sees it: with experts' ends, or an encoder's beside a decoder's."""
-    if not model.encoder_layers:
-        return routed(block_builder(model, strategy, "moe-block" if model.moe else "block"))
-    kinds = ("encoder-block", "decoder-block")
-    return _paired(*(block_builder(model, strategy, kind) for kind in kinds))
-
-
-def _paired(encoder: LayerBuilder, decoder: LayerBuilder) -> LayerBuilder:
-    """Write an encoder's block and a decoder's as one.
-
-    All encoder blocks run before all decoder blocks; where one stage has both, the order makes no
-    difference to its time or memory. The decoder's cross-attention takes what the encoder's block
-    leaves, in place of what the last of them leaves: the same tensor's shape. That tensor is kept
-    once, as the input of the encoder's next block, and not again for the decoder.
-    """
-    made = LayerBuilder(decoder.name)
-    count = len(encoder.specs)
-    last = ENCODER + encoder.specs[-1].name
-    made.specs = [replace(spec, name=ENCODER + spec.name) for spec in encoder.specs]
-    for spec in decoder.specs:
-        outside = count - 1 if spec.name in ("cross-k", "cross-v") else -1
-        inputs = tuple(i + count if i >= 0 else outside for i in spec.inputs)
-        made.specs.append(replace(spec, inputs=inputs))
-    for tensor in encoder.kept:
-        entered = tensor.producer == "input"
-        producer = last if entered else ENCODER + tensor.producer
-        made.kept.append(replace(tensor, name=ENCODER + tensor.name, producer=producer))
-    made.kept += [tensor for tensor in decoder.kept if tensor.name != "memory"]
-    return made
-
-
-ROLES = ("batch", "rows", "columns", "inner", "copies")
-"""What a slot of the mesh can do for an operator, in the order of `_core.OP_MAPPING_DTYPE`."""
-
-PARTS = ("before", "block", "behind")
-"""Where an operator stands: before the blocks, in each of them, or behind them."""
+"""Prefix of the names of an encoder's operators in an encoder-decoder."""
 
 _NEEDS_INPUT = ("gemm", "attention", "batched-gemm", "activation", "norm", "multiply", "softmax")
 _ROLES_OF = {
@@ -182,6 +68,17 @@ _ROLES_OF = {
 _ANY_VECTOR = ("batch", "rows", "columns", "copies")
 
 Array = np.ndarray[Any, Any]
+
+
+def plain_name(name: str) -> str:
+    """Remove the prefix of an encoder's or cross-attention's operator.
+
+    Examples
+    --------
+    >>> [plain_name(name) for name in ("encoder-q", "cross-proj", "down", "cross-entropy")]
+    ['q', 'proj', 'down', 'cross-entropy']
+    """
+    return name if name == "cross-entropy" else name.removeprefix(ENCODER).removeprefix("cross-")
 
 
 @dataclass(frozen=True)
@@ -201,12 +98,12 @@ class MeshOperator:
     inner_units: int
     """Units its inner dimension can be split into; 0 where it has none."""
     kept_bytes: float
-    """That the backward pass needs of its output, for one sequence."""
+    """Bytes of its output that the backward pass needs, for one sequence."""
     output_kept: bool
-    """Whether that is its output, not only a mask or statistics."""
+    """Whether those are the output itself, not only a mask or statistics."""
     parameters: int
     stat_bytes: float
-    """Summed over split columns, forward and backward, for one sequence."""
+    """Statistics summed over split columns, forward and backward, for one sequence."""
     gather_bytes: float
     """Keys and values that split rows must gather, for one sequence."""
     expert: bool = False
@@ -223,11 +120,11 @@ class MeshOperator:
         return self.spec.kind == "gemm"
 
     @property
-    def beside(self) -> str:
-        """What may be communicated in pieces beside its work: one of `BESIDE`."""
+    def overlaps(self) -> str:
+        """The tensor whose collective may overlap with it, in pieces: one of `OVERLAPS`."""
         if not self.product:
             return ""
-        return "makes" if plain_name(self.name) in ROW_WISE else "takes"
+        return "output" if plain_name(self.name) in ROW_WISE else "input"
 
     @property
     def per_head(self) -> bool:
@@ -240,7 +137,7 @@ class MeshOperator:
         return sizes.get(role, self.inner_units)
 
     def shapes(self, local: Array) -> Array:
-        """Reduce rows of local (sequences, rows, units, inner) to what tells parts apart."""
+        """Reduce rows of local (sequences, rows, units, inner) to sizes that decide the cost."""
         sequences, rows, units, inner = local.T
         if self.expert:
             return np.stack([sequences, rows, units, inner], axis=1)
@@ -253,7 +150,7 @@ class MeshOperator:
         return np.stack([sequences * rows, units, inner], axis=1)
 
     def parts(self, shapes: Array) -> OperatorSpec:
-        """Write rows of `shapes` as operators of their own: one spec whose sizes are arrays."""
+        """Return the operator that each row of `shapes` is: one spec whose sizes are arrays."""
         sizes: Any = shapes.astype(np.float64).T
         spec = self.spec
         if self.expert:
@@ -287,7 +184,7 @@ class MeshOperator:
     def _experts(
         self, spec: OperatorSpec, sequences: Any, experts: Any, units: Any, inner: Any
     ) -> OperatorSpec:
-        """Write parts of experts' products, or of an operator on their tokens."""
+        """Return parts of experts' products, or of an operator on their tokens."""
         tokens = sequences * (spec.m if self.product else spec.m // self.seq_rows)
         n = units * (spec.n // self.units)
         if self.product:
@@ -334,7 +231,7 @@ class Edge:
     """inside, entry (into the first block), wrap (to the next block), exit (to what is behind)."""
     bytes: float
     again: bool
-    """Whether the backward pass needs it once more as its consumer takes it."""
+    """Whether the backward pass needs it once more in its consumer's split."""
 
 
 @dataclass(frozen=True)
@@ -354,7 +251,7 @@ class Workload:
 
     @property
     def encodes(self) -> bool:
-        """Whether a block is an encoder's and a decoder's: then one stage has all of them."""
+        """Whether a block joins an encoder's and a decoder's: then one stage has all blocks."""
         return bool(self.model.encoder_layers)
 
     @cached_property
@@ -364,7 +261,7 @@ class Workload:
 
     @property
     def ends(self) -> tuple[float, float]:
-        """FLOPs of what stands before and behind the blocks, in those of a block."""
+        """FLOPs of the operators before and behind the blocks, relative to one block."""
         flops = dict.fromkeys(PARTS, 0.0)
         for op in self.operators:
             flops[op.part] += op.spec.flops
@@ -373,16 +270,16 @@ class Workload:
 
     @property
     def parameters(self) -> int:
-        """Parameters of all operators, the blocks' counted as often as they stand there."""
+        """Parameters of the whole model."""
         return sum(
             op.parameters * (self.blocks if op.part == "block" else 1) for op in self.operators
         )
 
 
 def passes(spec: OperatorSpec) -> list[OperatorSpec]:
-    """Write an operator by itself, and after it its gradients."""
-    alone = replace(spec, name="", inputs=(-1,) * len(spec.inputs))
-    return [alone, *(gradient for gradient in gradients([alone]) if not gradient.virtual)]
+    """Return an operator without inputs, followed by its gradients."""
+    isolated = replace(spec, name="", inputs=(-1,) * len(spec.inputs))
+    return [isolated, *(gradient for gradient in gradients([isolated]) if not gradient.virtual)]
 
 
 def _on_scores(spec: OperatorSpec) -> bool:
@@ -415,12 +312,12 @@ def _parameters(model: TransformerModel, spec: OperatorSpec) -> int:
 def _operators(
     model: TransformerModel, part: str, builder: LayerBuilder, input_bytes: float
 ) -> list[MeshOperator]:
-    """Operators of one part; `input_bytes` is kept by what makes the part's input."""
+    """Operators of one part; a block's last operator also keeps `input_bytes` of the next one."""
     kept: dict[str, float] = {}
     for tensor in builder.kept:
         kept[tensor.producer] = kept.get(tensor.producer, 0.0) + tensor.bytes
     whole = {t.producer for t in builder.kept if not (t.statistic or t.name.endswith("-mask"))}
-    found = []
+    operators = []
     for position, spec in enumerate(builder.specs):
         units, inner = _units(model, spec)
         rows = spec.m // model.heads if _on_scores(spec) else spec.m
@@ -438,7 +335,7 @@ def _operators(
             own, output_kept = own + input_bytes, True
         if part == "behind" and position == 0:
             own += kept.get("input", 0.0)
-        found.append(
+        operators.append(
             MeshOperator(
                 name=spec.name,
                 part=part,
@@ -454,11 +351,117 @@ def _operators(
                 expert=expert,
             )
         )
-    return found
+    return operators
+
+
+# ---- blocks as a mesh sees them ----
+
+
+def _routed(builder: LayerBuilder) -> LayerBuilder:
+    """Rewrite the dispatch and combine of a block's experts.
+
+    An operator of its own, `dispatch`, copies tokens for their experts: its output is what the
+    all-to-all sends. What comes back is weighted on arrival, so that `combine` is dropped.
+    """
+    names = [spec.name for spec in builder.specs]
+    if "dispatch" not in names:
+        return builder
+    sent, gone = names.index("dispatch"), names.index("combine")
+    weigh = builder.specs[names.index("weigh")]
+    rewritten = LayerBuilder(builder.name)
+    for at, spec in enumerate(builder.specs):
+        if at == gone:
+            continue
+        inputs = tuple(builder.specs[gone].inputs[0] if i == gone else i for i in spec.inputs)
+        inputs = tuple(i - (i > gone) for i in inputs)
+        if at == sent:
+            size = weigh.write_bytes
+            rewritten.specs.append(
+                OperatorSpec(
+                    "dispatch",
+                    "dropout",
+                    "VC",
+                    inputs[:1],
+                    m=weigh.m,
+                    n=weigh.n,
+                    read_bytes=size,
+                    write_bytes=size,
+                )
+            )
+        else:
+            rewritten.specs.append(replace(spec, inputs=inputs))
+    rewritten.kept = [
+        replace(t, producer="dispatch") if t.name == "dispatched" else t for t in builder.kept
+    ]
+    return rewritten
+
+
+def _check_blocks(model: TransformerModel) -> None:
+    """Raise where blocks are of several kinds, or of one that a mesh cannot split.
+
+    Raises
+    ------
+    InvalidInputError
+        Naming what is accepted.
+    """
+    unusual = (
+        model.window is not None
+        or model.latent is not None
+        or model.parallel != "no"
+        or model.norm_position not in ("pre", "post")
+        or model.qk_norm != "no"
+    )
+    mixed = model.moe is not None and (model.moe.dense_layers or model.encoder_layers)
+    if mixed or unusual or model.patches is not None:
+        raise InvalidInputError(
+            f"model: {model.name} is not accepted; expected one kind of block without image "
+            "patches, windows, latent attention, parallel blocks or further norms (a BERT, GPT, "
+            "OPT, Llama, Mixtral or T5)"
+        )
+    if model.encoder_layers not in (0, model.layers):
+        raise InvalidInputError(
+            f"model: {model.name} with {model.encoder_layers} encoder blocks is not accepted; "
+            f"expected as many as decoder blocks, {model.layers}"
+        )
+
+
+def _mesh_block(model: TransformerModel, strategy: Strategy) -> LayerBuilder:
+    """Build a block: dense, with experts, or an encoder's and a decoder's together."""
+    if not model.encoder_layers:
+        return _routed(block_builder(model, strategy, "moe-block" if model.moe else "block"))
+    kinds = ("encoder-block", "decoder-block")
+    return _paired(*(block_builder(model, strategy, kind) for kind in kinds))
+
+
+def _paired(encoder: LayerBuilder, decoder: LayerBuilder) -> LayerBuilder:
+    """Join an encoder's block and a decoder's into one.
+
+    All encoder blocks run before all decoder blocks; where one stage has both, the order makes no
+    difference to its time or memory. The decoder's cross-attention takes the output of the encoder
+    block of the same depth in place of the last one's: the shapes agree. That tensor is kept once,
+    as the input of the encoder's next block, and not again for the decoder.
+    """
+    made = LayerBuilder(decoder.name)
+    count = len(encoder.specs)
+    last = ENCODER + encoder.specs[-1].name
+    made.specs = [replace(spec, name=ENCODER + spec.name) for spec in encoder.specs]
+    for spec in decoder.specs:
+        outside = count - 1 if spec.name in ("cross-k", "cross-v") else -1
+        inputs = tuple(i + count if i >= 0 else outside for i in spec.inputs)
+        made.specs.append(replace(spec, inputs=inputs))
+    for tensor in encoder.kept:
+        entered = tensor.producer == "input"
+        producer = last if entered else ENCODER + tensor.producer
+        made.kept.append(replace(tensor, name=ENCODER + tensor.name, producer=producer))
+    made.kept += [tensor for tensor in decoder.kept if tensor.name != "memory"]
+    return made
+
+
+# ---- the workload ----
 
 
 def workload(model: TransformerModel, seq: int | None = None) -> Workload:
-    """Take a model apart into operators that a mesh can split.
+    """List the operators of a model with the limits of their splits, and the edges between them.
 
     Parameters
     ----------
@@ -479,11 +482,11 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
     >>> [work.operators[i].name for i in work.chain][:4]
     ['attention-norm', 'qkv', 'attention', 'proj']
     """
-    refuse_unlike_blocks(model)
+    _check_blocks(model)
     strategy = Strategy(seq=seq)
     builders = (
         embedding_builder(model, strategy),
-        mesh_block(model, strategy),
+        _mesh_block(model, strategy),
         head_builder(model, strategy),
     )
     into_block = sum(t.bytes for t in builders[1].kept if t.producer == "input")
@@ -527,7 +530,7 @@ def workload(model: TransformerModel, seq: int | None = None) -> Workload:
 def _chain(specs: list[OperatorSpec], start: int) -> tuple[int, ...]:
     """Follow first inputs from the last operator back to a block's input."""
     path = [len(specs) - 1]
-    while (came := specs[path[-1]].inputs)[0] >= 0:
-        # Of cross-attention its keys, which lead back through the encoder's block.
-        path.append(came[specs[path[-1]].name == "cross-attention"])
+    while (inputs := specs[path[-1]].inputs)[0] >= 0:
+        # Cross-attention: its keys, which lead back through the encoder's block.
+        path.append(inputs[specs[path[-1]].name == "cross-attention"])
     return tuple(start + at for at in reversed(path))

@@ -181,30 +181,27 @@ def encode(
 
 def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
     """Codes of what becomes of each operator's output, by mode or by names of operators."""
-    found = np.zeros(len(problem.work.operators), dtype=np.uint8)
+    codes = np.zeros(len(problem.work.operators), dtype=np.uint8)
     if recompute == "none":
-        return found
+        return codes
     if isinstance(recompute, str) and recompute not in (*RECOMPUTE, *OFFLOADED):
         raise InvalidInputError(
             f"recompute: {recompute!r} is not accepted; "
             f"{nearest(recompute, (*RECOMPUTE, *OFFLOADED))}"
         )
-    away = OUTPUTS.index("offload")
     for i, op in enumerate(problem.work.operators):
-        enters = i in problem.work.entering
-        leaves = op.part == "block" and problem._outputs(op, enters) >> away & 1
-        if leaves and (recompute == "offload" or (recompute == "full-offload" and enters)):
-            found[i] = away
-            continue
-        if recompute in ("full", "full-offload"):
-            chosen = op.part == "block"
+        accepted = problem.accepted_outputs(i)
+        if recompute == "offload" or (recompute == "full-offload" and i in problem.work.entering):
+            chosen = "offload"
+        elif recompute in ("full", "full-offload"):
+            chosen = "recompute" if op.part == "block" else "stash"
         elif recompute == "selective":
-            chosen = op.part == "block" and plain_name(op.name) in SELECTIVE
+            selected = op.part == "block" and plain_name(op.name) in SELECTIVE
+            chosen = "recompute" if selected else "stash"
         else:
-            chosen = op.name in recompute
-        if chosen and problem._outputs(op, enters) >> OUTPUTS.index("recompute") & 1:
-            found[i] = OUTPUTS.index("recompute")
-    return found
+            chosen = "recompute" if op.name in recompute else "stash"
+        codes[i] = OUTPUTS.index(chosen if chosen in accepted else "stash")
+    return codes
 
 
 def megatron(

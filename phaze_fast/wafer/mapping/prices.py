@@ -20,6 +20,7 @@ from phaze_fast.wafer.mapping.operators import MeshOperator
 
 __all__ = [
     "LeastWork",
+    "PriceTable",
     "Times",
     "alike",
     "combination",
@@ -40,6 +41,30 @@ def priced_times(chip: str, model: str, seq: int) -> Times:
     """Give what is priced already on one die, to be added to."""
     del chip, model, seq  # the key
     return {}
+
+
+class PriceTable(NamedTuple):
+    """Prices of operators on one die: a row per operator, a column per split of `combinations`."""
+
+    forward_s: Array
+    backward_s: Array
+    stash_bytes: Array
+    """Kept of the output for the backward pass."""
+    live_bytes: Array
+    """Inputs and outputs while the operator runs, without weights."""
+    parameters: Array
+    """Of the weights that a die works with."""
+    weight_grad_s: Array
+    """The part of `backward_s` spent on weight gradients."""
+
+    @classmethod
+    def zeros(cls, operators: int, splits: int) -> PriceTable:
+        """Return a table of zeros."""
+        return cls(*(np.zeros((operators, splits)) for _ in cls._fields))
+
+    def columns(self) -> dict[str, Array]:
+        """Return each table by name, flat, as the compiled kernel takes it."""
+        return {name: table.reshape(-1) for name, table in self._asdict().items()}
 
 
 class LeastWork(NamedTuple):

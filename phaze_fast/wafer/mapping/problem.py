@@ -1,4 +1,4 @@
-"""The compiled evaluation of a model's mappings on a wafer in one layout."""
+"""A model to be trained on a wafer, priced and compiled for one layout at a time."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from phaze_fast.wafer.mapping.layout import (
     layout_fault,
     layouts,
     links_of,
-    placed_boundaries,
     refuse_micro_batch,
     slots_of,
     stages_on,
 )
 from phaze_fast.wafer.mapping.operators import (
-    BESIDE,
     EDGE_KINDS,
+    OUTPUTS,
+    OVERLAPS,
     PARTS,
     PIECES,
     ROLES,
     WEIGHTS,
-    MeshOperator,
     Workload,
     passes,
     workload,
 )
 from phaze_fast.wafer.mapping.prices import (
     LeastWork,
+    PriceTable,
     Times,
     alike,
     combination,
@@ -51,15 +51,11 @@ from phaze_fast.wafer.mapping.prices import (
     operator_costs,
     priced_times,
 )
-from phaze_fast.wafer.mapping.streams import foreign_stages_s, stream_link_s, stream_shares
+from phaze_fast.wafer.mapping.streams import layout_cross_stage_s, stream_link_s, stream_shares
 
-__all__ = [
-    "Problem",
-    "WaferTraining",
-    "class_boundaries",
-    "compiled_mapping",
-    "replica_sums_s",
-]
+__all__ = ["Problem", "WaferTraining"]
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -92,112 +88,8 @@ class WaferTraining:
         optimizer(self.optimizer)
 
 
-Dies = tuple[tuple[int, int], ...]
-
-
-def replica_sums_s(problem: Problem, replicas: int, blocks: Sequence[int]) -> float:
-    """Seconds in which replicas sum their gradients, in a ring over the wafers' I/O.
-
-    Each wafer has summed those of its own dies before; the one with most parameters counts.
-    `blocks` are those of each wafer of a pipeline.
-    """
-    wafer, work = problem.wafer, problem.work
-    if wafer.io is None:
-        return 0.0
-    each = {part: sum(op.parameters for op in work.operators if op.part == part) for part in PARTS}
-    held = [each["block"] * count for count in blocks]
-    held[0] += each["before"]
-    held[-1] += each["behind"]
-    share_s = max(held) * problem.gradient_bytes / replicas / wafer.io.bandwidth_bytes_per_s
-    return 2.0 * (replicas - 1) * (share_s + wafer.io.latency_s)
-
-
-def class_boundaries(
-    wafer: Wafer, placed: tuple[Dies, ...], numbers: Sequence[int], border: int
-) -> list[tuple[float, float]]:
-    """Seconds per byte, and seconds besides, that stages of two classes take to pass tensors on.
-
-    Parameters
-    ----------
-    wafer
-        One of those of a pipeline.
-    placed
-        Dies of each stage.
-    numbers
-        Of the wafer that each stage stands on; the ends of a wafer send over its I/O.
-    border
-        The last stage of the first class.
-    """
-    found: list[tuple[float, float]] = []
-    for number in dict.fromkeys(numbers):
-        first = numbers.index(number)
-        here = placed[first : first + list(numbers).count(number)]
-        found += placed_boundaries(wafer, here, border - first)
-    for k in range(len(placed) - 1):
-        if numbers[k] != numbers[k + 1]:
-            assert wafer.io is not None  # a rule of joined wafers
-            for end in (k, k + 1):
-                rate_s, fixed_s = found[end]
-                rate_s += 1.0 / wafer.io.bandwidth_bytes_per_s
-                found[end] = (rate_s, fixed_s + wafer.io.latency_s)
-    return found
-
-
-Array = np.ndarray[Any, Any]
-
-
-def compiled_mapping(
-    problem: Problem,
-    layout: Layout,
-    rules: Array,
-    boundary_s: Array,
-    foreign_s: Array | None = None,
-) -> _core.Mapping:
-    """Compile the evaluator of a layout; each operator starts at its first legal mapping.
-
-    Parameters
-    ----------
-    problem, layout
-        What is mapped, and onto which dies.
-    rules
-        One record of `MAP_RULES_DTYPE`.
-    boundary_s
-        Seconds per byte that each stage takes to pass tensors on, both ways.
-    foreign_s
-        What `foreign_link_s` gives; None where no stage streams past another.
-
-    Raises
-    ------
-    InvalidInputError
-        Where some operator cannot be split over that many dies at all.
-    """
-    divisors, column, _ = combinations(layout.dies)
-    runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
-    mapping = _core.Mapping(
-        np.array(runs, dtype=_core.MESH_RUN_DTYPE),
-        *problem._graph(layout.micro_batch),
-        rules,
-        divisors,
-        column,
-        tuple(t.reshape(-1) for t in problem._table(layout.dies, layout.micro_batch)),
-        np.array(problem.blocks(layout), dtype=np.int32),
-        boundary_s,
-        np.array(problem.work.chain, dtype=np.int32),
-        None if foreign_s is None else np.ascontiguousarray(foreign_s).reshape(-1),
-    )
-    first = [mapping.choices(i)[:1] for i in range(len(problem.work.operators))]
-    for op, choice in zip(problem.work.operators, first, strict=True):
-        if not len(choice):
-            raise InvalidInputError(
-                f"layout: {layout.width} x {layout.height} dies are not accepted with a "
-                f"micro-batch of {layout.micro_batch}; {op.name} cannot be split over them"
-            )
-    mapping.assign(np.array([choice[0] for choice in first], dtype=_core.OP_MAPPING_DTYPE))
-    return mapping
-
-
 class Problem:
-    """A model to be trained on one wafer; compiles an evaluator per layout.
+    """A model to be trained on a wafer; compiles an evaluator per layout.
 
     Parameters
     ----------
@@ -208,15 +100,16 @@ class Problem:
     training
         Batch, sequence length and optimiser.
     recompute
-        Whether outputs may be computed again in the backward pass.
+        Whether the backward pass may recompute outputs.
     volume
-        Price collectives at the bytes a die sends, and everything else at nothing.
+        Whether the objective is communication volume: a collective costs the bytes a die sends,
+        everything else costs nothing.
     linear
-        Dies are numbered row by row and given out in that order, tensor splits innermost.
+        Whether dies are numbered row by row and assigned in that order, tensor splits innermost.
     capacity_bytes
-        Of each die's local tier that a mapping may use; by default all of it.
+        Bytes of each die's local memory that a mapping may use; by default all of it.
     overlap
-        Whether collectives of activations may run in pieces beside the product they feed or follow.
+        Whether collectives of activations may overlap, in pieces, with the product before or after.
     work
         Operators to map; by default those of the model.
 
@@ -267,8 +160,8 @@ class Problem:
         self._alike = alike(self.work.operators)
         key = (self.chip.digest() + self.network_chip.digest(), loaded.digest(), self.work.seq)
         self._times: Times = priced_times(*key) if work is None else {}
-        self._tables: dict[tuple[int, int], tuple[Array, ...]] = {}
-        self._compiled: dict[int, tuple[Array, Array]] = {}
+        self._tables: dict[tuple[int, int], PriceTable] = {}
+        self._graphs: dict[int, tuple[Array, Array]] = {}
         self._least: dict[tuple[int, int], LeastWork] = {}
 
     def variant(
@@ -310,41 +203,51 @@ class Problem:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """Ways to keep weights that the wafer accepts."""
+        """Weight modes that the wafer accepts, some of `WEIGHTS`."""
         return WEIGHTS if self.stream is not None else WEIGHTS[:4]
+
+    def accepted_outputs(self, op: int) -> tuple[str, ...]:
+        """Names of `OUTPUTS` that an operator accepts.
+
+        Operators outside the blocks, and those whose output enters the next block, never recompute.
+        """
+        spec = self.work.operators[op]
+        if spec.part != "block" or not spec.kept_bytes:
+            return ("stash",)
+        recompute = self.recompute and op not in self.work.entering
+        allowed = {"stash": True, "recompute": recompute, "offload": self.stream is not None}
+        return tuple(name for name in OUTPUTS if allowed[name])
 
     @property
     def weight_bytes(self) -> float:
-        """Of one parameter as the passes read it."""
+        """Bytes of one parameter as the passes read it."""
         return float(optimizer(self.training.optimizer).weight_bytes)
 
     @property
     def gradient_bytes(self) -> float:
-        """Of one parameter's gradient."""
+        """Bytes of one parameter's gradient."""
         return float(optimizer(self.training.optimizer).gradient_bytes)
 
-    def parameters(
-        self, op: int, layout_dies: int, micro_batch: int, parts: dict[str, int]
-    ) -> float:
-        """Parameters of one operator that a die works with."""
-        column = combination(layout_dies, tuple(parts[role] for role in ROLES[:4]))
-        return float(self._table(layout_dies, micro_batch)[4][op, column])
+    def parameters(self, op: int, dies: int, micro_batch: int, parts: dict[str, int]) -> float:
+        """Parameters of one operator that a die works with, split into `parts` over `dies`."""
+        column = combination(dies, tuple(parts[role] for role in ROLES[:4]))
+        return float(self.price_table(dies, micro_batch).parameters[op, column])
 
     # ---- prices of local operators ----
 
     def _price(self, wanted: dict[int, list[tuple[int, ...]]]) -> None:
-        """Price shapes of operators: forward, and all their gradients together."""
+        """Price local shapes of operators: the forward pass, and all gradients together."""
         specs: list[tuple[OperatorSpec, int]] = []
-        made: list[tuple[int, list[bool], Array]] = []
+        priced: list[tuple[int, list[bool], Array]] = []
         for i, shapes in wanted.items():
             spec: Any = self.work.operators[i].parts(np.array(shapes))
             every = passes(spec)
             specs += [(each, len(shapes)) for each in every]
             weights = 2.0 * spec.k * spec.n * spec.b if spec.kind == "gemm" else 0.0
             of_weights = [each.kind == "gemm-weight-gradient" for each in every]
-            made.append((i, of_weights, spec.read_bytes + spec.write_bytes - weights))
+            priced.append((i, of_weights, spec.read_bytes + spec.write_bytes - weights))
         seconds = operator_costs(self.chip, self.network_chip, specs)[0]
-        for i, of_weights, live in made:
+        for i, of_weights, live in priced:
             mine, seconds = np.split(seconds, [len(of_weights) * len(live)])
             forward, *backward = runs = mine.reshape(len(of_weights), -1)
             own = sum((s for s, w in zip(runs, of_weights, strict=True) if w), np.zeros(len(live)))
@@ -353,139 +256,145 @@ class Problem:
 
     @cached_property
     def network_chip(self) -> Accelerator:
-        """One die as products see it: its shared buffer is as fast as the die's network."""
+        """One die as products see it: the buffer's bandwidth is that of the die's network."""
         return network_chip(self.wafer)
 
-    def _table(self, dies: int, micro_batch: int) -> tuple[Array, ...]:
-        """Work, kept, live bytes and parameters of each operator under each split."""
+    def price_table(self, dies: int, micro_batch: int) -> PriceTable:
+        """Work, kept and live bytes and parameters of each operator under each split over dies."""
         key = (dies, micro_batch)
-        if key in self._tables:
-            return self._tables[key]
+        if key not in self._tables:
+            splits = self._splits(dies, micro_batch)
+            self._tables[key] = self._filled_table(key, splits)
+        return self._tables[key]
+
+    def _splits(
+        self, dies: int, micro_batch: int
+    ) -> dict[int, tuple[Array, Array, list[tuple[int, ...]]]]:
+        """List accepted columns of the table, local sizes and shapes by operator; price them."""
         parts = combinations(dies)[2]
-        tables = tuple(np.zeros((len(self.work.operators), len(parts))) for _ in range(6))
         splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]] = {}
-        wanted: dict[int, list[tuple[int, ...]]] = {}
+        unpriced: dict[int, list[tuple[int, ...]]] = {}
         for i in set(self._alike):
             op, known = self.work.operators[i], self._times.get(i, {})
             sizes = np.array([op.limit(role, micro_batch) for role in ROLES[:4]])
             allowed = np.array([role in op.roles for role in ROLES[:4]])
-            good = np.flatnonzero(((parts == 1) | (allowed & (parts <= sizes))).all(axis=1))
-            local = -(-np.maximum(sizes, 1) // parts[good])
+            accepted = np.flatnonzero(((parts == 1) | (allowed & (parts <= sizes))).all(axis=1))
+            local = -(-np.maximum(sizes, 1) // parts[accepted])
             shapes = list(map(tuple, op.shapes(local).tolist()))
-            splits[i] = (good, local, shapes)
+            splits[i] = (accepted, local, shapes)
             missing = [shape for shape in dict.fromkeys(shapes) if shape not in known]
             if missing:
-                wanted[i] = missing
-        if wanted:
-            self._price(wanted)
+                unpriced[i] = missing
+        if unpriced:
+            self._price(unpriced)
+        return splits
+
+    def _filled_table(
+        self, key: tuple[int, int], splits: dict[int, tuple[Array, Array, list[tuple[int, ...]]]]
+    ) -> PriceTable:
+        operators = self.work.operators
+        table = PriceTable.zeros(len(operators), len(combinations(key[0])[2]))
         values = {
             i: np.array([self._times[i][shape] for shape in shapes])
             for i, (_, _, shapes) in splits.items()
         }
-        least, each = dict.fromkeys(PARTS, 0.0), [0.0] * len(self.work.operators)
-        share = 0.0  # the most of an operator's work that its weight gradient is
-        for i, op in enumerate(self.work.operators):
-            good, local, _ = splits[self._alike[i]]
+        least, least_of_each = dict.fromkeys(PARTS, 0.0), [0.0] * len(operators)
+        weight_share = 0.0
+        for i, op in enumerate(operators):
+            accepted, local, _ = splits[self._alike[i]]
             forward, backward, of_weights, live = values[self._alike[i]].T
             if not self.volume:
-                tables[0][i, good], tables[1][i, good] = forward, backward
-                tables[5][i, good] = of_weights
-                each[i] = float((forward + backward).min())
-                least[op.part] += each[i]
-                share = max(share, float((of_weights / (forward + backward)).max()))
-            held = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
-            tables[2][i, good] = op.kept_bytes * held
-            tables[3][i, good] = live
+                table.forward_s[i, accepted], table.backward_s[i, accepted] = forward, backward
+                table.weight_grad_s[i, accepted] = of_weights
+                least_of_each[i] = float((forward + backward).min())
+                least[op.part] += least_of_each[i]
+                share = float((of_weights / (forward + backward)).max())
+                weight_share = max(weight_share, share)
+            kept = local[:, 0] * (local[:, 1] / op.seq_rows) * (local[:, 2] / op.units)
+            table.stash_bytes[i, accepted] = op.kept_bytes * kept
+            table.live_bytes[i, accepted] = live
             inner = local[:, 3] / op.inner_units if op.inner_units else 1.0
             experts = local[:, 1] / op.seq_rows if op.expert else 1.0
-            tables[4][i, good] = op.parameters * (local[:, 2] / op.units) * inner * experts
+            parameters = op.parameters * (local[:, 2] / op.units) * inner * experts
+            table.parameters[i, accepted] = parameters
         self._least[key] = LeastWork(
-            least["before"], least["block"], least["behind"], share, tuple(each)
+            least["before"], least["block"], least["behind"], weight_share, tuple(least_of_each)
         )
-        self._tables[key] = tables
-        return tables
+        return table
 
     def least_work(self, layout: Layout) -> LeastWork:
-        """Seconds of a micro-batch, each operator split at its best."""
-        self._table(layout.dies, layout.micro_batch)
+        """Seconds of a micro-batch with each operator at its fastest split."""
+        self.price_table(layout.dies, layout.micro_batch)
         return self._least[layout.dies, layout.micro_batch]
 
     # ---- the compiled problem ----
 
     def _graph(self, micro_batch: int) -> tuple[Array, Array]:
-        """Operators and edges for one micro-batch, kept for the next layout."""
-        if micro_batch not in self._compiled:
-            self._compiled[micro_batch] = (self._ops(micro_batch), self._edges(micro_batch))
-        return self._compiled[micro_batch]
+        """Operators and edges of one micro-batch as the kernel's records, cached."""
+        if micro_batch not in self._graphs:
+            self._graphs[micro_batch] = (self._ops(micro_batch), self._edges(micro_batch))
+        return self._graphs[micro_batch]
 
     def _ops(self, micro_batch: int) -> Array:
-        found = np.zeros(len(self.work.operators), dtype=_core.MAP_OP_DTYPE)
-        for i, op in enumerate(self.work.operators):
-            found[i] = (
-                PARTS.index(op.part),
-                sum(1 << ROLES.index(role) for role in op.roles),
-                self._outputs(op, i in self.work.entering),
-                op.product,
-                op.output_kept,
-                op.expert,
-                BESIDE.index(op.beside),
-                tuple(op.limit(role, micro_batch) for role in ROLES[:4]),
-                op.stat_bytes * micro_batch,
-                op.gather_bytes * micro_batch,
-            )
-        return found
-
-    def _outputs(self, op: MeshOperator, enters: bool) -> int:
-        """Bits of what may become of an output; ends, and what enters a block, are kept."""
-        if op.part != "block" or not op.kept_bytes:
-            return 1
-        recompute = 2 if self.recompute and not enters else 0
-        return 1 | recompute | (4 if self.stream is not None else 0)
+        records = np.zeros(len(self.work.operators), dtype=_core.MAP_OP_DTYPE)
+        for i, (op, record) in enumerate(zip(self.work.operators, records, strict=True)):
+            record["part"] = PARTS.index(op.part)
+            record["roles"] = sum(1 << ROLES.index(role) for role in op.roles)
+            record["outputs"] = sum(1 << OUTPUTS.index(name) for name in self.accepted_outputs(i))
+            record["product"] = op.product
+            record["kept"] = op.output_kept
+            record["expert"] = op.expert
+            record["beside"] = OVERLAPS.index(op.overlaps)
+            record["limit"] = [op.limit(role, micro_batch) for role in ROLES[:4]]
+            record["stat_bytes"] = op.stat_bytes * micro_batch
+            record["gather_bytes"] = op.gather_bytes * micro_batch
+        return records
 
     def _edges(self, micro_batch: int) -> Array:
-        found = np.zeros(len(self.work.edges), dtype=_core.MAP_EDGE_DTYPE)
-        for i, edge in enumerate(self.work.edges):
-            ends = (edge.source, edge.target, EDGE_KINDS.index(edge.kind))
-            found[i] = (*ends, edge.again, edge.bytes * micro_batch)
-        return found
+        records = np.zeros(len(self.work.edges), dtype=_core.MAP_EDGE_DTYPE)
+        for edge, record in zip(self.work.edges, records, strict=True):
+            record["from"], record["to"] = edge.source, edge.target
+            record["kind"] = EDGE_KINDS.index(edge.kind)
+            record["again"] = edge.again
+            record["bytes"] = edge.bytes * micro_batch
+        return records
 
-    def _rules(self, layout: Layout) -> Array:
+    def rules(self, layout: Layout) -> Array:
+        """Return one record of `MAP_RULES_DTYPE` for stages of one shape."""
         spec, wafer, stream = optimizer(self.training.optimizer), self.wafer, self.stream
         links = links_of(wafer, layout)
         link_s = stream_link_s(wafer, layout) if stream and not self.volume else (0.0, 0.0)
         used = layout.dies * stages_on(wafer, layout)
-        shares = stream_shares(wafer, stream, used, link_s)
-        hbm, memory = self.chip.hbm, self.chip.buffer_bandwidth_bytes_per_s
+        hbm, sram_rate = self.chip.hbm, self.chip.buffer_bandwidth_bytes_per_s
         # Read and written once each: weights, gradients (read only) and state.
         moved = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
-        found = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
-        found[0] = (
-            links.x_bytes_per_s or 1.0,  # a layout that needs links not there is not offered
-            links.y_bytes_per_s or 1.0,
-            links.hop_s,
-            self.capacity_bytes,
-            shares["stream_capacity_bytes"],
-            shares["stream_bytes_per_s"],
-            hbm.bandwidth_bytes_per_s if hbm else memory,
-            spec.weight_bytes,
-            spec.gradient_bytes,
-            spec.state_bytes,
-            0.0 if self.volume else moved,
-            self.work.boundary_bytes * layout.micro_batch,
-            self.batches(layout),
-            (1 << len(self.modes)) - 1,
-            self.volume,
-            self.linear,
-            wafer.off_wafer is not None and not wafer.off_wafer.duplex,
-            layout.chunks,
-            layout.schedule == "zb-h1",
-            links.fabric,
-            PIECES if self.overlap and not self.volume else 1,
-            self.outer_tail_s(layout),
-            *(shares["stream_link_s"], shares["stream_both_s"]),
-            *(0, 0, 0.0, 0.0, 0.0),  # no other classes of stages
-        )
-        return found
+        values = {
+            "x_bytes_per_s": links.x_bytes_per_s or 1.0,  # layouts use no link that is missing
+            "y_bytes_per_s": links.y_bytes_per_s or 1.0,
+            "hop_s": links.hop_s,
+            "capacity_bytes": self.capacity_bytes,
+            "memory_bytes_per_s": hbm.bandwidth_bytes_per_s if hbm else sram_rate,
+            "weight_bytes": spec.weight_bytes,
+            "gradient_bytes": spec.gradient_bytes,
+            "state_bytes": spec.state_bytes,
+            "step_bytes": 0.0 if self.volume else moved,
+            "boundary_bytes": self.work.boundary_bytes * layout.micro_batch,
+            "micro_batches": self.batches(layout),
+            "modes": (1 << len(self.modes)) - 1,
+            "volume": self.volume,
+            "linear": self.linear,
+            "stream_shared": wafer.off_wafer is not None and not wafer.off_wafer.duplex,
+            "chunks": layout.chunks,
+            "zero_bubble": layout.schedule == "zb-h1",
+            "fabric": links.fabric,
+            "pieces": PIECES if self.overlap and not self.volume else 1,
+            "outer_tail_s": self.outer_tail_s(layout),
+            **stream_shares(wafer, stream, used, link_s),
+        }
+        record = np.zeros(1, dtype=_core.MAP_RULES_DTYPE)
+        for name, value in values.items():
+            record[name] = value
+        return record
 
     def _boundary(self, layout: Layout) -> Array:
         if not self.volume:
@@ -493,32 +402,49 @@ class Problem:
             return np.array([rate + fixed / size for rate, fixed in boundaries(self.wafer, layout)])
         last = layout.stages - 1
         both = 2 * layout.chunks if last else 2
-        ways = [both - (k == 0) - (k == last) for k in range(layout.stages)]
-        return np.array(ways) / layout.dies
+        sent = [both - (k == 0) - (k == last) for k in range(layout.stages)]
+        return np.array(sent) / layout.dies
 
     def batches(self, layout: Layout) -> int:
         """Micro-batches of a pipeline; the last is padded where the batch is no multiple."""
         return -(-self.training.global_batch // layout.replicas // layout.micro_batch)
 
     def outer_tail_s(self, layout: Layout) -> float:
-        """Seconds in which replicas on joined wafers sum their gradients after a step."""
+        """Seconds in which replicas on several wafers sum their gradients after a step."""
         if layout.replicas == 1 or self.volume:
             return 0.0
         blocks, here = self.blocks(layout), stages_on(self.wafer, layout)
-        held = [sum(blocks[k : k + here]) for k in range(0, layout.stages, here)]
-        return replica_sums_s(self, layout.replicas, held)
+        by_wafer = [sum(blocks[k : k + here]) for k in range(0, layout.stages, here)]
+        return self.replica_sums_s(layout.replicas, by_wafer)
+
+    def replica_sums_s(self, replicas: int, blocks: Sequence[int]) -> float:
+        """Seconds in which replicas sum their gradients, in a ring over the wafers' I/O.
+
+        Each wafer has summed the gradients of its own dies before; the wafer with most parameters
+        decides. `blocks` counts the blocks on each wafer of a pipeline.
+        """
+        io, counts = self.wafer.io, dict.fromkeys(PARTS, 0)
+        if io is None:
+            return 0.0
+        for op in self.work.operators:
+            counts[op.part] += op.parameters
+        by_wafer = [counts["block"] * count for count in blocks]
+        by_wafer[0] += counts["before"]
+        by_wafer[-1] += counts["behind"]
+        share_s = max(by_wafer) * self.gradient_bytes / replicas / io.bandwidth_bytes_per_s
+        return 2.0 * (replicas - 1) * (share_s + io.latency_s)
 
     def blocks(self, layout: Layout) -> tuple[int, ...]:
-        """Blocks of each stage: as the layout says, else alike but for one."""
+        """Blocks of each stage: those of the layout, by default an even split."""
         return layout.blocks or even_split(self.work.blocks, layout.stages)
 
     def layouts(self) -> Iterator[Layout]:
         """List every layout of the wafer."""
-        found = layouts(self.wafer, self.work.blocks, self.training.global_batch, self.work.ends)
-        return filter(lambda each: each.stages == 1, found) if self.work.encodes else found
+        every = layouts(self.wafer, self.work.blocks, self.training.global_batch, self.work.ends)
+        return filter(lambda layout: layout.stages == 1, every) if self.work.encodes else every
 
     def fault(self, layout: Layout) -> str:
-        """Say why pipelines of the model cannot run as a layout says; empty where they can."""
+        """Return why the model cannot run in a layout; empty where it can."""
         if self.work.encodes and layout.stages > 1:
             return f"stages: {layout.stages} is not accepted for an encoder-decoder; expected 1"
         return layout_fault(self.wafer, self.work.blocks, self.training.global_batch, layout)
@@ -535,5 +461,52 @@ class Problem:
         if fault := self.fault(layout):
             raise InvalidInputError(fault)
         streams = self.stream is not None and not self.volume
-        foreign = foreign_stages_s(self.wafer, layout) if streams else None
-        return compiled_mapping(self, layout, self._rules(layout), self._boundary(layout), foreign)
+        cross_stage_s = layout_cross_stage_s(self.wafer, layout) if streams else None
+        return self.compiled(layout, self.rules(layout), self._boundary(layout), cross_stage_s)
+
+    def compiled(
+        self, layout: Layout, rules: Array, boundary_s: Array, cross_stage_s: Array | None
+    ) -> _core.Mapping:
+        """Compile the evaluator of stages that may be one class of a longer pipeline.
+
+        Parameters
+        ----------
+        layout
+            Shape, number and blocks of the stages.
+        rules
+            One record of `MAP_RULES_DTYPE`.
+        boundary_s
+            Seconds per byte that each stage takes to pass tensors on, both ways.
+        cross_stage_s
+            What `cross_stage_link_s` returns; None where no stage streams over another's links.
+
+        Raises
+        ------
+        InvalidInputError
+            Where some operator cannot be split over that many dies at all.
+        """
+        divisors, column, _ = combinations(layout.dies)
+        runs = [tuple(run) for run in slots_of(layout.width, layout.height)]
+        ops, edges = self._graph(layout.micro_batch)
+        mapping = _core.Mapping(
+            slots=np.array(runs, dtype=_core.MESH_RUN_DTYPE),
+            ops=ops,
+            edges=edges,
+            rules=rules,
+            divisors=divisors,
+            column=column,
+            **self.price_table(layout.dies, layout.micro_batch).columns(),
+            blocks=np.array(self.blocks(layout), dtype=np.int32),
+            boundary_s=boundary_s,
+            chain=np.array(self.work.chain, dtype=np.int32),
+            cross_stage_s=None if cross_stage_s is None else cross_stage_s.reshape(-1),
+        )
+        first = [mapping.choices(i)[:1] for i in range(len(self.work.operators))]
+        for op, choice in zip(self.work.operators, first, strict=True):
+            if not len(choice):
+                raise InvalidInputError(
+                    f"layout: {layout.width} x {layout.height} dies are not accepted with a "
+                    f"micro-batch of {layout.micro_batch}; {op.name} cannot be split over them"
+                )
+        mapping.assign(np.array([choice[0] for choice in first], dtype=_core.OP_MAPPING_DTYPE))
+        return mapping

@@ -1,12 +1,10 @@
-"""What memory off the wafer puts on the links between the dies.
+"""The load of streams to and from off-wafer memory on the links between dies.
 
-It is reached at the rim: the dies at some edges of the wafer each carry as much of it. Its bytes
-lie evenly behind all of them, so that every die in use draws on each as much. A byte enters at a
-right angle to its edge, goes straight on to the column or the row of its die and then along that;
-from phaze_fast.wafer.hardware import load_wafer
-from a corner that two edges share, half of them go each way. Bytes that leave go back the same way,
-over the opposite links, which some that come pass as well. Where something is dead they go around
-it, as all messages do.
+Off-wafer memory is attached to the dies at some edges of the wafer, evenly, and every die in use
+draws equally on each of them. A byte enters at a right angle to its edge, goes straight to the
+column or the row of its die and then along that; from a corner that two edges share, half of the
+bytes take each direction. Bytes that leave use the opposite links of the same routes. Routes avoid
+dead dies and links, as those of all messages do.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from phaze_fast.wafer.mapping.mesh import link_loads
 from phaze_fast.wafer.mapping.packing import stage_dies
 
 __all__ = [
-    "foreign_link_s",
-    "foreign_stages_s",
+    "cross_stage_link_s",
+    "layout_cross_stage_s",
     "opposite",
     "stream_link_s",
     "stream_link_s_of",
@@ -42,7 +40,7 @@ _TURNED = [2, 3, 0, 1]  # links towards +x, -x, +y, -y with rows for columns
 
 
 def _ports(grid: Die, edges: tuple[str, ...], dead: Dies) -> dict[Die, set[int]]:
-    """Dies that carry I/O, each with the axes (0 rows, 1 columns) along which it enters there."""
+    """Dies that carry I/O, each with the axes (0 rows, 1 columns) along which bytes enter."""
     columns, rows = grid
     at = {"left": (0, 0), "right": (0, columns - 1), "top": (1, 0), "bottom": (1, rows - 1)}
     found: dict[Die, set[int]] = {}
@@ -75,7 +73,7 @@ def _reached(grid: Die, dead: Dies, cut: Cut, die: Die, port: Die) -> bool:
 def _unit_loads(
     grid: Die, edges: tuple[str, ...], dead: Dies, cut: Cut, used: Dies
 ) -> Array | None:
-    """Bytes of each link where every die in use takes one; None where none can."""
+    """Bytes of each link where every die in use receives one; None where no port is reached."""
     columns, rows = grid
     ports = _ports(grid, edges, dead)
     if dead or cut:
@@ -102,7 +100,7 @@ def _unit_loads(
 
 
 def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
-    """Bytes of each link where each of some dies takes one from off the wafer.
+    """Bytes on each link when every listed die receives one byte from off-wafer memory.
 
     Returns
     -------
@@ -128,7 +126,7 @@ def stream_loads(wafer: Wafer, used: Dies) -> Array | None:
 
 
 def opposite(loads: Array) -> Array:
-    """Turn every byte back the way it came: what the links carry then.
+    """Link loads of the same bytes sent back along their routes.
 
     Examples
     --------
@@ -144,10 +142,10 @@ def opposite(loads: Array) -> Array:
 
 
 def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
-    """Seconds of the busiest link for a byte that every die in use takes from off the wafer.
+    """Seconds of the busiest link when every die in use receives one byte from off-wafer memory.
 
-    Bytes that they give take as long; the second figure is for one of each at once. Infinite where
-    it cannot be reached.
+    Sending one byte takes as long; the second number is for receiving one and sending one at once.
+    Both are infinite where off-wafer memory cannot be reached.
 
     Examples
     --------
@@ -162,7 +160,7 @@ def stream_link_s(wafer: Wafer, layout: Layout) -> tuple[float, float]:
 
 
 def stream_link_s_of(wafer: Wafer, used: Dies) -> tuple[float, float]:
-    """Give what `stream_link_s` gives for dies that are listed."""
+    """Return what `stream_link_s` returns, for a list of dies."""
     loads = stream_loads(wafer, used)
     if loads is None:
         return float("inf"), float("inf")
@@ -177,9 +175,9 @@ def stream_link_s_of(wafer: Wafer, used: Dies) -> tuple[float, float]:
 def stream_shares(
     wafer: Wafer, stream: MemoryTier | None, used: int, link_s: tuple[float, float]
 ) -> dict[str, float]:
-    """Give what each of so many dies in use has of what is off the wafer, as the kernel's rules.
+    """Capacity and bandwidth of off-wafer memory per die in use, as fields of the kernel's rules.
 
-    Dies that are not in use leave theirs to the others; `link_s` is what `stream_link_s` gives.
+    Idle dies leave their share to the others; `link_s` is what `stream_link_s` returns.
 
     Examples
     --------
@@ -200,42 +198,44 @@ def stream_shares(
     return dict(zip(_RULES, values, strict=True))
 
 
-def foreign_stages_s(wafer: Wafer, layout: Layout) -> Array | None:
-    """Give `foreign_link_s` of the stages of a layout; None where none is beside another one."""
+def layout_cross_stage_s(wafer: Wafer, layout: Layout) -> Array | None:
+    """Return `cross_stage_link_s` of a layout; None where a wafer has one stage, or switches."""
     here = stages_on(wafer, layout)
     if wafer.switch is not None or here == 1:
         return None
     placed = stage_dies(wafer, layout.width, layout.height, here)
-    return foreign_link_s(wafer, placed, layout.stages)
+    return cross_stage_link_s(wafer, placed, layout.stages)
 
 
-def foreign_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array | None:
-    """Seconds of links for what the dies of each stage stream, by stage whose links they are.
+def cross_stage_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array | None:
+    """Seconds that the streams of each stage take on the links of each stage.
 
     Parameters
     ----------
     wafer
         The dies.
     placed
-        Dies of each stage that stands on one wafer.
+        Dies of each stage on one wafer.
     stages
-        Of the whole pipeline; joined wafers have as many each, and do not disturb one another.
+        Stages of the whole pipeline; each of several wafers has equally many, and their streams do
+        not interfere.
 
     Returns
     -------
     numpy.ndarray or None
-        Shape (stages, stages, 2), for a byte that each die of the second stage takes or gives and
-        for one of each: of the busiest link between two dies of the first stage and, where both are
-        the same one, of the busiest link anywhere. None where nothing off the wafer is reached.
+        Shape (stages, stages, 2): seconds when each die of the second stage receives or sends one
+        byte, and when it does both. They are those of the busiest link inside the first stage or,
+        where both are the same stage, of the busiest link anywhere. None where off-wafer memory is
+        not reached.
 
     Examples
     --------
-    What the lower row takes passes down the columns, over links of the upper stage:
+    The streams of the lower row pass down the columns, over links of the upper stage:
 
     >>> from phaze_fast.wafer import load_wafer
     >>> tile = load_wafer("dojo-tile-like").replace(columns=2, rows=3)
-    >>> foreign = foreign_link_s(tile, (((0, 0), (0, 1)), ((0, 2), (1, 2))), 2)
-    >>> bool(foreign[0, 1, 0] > 0), float(foreign[1, 0, 0])
+    >>> seconds = cross_stage_link_s(tile, (((0, 0), (0, 1)), ((0, 2), (1, 2))), 2)
+    >>> bool(seconds[0, 1, 0] > 0), float(seconds[1, 0, 0])
     (True, 0.0)
     """
     if wafer.off_wafer is None:
@@ -243,7 +243,7 @@ def foreign_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array
     x, y = wafer.link_bytes_per_s
     dead = tuple(sorted(wafer.dead))
     mesh = (wafer.grid, wafer.off_wafer.edges, dead, wafer.dead_links)
-    one = _foreign(*mesh, (x, y), placed)
+    one = _cross_stage(*mesh, (x, y), placed)
     if one is None:
         return None
     here = len(placed)
@@ -254,7 +254,7 @@ def foreign_link_s(wafer: Wafer, placed: tuple[Dies, ...], stages: int) -> Array
 
 
 @lru_cache(maxsize=4096)
-def _foreign(
+def _cross_stage(
     grid: Die,
     edges: tuple[str, ...],
     dead: Dies,
@@ -262,7 +262,7 @@ def _foreign(
     rates: tuple[float, float],
     placed: tuple[Dies, ...],
 ) -> Array | None:
-    """Of the stages on one wafer: as `foreign_link_s` gives it."""
+    """Return `cross_stage_link_s` of the stages on one wafer."""
     (x, y), every = rates, []
     for dies in placed:
         loads = _unit_loads(grid, edges, dead, cut, dies)
@@ -271,16 +271,16 @@ def _foreign(
         every.append(loads / np.where(np.array([x, x, y, y]) > 0.0, [x, x, y, y], 1.0))
     into = np.stack(every)
     out = np.stack([opposite(each) for each in every])
-    found = np.zeros((len(placed), len(placed), 2))
+    seconds = np.zeros((len(placed), len(placed), 2))
     for k, dies in enumerate(placed):
         inside = _inside(into[k].shape, dies)
         if inside.any():
-            ways = into[:, inside], out[:, inside]
-            found[k, :, 0] = np.maximum(*ways).max(axis=1)
-            found[k, :, 1] = (ways[0] + ways[1]).max(axis=1)
-        found[k, k] = into[k].max(), (into[k] + out[k]).max()
-    found.setflags(write=False)
-    return found
+            inwards, outwards = into[:, inside], out[:, inside]
+            seconds[k, :, 0] = np.maximum(inwards, outwards).max(axis=1)
+            seconds[k, :, 1] = (inwards + outwards).max(axis=1)
+        seconds[k, k] = into[k].max(), (into[k] + out[k]).max()
+    seconds.setflags(write=False)
+    return seconds
 
 
 def _inside(shape: tuple[int, ...], dies: Dies) -> Array:

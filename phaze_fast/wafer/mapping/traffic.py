@@ -1,4 +1,4 @@
-"""What a mapping splits where, and every collective that it needs."""
+"""The collectives of a mapping, and a description of it in text."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class Transfer:
     payload_bytes: float
     """As `mesh_collective` counts it."""
     hidden: bool
-    """Whether it runs beside the work."""
-    beside: str = ""
-    """Product beside whose work it may run in pieces, where that is shorter; empty where whole."""
+    """Whether it overlaps with the work of the pass."""
+    overlaps: str = ""
+    """Product with which it may overlap in pieces, where that is shorter; empty where it does not
+    overlap."""
 
     @property
     def ranks(self) -> int:
@@ -124,7 +125,7 @@ def _states(op: MeshOperator, table: dict[str, str], roles: list[str]) -> list[s
 def _conversion(
     slots: _Slots, before: list[str], after: list[str], whole_bytes: float, limits: dict[str, int]
 ) -> Iterator[tuple[str, list[int], float]]:
-    """Give collectives that turn a tensor from one state into another: (op, slots, payload)."""
+    """Yield the collectives that convert a tensor between two states: (op, slots, payload)."""
     pick = list(range(len(before)))
     held = [k for k in pick if before[k] in _SPLITS]
     room = {
@@ -160,11 +161,11 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
     after_it = dict(pairwise(problem.work.chain))  # pays first where consumers share
     for edge in sorted(problem.work.edges, key=lambda e: after_it.get(e.source) != e.target):
         source, target = ops[edge.source], ops[edge.target]
-        beside = source.name if source.beside == "makes" else ""
-        if not beside and target.beside == "takes":
-            beside = target.name
+        overlaps = source.name if source.overlaps == "output" else ""
+        if not overlaps and target.overlaps == "input":
+            overlaps = target.name
         if edge.kind == "entry" or not problem.overlap:
-            beside = ""
+            overlaps = ""
         made = _states(source, _MADE, slots.role[edge.source])
         wants = _states(source, _WANTS_BACK, slots.role[edge.source])
         if edge.kind == "entry":  # into the layout in which blocks hand tensors on
@@ -199,7 +200,7 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
                     runs=slots.runs(chosen),
                     payload_bytes=payload,
                 )
-                yield move(when=when, hidden=False, beside=beside)
+                yield move(when=when, hidden=False, overlaps=overlaps)
                 kept = op in ("all-gather", "all-to-all") and when == "forward"
                 if kept and again:
                     yield move(when="again", hidden=True)
@@ -208,7 +209,7 @@ def _edges(problem: Problem, slots: _Slots, micro_batch: int) -> Iterator[Transf
 def _own(
     problem: Problem, slots: _Slots, i: int, op_mapping: OperatorMapping, micro_batch: int
 ) -> Iterator[Transfer]:
-    """Give collectives of an operator's statistics, keys and values, and weights."""
+    """Yield the collectives of an operator's statistics, keys and values, and weights."""
     op: MeshOperator = problem.work.operators[i]
     of = {role: [k for k, r in enumerate(slots.role[i]) if r == role] for role in ROLES}
     parts = op_mapping.partition
@@ -251,9 +252,9 @@ def _own(
 
 
 def transfers(problem: Problem, encoding: Encoding) -> list[Transfer]:
-    """List every collective of a mapping: of one block, and of what is before and behind.
+    """List every collective of a mapping: of one block, and of the operators before and behind.
 
-    Recomputation repeats the forward ones of what it computes again; they are not listed twice.
+    Forward collectives that recomputation repeats are listed once.
 
     Examples
     --------
@@ -292,7 +293,7 @@ def _outputs(op_mapping: OperatorMapping) -> str:
 
 
 def describe(problem: Problem, encoding: Encoding) -> str:
-    """Say which tensor is split where, what becomes of outputs, and what communicates.
+    """Describe a mapping: splits, outputs and collectives of each operator.
 
     Examples
     --------
@@ -302,7 +303,7 @@ def describe(problem: Problem, encoding: Encoding) -> str:
     >>> print(describe(problem, megatron(problem, Layout(8, 1, 1, 1), 8)).splitlines()[6])
     qkv              x: columns 8 | weights replicated | output stash
     """
-    if encoding.then is not None:
+    if encoding.second_class is not None:
         return "\n".join(describe(problem, each) for each in encoding.classes)
     layout = encoding.layout
     lines = [f"{encoding.stages_text}, {layout.micro_batch} sequence(s) at once"]
@@ -323,10 +324,10 @@ def describe(problem: Problem, encoding: Encoding) -> str:
                 for run in each.runs
             )
             to = f" to {each.target}" if each.target else ""
-            beside = ", beside the work" if each.hidden else ""
-            beside += f", in pieces beside {each.beside} where shorter" if each.beside else ""
+            note = ", overlaps with work" if each.hidden else ""
+            note += f", in pieces with {each.overlaps} where shorter" if each.overlaps else ""
             lines.append(
                 f"    {each.when}: {each.op}{to} over {shape}, "
-                f"{format_bytes(each.payload_bytes)}{beside}"
+                f"{format_bytes(each.payload_bytes)}{note}"
             )
     return "\n".join(lines)

@@ -519,7 +519,7 @@ def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encodi
 def _whole_wafer(problem: Problem) -> list[Layout]:
     """Largest rectangle that has no dead die, one stage, all of its batch at once."""
     columns, rows = problem.wafer.grid
-    replicas, batch = problem.wafer.joined, problem.training.global_batch
+    replicas, batch = problem.wafer.wafer_count, problem.training.global_batch
     sides = [(w, h) for h in range(1, rows + 1) for w in range(1, columns + 1)]
     if batch % replicas:
         return []
@@ -542,7 +542,7 @@ def baselines_on(problem: Problem) -> tuple[str, ...]:
     >>> baselines_on(Problem("bertlarge", "dram-wafer"))
     ('megatron', 'zero3', 'accpar', 'hypar')
     """
-    shared = problem.training.global_batch % problem.wafer.joined == 0
+    shared = problem.training.global_batch % problem.wafer.wafer_count == 0
     known = [n for n in BASELINES if n not in OFF_WAFER or problem.stream is not None]
     return tuple(n for n in known if shared or n.startswith("megatron"))
 

@@ -55,7 +55,7 @@ class Roofline:
         """Of all dies of a pipeline and off its wafers: every weight mode keeps one copy there."""
         room = layout.dies * layout.stages * problem.capacity_bytes
         if problem.stream is not None:
-            wafers = problem.wafer.joined // layout.replicas
+            wafers = problem.wafer.wafer_count // layout.replicas
             room += wafers * problem.wafer.dies * problem.stream.capacity_bytes
         return room * (1.0 + 1e-9)  # rounding
 
@@ -66,7 +66,7 @@ class Roofline:
             return 0.0
         dies = layout.dies * layout.stages
         outside = max(0.0, self.state_bytes - dies * problem.capacity_bytes)
-        wafers = problem.wafer.joined // layout.replicas
+        wafers = problem.wafer.wafer_count // layout.replicas
         every = wafers * problem.wafer.dies * stream.bandwidth_bytes_per_s
         return outside * self.streamed_share / every
 
@@ -132,7 +132,7 @@ def any_placement_bound(problem: Problem) -> float:
     sequence_s = 0.0
     for op, seconds in zip(operators, least, strict=True):
         sequence_s += seconds * (problem.work.blocks if op.part == "block" else 1)
-    every = problem.wafer.dies * problem.wafer.joined
+    every = problem.wafer.dies * problem.wafer.wafer_count
     return problem.training.global_batch * sequence_s / every * (1.0 - 1e-9)  # rounding
 
 

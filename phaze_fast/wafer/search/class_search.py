@@ -160,7 +160,7 @@ def class_pairs(
     """
     every = [each for each in layouts if each.replicas == replicas]
     sides = sorted({(each.width, each.height) for each in every})
-    wafers = problem.wafer.joined // replicas
+    wafers = problem.wafer.wafer_count // replicas
     alive = problem.wafer.dies * wafers
     least = min(alive, max((each.dies * each.stages for each in every), default=0))
     most = min(max(_MOST_STAGES, 2 * wafers), problem.work.blocks, _core.MAX_MAP_STAGES)
@@ -230,7 +230,7 @@ def _improved_alone(
     Beside another class, what one gains may not show: a step ends with the longer tail, and waits
     for the slowest stage of both, so that a way that pays only where both take it is passed over.
     """
-    mapping, layout = classes.alone(which), classes.layouts[which]
+    mapping, layout = classes.isolated(which), classes.layouts[which]
     problem = classes.problem
     relaxation = mapping.relaxation()
     free, relaxed = relaxation.bound(1.0, 0.0)
@@ -297,7 +297,7 @@ def improved_classes(
     for turn, loss in enumerate(_LOSSES):
         count += _best_together(classes, some)
         for which in (0, 1):
-            mapping = classes.beside(which)
+            mapping = classes.given_other(which)
             count += mapping.anneal(seed + turn, steps, loss)[2] + mapping.descend(2)[2]
             some[which].append(mapping.op_mappings())
     return evaluation_of_classes(classes), count

@@ -62,10 +62,9 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
     )
     if not problem.work.encodes:
         known += "; 1F1B, ZB-H1, or 2 to 4 interleaved runs of blocks"
-    if problem.wafer.joined > 1:
-        known += (
-            f"; pipelines over equal shares of {problem.wafer.joined} wafers, stages on each alike"
-        )
+    if problem.wafer.wafer_count > 1:
+        count = problem.wafer.wafer_count
+        known += f"; pipelines over equal shares of {count} wafers, stages on each alike"
     if problem.wafer.dead or problem.wafer.dead_links:
         known += "; no dead die or link inside a stage, all stages in one connected part"
     if classes:

@@ -177,7 +177,9 @@ class _Search:
         mapping = tried.mapping
         if self.effort.stop is not None and self.effort.stop():
             return tried
-        if mapping.ways() <= 2.0 * self.effort.seeds * self.effort.steps:  # then all of them
+        if (
+            mapping.mapping_count() <= 2.0 * self.effort.seeds * self.effort.steps
+        ):  # then all of them
             tried.operator_mappings, _, evaluations = mapping.exhaust()
             mapping.assign(tried.operator_mappings)
             tried.evaluations += evaluations
@@ -427,7 +429,7 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
     starts = []
     for data in given["starts"]:
         encoding = Encoding.from_list(data)
-        if encoding.then is None:
+        if encoding.second_class is None:
             starts.append((encoding.layout, encoding.arrays(problem)[0]))
     result, bound_s = search_below(
         problem,

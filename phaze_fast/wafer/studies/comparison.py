@@ -186,7 +186,7 @@ def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> D
 
 def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
     known = [Evaluation.from_dict(data) for data in given["known"]]
-    return [_start(problem, found) for found in known if found.encoding.then is None]
+    return [_start(problem, found) for found in known if found.encoding.second_class is None]
 
 
 def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
@@ -336,7 +336,7 @@ def comparison_in(
     fitting = [found for found in taken.values() if found.fits]
     better = min(fitting, key=lambda found: found.time_s, default=ours.best)
     if better.fits and (not ours.best.fits or better.time_s < ours.best.time_s):
-        if better.encoding.then is None:
+        if better.encoding.second_class is None:
             task = search_task(problem, effort, seed + 1, [better], wanted=better.encoding.layout)
             ours = _merged(ours, _searched(session, task))
         else:

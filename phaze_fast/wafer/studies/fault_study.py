@@ -162,7 +162,7 @@ class _Known:
 
     def add(self, problem: Problem, found: Evaluation) -> None:
         """Keep a mapping that fits."""
-        if found.fits and found.encoding.then is None:
+        if found.fits and found.encoding.second_class is None:
             layout = found.encoding.layout
             self.mappings[layout] = (found.time_s, found.encoding.arrays(problem)[0])
 

@@ -62,7 +62,7 @@ class WaferPoint:
     def to_row(self) -> dict[str, Any]:
         """Return one row of a table."""
         wafer = self.result.problem.wafer
-        row = {"wafer": wafer.name, "dies": wafer.joined * wafer.dies}
+        row = {"wafer": wafer.name, "dies": wafer.wafer_count * wafer.dies}
         row |= {name: getattr(self, name) for name in OBJECTIVES}
         return {**row, "bound_s": self.result.bound_s, **self.result.best.encoding.layouts_dict()}
 
@@ -128,14 +128,14 @@ def capped_s(problem: Problem, found: Evaluation, energy: StepEnergy | None = No
     if wafer.power_cap_w is None:
         return found.time_s
     energy = energy or step_energy(problem, found)
-    spare_w = wafer.joined * wafer.power_cap_w - _leakage_w(wafer)
+    spare_w = wafer.wafer_count * wafer.power_cap_w - _leakage_w(wafer)
     if spare_w <= 0:
         return float("inf")
     return max(found.time_s, (energy.total_j - energy.static_j) / spare_w)
 
 
 def _leakage_w(wafer: Wafer) -> float:
-    dies = wafer.dies * wafer.joined
+    dies = wafer.dies * wafer.wafer_count
     return energy_table().static_w_per_mm2 * wafer.die.outline_mm2 * dies
 
 
@@ -148,9 +148,9 @@ def _point(result: MappingResult) -> WaferPoint:
     return WaferPoint(
         result=result,
         time_s=time_s,
-        area_mm2=wafer.joined * wafer.area_mm2,
+        area_mm2=wafer.wafer_count * wafer.area_mm2,
         power_w=moving_j / time_s + _leakage_w(wafer),
-        cost_usd=wafer.joined * totals.cost_usd,
+        cost_usd=wafer.wafer_count * totals.cost_usd,
         expected_per_s=problem.training.global_batch / time_s * totals.assembly_yield,
     )
 
@@ -160,9 +160,9 @@ def _at_best(problem: Problem, bound_s: float) -> dict[str, float]:
     wafer, totals = problem.wafer, wafer_totals(problem.wafer)
     return {
         "time_s": bound_s,
-        "area_mm2": wafer.joined * wafer.area_mm2,
+        "area_mm2": wafer.wafer_count * wafer.area_mm2,
         "power_w": _leakage_w(wafer),
-        "cost_usd": wafer.joined * totals.cost_usd,
+        "cost_usd": wafer.wafer_count * totals.cost_usd,
         "expected_per_s": problem.training.global_batch / bound_s * totals.assembly_yield,
     }
 
