@@ -53,7 +53,7 @@ def answer(case: tuple[str, str, int, int]) -> Row:
     wafer, model, joined, batch = case
     where = load_wafer(wafer).replace(wafer_count=joined)
     problem = Problem(model, where, WaferTraining(batch))
-    found = compare_mappings(problem, EFFORT, threads=1, ablations=False, lean=False)
+    found = compare_mappings(problem, EFFORT, threads=1, ablations=False, equal_speed_memory=False)
     ours, best = found.ours, found.ours.best
     others = {
         name: each.best.time_s / best.time_s if each.best.fits and best.fits else None

@@ -22,7 +22,7 @@ from phaze_fast.wafer.mapping.classes import Classes
 from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
 from phaze_fast.wafer.search.class_search import KnownClasses
 from phaze_fast.wafer.search.session import Session
-from phaze_fast.wafer.studies.fault_study import _Known, study_in
+from phaze_fast.wafer.studies.fault_study import _Known
 
 TILE = load_wafer("dojo-tile-like")
 QUICK = Effort(seeds=1, steps=300, promising=1)
@@ -106,7 +106,7 @@ def test_a_study_goes_on_from_its_journal(tmp_path):
     found = []
     for _ in range(2):
         with Session(None, 1, tmp_path / "run") as session:
-            found.append(study_in(session, problem, 4, 0.2))
+            found.append(fault_study(problem, 4, 0.2, session=session))
             recalled = session.recalled
     assert recalled == 1
     assert (found[0].times_s, found[0].classes) == (found[1].times_s, found[1].classes)

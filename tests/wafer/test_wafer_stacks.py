@@ -70,7 +70,7 @@ def test_tensor_parallelism_sums_twice_in_an_encoder_and_three_times_in_a_decode
 
 def test_search_bound_and_baselines_of_an_encoder_decoder():
     quick = Effort(seeds=1, steps=200, promising=1)
-    found = compare_mappings(PAIR, quick, ablations=False, lean=False)
+    found = compare_mappings(PAIR, quick, ablations=False, equal_speed_memory=False)
     best = found.ours.best
     assert best.fits
     assert found.ours.bound_s <= best.time_s

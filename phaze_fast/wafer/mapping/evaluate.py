@@ -227,7 +227,7 @@ def evaluation_of_classes(
     classes: Classes, outputs: tuple[Array | None, Array | None] = (None, None)
 ) -> Evaluation:
     """Score two compiled classes of stages; outputs are chosen exactly unless given."""
-    score = classes.score(outputs)
+    score: dict[str, Any] = classes.score(outputs)
     parts = []
     for which, layout in enumerate(classes.layouts):
         mapping = classes.given_other(which, outputs[1 - which])

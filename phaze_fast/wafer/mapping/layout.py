@@ -1,4 +1,12 @@
-"""Ways to cut a wafer into rectangles or lines of dies, one for each pipeline stage."""
+"""Layouts: which dies of a wafer form the stages of a pipeline, and how the pipeline runs.
+
+Stages of one pipeline are alike but for the ends, so that a step has a closed form: with m
+micro-batches, t the slowest stage and t_k, w_k what a stage and its weight gradients take,
+
+    1F1B          m t + sum of the other t_k
+    interleaved   m t + sum of the other t_k / v, sends v times as often (Narayanan et al. 2021)
+    ZB-H1         m t + sum of the other max(0, t_k - 2 w_k) (Qi et al. 2024)
+"""
 
 from __future__ import annotations
 
@@ -12,6 +20,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
+from phaze_fast.memory import ScheduleName
 from phaze_fast.wafer.hardware import Wafer
 from phaze_fast.wafer.mapping.mesh import Links, Run, link_loads
 from phaze_fast.wafer.mapping.packing import is_bent, longest_line, place_fault, room, stage_dies
@@ -38,14 +47,56 @@ __all__ = [
     "whole_runs",
 ]
 
-SCHEDULES = ("1f1b", "zb-h1", "interleaved")
-"""By name, as docs/pipelines.md describes them."""
+Array = np.ndarray[Any, Any]
 
-_MOST_CHUNKS = 4
+SCHEDULES: tuple[ScheduleName, ...] = ("1f1b", "zb-h1", "interleaved")
+"""Pipeline schedules that wafers accept, as docs/pipelines.md describes them."""
+
+_MAX_CHUNKS = 4
+_MAX_PADDING = 0.1  # of the batch
+
+
+@dataclass(frozen=True, order=True)
+class Layout:
+    """Shape and number of the stages of a pipeline, its schedule and micro-batch."""
+
+    width: int
+    """Dies of a stage along a row."""
+    height: int
+    """Dies of a stage along a column."""
+    stages: int
+    """Stages of one pipeline, one rectangle or line of dies each."""
+    micro_batch: int
+    """Sequences a stage works on at once."""
+    schedule: str = "1f1b"
+    """A name of `SCHEDULES`."""
+    chunks: int = 1
+    """Model chunks of a stage; more than one where the schedule is interleaved."""
+    replicas: int = 1
+    """Data-parallel pipelines, each on an equal share of the wafers."""
+    blocks: tuple[int, ...] = ()
+    """Blocks of each stage; empty for an even split."""
+
+    @property
+    def dies(self) -> int:
+        """Dies of one stage."""
+        return self.width * self.height
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "rectangle": [self.width, self.height],
+            "stages": self.stages,
+            "micro_batch": self.micro_batch,
+            **({"schedule": self.schedule} if self.schedule != "1f1b" else {}),
+            **({"chunks": self.chunks} if self.chunks > 1 else {}),
+            **({"replicas": self.replicas} if self.replicas > 1 else {}),
+            **({"blocks": list(self.blocks)} if self.blocks else {}),
+        }
 
 
 def schedule_fault(schedule: str, chunks: int, stages: int, blocks: int, batches: int) -> str:
-    """Say why a pipeline cannot run so; empty where it can.
+    """Return why a pipeline cannot have a schedule; empty where it can.
 
     Examples
     --------
@@ -58,8 +109,8 @@ def schedule_fault(schedule: str, chunks: int, stages: int, blocks: int, batches
         return f"schedule: {schedule!r} is not accepted; expected {', '.join(SCHEDULES)}"
     if schedule != "interleaved":
         return "" if chunks == 1 else f"chunks: {chunks} is not accepted; expected 1 ({schedule})"
-    if not 2 <= chunks <= _MOST_CHUNKS:
-        return f"chunks: {chunks} is not accepted; expected 2 to {_MOST_CHUNKS} (interleaved)"
+    if not 2 <= chunks <= _MAX_CHUNKS:
+        return f"chunks: {chunks} is not accepted; expected 2 to {_MAX_CHUNKS} (interleaved)"
     if blocks % (stages * chunks):
         return (
             f"chunks: {chunks} is not accepted; expected {stages} stages x {chunks} runs to "
@@ -74,7 +125,7 @@ def schedule_fault(schedule: str, chunks: int, stages: int, blocks: int, batches
 
 
 def schedules(stages: int, blocks: int, batches: int) -> Iterator[tuple[str, int]]:
-    """Give every schedule of a pipeline with its runs of blocks per stage.
+    """Yield every schedule of a pipeline with its chunks per stage.
 
     Examples
     --------
@@ -88,14 +139,14 @@ def schedules(stages: int, blocks: int, batches: int) -> Iterator[tuple[str, int
         return
     yield "zb-h1", 1
     if blocks % stages == 0 and batches % stages == 0:
-        for chunks in range(2, _MOST_CHUNKS + 1):
+        for chunks in range(2, _MAX_CHUNKS + 1):
             if blocks // stages % chunks == 0:
                 yield "interleaved", chunks
 
 
 @lru_cache(maxsize=4096)
 def even_split(blocks: int, stages: int) -> tuple[int, ...]:
-    """Blocks of each stage, alike but for one; the ends, which have more to do, get fewer."""
+    """Blocks of each stage, equal up to one; the first and the last stage get the fewer."""
     base, more = divmod(blocks, stages)
     order = [*range(1, stages - 1), *([0] if stages > 1 else []), stages - 1]
     extra = set(order[:more])
@@ -104,9 +155,9 @@ def even_split(blocks: int, stages: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[int, ...]:
-    """Blocks of each stage so that the most that one has to do is least.
+    """Blocks of each stage such that the slowest stage has least work; at least one for each.
 
-    `ends` is what the first and the last one have to do besides, in blocks; each has one block.
+    `ends` is the additional work of the first and the last stage, in blocks.
 
     Examples
     --------
@@ -122,7 +173,10 @@ def weighed_split(blocks: int, stages: int, ends: tuple[float, float]) -> tuple[
 def balanced_split(
     blocks: int, units: tuple[float, ...], ends: tuple[float, float]
 ) -> tuple[int, ...]:
-    """Blocks of each stage so that the most that one has to do is least; each has one at least.
+    """Blocks of each stage such that the slowest stage has least work; at least one for each.
+
+    `units` is the time of a block on each stage, `ends` the additional time of the first and the
+    last stage.
 
     Examples
     --------
@@ -141,50 +195,8 @@ def balanced_split(
     return tuple(counts)
 
 
-Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, order=True)
-class Layout:
-    """Which dies hold which blocks, and how many sequences pass through at once."""
-
-    width: int
-    """Dies of a stage along a row."""
-    height: int
-    """Dies of a stage along a column."""
-    stages: int
-    """Rectangles in use, one pipeline stage each; of joined wafers, those of one pipeline."""
-    micro_batch: int
-    """Sequences a stage works on at once."""
-    schedule: str = "1f1b"
-    """A name of `SCHEDULES`."""
-    chunks: int = 1
-    """Runs of blocks that a stage has; more than one where they are interleaved."""
-    replicas: int = 1
-    """Pipelines that share the batch out, each on as many of the joined wafers."""
-    blocks: tuple[int, ...] = ()
-    """Of each stage; empty where they are shared out evenly."""
-
-    @property
-    def dies(self) -> int:
-        """Dies of one stage."""
-        return self.width * self.height
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        found: dict[str, Any] = {
-            "rectangle": [self.width, self.height],
-            "stages": self.stages,
-            "micro_batch": self.micro_batch,
-        }
-        found |= {"schedule": self.schedule} if self.schedule != "1f1b" else {}
-        found |= {"chunks": self.chunks} if self.chunks > 1 else {}
-        found |= {"replicas": self.replicas} if self.replicas > 1 else {}
-        return found | ({"blocks": list(self.blocks)} if self.blocks else {})
-
-
 def stages_on(wafer: Wafer, layout: Layout) -> int:
-    """Stages that stand on each wafer: all, or those of one of several joined ones.
+    """Stages on each wafer.
 
     Examples
     --------
@@ -196,15 +208,12 @@ def stages_on(wafer: Wafer, layout: Layout) -> int:
     return layout.stages * layout.replicas // wafer.wafer_count
 
 
-_PADDING = 0.1  # of the batch, at most
-
-
 def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
-    """Whether a step can be cut into a layout's micro-batches.
+    """Whether a step can be split into a layout's micro-batches.
 
-    They divide the batch. Where the dies of a stage do not, they may also be a multiple of the
-    dies, so that every die can have as many sequences: the least one for the number of
-    micro-batches, with at most a tenth of the batch as padding.
+    A micro-batch divides the batch. Where the dies of a stage do not divide the batch, it may also
+    be a multiple of the dies, so that all dies can have equally many sequences: the smallest one
+    for the number of micro-batches, with at most a tenth of the batch as padding.
 
     Examples
     --------
@@ -221,21 +230,21 @@ def accepts_micro_batch(global_batch: int, layout: Layout) -> bool:
     if b % layout.dies or global_batch % layout.dies == 0:
         return False
     smaller = (b - layout.dies) * (padded // b)  # as many micro-batches of fewer sequences
-    return smaller < global_batch and padded <= (1.0 + _PADDING) * global_batch
+    return smaller < global_batch and padded <= (1.0 + _MAX_PADDING) * global_batch
 
 
 def micro_batch_fault(global_batch: int, layout: Layout) -> str:
-    """Say what is wrong with a micro-batch."""
+    """Return what is wrong with a micro-batch."""
     share = "" if layout.replicas == 1 else f" over {layout.replicas} replicas"
     return (
         f"micro_batch: {layout.micro_batch} is not accepted; expected a divisor of the global "
         f"batch of {global_batch}{share}, or the least multiple of a stage's {layout.dies} dies "
-        f"for so many micro-batches, with at most {_PADDING:.0%} of padding"
+        f"for so many micro-batches, with at most {_MAX_PADDING:.0%} of padding"
     )
 
 
 def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
-    """Say why there cannot be so many pipelines; empty where there can."""
+    """Return why there cannot be so many pipelines; empty where there can."""
     if wafer.wafer_count % replicas == 0 and global_batch % replicas == 0:
         return ""
     return (
@@ -245,7 +254,7 @@ def replicas_fault(wafer: Wafer, global_batch: int, replicas: int) -> str:
 
 
 def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -> str:
-    """Say why pipelines cannot run as a layout says; empty where they can."""
+    """Return why a wafer does not accept a layout; empty where it does."""
     replicas = layout.replicas
     if fault := replicas_fault(wafer, global_batch, replicas):
         return fault
@@ -269,7 +278,7 @@ def layout_fault(wafer: Wafer, blocks: int, global_batch: int, layout: Layout) -
 
 
 def refuse_micro_batch(global_batch: int, layout: Layout) -> None:
-    """Refuse a micro-batch that a step cannot be cut into."""
+    """Raise where a step cannot be split into a layout's micro-batches."""
     if not accepts_micro_batch(global_batch, layout):
         raise InvalidInputError(micro_batch_fault(global_batch, layout))
 
@@ -277,7 +286,7 @@ def refuse_micro_batch(global_batch: int, layout: Layout) -> None:
 @lru_cache(maxsize=4096)
 def _micro_batches(global_batch: int, dies: int) -> tuple[int, ...]:
     divisors = {b for b in range(1, global_batch + 1) if global_batch % b == 0}
-    most = int(global_batch * (1.0 + _PADDING))
+    most = int(global_batch * (1.0 + _MAX_PADDING))
     multiples = range(dies, most + 1, dies)
     padded = {b for b in multiples if accepts_micro_batch(global_batch, Layout(dies, 1, 1, b))}
     return tuple(sorted(divisors | padded))
@@ -322,9 +331,9 @@ def whole_runs(width: int, height: int) -> tuple[Run, ...]:
 
 
 def links_of(wafer: Wafer, layout: Layout) -> Links:
-    """Links between neighbouring dies of a stage; those of a line that bends are of both kinds.
+    """Links between neighbouring dies of a stage; a line that bends has the slower of both kinds.
 
-    Where switches join the dies, the links of each to them.
+    With switches: the link of each die to them.
     """
     x, y = wafer.link_bytes_per_s
     if wafer.switch is not None:
@@ -345,7 +354,7 @@ def _boundaries(
     chunks: int,
     border: int = -1,
 ) -> tuple[tuple[float, float], ...]:
-    """Price what stages send; behind stage `border` they have another shape."""
+    """Price what stages send; after stage `border` they have another shape."""
     columns, rows = grid
     stages = len(placed)
     flows = []
@@ -354,8 +363,8 @@ def _boundaries(
         pairs.append((stages - 1, 0, chunks - 1))
     for first, second, _ in pairs:
         pair = placed[first], placed[second]
-        ways = product(*pair) if first == border else zip(*pair, strict=True)
-        ends = [(v * columns + u, t * columns + s) for (u, v), (s, t) in ways]
+        routes = product(*pair) if first == border else zip(*pair, strict=True)
+        ends = [(v * columns + u, t * columns + s) for (u, v), (s, t) in routes]
         share = 1.0 / len(ends)
         flows.append([(a, b, share) for a, b in ends])
         flows.append([(b, a, share) for a, b in ends])
@@ -369,58 +378,58 @@ def _boundaries(
     total = loads([f for some in flows for f in some]) / rate
     sends, hops = [0.0] * stages, [0] * stages
     for k, (first, second, times) in enumerate(pairs):
-        for way, sender in ((0, first), (1, second)):
-            some = flows[2 * k + way]
+        for direction, sender in ((0, first), (1, second)):
+            some = flows[2 * k + direction]
             sends[sender] += times * float(total[loads(some) > 0].max())
-            apart = some if first == border else some[:1]  # all others are as far apart
+            apart = some if first == border else some[:1]  # all others have as many hops
             hops[sender] += times * max(int((loads([flow]) > 0).sum()) for flow in apart)
     return tuple((rate_s, links.hop_s * count) for rate_s, count in zip(sends, hops, strict=True))
 
 
 def boundaries(wafer: Wafer, layout: Layout) -> tuple[tuple[float, float], ...]:
-    """Seconds per byte, and seconds besides, that each stage takes to pass tensors on, both ways.
+    """Seconds per byte, and fixed seconds, that each stage takes to send tensors and gradients.
 
-    All stages send at once; what counts is the most loaded link on the way, and its hops.
+    All stages send at once; the most loaded link of a route and its hops count.
     """
     x, y = wafer.link_bytes_per_s
     here = stages_on(wafer, layout)
     placed = stage_dies(wafer, layout.width, layout.height, here)
     dead = tuple(sorted(wafer.dead))
     links = Links(x, y, wafer.hop_latency_s)
-    alone = here == layout.stages
-    chunks = layout.chunks if alone else 1
+    one_wafer = here == layout.stages
+    chunks = layout.chunks if one_wafer else 1
     if wafer.switch is not None:
         one = _switch_boundaries(links, [layout.dies] * here, chunks)
     else:
         one = _boundaries(wafer.grid, dead, wafer.dead_links, links, placed, chunks)
-    return one if alone else _joined_boundaries(wafer, layout, one)
+    return one if one_wafer else _boundaries_of_wafers(wafer, layout, one)
 
 
 def _switch_boundaries(
     links: Links, sizes: Sequence[int], chunks: int
 ) -> tuple[tuple[float, float], ...]:
-    """Over switches each die's link carries what its stage sends, on and back, and nothing else.
+    """Price sends over switches: each die's link carries its share of its stage's tensors.
 
-    Of two stages that have unequally many dies, the links of the smaller one count.
+    Of two stages with unequally many dies, the links of the smaller one count.
     """
     found, stages = [], len(sizes)
     for k in range(stages):
         on = chunks - (k == stages - 1) if stages > 1 else 0
         back = chunks - (k == 0) if stages > 1 else 0
-        ways = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
-        rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in ways)
+        sends = ((on, sizes[(k + 1) % stages]), (back, sizes[k - 1]))
+        rate_s = sum(times / (min(sizes[k], dies) * links.x_bytes_per_s) for times, dies in sends)
         found.append((rate_s, 2.0 * links.hop_s * (on + back)))
     return tuple(found)
 
 
-def _joined_boundaries(
+def _boundaries_of_wafers(
     wafer: Wafer, layout: Layout, one: tuple[tuple[float, float], ...]
 ) -> tuple[tuple[float, float], ...]:
-    """Stages of several wafers: on each as on one, and its ends send to the next wafer.
+    """Price sends on several wafers: on each as on one, and its end stages send to the next wafer.
 
-    Runs of blocks that are interleaved pass every wafer again, from the last one to the first.
+    Interleaved chunks pass every wafer again, from the last one to the first.
     """
-    assert wafer.io is not None  # a rule of joined wafers
+    assert wafer.io is not None  # a rule of several wafers
     here, chunks = len(one), layout.chunks
     byte_s, message_s = 1.0 / wafer.io.bandwidth_bytes_per_s, wafer.io.latency_s
     found = []
@@ -436,9 +445,9 @@ def _joined_boundaries(
 def placed_boundaries(
     wafer: Wafer, placed: tuple[tuple[tuple[int, int], ...], ...], border: int
 ) -> tuple[tuple[float, float], ...]:
-    """Give what `boundaries` gives for stages that stand so, of two shapes: up to `border`, behind.
+    """Return `boundaries` of placed stages of two shapes: those up to `border`, and the others.
 
-    Every die of the one sends each die of the other as much.
+    At the border every die sends an equal share to every die of the next stage.
     """
     links = Links(*wafer.link_bytes_per_s, wafer.hop_latency_s)
     if wafer.switch is not None:
@@ -450,10 +459,10 @@ def placed_boundaries(
 def layouts(
     wafer: Wafer, blocks: int, global_batch: int, ends: tuple[float, float] = (0.0, 0.0)
 ) -> Iterator[Layout]:
-    """List every layout: rectangle, count of stages, micro-batch, schedule, blocks of each stage.
+    """List every layout: rectangle, number of stages, micro-batch, schedule, blocks of each stage.
 
-    Blocks are shared out evenly, and so that no stage has more to do than it must, where that is
-    something else; `ends` says what stands before and behind the blocks, in blocks.
+    Blocks are split evenly and, where that differs, such that the slowest stage has least work;
+    `ends` is the work before and behind the blocks, in blocks.
 
     Examples
     --------
@@ -487,7 +496,7 @@ def _pipelines(
     replicas: int,
     ends: tuple[float, float],
 ) -> Iterator[Layout]:
-    """List the layouts of one rectangle in which so many pipelines share the batch."""
+    """List the layouts of one rectangle with so many data-parallel pipelines."""
     depth, share = wafer.wafer_count // replicas, global_batch // replicas
     x, y = wafer.link_bytes_per_s
     places = room(wafer, *sides) if x > 0 and y > 0 else min(room(wafer, *sides), 1)

@@ -1,4 +1,12 @@
-"""Places for the stages of two classes, each of a shape of its own, on one or several wafers."""
+"""Places for the stages of a pipeline between the dead dies and links of a wafer.
+
+Rectangles are packed in bands of rows: a band starts where most rectangles fit and is filled from
+its left, so that a dead die or link costs the rectangles it lies in and shifts the others. Bands of
+columns are tried as well. A stage that is one die high may also be a line that bends: a piece of a
+long path from die to neighbouring die. Collectives along it use the links of the path and no
+others, so that they cost what they cost on a straight line. Where faults split a wafer, all stages
+stand in one connected part. With switches any dies make up a stage, which counts as a line.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +32,24 @@ __all__ = [
 Die = tuple[int, int]
 Link = frozenset[Die]
 
-_NODES = 4_000  # steps of one walk's search
-_STARTS = 10  # dies that a walk is tried from
-_JUMPS = 2  # times that a walk may pass through a die
+_NODES = 4_000  # steps of one path search
+_STARTS = 10  # dies that a path search starts from
+_JUMPS = 2  # times that a path may pass through a die
 
 
 @dataclass(frozen=True)
 class Line:
-    """A walk over the dies of a wafer that work."""
+    """A path over working dies of a wafer."""
 
     dies: tuple[Die, ...]
-    """In order; neighbours, or with one die in between whose links to both nobody else uses."""
+    """In order; neighbours, or with one die between whose links nothing else on the path uses."""
     hops: int
-    """At most so many between two of them."""
+    """Hops between consecutive dies, at most."""
 
 
 @dataclass(frozen=True)
 class FaultyMesh:
-    """The dies of a wafer, and what of it does not work."""
+    """The grid of dies, with dead dies and links."""
 
     columns: int
     rows: int
@@ -51,13 +59,13 @@ class FaultyMesh:
 
     @property
     def turned(self) -> FaultyMesh:
-        """Rows for columns."""
+        """The transposed grid."""
         dead = frozenset((y, x) for x, y in self.dead)
         cut = frozenset(frozenset((y, x) for x, y in link) for link in self.cut)
         return FaultyMesh(self.rows, self.columns, dead, cut)
 
     def near(self, die: Die) -> list[Die]:
-        """Working dies that a die has a working link to."""
+        """Working neighbours over working links."""
         x, y = die
         found = ((x + 1, y), (x, y + 1), (x - 1, y), (x, y - 1))
         return [
@@ -70,7 +78,7 @@ class FaultyMesh:
         ]
 
     def regions(self) -> list[FaultyMesh]:
-        """Find connected parts, each with all other dies counted as dead; the largest first."""
+        """Return the connected parts, each with all other dies dead; the largest first."""
         every = {(x, y) for y in range(self.rows) for x in range(self.columns)}
         left, found = every - self.dead, []
         while left:
@@ -112,7 +120,7 @@ def _free_in_band(mesh: FaultyMesh, width: int, height: int, start: int) -> list
 
 
 def _bands(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    """Choose where bands of rows start, so that most rectangles have a place; in a snake."""
+    """First dies of as many rectangles as fit in bands of rows, in boustrophedon order."""
     rows = mesh.rows
     filled = [_free_in_band(mesh, width, height, y) for y in range(max(rows - height + 1, 0))]
     most = [0] * (rows + 1)
@@ -137,7 +145,7 @@ def regions_of(mesh: FaultyMesh) -> tuple[FaultyMesh, ...]:
 
 
 def bands_in(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of rectangles in bands of rows or of columns, whichever has more."""
+    """First dies of rectangles in bands of rows or of columns, whichever fits more."""
     across = _bands(mesh, width, height)
     down = tuple((x, y) for y, x in _bands(mesh.turned, height, width))
     return max(across, down, key=len)
@@ -150,10 +158,10 @@ def _tiles(mesh: FaultyMesh, width: int, height: int) -> tuple[Die, ...]:
 
 
 def tiles(wafer: Wafer, width: int, height: int) -> tuple[Die, ...]:
-    """First dies of rectangles that have room between what is dead, in a snake.
+    """First dies of the rectangles that fit between dead dies and links, in boustrophedon order.
 
-    No rectangle has a dead die or a dead link inside. All lie in one connected part of the wafer:
-    where faults split it, in the part that has room for most.
+    No rectangle has a dead die or link inside. All lie in one connected part of the wafer: where
+    faults split it, in the part that fits most.
 
     Examples
     --------
@@ -175,7 +183,7 @@ Step = tuple[Die, tuple[Link, ...]]
 
 @lru_cache(maxsize=1024)
 def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[Step]]]:
-    """Of each die that works: its neighbours, steps to them, and steps that lead two dies on."""
+    """For each working die: its neighbours, steps to them, and steps over a neighbour."""
     every = ((x, y) for y in range(mesh.rows) for x in range(mesh.columns))
     near = {die: mesh.near(die) for die in every if die not in mesh.dead}
     found = {}
@@ -190,8 +198,8 @@ def _steps_of(mesh: FaultyMesh) -> dict[Die, tuple[list[Die], list[Step], list[S
     return found
 
 
-class _Walk:
-    """A search for a long walk from one die, depth first, scarce neighbours first."""
+class _PathSearch:
+    """Depth-first search for a long path from one die; dies with few free neighbours come first."""
 
     def __init__(self, mesh: FaultyMesh, start: Die, jumps: int) -> None:
         self.near, self.jumps = _steps_of(mesh), jumps
@@ -201,7 +209,7 @@ class _Walk:
         self.used: set[Link] = set()
 
     def options(self) -> list[Step]:
-        """Next dies and the links to them, the best last."""
+        """Next dies and the links to them, the most promising last."""
         _, steps, far = self.near[self.path[-1]]
         found = self._sorted(steps)
         return self._sorted(far) + found if self.jumps > 0 else found
@@ -232,7 +240,7 @@ class _Walk:
         self.jumps += len(links) > 1
 
     def longest(self, goal: int) -> Line:
-        """Search until a walk has so many dies, or long enough."""
+        """Search until a path has `goal` dies, or the node limit is reached."""
         best, hops = tuple(self.path), 1
         open_ones = [self.options()]
         for _ in range(_NODES):
@@ -275,17 +283,16 @@ def _line_in(mesh: FaultyMesh) -> Line:
     for jumps, goal in ((0, most), (_JUMPS, len(alive))):
         for start in starts:
             if len(best.dies) < goal:
-                found = _Walk(mesh, start, jumps).longest(goal)
+                found = _PathSearch(mesh, start, jumps).longest(goal)
                 best = found if len(found.dies) > len(best.dies) else best
     return best
 
 
 def longest_line(wafer: Wafer) -> Line:
-    """Find a walk over as many dies as it can; a snake where none is dead.
+    """Find a path over as many dies as possible; boustrophedon where nothing is dead.
 
-    Dies of a walk are black and white in turn, as on a chequerboard. Where one colour has more, a
-    step may lead two dies on: its messages pass through the die between, over links that nothing
-    else on the walk uses.
+    Dies of a path alternate in colour, as on a chequerboard. Where one colour has more dies, a step
+    may pass through a die: over links that nothing else on the path uses.
 
     Examples
     --------
@@ -302,7 +309,7 @@ def bends(wafer: Wafer) -> bool:
 
 
 def room(wafer: Wafer, width: int, height: int) -> int:
-    """Count the stages of one shape that a wafer has room for.
+    """Count the stages of one shape that fit on a wafer.
 
     Examples
     --------
@@ -319,7 +326,7 @@ def room(wafer: Wafer, width: int, height: int) -> int:
 
 
 def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, blocks: int) -> str:
-    """Say why stages of one shape have no place on so many wafers; empty where they have.
+    """Return why stages of one shape do not fit on so many wafers; empty where they do.
 
     Examples
     --------
@@ -345,7 +352,7 @@ def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, 
 
 
 def is_bent(wafer: Wafer, width: int, height: int, stages: int) -> bool:
-    """Whether so many stages have room only as lines that bend."""
+    """Whether so many stages fit only as lines that bend."""
     if wafer.switch is not None:
         return False
     return height == 1 and stages > len(tiles(wafer, width, height))
@@ -365,8 +372,8 @@ def stage_dies(wafer: Wafer, width: int, height: int, stages: int) -> tuple[tupl
         every = [(x, y) for y in range(rows) for x in range(columns) if wafer.alive(x, y)]
         return tuple(tuple(every[k * width : (k + 1) * width]) for k in range(stages))
     if is_bent(wafer, width, height, stages):
-        walk = longest_line(wafer).dies
-        return tuple(walk[k * width : (k + 1) * width] for k in range(stages))
+        path = longest_line(wafer).dies
+        return tuple(path[k * width : (k + 1) * width] for k in range(stages))
     return tuple(rectangle_dies(at, width, height) for at in tiles(wafer, width, height)[:stages])
 
 
@@ -382,21 +389,21 @@ Shapes = tuple[Shape, Shape]
 
 @dataclass(frozen=True)
 class ClassPlaces:
-    """Where the stages of one class stand."""
+    """Dies of the stages of one class."""
 
     stages: tuple[tuple[Die, ...], ...]
     """Dies of each, row by row of its rectangle, or along its line."""
     hops: int
-    """Of a line that bends: at most so many between two of its dies; 0 for rectangles."""
+    """Hops between consecutive dies of a line that bends, at most; 0 for rectangles."""
     wafers: tuple[int, ...] = ()
-    """Number of the wafer that each stands on, of those of a pipeline."""
+    """Index of the wafer of each stage, of those of a pipeline."""
 
 
 _NONE = ClassPlaces((), 0)
 
 
 def _class_in(mesh: FaultyMesh, shape: Shape) -> ClassPlaces | None:
-    """Rectangles in bands, else pieces of a walk."""
+    """Place one class: rectangles in bands, else pieces of a path."""
     width, height, count = shape
     if not count:
         return _NONE
@@ -408,14 +415,14 @@ def _class_in(mesh: FaultyMesh, shape: Shape) -> ClassPlaces | None:
     alive = [part.columns * part.rows - len(part.dead) for part in regions_of(mesh)]
     if max(alive, default=0) < width * count:
         return None
-    walk = longest_line_in(mesh)
-    return _pieces(walk, 0, shape) if len(walk.dies) >= width * count else None
+    path = longest_line_in(mesh)
+    return _pieces(path, 0, shape) if len(path.dies) >= width * count else None
 
 
-def _pieces(walk: Line, start: int, shape: Shape) -> ClassPlaces:
+def _pieces(path: Line, start: int, shape: Shape) -> ClassPlaces:
     width, _, count = shape
     ends = range(start, start + width * count, width)
-    return ClassPlaces(tuple(walk.dies[at : at + width] for at in ends), walk.hops)
+    return ClassPlaces(tuple(path.dies[at : at + width] for at in ends), path.hops)
 
 
 @lru_cache(maxsize=65536)
@@ -427,29 +434,29 @@ def _on_mesh(mesh: FaultyMesh, shapes: Shapes) -> tuple[ClassPlaces, ...] | None
             if placed is None:
                 continue
             taken = part.dead.union(*placed.stages)
-            beside = _class_in(FaultyMesh(part.columns, part.rows, taken, part.cut), other)
-            if beside is not None:
-                return (placed, beside)[::order]
+            rest = _class_in(FaultyMesh(part.columns, part.rows, taken, part.cut), other)
+            if rest is not None:
+                return (placed, rest)[::order]
         first, second = shapes
         used = [width * count for width, _, count in shapes]
         if max(first[1], second[1]) == 1 and sum(used) <= len(longest_line_in(part).dies):
-            walk = longest_line_in(part)
-            return _pieces(walk, 0, first), _pieces(walk, used[0], second)
+            path = longest_line_in(part)
+            return _pieces(path, 0, first), _pieces(path, used[0], second)
     return None
 
 
 def _behind_switches(wafer: Wafer, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
-    """Take whichever dies work, row by row: only sizes count."""
+    """Place two classes on any working dies, row by row."""
     first, second = (width * count for width, _, count in shapes)
     if max(height for _, height, _ in shapes) > 1 or first + second > wafer.dies:
         return None
     (every,) = stage_dies(wafer, first + second, 1, 1)
-    walk = Line(every, 0)
-    return _pieces(walk, 0, shapes[0]), _pieces(walk, first, shapes[1])
+    path = Line(every, 0)
+    return _pieces(path, 0, shapes[0]), _pieces(path, first, shapes[1])
 
 
 def _on_one(wafer: Wafer, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
-    """Find places on one wafer; a class may have no stage there."""
+    """Place two classes on one wafer; a class may have no stage there."""
     if wafer.switch is not None:
         return _behind_switches(wafer, shapes)
     if sum(width * height * count for width, height, count in shapes) > wafer.dies:
@@ -458,11 +465,11 @@ def _on_one(wafer: Wafer, shapes: Shapes) -> tuple[ClassPlaces, ...] | None:
 
 
 def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPlaces, ...] | None:
-    """Find places for stages of two shapes; None where there are none, or a wafer has no stage.
+    """Place the stages of two classes; None where they do not fit, or a wafer has no stage.
 
-    One class is packed as if it were alone and the other one into what is left, as rectangles or as
-    pieces of a walk; or both are pieces of one walk. Of several wafers, each takes as many of the
-    next stages as have a place on it. Behind switches any dies that work make up a stage.
+    One class is packed as if it had the wafer to itself and the other into the remaining dies, as
+    rectangles or as pieces of a path; or both are pieces of one path. Each of several wafers takes
+    as many of the next stages as fit. With switches any working dies make up a stage.
 
     Examples
     --------
@@ -493,11 +500,11 @@ def class_places(wafer: Wafer, shapes: Shapes, wafers: int = 1) -> tuple[ClassPl
             left[which] -= here[which]
             each = placed[which]
             found[which].append(ClassPlaces(each.stages, each.hops, (number,) * here[which]))
-    return None if any(left) else (_joined(found[0]), _joined(found[1]))
+    return None if any(left) else (_merged(found[0]), _merged(found[1]))
 
 
-def _joined(parts: list[ClassPlaces]) -> ClassPlaces:
-    """Put the stages of a class on all wafers together; where one bends, all count as bent."""
+def _merged(parts: list[ClassPlaces]) -> ClassPlaces:
+    """Merge the stages of a class on all wafers; where one bends, all count as bent."""
     return ClassPlaces(
         tuple(dies for part in parts for dies in part.stages),
         max(part.hops for part in parts),

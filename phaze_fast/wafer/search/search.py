@@ -44,12 +44,12 @@ from phaze_fast.wafer.search.result import (
     no_layout,
     whole_number,
 )
-from phaze_fast.wafer.search.session import Data, Means, Session, Task
+from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
 
 __all__ = [
     "Progress",
-    "mappings_in",
-    "result_in",
+    "read_result",
+    "result_of",
     "search_below",
     "search_data",
     "search_mapping",
@@ -423,7 +423,7 @@ def search_below(
 
 
 def search_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Search one wafer and give plain data: `result_in` reads it."""
+    """Search one wafer and give plain data: `read_result` reads it."""
     effort = Effort(**given["effort"], budget_s=means.budget_s, stop=means.stop)
     below_s = float("inf") if given["below_s"] is None else given["below_s"]
     starts = []
@@ -492,30 +492,25 @@ def search_task(
     return Task(search_data, problem, given, effort.budget_s, effort.stop)
 
 
-def result_in(problem: Problem, data: Data) -> tuple[MappingResult | None, float]:
-    """Read what `search_data` gives: the result, none where bounds leave nothing; the bound."""
+def read_result(problem: Problem, data: Data) -> tuple[MappingResult | None, float]:
+    """Read what `search_data` returns: the result, None where bounds prune all; the bound."""
     bound_s = float("inf") if data["bound_s"] is None else float(data["bound_s"])
     kept = data["result"]
     return None if kept is None else MappingResult.from_record(problem, kept), bound_s
 
 
-def mappings_in(
-    session: Session,
-    problems: Sequence[Problem],
-    effort: Effort,
-    seed: int = 0,
-    progress: Progress | None = None,
-    done: Callable[[int], None] | None = None,
-) -> list[MappingResult]:
-    """Search a mapping for each problem in an open session."""
-    tasks = [search_task(problem, effort, seed) for problem in problems]
-    results = []
-    for problem, data in zip(problems, session.run(tasks, progress, done), strict=True):
-        result, _ = result_in(problem, data)
-        if result is None:
-            raise InvalidInputError(no_layout(problem))
-        results.append(result)
-    return results
+def result_of(problem: Problem, data: Data) -> MappingResult:
+    """Read the result of `search_data`.
+
+    Raises
+    ------
+    InvalidInputError
+        Where no layout of the wafer suits the model.
+    """
+    result, _ = read_result(problem, data)
+    if result is None:
+        raise InvalidInputError(no_layout(problem))
+    return result
 
 
 def search_mappings(
@@ -527,6 +522,7 @@ def search_mappings(
     resume: Path | str | None = None,
     cache: Path | str | None = None,
     progress: Progress | None = None,
+    session: Session | None = None,
 ) -> list[MappingResult]:
     """Find the fastest mapping for each of several problems: models, wafers, batches.
 
@@ -542,7 +538,9 @@ def search_mappings(
     resume
         Directory of a journal; the same call goes on from it.
     cache
-        Folder in which results are kept, by their content and that of all code that prices them.
+        Folder of cached results, by content and by the version of the code that prices them.
+    session
+        An open session to run in; executor, threads, resume and cache are then those of it.
 
     Examples
     --------
@@ -551,5 +549,7 @@ def search_mappings(
     >>> [found.best.fits for found in search_mappings(problems, quick)]
     [True, True]
     """
-    with Session(executor, threads, resume, cache) as session:
-        return mappings_in(session, problems, effort or Effort(), seed, progress)
+    tasks = [search_task(problem, effort or Effort(), seed) for problem in problems]
+    with session_of(session, executor, threads, resume, cache) as opened:
+        answers = opened.run(tasks, progress)
+    return [result_of(problem, data) for problem, data in zip(problems, answers, strict=True)]

@@ -1,8 +1,8 @@
-"""Parts of wafer searches as tasks: on any executor, in a journal, in the store of results.
+"""Wafer searches as tasks: run by any executor, resumed from a journal, cached in a store.
 
-A task is a function at the top of a module, a problem and plain data. Its result is plain data and
-depends on nothing else, so that a result found in the journal of a stopped run, or in the store of
-earlier ones, stands for the task.
+A task is a module-level function, a problem and plain data. Its result is plain data and depends on
+nothing else, so that a result in the journal of a stopped run, or in the store of earlier runs,
+replaces running the task.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +26,7 @@ from phaze_fast.runs.store import STORE, ResultStore
 from phaze_fast.threads import thread_count
 from phaze_fast.wafer.mapping.problem import Problem
 
-__all__ = ["Progress", "Session", "Task"]
+__all__ = ["Data", "Means", "Progress", "Session", "Task", "session_of"]
 
 Data = dict[str, Any]
 Progress = Callable[[int, int, float], None]
@@ -35,7 +35,7 @@ Call = Callable[[Problem, Data, "Means"], Data]
 
 @dataclass(frozen=True)
 class Means:
-    """What a task may use; its result does not depend on it unless the budget ends."""
+    """Resources of a task; its result does not depend on them unless the budget ends."""
 
     threads: int = 1
     budget_s: float | None = None
@@ -48,18 +48,19 @@ class Task:
     """One part of a search."""
 
     call: Call
-    """At the top of a module, so that it can travel."""
+    """A module-level function, so that worker processes can import it."""
     problem: Problem
     given: Data
     """Plain data."""
     budget_s: float | None = None
-    """After which the call may give less; then its result has a true `cut` and is not kept."""
+    """Seconds after which the call may stop early; its result then has a true `cut` and is not
+    cached."""
     stop: Callable[[], bool] | None = None
-    """Whether to give less from now on, likewise; asked only where tasks run one after another."""
+    """Called now and then; true to stop early. Only where tasks run one after another."""
 
     @cached_property
     def key(self) -> str:
-        """Hash of all that decides the result; empty where the problem's operators are its own."""
+        """Hash of all that the result depends on; empty where operators are not a model's."""
         posed = self.problem.digest
         name = f"{self.call.__module__}.{self.call.__qualname__}"
         return digest([name, posed, self.given]) if posed else ""
@@ -68,7 +69,7 @@ class Task:
 def _answered(
     threads: int, progress: Progress | None, tasks: list[tuple[int, Task]]
 ) -> list[tuple[Data | None, Exception | None]]:
-    """Do tasks; an error is a result as well."""
+    """Run tasks; an error is a result as well."""
     answers: list[tuple[Data | None, Exception | None]] = []
     for _, task in tasks:
         try:
@@ -88,7 +89,7 @@ def _opened_journal(folder: Path | str) -> Journal:
 
 
 class Session:
-    """Where the tasks of wafer searches run, and where their results are kept.
+    """Runs the tasks of wafer searches, and caches their results.
 
     Parameters
     ----------
@@ -120,13 +121,13 @@ class Session:
     ) -> None:
         self.threads = thread_count(threads)
         self.recalled = 0
-        """Tasks whose result was kept before."""
+        """Tasks whose result came from the journal or the store."""
         self._notes: list[str] = []
         self._journal: Journal | None = None
         self._store: ResultStore | None = None
         self._found: dict[str, Data] = {}
-        self.alone = executor is None
-        """Whether tasks run one after another here."""
+        self.sequential = executor is None
+        """Whether tasks run one after another in this process."""
         with contextlib.ExitStack() as stack:
             if resume is not None:
                 self._journal = stack.enter_context(_opened_journal(resume))
@@ -136,7 +137,7 @@ class Session:
                     self._store = stack.enter_context(store)
                 except InvalidInputError as error:
                     self._notes.append(str(error))
-            workers = Workers(executor, 1 if self.alone else self.threads)
+            workers = Workers(executor, 1 if self.sequential else self.threads)
             self._workers = stack.enter_context(workers)
             self._stack = stack.pop_all()
 
@@ -148,7 +149,7 @@ class Session:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What happened to the journal and the store that a reader should know."""
+        """Messages about the journal and the store."""
         kept = [place.notes for place in (self._journal, self._store) if place is not None]
         return (*self._notes, *(note for some in kept for note in some))
 
@@ -158,7 +159,7 @@ class Session:
         progress: Progress | None = None,
         done: Callable[[int], None] | None = None,
     ) -> list[Data]:
-        """Do tasks, or look their results up.
+        """Run tasks, or look their results up.
 
         Parameters
         ----------
@@ -184,13 +185,15 @@ class Session:
         results |= kept
         self.recalled += len(kept)
         self._found |= {tasks[at].key: data for at, data in kept.items()}
-        asked = tasks if self.alone else [replace(task, stop=None) for task in tasks]
+        asked = tasks if self.sequential else [replace(task, stop=None) for task in tasks]
         left = [(at, task) for at, task in enumerate(asked) if at not in results]
         for at in results:
             if done is not None:
                 done(at)
-        share = 1 if self.alone else min(max(len(left), 1), self.threads)
-        call = functools.partial(_answered, self.threads // share, progress if self.alone else None)
+        share = 1 if self.sequential else min(max(len(left), 1), self.threads)
+        call = functools.partial(
+            _answered, self.threads // share, progress if self.sequential else None
+        )
         for items, answers in run_chunks(call, left, 1, self._workers):
             if isinstance(answers, Lost):
                 raise PhazeError(f"executor: {answers.reason}")
@@ -223,3 +226,19 @@ class Session:
         if self._store is not None:
             text = json.dumps(data, separators=(",", ":"), allow_nan=False)
             self._store.put_many({task.key.encode(): text.encode()})
+
+
+@contextlib.contextmanager
+def session_of(
+    session: Session | None,
+    executor: Executor | str | None = None,
+    threads: int | None = None,
+    resume: Path | str | None = None,
+    cache: Path | str | None = None,
+) -> Iterator[Session]:
+    """Use a session that is open, or open one and close it afterwards."""
+    if session is not None:
+        yield session
+        return
+    with Session(executor, threads, resume, cache) as opened:
+        yield opened

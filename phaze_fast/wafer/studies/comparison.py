@@ -25,9 +25,9 @@ from phaze_fast.wafer.search.baselines import (
     best_candidate,
     megatron_shapes,
 )
-from phaze_fast.wafer.search.result import Effort, MappingResult, no_layout
-from phaze_fast.wafer.search.search import Progress, result_in, search_task
-from phaze_fast.wafer.search.session import Data, Means, Session, Task
+from phaze_fast.wafer.search.result import Effort, MappingResult
+from phaze_fast.wafer.search.search import Progress, result_of, search_task
+from phaze_fast.wafer.search.session import Data, Means, Session, Task, session_of
 
 __all__ = [
     "ABLATIONS",
@@ -35,7 +35,6 @@ __all__ = [
     "PUBLISHED_MEMORY",
     "Comparison",
     "compare_mappings",
-    "comparison_in",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -84,7 +83,7 @@ class Comparison(Table):
             **self.ours.to_dict(),
             "baselines": {name: each.to_dict() for name, each in self.baselines.items()},
             "ablations": {name: each.to_dict() for name, each in self.ablations.items()},
-            "lean": {
+            "memory_at_equal_speed": {
                 name: {"time_s": e.time_s, "memory_bytes_per_die": e.memory_bytes}
                 for name, e in self.memory_at_equal_speed.items()
             },
@@ -215,20 +214,14 @@ def _ablation_tasks(
 
 def _searched(session: Session, task: Task, progress: Progress | None = None) -> MappingResult:
     """Run one search and read its result."""
-    found, _ = result_in(task.problem, session.run([task], progress)[0])
-    if found is None:
-        raise InvalidInputError(no_layout(task.problem))
-    return found
+    return result_of(task.problem, session.run([task], progress)[0])
 
 
 def _evaluation(task: Task, data: Data) -> Evaluation:
     """Read the best mapping of a search, or the one evaluation that a task gives."""
     if "bound_s" not in data:
         return Evaluation.from_dict(data)
-    found, _ = result_in(task.problem, data)
-    if found is None:
-        raise InvalidInputError(no_layout(task.problem))
-    return found.best
+    return result_of(task.problem, data).best
 
 
 def _ablations(
@@ -265,7 +258,8 @@ def compare_mappings(
     executor: Executor | str | None = None,
     resume: Path | str | None = None,
     cache: Path | str | None = None,
-    lean: bool = True,
+    equal_speed_memory: bool = True,
+    session: Session | None = None,
 ) -> Comparison:
     """Search a mapping and score other systems' plans and our own ablations as baselines.
 
@@ -285,8 +279,10 @@ def compare_mappings(
         Called with the name of each part before it starts.
     executor, resume, cache
         As for `search_wafers`; the parts of a comparison are tasks of their own.
-    lean
-        Whether to look for the least memory that ours needs at the speed of each system.
+    equal_speed_memory
+        Whether to search for the least memory that ours needs at the speed of each system.
+    session
+        An open session to run in; executor, threads, resume and cache are then those of it.
 
     Examples
     --------
@@ -300,27 +296,34 @@ def compare_mappings(
     >>> found.to_columns()["variant"]
     ['', 'default', 'tuned', 'tiled']
     """
-    with Session(executor, threads, resume, cache) as session:
-        return comparison_in(
-            session, problem, effort, seed, names, ablations, known, progress, report, lean
+    with session_of(session, executor, threads, resume, cache) as opened:
+        return _compare(
+            opened,
+            problem,
+            effort or Effort(),
+            seed,
+            names,
+            ablations,
+            known,
+            progress,
+            report or _quiet,
+            equal_speed_memory,
         )
 
 
-def comparison_in(
+def _compare(
     session: Session,
     problem: Problem,
-    effort: Effort | None = None,
-    seed: int = 0,
-    names: Sequence[str] | None = None,
-    ablations: bool = True,
-    known: Sequence[Evaluation] = (),
-    progress: Progress | None = None,
-    report: Callable[[str], None] | None = None,
-    lean: bool = True,
+    effort: Effort,
+    seed: int,
+    names: Sequence[str] | None,
+    ablations: bool,
+    known: Sequence[Evaluation],
+    progress: Progress | None,
+    say: Callable[[str], None],
+    equal_speed_memory: bool,
 ) -> Comparison:
     """Compare in an open session; see `compare_mappings`."""
-    effort = effort or Effort()
-    say = report or _quiet
     names = baselines_on(problem) if names is None else names
     say("baselines")
     tuned = session.run([Task(baseline_data, problem, {"name": name}) for name in names])
@@ -343,7 +346,7 @@ def comparison_in(
             ours = _merged(ours, replace(ours, best=better, evaluations=0, seconds=0.0))
         taken["no_architecture"] = ours.best
     say("memory at equal speed")
-    fits = lean and ours.best.fits
+    fits = equal_speed_memory and ours.best.fits
     rivals = {n: each.best for n, each in others.items() if fits and each.best.fits}
     mine = (ours.best, *ours.runners_up[:2])
     tasks = [

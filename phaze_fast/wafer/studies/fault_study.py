@@ -8,7 +8,7 @@ pipelines of two classes of stages. The answers are mappings that run, without a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -26,9 +26,9 @@ from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.class_search import KnownClasses
 from phaze_fast.wafer.search.result import Effort
 from phaze_fast.wafer.search.search import search_below
-from phaze_fast.wafer.search.session import Data, Means, Session, Task
+from phaze_fast.wafer.search.session import Data, Means, Progress, Session, Task, session_of
 
-__all__ = ["FaultStudy", "fault_study", "study_in"]
+__all__ = ["FaultStudy", "fault_study"]
 
 Array = np.ndarray[Any, Any]
 
@@ -194,6 +194,8 @@ def fault_study(
     effort: Effort | None = None,
     seed: int = 0,
     threads: int | None = None,
+    progress: Progress | None = None,
+    session: Session | None = None,
 ) -> FaultStudy:
     """Find the throughput of a model on one wafer under many fault maps.
 
@@ -209,6 +211,10 @@ def fault_study(
         How long to search layouts that are new; by default briefly.
     seed, threads
         As for `search_mapping`; the seed is also that of the maps.
+    progress
+        Called with maps done, maps in all, and the time under the last one.
+    session
+        An open session to run in; threads are then those of it.
 
     Examples
     --------
@@ -218,21 +224,6 @@ def fault_study(
     >>> study.to_dict()["worst_per_s"] <= study.expected_per_s <= 16 / study.whole_s * 1.01
     True
     """
-    with Session(None, threads) as session:
-        return study_in(session, problem, maps, die_fault, link_fault, effort, seed)
-
-
-def study_in(
-    session: Session,
-    problem: Problem,
-    maps: Sequence[FaultMap] | int = 200,
-    die_fault: float | None = None,
-    link_fault: float = 0.0,
-    effort: Effort | None = None,
-    seed: int = 0,
-    progress: Callable[[int, int, float], None] | None = None,
-) -> FaultStudy:
-    """Study fault maps in an open session; see `fault_study`."""
     began = time.perf_counter()
     if isinstance(maps, int):
         maps = sample_faults(problem.wafer, maps, seed, die_fault, link_fault)
@@ -240,7 +231,8 @@ def study_in(
         raise InvalidInputError("maps: none are given; expected at least one")
     asked = asdict(replace(effort or _QUICK, budget_s=None, stop=None))
     given = {"maps": [each.to_plain() for each in maps], "effort": asked, "seed": seed}
-    data = session.run([Task(fault_times, problem, given)], progress)[0]
+    with session_of(session, threads=threads) as opened:
+        data = opened.run([Task(fault_times, problem, given)], progress)[0]
     whole, *times = (float("inf") if t is None else float(t) for t in data["times_s"])
     seconds = time.perf_counter() - began
     return FaultStudy(

@@ -19,15 +19,14 @@ from phaze_fast.wafer.mapping.evaluate import Evaluation
 from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
 from phaze_fast.wafer.search.bounds import quickest_s
 from phaze_fast.wafer.search.result import Effort, MappingResult
-from phaze_fast.wafer.search.search import result_in, search_task
-from phaze_fast.wafer.search.session import Progress, Session
+from phaze_fast.wafer.search.search import read_result, search_task
+from phaze_fast.wafer.search.session import Progress, Session, session_of
 
 __all__ = [
     "OBJECTIVES",
     "WaferFront",
     "WaferPoint",
     "capped_s",
-    "front_in",
     "pareto_front",
     "search_front",
 ]
@@ -214,6 +213,9 @@ def search_front(
     executor: Executor | str | None = None,
     resume: Path | str | None = None,
     cache: Path | str | None = None,
+    progress: Progress | None = None,
+    so_far: Callable[[WaferFront], None] | None = None,
+    session: Session | None = None,
 ) -> WaferFront:
     """Search the wafers of a space that no other beats in all objectives.
 
@@ -222,12 +224,14 @@ def search_front(
 
     Parameters
     ----------
-    model, space, training, seed, threads, executor, resume, cache
+    model, space, training, seed, threads, executor, resume, cache, progress, session
         As for `search_wafers`.
     effort
         On each wafer; by default a brief one.
     objectives
-        Some of `OBJECTIVES`; with fewer of them, more wafers are left out.
+        Some of `OBJECTIVES`; with fewer of them, more wafers are pruned.
+    so_far
+        Called with the front after each wave of wafers.
 
     Examples
     --------
@@ -238,57 +242,44 @@ def search_front(
     >>> [point.result.problem.wafer.grid for point in front.points]
     [(4, 2), (2, 2), (1, 2)]
     """
-    training, effort = training or WaferTraining(), effort or _BRIEF
-    with Session(executor, threads, resume, cache) as session:
-        return front_in(session, model, space, training, effort, seed, objectives)
-
-
-def front_in(
-    session: Session,
-    model: TransformerModel,
-    space: WaferSpace,
-    training: WaferTraining,
-    effort: Effort,
-    seed: int = 0,
-    objectives: Sequence[str] = OBJECTIVES,
-    progress: Progress | None = None,
-    so_far: Callable[[WaferFront], None] | None = None,
-) -> WaferFront:
-    """Do what `search_front` does where a session says; `so_far` gets the front after each wave."""
     _check(objectives)
-    queue = sorted(
-        ((quickest_s(problem), i, problem))
-        for i, problem in enumerate(Problem(model, each, training) for each in space.wafers()[0])
-    )
-    points: list[WaferPoint] = []
-    front = WaferFront(tuple(objectives), (), 0, 0, 0, len(queue))
-    for at in range(0, len(queue), _WAVE):
-        if effort.stop is not None and effort.stop():
-            break
-        wave = [
-            problem
-            for bound_s, _, problem in queue[at : at + _WAVE]
-            if not _beaten(_at_best(problem, bound_s), points, objectives)
-        ]
-        answers = session.run([search_task(each, effort, seed) for each in wave])
-        results = [result_in(*pair)[0] for pair in zip(wave, answers, strict=True)]
-        fitting = [each for each in results if each is not None and each.best.fits]
-        points += map(_point, fitting)
-        looked = min(_WAVE, len(queue) - at)
-        front = WaferFront(
-            tuple(objectives),
-            pareto_front(points, objectives),
-            front.searched + len(wave),
-            front.bounded + looked - len(wave),
-            front.misfits + len(wave) - len(fitting),
-            front.unseen - looked,
+    training, effort = training or WaferTraining(), effort or _BRIEF
+    with session_of(session, executor, threads, resume, cache) as opened:
+        queue = sorted(
+            ((quickest_s(problem), i, problem))
+            for i, problem in enumerate(
+                Problem(model, each, training) for each in space.wafers()[0]
+            )
         )
-        if progress is not None:
-            best = front.points[0].time_s if front.points else float("inf")
-            progress(at + looked, len(queue), best)
-        if so_far is not None and wave:
-            so_far(front)
-    return front
+        points: list[WaferPoint] = []
+        front = WaferFront(tuple(objectives), (), 0, 0, 0, len(queue))
+        for at in range(0, len(queue), _WAVE):
+            if effort.stop is not None and effort.stop():
+                break
+            wave = [
+                problem
+                for bound_s, _, problem in queue[at : at + _WAVE]
+                if not _beaten(_at_best(problem, bound_s), points, objectives)
+            ]
+            answers = opened.run([search_task(each, effort, seed) for each in wave])
+            results = [read_result(*pair)[0] for pair in zip(wave, answers, strict=True)]
+            fitting = [each for each in results if each is not None and each.best.fits]
+            points += map(_point, fitting)
+            looked = min(_WAVE, len(queue) - at)
+            front = WaferFront(
+                tuple(objectives),
+                pareto_front(points, objectives),
+                front.searched + len(wave),
+                front.bounded + looked - len(wave),
+                front.misfits + len(wave) - len(fitting),
+                front.unseen - looked,
+            )
+            if progress is not None:
+                best = front.points[0].time_s if front.points else float("inf")
+                progress(at + looked, len(queue), best)
+            if so_far is not None and wave:
+                so_far(front)
+        return front
 
 
 def _beaten(best: dict[str, float], points: Sequence[WaferPoint], names: Sequence[str]) -> bool:

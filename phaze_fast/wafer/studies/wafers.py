@@ -25,10 +25,10 @@ from phaze_fast.wafer.mapping.details import details
 from phaze_fast.wafer.mapping.problem import Problem, WaferTraining
 from phaze_fast.wafer.search.bounds import quickest_s
 from phaze_fast.wafer.search.result import Effort, MappingResult
-from phaze_fast.wafer.search.search import result_in, search_task
-from phaze_fast.wafer.search.session import Session
+from phaze_fast.wafer.search.search import read_result, search_task
+from phaze_fast.wafer.search.session import Session, session_of
 
-__all__ = ["WaferResult", "contained", "search_wafers", "wafers_in"]
+__all__ = ["WaferResult", "contained", "search_wafers"]
 
 Progress = Callable[[int, int, float], None]
 
@@ -174,6 +174,7 @@ def search_wafers(
     executor: Executor | str | None = None,
     resume: Path | str | None = None,
     cache: Path | str | None = None,
+    session: Session | None = None,
 ) -> WaferResult:
     """Search wafers and mappings together.
 
@@ -198,7 +199,9 @@ def search_wafers(
     resume
         Directory of a journal: what is finished is kept there, and the same call goes on from it.
     cache
-        Folder in which results are kept, by their content and that of all code that prices them.
+        Folder of cached results, by content and by the version of the code that prices them.
+    session
+        An open session to run in; executor, threads, resume and cache are then those of it.
 
     Raises
     ------
@@ -219,20 +222,6 @@ def search_wafers(
     >>> found.to_columns()["status"]
     ['searched']
     """
-    with Session(executor, threads, resume, cache) as session:
-        return wafers_in(session, model, space, training, effort, seed, progress)
-
-
-def wafers_in(
-    session: Session,
-    model: TransformerModel,
-    space: WaferSpace,
-    training: WaferTraining | None = None,
-    effort: Effort | None = None,
-    seed: int = 0,
-    progress: Progress | None = None,
-) -> WaferResult:
-    """Search wafers and mappings together in an open session; see `search_wafers`."""
     began = time.perf_counter()
     training, effort = training or WaferTraining(), effort or Effort()
     wafers, rejected = space.wafers()
@@ -245,28 +234,29 @@ def wafers_in(
     base = space.base_index
     kept = [i for i in range(len(wafers)) if not inside[i] or i == base]
     problems = {i: Problem(model, wafers[i], training) for i in kept}
-    tour = _Tour(session, problems, effort, seed, progress)
-    tour.briefly(base)
-    tour.at_length(base)
-    chosen = tour.best
+    with session_of(session, executor, threads, resume, cache) as opened:
+        search = _WaferSearch(opened, problems, effort, seed, progress)
+        search.briefly(base)
+        search.at_length(base)
+    chosen = search.best
     return WaferResult(
         best=chosen,
-        base=tour.found.get(base) if base is not None else None,
-        bound_s=min([*tour.bounds.values(), *([chosen.best.time_s] if chosen.best.fits else [])]),
+        base=search.found.get(base) if base is not None else None,
+        bound_s=min([*search.bounds.values(), *([chosen.best.time_s] if chosen.best.fits else [])]),
         wafers=len(wafers),
         rejected={str(rule): count for rule, count in rejected.items()},
         contained=len(wafers) - len(kept),
-        bounded=tour.bounded,
-        searched=len(tour.found),
-        unseen=tour.unseen,
-        evaluations=tour.evaluations,
+        bounded=search.bounded,
+        searched=len(search.found),
+        unseen=search.unseen,
+        evaluations=search.evaluations,
         seconds=time.perf_counter() - began,
-        rows=tuple(tour.rows()),
+        rows=tuple(search.rows()),
     )
 
 
-class _Tour:
-    """A search over wafers; see `search_wafers`."""
+class _WaferSearch:
+    """A branch-and-bound search over wafers; see `search_wafers`."""
 
     def __init__(
         self,
@@ -325,7 +315,7 @@ class _Tour:
             for i, below_s in limits.items()
         ]
         for i, data in zip(limits, self.session.run(tasks), strict=True):
-            found, bound = result_in(self.problems[i], data)
+            found, bound = read_result(self.problems[i], data)
             self.bounds[i] = max(self.bounds[i], bound)
             if found is None:
                 continue
