@@ -187,12 +187,12 @@ class Classes:
         size = self.problem.work.boundary_bytes * self.layouts[0].micro_batch
         border = self.layouts[0].stages - 1
         seconds = []
-        for k, (rate, fixed) in enumerate(self._sends()):
+        for k, (rate, fixed) in enumerate(self.sends()):
             exchange_s = self._exchange_s(k - border) if k in (border, border + 1) else 0.0
             seconds.append(rate + (fixed + exchange_s) / size)
         return tuple(seconds)
 
-    def _sends(self) -> list[tuple[float, float]]:
+    def sends(self) -> list[tuple[float, float]]:
         """Seconds per byte, and fixed seconds, that each stage takes to send to its neighbours.
 
         The first and the last stage on a wafer also send over its I/O to the next wafer.
