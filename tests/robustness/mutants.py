@@ -18,8 +18,8 @@ LISTED = Path(__file__).parent / "mutants.jsonl"
 CPP = ("cpp/src/base", "cpp/src/cost", "cpp/src/schedule", "cpp/src/placement", "cpp/src/wafer")
 PYTHON = (
     "memory/kernel", "memory/footprint", "placement/rates", "placement/sizes", "placement/times",
-    "placement/throughput", "cost/network", "search/bounds", "search/candidates", "wafer/bounds",
-    "wafer/prices", "hardware/power",
+    "placement/throughput", "cost/network", "search/bounds", "search/candidates", "wafer/search/bounds",
+    "wafer/mapping/prices", "hardware/power",
 )  # fmt: skip
 """Modules that price or bound."""
 INFIX = {

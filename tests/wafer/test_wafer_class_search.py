@@ -197,7 +197,7 @@ def test_every_block_more_adds_as_much_to_the_bound_on_any_placement():
 
 
 def test_two_classes_have_to_gain_a_thousandth(monkeypatch):
-    module = importlib.import_module("phaze_fast.wafer.search")
+    module = importlib.import_module("phaze_fast.wafer.search.search")
     asked = []
 
     def none_found(problem, layouts, known, below_s, *rest):

@@ -187,7 +187,7 @@ def test_kept_bytes_of_a_block(vectors, factor):
         for op in problem.work.operators
         if op.part != "block"
     )
-    kept = mapping.stages(np.zeros(len(problem.work.operators), np.uint8))[0][0, 3]
+    kept = mapping.stages(np.zeros(len(problem.work.operators), np.uint8))[0]["activation_bytes"][0]
     kept -= ends * layout.micro_batch
     elements = layout.micro_batch * problem.work.seq * problem.model.hidden
     assert kept == pytest.approx(problem.work.blocks * factor * elements, rel=2e-3)
@@ -292,6 +292,6 @@ def test_recomputation_runs_the_collectives_of_what_it_runs(name, op, sums):
     given = np.zeros(len(names), np.uint8)
     given[names.index(op)] = RECOMPUTE
     tensor = 2 * layout.micro_batch * problem.work.seq * problem.model.hidden
-    more = mapping.stages(given)[0][0, 0] - mapping.stages(given * 0)[0][0, 0]
+    more = mapping.stages(given)[0]["load_s"][0] - mapping.stages(given * 0)[0]["load_s"][0]
     expected = problem.work.blocks * sums * 2 * (t - 1) / t * tensor
     assert more == pytest.approx(expected, abs=1.0)

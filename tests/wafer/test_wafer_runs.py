@@ -20,8 +20,8 @@ from phaze_fast.wafer import (
     search_mapping,
     search_mappings,
     search_wafers,
-    searches,
 )
+from phaze_fast.wafer.search import search as searches
 from phaze_fast.wafer.search.session import Session, Task
 
 BERT = models.load("bertlarge")

@@ -1,4 +1,4 @@
-"""What one step of a mapping uses: peak rate, energy, links, and where its time goes."""
+"""Utilisation, energy, link loads and a breakdown of the time of one step of a mapping."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def step_mfu(problem: Problem, found: Evaluation) -> float:
 
 @dataclass(frozen=True)
 class StepEnergy:
-    """Joules of one step, by what they are spent on."""
+    """Joules of one step by cause."""
 
     operators_j: float
-    """Arithmetic, SRAM and HBM of all operators, those that are computed again included."""
+    """Arithmetic, SRAM and HBM of all operators, recomputed ones included."""
     optimizer_j: float
     """Weights, gradients and state that the optimiser step moves in the dies' own memory."""
     links_j: float
@@ -62,7 +62,7 @@ class StepEnergy:
     stream_j: float
     """Bytes to and from off the wafer, other wafers included."""
     static_j: float
-    """Leakage and clocks of all dies that work, for as long as the step takes."""
+    """Static power of all working dies over the step."""
 
     @property
     def total_j(self) -> float:
@@ -82,10 +82,7 @@ class StepEnergy:
 
 
 def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]]:
-    """Write out the passes of each operator on one die for one micro-batch, forward first.
-
-    Of one class of stages.
-    """
+    """Return the passes of each operator on one die for one micro-batch, forward first."""
     specs = []
     for op, each in zip(problem.work.operators, encoding.operator_mappings, strict=True):
         parts = each.partition
@@ -97,9 +94,9 @@ def local_specs(problem: Problem, encoding: Encoding) -> list[list[OperatorSpec]
 
 
 def _runs_again(problem: Problem, encoding: Encoding) -> list[float]:
-    """Blocks in which each operator runs once more, over all stages of a class.
+    """Count the blocks in which each operator runs once more, over all stages of a class.
 
-    An operator that keeps nothing runs again with each one behind it that does.
+    An operator that keeps nothing runs again with each of its consumers that is recomputed.
     """
     work, layout = problem.work, encoding.layout
     blocks = problem.blocks(layout)
@@ -140,7 +137,7 @@ def _operators_j(problem: Problem, found: Evaluation) -> float:
 
 
 def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
-    """Bytes of a step that the optimiser moves on the dies, and that pass off the wafer."""
+    """Bytes of a step that the optimiser moves on the dies, and that leave or enter the wafer."""
     spec = optimizer(problem.training.optimizer)
     each_step = 2.0 * (spec.weight_bytes + spec.state_bytes) + spec.gradient_bytes
     stepped = streamed = 0.0
@@ -158,7 +155,7 @@ def _moved_bytes(problem: Problem, found: Evaluation) -> tuple[float, float]:
 
 
 def _between_wafers(problem: Problem, found: Evaluation) -> float:
-    """Bytes of a step between joined wafers: what stages send, and gradients of replicas."""
+    """Bytes of a step between wafers: sends of stages, and gradient sums of replicas."""
     layout, wafers = found.encoding.layout, problem.wafer.wafer_count
     depth = wafers // layout.replicas
     crossings = (depth - 1) * layout.chunks + (layout.chunks - 1) * (depth > 1)
@@ -168,14 +165,14 @@ def _between_wafers(problem: Problem, found: Evaluation) -> float:
 
 
 def step_energy(problem: Problem, found: Evaluation, loads: Array | None = None) -> StepEnergy:
-    """Energy of one step of a mapping, by what it is spent on.
+    """Energy of one step of a mapping by cause.
 
     Parameters
     ----------
     problem, found
         The model, the wafer and a mapping that was scored.
     loads
-        What `step_loads` gives, where it is known.
+        What `step_loads` returns; by default it is computed.
 
     Examples
     --------
@@ -281,7 +278,7 @@ def _block_work_s(problem: Problem, found: Evaluation) -> list[float]:
 
 
 def details(problem: Problem, found: Evaluation) -> dict[str, Any]:
-    """Describe a mapping that fits as plain data; where it does not fit, all of it is null.
+    """Describe a mapping as plain data; all values are null where it does not fit.
 
     Examples
     --------

@@ -1,9 +1,8 @@
-"""A mapping as one group of axis assignments per operator: checked, as JSON, as arrays.
+"""A mapping as one operator mapping per operator: rules, JSON and arrays.
 
-An operator mapping says into how many parts an operator's dimensions are cut and along which axis
-of its rectangle of dies, innermost first; what becomes of its output; how its weights are kept; and
-how its collectives run. All blocks of a model share their operator mappings. What makes a mapping
-legal is in `mapping_rules`.
+An operator mapping says how an operator's dimensions are split along each axis of its rectangle of
+dies, innermost first; what becomes of its output; how its weights are kept; and how its collectives
+run. All blocks of a model share their operator mappings. `RULES` says which are legal.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class OperatorMapping:
     y: Runs
     """(role, factor) along a column."""
     output: tuple[str, ...] = ("stash",)
-    """stash, recompute or offload in each stage it stands in."""
+    """stash, recompute or offload: one for all stages, or one for each."""
     weights: str = "replicated"
     """One of `WEIGHTS`."""
     collective: str = "auto"
@@ -93,7 +92,7 @@ class MappingRule:
     name: str
     text: str
     broken: Callable[[RuleCase], str]
-    """Gives what is wrong, or an empty text."""
+    """Returns what is wrong, or an empty string."""
 
 
 def _sides(c: RuleCase) -> str:
@@ -186,7 +185,7 @@ RULES = (
 
 
 def layout_faults(problem: Problem, layout: Layout) -> list[str]:
-    """Say what is wrong with a layout, one line each; none where it is legal."""
+    """Return what is wrong with a layout, one line each; none where it is legal."""
     wafer, batch = problem.wafer, problem.training.global_batch
     wafers = max(1, wafer.wafer_count // layout.replicas)
     sides = (layout.width, layout.height)
@@ -206,8 +205,8 @@ Array = np.ndarray[Any, Any]
 class Encoding:
     """A whole mapping: a layout of the wafer, and one operator mapping per operator.
 
-    Where a pipeline has two classes of stages, this is the first of them and `then` the second:
-    each has a layout with the stages and blocks of its own.
+    Where a pipeline has two classes of stages, this is the first of them; each class has a layout
+    with its own stages and blocks.
     """
 
     layout: Layout
@@ -216,19 +215,17 @@ class Encoding:
 
     @property
     def classes(self) -> tuple[Encoding, ...]:
-        """Each class of stages by itself: one, or two."""
+        """The classes of stages, each as a mapping of its own: one or two."""
         if self.second_class is None:
             return (self,)
         return (Encoding(self.layout, self.operator_mappings), self.second_class)
 
     def layouts_dict(self) -> dict[str, Any]:
-        """Return the layout as plain data, with the second class of stages as `then`."""
-        found = self.layout.to_dict()
-        return (
-            found
-            if self.second_class is None
-            else {**found, "second_class": self.second_class.layout.to_dict()}
-        )
+        """Return the layout as plain data, that of the second class as `second_class`."""
+        data = self.layout.to_dict()
+        if self.second_class is not None:
+            data["second_class"] = self.second_class.layout.to_dict()
+        return data
 
     @property
     def dies(self) -> int:
@@ -237,7 +234,7 @@ class Encoding:
 
     @property
     def stages_text(self) -> str:
-        """Say how many stages of which shape there are.
+        """Number and shape of the stages.
 
         Examples
         --------
@@ -256,7 +253,7 @@ class Encoding:
     # ---- legality ----
 
     def faults(self, problem: Problem) -> list[str]:
-        """Say which rules it breaks, one line each; none where it is legal."""
+        """Return the rules that the mapping breaks, one line each; none where it is legal."""
         if self.second_class is None:
             return self._faults(problem, layout_faults(problem, self.layout))
         pair = (self.layout, self.second_class.layout)
@@ -265,7 +262,7 @@ class Encoding:
         return [line for each in self.classes for line in each._faults(problem, [])]
 
     def _faults(self, problem: Problem, found: list[str]) -> list[str]:
-        """Go on with the operators of one class of stages."""
+        """Check the operators of one class of stages."""
         names = [op.name for op in problem.work.operators]
         given = [op_mapping.operator for op_mapping in self.operator_mappings]
         if given != names:
@@ -288,7 +285,7 @@ class Encoding:
         return found
 
     def check(self, problem: Problem) -> None:
-        """Raise where it is not legal.
+        """Raise where the mapping is not legal.
 
         Raises
         ------
@@ -327,7 +324,7 @@ class Encoding:
     def from_arrays(
         cls, problem: Problem, layout: Layout, op_mappings: Array, outputs: Array
     ) -> Encoding:
-        """Read what the kernel works with."""
+        """Read the arrays of the kernel."""
         slots = slots_of(layout.width, layout.height)
         by_stage = outputs.reshape(layout.stages, -1)
         found = []
@@ -414,8 +411,8 @@ class Encoding:
         if not classes[0]:
             raise InvalidInputError(f"{source}: no operator of class 0; expected one class or two")
         first = cls._class_of(classes[0], source)
-        then = cls._class_of(classes[1], source) if classes[1] else None
-        return cls(first.layout, first.operator_mappings, then)
+        second = cls._class_of(classes[1], source) if classes[1] else None
+        return cls(first.layout, first.operator_mappings, second)
 
     @classmethod
     def _class_of(cls, entries: list[tuple[str, Mapping[str, Any]]], source: str) -> Encoding:

@@ -1,4 +1,4 @@
-"""What the links of a wafer carry in one step of a mapping."""
+"""Bytes on the links of a wafer in one step of a mapping."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def class_counts(
 
 
 def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, float, str]]:
-    """Of each operator: parameters a die works with, dies that share them, how they are kept."""
+    """For each operator: parameters of a die, dies with copies of them, and the weight mode."""
     layout = encoding.layout
     found = []
     for i, each in enumerate(encoding.operator_mappings):
@@ -54,18 +54,18 @@ def held_parameters(problem: Problem, encoding: Encoding) -> list[tuple[float, f
 
 
 def streamed_bytes(problem: Problem, encoding: Encoding) -> Array:
-    """Bytes that a die of each stage takes from off the wafer and gives there in a step.
+    """Bytes that a die of each stage reads from and writes to off-wafer memory in a step.
 
     Returns
     -------
     numpy.ndarray
-        Shape (stages, 2): taken, given.
+        Shape (stages, 2): read, written.
     """
     return np.concatenate([_streamed(problem, *each) for each in class_counts(problem, encoding)])
 
 
 def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]) -> Array:
-    """Of the stages of one class."""
+    """Streamed bytes of the stages of one class."""
     layout, work = encoding.layout, problem.work
     batches = problem.batches(layout)
     found = np.zeros((layout.stages, 2))
@@ -88,7 +88,7 @@ def _streamed(problem: Problem, encoding: Encoding, counts: dict[str, list[int]]
 
 
 def _stream_step_loads(problem: Problem, encoding: Encoding, placed: Placed) -> Array:
-    """Add up what passes between the rim and the dies in a step; `placed` has every stage."""
+    """Link loads of the streams of a step; `placed` has the dies of every stage."""
     columns, rows = problem.wafer.grid
     total = np.zeros((rows, columns, 4))
     for dies, (taken, given) in zip(placed, streamed_bytes(problem, encoding), strict=True):
@@ -141,7 +141,7 @@ def _to_switches(problem: Problem, encoding: Encoding) -> dict[str, float]:
 
 
 def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
-    """Add up what each die sends to the switches and gets from them."""
+    """Bytes that each die sends to the switches and receives from them."""
     wafer, layout = problem.wafer, encoding.layout
     columns, rows = wafer.grid
     here = stages_on(wafer, layout)
@@ -161,9 +161,9 @@ def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
 
 
 def step_loads(problem: Problem, encoding: Encoding) -> Array:
-    """Add up what each link carries in one step: collectives, streams, what stages send on.
+    """Add up the bytes on each link in one step: collectives, streams, sends between stages.
 
-    Collectives that recomputation repeats are left out, as in `transfers`. Of joined wafers: the
+    Collectives that recomputation repeats are left out, as in `transfers`. On several wafers: the
     mean over those of one pipeline.
 
     Returns
@@ -214,7 +214,7 @@ def _own_flows(
     placed: Placed,
     links: Links,
 ) -> list[Flow]:
-    """List what the collectives of one class put on the links between neighbours."""
+    """Flows between neighbours of the collectives of one class."""
     columns, width = problem.wafer.grid[0], encoding.layout.width
     parts = _by_part(problem, encoding, links)
     flows: list[Flow] = []
@@ -242,7 +242,7 @@ def _on_dies(
 
 
 def _class_loads(problem: Problem, encoding: Encoding) -> Array:
-    """Add up what links carry in a step of two classes of stages."""
+    """Link loads of a step with two classes of stages."""
     wafer, first = problem.wafer, encoding.layout
     columns, rows = wafer.grid
     classes = encoding.compiled(problem)
@@ -275,7 +275,7 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
 
 
 def _switch_class_loads(problem: Problem, encoding: Encoding) -> Array:
-    """Add up what each die of two classes sends to the switches and gets from them."""
+    """Bytes between the dies of two classes and the switches."""
     wafer, (first, _) = problem.wafer, encoding.classes
     columns, rows = wafer.grid
     classes = encoding.compiled(problem)

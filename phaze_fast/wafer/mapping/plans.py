@@ -1,7 +1,7 @@
-"""Plans as Megatron-LM, DeepSpeed and others state them, written as mappings.
+"""Plans of Megatron-LM, DeepSpeed and others as mappings.
 
-A plan says which slots of the rectangle work together on a tensor and which hold replicas; what
-that means for each operator is written down once, in `PATTERNS`.
+A plan assigns each slot of the rectangle to tensor or to data parallelism; `PATTERNS` says what a
+tensor-parallel slot does for each operator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = [
     "AxisAssignment",
     "axis_assignments",
     "encode",
-    "expert_ways",
+    "expert_options",
     "from_types",
     "linear_axis_assignment",
     "megatron",
@@ -52,7 +52,7 @@ AxisAssignment = tuple[str, ...]
 RECOMPUTE = ("none", "selective", "full")
 
 OFFLOADED = ("offload", "full-offload")
-"""Every output of a block off the wafer; or only its input, and all else computed again."""
+"""Every output of a block off the wafer; or only its input, and all else recomputed."""
 
 _FEED_FORWARD = ("up", "gate", "expert-up", "expert-gate", "shared-up", "shared-gate")
 _COLUMN_WISE = ("q", "k", "v", "qkv", *_FEED_FORWARD, "logits")
@@ -92,9 +92,9 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
 
 
 def linear_axis_assignment(layout: Layout, tp: int) -> AxisAssignment:
-    """Give the innermost slots in rank order to the tensor, the others to the data.
+    """Assign the innermost slots in rank order to tensor parallelism, the others to data.
 
-    Ranks are counted along the rows of the rectangle, as a machine without a map of the mesh does.
+    Ranks are counted along the rows of the rectangle, as software that ignores the mesh does.
 
     Raises
     ------
@@ -124,7 +124,7 @@ def linear_axis_assignment(layout: Layout, tp: int) -> AxisAssignment:
 
 
 def axis_assignments(layout: Layout, tp: int) -> list[AxisAssignment]:
-    """List every way to place tensor-parallel groups: inner or outer slots along each axis.
+    """List the placements of tensor-parallel groups: inner or outer slots along each axis.
 
     Examples
     --------
@@ -157,7 +157,7 @@ def _mask(axis_assignment: Sequence[str], use: str) -> int:
 
 
 def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
-    """Write roles of slots (role -> set of slots as bits, one per operator) as mappings."""
+    """Convert the slots of each role (as bits, one dictionary per operator) to an array."""
     if weights not in WEIGHTS:
         raise InvalidInputError(
             f"weights: {weights!r} is not accepted; {nearest(weights, WEIGHTS)}"
@@ -174,13 +174,13 @@ def op_mappings_of(roles: Sequence[Mapping[str, int]], weights: str) -> Array:
 def encode(
     problem: Problem, layout: Layout, op_mappings: Array, recompute: str | Sequence[str] = "none"
 ) -> Encoding:
-    """Write operator mappings and a mode of recomputation as an encoding."""
+    """Return operator mappings with a mode of recomputation as an encoding."""
     outputs = np.tile(outputs_of(problem, recompute), layout.stages)
     return Encoding.from_arrays(problem, layout, op_mappings, outputs)
 
 
 def outputs_of(problem: Problem, recompute: str | Sequence[str]) -> Array:
-    """Codes of what becomes of each operator's output, by mode or by names of operators."""
+    """Codes of `OUTPUTS` for each operator, by mode or by names of recomputed operators."""
     codes = np.zeros(len(problem.work.operators), dtype=np.uint8)
     if recompute == "none":
         return codes
@@ -213,7 +213,7 @@ def megatron(
     weights: str = "replicated",
     axis_assignment: AxisAssignment | None = None,
 ) -> Encoding:
-    """Write a Megatron-LM plan: columns then rows of each pair of products, replicas over data.
+    """Return a Megatron-LM plan: columns then rows of each pair of products, replicas over data.
 
     Parameters
     ----------
@@ -256,10 +256,7 @@ def megatron_op_mappings(
     weights: str,
     ep: bool = False,
 ) -> Array:
-    """Give every operator its part in a Megatron-LM plan.
-
-    With expert parallelism, replicas share the experts out among themselves.
-    """
+    """Operator mappings of a Megatron-LM plan; with `ep`, replicas split the experts."""
     tensor, data = _mask(axis_assignment, "tensor"), _mask(axis_assignment, "data")
     roles = []
     for op in problem.work.operators:
@@ -270,7 +267,7 @@ def megatron_op_mappings(
 
 
 def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding:
-    """Write a DeepSpeed ZeRO-3 plan: replicas only, all of their state shared out.
+    """Return a DeepSpeed ZeRO-3 plan: replicas only, all of their state sharded.
 
     Examples
     --------
@@ -284,18 +281,18 @@ def zero3(problem: Problem, layout: Layout, recompute: str = "none") -> Encoding
 
 
 def zero3_op_mappings(problem: Problem, layout: Layout, weights: str = "zero3") -> Array:
-    """Split the batch over all dies and share all state out, or keep it as `weights` says."""
+    """Operator mappings that split the batch over all dies; state is kept as `weights` says."""
     every = (1 << len(slots_of(layout.width, layout.height))) - 1
     return op_mappings_of([{"batch": every} for _ in problem.work.operators], weights)
 
 
-def expert_ways(problem: Problem) -> tuple[bool, ...]:
-    """Whether replicas may share experts out: both ways where the model has some."""
+def expert_options(problem: Problem) -> tuple[bool, ...]:
+    """Whether replicas split the experts: both options where the model has experts."""
     return (False, True) if any(op.expert for op in problem.work.operators) else (False,)
 
 
 def plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
-    """Operator mappings that other systems would give this layout."""
+    """Yield the operator mappings that other systems would use in this layout."""
     every = layout.dies
     widths = [t for t in range(1, every + 1) if every % t == 0]
     heads = min((op.units for op in problem.work.operators if op.per_head), default=every)
@@ -305,7 +302,7 @@ def plan_starts(problem: Problem, layout: Layout) -> Iterable[Array]:
         for axis_assignment in axis_assignments(layout, t)[:4]:
             for shared in (False, True) if t > 1 else (False,):
                 for weights in ("zero1", "zero3"):
-                    for spread in expert_ways(problem):
+                    for spread in expert_options(problem):
                         yield megatron_op_mappings(
                             problem, axis_assignment, shared, weights, spread
                         )
@@ -319,7 +316,7 @@ def from_types(
     types: Sequence[Mapping[str, str]],
     weights: str = "replicated",
 ) -> Encoding:
-    """Write one type per product and slot as an encoding; other operators follow what feeds them.
+    """Return one type per product and slot as an encoding; other operators follow their input.
 
     Parameters
     ----------
@@ -354,7 +351,7 @@ def from_types(
 
 
 def _following(op: MeshOperator, made: str) -> str:
-    """Role of an operator without weights behind one of a given role."""
+    """Role of an operator without weights whose input was made in a given role."""
     kept = {"batch": "batch", "rows": "rows", "columns": "columns"}.get(made, "copies")
     if kept in op.roles:
         return kept

@@ -27,7 +27,7 @@ from phaze_fast.wafer.mapping.plans import (
     RECOMPUTE,
     AxisAssignment,
     axis_assignments,
-    expert_ways,
+    expert_options,
     from_types,
     linear_axis_assignment,
     megatron_op_mappings,
@@ -305,7 +305,7 @@ def megatron_candidates(
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear):
             for shared in (False, True) if t > 1 else (False,):
-                for mode, spread in product(modes, expert_ways(problem)):
+                for mode, spread in product(modes, expert_options(problem)):
                     op_mappings = plan(axis_assignment, shared, mode, spread)
                     for each in codes:
                         yield op_mappings, each

@@ -1,4 +1,4 @@
-"""Times that no mapping of a model on a wafer beats: quick ones, and tight ones."""
+"""Lower bounds on the step time of mappings: rooflines, and tight bounds of one layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "work_bound",
 ]
 
-_NEAR = 0.9  # a weight of work where it is seen whether less weight helps
+_NEAR = 0.9  # weight of work at which a smaller weight is tested
 _START_PRICES = (0.0, 4.0, 8.0, 12.0)  # powers of two, see _scale()
 _PRICES = tuple(float(at) for at in range(-12, 13, 2))  # powers of two, see _scale()
 _STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the stream from off the wafer
@@ -33,34 +33,34 @@ _STREAMS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)  # weights of the stream f
 
 @dataclass(frozen=True)
 class Roofline:
-    """Work of a step at the dies' peak rates: quick, and below what any mapping takes."""
+    """Work of a step at the dies' peak rates: a quick lower bound."""
 
     work: LeastWork
     """Die-seconds of one sequence."""
     state_bytes: float
-    """Of weights, gradients and optimiser state of the whole model."""
+    """Weights, gradients and optimiser state of the whole model."""
     streamed_share: float
-    """Of state off the wafer, the part that one micro-batch moves."""
+    """Share of the off-wafer state that one micro-batch moves."""
 
     def bound_s(self, problem: Problem, layout: Layout) -> float:
-        """No mapping in this layout takes less; infinite where state alone has no room."""
-        if self.state_bytes > self._room_bytes(problem, layout):
+        """Lower bound of a layout; infinite where the state alone does not fit."""
+        if self.state_bytes > self._memory_bytes(problem, layout):
             return float("inf")
         here = layout.micro_batch / layout.dies
         batches = problem.batches(layout)
         streamed_s = batches * self._stream_s(problem, layout)
         return max(_step_s(problem, layout, self.work, here), streamed_s)
 
-    def _room_bytes(self, problem: Problem, layout: Layout) -> float:
-        """Of all dies of a pipeline and off its wafers: every weight mode keeps one copy there."""
-        room = layout.dies * layout.stages * problem.capacity_bytes
+    def _memory_bytes(self, problem: Problem, layout: Layout) -> float:
+        """Memory on all dies of a pipeline and off its wafers; it holds one copy of the state."""
+        memory = layout.dies * layout.stages * problem.capacity_bytes
         if problem.stream is not None:
             wafers = problem.wafer.wafer_count // layout.replicas
-            room += wafers * problem.wafer.dies * problem.stream.capacity_bytes
-        return room * (1.0 + 1e-9)  # rounding
+            memory += wafers * problem.wafer.dies * problem.stream.capacity_bytes
+        return memory * (1.0 + 1e-9)  # rounding
 
     def _stream_s(self, problem: Problem, layout: Layout) -> float:
-        """Seconds per micro-batch in which state that has no room on the wafer comes and goes."""
+        """Seconds per micro-batch to stream the state that does not fit on the wafer."""
         stream = problem.stream
         if stream is None or problem.volume:
             return 0.0
@@ -86,7 +86,7 @@ def _step_s(problem: Problem, layout: Layout, work: LeastWork, share: float = 1.
 
 
 def work_bound(problem: Problem, layout: Layout) -> float:
-    """Add up operators that are each split as suits them best: no mapping takes less.
+    """Lower bound of a layout: each operator at its fastest split, and no communication.
 
     Examples
     --------
@@ -101,13 +101,13 @@ def work_bound(problem: Problem, layout: Layout) -> float:
 
 
 def any_placement_bound(problem: Problem) -> float:
-    """Keep all dies busy with operators that are each split as suits them best.
+    """Lower bound over any placement: all dies busy, each operator at its fastest split.
 
     Unlike the bound of a search, it also holds for stages of unequal shape and for operators on
-    disjoint groups of dies: whichever dies an operator stands on, evenly split over one of the
-    group sizes and with one of the micro-batches of `Problem.layouts`, it keeps them for so long.
-    Memory, collectives and idle stages are left out. Every group size is priced: seconds for large
-    wafers.
+    disjoint groups of dies: an operator that is evenly split over one of the group sizes, with one
+    of the micro-batches of `Problem.layouts`, keeps its dies busy for at least so long. Memory,
+    collectives and idle stages are ignored. Every group size is priced, which takes seconds for
+    large wafers.
 
     Returns
     -------
@@ -165,17 +165,17 @@ def roofline(problem: Problem) -> Roofline:
 
 
 def quickest_s(problem: Problem) -> float:
-    """Give a time that no mapping in any layout of a wafer beats: the least of all rooflines."""
+    """Lower bound over all layouts of a wafer: the least of their rooflines."""
     over = roofline(problem)
     every = problem.layouts()
     return min(over.bound_s(problem, layout) for layout in every)
 
 
 def _least_s(problem: Problem) -> list[float]:
-    """Seconds of a die for each operator of one sequence, however it is split.
+    """Die-seconds of each operator for one sequence, a lower bound for every split.
 
-    Products run at the peak rate: what they move depends on what stays in the buffer. All others
-    scale with their rows, so that a part takes no less than its share.
+    Products run at the peak rate, since their memory traffic depends on the buffer. All other
+    operators scale with their rows, so that a part takes no less than its share.
     """
     chip = problem.chip.replace(launch_latency_s=0.0)
     every = [passes(op.spec) for op in problem.work.operators]
@@ -196,10 +196,10 @@ def tight_bound(
     least_s: float = 0.0,
     enough_s: float = float("inf"),
 ) -> float:
-    """Take the best of several relaxations of one layout.
+    """Return the best of several Lagrangian relaxations of one layout.
 
-    Each leaves out what ties operators together across the chain of a block, and the limit of
-    memory, which is priced instead: whatever the price, no mapping that fits takes less.
+    Each drops the constraints that couple operators across the chain of a block, and replaces the
+    memory limit by a price: at every price the relaxation is a lower bound for mappings that fit.
 
     Parameters
     ----------
@@ -210,7 +210,7 @@ def tight_bound(
     least_s
         A bound that is known already.
     enough_s
-        A bound that need not be bettered.
+        A bound that need not be improved.
     """
     scale = _scale(problem, layout, relaxation.bound(1.0, 0.0)[0])
     best, price = _priced(relaxation, 1.0, 0.0, scale, enough_s)
@@ -222,7 +222,7 @@ def tight_bound(
 
 
 def _streamed(relaxation: _core.Relaxation, scale: float, enough_s: float) -> float:
-    """Look for the weight of the stream from off the wafer that bounds best.
+    """Return the bound at the best weight of the off-wafer stream.
 
     The best bound over prices is a concave function of that weight.
     """
@@ -249,10 +249,10 @@ def _streamed(relaxation: _core.Relaxation, scale: float, enough_s: float) -> fl
 def priced_mappings(
     problem: Problem, layout: Layout, relaxation: _core.Relaxation, free_s: float
 ) -> list[Any]:
-    """Operator mappings of relaxations in which memory has a price, a low one first.
+    """Operator mappings of relaxations with rising prices of memory.
 
     They are chosen together along the chain of a block, so that they are good starts where memory
-    is short and no single change helps.
+    is scarce and no single change helps.
     """
     scale = _scale(problem, layout, free_s)
     weights = ((1.0, 0.0),) if problem.stream is None else ((1.0, 0.0), (1.0, 0.5))
@@ -264,7 +264,7 @@ def priced_mappings(
 
 
 def _scale(problem: Problem, layout: Layout, free: float) -> float:
-    """Give a block's time per byte of a die's memory: where a price begins to count."""
+    """Time of a block per byte of a die's memory: the scale of prices."""
     passes = problem.batches(layout) * problem.work.blocks
     return free / passes / problem.capacity_bytes
 
@@ -272,9 +272,9 @@ def _scale(problem: Problem, layout: Layout, free: float) -> float:
 def _priced(
     relaxation: _core.Relaxation, theta: float, phi: float, scale: float, enough_s: float
 ) -> tuple[float, float]:
-    """Look for the price of memory that bounds best; give the bound and the price.
+    """Return the best bound over prices of memory, and that price.
 
-    The bound is the larger of a concave function of the price and of its value at no price. Where
+    The bound is the larger of a concave function of the price and of its value at price zero. Once
     it falls, or is back at that value, it does not rise again.
     """
     free = relaxation.bound(theta, 0.0, phi, enough_s)[0]
@@ -305,14 +305,14 @@ def quick_bound(
     free: float,
     enough_s: float = float("inf"),
 ) -> float:
-    """Bound one layout before it is searched: without a price, and with a few where that helps.
+    """Bound one layout before it is searched: at price zero, and at a few prices if it streams.
 
     Parameters
     ----------
     problem, layout, relaxation, enough_s
         As for `tight_bound`.
     free
-        The bound without a price.
+        The bound at price zero.
     """
     best = free
     if problem.stream is None:

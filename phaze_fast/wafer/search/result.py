@@ -1,4 +1,4 @@
-"""Limits of a wafer search, and what it found, as records that others can use."""
+"""Effort and result of a wafer search."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Effort", "MappingResult", "bound_space_of", "no_layout", "whole_numb
 
 
 def whole_number(name: str, value: object, least: int, most: int) -> int:
-    """Refuse what is no whole number in a range."""
+    """Raise where a value is no whole number in a range."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise InvalidInputError(
             f"{name}: {value!r} is not accepted; expected a whole number from {least} to {most}"
@@ -31,16 +31,16 @@ def whole_number(name: str, value: object, least: int, most: int) -> int:
 
 
 def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -> str:
-    """Say in words which mappings a bound of a problem holds for.
+    """Describe the mappings for which a bound of a problem holds.
 
     Parameters
     ----------
     problem
         What is mapped.
     layouts
-        Those it holds for; by default all of one shape.
+        Layouts it holds for; by default all of one shape.
     classes
-        Whether it holds for stages of any shapes and for operators on disjoint groups as well.
+        Whether it also holds for stages of any shapes and for operators on disjoint groups.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
 
 
 def no_layout(problem: Problem) -> str:
-    """Say that no layout of a wafer suits a model."""
+    """Message that no layout of a wafer suits a model."""
     return (
         f"wafer: {problem.wafer.name} has no rectangle over which every operator of "
         f"{problem.model.name} can be split"
@@ -101,16 +101,16 @@ class Effort:
     """
 
     seeds: int = 4
-    """Annealings for each promising layout."""
+    """Annealings of each promising layout."""
     steps: int = 20_000
-    """Evaluations of each."""
+    """Evaluations of each annealing."""
     promising: int = 6
-    """Layouts that get them."""
+    """Layouts that are annealed."""
     budget_s: float | None = None
-    """Stop looking at further layouts after so long; the answer then depends on the machine."""
+    """Seconds after which no further layout is visited; the answer then depends on the machine."""
     stop: Callable[[], bool] | None = None
-    """Asked now and then: whether to stop looking at further layouts, as if the budget were spent.
-    Not asked by other processes."""
+    """Called now and then: true to visit no further layouts, as if the budget were spent. Other
+    processes do not call it."""
 
     def __post_init__(self) -> None:
         for name, most in (("seeds", 1000), ("steps", 10**9), ("promising", 10**6)):
@@ -121,7 +121,7 @@ class Effort:
             )
 
     def spent(self, began: float) -> bool:
-        """Whether a search that began then (`time.perf_counter`) is to look at nothing further."""
+        """Whether a search that began at a `time.perf_counter` is to stop."""
         if self.stop is not None and self.stop():
             return True
         return self.budget_s is not None and time.perf_counter() - began > self.budget_s
@@ -133,19 +133,19 @@ class MappingResult(Table):
 
     problem: Problem
     best: Evaluation
-    """Where nothing fits, the one that comes closest; see `Evaluation.fits`."""
+    """Where nothing fits, the mapping that comes closest; see `Evaluation.fits`."""
     bound_s: float
-    """No mapping of `bound_space` takes less."""
+    """A lower bound on the time of every mapping of `bound_space`."""
     evaluations: int
     seconds: float
     kernel_s: float
-    """Of a core, in incremental evaluations."""
+    """Core seconds of incremental evaluations."""
     kernel_evaluations: int
     layouts: int
     pruned: int
-    """Layouts left out because of a bound."""
+    """Layouts pruned by a bound."""
     unseen: int
-    """Layouts left out because the budget ran out."""
+    """Layouts not visited because the budget ran out."""
     seed: int
     bound_space: str = ""
     """Which mappings the bound holds for, in words."""
@@ -154,11 +154,11 @@ class MappingResult(Table):
 
     @property
     def gap(self) -> float:
-        """Time that a faster mapping could still save, relative to the best; 1 where none fits."""
+        """Relative gap between the best time and the bound; 1 where nothing fits."""
         return max(0.0, 1.0 - self.bound_s / self.best.time_s) if self.best.fits else 1.0
 
     def proof(self) -> dict[str, Any]:
-        """Bound and gap as plain data, none where nothing fits; and what the bound holds over."""
+        """Bound, gap and bound space as plain data; null bound and gap where nothing fits."""
         fits = self.best.fits
         return {
             "bound": self.bound_s if fits else None,
@@ -183,7 +183,7 @@ class MappingResult(Table):
         }
 
     def faults(self) -> dict[str, Any]:
-        """Say which dies and links are dead, by row and column; nothing where none is."""
+        """Return dead dies and links by row and column; empty where none is."""
         wafer = self.problem.wafer
         if not (wafer.dead or wafer.dead_links):
             return {}
@@ -194,7 +194,7 @@ class MappingResult(Table):
         return {"faults": dead.to_plain()}
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the best mapping and those of the other promising layouts as a table."""
+        """Return the best mapping and those of the other promising layouts as a table."""
         return joined_columns([found.to_row() for found in (self.best, *self.runners_up)])
 
     def to_record(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class MappingResult(Table):
 
     @classmethod
     def from_record(cls, problem: Problem, data: Mapping[str, Any]) -> MappingResult:
-        """Read what `to_record` gives of the same problem."""
+        """Read what `to_record` returned for the same problem."""
         kept = dict(data)
         kept["bound_s"] = float("inf") if kept["bound_s"] is None else kept["bound_s"]
         kept["best"] = Evaluation.from_dict(kept["best"])
@@ -220,5 +220,5 @@ class MappingResult(Table):
 
     @property
     def evaluations_per_s(self) -> float:
-        """Incremental evaluations per second of one core, while it does nothing else."""
+        """Incremental evaluations per second of one core."""
         return self.kernel_evaluations / self.kernel_s if self.kernel_s > 0 else 0.0

@@ -1,4 +1,12 @@
-"""The search for a mapping as a task of a session, and mappings of several problems at once."""
+"""The search for the fastest mapping of a model on a wafer, with a bound that none can beat.
+
+Layouts are visited in the order of a quick bound, in batches of a fixed size; a layout whose bound
+is no better than the best mapping so far is pruned. Each of the others gets start mappings - plans
+of other systems and the operator mappings of a relaxation - which are improved by single changes
+and a short annealing. The most promising layouts then get a genetic search: several seeds, long
+annealings, and children that take some operators from one parent and the rest from another. The
+same seed gives the same answer for any number of threads.
+"""
 
 from __future__ import annotations
 
@@ -59,35 +67,35 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 Progress = Callable[[int, int, float], None]
-"""Called with layouts done, layouts in all, and the best time so far (infinite before one)."""
+"""Called with layouts done, layouts in all, and the best time so far (infinite at first)."""
 
 _LAST: Rank = (True, float("inf"))
-_BATCH = 16  # layouts between two looks at the best so far
+_BATCH = 16  # layouts between two updates of the best so far
 _TIGHTENED = 4  # bounds at a time
 _FIRST_STEPS = 3_000
-_NEAR = 1.2  # times the best so far: worth single changes at a first look
-_LOSS = 0.03  # accepted at first by an annealing, relative
+_NEAR = 1.2  # times the best so far: worth single changes in the survey
+_LOSS = 0.03  # relative loss that an annealing accepts at first
 _LOSSES = (0.03, 0.1, 0.3)  # of one seed after another
-_WORTH = 1e-3  # of a step, gained by two classes of stages
+_WORTH = 1e-3  # share of a step that two classes of stages must gain
 
 
 @dataclass
 class Tried:
-    """One layout that was looked at."""
+    """One layout that was visited."""
 
     layout: Layout
     bound_s: float
     rank: Rank
     operator_mappings: Any
     mapping: Any
-    """The compiled layout and its mappings; None where a bound left it out or time ran out."""
+    """The compiled layout; None where it was pruned or the budget ran out."""
     evaluations: int = 0
     kernel_s: float = 0.0
     kernel_evaluations: int = 0
 
 
-def _roomy(layout: Layout) -> tuple[int, int, int, Layout]:
-    """Sort by how much room there is for one micro-batch: many dies, small micro-batches."""
+def _by_memory(layout: Layout) -> tuple[int, int, int, Layout]:
+    """Sort by memory available per sequence: many dies, small micro-batches."""
     return (-layout.dies * layout.stages, layout.micro_batch, -layout.dies, layout)
 
 
@@ -117,13 +125,13 @@ class _Search:
         self.bounds: list[float] = []
         self.pruned = self.unseen = 0
         self.begun = False
-        self.missing = False  # whether state has room in no layout
+        self.missing = False  # whether the state fits in no layout
         self.count = 0
 
     # ---- one layout ----
 
-    def look(self, task: tuple[Layout, float, float]) -> Tried | None:
-        """Bound one layout and improve a few starts; None where it cannot win."""
+    def visit(self, task: tuple[Layout, float, float]) -> Tried | None:
+        """Bound one layout and improve a few starts; None where some operator cannot be split."""
         layout, least_s, best = task
         if self.begun and self.late():
             return Tried(layout, least_s, _LAST, None, None)
@@ -134,7 +142,7 @@ class _Search:
             mapping = self.problem.mapping(layout)
         except InvalidInputError:
             return None
-        self.begun = True  # whatever the budget, one layout is looked at
+        self.begun = True  # one layout is visited, even without budget
         relaxation = mapping.relaxation()
         free, relaxed = relaxation.bound(1.0, 0.0, enough=best)
         bound = max(quick_bound(self.problem, layout, relaxation, free, best), least_s)
@@ -161,7 +169,7 @@ class _Search:
         return tried
 
     def start(self, tried: Tried, starts: Iterable[Array]) -> None:
-        """Keep the best of several starts of a layout."""
+        """Keep the best of several start mappings of a layout."""
         for op_mappings in starts:
             if not assigned(tried.mapping, op_mappings):
                 continue
@@ -170,16 +178,16 @@ class _Search:
             if rank < tried.rank:
                 tried.rank, tried.operator_mappings = rank, op_mappings
 
-    # ---- a population on one layout ----
+    # ---- the genetic search in one layout ----
 
     def breed(self, tried: Tried) -> Tried:
-        """Several seeds, then children of the best two, each annealed."""
+        """Anneal several seeds, then children of the best two."""
         mapping = tried.mapping
         if self.effort.stop is not None and self.effort.stop():
             return tried
         if (
             mapping.mapping_count() <= 2.0 * self.effort.seeds * self.effort.steps
-        ):  # then all of them
+        ):  # few enough to try all
             tried.operator_mappings, _, evaluations = mapping.exhaust()
             mapping.assign(tried.operator_mappings)
             tried.evaluations += evaluations
@@ -222,7 +230,7 @@ class _Search:
         return tight_bound(self.problem, tried.layout, relaxation, tried.bound_s, enough_s)
 
     def certify(self, pool: ThreadPoolExecutor, seen: list[Tried], best: float) -> None:
-        """Tighten the least bounds until the least of all is a tight one."""
+        """Tighten the lowest bounds until the lowest of all is tight."""
         seen = sorted(seen, key=lambda tried: (tried.bound_s, tried.layout))
         while seen and seen[0].bound_s < min([best, *self.bounds]):
             lowest, seen = seen[:_TIGHTENED], seen[_TIGHTENED:]
@@ -232,9 +240,9 @@ class _Search:
     # ---- all of it ----
 
     def layouts(self) -> list[tuple[float, Layout]]:
-        """Every layout with its quick bound: those with starts, then the most promising first.
+        """List every layout with its quick bound: those with starts, then the lowest bound first.
 
-        Where state has room in none, the roomiest are looked at nevertheless: they say how much is
+        Where the state fits in none, those with most memory are visited: they say how much is
         missing.
         """
         problem = self.problem
@@ -242,14 +250,14 @@ class _Search:
         wanted |= set(problem.layouts() if self.wanted is None else self.wanted)
         queue = sorted((self.roofline.bound_s(problem, each), each) for each in wanted)
         self.count = len(queue)
-        queue.sort(key=lambda pair: pair[1] not in self.starts)  # never unseen
+        queue.sort(key=lambda pair: pair[1] not in self.starts)  # never skipped
         if queue and min(queue)[0] == float("inf") == self.below_s:
             self.missing = True
-            return [(0.0, each) for each in sorted((each for _, each in queue), key=_roomy)]
+            return [(0.0, each) for each in sorted((each for _, each in queue), key=_by_memory)]
         return queue
 
     def survey(self, pool: ThreadPoolExecutor, queue: list[tuple[float, Layout]]) -> list[Tried]:
-        """Look at layouts in batches; what a bound leaves out is counted and its bound kept."""
+        """Visit layouts in batches; pruned layouts are counted and their bounds kept."""
         seen: list[Tried] = []
         best = self.below_s
         for at in range(0, len(queue), _BATCH):
@@ -263,7 +271,7 @@ class _Search:
             self.pruned += len(batch) - len(tasks)
             self.bounds += [least for least, _ in batch if least >= best]
             given = best
-            for tried in pool.map(self.look, tasks):
+            for tried in pool.map(self.visit, tasks):
                 if tried is None:
                     continue
                 if tried.rank == _LAST:
@@ -280,7 +288,7 @@ class _Search:
         return seen
 
     def promising(self, seen: list[Tried]) -> list[Tried]:
-        """Take the best layouts, and half as many that do not fit yet and could be faster."""
+        """Return the best layouts, and half as many that do not fit yet and could be faster."""
         most = self.effort.promising
         most *= 1 + any(tried.layout.schedule != "1f1b" for tried in seen[:most])  # near alike
         best = seen[0].rank[1] if not seen[0].rank[0] else float("inf")
@@ -289,7 +297,7 @@ class _Search:
         return seen[:most] + hopeful[: (most + 1) // 2]
 
     def run(self) -> MappingResult | None:
-        """Search; None where bounds leave nothing below `below_s`."""
+        """Search; None where bounds prune everything below `below_s`."""
         queue = self.layouts()
         with ThreadPoolExecutor(self.threads) as pool:
             seen = self.survey(pool, queue)
@@ -343,7 +351,7 @@ class _Search:
 
     @property
     def bound_s(self) -> float:
-        """No mapping takes less, as far as it is known by now."""
+        """A lower bound on the time of every mapping."""
         return min(self.bounds, default=0.0)
 
     def late(self) -> bool:
@@ -368,20 +376,20 @@ def search_mapping(
     effort
         How long to search.
     seed
-        Of all random choices; the same one gives the same answer.
+        Seed of all random choices; the same seed gives the same answer.
     threads
-        At most so many; the answer does not depend on it.
+        Threads, at most; the answer does not depend on them.
     starts
         Further mappings to start from, as (layout, operator mappings).
     progress
         Called now and then.
     wanted
-        Layouts to look at; by default all.
+        Layouts to search; by default all.
 
     Returns
     -------
     MappingResult
-        The best mapping, a bound, and what it took. Where nothing fits, `best.fits` is false and
+        The best mapping, a bound, and counts. Where nothing fits, `best.fits` is false and
         `best.reason` says by how much.
 
     Examples
@@ -411,19 +419,19 @@ def search_below(
     progress: Progress | None = None,
     wanted: Sequence[Layout] | None = None,
 ) -> tuple[MappingResult | None, float]:
-    """Look for a mapping that takes less than a given time.
+    """Search for a mapping that takes less than a given time.
 
     Returns
     -------
     tuple
-        The result, None where bounds rule every layout out; and the bound itself.
+        The result, None where bounds prune every layout; and the bound itself.
     """
     search = _Search(problem, effort, seed, threads, starts, progress, below_s, wanted)
     return search.run(), search.bound_s
 
 
 def search_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Search one wafer and give plain data: `read_result` reads it."""
+    """Search one wafer and return plain data, which `read_result` reads."""
     effort = Effort(**given["effort"], budget_s=means.budget_s, stop=means.stop)
     below_s = float("inf") if given["below_s"] is None else given["below_s"]
     starts = []
@@ -444,7 +452,7 @@ def search_data(problem: Problem, given: Data, means: Means) -> Data:
     return {
         "bound_s": bound_s if math.isfinite(bound_s) else None,
         "result": None if result is None else result.to_record(),
-        # What a budget or a hand may have cut short is the answer of this run alone.
+        # A result that a budget or an interrupt cut short is not cached.
         "cut": (means.stop is not None and means.stop())
         or (means.budget_s is not None and (result is None or result.seconds >= means.budget_s)),
     }
@@ -467,7 +475,7 @@ def search_task(
     below_s: float = float("inf"),
     wanted: str | Layout = "all",
 ) -> Task:
-    """Describe a search on one wafer.
+    """Return the search of one wafer as a task.
 
     Parameters
     ----------
@@ -476,14 +484,14 @@ def search_task(
     starts
         Mappings to start from.
     below_s
-        Times of no interest.
+        Only mappings below this time are of interest.
     wanted
         Layouts: ``all``, ``linear`` (runs of ranks), or one.
     """
-    asked = asdict(replace(effort, budget_s=None, stop=None))
-    del asked["budget_s"], asked["stop"]
+    settings = asdict(replace(effort, budget_s=None, stop=None))
+    del settings["budget_s"], settings["stop"]
     given = {
-        "effort": asked,
+        "effort": settings,
         "seed": seed,
         "below_s": below_s if math.isfinite(below_s) else None,
         "starts": [found.encoding.to_list() for found in starts],

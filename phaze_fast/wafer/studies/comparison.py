@@ -15,7 +15,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.wafer.mapping.evaluate import Evaluation, evaluation_of
 from phaze_fast.wafer.mapping.layout import Layout
-from phaze_fast.wafer.mapping.plans import expert_ways, megatron_op_mappings
+from phaze_fast.wafer.mapping.plans import expert_options, megatron_op_mappings
 from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.baselines import (
     Baseline,
@@ -122,7 +122,7 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
     def candidates(layout: Layout) -> Iterator[Candidate]:
         for t, axis_assignment in megatron_shapes(problem, layout, linear=False):
             for shared in (False, True) if t > 1 else (False,):
-                for weights, spread in product(problem.modes, expert_ways(problem)):
+                for weights, spread in product(problem.modes, expert_options(problem)):
                     yield (
                         megatron_op_mappings(problem, axis_assignment, shared, weights, spread),
                         None,
