@@ -88,7 +88,7 @@ def _named_chip(value: object) -> object:
 
 
 class WaferRules(Record):
-    """What manufacture allows: sizes, and what a millimetre of edge carries.
+    """Rules of manufacture: sizes, and the bandwidth of an edge.
 
     Examples
     --------
@@ -104,7 +104,7 @@ class WaferRules(Record):
     d2d_module_mm: Millimetres = 0.55
     """Edge that one die-to-die module takes."""
     d2d_module_bytes_per_s: Bandwidth = 512e9
-    """What one module carries per direction: 64 lanes of 64 GT/s, as in UCIe 3.0."""
+    """Bandwidth of one module per direction: 64 lanes of 64 GT/s, as in UCIe 3.0."""
     d2d_reach_mm: Millimetres = 2.0
     """Distance between two dies up to which a module has that rate: UCIe's advanced packages."""
     d2d_far_mm: Millimetres = 25.0
@@ -132,7 +132,7 @@ class WaferRules(Record):
 
 
 class Die(Record):
-    """One die of a wafer: a chip, its outline and what stands on its edges.
+    """One die of a wafer: a chip, its outline, and the links and stacks on its edges.
 
     Examples
     --------
@@ -157,11 +157,11 @@ class Die(Record):
     hbm_stacks: FewOrNone = 0
     """Memory stacks: half on the top edge, rounded up, the others on the bottom edge."""
     network_bytes_per_s: Bandwidth | None = None
-    """What all cores together can send into the die's network, a word that many cores need sent
-    once. Products share their operands over it; all else stays in the cores' own SRAM. None = as
-    fast as the buffer, which then is one memory that all cores share."""
+    """Bandwidth of the die's network from all cores together, with multicast. Products share their
+    operands over it; all other operands stay in the cores' own SRAM. None = as fast as the buffer,
+    which then is one memory that all cores share."""
     published: Annotated[bool, Field(strict=True)] = False
-    """A product's die, whose silicon is known to fit; the area rule is not applied."""
+    """Whether it is the die of a product, to which the area rule does not apply."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -221,7 +221,7 @@ def _edges_in_order(edges: tuple[Edge, ...]) -> tuple[Edge, ...]:
 
 
 class OffWafer(Record):
-    """Memory that the wafer streams from, such as Cerebras MemoryX."""
+    """Off-wafer memory that dies stream from, such as Cerebras MemoryX."""
 
     what: ClassVar[str] = "off-wafer memory"
     capacity_bytes: Bytes
@@ -231,7 +231,7 @@ class OffWafer(Record):
     duplex: Annotated[bool, Field(strict=True)] = True
     """Whether both directions have that bandwidth at once; false where they share it."""
     edges: Annotated[tuple[Edge, ...], AfterValidator(_edges_in_order)] = EDGES
-    """Edges of the wafer whose dies carry it, each die as much: left, right, top, bottom."""
+    """Edges of the wafer whose dies carry its bandwidth, evenly: left, right, top, bottom."""
 
 
 class WaferIo(Record):
@@ -245,28 +245,28 @@ class WaferIo(Record):
 
 
 class WaferSwitch(Record):
-    """Switches that join all dies, as in FRED (Rashidi et al. 2024), in place of a mesh.
+    """Switches between all dies, as in FRED (Rashidi et al. 2024), in place of a mesh.
 
-    Any dies can exchange at the full rate of their links: the switches block nothing.
+    The switches are non-blocking: any dies can exchange at the full rate of their links.
     """
 
     what: ClassVar[str] = "wafer switch"
     bandwidth_bytes_per_s: Bandwidth
     """Of one die's links to the switches together, per direction."""
     sums: Annotated[bool, Field(strict=True)] = True
-    """Whether switches add up what passes them, so that an all-reduce sends each byte once."""
+    """Whether switches reduce in the network, so that an all-reduce sends each byte once."""
 
 
 @dataclass(frozen=True)
 class MemoryTier:
-    """One kind of memory as one die has it: its size and its bandwidth."""
+    """One memory tier of one die."""
 
     name: Literal["sram", "dram", "stream"]
-    """On the die, beside the die, or off the wafer."""
+    """On the die, next to the die, or off the wafer."""
     capacity_bytes: int
-    """Bytes per live die, without what is reserved."""
+    """Bytes per working die, without the reserve."""
     bandwidth_bytes_per_s: float
-    """Bytes per second and live die."""
+    """Bytes per second and working die."""
 
 
 class Wafer(Record):
@@ -301,7 +301,7 @@ class Wafer(Record):
     dead_links: Annotated[tuple[Link, ...], AfterValidator(_links_in_order)] = ()
     """Pairs of neighbouring dies, each as column and row, whose link works in neither direction."""
     switch: WaferSwitch | None = None
-    """Switches that join the dies; none where neighbours have links, a mesh."""
+    """Switches between the dies; none for a mesh of links between neighbours."""
     defects_per_cm2: Quantity = 0.0
     """Of the process; 0 also where spare cores repair what is broken."""
     known_good_dies: Annotated[bool, Field(strict=True)] = True
@@ -309,15 +309,15 @@ class Wafer(Record):
     off_wafer: OffWafer | None = None
     """Memory that the wafer streams from."""
     io: WaferIo | None = None
-    """Links to other wafers; none where it stands alone."""
+    """Links to other wafers, if any."""
     wafer_count: Count = 1
     """Number of such wafers that train one model together, linked by their `io`."""
     power_cap_w: Watts | None = None
-    """What can be supplied to all dies together and cooled away; none = no limit."""
+    """Power that can be supplied to all dies together and cooled; none = no limit."""
     reserved_bytes: Bytes = 0
-    """Of each die's memory, not for the model."""
+    """Bytes of each die's memory that are not for the model."""
     rules: WaferRules = WaferRules()
-    """What manufacture allows."""
+    """Rules of manufacture."""
     sources: tuple[str, ...] = ()
     """Where the figures come from."""
     notes: str = ""
@@ -410,7 +410,7 @@ class Wafer(Record):
         """Dies expected not to work; 0 where only tested dies are assembled."""
         return 0.0 if self.known_good_dies else self.positions * (1.0 - self.die_yield)
 
-    # ---- what a die has ----
+    # ---- one die ----
 
     @cached_property
     def chip(self) -> Accelerator:
@@ -429,8 +429,8 @@ class Wafer(Record):
     def link_bytes_per_s(self) -> tuple[float, float]:
         """Bandwidth between neighbours of a row (x) and of a column (y), per direction.
 
-        Beyond the reach of a module, as over a band of memory stacks, its edge carries less. Where
-        switches join the dies, both are the rate of a die's links to them.
+        Beyond the reach of a module, as across a band of memory stacks, an edge carries less. With
+        switches, both are the bandwidth of a die's links to them.
         """
         die, rules = self.die, self.rules
         if self.switch is not None:
@@ -444,11 +444,11 @@ class Wafer(Record):
 
     @property
     def memory_bytes(self) -> int:
-        """What a model can use of one die's memory: HBM where there is, else SRAM."""
+        """Bytes of one die that a model can use: HBM if it has any, else SRAM."""
         return local_bytes(self) - self.reserved_bytes
 
     def tiers(self) -> tuple[MemoryTier, ...]:
-        """Memories of one live die, nearest first; the reserve is taken from the local one.
+        """Memory tiers of one working die, nearest first, without the reserve.
 
         Examples
         --------
@@ -467,10 +467,10 @@ class Wafer(Record):
             found.append(MemoryTier("stream", size // self.dies, rate / self.dies))
         return tuple(found)
 
-    # ---- what the wafer has ----
+    # ---- the whole wafer ----
 
     def peak_flops(self, dtype: Dtype = "bf16") -> float:
-        """Dense matrix FLOP/s of all live dies.
+        """Dense matrix FLOP/s of all working dies.
 
         Examples
         --------
@@ -482,12 +482,12 @@ class Wafer(Record):
 
     @property
     def size_mm(self) -> tuple[float, float]:
-        """Width and height of the part of the wafer that is used, stacks included."""
+        """Width and height of the part of the wafer in use, stacks included."""
         return extent_mm(self, *self.grid)
 
     @property
     def area_mm2(self) -> float:
-        """Area of the part of the wafer that is used, stacks and gaps included."""
+        """Area of the part of the wafer in use, stacks and gaps included."""
         return math.prod(self.size_mm)
 
     def __str__(self) -> str:
@@ -510,7 +510,7 @@ class Wafer(Record):
 
 
 def local_bytes(wafer: Wafer) -> int:
-    """Bytes of one die's own memory: its stacks where it has any, else its SRAM.
+    """Bytes of one die's memory: its stacks if it has any, else its SRAM.
 
     Examples
     --------

@@ -1,9 +1,17 @@
-"""Other systems' plans of a model on a wafer: as they come, and tuned by their rules.
+"""Plans of other systems for a model on a wafer: by default, and tuned within their rules.
 
-Every plan is an encoding and is scored by the same evaluation as ours. `default` is what a user
-gets who follows the system's own advice; `tuned` tries everything its rules leave open. Megatron-LM
+Every plan is an encoding, scored by the same evaluator as ours. `default` is the plan of a user who
+follows the system's own advice; `tuned` is the best of everything its rules leave open. Megatron-LM
 and ZeRO-3 number dies row by row, so each is tuned twice: in that linear order, and with its groups
-laid out as best they can be (`tiled`).
+in the best tiling (`tiled`).
+
+AccPar (Song et al., HPCA 2020) cuts the array of accelerators in two again and again. At each cut
+a dynamic program along the layers gives each one of three types - by the batch (I), by the inner
+dimension (II), by the columns (III) - so that communication, and the work that it hides behind,
+cost least. HyPar (Song et al., HPCA 2019) is the same with types I and II and bytes alone. Equal
+parts have equal work, so on equal dies only the bytes decide. Both keep all activations and
+replicate weights over what the batch is split by. The costs are theirs, not ours: a partial sum is
+always made whole, and bytes take the bandwidth of one link.
 """
 
 from __future__ import annotations
@@ -80,7 +88,7 @@ class LayerSize:
     weights: float
 
     def cut(self, kind: str, parts: int) -> LayerSize:
-        """Give what one part works on."""
+        """Return the sizes of one part."""
         return LayerSize(
             self.name,
             self.inputs / (parts if kind in ("batch", "inner") else 1),
@@ -166,7 +174,7 @@ def types_of(
 
 
 def _products(problem: Problem, micro_batch: int) -> list[LayerSize]:
-    """Products in the order data passes them; those side by side follow one another."""
+    """Products in the order of the data flow; parallel ones follow one another."""
     found = []
     for op in problem.work.operators:
         if op.product:
@@ -237,7 +245,7 @@ Candidate = tuple[Array, Array | None]
 """Operator mappings, and codes of outputs for one stage (None: chosen exactly)."""
 
 Candidates = Callable[[Layout], Iterator[Candidate]]
-"""Gives the candidates of a layout."""
+"""Yields the candidates of a layout."""
 
 OFF_WAFER = {
     "megatron_offload": "Megatron-LM with optimiser state, gradients and activations off the wafer",
@@ -256,7 +264,7 @@ def heads(problem: Problem) -> int:
 def megatron_shapes(
     problem: Problem, layout: Layout, linear: bool
 ) -> Iterator[tuple[int, AxisAssignment]]:
-    """Tensor-parallel widths and axis assignments of slots that a layout has room for."""
+    """Yield the tensor-parallel widths of a layout, each with its axis assignments."""
     for t in (t for t in range(1, layout.dies + 1) if layout.dies % t == 0):
         replicas = layout.dies // t
         if heads(problem) % t or layout.micro_batch % replicas:
@@ -272,7 +280,7 @@ def megatron_shapes(
 
 
 def is_linear(problem: Problem, layout: Layout) -> bool:
-    """Whether a stage is a run of ranks: part of a row, or whole rows."""
+    """Whether a stage consists of consecutive ranks: part of a row, or whole rows."""
     here = stages_on(problem.wafer, layout)
     if is_bent(problem.wafer, layout.width, layout.height, here):
         return False
@@ -280,7 +288,7 @@ def is_linear(problem: Problem, layout: Layout) -> bool:
 
 
 def all_layouts(problem: Problem, linear: bool) -> list[Layout]:
-    """Every legal layout of 1F1B or interleaved pipelines, or those that are runs of ranks."""
+    """Layouts of 1F1B or interleaved pipelines; all, or those of consecutive ranks."""
     found = problem.layouts()
     known = (each for each in found if each.schedule != "zb-h1")
     return [each for each in known if not linear or is_linear(problem, each)]
@@ -292,7 +300,7 @@ def megatron_candidates(
     weights: Iterable[str] = ("replicated", "zero1"),
     outputs: Iterable[str] = RECOMPUTE,
 ) -> Candidates:
-    """Megatron-LM's splits of every width, with each of several weight modes and outputs."""
+    """Megatron-LM's splits of every width, with several weight modes and outputs."""
     codes = [outputs_of(problem, mode) for mode in outputs]
     modes = tuple(weights)
 
@@ -316,7 +324,7 @@ def megatron_candidates(
 def zero3_candidates(
     problem: Problem, outputs: Iterable[str], weights: str = "zero3"
 ) -> Candidates:
-    """Replicas on all dies, whose state is kept in one way, with each of several outputs."""
+    """Replicas on all dies with one weight mode and several outputs."""
     codes = [outputs_of(problem, mode) for mode in outputs]
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
@@ -365,17 +373,17 @@ _NODE = 8  # devices of a node: Megatron-LM's widest tensor parallelism by its o
 
 @dataclass(frozen=True)
 class Baseline:
-    """One system's plans on one wafer."""
+    """Plans of one system on one wafer."""
 
     name: str
     default: Evaluation
     tuned: Evaluation
-    """Best of what its rules allow, groups in linear rank order."""
+    """Best plan within its rules, groups in linear rank order."""
     tiled: Evaluation
-    """The same with its groups laid out as best they can be on the mesh."""
+    """The same with its groups in the best tiling of the mesh."""
     evaluations: int
     default_is_tuned: bool = False
-    """Whether the advice leaves no plan here, and the tuned one stands in for it."""
+    """Whether the advice gives no plan here, and the tuned one replaces it."""
 
     @property
     def best(self) -> Evaluation:
@@ -399,7 +407,7 @@ class Baseline:
 
 
 class _Tuner:
-    """Tries candidates layout by layout and keeps the best."""
+    """Scores candidates layout by layout."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -417,7 +425,7 @@ class _Tuner:
         return self.compiled[layout]
 
     def outputs(self, codes: Array, stages: int) -> Array:
-        """Codes of all stages, which are those of one."""
+        """Repeat the codes of one stage for all stages."""
         key = (codes.tobytes(), stages)
         if key not in self.tiled:
             self.tiled[key] = np.tile(codes, stages)
@@ -428,7 +436,7 @@ class _Tuner:
         wanted: Iterable[Layout],
         candidates: Candidates,
     ) -> Evaluation | None:
-        """Fastest candidate that fits, else the one that is over by least; None without any."""
+        """Fastest candidate that fits, else the one that exceeds memory least; None without any."""
         queue = sorted((self.roofline.bound_s(self.problem, each), each) for each in set(wanted))
         top: tuple[float, float] = (float("inf"), float("inf"))
         found: tuple[Layout, Array, Array | None] | None = None
@@ -464,7 +472,7 @@ def best_candidate(
     wanted: Iterable[Layout],
     candidates: Candidates,
 ) -> Evaluation | None:
-    """Score candidates of several layouts; the fastest that fits, or the one over by least."""
+    """Score candidates of several layouts; the fastest that fits, or the least over the limit."""
     return _Tuner(problem).best(wanted, candidates)
 
 
@@ -517,7 +525,7 @@ def _typed_candidates(problem: Problem, plan: Callable[[Problem, Layout], Encodi
 
 
 def _whole_wafer(problem: Problem) -> list[Layout]:
-    """Largest rectangle that has no dead die, one stage, all of its batch at once."""
+    """Largest rectangles without a dead die, one stage, the whole batch at once."""
     columns, rows = problem.wafer.grid
     replicas, batch = problem.wafer.wafer_count, problem.training.global_batch
     sides = [(w, h) for h in range(1, rows + 1) for w in range(1, columns + 1)]
@@ -534,8 +542,8 @@ def _whole_wafer(problem: Problem) -> list[Layout]:
 def baselines_on(problem: Problem) -> tuple[str, ...]:
     """Names of the systems that a wafer suits.
 
-    Some need memory off it; all but Megatron-LM put the whole model on each of several joined
-    wafers, which then have to divide the batch.
+    Some need off-wafer memory; all but Megatron-LM put the whole model on each of several wafers,
+    whose number then has to divide the batch.
 
     Examples
     --------
@@ -596,7 +604,7 @@ def baselines(
 
 
 def _or(wanted: Evaluation | None, *others: Evaluation | None) -> Evaluation:
-    """Stand in for a plan whose rules leave no layout at all."""
+    """Return the first plan that exists."""
     for each in (wanted, *others):
         if each is not None:
             return each

@@ -1,8 +1,12 @@
-"""Pipelines of two classes of stages that are known on one wafer, carried on to the next.
+"""The search for pipelines with two classes of stages.
 
-A study of fault maps asks for the best mapping on many wafers that differ in what is dead. A pair
-of classes found for one of them is scored on the next wherever it has a place, and only pairs that
-were not looked at yet and may be faster by their work are improved, a few for each wafer.
+Pairs of classes are listed by shape, number and micro-batch, with blocks split such that the
+slowest stage has least work. The most promising by a bound on their work are improved: each class
+briefly in isolation, then one after the other, each given the times of the other. They keep at
+least as many dies busy as stages of one shape do at most.
+
+A study of fault maps searches many wafers that differ in dead dies alone: `KnownClasses` scores a
+pair found on one of them on the next wherever it fits, and improves only a few new pairs.
 """
 
 from __future__ import annotations
@@ -41,36 +45,36 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 Known = tuple[Layout, Array]
 Rank = tuple[bool, float]
-"""Whether it does not fit; then the bytes it is over by, or its time. Smaller is better."""
+"""Whether it does not fit; and the bytes over the limit, or the time. Smaller is better."""
 Batches = tuple[int, int]
 """Sequences of a micro-batch, and replicas."""
 
 _MOST_STAGES = 6  # of both classes
 _MICROBATCHES = 3  # of the best layouts of one shape
-_LOOKED_AT = 24  # pairs that are improved briefly
+_IMPROVED = 24  # pairs that are improved briefly
 _FIRST_STEPS = 300
 _LOSSES = (0.1, 0.03)  # accepted at first by an annealing, relative; one for each round
-_ALONE = 4  # a class by itself is annealed for one in so many steps
-_SCORED = 4  # known pairs that are scored again on each wafer
+_ISOLATED = 4  # a class in isolation is annealed for a quarter of the steps
+_SCORED = 4  # known pairs that are scored on each wafer
 _NEW = 2  # pairs of a micro-batch that are improved on each
 _LONGER = 5  # times the steps, for the best of them
-_PLACED = 16  # pairs that a place is looked for
-_NEAR = 1.02  # times what a pair has to beat: worth scoring again
+_PLACED = 16  # pairs that are tested for a place
+_NEAR = 1.02  # times the time to beat: worth scoring
 
 
 def ranked(time_s: float, over_bytes: float) -> Rank:
-    """Rank a step that takes so long and lacks so many bytes."""
+    """Rank a step by its time, or by the bytes it exceeds memory by."""
     return (over_bytes > 0, over_bytes if over_bytes > 0 else time_s)
 
 
 def rank_of(mapping: _core.Mapping) -> Rank:
-    """Rank what a compiled mapping holds now."""
+    """Rank the current operator mappings of a compiled mapping."""
     score = mapping.score()[0]
     return ranked(float(score["time_s"]), float(score["over_bytes"] + score["stream_over_bytes"]))
 
 
 def assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
-    """Take operator mappings over where they are legal."""
+    """Assign operator mappings; false where they are not legal."""
     try:
         mapping.assign(op_mappings)
     except InvalidInputError:
@@ -79,7 +83,7 @@ def assigned(mapping: _core.Mapping, op_mappings: Array) -> bool:
 
 
 def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[float, Pair]:
-    """Share blocks out by the work of each class; give also what a step then takes at least."""
+    """Split blocks by the work of each class; return a bound on the step and the pair."""
     units = tuple(w.block_s for w, each in zip(work, pair, strict=True) for _ in range(each.stages))
     ends = (work[0].before_s, work[1].behind_s)
     blocks = balanced_split(problem.work.blocks, units, ends)
@@ -91,7 +95,7 @@ def _shared(problem: Problem, pair: Pair, work: Sequence[LeastWork]) -> tuple[fl
 
 
 def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pair]:
-    """Those that may take less, the least work first; first by the dies' peak rates alone."""
+    """Pairs that may take less than a time, the least work first."""
     peak = roofline(problem).work
     found = []
     for pair in pairs:
@@ -112,8 +116,8 @@ def _ranked(problem: Problem, pairs: Iterable[Pair], below_s: float) -> list[Pai
     return [pair for _, pair in sorted(found)]
 
 
-def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _LOOKED_AT) -> list[Pair]:
-    """Take the first that have a place; of those that differ in their sides alone, two."""
+def placed_pairs(problem: Problem, pairs: Iterable[Pair], most: int = _IMPROVED) -> list[Pair]:
+    """Return the first pairs that fit on the wafer; two of those that differ in sides alone."""
     found: list[Pair] = []
     seen: list[tuple[Any, ...]] = []
     for pair in pairs:
@@ -138,18 +142,18 @@ def _with_blocks(pair: Pair, blocks: Sequence[int]) -> Pair:
 def class_pairs(
     problem: Problem, layouts: Iterable[Layout], micro_batches: Iterable[int], replicas: int = 1
 ) -> Iterator[Pair]:
-    """List pairs of classes that may have a place, without blocks; places are not looked for.
+    """List pairs of classes with enough dies for both, without blocks.
 
     Parameters
     ----------
     problem
         The model, the wafer and the step.
     layouts
-        Of stages of one shape: their shapes are paired.
+        Layouts of one shape, whose shapes are paired.
     micro_batches
-        To be tried.
+        Micro-batches to be tried.
     replicas
-        Pipelines, each on as many of the joined wafers.
+        Data-parallel pipelines, each on an equal share of the wafers.
 
     Examples
     --------
@@ -185,7 +189,7 @@ def _rank(found: Evaluation) -> Rank:
 
 
 def _batches_of(known: Sequence[Known]) -> list[Batches]:
-    """List micro-batches of the best known layouts: so many for each number of replicas."""
+    """List micro-batches of the best known layouts, for each number of replicas."""
     found: dict[int, dict[int, None]] = {}
     for layout, _ in known:
         found.setdefault(layout.replicas, {})[layout.micro_batch] = None
@@ -195,18 +199,18 @@ def _batches_of(known: Sequence[Known]) -> list[Batches]:
 def ranked_pairs(
     problem: Problem, layouts: Iterable[Layout], batches: Iterable[Batches], below_s: float
 ) -> list[Pair]:
-    """List pairs that may take less than a time, if they have a place, the least work first.
+    """List pairs that may take less than a time, the least work first.
 
     Parameters
     ----------
     problem
         The model, the wafer and the step.
     layouts
-        Of one shape; their shapes are paired.
+        Layouts of one shape, whose shapes are paired.
     batches
         Micro-batches and numbers of replicas to be tried.
     below_s
-        Seconds of a step that are of no interest.
+        Only pairs below this time are of interest.
     """
     every = list(layouts)
     pairs = [pair for b, r in batches for pair in class_pairs(problem, every, [b], r)]
@@ -215,20 +219,20 @@ def ranked_pairs(
 
 @dataclass(frozen=True)
 class ClassResult:
-    """What a search over two classes of stages found."""
+    """Result of a search over two classes of stages."""
 
     best: Evaluation | None
-    """None where none is faster than asked for."""
+    """None where none is fast enough."""
     evaluations: int
 
 
-def _improved_alone(
+def _improved_isolated(
     classes: Classes, which: int, known: Sequence[Known], steps: int, seed: int
 ) -> tuple[list[Array], int]:
-    """Improve one class as though it were the whole; give its start too, and the evaluations.
+    """Improve one class in isolation; return its start, the result and the evaluations.
 
-    Beside another class, what one gains may not show: a step ends with the longer tail, and waits
-    for the slowest stage of both, so that a way that pays only where both take it is passed over.
+    Given the other class, an improvement may not show: a step ends with the longer tail and waits
+    for the slowest stage of both, so that a change that pays only in both classes is missed.
     """
     mapping, layout = classes.isolated(which), classes.layouts[which]
     problem = classes.problem
@@ -251,7 +255,7 @@ def _improved_alone(
 
 
 def _best_together(classes: Classes, some: Sequence[Sequence[Array]]) -> int:
-    """Leave the classes at the best of all pairs of mappings; give how many there are."""
+    """Assign the best of all pairs of operator mappings; return the number of pairs."""
     best: tuple[Rank, tuple[Array, ...]] | None = None
     pairs = list(product(*some))
     for pair in pairs:
@@ -270,28 +274,28 @@ def _best_together(classes: Classes, some: Sequence[Sequence[Array]]) -> int:
 def improved_classes(
     problem: Problem, pair: Pair, known: Sequence[Known], steps: int, seed: int
 ) -> tuple[Evaluation, int]:
-    """Improve the mappings of two classes: each by itself, then in turn beside the other.
+    """Improve the mappings of two classes: each in isolation, then in turn given the other.
 
     Parameters
     ----------
     problem, pair
         What is mapped; layouts with their blocks.
     known
-        Operator mappings of stages of one shape, where classes start from.
+        Operator mappings of stages of one shape, to start from.
     steps
         Evaluations of each annealing.
     seed
-        Of all random choices.
+        Seed of all random choices.
 
     Returns
     -------
     tuple
-        The best mapping, and how many evaluations it took.
+        The best mapping, and the number of evaluations.
     """
     classes = Classes(problem, pair)
     count, some = 0, []
     for which in (0, 1):
-        found, evaluations = _improved_alone(classes, which, known, steps // _ALONE, seed)
+        found, evaluations = _improved_isolated(classes, which, known, steps // _ISOLATED, seed)
         some.append(found)
         count += evaluations
     for turn, loss in enumerate(_LOSSES):
@@ -304,7 +308,7 @@ def improved_classes(
 
 
 def rebalanced(problem: Problem, found: Evaluation) -> Pair:
-    """Share blocks out by what stages were found to take."""
+    """Split blocks again, by the times of the stages of a mapping."""
     first, second = (each.layout for each in found.encoding.classes)
     border = first.stages
     inner = [stage.load_s / stage.blocks for stage in found.stages]
@@ -326,18 +330,18 @@ def search_classes(
     pool: ThreadPoolExecutor,
     late: Callable[[], bool],
 ) -> ClassResult:
-    """Look for a pipeline of two classes of stages that takes less than a given time.
+    """Search for a pipeline of two classes of stages that takes less than a given time.
 
     Parameters
     ----------
     problem
         The model, the wafer and the step.
     layouts
-        Of one shape; their shapes are paired.
+        Layouts of one shape, whose shapes are paired.
     known
         The best of them with their operator mappings, the best first.
     below_s
-        Seconds of a step that are of no interest.
+        Only pairs below this time are of interest.
     effort, seed
         As for `search_mapping`.
     pool
@@ -373,14 +377,14 @@ def search_classes(
 
 
 def _batches(problem: Problem, layout: Layout) -> list[Batches]:
-    """Micro-batch of a layout and the next smaller one: two stages keep more of them."""
+    """Micro-batch of a layout and the next smaller one, since two stages keep more of them."""
     share, b = problem.training.global_batch // layout.replicas, layout.micro_batch
     smaller = [each for each in range(1, b) if share % each == 0][-1:]
     return [(each, layout.replicas) for each in (b, *smaller)]
 
 
 class KnownClasses:
-    """Pairs of classes found so far, and those that are known to have no room.
+    """Pairs of classes found so far, and those known not to fit.
 
     Parameters
     ----------
@@ -410,11 +414,11 @@ class KnownClasses:
         problem
             The model, the wafer and the step.
         layouts
-            Of one shape; their shapes are paired.
+            Layouts of one shape, whose shapes are paired.
         known
             The best of them with their operator mappings, the best first.
         below_s
-            Seconds of a step that are of no interest.
+            Only pairs below this time are of interest.
         pool
             Threads; the answer does not depend on their number.
         """
@@ -425,7 +429,7 @@ class KnownClasses:
         below_s = min(below_s, best_s)
 
         def tried(batches: Batches) -> list[Evaluation]:
-            """Improve some pairs of one micro-batch that were not looked at yet."""
+            """Improve some new pairs of one micro-batch."""
             ranked = ranked_pairs(problem, every, [batches], below_s)
             new = [pair for pair in ranked if self._is_new(pair)][:_PLACED]
             new = placed_pairs(problem, new, _NEW)
@@ -442,7 +446,7 @@ class KnownClasses:
         return pair not in self.mappings and pair not in self.lost
 
     def _scored(self, problem: Problem, below_s: float) -> list[float]:
-        """Score the best known pairs that have a place; give their times."""
+        """Return the times of the best known pairs that fit on the wafer."""
         near = [pair for pair, (time_s, _) in self.mappings.items() if time_s < _NEAR * below_s]
         near.sort(key=lambda pair: (self.mappings[pair][0], pair))
         found = []
@@ -463,7 +467,7 @@ class KnownClasses:
         pool: ThreadPoolExecutor,
         steps: int,
     ) -> list[Evaluation]:
-        """Improve pairs, and keep those that fit."""
+        """Improve pairs, and keep those that fit into memory."""
 
         def improved(pair: Pair) -> Evaluation | None:
             try:

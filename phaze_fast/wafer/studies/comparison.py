@@ -1,4 +1,4 @@
-"""Our mapping of a model on a wafer against other systems' plans and our own ablations."""
+"""Our mapping of a model on a wafer compared with other systems' plans and with ablations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ABLATIONS = {
     "no_placement": "dies numbered row by row and given out in that order",
     "no_architecture": "the wafer as given, not searched",
 }
-"""What each ablation takes away."""
+"""What each ablation removes."""
 
 PUBLISHED = {"accpar": 3.1, "zero3": 2.9, "megatron": 1.6}
 """TMAC's own speed-up over each system, as published (2024)."""
@@ -55,18 +55,18 @@ PUBLISHED_MEMORY = {"accpar": 3.6, "zero3": 3.1}
 """TMAC's own savings of memory over AccPar and DeepSpeed, as published (2024)."""
 
 _HALVINGS = 6
-_LESS = 3  # an ablation has its start from our best, and less to search
+_LESS = 3  # promising layouts of an ablation, which starts from our best
 
 
 @dataclass(frozen=True)
 class Comparison(Table):
-    """Ours, the others, and what each idea is worth."""
+    """Our mapping, the baselines and the ablations."""
 
     ours: MappingResult
     baselines: dict[str, Baseline]
     ablations: dict[str, Evaluation]
     memory_at_equal_speed: dict[str, Evaluation]
-    """By baseline: our mapping that needs least memory and takes no longer than its best plan."""
+    """By baseline: our mapping of least memory that is no slower than its best plan."""
 
     @property
     def best_baseline(self) -> tuple[str, Evaluation] | None:
@@ -91,7 +91,7 @@ class Comparison(Table):
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Give ours, every plan of the others and every ablation as a table."""
+        """Return ours, every plan of the baselines and every ablation as a table."""
         plans = [("ours", "", self.ours.best)]
         for name, each in self.baselines.items():
             ways = (("default", each.default), ("tuned", each.tuned), ("tiled", each.tiled))
@@ -116,7 +116,7 @@ def baseline_data(problem: Problem, given: Data, means: Means) -> Data:
 
 
 def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Megatron-LM's splits in any tiling, weights and outputs as ours."""
+    """Score Megatron-LM's splits in any tiling, with our weight modes and outputs."""
     del given, means
 
     def candidates(layout: Layout) -> Iterator[Candidate]:
@@ -138,7 +138,7 @@ def megatron_partitions_data(problem: Problem, given: Data, means: Means) -> Dat
 
 
 def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Fewest bytes in each of our promising layouts; of those the fewest, scored by time."""
+    """Minimise bytes sent in each of our promising layouts; score the fewest by time."""
     del means
     counting = problem.variant(volume=True)
     best: tuple[float, Evaluation] | None = None
@@ -158,14 +158,14 @@ def volume_objective_data(problem: Problem, given: Data, means: Means) -> Data:
 
 
 def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> Data:
-    """Halve the room for memory until our mapping takes longer than another's plan."""
+    """Bisect the memory limit for the least at which ours is no slower than a baseline."""
     del means
     other, ours = (Evaluation.from_dict(given["known"][k]) for k in (0, 1))
     found = min((other, ours), key=lambda e: e.memory_bytes if e.time_s <= other.time_s else 1e99)
     low, high = 0.0, min(found.memory_bytes, other.memory_bytes)
     for _ in range(_HALVINGS):
-        room = 0.5 * (low + high)
-        tight = problem.variant(capacity_bytes=room)
+        limit_bytes = 0.5 * (low + high)
+        tight = problem.variant(capacity_bytes=limit_bytes)
         fitting = []
         for layout, op_mappings in _given_starts(problem, given):
             mapping = tight.mapping(layout)
@@ -177,9 +177,9 @@ def memory_at_equal_speed_data(problem: Problem, given: Data, means: Means) -> D
                 fitting.append(tried)
         if fitting:
             found = min(fitting, key=lambda e: e.memory_bytes)
-            high = min(room, found.memory_bytes)
+            high = min(limit_bytes, found.memory_bytes)
         else:
-            low = room
+            low = limit_bytes
     return found.to_dict()
 
 
@@ -189,7 +189,7 @@ def _given_starts(problem: Problem, given: Data) -> list[tuple[Layout, Array]]:
 
 
 def _improve(known: Sequence[Evaluation], effort: Effort, seed: int) -> Data:
-    """Say what the last two kinds of tasks are given."""
+    """Input of the tasks that improve known mappings."""
     return {
         "known": [found.to_dict() for found in known],
         "seed": seed,
@@ -261,7 +261,7 @@ def compare_mappings(
     equal_speed_memory: bool = True,
     session: Session | None = None,
 ) -> Comparison:
-    """Search a mapping and score other systems' plans and our own ablations as baselines.
+    """Search a mapping, and score other systems' plans and ablations of our search.
 
     Parameters
     ----------
@@ -272,13 +272,13 @@ def compare_mappings(
     names
         Which of `BASELINES`; by default those that the wafer suits.
     ablations
-        Whether to take each idea away in turn.
+        Whether to search the ablations, see `ABLATIONS`.
     known
         Mappings of ours to start from.
     report
         Called with the name of each part before it starts.
     executor, resume, cache
-        As for `search_wafers`; the parts of a comparison are tasks of their own.
+        As for `search_wafers`; each part of a comparison is a task.
     equal_speed_memory
         Whether to search for the least memory that ours needs at the speed of each system.
     session

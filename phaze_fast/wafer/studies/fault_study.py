@@ -1,8 +1,8 @@
 """Throughput of a model over many fault maps of one wafer: expected, worst, and with spare dies.
 
-A mapping that was found for one map is scored on the next wherever its layout has room; layouts
-that were not looked at yet are searched only below the best of those, and then, in the same way,
-pipelines of two classes of stages. The answers are mappings that run, without a bound of their own.
+A mapping found for one map is scored on the next wherever its layout fits; new layouts are searched
+only below the best of those, and so are pipelines of two classes of stages. The answers are
+mappings that run, without a bound of their own.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = ["FaultStudy", "fault_study"]
 
 Array = np.ndarray[Any, Any]
 
-_SCORED = 4  # known layouts that are scored again on each map
-_GAIN = 0.995  # of the best known time: what a layout not looked at yet has to beat
+_SCORED = 4  # known layouts that are scored on each map
+_GAIN = 0.995  # share of the best known time that a new layout has to beat
 _QUICK = Effort(seeds=1, steps=300, promising=1)
 
 
 @dataclass(frozen=True)
 class FaultStudy(Table):
-    """What a wafer does under each of several fault maps."""
+    """Throughput of a wafer under each of several fault maps."""
 
     problem: Problem
     maps: tuple[FaultMap, ...]
     times_s: tuple[float, ...]
-    """Of a step under each map; infinite where no mapping fits."""
+    """Seconds of a step under each map; infinite where no mapping fits."""
     whole_s: float
-    """Of a step where nothing is dead."""
+    """Seconds of a step without faults."""
     seconds: float
     classes: tuple[bool, ...] = ()
     """Whether the mapping under each map has two classes of stages."""
@@ -62,7 +62,7 @@ class FaultStudy(Table):
         return sum(self.rates) / len(self.rates)
 
     def by_spares(self) -> list[dict[str, Any]]:
-        """For so many spare dies: wafers with no more dead ones, and the least rate among them."""
+        """For each number of spare dies: wafers with no more dead ones, and their least rate."""
         dead = [len(each.dead_dies) for each in self.maps]
         rows = []
         for spares in range(max(dead) + 1):
@@ -95,7 +95,7 @@ class FaultStudy(Table):
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the maps as a table: dead dies and links, rates, whether in two classes."""
+        """Return the maps as a table: dead dies and links, rates, whether in two classes."""
         return {
             "dead_dies": [len(each.dead_dies) for each in self.maps],
             "dead_links": [len(each.dead_links) for each in self.maps],
@@ -105,7 +105,7 @@ class FaultStudy(Table):
 
 
 class _Known:
-    """Mappings found so far, by layout, and what each layout is known not to beat."""
+    """Mappings found so far, by layout, and times that each layout is known not to beat."""
 
     def __init__(self, effort: Effort, seed: int, threads: int | None) -> None:
         self.effort, self.seed, self.threads = effort, seed, threads
@@ -114,7 +114,7 @@ class _Known:
         self.classes = KnownClasses(effort.steps, seed)
 
     def best(self, problem: Problem) -> tuple[float, bool]:
-        """Time of the best mapping on one wafer, infinite where none fits; if of two classes."""
+        """Time of the best mapping on one wafer (infinite where none fits); if of two classes."""
         one_s = self.best_of_one_shape(problem)
         wafer = problem.wafer
         known = [

@@ -1,4 +1,4 @@
-"""Wafers that no other beats in time, area, power, cost and expected throughput at once."""
+"""Pareto fronts of wafers in time, area, power, cost and expected throughput."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ __all__ = [
 OBJECTIVES = ("time_s", "area_mm2", "power_w", "cost_usd", "expected_per_s")
 """Figures of a wafer with a mapping on it; all but the last are better where they are smaller."""
 
-_WAVE = 4  # wafers searched between two looks at the front
+_WAVE = 4  # wafers searched between two updates of the front
 _BRIEF = Effort(seeds=1, steps=1_000, promising=2)
 
 
 @dataclass(frozen=True)
 class WaferPoint:
-    """One wafer with its best mapping, and what it takes."""
+    """One wafer with its best mapping and its objectives."""
 
     result: MappingResult
     time_s: float
-    """Of a step, slowed down as far as the wafer's power limit asks for."""
+    """Seconds of a step, slowed down to the wafer's power limit."""
     area_mm2: float
-    """Of what is used of the wafer, stacks and gaps included; of all joined wafers."""
+    """Area in use, stacks and gaps included, of all wafers."""
     power_w: float
     """Mean over a step."""
     cost_usd: float
-    """Of good wafers, as `wafer_totals` counts it."""
+    """Dollars of good wafers, see `wafer_totals`."""
     expected_per_s: float
-    """Sequences a second times the share of wafers that are good without spares."""
+    """Sequences per second times the share of wafers that are good without spares."""
 
     def figures(self, objectives: Sequence[str] = OBJECTIVES) -> tuple[float, ...]:
-        """Give the objectives, each so that smaller is better."""
+        """Return the objectives, each such that smaller is better."""
         return tuple(_signed(name, getattr(self, name)) for name in objectives)
 
     def to_row(self) -> dict[str, Any]:
@@ -68,18 +68,18 @@ class WaferPoint:
 
 @dataclass(frozen=True)
 class WaferFront(Table):
-    """The wafers of a space that none beats."""
+    """The non-dominated wafers of a space."""
 
     objectives: tuple[str, ...]
     points: tuple[WaferPoint, ...]
     """The fastest first."""
     searched: int
     bounded: int
-    """Left out because a point beats all that they could be."""
+    """Pruned: a point of the front dominates their bounds."""
     misfits: int
-    """Without room for the model."""
+    """Wafers on which the model does not fit."""
     unseen: int = 0
-    """Not looked at, for the search was stopped."""
+    """Not visited, because the search was stopped."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -95,7 +95,7 @@ class WaferFront(Table):
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the points as a table."""
+        """Return the points as a table."""
         return joined_columns([point.to_row() for point in self.points])
 
 
@@ -106,9 +106,9 @@ def _signed(name: str, value: float) -> float:
 def capped_s(problem: Problem, found: Evaluation, energy: StepEnergy | None = None) -> float:
     """Seconds of a step that keeps to the wafer's power limit.
 
-    Clocks go down until the mean power of a step is the limit; the energy of what is done stays
-    (no lower voltage is assumed), leakage grows with the time. Infinite where leakage alone is
-    above the limit.
+    Clocks go down until the mean power of a step is the limit; dynamic energy stays the same (no
+    lower voltage is assumed), static energy grows with the time. Infinite where static power alone
+    is above the limit.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def _point(result: MappingResult) -> WaferPoint:
 
 
 def _at_best(problem: Problem, bound_s: float) -> dict[str, float]:
-    """Figures that no mapping on a wafer betters."""
+    """Bounds on the objectives of a wafer."""
     wafer, totals = problem.wafer, wafer_totals(problem.wafer)
     return {
         "time_s": bound_s,
@@ -166,16 +166,16 @@ def _at_best(problem: Problem, bound_s: float) -> dict[str, float]:
     }
 
 
-def _beats(mine: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether nothing of mine is worse, and something better."""
-    pairs = list(zip(mine, other, strict=True))
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether one point is no worse in any objective and better in some."""
+    pairs = list(zip(one, other, strict=True))
     return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
 
 
 def pareto_front(
     points: Sequence[WaferPoint], objectives: Sequence[str] = OBJECTIVES
 ) -> tuple[WaferPoint, ...]:
-    """Keep the points that no other beats, the fastest first.
+    """Return the non-dominated points, the fastest first.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def pareto_front(
     kept = [
         point
         for point, mine in zip(points, figures, strict=True)
-        if not any(_beats(other, mine) for other in figures)
+        if not any(_dominates(other, mine) for other in figures)
     ]
     return tuple(sorted(kept, key=lambda point: (point.time_s, point.cost_usd)))
 
@@ -217,10 +217,10 @@ def search_front(
     so_far: Callable[[WaferFront], None] | None = None,
     session: Session | None = None,
 ) -> WaferFront:
-    """Search the wafers of a space that no other beats in all objectives.
+    """Search for the non-dominated wafers of a space.
 
-    Wafers come in the order of a quick bound. One is left out where a point that was found beats
-    what it could be at best: its bound, its area and cost, the leakage of its dies.
+    Wafers are searched in the order of a quick bound. A wafer is pruned where a point dominates its
+    bounds: the bound on its time, its area and cost, the static power of its dies.
 
     Parameters
     ----------
@@ -259,7 +259,7 @@ def search_front(
             wave = [
                 problem
                 for bound_s, _, problem in queue[at : at + _WAVE]
-                if not _beaten(_at_best(problem, bound_s), points, objectives)
+                if not _dominated(_at_best(problem, bound_s), points, objectives)
             ]
             answers = opened.run([search_task(each, effort, seed) for each in wave])
             results = [read_result(*pair)[0] for pair in zip(wave, answers, strict=True)]
@@ -282,6 +282,6 @@ def search_front(
         return front
 
 
-def _beaten(best: dict[str, float], points: Sequence[WaferPoint], names: Sequence[str]) -> bool:
+def _dominated(best: dict[str, float], points: Sequence[WaferPoint], names: Sequence[str]) -> bool:
     mine = [_signed(name, best[name]) for name in names]
-    return any(_beats(point.figures(names), mine) for point in points)
+    return any(_dominates(point.figures(names), mine) for point in points)

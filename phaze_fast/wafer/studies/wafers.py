@@ -1,11 +1,11 @@
-"""The wafer of a space, and the mapping on it, that train a model fastest.
+"""The search for the wafer of a space, and the mapping on it, that train a model fastest.
 
 A wafer that another contains - the same die, no fewer of them along either axis, no slower links,
-no less memory - is left out: every mapping of the smaller one runs on the larger, but for where the
-turns of a pipeline lie, whose sends are a small part of a step. The others are looked at in the
-order of a quick bound, briefly, in waves of a fixed size and only below the best time so far; the
-best few are then searched at length. Wafers of a wave are tasks of one session, so that the answer
-is the same for every executor, and a run that was stopped goes on where it was.
+no less memory - is pruned: every mapping of the smaller one runs on the larger, except that the
+pipeline may turn at other dies, whose sends are a small part of a step. The others are searched
+briefly in the order of a quick bound, in waves of a fixed size and only below the best time so far;
+the best few are then searched at length. Wafers of a wave are tasks of one session, so that the
+answer is the same for every executor, and a stopped run can be resumed.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ __all__ = ["WaferResult", "contained", "search_wafers"]
 
 Progress = Callable[[int, int, float], None]
 
-_BRIEF = 2  # promising layouts of a first look at a wafer
+_BRIEF = 2  # promising layouts of a brief search
 _BRIEF_STEPS = 5_000
-_WAVE = 4  # wafers between two looks at the best so far
+_WAVE = 4  # wafers between two updates of the best so far
 _LONG = 3  # wafers that are searched at length
 _NEVER = float("inf")
 
 
 @dataclass(frozen=True)
 class WaferResult(Table):
-    """The fastest wafer of a space, its mapping, and how the others fell out."""
+    """The fastest wafer of a space, its mapping, and a table of the others."""
 
     best: MappingResult
     base: MappingResult | None
-    """The space's own wafer, if it is feasible."""
+    """Result of the base of the space, if it is feasible."""
     bound_s: float
-    """No mapping of `bound_space` takes less."""
+    """A lower bound on the time of every mapping of `bound_space`."""
     wafers: int
-    """That meet all rules."""
+    """Wafers that meet all rules."""
     rejected: dict[str, int]
-    """Points that break each rule."""
+    """Number of points that break each rule."""
     contained: int
-    """Left out because another wafer contains them."""
+    """Wafers pruned because another wafer contains them."""
     bounded: int
-    """Left out by a bound."""
+    """Wafers pruned by a bound."""
     searched: int
     unseen: int
-    """Left out because the budget ran out."""
+    """Wafers not visited because the budget ran out."""
     evaluations: int
     seconds: float
     rows: tuple[dict[str, Any], ...] = ()
-    """Every wafer that no other contains: its status, bound and best mapping, the fastest first."""
+    """Every wafer that no other contains: status, bound and best mapping, the fastest first."""
 
     @property
     def bound_space(self) -> str:
-        """Which wafers and mappings the bound holds for, in words."""
+        """Description of the wafers and mappings for which the bound holds."""
         count = self.wafers - self.contained
         wafers = f"all {count:,} wafers that meet the rules and lie inside no other"
         return f"{wafers}; {self.best.bound_space}"
 
     @property
     def gap(self) -> float:
-        """By how much the best could still be beaten, relative to it."""
+        """Relative gap between the best time and the bound; 1 where nothing fits."""
         found = self.best.best
         return max(0.0, 1.0 - self.bound_s / found.time_s) if found.fits else 1.0
 
@@ -105,12 +105,12 @@ class WaferResult(Table):
         }
 
     def to_columns(self) -> dict[str, Any]:
-        """Give the wafers as a table: dies, links, bound, and the best mapping of each searched."""
+        """Return the wafers as a table: dies, links, bound and the best mapping found."""
         return joined_columns(self.rows)
 
 
 def _die(wafer: Wafer) -> str:
-    """Digest what an operator sees of a die, its memory and links left out."""
+    """Hash of a die as operators see it, without memory and links."""
     return wafer.chip.replace(name="die", hbm=None).digest()
 
 
@@ -122,7 +122,7 @@ def _stream(wafer: Wafer) -> tuple[float, float]:
 
 
 def contained(wafers: Sequence[Wafer]) -> list[bool]:
-    """Say for each wafer whether another of the list contains it; of equal ones the first stays.
+    """Whether each wafer is contained in another of the list; of equal ones the first is not.
 
     Examples
     --------
@@ -197,7 +197,7 @@ def search_wafers(
         `phaze_fast.runs.executors.KINDS`; by default one after another, each on all threads. The
         answer does not depend on it.
     resume
-        Directory of a journal: what is finished is kept there, and the same call goes on from it.
+        Directory of a journal of finished tasks, from which the same call resumes.
     cache
         Folder of cached results, by content and by the version of the code that prices them.
     session
@@ -276,12 +276,12 @@ class _WaferSearch:
 
     @property
     def unseen(self) -> int:
-        """Wafers that the budget left out."""
+        """Wafers not visited because the budget ran out."""
         return len(self.late_ones - set(self.found))
 
     @property
     def bounded(self) -> int:
-        """Wafers that a bound left out."""
+        """Wafers pruned by a bound."""
         return len(self.problems) - len(self.found) - self.unseen
 
     @property
@@ -291,7 +291,7 @@ class _WaferSearch:
 
     @property
     def limit_s(self) -> float:
-        """What a wafer has to beat."""
+        """Time that a wafer has to beat."""
         return self.best.best.time_s if self.found and self.best.best.fits else float("inf")
 
     @property
@@ -300,7 +300,7 @@ class _WaferSearch:
         return self.effort.spent(self.began)
 
     def search(self, limits: dict[int, float], effort: Effort) -> None:
-        """Search wafers, each below a time; bounds may leave nothing of some."""
+        """Search wafers, each below a time; bounds may prune all of a wafer."""
         if effort.budget_s is not None:
             left = self.began + effort.budget_s - time.perf_counter()
             effort = replace(effort, budget_s=max(left, 1e-3))
@@ -324,12 +324,15 @@ class _WaferSearch:
                 self.found[i] = found
 
     def briefly(self, base: int | None) -> None:
-        """Look at every wafer, the space's own first, then the most promising, in waves."""
+        """Search every wafer briefly: the base first, then the most promising, in waves."""
         brief = replace(
             self.effort, seeds=1, steps=min(self.effort.steps, _BRIEF_STEPS), promising=_BRIEF
         )
         order = sorted(self.problems, key=lambda i: (i != base, self.bounds[i], i))
-        starts = [0, *range(1, len(order), _WAVE)]  # the first alone: it limits the others
+        starts = [
+            0,
+            *range(1, len(order), _WAVE),
+        ]  # the first by itself: its time limits the others
         for at, end in zip(starts, [*starts[1:], len(order)], strict=True):
             wave, limit = order[at:end], self.limit_s
             if self.found and self.late:
@@ -339,13 +342,13 @@ class _WaferSearch:
                 self.search(dict.fromkeys(wanted, limit), brief)
             if self.progress is not None:
                 self.progress(end, len(order), self.limit_s)
-        if not self.best.best.fits:  # then the wafer with most memory says how much is missing
-            largest = max(self.problems, key=lambda i: (_room(self.problems[i].wafer), -i))
+        if not self.best.best.fits:  # the wafer with most memory says how much is missing
+            largest = max(self.problems, key=lambda i: (_memory_bytes(self.problems[i].wafer), -i))
             if largest not in self.found:
                 self.search({largest: _NEVER}, brief)
 
     def at_length(self, base: int | None) -> None:
-        """Search the best few and the space's own wafer with all effort."""
+        """Search the best few and the base with all effort."""
         if self.late:
             return
         ranked = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
@@ -356,7 +359,7 @@ class _WaferSearch:
         self.search(limits, self.effort)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Describe every wafer: the searched ones by their rank, then the others by their bound."""
+        """Return a row for every wafer: searched ones by rank, then the others by bound."""
         searched = sorted(self.found, key=lambda i: (self.found[i].best.rank, i))
         others = sorted(set(self.problems) - set(searched), key=lambda i: (self.bounds[i], i))
         rows = []
@@ -377,6 +380,6 @@ class _WaferSearch:
         return rows
 
 
-def _room(wafer: Wafer) -> float:
+def _memory_bytes(wafer: Wafer) -> float:
     """Bytes of all tiers of all dies."""
     return wafer.dies * sum(float(tier.capacity_bytes) for tier in wafer.tiers())
