@@ -22,12 +22,12 @@ from phaze_fast.hardware import (
 from phaze_fast.schemas import KINDS, parse_as, schema
 from phaze_fast.units import format_area, format_bandwidth, format_bytes, format_count, format_flops
 from phaze_fast.wafer import (
+    WAFER_SPACES,
+    WAFERS,
     Wafer,
     WaferSpace,
     load_wafer,
     load_wafer_space,
-    wafer_names,
-    wafer_space_names,
     wafer_totals,
 )
 
@@ -235,9 +235,9 @@ def _show_wafer(wafer: Wafer) -> list[RenderableType]:
 
 def _wafer_space(name: str) -> WaferSpace | None:
     """Look a space of wafers up, by preset or file; None where it is something else."""
-    if name in wafer_space_names():
+    if name in WAFER_SPACES.names:
         return load_wafer_space(name)
-    if name in wafer_names() or not name.endswith((".yaml", ".yml", ".json")):
+    if name in WAFERS.names or not name.endswith((".yaml", ".yml", ".json")):
         return None
     data = read_document(name)
     is_space = isinstance(data, dict) and "axes" in data
@@ -280,13 +280,13 @@ def wafers(
         wafer = load_wafer(name)
         emit(lambda: _wafer_data(wafer), lambda: _show_wafer(wafer), as_json, to_file)
         return
-    found = [load_wafer(n) for n in wafer_names()]
+    found = [load_wafer(n) for n in WAFERS.names]
     rows = [[wafer.name, str(wafer.dies), str(wafer).partition(": ")[2]] for wafer in found]
     emit(
         lambda: [_wafer_data(wafer) for wafer in found],
         lambda: [
             table("Wafers", ["wafer", "dies>", "what it is"], rows),
-            f"Spaces of wafers: {', '.join(wafer_space_names())}",
+            f"Spaces of wafers: {', '.join(WAFER_SPACES.names)}",
         ],
         as_json,
         to_file,

@@ -7,13 +7,13 @@ from pathlib import Path
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.wafer import (
+    WAFER_SPACES,
+    WAFERS,
     Wafer,
     WaferSpace,
     load_faults,
     load_wafer,
     load_wafer_space,
-    wafer_names,
-    wafer_space_names,
 )
 
 __all__ = ["joined_wafers", "wafer_of", "with_faults"]
@@ -21,12 +21,12 @@ __all__ = ["joined_wafers", "wafer_of", "with_faults"]
 
 def wafer_of(name: str) -> Wafer | WaferSpace:
     """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
-    if name in wafer_space_names():
+    if name in WAFER_SPACES.names:
         return load_wafer_space(name)
-    if name in wafer_names():
+    if name in WAFERS.names:
         return load_wafer(name)
     if not name.endswith((".yaml", ".yml", ".json")):
-        known = [*wafer_names(), *wafer_space_names()]
+        known = [*WAFERS.names, *WAFER_SPACES.names]
         raise InvalidInputError(
             f"--wafer: {name!r} is not accepted; {nearest(name, known)}, or a file"
         )

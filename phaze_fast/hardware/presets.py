@@ -1,21 +1,14 @@
-"""Chips and fabrics by name or from a file, with their sources.
+"""Chips and interconnects by name or from a file, with their sources.
 
-Each is one file; `preset_files` says where.
+Each is one file of ``hardware/data``, read by `phaze_fast.documents.Presets`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from phaze_fast.hardware.chip import Accelerator, load_chip
-from phaze_fast.hardware.fabric import (
-    FlatFabric,
-    MeshFabric,
-    TieredFabric,
-    TorusFabric,
-    load_fabric,
-)
-from phaze_fast.hardware.preset_files import preset_names
+from phaze_fast.hardware.chip import CHIPS, Accelerator
+from phaze_fast.hardware.fabric import FABRICS, AnyFabric
 
 __all__ = [
     "chip",
@@ -33,18 +26,18 @@ def chip_names() -> tuple[str, ...]:
     >>> "h100" in chip_names()
     True
     """
-    return preset_names("chips")
+    return CHIPS.names
 
 
 def fabric_names() -> tuple[str, ...]:
-    """Names of the fabrics that come with the package.
+    """Names of the interconnects that come with the package.
 
     Examples
     --------
     >>> "dgx-a100" in fabric_names()
     True
     """
-    return preset_names("fabrics")
+    return FABRICS.names
 
 
 def chip(name_or_path: str | Path) -> Accelerator:
@@ -60,20 +53,20 @@ def chip(name_or_path: str | Path) -> Accelerator:
     >>> chip("a100-80").hbm.stacks
     5
     """
-    return load_chip(name_or_path)
+    return CHIPS.load(name_or_path)
 
 
-def fabric(name_or_path: str | Path) -> FlatFabric | TieredFabric | TorusFabric | MeshFabric:
-    """Load a fabric by preset name, or from a YAML or JSON file.
+def fabric(name_or_path: str | Path) -> AnyFabric:
+    """Load an interconnect by preset name, or from a YAML or JSON file.
 
     Raises
     ------
     InvalidInputError
-        Where there is no such preset or file, or the file is not a valid fabric.
+        Where there is no such preset or file, or the file is not a valid interconnect.
 
     Examples
     --------
     >>> fabric("tpuv4-pod").dims
     (16, 16, 16)
     """
-    return load_fabric(name_or_path)
+    return FABRICS.load(name_or_path)

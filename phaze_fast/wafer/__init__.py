@@ -1,6 +1,8 @@
 """Wafers of dies: their hardware, operator-level mappings on them, and searches for the best."""
 
 from phaze_fast.wafer.hardware import (
+    WAFER_SPACES,
+    WAFERS,
     Die,
     FaultMap,
     MemoryTier,
@@ -16,8 +18,6 @@ from phaze_fast.wafer.hardware import (
     load_wafer,
     load_wafer_space,
     sample_faults,
-    wafer_names,
-    wafer_space_names,
     wafer_totals,
 )
 from phaze_fast.wafer.mapping.details import StepEnergy, step_energy, step_mfu
@@ -54,6 +54,8 @@ from phaze_fast.wafer.studies.wafers import WaferResult, search_wafers
 
 __all__ = [
     "RULES",
+    "WAFERS",
+    "WAFER_SPACES",
     "Baseline",
     "Comparison",
     "Die",
@@ -111,8 +113,6 @@ __all__ = [
     "step_loads",
     "step_mfu",
     "transfers",
-    "wafer_names",
-    "wafer_space_names",
     "wafer_totals",
     "zero3",
 ]

@@ -169,9 +169,8 @@ CRASHES = {
 @pytest.mark.parametrize("name", CRASHES)
 def test_searches_survive_problems_with_nothing_to_search(name):
     tests = Path(__file__).parents[1]
-    paths = [str(tests), str(tests / "cases")]
     code = (
-        f"import sys; sys.path[:0] = {paths!r}\n"
+        f"import sys; sys.path[:0] = {[str(tests / 'cases'), str(tests)]!r}\n"
         "from mapping_cases import OperatorMapping, compiled, small\n"
         "from phaze_fast.errors import InvalidInputError\n"
         f"c = small()\ntry:\n    {CRASHES[name]}\nexcept InvalidInputError: pass\n"

@@ -11,8 +11,11 @@ from wafer.test_wafer_switch import WITHIN, Switch
 from wafer_cli_cases import document, refused
 
 from phaze_fast import models
+from phaze_fast.errors import InvalidInputError
+from phaze_fast.report.page import write_report
 from phaze_fast.wafer import (
     Effort,
+    Encoding,
     Layout,
     Problem,
     WaferTraining,
@@ -160,11 +163,31 @@ def test_two_classes_pay_on_joined_wafers_where_dies_are_dead():
         (TILE.replace(wafer_count=2), PAIR, {"replicas": 3}, "expected a divisor of 2 wafers"),
         (TILE, PAIR, {"replicas": 2}, "expected a divisor of 1 wafers"),
         (SWITCHED, PAIR, {}, "1 of 5 x 3 and 1 of 5 x 2 dies have no place together"),
+        (TILE, PAIR, {}, ""),
+        (TILE, PAIR, {"blocks": (10,)}, "blocks: 25 in all"),
+        (TILE, PAIR, {"blocks": ()}, "at least 1 for each of 1 stages"),
+        (TILE, PAIR, {"micro_batch": 8}, "micro_batch: 8 is not accepted; expected 16"),
+        (TILE, PAIR, {"micro_batch": 7}, "micro_batch: 7"),
+        (TILE, PAIR, {"height": 3}, "have no place together"),
+        (TILE, PAIR, {"schedule": "zb-h1"}, "only 1f1b"),
     ],
 )
 def test_classes_that_are_none_are_refused(wafer, pair, changed, said):
     problem = Problem("bertlarge", wafer, WaferTraining(64))
-    assert said in classes_fault(problem, (pair[0], replace(pair[1], **changed)))
+    wrong = pair[0], replace(pair[1], **changed)
+    assert said in classes_fault(problem, wrong)
+    assert bool(said) == bool(classes_fault(problem, wrong))
+    if said:
+        with pytest.raises(InvalidInputError, match="accepted|place"):
+            Classes(problem, wrong)
+
+
+def test_a_third_class_is_refused():
+    problem = Problem("bertlarge", TILE, WaferTraining(64))
+    data = evaluation_of_classes(Classes(problem, PAIR)).encoding.to_list()
+    data = [{**entry, "class": 2 * entry["class"]} for entry in data]
+    with pytest.raises(InvalidInputError, match="class: 2 is not accepted; expected 0 or 1"):
+        Encoding.from_list(data)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +195,7 @@ def test_classes_that_are_none_are_refused(wafer, pair, changed, said):
     [
         (SWITCHED, (Layout(12, 1, 1, 16, blocks=(15,)), Layout(8, 1, 1, 16, blocks=(9,)))),
         (DRAM.replace(wafer_count=2, io=TILE.io), LINES),
+        (DRAM, PAIR),
     ],
 )
 def test_files_of_two_classes_are_read_on_any_fabric(run, tmp_path, wafer, pair):
@@ -184,6 +208,9 @@ def test_files_of_two_classes_are_read_on_any_fabric(run, tmp_path, wafer, pair)
     answer = document(run(*words, "--json"))
     assert answer["ours"]["time_without_limit_s"] == found.time_s
     assert answer["ours"]["layout"]["second_class"]["stages"] == 1
+    write_report(answer, tmp_path / "page.html")
+    first, second = (f"{each.stages} of {each.width} \u00d7 {each.height} dies" for each in pair)
+    assert f"{first} and {second}" in (tmp_path / "page.html").read_text()
     code, out, _ = run(*words, "--describe")
     assert code == 0
     assert out.count("stage(s) of") >= 2
@@ -201,7 +228,7 @@ def test_a_search_behind_switches_tries_two_sizes():
     problem = Problem(model, wafer, WaferTraining(64))
     found = search_mapping(problem, Effort(seeds=1, steps=200, promising=2), threads=1)
     assert found.bound_s <= found.best.time_s
-    said = found.bound_space
-    assert "not two classes" in said or said.startswith("stages of any shapes and sizes")
+    any_shapes = found.bound_space.startswith("stages of any shapes and sizes")
+    assert any_shapes == (found.best.encoding.second_class is not None)
     same = search_mapping(problem, Effort(seeds=1, steps=200, promising=2), threads=2)
     assert same.best == found.best

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 from reference.mesh_simulator import Collective, Traffic, simulate
 
 from phaze_fast import models
-from phaze_fast.errors import InvalidInputError
 from phaze_fast.wafer import (
     Effort,
-    Encoding,
     Layout,
     Problem,
     WaferTraining,
@@ -24,9 +21,8 @@ from phaze_fast.wafer import (
     load_wafer,
     search_mapping,
 )
-from phaze_fast.wafer.mapping.classes import Classes, classes_fault
+from phaze_fast.wafer.mapping.classes import Classes
 from phaze_fast.wafer.mapping.details import details
-from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
 from phaze_fast.wafer.mapping.layout import whole_runs
 from phaze_fast.wafer.mapping.packing import class_places
 from phaze_fast.wafer.mapping.streams import stream_link_s_of
@@ -143,33 +139,6 @@ def test_a_bound_over_stages_of_one_shape_says_so():
     found = search_mapping(problem, Effort(seeds=1, steps=200, promising=1))
     assert found.best.encoding.second_class is None
     assert "not two classes of stages of unequal shape" in found.bound_space
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"blocks": (10,)}, "blocks: 25 in all"),
-        ({"blocks": ()}, "at least 1 for each of 1 stages"),
-        ({"micro_batch": 8}, "micro_batch: 8 is not accepted; expected 16"),
-        ({"micro_batch": 7}, "micro_batch: 7"),
-        ({"height": 3}, "have no place together"),
-        ({"schedule": "zb-h1"}, "only 1f1b"),
-    ],
-)
-def test_classes_that_are_none_are_refused(changed, said):
-    problem = Problem("bertlarge", TILE, WaferTraining(64))
-    pair = Layout(5, 3, 1, 16, blocks=(15,)), Layout(5, 2, 1, 16, blocks=(9,))
-    assert classes_fault(problem, pair) == ""
-    wrong = pair[0], replace(pair[1], **changed)
-    assert said in classes_fault(problem, wrong)
-    with pytest.raises(InvalidInputError, match="accepted|place"):
-        Classes(problem, wrong)
-    data = evaluation_of_classes(Classes(problem, pair)).encoding.to_list()
-    for entry in data:
-        if entry["class"] == 1:
-            entry["class"] = 2
-    with pytest.raises(InvalidInputError, match="class: 2 is not accepted; expected 0 or 1"):
-        Encoding.from_list(data)
 
 
 def test_dies_that_are_in_no_class_leave_their_share_of_what_is_off_the_wafer():

@@ -6,14 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from wafer_cli_cases import EFFORT, QUICK, SMALL, document, refused
+from wafer_cli_cases import EFFORT, QUICK, document, refused
 
 from phaze_fast.cli.main import main
-from phaze_fast.report.page import write_report
-from phaze_fast.wafer import Problem, WaferTraining, load_wafer
-from phaze_fast.wafer.mapping.classes import Classes
-from phaze_fast.wafer.mapping.evaluate import evaluation_of_classes
-from phaze_fast.wafer.mapping.layout import Layout
+from phaze_fast.wafer import load_wafer
 
 # ---- a saved answer ----
 
@@ -46,25 +42,6 @@ def test_a_saved_answer_takes_the_same_time(run, small, saved, tmp_path):
     code, out, _ = run("bertlarge", "--wafer", small, *words[:-1], "--describe")
     assert code == 0
     assert "sequence(s) at once" in out
-
-
-def test_two_classes_of_stages_are_read_shown_and_refused(run, small, tmp_path):
-    problem = Problem("bertlarge", SMALL, WaferTraining(64))
-    pair = Layout(2, 1, 1, 16, blocks=(12,)), Layout(1, 2, 1, 16, blocks=(12,))
-    found = evaluation_of_classes(Classes(problem, pair))
-    file, page = tmp_path / "mine.json", tmp_path / "page.html"
-    file.write_text(found.encoding.to_json())
-    words = ["bertlarge", "--wafer", small, "--global-batch", 64, "--encoding", file]
-    said = document(run(*words, "--json"))
-    write_report(said, page)
-    assert said["ours"] == found.to_dict()
-    assert said["ours"]["layout"]["second_class"]["rectangle"] == [1, 2]
-    code, out, _ = run(*words, "--describe")
-    assert code == 0
-    assert "1 stage(s) of 2 x 1 dies" in " ".join(out.split())
-    data = found.encoding.to_list()
-    file.write_text(json.dumps([{**entry, "schedule": "zb-h1"} for entry in data]))
-    assert "two classes of stages only 1f1b is accepted" in refused(run(*words))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import FULL_AREA, Hbm, area, presets
 from phaze_fast.schemas import schema
 from phaze_fast.wafer import (
+    WAFERS,
     Die,
     Layout,
     OffWafer,
@@ -21,7 +22,6 @@ from phaze_fast.wafer import (
     WaferRules,
     broken_rules,
     load_wafer,
-    wafer_names,
     wafer_totals,
 )
 from phaze_fast.wafer.mapping.prices import network_chip
@@ -187,7 +187,7 @@ def test_a_die_takes_a_chip_by_name():
 # ---- presets ----
 
 
-@pytest.mark.parametrize("name", wafer_names())
+@pytest.mark.parametrize("name", WAFERS.names)
 def test_every_preset_is_valid_prints_and_comes_back(name):
     wafer = load_wafer(name)
     assert wafer.name == name
@@ -373,7 +373,7 @@ def test_peaks_by_format():
 
 def test_wafers_on_the_command_line(capsys, tmp_path):
     assert main(["wafers", "--json"]) == 0
-    assert [w["name"] for w in json.loads(capsys.readouterr().out)] == list(wafer_names())
+    assert [w["name"] for w in json.loads(capsys.readouterr().out)] == list(WAFERS.names)
     assert main(["wafers"]) == 0
     assert "wse2-like" in capsys.readouterr().out
     assert main(["wafers", "dojo-tile-like"]) == 0

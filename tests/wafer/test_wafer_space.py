@@ -10,7 +10,7 @@ from wafer_cases import DRAM, SPACE, SRAM, refusal
 
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.schemas import schema
-from phaze_fast.wafer import Wafer, WaferSpace, load_wafer, load_wafer_space, wafer_space_names
+from phaze_fast.wafer import WAFER_SPACES, Wafer, WaferSpace, load_wafer, load_wafer_space
 
 
 def by_loop(space):
@@ -66,7 +66,7 @@ def test_a_space_is_the_loop_over_its_grid(space):
 
 
 def test_the_space_that_comes_with_the_package():
-    assert wafer_space_names() == ("wafer-space",)
+    assert WAFER_SPACES.names == ("wafer-space",)
     wafers, rejected = SPACE.wafers()
     assert SPACE.grid_size == 1296
     assert 200 <= len(wafers) <= 1296

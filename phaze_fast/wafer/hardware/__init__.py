@@ -1,9 +1,10 @@
 """Wafers as validated records: dies, rules of manufacture, fault maps, totals and spaces."""
 
 from phaze_fast.wafer.hardware.faults import FaultMap, load_faults, sample_faults
-from phaze_fast.wafer.hardware.space import WaferSpace, load_wafer_space, wafer_space_names
+from phaze_fast.wafer.hardware.space import WAFER_SPACES, WaferSpace, load_wafer_space
 from phaze_fast.wafer.hardware.totals import WaferTotals, wafer_totals
 from phaze_fast.wafer.hardware.wafer import (
+    WAFERS,
     Die,
     MemoryTier,
     OffWafer,
@@ -13,10 +14,11 @@ from phaze_fast.wafer.hardware.wafer import (
     WaferSwitch,
     broken_rules,
     load_wafer,
-    wafer_names,
 )
 
 __all__ = [
+    "WAFERS",
+    "WAFER_SPACES",
     "Die",
     "FaultMap",
     "MemoryTier",
@@ -32,7 +34,5 @@ __all__ = [
     "load_wafer",
     "load_wafer_space",
     "sample_faults",
-    "wafer_names",
-    "wafer_space_names",
     "wafer_totals",
 ]

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
-from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin
 
@@ -24,14 +23,13 @@ from pydantic import (
     model_validator,
 )
 
-from phaze_fast.documents import digest
+from phaze_fast.documents import Presets, digest
 from phaze_fast.hardware.chip import Accelerator
-from phaze_fast.hardware.preset_files import is_file, preset_names, read_preset
 from phaze_fast.records import FrozenDict, NamedOr, OrderedFrozenDict, Record, explain
 from phaze_fast.units import format_bytes
 from phaze_fast.wafer.hardware.wafer import Die, Rule, Wafer, broken_rules, load_wafer
 
-__all__ = ["WaferSpace", "load_wafer_space", "wafer_space_names"]
+__all__ = ["WAFER_SPACES", "WaferSpace", "load_wafer_space"]
 
 _R = TypeVar("_R", bound=Record)
 
@@ -345,36 +343,9 @@ def _text(field: str, value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def wafer_space_names() -> tuple[str, ...]:
-    """Names of the spaces of wafers that come with the package.
+WAFER_SPACES = Presets(
+    "wafer space", "phaze_fast.wafer.hardware/data/wafer_spaces", WaferSpace.from_dict
+)
+"""Spaces of wafers that come with the package."""
 
-    Examples
-    --------
-    >>> wafer_space_names()
-    ('wafer-space',)
-    """
-    return preset_names("wafer_spaces", __package__)
-
-
-@cache  # records are frozen, so one of each is enough
-def _preset(name: str) -> WaferSpace:
-    data = read_preset("wafer_spaces", "wafer space", name, __package__)
-    return WaferSpace.from_dict(data, name)
-
-
-def load_wafer_space(name_or_path: str | Path) -> WaferSpace:
-    """Load a space of wafers by preset name, or from a YAML or JSON file.
-
-    Raises
-    ------
-    InvalidInputError
-        Where there is no such preset or file, or the file is not a valid space.
-
-    Examples
-    --------
-    >>> load_wafer_space("wafer-space").base.name
-    'dram-wafer'
-    """
-    if is_file(name_or_path):
-        return WaferSpace.from_file(name_or_path)
-    return _preset(str(name_or_path))
+load_wafer_space = WAFER_SPACES.load

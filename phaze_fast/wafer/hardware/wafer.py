@@ -11,16 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
-from pathlib import Path
+from functools import cached_property, lru_cache
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails
 
+from phaze_fast.documents import Presets
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.hardware.chip import Accelerator, Dtype, Hbm, load_chip
-from phaze_fast.hardware.preset_files import is_file, preset_names, read_preset
+from phaze_fast.hardware.chip import CHIPS, Accelerator, Dtype, Hbm
 from phaze_fast.hardware.silicon import FULL_AREA, area
 from phaze_fast.records import (
     Bandwidth,
@@ -36,6 +35,7 @@ from phaze_fast.records import (
 from phaze_fast.units import format_bandwidth, format_bytes, format_flops
 
 __all__ = [
+    "WAFERS",
     "Die",
     "FewOrNone",
     "MemoryTier",
@@ -51,7 +51,6 @@ __all__ = [
     "gaps_mm",
     "load_wafer",
     "local_bytes",
-    "wafer_names",
 ]
 
 Rule = Literal[
@@ -84,7 +83,7 @@ FewOrNone = Annotated[int, Field(strict=True, ge=0, le=4096)]
 
 
 def _named_chip(value: object) -> object:
-    return load_chip(value) if isinstance(value, str) else value
+    return CHIPS.load(value) if isinstance(value, str) else value
 
 
 class WaferRules(Record):
@@ -711,38 +710,7 @@ def _fault_map_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
         yield "dead_links", "a link is given twice; expected each once"
 
 
-# ---- presets ----
+WAFERS = Presets("wafer", "phaze_fast.wafer.hardware/data/wafers", Wafer.from_dict)
+"""Wafers that come with the package."""
 
-
-def wafer_names() -> tuple[str, ...]:
-    """Names of the wafers that come with the package.
-
-    Examples
-    --------
-    >>> "wse3-like" in wafer_names()
-    True
-    """
-    return preset_names("wafers", __package__)
-
-
-@cache  # records are frozen, so one of each is enough
-def _preset(name: str) -> Wafer:
-    return Wafer.from_dict(read_preset("wafers", "wafer", name, __package__), name)
-
-
-def load_wafer(name_or_path: str | Path) -> Wafer:
-    """Load a wafer by preset name, or from a YAML or JSON file.
-
-    Raises
-    ------
-    InvalidInputError
-        Where there is no such preset or file, or the file is not a valid wafer.
-
-    Examples
-    --------
-    >>> load_wafer("wse3-like").grid
-    (12, 7)
-    """
-    if is_file(name_or_path):
-        return Wafer.from_file(name_or_path)
-    return _preset(str(name_or_path))
+load_wafer = WAFERS.load

@@ -11,9 +11,8 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.models import TransformerModel
-from phaze_fast.opgraph.block import block_builder
+from phaze_fast.opgraph.block import block_builder, embedding_builder, head_builder
 from phaze_fast.opgraph.builder import ELEMENT_BYTES, LayerBuilder, OperatorSpec
-from phaze_fast.opgraph.ends import embedding_builder, head_builder
 from phaze_fast.opgraph.gradients import gradients
 from phaze_fast.opgraph.strategy import Strategy
 
