@@ -51,7 +51,7 @@ class FaultMap(Record):
         return self
 
     def on(self, wafer: Wafer, source: str = "faults") -> Wafer:
-        """Give a wafer with these faults beside its own.
+        """Return a wafer with these faults added to its own.
 
         Parameters
         ----------

@@ -58,8 +58,8 @@ def _die_peak_w(wafer: Wafer, table: EnergyTable) -> float:
 
 def _at_most(count: int, of: int, fault: float) -> float:
     """Probability that at most so many of several fail."""
-    ways = (math.comb(of, k) * fault**k * (1.0 - fault) ** (of - k) for k in range(count + 1))
-    return min(1.0, sum(ways))
+    chances = (math.comb(of, k) * fault**k * (1.0 - fault) ** (of - k) for k in range(count + 1))
+    return min(1.0, sum(chances))
 
 
 def wafer_totals(

@@ -2,7 +2,7 @@
 
 A wafer is a grid of equal dies, each linked to its four neighbours. Links and memory stacks share
 the edges of a die, its circuits share its area, and stacks stand between rows of dies: more memory
-beside a die means fewer dies. Columns are counted from the left, rows from the top. Columns of
+next to a die means fewer dies. Columns are counted from the left, rows from the top. Columns of
 dies stand a gap apart; between rows, and outside the first and the last row, stand stacks as well.
 """
 
@@ -640,8 +640,8 @@ def _wafer_faults(wafer: Wafer) -> Iterator[tuple[Rule, str]]:
                 f"{max(count, 1)} {name} of dies and what stands between them need {need:g} mm; "
                 f"expected at most {window:g} mm",
             )
-    ways = ((columns, wafer.die.d2d_modules_x), (rows, wafer.die.d2d_modules_y))
-    for name, (count, modules), gap in zip(("row", "column"), ways, gaps_mm(wafer), strict=True):
+    sides = ((columns, wafer.die.d2d_modules_x), (rows, wafer.die.d2d_modules_y))
+    for name, (count, modules), gap in zip(("row", "column"), sides, gaps_mm(wafer), strict=True):
         if wafer.switch is None and count > 1 and modules and gap > wafer.rules.d2d_far_mm * _SLACK:
             yield (
                 "reach",

@@ -1,10 +1,10 @@
 """Two classes of stages in one pipeline, each with a shape and operator mappings of its own.
 
 The stages of the first class come first. The kernel for stages of one shape evaluates each class,
-given the number of stages before and behind and the time they take; one formula gives the step. At
+given the number of stages before and after and the time they take; one formula gives the step. At
 the border between the classes every die of one sends an equal share to every die of the other, and
 the receiving dies exchange it among themselves into the split that their operators want; the
-gradient goes back in the same way. Streams of one class over the links of the other are charged to
+gradient goes back likewise. Streams of one class over the links of the other are charged to
 both.
 
 On several wafers, a pipeline's stages follow one another from wafer to wafer, over the wafers' I/O.
@@ -180,7 +180,7 @@ class Classes:
 
     @cached_property
     def boundary_s(self) -> tuple[float, ...]:
-        """Seconds per byte that each stage takes to pass tensors on, both ways.
+        """Seconds per byte that each stage takes to send tensors and gradients.
 
         A stage at the border of its class also exchanges what it receives from the other class.
         """

@@ -109,11 +109,11 @@ def link_map(wafer: Wafer, loads: np.ndarray[Any, Any]) -> str:
     most = float(seconds.max()) or 1.0
     cut = {frozenset(link) for link in wafer.dead_links}
 
-    def mark(here: tuple[int, int], there: tuple[int, int], way: int) -> str:
+    def mark(here: tuple[int, int], there: tuple[int, int], direction: int) -> str:
         if frozenset((here, there)) in cut:
             return "x"
         (u, v), (s, t) = here, there
-        busy = max(seconds[v, u, way], seconds[t, s, way + 1]) / most
+        busy = max(seconds[v, u, direction], seconds[t, s, direction + 1]) / most
         return "." if busy <= 0 else str(max(1, min(9, round(9 * busy))))
 
     lines = []

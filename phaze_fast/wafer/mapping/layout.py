@@ -23,7 +23,13 @@ from phaze_fast.errors import InvalidInputError
 from phaze_fast.memory import ScheduleName
 from phaze_fast.wafer.hardware import Wafer
 from phaze_fast.wafer.mapping.mesh import Links, Run, link_loads
-from phaze_fast.wafer.mapping.packing import is_bent, longest_line, place_fault, room, stage_dies
+from phaze_fast.wafer.mapping.packing import (
+    is_bent,
+    longest_line,
+    place_fault,
+    stage_capacity,
+    stage_dies,
+)
 
 __all__ = [
     "SCHEDULES",
@@ -499,7 +505,9 @@ def _pipelines(
     """List the layouts of one rectangle with so many data-parallel pipelines."""
     depth, share = wafer.wafer_count // replicas, global_batch // replicas
     x, y = wafer.link_bytes_per_s
-    places = room(wafer, *sides) if x > 0 and y > 0 else min(room(wafer, *sides), 1)
+    places = (
+        stage_capacity(wafer, *sides) if x > 0 and y > 0 else min(stage_capacity(wafer, *sides), 1)
+    )
     most = min(places * depth, blocks, _core.MAX_MAP_STAGES)
     for stages in range(depth, most + 1, depth):
         uneven = weighed_split(blocks, stages, ends)

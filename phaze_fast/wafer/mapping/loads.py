@@ -154,9 +154,9 @@ def _switch_loads(problem: Problem, encoding: Encoding) -> Array:
         used += parts["before"] if stage == 0 else 0.0
         used += parts["behind"] if stage == layout.stages - 1 else 0.0
         at_end = (stage % here == 0) + (stage % here == here - 1)
-        ways = 0 if here == 1 else 2 * layout.chunks - at_end
+        sends = 0 if here == 1 else 2 * layout.chunks - at_end
         for x, y in dies:
-            loads[y, x, :2] += used + ways * share
+            loads[y, x, :2] += used + sends * share
     return loads / (layout.stages // here)
 
 
@@ -232,12 +232,12 @@ def _on_dies(
 ) -> list[Flow]:
     """Bytes on the links of a rectangle, between the dies that it stands on."""
     flows = []
-    for j, i, way in zip(*np.nonzero(loads), strict=True):
+    for j, i, direction in zip(*np.nonzero(loads), strict=True):
         (x, y), (u, v) = (
             dies[j * width + i],
-            dies[(j + _STEPS[way][1]) * width + i + _STEPS[way][0]],
+            dies[(j + _STEPS[direction][1]) * width + i + _STEPS[direction][0]],
         )
-        flows.append((y * columns + x, v * columns + u, float(loads[j, i, way])))
+        flows.append((y * columns + x, v * columns + u, float(loads[j, i, direction])))
     return flows
 
 
@@ -264,9 +264,9 @@ def _class_loads(problem: Problem, encoding: Encoding) -> Array:
     for k, (here, there) in enumerate(pairwise(classes.dies)):
         if classes.wafers[k] != classes.wafers[k + 1]:
             continue
-        ways = list(product(here, there) if k == border else zip(here, there, strict=True))
-        share = size / len(ways)
-        for (x, y), (u, v) in ways:
+        pairs = list(product(here, there) if k == border else zip(here, there, strict=True))
+        share = size / len(pairs)
+        for (x, y), (u, v) in pairs:
             flows.append((y * columns + x, v * columns + u, share))
             flows.append((v * columns + u, y * columns + x, share))
     total = link_loads(columns, rows, flows, tuple(sorted(wafer.dead)), wafer.dead_links)
@@ -291,8 +291,8 @@ def _switch_class_loads(problem: Problem, encoding: Encoding) -> Array:
             if at in (border, border + 1):  # exchanges what comes from the other class
                 used += share * (1.0 - 1.0 / each.layout.dies)
             near = [k for k in (at - 1, at + 1) if 0 <= k < len(classes.dies)]
-            ways = sum(classes.wafers[k] == classes.wafers[at] for k in near)
+            sends = sum(classes.wafers[k] == classes.wafers[at] for k in near)
             for x, y in classes.dies[at]:
-                loads[y, x, :2] += used + ways * share
+                loads[y, x, :2] += used + sends * share
             at += 1
     return loads / len(classes.by_wafer)

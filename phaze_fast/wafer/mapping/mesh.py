@@ -168,15 +168,15 @@ def _dead_links_mask(
     columns: int, rows: int, dead_links: Sequence[tuple[tuple[int, int], tuple[int, int]]]
 ) -> Array:
     mask = np.zeros((rows, columns, 4) if dead_links else (0, 0, 4), dtype=np.uint8)
-    ways = {(1, 0): 0, (-1, 0): 1, (0, 1): 2, (0, -1): 3}
+    directions = {(1, 0): 0, (-1, 0): 1, (0, 1): 2, (0, -1): 3}
     for (x, y), (u, v) in dead_links:
         inside = all(0 <= a < columns and 0 <= b < rows for a, b in ((x, y), (u, v)))
-        if not inside or (u - x, v - y) not in ways:
+        if not inside or (u - x, v - y) not in directions:
             raise InvalidInputError(
                 f"dead_links: (({x}, {y}), ({u}, {v})) is not accepted; expected two neighbours, "
                 f"each a (column, row) inside {columns} x {rows} dies"
             )
-        mask[y, x, ways[u - x, v - y]] = mask[v, u, ways[x - u, y - v]] = 1
+        mask[y, x, directions[u - x, v - y]] = mask[v, u, directions[x - u, y - v]] = 1
     return mask.reshape(-1)
 
 

@@ -24,7 +24,7 @@ __all__ = [
     "is_bent",
     "longest_line",
     "place_fault",
-    "room",
+    "stage_capacity",
     "stage_dies",
     "tiles",
 ]
@@ -308,13 +308,13 @@ def bends(wafer: Wafer) -> bool:
     return all(rate > 0 for rate in wafer.link_bytes_per_s)
 
 
-def room(wafer: Wafer, width: int, height: int) -> int:
+def stage_capacity(wafer: Wafer, width: int, height: int) -> int:
     """Count the stages of one shape that fit on a wafer.
 
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
-    >>> room(load_wafer("dojo-tile-like"), 3, 1), room(load_wafer("dojo-tile-like"), 24, 1)
+    >>> stage_capacity(load_wafer("dojo-tile-like"), 3, 1), stage_capacity(load_wafer("dojo-tile-like"), 24, 1)
     (8, 1)
     """
     if wafer.switch is not None:
@@ -335,7 +335,7 @@ def place_fault(wafer: Wafer, sides: tuple[int, int], stages: int, wafers: int, 
     'stages: 5 rectangles of 2 x 2 dies are not accepted; expected 1 to 4'
     """
     width, height = sides
-    most = min(room(wafer, width, height) * wafers, blocks) if min(sides) > 0 else 0
+    most = min(stage_capacity(wafer, width, height) * wafers, blocks) if min(sides) > 0 else 0
     if not most:
         grid = " x ".join(map(str, wafer.grid))
         dead = f", {len(wafer.dead)} of them dead" if wafer.dead else ""

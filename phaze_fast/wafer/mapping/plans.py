@@ -82,7 +82,7 @@ def _tensor_role(op: MeshOperator, sequence_parallel: bool) -> str:
     if op.spec.kind == "cross-entropy":
         return PATTERNS["loss"]
     in_block = op.part == "block" and (op.spec.kind in _INSIDE or name == "score-dropout")
-    in_block = in_block and op.name != "weigh"  # behind the experts' region
+    in_block = in_block and op.name != "weigh"  # after the experts' region
     if in_block:
         return PATTERNS["inside the region"]
     if op.product:  # the head's own transform: Megatron-LM holds it whole on every device

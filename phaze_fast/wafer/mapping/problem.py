@@ -476,7 +476,7 @@ class Problem:
         rules
             One record of `MAP_RULES_DTYPE`.
         boundary_s
-            Seconds per byte that each stage takes to pass tensors on, both ways.
+            Seconds per byte that each stage takes to send tensors and gradients.
         cross_stage_s
             What `cross_stage_link_s` returns; None where no stage streams over another's links.
 

@@ -288,6 +288,6 @@ def _inside(shape: tuple[int, ...], dies: Dies) -> Array:
     found = np.zeros(shape, dtype=bool)
     own = set(dies)
     for x, y in dies:
-        for way, (dx, dy) in enumerate(((1, 0), (-1, 0), (0, 1), (0, -1))):
-            found[y, x, way] = (x + dx, y + dy) in own
+        for direction, (dx, dy) in enumerate(((1, 0), (-1, 0), (0, 1), (0, -1))):
+            found[y, x, direction] = (x + dx, y + dy) in own
     return found

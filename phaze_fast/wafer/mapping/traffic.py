@@ -128,11 +128,11 @@ def _conversion(
     """Yield the collectives that convert a tensor between two states: (op, slots, payload)."""
     pick = list(range(len(before)))
     held = [k for k in pick if before[k] in _SPLITS]
-    room = {
+    allowed = {
         name: slots.size([k for k in pick if name in (before[k], after[k])]) <= most
         for name, most in limits.items()
     }
-    sliced = [k for k in pick if before[k] == "whole" and room.get(after[k], False)]
+    sliced = [k for k in pick if before[k] == "whole" and allowed.get(after[k], False)]
     scatter = [k for k in pick if before[k] == "partial" and after[k] in _SPLITS]
     exchange = [k for k in held if after[k] in _SPLITS and after[k] != before[k]]
     reduce = [k for k in pick if before[k] == "partial" and after[k] == "whole"]

@@ -401,7 +401,7 @@ class Baseline:
     @classmethod
     def from_dict(cls, name: str, data: Mapping[str, Any], evaluations: int) -> Baseline:
         """Read what `to_dict` gives."""
-        plans = {way: Evaluation.from_dict(data[way]) for way in ("default", "tuned", "tiled")}
+        plans = {kind: Evaluation.from_dict(data[kind]) for kind in ("default", "tuned", "tiled")}
         stands_in = data["default"]["is_tuned"]
         return cls(name, **plans, evaluations=evaluations, default_is_tuned=stands_in)
 

@@ -150,9 +150,9 @@ def roofline(problem: Problem) -> Roofline:
     """
     spec = optimizer(problem.training.optimizer)
     each = spec.weight_bytes + spec.gradient_bytes + spec.state_bytes
-    ways = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
+    directions = (2.0 * spec.weight_bytes, spec.gradient_bytes)  # in and out
     off = problem.wafer.off_wafer
-    busier = max(ways) if off is not None and off.duplex else sum(ways)
+    busier = max(directions) if off is not None and off.duplex else sum(directions)
     kept = spec.gradient_bytes / (spec.gradient_bytes + spec.state_bytes)  # weights stay
     moved = min(busier / each, kept) * (1.0 - 1e-9)
     state = each * problem.work.parameters

@@ -51,7 +51,7 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
     batch = problem.training.global_batch
     placed = "equal rectangles of dies as stages, in bands, or equal lines along one walk"
     if problem.wafer.switch is not None:
-        placed = "equal numbers of any dies behind switches as stages, at most three roles each"
+        placed = "equal numbers of any dies with switches as stages, at most three roles each"
     stages = "any number of them; blocks shared out evenly or by FLOPs"
     if problem.work.encodes:
         stages = "one stage, which has all blocks of the encoder and of the decoder"
@@ -77,7 +77,7 @@ def bound_space_of(problem: Problem, layouts: str = "", classes: bool = False) -
     limits = [] if problem.recompute else ["nothing computed again"]
     limits += ["dies given out in rank order"] if problem.linear else []
     if problem.overlap and not problem.volume:
-        limits.append(f"conversions whole or in {PIECES} pieces beside a product's work")
+        limits.append(f"conversions whole or in {PIECES} pieces that overlap with a product")
     said = [layouts or known, "every legal operator mapping", *limits]
     return "; ".join(said)
 

@@ -94,8 +94,8 @@ class Comparison(Table):
         """Return ours, every plan of the baselines and every ablation as a table."""
         plans = [("ours", "", self.ours.best)]
         for name, each in self.baselines.items():
-            ways = (("default", each.default), ("tuned", each.tuned), ("tiled", each.tiled))
-            plans += [(name, way, found) for way, found in ways]
+            variants = (("default", each.default), ("tuned", each.tuned), ("tiled", each.tiled))
+            plans += [(name, variant, found) for variant, found in variants]
         plans += [("ours", name, found) for name, found in self.ablations.items()]
         return joined_columns([{"plan": n, "variant": v, **e.to_row()} for n, v, e in plans])
 

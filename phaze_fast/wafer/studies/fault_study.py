@@ -21,7 +21,7 @@ from phaze_fast.threads import thread_count
 from phaze_fast.wafer.hardware import FaultMap, sample_faults
 from phaze_fast.wafer.mapping.evaluate import Evaluation, score_op_mappings
 from phaze_fast.wafer.mapping.layout import Layout, stages_on
-from phaze_fast.wafer.mapping.packing import room
+from phaze_fast.wafer.mapping.packing import stage_capacity
 from phaze_fast.wafer.mapping.problem import Problem
 from phaze_fast.wafer.search.class_search import KnownClasses
 from phaze_fast.wafer.search.result import Effort
@@ -120,7 +120,7 @@ class _Known:
         known = [
             (layout, op_mappings)
             for layout, (_, op_mappings) in sorted(self.mappings.items(), key=lambda e: e[1][0])
-            if room(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
+            if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
         ]
         with ThreadPoolExecutor(thread_count(self.threads)) as pool:
             given = (problem, problem.layouts(), known, one_s * _GAIN, pool)
@@ -134,7 +134,7 @@ class _Known:
         placed = [
             (time_s, layout)
             for layout, (time_s, _) in self.mappings.items()
-            if room(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
+            if stage_capacity(wafer, layout.width, layout.height) >= stages_on(wafer, layout)
         ]
         for _, layout in sorted(placed)[:_SCORED]:
             scored = score_op_mappings(problem, layout, self.mappings[layout][1])
