@@ -21,8 +21,6 @@ from phaze_fast.records import Record
 from phaze_fast.software import Software
 from phaze_fast.wafer import FaultMap, Wafer, WaferSpace
 
-__all__ = ["KINDS", "parse_as", "schema"]
-
 _TYPES: dict[str, Any] = {
     "chip": Accelerator,
     "fabric": Fabric,

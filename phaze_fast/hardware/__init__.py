@@ -1,4 +1,4 @@
-"""Hardware as validated records: chips, fabrics, clusters, areas, prices and spaces."""
+"""Hardware as records: chips, interconnects, clusters, areas, prices and spaces."""
 
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.chip import (
@@ -11,6 +11,7 @@ from phaze_fast.hardware.chip import (
     chip_records,
 )
 from phaze_fast.hardware.fabric import (
+    AnyFabric,
     Cluster,
     Fabric,
     FlatFabric,
@@ -53,6 +54,7 @@ __all__ = [
     "FULL_AREA",
     "PUBLISHED_AREA",
     "Accelerator",
+    "AnyFabric",
     "ArchitectureSpace",
     "Area",
     "AreaLimit",

@@ -314,8 +314,8 @@ def stage_capacity(wafer: Wafer, width: int, height: int) -> int:
     Examples
     --------
     >>> from phaze_fast.wafer import load_wafer
-    >>> stage_capacity(load_wafer("dojo-tile-like"), 3, 1), stage_capacity(load_wafer("dojo-tile-like"), 24, 1)
-    (8, 1)
+    >>> [stage_capacity(load_wafer("dojo-tile-like"), width, 1) for width in (3, 24)]
+    [8, 1]
     """
     if wafer.switch is not None:
         return wafer.dies // width if height == 1 else 0

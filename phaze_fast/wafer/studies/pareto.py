@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import energy_table
 from phaze_fast.models import TransformerModel
-from phaze_fast.tables import Table, joined_columns
+from phaze_fast.tables import Table, joined_columns, non_dominated
 from phaze_fast.wafer.hardware import Wafer, WaferSpace
 from phaze_fast.wafer.hardware.totals import wafer_totals
 from phaze_fast.wafer.mapping.details import StepEnergy, step_energy
@@ -183,13 +185,10 @@ def pareto_front(
         Where an objective is not one of `OBJECTIVES`.
     """
     _check(objectives)
-    figures = [point.figures(objectives) for point in points]
-    kept = [
-        point
-        for point, mine in zip(points, figures, strict=True)
-        if not any(_dominates(other, mine) for other in figures)
-    ]
-    return tuple(sorted(kept, key=lambda point: (point.time_s, point.cost_usd)))
+    values = np.array([point.figures(objectives) for point in points]).reshape(-1, len(objectives))
+    front = {tuple(row) for row in values[non_dominated(values)].tolist()}
+    equal = [point for point in points if point.figures(objectives) in front]
+    return tuple(sorted(equal, key=lambda point: (point.time_s, point.cost_usd)))
 
 
 def _check(objectives: Sequence[str]) -> None:
