@@ -1,7 +1,7 @@
 """Placement of a table of layers on a pipeline of devices, proven optimal, one or many at a time.
 
 Two objectives: `PublishedProblem` is that of the PHAZE paper, `PipelineProblem` that of a pipeline
-of equal groups of devices. docs/placement.md has the formulas.
+of equal groups of devices. docs/papers.md has the formulas.
 """
 
 from __future__ import annotations
