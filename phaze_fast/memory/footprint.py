@@ -23,6 +23,7 @@ __all__ = [
     "FRAGMENTATION",
     "INSTANTS",
     "SCHEDULES",
+    "SCHEDULE_ALIASES",
     "SCHEDULE_CODES",
     "STAGE_DTYPE",
     "TERMS",
@@ -45,9 +46,11 @@ Array = np.ndarray[Any, Any]
 
 SCHEDULES: tuple[str, ...] = _core.PIPELINE_SCHEDULES
 """Names of pipeline schedules; the position is the code that the kernels use."""
+SCHEDULE_ALIASES: dict[str, str] = {"zero-bubble": "zb-h1"}
+"""Other names that are accepted: ZB-H1 had this one before there were others."""
 SCHEDULE_CODES: dict[str, int] = {name: code for code, name in enumerate(SCHEDULES)}
-SCHEDULE_CODES["zero-bubble"] = SCHEDULE_CODES["zb-h1"]
-"""Codes of schedules by name; ZB-H1 also has the name it had before there were others."""
+SCHEDULE_CODES |= {name: SCHEDULE_CODES[own] for name, own in SCHEDULE_ALIASES.items()}
+"""Codes of schedules by name, other names included."""
 TWO_CHUNKS = tuple(name for name, two in zip(SCHEDULES, _core.HAS_TWO_CHUNKS, strict=True) if two)
 """Schedules with two chunks per stage. With zb-v and dualpipe-v the model is folded into a V; with
 dualpipe, which holds every stage twice, the chunks come from both ends of the model."""
@@ -65,9 +68,7 @@ def places(schedule: str, stages: int, vpp: int) -> int:
 
 
 def _schedule_name(value: Any) -> Any:
-    """Replace an old name of a schedule by its own."""
-    known = isinstance(value, str) and value in SCHEDULE_CODES
-    return SCHEDULES[SCHEDULE_CODES[value]] if known else value
+    return SCHEDULE_ALIASES.get(value, value) if isinstance(value, str) else value
 
 
 ScheduleName = Annotated[Literal[SCHEDULES], BeforeValidator(_schedule_name)]  # type: ignore[valid-type]

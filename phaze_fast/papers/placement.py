@@ -1,7 +1,7 @@
 """Placement of a table of layers on a pipeline of devices, proven optimal, one or many at a time.
 
 Two objectives: `PublishedProblem` is that of the PHAZE paper, `PipelineProblem` that of a pipeline
-of equal groups of devices. docs/placement.md has the formulas.
+of equal groups of devices. docs/papers.md has the formulas.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.planning.pipelines import ALIASES
+from phaze_fast.memory import SCHEDULE_ALIASES
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
@@ -341,14 +341,14 @@ class PipelineProblem:
     @property
     def code(self) -> int:
         """The kernel's code of the schedule."""
-        return SCHEDULES.index(ALIASES.get(self.schedule, self.schedule))
+        return SCHEDULES.index(SCHEDULE_ALIASES.get(self.schedule, self.schedule))
 
     def check(self) -> None:
         """Raise InvalidInputError where a field is out of range."""
-        if ALIASES.get(self.schedule, self.schedule) not in SCHEDULES:
+        if SCHEDULE_ALIASES.get(self.schedule, self.schedule) not in SCHEDULES:
             raise InvalidInputError(
                 f"schedule: {self.schedule!r} is not accepted; "
-                f"{nearest(str(self.schedule), (*SCHEDULES, *ALIASES))}"
+                f"{nearest(str(self.schedule), (*SCHEDULES, *SCHEDULE_ALIASES))}"
             )
         if not isinstance(self.stages, tuple) or len(self.stages) != 2:
             raise InvalidTypeError(
