@@ -17,7 +17,7 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.planning.pipelines import ALIASES
+from phaze_fast.memory import SCHEDULE_CODES
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
@@ -37,6 +37,7 @@ Array = np.ndarray[Any, Any]
 
 SCHEDULES = ("1f1b", "zb-h1")
 """Schedules whose stages may differ in size, in the order of the kernel's codes."""
+_KERNEL_CODES = {SCHEDULE_CODES[name]: code for code, name in enumerate(SCHEDULES)}
 
 # ---- the table of layers ----
 
@@ -340,15 +341,15 @@ class PipelineProblem:
 
     @property
     def code(self) -> int:
-        """The kernel's code of the schedule."""
-        return SCHEDULES.index(ALIASES.get(self.schedule, self.schedule))
+        """The kernel's code of the schedule; -1 where it has none."""
+        return _KERNEL_CODES.get(SCHEDULE_CODES.get(self.schedule, -1), -1)
 
     def check(self) -> None:
         """Raise InvalidInputError where a field is out of range."""
-        if ALIASES.get(self.schedule, self.schedule) not in SCHEDULES:
+        if self.code < 0:
             raise InvalidInputError(
                 f"schedule: {self.schedule!r} is not accepted; "
-                f"{nearest(str(self.schedule), (*SCHEDULES, *ALIASES))}"
+                f"{nearest(str(self.schedule), SCHEDULES)}"
             )
         if not isinstance(self.stages, tuple) or len(self.stages) != 2:
             raise InvalidTypeError(
