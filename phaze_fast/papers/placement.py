@@ -93,13 +93,13 @@ class LayerTable:
     stash_bytes: Any = None
     """Kept for every micro-batch in flight."""
     live_bytes: Any = None
-    """Of one layer at a time; the largest of a stage counts."""
+    """Bytes of one layer at a time; the largest of a stage counts."""
     resident_bytes: Any = None
     """Weights, gradients, optimiser state."""
     once_bytes: Any = None
     """Kept once, however many micro-batches are in flight."""
     gather_bytes: Any = None
-    """Of one layer at a time, on top of `live_bytes`; the largest of a stage counts."""
+    """Bytes of one layer at a time, on top of `live_bytes`; the largest of a stage counts."""
     sync_s: Any = None
     """Seconds to synchronise its gradients."""
     step_s: Any = None
@@ -264,9 +264,9 @@ class PublishedProblem:
     devices: int
     """At most so many in all."""
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     micro_batches: int
-    """Of one step, over all replicas."""
+    """Micro-batches of one step, over all replicas."""
     recompute: bool = False
     """Whether stages keep only what enters them."""
     stages: int = 0
@@ -325,17 +325,17 @@ class PipelineProblem:
 
     table: LayerTable
     memory_bytes: float
-    """Of one device."""
+    """Memory of one device."""
     micro_batches: int
-    """Of one replica in one step (m)."""
+    """Micro-batches of one replica in one step (m)."""
     stages: tuple[int, int] = (1, 1)
     """Fewest and most stages."""
     schedule: str = "1f1b"
     """A name of `SCHEDULES`; ``zero-bubble`` stands for ``zb-h1``."""
     piped_bytes: float = 0.0
-    """Of messages on every device, where there is more than one stage."""
+    """Bytes of messages on every device, where there is more than one stage."""
     bucket_s: float = 0.0
-    """Of the gradients that are synchronised last, which no backward pass overlaps."""
+    """Seconds of the gradients that are synchronised last, which no backward pass overlaps."""
     name: str = ""
     """For messages."""
 
@@ -398,16 +398,16 @@ class Placement:
     time_s: float
     """Seconds of one step; infinite where nothing fits."""
     max_load_s: float
-    """Of the slowest stage, per micro-batch."""
+    """Load of the slowest stage, seconds per micro-batch."""
     width: int
     """Tensor-parallel width; 0 where nothing fits."""
     replicas: int
     devices: int
-    """Of one replica."""
+    """Devices of one replica."""
     stages: tuple[tuple[int, ...], ...]
     """Positions of the layers of each stage, first to last."""
     variants: tuple[str, ...]
-    """Of each stage."""
+    """Recompute variant of each stage."""
     table: LayerTable | None = field(default=None, repr=False, compare=False)
     problem: PublishedProblem | PipelineProblem | None = field(
         default=None, repr=False, compare=False
