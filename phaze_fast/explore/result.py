@@ -77,10 +77,10 @@ class Winner:
     """Seconds of a step; of several models their weighted geometric mean."""
     area_mm2: float
     energy_j: float
-    """Of one step of every model."""
+    """Joules of one step of every model."""
     hbm_bytes: int
     cost_usd: float
-    """Of all devices."""
+    """Dollars of all devices."""
     plans: tuple[Plan, ...]
     """One for each model."""
 
@@ -127,7 +127,7 @@ class Outcome:
     history: tuple[Progress, ...]
     seconds: float
     notes: tuple[str, ...] = ()
-    """What was repaired on the way."""
+    """Sentences about a cache or a journal that was repaired or could not be used."""
     recalled: bool = False
     """Whether the outcome was read from the cache of an earlier run."""
 
@@ -199,7 +199,7 @@ class Design:
     """Sequences per second; of several models, their weighted geometric mean."""
     area_mm2: float
     energy_j: float
-    """Of one step of every model, over all devices."""
+    """Joules of one step of every model, over all devices."""
     hbm_bytes: int
     cost_usd: float
     """Dies and HBM of all devices."""
