@@ -11,7 +11,7 @@ class PyPlanSpace {
   PyPlanSpace(const py::object& fabric, std::int64_t devices, const py::object& training,
               std::int32_t kinds, const py::object& order, const py::object& edges,
               const py::object& tied, const py::object& strategies, const py::object& sizes,
-              const py::object& layouts, const py::object& rooms, const py::object& fits,
+              const py::object& layouts, const py::object& memory_limits, const py::object& fits,
               bool some_blocks) {
     const Pairs edge(view<std::int32_t>(edges, "edges"));
     const Pairs tie(view<std::int32_t>(tied, "tied"));
@@ -28,11 +28,11 @@ class PyPlanSpace {
                               view<LayerKindRecord>(sizes, "sizes"),
                               view<LayoutRecord>(layouts, "layouts"),
                               some_blocks};
-    const auto room = view<double>(rooms, "rooms");
+    const auto memory_limit = view<double>(memory_limits, "memory_limits");
     const auto may = view<std::uint8_t>(fits, "fits");
     const Status status = [&] {
       const py::gil_scoped_release release;
-      return space_.build(problem, room, may);
+      return space_.build(problem, memory_limit, may);
     }();
     if (status != Status::kOk) throw InvalidInput(std::string("plan: ") + sentence(status));
   }
@@ -41,7 +41,7 @@ class PyPlanSpace {
 
   // What even partitions take: one row of estimates per layout.
   py::array_t<PlanEstimate> estimate_even(const py::object& times, const py::object& layout,
-                                          const py::object& variant, double room_bytes,
+                                          const py::object& variant, double usable_bytes,
                                           const py::object& free, int threads) const {
     const TimesView timed = by_strategy(times);
     const std::vector<TimesView> freed = levels(free, space_.strategies());
@@ -60,7 +60,7 @@ class PyPlanSpace {
       parallel_for(at.size(), workers, 256, [&](std::size_t begin, std::size_t end) {
         space_.estimate_even(
             at.subspan(begin, end - begin), chosen.subspan(begin, end - begin),
-            [&](std::size_t s) { return timed[s]; }, free_of, room_bytes,
+            [&](std::size_t s) { return timed[s]; }, free_of, usable_bytes,
             out.subspan(begin, end - begin));
       });
     }
@@ -70,7 +70,7 @@ class PyPlanSpace {
   // One plan in full: its estimate and its stages. `times` have a row per strategy or, as
   // `free`, the row of the plan's own.
   py::tuple estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
-                     const py::object& variants, double room_bytes, const py::object& free) const {
+                     const py::object& variants, double usable_bytes, const py::object& free) const {
     const TimesView timed(times, space_.kinds(), "times");
     const std::size_t row = row_of(layout);
     const bool one = timed.rows() == 1;
@@ -83,7 +83,7 @@ class PyPlanSpace {
     py::array_t<PlanEstimate> found(1);
     {
       const py::gil_scoped_release release;
-      found.mutable_data()[0] = space_.estimate(row, partition, own, freed, room_bytes, &stages);
+      found.mutable_data()[0] = space_.estimate(row, partition, own, freed, usable_bytes, &stages);
     }
     return py::make_tuple(freeze(std::move(found)), array(stages));
   }
@@ -101,20 +101,20 @@ class PyPlanSpace {
 
   // Cuts and variants of the even partition, and its status.
   py::tuple even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
-                           double room_bytes) const {
+                           double usable_bytes) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
     const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
     Partition partition;
     const PlanStatus status =
-        space_.even_partition(row, timed[strategy], variant, room_bytes, &partition);
+        space_.even_partition(row, timed[strategy], variant, usable_bytes, &partition);
     return py::make_tuple(static_cast<int>(status), array(partition.cuts),
                           array(partition.variants));
   }
 
   // What each stage of given cuts recomputes.
   py::array_t<std::int32_t> recompute(const py::object& times, std::int64_t layout,
-                                      const py::object& cuts, double room_bytes) const {
+                                      const py::object& cuts, double usable_bytes) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
     const LayoutRecord& l = space_.layout(row);
@@ -123,49 +123,49 @@ class PyPlanSpace {
     Partition partition{{borders.begin(), borders.end()}, std::vector<std::int32_t>(stages, 0)};
     const PlanStatus status = space_.check_partition(row, partition);
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
-    space_.choose_recompute(row, timed[static_cast<std::size_t>(l.strategy)], room_bytes,
+    space_.choose_recompute(row, timed[static_cast<std::size_t>(l.strategy)], usable_bytes,
                             &partition);
     return array(partition.variants);
   }
 
   // The fastest plans of one chip, how many layouts were solved and had none, what is left open.
-  py::tuple top_plans(const py::object& times, std::int64_t room, std::int64_t top, int threads,
+  py::tuple top_plans(const py::object& times, std::int64_t memory_limit, std::int64_t top, int threads,
                       const py::object& stop) const {
     if (top < 1) throw InvalidInput("top: expected at least 1");
     const int workers = checked_threads(threads);
-    return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
-      return space_.top_plans(all, static_cast<std::size_t>(room), static_cast<std::size_t>(top),
+    return leading(times, memory_limit, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
+      return space_.top_plans(all, static_cast<std::size_t>(memory_limit), static_cast<std::size_t>(top),
                               workers, settled, asked_to_stop(stop));
     });
   }
 
-  py::tuple front(const py::object& times, std::int64_t room, double most_s, int threads) const {
+  py::tuple front(const py::object& times, std::int64_t memory_limit, double most_s, int threads) const {
     const int workers = checked_threads(threads);
-    return leading(times, room, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
-      return space_.front(all, static_cast<std::size_t>(room), most_s, workers, settled);
+    return leading(times, memory_limit, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
+      return space_.front(all, static_cast<std::size_t>(memory_limit), most_s, workers, settled);
     });
   }
 
-  // The best plan of a strategy on each chip with each room, where it takes at most `below_s`
-  // (chips x rooms; minus infinity: not asked).
+  // The best plan of a strategy on each chip with each memory_limit, where it takes at most `below_s`
+  // (chips x memory_limits; minus infinity: not asked).
   py::tuple best(std::int32_t strategy, const py::object& times, const py::object& least,
                  const py::object& below, int threads) const {
     check_strategy(strategy);
     const TimesView timed(times, space_.kinds(), "times");
     const TimesView floor(least, space_.kinds(), "least");
     if (floor.rows() != timed.rows()) throw InvalidInput("least: expected as many rows as times");
-    const std::size_t rooms = space_.rooms();
+    const std::size_t memory_limits = space_.memory_limits();
     const auto limits =
-        view<double>(below, "below_s", static_cast<py::ssize_t>(timed.rows() * rooms));
+        view<double>(below, "below_s", static_cast<py::ssize_t>(timed.rows() * memory_limits));
     const int workers = checked_threads(threads);
     std::vector<PlacedPlan> plans(limits.size());
     {
       const py::gil_scoped_release release;
       parallel_for(timed.rows(), workers, 1, [&](std::size_t begin, std::size_t end) {
         for (std::size_t chip = begin; chip < end; ++chip) {
-          const std::size_t first = chip * rooms;
-          space_.best_of_rooms(strategy, timed[chip], floor[chip], limits.subspan(first, rooms),
-                               std::span(plans).subspan(first, rooms));
+          const std::size_t first = chip * memory_limits;
+          space_.best_of_memory_limits(strategy, timed[chip], floor[chip], limits.subspan(first, memory_limits),
+                               std::span(plans).subspan(first, memory_limits));
         }
       });
     }
@@ -207,13 +207,13 @@ class PyPlanSpace {
     return freeze(std::move(found));
   }
 
-  // Lower bounds of a strategy on each chip, with the room that each asks for.
-  py::array_t<double> bounds(std::int32_t strategy, const py::object& least, const py::object& room,
+  // Lower bounds of a strategy on each chip, with the memory_limit that each asks for.
+  py::array_t<double> bounds(std::int32_t strategy, const py::object& least, const py::object& memory_limit,
                              int threads) const {
     check_strategy(strategy);
     const TimesView floor(least, space_.kinds(), "least");
-    const auto rooms = view<std::int64_t>(room, "room", static_cast<py::ssize_t>(floor.rows()));
-    for (const std::int64_t r : rooms) check_room(r);
+    const auto memory_limits = view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(floor.rows()));
+    for (const std::int64_t r : memory_limits) check_room(r);
     const int workers = checked_threads(threads);
     py::array_t<double> found(static_cast<py::ssize_t>(floor.rows()));
     const std::span<double> out = writable(found);
@@ -221,7 +221,7 @@ class PyPlanSpace {
       const py::gil_scoped_release release;
       parallel_for(out.size(), workers, 16, [&](std::size_t begin, std::size_t end) {
         for (std::size_t k = begin; k < end; ++k) {
-          out[k] = space_.strategy_bound_s(strategy, floor[k], static_cast<std::size_t>(rooms[k]));
+          out[k] = space_.strategy_bound_s(strategy, floor[k], static_cast<std::size_t>(memory_limits[k]));
         }
       });
     }
@@ -230,32 +230,32 @@ class PyPlanSpace {
 
   // The same from the work of a micro-batch alone.
   py::array_t<double> work_bounds(std::int32_t strategy, const py::object& work,
-                                  const py::object& room) const {
+                                  const py::object& memory_limit) const {
     check_strategy(strategy);
     const auto seconds = view<double>(work, "work_s");
-    const auto rooms = view<std::int64_t>(room, "room", static_cast<py::ssize_t>(seconds.size()));
-    for (const std::int64_t r : rooms) check_room(r);
+    const auto memory_limits = view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(seconds.size()));
+    for (const std::int64_t r : memory_limits) check_room(r);
     py::array_t<double> found(static_cast<py::ssize_t>(seconds.size()));
     const std::span<double> out = writable(found);
     {
       const py::gil_scoped_release release;
       for (std::size_t k = 0; k < out.size(); ++k) {
-        out[k] = space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(rooms[k]));
+        out[k] = space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(memory_limits[k]));
       }
     }
     return freeze(std::move(found));
   }
 
   // Bound and exact time of one layout: what tests compare.
-  py::tuple solve(const py::object& times, std::int64_t layout, std::int64_t room,
+  py::tuple solve(const py::object& times, std::int64_t layout, std::int64_t memory_limit,
                   double below_s) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
-    check_room(room);
+    check_room(memory_limit);
     const KindTimes own = timed[static_cast<std::size_t>(space_.layout(row).strategy)];
-    const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(room));
+    const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(memory_limit));
     const PlacedPlan plan =
-        space_.best_of_layout(row, own, space_.room_bytes(static_cast<std::size_t>(room)), below_s);
+        space_.best_of_layout(row, own, space_.usable_bytes(static_cast<std::size_t>(memory_limit)), below_s);
     const py::tuple found = hand_out({plan});
     return py::make_tuple(bound, found[0], found[1]);
   }
@@ -272,9 +272,9 @@ class PyPlanSpace {
   }
   // The plans that `find` gives of all strategies' times, with what became of the layouts.
   template <typename Find>
-  py::tuple leading(const py::object& times, std::int64_t room, const Find& find) const {
+  py::tuple leading(const py::object& times, std::int64_t memory_limit, const Find& find) const {
     const TimesView timed = by_strategy(times);
-    check_room(room);
+    check_room(memory_limit);
     std::vector<KindTimes> all;
     for (std::size_t s = 0; s < timed.rows(); ++s) all.push_back(timed[s]);
     SettledLayouts settled{};
@@ -312,9 +312,9 @@ class PyPlanSpace {
     }
     return static_cast<std::size_t>(layout);
   }
-  void check_room(std::int64_t room) const {
-    if (room < 0 || room >= static_cast<std::int64_t>(space_.rooms())) {
-      throw InvalidInput("room: there is no such room");
+  void check_room(std::int64_t memory_limit) const {
+    if (memory_limit < 0 || memory_limit >= static_cast<std::int64_t>(space_.memory_limits())) {
+      throw InvalidInput("memory_limit: there is no such memory_limit");
     }
   }
   void check_strategy(std::int32_t strategy) const {
@@ -348,7 +348,7 @@ void bind_plan(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants);
-  module.attr("MAX_DEALS") = py::make_tuple(kMaxDeals, kMaxRunChunks);
+  module.attr("MAX_DEALS") = py::make_tuple(kMaxAssignments, kMaxRunChunks);
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
   module.attr("STRATEGY_DTYPE") = py::dtype::of<StrategyRecord>();
@@ -367,32 +367,32 @@ void bind_plan(py::module_& module) {
                     bool>(),
            py::arg("fabric"), py::arg("devices"), py::arg("training"), py::arg("kinds"),
            py::arg("order"), py::arg("edges"), py::arg("tied"), py::arg("strategies"),
-           py::arg("sizes"), py::arg("layouts"), py::arg("rooms"), py::arg("fits"),
+           py::arg("sizes"), py::arg("layouts"), py::arg("memory_limits"), py::arg("fits"),
            py::arg("some_blocks") = false)
       .def("__len__", &PyPlanSpace::layouts)
       .def("estimate_even", &PyPlanSpace::estimate_even, py::arg("times"), py::arg("layout"),
-           py::arg("variant"), py::arg("room_bytes"), py::arg("free"), py::arg("threads"))
+           py::arg("variant"), py::arg("usable_bytes"), py::arg("free"), py::arg("threads"))
       .def("estimate", &PyPlanSpace::estimate, py::arg("times"), py::arg("layout"), py::arg("cuts"),
-           py::arg("variants"), py::arg("room_bytes"), py::arg("free") = py::tuple())
+           py::arg("variants"), py::arg("usable_bytes"), py::arg("free") = py::tuple())
       .def("passes", &PyPlanSpace::passes, py::arg("times"), py::arg("layout"), py::arg("cuts"),
            py::arg("variants"))
       .def("even_partition", &PyPlanSpace::even_partition, py::arg("times"), py::arg("layout"),
-           py::arg("variant"), py::arg("room_bytes"))
+           py::arg("variant"), py::arg("usable_bytes"))
       .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),
-           py::arg("cuts"), py::arg("room_bytes"))
-      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("room"), py::arg("top"),
+           py::arg("cuts"), py::arg("usable_bytes"))
+      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("memory_limit"), py::arg("top"),
            py::arg("threads"), py::arg("stop") = py::none())
-      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("room"), py::arg("most_s"),
+      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("memory_limit"), py::arg("most_s"),
            py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
       .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),
            py::arg("borders"))
-      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"), py::arg("room"),
+      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"), py::arg("memory_limit"),
            py::arg("threads"))
       .def("work_bounds", &PyPlanSpace::work_bounds, py::arg("strategy"), py::arg("work_s"),
-           py::arg("room"))
-      .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"), py::arg("room"),
+           py::arg("memory_limit"))
+      .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"), py::arg("memory_limit"),
            py::arg("below_s"));
 }
 

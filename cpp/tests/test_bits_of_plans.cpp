@@ -97,7 +97,7 @@ std::uint64_t pipeline_bits() {
     for (std::int32_t device = 0; device < stages; ++device) {
       hash.add(chunks_in_flight(schedule, stages, device, m, chunks));
       hash.add(player.peak_bytes(schedule, stages, chunks, m, device, bytes, 0.5));
-      player.held_chunks(schedule, stages, chunks, m, device, &held);
+      player.peaks_in_flight(schedule, stages, chunks, m, device, &held);
       for (const double count : held) hash.add(count);
       hash.add(static_cast<double>(chunk_of(schedule, stages, chunks, device, chunks - 1)));
     }
@@ -261,20 +261,20 @@ void add_partition(const Partition& partition, Hash* hash) {
   for (const std::int32_t code : partition.variants) hash->add(code);
 }
 
-void add_layout(const PlanSpace& space, const Model& m, std::size_t row, double room, Hash* hash) {
+void add_layout(const PlanSpace& space, const Model& m, std::size_t row, double memory_limit, Hash* hash) {
   const std::vector<KindTimes> free{m.at(1), m.at(2), m.at(3), m.at(4)};
   const KindTimes times = m.at(0);
   hash->add(space.layout_bound_s(row, times, 0));
-  const PlacedPlan best = space.best_of_layout(row, times, room, kNone);
+  const PlacedPlan best = space.best_of_layout(row, times, memory_limit, kNone);
   hash->add(best.time_s);
   std::vector<StageEstimate> stages;
   Partition even;
   for (const std::int32_t variant : {-1, 1}) {
-    const PlanStatus status = space.even_partition(row, times, variant, room, &even);
+    const PlanStatus status = space.even_partition(row, times, variant, memory_limit, &even);
     hash->add(static_cast<double>(status));
     if (status != PlanStatus::kOk) continue;
     add_partition(even, hash);
-    add_estimate(space.estimate(row, even, times, free, room, &stages), hash);
+    add_estimate(space.estimate(row, even, times, free, memory_limit, &stages), hash);
     for (const StageEstimate& stage : stages) {
       hash->add(stage.load_s + stage.instant);
       add_memory(stage.memory, hash);
@@ -287,7 +287,7 @@ void add_layout(const PlanSpace& space, const Model& m, std::size_t row, double 
   }
   if (best.time_s < kNone) {
     add_partition(best.partition, hash);
-    add_estimate(space.estimate(row, best.partition, times, free, room, nullptr), hash);
+    add_estimate(space.estimate(row, best.partition, times, free, memory_limit, nullptr), hash);
   }
 }
 
@@ -299,12 +299,12 @@ std::uint64_t plan_bits() {
     const PlanProblem problem{m.fabric, 16,        m.training,    kKinds,    m.order,
                               m.from,   m.to,      m.tied_from,   m.tied_to, m.strategies,
                               m.sizes,  m.layouts, round % 3 == 0};
-    const double room = 1e6 * (20 + numbers.below(400)) / 4.0;
-    const std::vector<double> rooms{room, 0.6 * room};
+    const double memory_limit = 1e6 * (20 + numbers.below(400)) / 4.0;
+    const std::vector<double> memory_limits{memory_limit, 0.6 * memory_limit};
     const std::vector<std::uint8_t> fits(2 * m.layouts.size(), 1);
     PlanSpace space;
-    CHECK(space.build(problem, rooms, fits) == Status::kOk);
-    for (std::size_t row = 0; row < m.layouts.size(); ++row) add_layout(space, m, row, room, &hash);
+    CHECK(space.build(problem, memory_limits, fits) == Status::kOk);
+    for (std::size_t row = 0; row < m.layouts.size(); ++row) add_layout(space, m, row, memory_limit, &hash);
     const KindTimes times = m.at(0);
     for (std::int32_t s = 0; s < 3; ++s) {
       for (const std::size_t at : {0, 1}) {
@@ -312,7 +312,7 @@ std::uint64_t plan_bits() {
         hash.add(space.work_bound_s(s, 0.4, at));
       }
       std::vector<PlacedPlan> plans(2);
-      space.best_of_rooms(s, times, times, std::vector<double>{kNone, kNone}, plans);
+      space.best_of_memory_limits(s, times, times, std::vector<double>{kNone, kNone}, plans);
       for (const PlacedPlan& plan : plans) hash.add(plan.time_s + plan.layout);
     }
     SettledLayouts settled{};

@@ -178,7 +178,7 @@ class PipelinePlayer {
   // Micro-batches of each chunk that a device holds, at the moments of which none holds more of
   // every chunk than another: `chunks` numbers each. Activations are kept until the weight
   // gradient. Empty where the schedule is not possible.
-  void held_chunks(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
+  void peaks_in_flight(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
                    std::int64_t micro_batches, std::int64_t device, std::vector<double>* held);
 
  private:

@@ -27,7 +27,7 @@ namespace phaze {
 
 // Deals of layers to chunks of one layout that are all tried; of more, two are, and with at most so
 // many chunks those whose longer chunks stand one after another.
-inline constexpr int kMaxDeals = 128;
+inline constexpr int kMaxAssignments = 128;
 inline constexpr int kMaxRunChunks = 48;
 
 enum class RankOrder : std::int32_t { kReplicasInside = 0, kStagesInside = 1 };
@@ -294,29 +294,29 @@ class PlanSpace {
   PlanSpace(PlanSpace&&) noexcept;
   PlanSpace& operator=(PlanSpace&&) noexcept;
 
-  // Prices every group and message of every layout. `rooms` are bytes of a device for the model,
-  // the capacities that will be asked for; fits[layout * rooms + room] says whether a layout may
-  // fit (a layout that is not marked is never looked at). Sizes and rooms are at most 1e100.
-  Status build(const PlanProblem& problem, std::span<const double> rooms,
+  // Prices every group and message of every layout. `memory_limits` are bytes of a device for the model,
+  // the capacities that will be asked for; fits[layout * memory_limits + memory_limit] says whether a layout may
+  // fit (a layout that is not marked is never looked at). Sizes and memory_limits are at most 1e100.
+  Status build(const PlanProblem& problem, std::span<const double> memory_limits,
                std::span<const std::uint8_t> fits);
 
   std::size_t layouts() const noexcept;
   std::size_t strategies() const noexcept;
-  std::size_t rooms() const noexcept;
+  std::size_t memory_limits() const noexcept;
   int kinds() const noexcept;
   int layers() const noexcept;
   const LayoutRecord& layout(std::size_t row) const noexcept;
-  double room_bytes(std::size_t room) const noexcept;
+  double usable_bytes(std::size_t memory_limit) const noexcept;
 
   // ---- one plan ----
 
   // The even partition: blocks dealt out as evenly as they come, the ends with the first and last.
   // Of the variants, `variant`; or where it is negative, for each stage the fastest that fits.
   PlanStatus even_partition(std::size_t layout, const KindTimes& times, std::int32_t variant,
-                            double room_bytes, Partition* partition) const;
+                            double usable_bytes, Partition* partition) const;
 
   // What each stage of given cuts recomputes: for each the fastest that fits, or the leanest.
-  void choose_recompute(std::size_t layout, const KindTimes& times, double room_bytes,
+  void choose_recompute(std::size_t layout, const KindTimes& times, double usable_bytes,
                         Partition* partition) const;
 
   // Whether cuts and variants are a partition for this layout.
@@ -326,13 +326,13 @@ class PlanSpace {
   // and strategy in `free` where parts are wanted. A layout that has none gets its status, and NaN.
   using TimesOf = std::function<KindTimes(std::size_t)>;
   void estimate_even(std::span<const std::int64_t> layouts, std::span<const std::int32_t> variants,
-                     const TimesOf& times, std::span<const TimesOf> free, double room_bytes,
+                     const TimesOf& times, std::span<const TimesOf> free, double usable_bytes,
                      std::span<PlanEstimate> estimates) const;
 
   // What a step takes by a plan. `stages`, where given, has one entry per stage; `free` are times
   // of kFreeLevels levels, without which there are no parts.
   PlanEstimate estimate(std::size_t layout, const Partition& partition, const KindTimes& times,
-                        std::span<const KindTimes> free, double room_bytes,
+                        std::span<const KindTimes> free, double usable_bytes,
                         std::vector<StageEstimate>* stages) const;
 
   // What the schedule of a plan is played with.
@@ -341,38 +341,38 @@ class PlanSpace {
   // ---- the best plan ----
 
   // The best plan of one layout that takes at most `below_s`.
-  PlacedPlan best_of_layout(std::size_t layout, const KindTimes& times, double room_bytes,
+  PlacedPlan best_of_layout(std::size_t layout, const KindTimes& times, double usable_bytes,
                             double below_s) const;
 
-  // The best plan of all layouts of a strategy, with room number `room`, that takes at most
+  // The best plan of all layouts of a strategy, with memory_limit number `memory_limit`, that takes at most
   // `below_s`. `least` are times that no schedule of the layers beats; equal to `times` where they
   // are proven.
   PlacedPlan best_of_strategy(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                              std::size_t room, double below_s) const;
+                              std::size_t memory_limit, double below_s) const;
 
-  // The same with every room, each with its own limit (minus infinity: not asked for).
-  void best_of_rooms(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
+  // The same with every memory_limit, each with its own limit (minus infinity: not asked for).
+  void best_of_memory_limits(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
                      std::span<const double> below_s, std::span<PlacedPlan> plans) const;
 
   // The fastest `top` plans over several strategies on one chip, distinct but for rank order;
   // fastest first.
-  std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t room,
+  std::vector<PlacedPlan> top_plans(std::span<const KindTimes> times, std::size_t memory_limit,
                                     std::size_t top, int threads, SettledLayouts* settled,
                                     const AskedToStop& stop = {}) const;
 
   // Of the fastest plans of all layouts those of which none is both faster and smaller than
   // another and that take at most `most_s`; fastest first.
-  std::vector<PlacedPlan> front(std::span<const KindTimes> times, std::size_t room, double most_s,
+  std::vector<PlacedPlan> front(std::span<const KindTimes> times, std::size_t memory_limit, double most_s,
                                 int threads, SettledLayouts* settled) const;
 
   // ---- bounds ----
 
   // The least that any plan of a layout takes; infinite where it does not fit.
-  double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t room) const;
+  double layout_bound_s(std::size_t layout, const KindTimes& least, std::size_t memory_limit) const;
   // The least over the layouts of a strategy.
-  double strategy_bound_s(std::int32_t strategy, const KindTimes& least, std::size_t room) const;
+  double strategy_bound_s(std::int32_t strategy, const KindTimes& least, std::size_t memory_limit) const;
   // The same from the work of one micro-batch on all stages alone; quicker and lower.
-  double work_bound_s(std::int32_t strategy, double work_s, std::size_t room) const;
+  double work_bound_s(std::int32_t strategy, double work_s, std::size_t memory_limit) const;
 
  private:
   std::unique_ptr<PlanSpaceImpl> impl_;

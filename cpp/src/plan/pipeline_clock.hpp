@@ -29,7 +29,7 @@ struct StagePass {
 // A stage before what is placed, of m micro-batches, with `after` stages after it and `before`
 // before it. Its first backward pass waits for the trip through the stages that follow, less the
 // forward passes it has meanwhile; its last for as much again, less the backward passes.
-inline PipelineClock joined(const PipelineClock& rest, const StagePass& stage, std::int64_t m,
+inline PipelineClock prepend_stage(const PipelineClock& rest, const StagePass& stage, std::int64_t m,
                             int after, int before, bool zero_bubble) noexcept {
   const double f = stage.forward_s;
   const double b = stage.backward_s;

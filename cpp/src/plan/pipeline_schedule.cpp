@@ -1165,7 +1165,7 @@ double PipelinePlayer::peak_bytes(PipelineSchedule schedule, std::int64_t stages
   return game_->peak(device, chunk_bytes, kept_for_weight_grad);
 }
 
-void PipelinePlayer::held_chunks(PipelineSchedule schedule, std::int64_t stages,
+void PipelinePlayer::peaks_in_flight(PipelineSchedule schedule, std::int64_t stages,
                                  std::int64_t chunks, std::int64_t micro_batches,
                                  std::int64_t device, std::vector<double>* held) {
   held->clear();

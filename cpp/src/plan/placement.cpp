@@ -949,7 +949,7 @@ class Pipeline {
                         double own_tail_s) const noexcept {
     const StagePass pass{made.forward_s, made.backward_s, cuts_.weight_grad_s(i, j), own_tail_s};
     const bool zero_bubble = rules_.kind == PipelineKind::kZeroBubble;
-    return {joined(rest.clock, pass, rules_.micro_batches, s - 1, stages_ - s, zero_bubble),
+    return {prepend_stage(rest.clock, pass, rules_.micro_batches, s - 1, stages_ - s, zero_bubble),
             made.variant, j, 0};
   }
 

@@ -14,42 +14,42 @@ constexpr double kLoose = 1.0 + 1e-9;
 
 }  // namespace
 
-void PlanSolver::start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) {
+void PlanSolver::start(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times) {
   space_ = &space;
-  row_ = &space.rows[row];
-  frame_ = &space.frames[at(row_->frame)];
+  layout_ = &space.layouts[layout];
+  costs_ = &space.layout_costs[at(layout_->costs)];
   free_ = {};
-  stages_ = row_->layout.stages;
-  rounds_ = row_->layout.micro_batches;
-  zero_bubble_ = row_->layout.schedule == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
+  stages_ = layout_->record.stages;
+  rounds_ = layout_->record.micro_batches;
+  zero_bubble_ = layout_->record.schedule == static_cast<std::int32_t>(PipelineSchedule::kZeroBubble);
   times_ = times.forward_s;
-  sums_.build(space, *row_, *frame_, times);
+  sums_.build(space, *layout_, *costs_, times);
   passes_ = &sums_.passes();
   nothing_s_ = 1e-13 * sums_.total_work_s();
   ++epoch_;
   find_places();
-  const std::int64_t chunks = row_->layout.vpp;
+  const std::int64_t chunks = layout_->record.vpp;
   if (chunks == 1) return;
-  held_ = &space.held_chunks.of(schedule_of(row_->layout), stages_, chunks, rounds_, &player_);
+  held_ = &space.peaks_in_flight.of(schedule_of(layout_->record), stages_, chunks, rounds_, &player_);
 }
 
-PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
-                            double room_bytes, double below_s, double load_s) {
-  PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(row), {}};
-  start(space, row, times);
-  room_bytes_ = room_bytes * kFits;
+PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
+                            double usable_bytes, double below_s, double load_s) {
+  PlacedPlan best{kInfinite, 0.0, static_cast<std::int32_t>(layout), {}};
+  start(space, layout, times);
+  usable_bytes_ = usable_bytes * kFits;
   if (stages_ > space.layers) return best;
-  const bool searched = row_->layout.vpp == 1 &&
+  const bool searched = layout_->record.vpp == 1 &&
                         (stages_ == 1 || (zero_bubble_ && rounds_ >= stages_) ||
-                         schedule_of(row_->layout) == PipelineSchedule::kOneForwardOneBackward);
+                         schedule_of(layout_->record) == PipelineSchedule::kOneForwardOneBackward);
   if (!searched) {
-    best = best_dealt(room_bytes, below_s);
-    best.layout = static_cast<std::int32_t>(row);
+    best = best_assigned(usable_bytes, below_s);
+    best.layout = static_cast<std::int32_t>(layout);
     return best;
   }
-  set_limits(below_s * (1.0 + 1e-12) - row_->exchange_s);
+  set_limits(below_s * (1.0 + 1e-12) - layout_->exchange_s);
   const double least_load_s = quick_plan(load_s, &best);
-  if (best.time_s < below_s) set_limits(best.time_s - row_->exchange_s);
+  if (best.time_s < below_s) set_limits(best.time_s - layout_->exchange_s);
   if (least_load_s <= load_limit_s_) search(&best);
   if (best.time_s < kInfinite && stages_ > 1) {
     const double clock_s = best.time_s;
@@ -62,8 +62,8 @@ PlacedPlan PlanSolver::best(const PlanSpaceImpl& space, std::size_t row, const K
     return best;
   }
   for (int k = 0; k < stages_; ++k) {
-    const StageRecompute way = StageRecompute::of(best.partition.variants[at(k)]);
-    best.memory_bytes = std::max(best.memory_bytes, sums_.bytes(way, best.partition.cuts[at(k)],
+    const StageRecompute recompute = StageRecompute::of(best.partition.variants[at(k)]);
+    best.memory_bytes = std::max(best.memory_bytes, sums_.bytes(recompute, best.partition.cuts[at(k)],
                                                                 best.partition.cuts[at(k) + 1], k));
   }
   return best;
@@ -77,7 +77,7 @@ void PlanSolver::set_limits(double limit_s) {
   load_limit_s_ = limit_s / m;
   if (!zero_bubble_ && rounds_ > stages_ + 1) {
     double sends_s = 0.0;
-    for (int k = 1; k < stages_; ++k) sends_s += 2.0 * frame_->message_s[at(k)];
+    for (int k = 1; k < stages_; ++k) sends_s += 2.0 * costs_->message_s[at(k)];
     const double work = 2.0 * (sums_.total_work_s() + sends_s);
     load_limit_s_ = std::min(load_limit_s_, (limit_s - work) / (m - stages_ - 1.0));
   }
@@ -90,14 +90,14 @@ double PlanSolver::timed(const Partition& partition, double* max_load_s) const {
     const StagePass pass =
         sums_.pass(StageRecompute::of(partition.variants[at(stage)]), partition.cuts[at(stage)],
                    partition.cuts[at(stage) + 1], stage);
-    clock = joined(clock, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
+    clock = prepend_stage(clock, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
   }
   *max_load_s = clock.load_s;
-  return clock.time_s() + row_->exchange_s;
+  return clock.time_s() + layout_->exchange_s;
 }
 
 std::int32_t PlanSolver::fastest(int i, int j, int stage, double* load_s) {
-  const std::int32_t code = recompute(i, j, stage);
+  const std::int32_t code = fastest_fitting(i, j, stage);
   if (code < 0) return code;
   const StagePass pass = sums_.pass(StageRecompute::of(code), i, j, stage);
   *load_s = pass.forward_s + pass.backward_s;
@@ -222,10 +222,10 @@ void PlanSolver::search(PlacedPlan* best) {
   // Of what lies before a cut at least this is still to come: passes both ways by 1F1B, forward
   // ones by the zero-bubble schedule.
   double sends_s = 0.0;
-  for (int k = 1; k < stages_; ++k) sends_s += 2.0 * frame_->message_s[at(k)];
+  for (int k = 1; k < stages_; ++k) sends_s += 2.0 * costs_->message_s[at(k)];
   for (int s = 1; s <= stages_; ++s) {
     const int stage = stages_ - s;
-    if (stage + 1 < stages_) sends_s -= 2.0 * frame_->message_s[at(stage) + 1];
+    if (stage + 1 < stages_) sends_s -= 2.0 * costs_->message_s[at(stage) + 1];
     own_starts_.assign(at(end) + 1, 0);
     own_ends_.assign(at(end) + 1, 0);
     bool any = false;
@@ -235,7 +235,7 @@ void PlanSolver::search(PlacedPlan* best) {
       const std::size_t mine = tails_.size();
       double before_s = sums_.forward_s(0, i);
       if (!zero_bubble_) {
-        before_s = sums_.work_s(0, i) + std::max(0.0, sends_s - 2.0 * frame_->message_s[at(stage)]);
+        before_s = sums_.work_s(0, i) + std::max(0.0, sends_s - 2.0 * costs_->message_s[at(stage)]);
       }
       extend(i, s, before_s, mine);
       own_starts_[at(i)] = static_cast<std::int32_t>(mine);
@@ -247,7 +247,7 @@ void PlanSolver::search(PlacedPlan* best) {
     ends_.swap(own_ends_);
   }
   for (std::int32_t t = starts_[0]; t < ends_[0]; ++t) {
-    const double taken = tails_[at(t)].clock.time_s() + row_->exchange_s;
+    const double taken = tails_[at(t)].clock.time_s() + layout_->exchange_s;
     if (taken < best->time_s) {
       best->time_s = taken;
       finish(at(t), best);
@@ -256,7 +256,7 @@ void PlanSolver::search(PlacedPlan* best) {
 }
 
 // What the stage i..j works and waits at least by 1F1B, with `after` stages after it: the trip
-// through those is at least their work (see `joined`).
+// through those is at least their work (see `prepend_stage`).
 double PlanSolver::least_with(int i, int j, int after, double work) const noexcept {
   const auto m = static_cast<double>(rounds_);
   const double trip = sums_.work_s(j, space_->layers);
@@ -277,15 +277,15 @@ void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
       continue;
     }
     if (starts_[at(j)] == ends_[at(j)]) continue;
-    const std::int32_t code = recompute(i, j, stage);
+    const std::int32_t code = fastest_fitting(i, j, stage);
     if (code < 0) {
-      if (sums_.resident_bytes(i, j) > room_bytes_) return;
+      if (sums_.resident_bytes(i, j) > usable_bytes_) return;
       continue;
     }
     const StagePass pass = sums_.pass(StageRecompute::of(code), i, j, stage);
     if (pass.forward_s + pass.backward_s > load_limit_s_) continue;
     for (std::int32_t t = starts_[at(j)]; t < ends_[at(j)]; ++t) {
-      const Tail whole{joined(tails_[at(t)].clock, pass, rounds_, s - 1, stage, zero_bubble_), code,
+      const Tail whole{prepend_stage(tails_[at(t)].clock, pass, rounds_, s - 1, stage, zero_bubble_), code,
                        j, t};
       if ((whole.clock.time_s() + before_s) * (1.0 - 1e-12) < limit_s_) keep(mine, whole);
     }
@@ -296,7 +296,7 @@ void PlanSolver::extend(int i, int s, double before_s, std::size_t mine) {
 // not, every partition that it does not rule out is played, up to a number of stages looked at.
 void PlanSolver::walk_all(PlacedPlan* best) {
   constexpr std::int64_t kMostStages = 512;
-  set_limits(best->time_s - row_->exchange_s);
+  set_limits(best->time_s - layout_->exchange_s);
   if (!find_windows()) return;
   walked_ = best->partition;
   steps_left_ = kMostStages;
@@ -306,19 +306,19 @@ void PlanSolver::walk_all(PlacedPlan* best) {
 
 void PlanSolver::walk(int stage, int j, const PipelineClock& rest, PlacedPlan* best) {
   double sends_s = 0.0;
-  for (int k = 1; k < stage; ++k) sends_s += 2.0 * frame_->message_s[at(k)];
+  for (int k = 1; k < stage; ++k) sends_s += 2.0 * costs_->message_s[at(k)];
   const int low = stage == 0 ? 0 : std::max(stage, static_cast<int>(earliest_[at(stage)]));
   const int high = stage == 0 ? 0 : std::min(j - 1, static_cast<int>(latest_[at(stage)]));
   for (int i = high; i >= low && steps_left_ > 0; --i) {
     if (space_->may_cut[at(i)] == 0) continue;
     --steps_left_;
     if (sums_.work_s(i, j) > load_limit_s_) return;
-    const std::int32_t code = recompute(i, j, stage);
+    const std::int32_t code = fastest_fitting(i, j, stage);
     if (code < 0) continue;
     const StagePass pass = sums_.pass(StageRecompute::of(code), i, j, stage);
     if (pass.forward_s + pass.backward_s > load_limit_s_) continue;
     const PipelineClock clock =
-        joined(rest, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
+        prepend_stage(rest, pass, rounds_, stages_ - 1 - stage, stage, zero_bubble_);
     const double before_s = zero_bubble_ ? sums_.forward_s(0, i) : sums_.work_s(0, i) + sends_s;
     if ((clock.time_s() + before_s) * (1.0 - 1e-12) >= limit_s_) continue;
     walked_.cuts[at(stage)] = i;
@@ -331,13 +331,13 @@ void PlanSolver::walk(int stage, int j, const PipelineClock& rest, PlacedPlan* b
     if (!(time_s < best->time_s)) continue;
     best->time_s = time_s;
     best->partition = walked_;
-    set_limits(time_s - row_->exchange_s);
+    set_limits(time_s - layout_->exchange_s);
   }
 }
 
 double PlanSolver::played_s(const Partition& partition) {
   const Played played = play(partition);
-  return played.step_s + played.tail_s + row_->exchange_s;
+  return played.step_s + played.tail_s + layout_->exchange_s;
 }
 
 void PlanSolver::keep(std::size_t mine, const Tail& tail) {
@@ -370,22 +370,22 @@ namespace {
 // Ways to choose `some` of `all`, as far as they are few.
 double choices(int all, int some) noexcept {
   double count = 1.0;
-  for (int k = 1; k <= some && count <= kMaxDeals; ++k) count = count * (all - some + k) / k;
+  for (int k = 1; k <= some && count <= kMaxAssignments; ++k) count = count * (all - some + k) / k;
   return count;
 }
 
 }  // namespace
 
-PlanStatus PlanSolver::check_deal() const {
-  const LayoutRecord& l = row_->layout;
+PlanStatus PlanSolver::check_assignment() const {
+  const LayoutRecord& l = layout_->record;
   const int ends =
       (space_->first_block > 0 ? 1 : 0) + (space_->layers > space_->last_block ? 1 : 0);
   if (places_of(l) > std::max(1, space_->blocks + ends)) {
     return PlanStatus::kTooManyStages;
   }
   if (stages_ == 1) {  // chunks of one device lie in a row, or folded in two
-    const bool row = schedule_of(l) == PipelineSchedule::kInterleaved;
-    return row || l.vpp <= 2 ? PlanStatus::kOk : PlanStatus::kBadSchedule;
+    const bool in_a_row = schedule_of(l) == PipelineSchedule::kInterleaved;
+    return in_a_row || l.vpp <= 2 ? PlanStatus::kOk : PlanStatus::kBadSchedule;
   }
   const PipelineStatus possible = check_schedule(schedule_of(l), stages_, l.vpp, rounds_);
   if (possible == PipelineStatus::kFewMicroBatches) return PlanStatus::kFewRounds;
@@ -407,10 +407,10 @@ bool PlanSolver::cut(bool count_first, int base, Partition* partition) const {
 }
 
 // Layers dealt out one by one, each to where it comes next if all were to be even.
-PlanStatus PlanSolver::deal_evenly(Partition* partition) {
-  const PlanStatus status = check_deal();
+PlanStatus PlanSolver::assign_evenly(Partition* partition) {
+  const PlanStatus status = check_assignment();
   if (status != PlanStatus::kOk) return status;
-  const int count = places_of(row_->layout);
+  const int count = places_of(layout_->record);
   // Ends count as layers where there would be too few blocks otherwise.
   const bool ends = space_->blocks < count;
   const int total = ends ? space_->layers : std::max(space_->blocks, 1);
@@ -422,29 +422,29 @@ PlanStatus PlanSolver::deal_evenly(Partition* partition) {
   return cut(ends, total / count, partition) ? PlanStatus::kOk : PlanStatus::kBrokenTie;
 }
 
-PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
-                            std::int32_t variant, double room_bytes, Partition* partition) {
-  start(space, row, times);
-  const PlanStatus status = deal_evenly(partition);
+PlanStatus PlanSolver::even(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
+                            std::int32_t variant, double usable_bytes, Partition* partition) {
+  start(space, layout, times);
+  const PlanStatus status = assign_evenly(partition);
   if (status != PlanStatus::kOk) return status;
   if (variant >= 0) {
-    const StageRecompute way = StageRecompute::of(variant);
-    if (std::max(way.rest, way.more) >= sums_.variants()) return PlanStatus::kBadStrategy;
+    const StageRecompute recompute = StageRecompute::of(variant);
+    if (std::max(recompute.rest, recompute.more) >= sums_.variants()) return PlanStatus::kBadStrategy;
     partition->variants.assign(at(stages_), variant);
   } else {
-    choose_recompute(room_bytes, true, partition);
+    choose_recompute(usable_bytes, true, partition);
   }
   return PlanStatus::kOk;
 }
 
 double PlanSolver::message_between(int from, int to) const noexcept {
   if (from == to) return 0.0;
-  if (from - to == 1 || to - from == 1) return frame_->message_s[at(std::max(from, to))];
-  return row_->wrap_s;
+  if (from - to == 1 || to - from == 1) return costs_->message_s[at(std::max(from, to))];
+  return layout_->wrap_s;
 }
 
 void PlanSolver::find_places() {
-  const int chunks = row_->layout.vpp;
+  const int chunks = layout_->record.vpp;
   const std::size_t count = at(stages_) * at(chunks);
   places_.resize(count);
   enter_each_.resize(count);
@@ -453,8 +453,8 @@ void PlanSolver::find_places() {
     for (int stage = 0; stage < stages_; ++stage) {
       const std::size_t own = at(stage);
       places_[own] = stage;
-      enter_each_[own] = stage == 0 ? 0.0 : frame_->message_s[own];
-      leave_each_[own] = stage + 1 == stages_ ? 0.0 : frame_->message_s[own + 1];
+      enter_each_[own] = stage == 0 ? 0.0 : costs_->message_s[own];
+      leave_each_[own] = stage + 1 == stages_ ? 0.0 : costs_->message_s[own + 1];
     }
     return;
   }
@@ -465,8 +465,8 @@ void PlanSolver::find_places() {
     for (int c = 0; c < chunks; ++c) {
       const std::size_t own = at(stage) * at(chunks) + at(c);
       const int place =
-          static_cast<int>(chunk_of(schedule_of(row_->layout), stages_, chunks, stage, c));
-      const bool last = place + 1 == places_of(row_->layout);
+          static_cast<int>(chunk_of(schedule_of(layout_->record), stages_, chunks, stage, c));
+      const bool last = place + 1 == places_of(layout_->record);
       places_[own] = place;
       enter_each_[own] = place == 0 ? 0.0 : message(stage_of(place - 1, c), stage);
       leave_each_[own] = last ? 0.0 : message(stage_of(place + 1, c), stage);
@@ -476,16 +476,16 @@ void PlanSolver::find_places() {
 
 double PlanSolver::enters_s(int stage, int chunk, int i, int j) const noexcept {
   if (free_.messages) return 0.0;
-  return space_->enters(i, j) * enter_each_[at(stage) * at(row_->layout.vpp) + at(chunk)];
+  return space_->enters(i, j) * enter_each_[at(stage) * at(layout_->record.vpp) + at(chunk)];
 }
 
 double PlanSolver::leaves_s(int stage, int chunk, int i, int j) const noexcept {
   if (free_.messages) return 0.0;
-  return space_->leaves(i, j) * leave_each_[at(stage) * at(row_->layout.vpp) + at(chunk)];
+  return space_->leaves(i, j) * leave_each_[at(stage) * at(layout_->record.vpp) + at(chunk)];
 }
 
 double PlanSolver::take_passes(const Partition& partition) {
-  const int chunks = row_->layout.vpp;
+  const int chunks = layout_->record.vpp;
   const std::size_t count = at(stages_) * at(chunks);
   forward_s_.resize(count);
   backward_s_.resize(count);
@@ -493,7 +493,7 @@ double PlanSolver::take_passes(const Partition& partition) {
   double longest_tail_s = 0.0;
   double before_s = 0.0;
   for (int stage = 0; stage < stages_; ++stage) {
-    const StageRecompute way = StageRecompute::of(partition.variants[at(stage)]);
+    const StageRecompute recompute = StageRecompute::of(partition.variants[at(stage)]);
     double sync = 0.0;
     double step = 0.0;
     double own_s = 0.0;
@@ -503,24 +503,24 @@ double PlanSolver::take_passes(const Partition& partition) {
       const int j = partition.cuts[chunk + 1];
       const std::size_t own = at(stage) * at(chunks) + at(c);
       forward_s_[own] = passes_->forward_s(i, j) + enters_s(stage, c, i, j);
-      backward_s_[own] = passes_->backward_s(way, i, j) + leaves_s(stage, c, i, j);
+      backward_s_[own] = passes_->backward_s(recompute, i, j) + leaves_s(stage, c, i, j);
       weight_grad_s_[own] = std::min(backward_s_[own], passes_->weight_grad_s(i, j));
       sync += free_.data ? 0.0 : sums_.sync_s(i, j);
       step += free_.data ? sums_.own_step_s(i, j) : sums_.step_s(i, j);
       own_s += passes_->plain_s(i, j);
     }
-    const double bucket_s = free_.data ? 0.0 : frame_->bucket_s;
+    const double bucket_s = free_.data ? 0.0 : costs_->bucket_s;
     const double tail_s = tail_after(sync, own_s / chunks, bucket_s, step, before_s / chunks,
                                      space_->training.contention);
     longest_tail_s = std::max(longest_tail_s, tail_s);
     // Passes that go both ways end on all devices at about the same time.
-    if (!both_ways(row_->layout)) before_s += own_s;
+    if (!bidirectional(layout_->record)) before_s += own_s;
   }
   return longest_tail_s;
 }
 
 PipelineLoads PlanSolver::loads() const noexcept {
-  return {stages_, row_->layout.vpp, rounds_, forward_s_, backward_s_, weight_grad_s_, 1.0};
+  return {stages_, layout_->record.vpp, rounds_, forward_s_, backward_s_, weight_grad_s_, 1.0};
 }
 
 double PlanSolver::step_s() {
@@ -529,7 +529,7 @@ double PlanSolver::step_s() {
                         std::accumulate(backward_s_.begin(), backward_s_.end(), 0.0);
     return static_cast<double>(rounds_) * pass;
   }
-  const PipelineSchedule schedule = schedule_of(row_->layout);
+  const PipelineSchedule schedule = schedule_of(layout_->record);
   double step_s = 0.0;
   if (played_ != nullptr) key_.set(schedule, loads());
   if (played_ == nullptr || !played_->find(key_, &step_s)) {
@@ -550,7 +550,7 @@ PlanSolver::Played PlanSolver::play_free(const Partition& partition, const KindT
   if (free_passes_.size() <= level) free_passes_.resize(level + 1);
   FreePasses& own = free_passes_[level];
   if (own.times != times.forward_s) {
-    own.sums.build(*space_, *row_, *frame_, times, true);
+    own.sums.build(*space_, *layout_, *costs_, times, true);
     own.times = times.forward_s;
   }
   passes_ = &own.sums;
@@ -569,7 +569,7 @@ PlanSolver::Played PlanSolver::play_free(const Partition& partition, const KindT
 // Chunks that take a layer more: each time the stage with the least to do, and of its chunks the
 // last that has none yet, since fewer layers in the first make the pipeline fill sooner.
 void PlanSolver::spread(int base, int extras, bool count_first, bool count_last) {
-  const int chunks = row_->layout.vpp;
+  const int chunks = layout_->record.vpp;
   const auto work = [&](int kind) { return sums_.work_s(kind, kind + 1); };
   const double block = work(space_->first_block);
   std::vector<double>& load = forward_s_;  // scratch
@@ -598,41 +598,41 @@ void PlanSolver::spread(int base, int extras, bool count_first, bool count_last)
   }
 }
 
-double PlanSolver::add_stage(const Partition& partition, int stage, StageRecompute way,
-                             DealtBound* bound) const {
+double PlanSolver::add_stage(const Partition& partition, int stage, StageRecompute recompute,
+                             AssignmentBound* bound) const {
   double load = 0.0;
   double first = 0.0;
-  for (int c = 0; c < row_->layout.vpp; ++c) {
+  for (int c = 0; c < layout_->record.vpp; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
     const int i = partition.cuts[chunk];
     const int j = partition.cuts[chunk + 1];
-    const double own = sums_.forward_s(i, j) + sums_.backward_s(way, i, j) +
+    const double own = sums_.forward_s(i, j) + sums_.backward_s(recompute, i, j) +
                        enters_s(stage, c, i, j) + leaves_s(stage, c, i, j);
     if (c == 0) first = own;
     load += own;
   }
-  bound->least_s = std::max(bound->least_s, bound->before_s + rounds_of(row_->layout) * load);
-  if (schedule_of(row_->layout) == PipelineSchedule::kInterleaved) bound->before_s += first;
+  bound->least_s = std::max(bound->least_s, bound->before_s + rounds_of(layout_->record) * load);
+  if (schedule_of(layout_->record) == PipelineSchedule::kInterleaved) bound->before_s += first;
   return bound->least_s;
 }
 
 // Takes the deal where it is faster than the best, and at most as long as it may be.
-void PlanSolver::offer_deal(double room_bytes, double below_s, Partition* partition,
+void PlanSolver::offer_assignment(double usable_bytes, double below_s, Partition* partition,
                             PlacedPlan* best) {
-  const double limit = (std::min(below_s, best->time_s) - row_->exchange_s) * (1.0 + 1e-12);
-  DealtBound bound;
+  const double limit = (std::min(below_s, best->time_s) - layout_->exchange_s) * (1.0 + 1e-12);
+  AssignmentBound bound;
   for (int stage = 0; stage < stages_; ++stage) {
     if (add_stage(*partition, stage, StageRecompute{}, &bound) > limit) return;
   }
-  if (!choose_dealt(room_bytes, limit, partition)) return;
+  if (!choose_assigned(usable_bytes, limit, partition)) return;
   const double tail_s = take_passes(*partition);
-  const bool chained = schedule_of(row_->layout) == PipelineSchedule::kInterleaved && stages_ > 1;
+  const bool chained = schedule_of(layout_->record) == PipelineSchedule::kInterleaved && stages_ > 1;
   if (chained) {
-    const double most_s = std::min(below_s, best->time_s) - tail_s - row_->exchange_s;
-    chains_.select(schedule_of(row_->layout), stages_, row_->layout.vpp, rounds_);
+    const double most_s = std::min(below_s, best->time_s) - tail_s - layout_->exchange_s;
+    chains_.select(schedule_of(layout_->record), stages_, layout_->record.vpp, rounds_);
     if (chains_.above(forward_s_, backward_s_, most_s)) return;
   }
-  const double time_s = step_s() + tail_s + row_->exchange_s;
+  const double time_s = step_s() + tail_s + layout_->exchange_s;
   if (!(time_s <= below_s) || !(time_s < best->time_s)) {
     if (chained) chains_.learn(loads(), &player_);
     return;
@@ -644,16 +644,16 @@ void PlanSolver::offer_deal(double room_bytes, double below_s, Partition* partit
 // The best of deals in which chunks differ by a layer at most, where the embedding and the head
 // count as layers or do not. All deals are tried where they are few. Of many, the best have their
 // longer chunks mostly one after another, from the last on with the first.
-PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
+PlacedPlan PlanSolver::best_assigned(double usable_bytes, double below_s) {
   PlacedPlan best{kInfinite, 0.0, 0, {}};
-  if (check_deal() != PlanStatus::kOk) return best;
-  const int count = places_of(row_->layout);
+  if (check_assignment() != PlanStatus::kOk) return best;
+  const int count = places_of(layout_->record);
   Partition partition;
   bool all = true;
-  dealt_.resize(std::max(dealt_.size(), at(stages_)));
-  for (auto& dealt : dealt_) dealt.clear();
+  assigned_.resize(std::max(assigned_.size(), at(stages_)));
+  for (auto& dealt : assigned_) dealt.clear();
   const auto offer = [&](bool count_first, int base) {
-    if (cut(count_first, base, &partition)) offer_deal(room_bytes, below_s, &partition, &best);
+    if (cut(count_first, base, &partition)) offer_assignment(usable_bytes, below_s, &partition, &best);
   };
   for (int ends = 0; ends < 4; ++ends) {
     const bool first = (ends & 1) != 0;
@@ -666,10 +666,10 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
     const int base = total / count;
     const int extras = total % count;
     extra_.assign(at(count), 0);
-    if (!both_ways(row_->layout)) spread(base, extras, first, last);
-    if (extras == 0 || !both_ways(row_->layout)) offer(first, base);
+    if (!bidirectional(layout_->record)) spread(base, extras, first, last);
+    if (extras == 0 || !bidirectional(layout_->record)) offer(first, base);
     if (extras == 0) continue;
-    if (choices(count, extras) <= kMaxDeals) {
+    if (choices(count, extras) <= kMaxAssignments) {
       extra_.assign(at(count), 0);
       std::fill(extra_.begin(), extra_.begin() + extras, 1);
       do {
@@ -693,13 +693,13 @@ PlacedPlan PlanSolver::best_dealt(double room_bytes, double below_s) {
   best.proven = all;
   if (best.time_s == kInfinite) return best;
   for (int stage = 0; stage < stages_; ++stage) {
-    const StageRecompute way = StageRecompute::of(best.partition.variants[at(stage)]);
-    best.memory_bytes = std::max(best.memory_bytes, stage_bytes(best.partition, stage, way));
+    const StageRecompute recompute = StageRecompute::of(best.partition.variants[at(stage)]);
+    best.memory_bytes = std::max(best.memory_bytes, stage_bytes(best.partition, stage, recompute));
   }
   return best;
 }
 
-std::int32_t PlanSolver::recompute(int i, int j, int stage) {
+std::int32_t PlanSolver::fastest_fitting(int i, int j, int stage) {
   std::int32_t* known = nullptr;
   std::int64_t key = 0;
   if (space_->alike) {  // stages with as many blocks and the same ends are alike
@@ -714,26 +714,26 @@ std::int32_t PlanSolver::recompute(int i, int j, int stage) {
   }
   const auto bytes = [&](StageRecompute r) { return sums_.bytes(r, i, j, stage); };
   const auto make = [&] {
-    return fitting_ways(sums_.variants(), sums_.first_is_fastest(), space_->some_blocks,
-                        space_->alike, sums_.blocks(i, j), room_bytes_, bytes);
+    return feasible_recompute(sums_.variants(), sums_.first_is_fastest(), space_->some_blocks,
+                        space_->alike, sums_.blocks(i, j), usable_bytes_, bytes);
   };
   const auto seconds = [&](StageRecompute r) { return sums_.backward_s(r, i, j); };
-  if (known == nullptr) return fastest_way(make(), sums_.first_is_fastest(), seconds);
-  const FittingWays& ways =
-      ways_.of({row_index(), 2 * key, room_bytes_}, sums_.first_is_fastest(), make);
-  *known = fastest_way(ways, sums_.first_is_fastest(), seconds);
+  if (known == nullptr) return fastest_recompute(make(), sums_.first_is_fastest(), seconds);
+  const FeasibleRecompute& feasible =
+      feasible_.of({row_index(), 2 * key, usable_bytes_}, sums_.first_is_fastest(), make);
+  *known = fastest_recompute(feasible, sums_.first_is_fastest(), seconds);
   return *known;
 }
 
-double PlanSolver::stash_bytes(const Partition& partition, int stage, StageRecompute way) const {
-  const auto chunks = static_cast<std::size_t>(row_->layout.vpp);
+double PlanSolver::stash_bytes(const Partition& partition, int stage, StageRecompute recompute) const {
+  const auto chunks = static_cast<std::size_t>(layout_->record.vpp);
   double sum = 0.0;
   double least = kInfinite;
   double most = 0.0;
   own_bytes_.resize(chunks);
   for (std::size_t c = 0; c < chunks; ++c) {
     const std::size_t chunk = at(chain_of(stage, static_cast<int>(c)));
-    const double bytes = sums_.stash_bytes(way, partition.cuts[chunk], partition.cuts[chunk + 1]);
+    const double bytes = sums_.stash_bytes(recompute, partition.cuts[chunk], partition.cuts[chunk + 1]);
     own_bytes_[c] = bytes;
     sum += bytes;
     least = std::min(least, bytes);
@@ -750,14 +750,14 @@ double PlanSolver::stash_bytes(const Partition& partition, int stage, StageRecom
   return std::max(sum, peak / sums_.in_flight(stage));
 }
 
-double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecompute way) const {
-  const int chunks = row_->layout.vpp;
+double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const {
+  const int chunks = layout_->record.vpp;
   if (chunks == 1) {
-    return sums_.bytes(way, partition.cuts[at(stage)], partition.cuts[at(stage) + 1], stage);
+    return sums_.bytes(recompute, partition.cuts[at(stage)], partition.cuts[at(stage) + 1], stage);
   }
   double resident = 0.0;
   double gather = 0.0;
-  MovingBytes moving{0.0, 0.0, 0.0, space_->buffer_bytes(*row_)};
+  MovingBytes moving{0.0, 0.0, 0.0, space_->buffer_bytes(*layout_)};
   for (int c = 0; c < chunks; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
     const int i = partition.cuts[chunk];
@@ -765,22 +765,22 @@ double PlanSolver::stage_bytes(const Partition& partition, int stage, StageRecom
     resident += sums_.resident_bytes(i, j);
     gather = std::max(gather, sums_.gather_bytes(i, j));
     moving.once += sums_.once_bytes(i, j);
-    moving.live = std::max(moving.live, sums_.live_bytes(way, i, j));
+    moving.live = std::max(moving.live, sums_.live_bytes(recompute, i, j));
   }
   moving.buffers += gather;
-  moving.stash = stash_bytes(partition, stage, way);
-  return resident + sums_.peak(moving, late_gradients(partition, stage, way), stage).total;
+  moving.stash = stash_bytes(partition, stage, recompute);
+  return resident + sums_.peak(moving, late_gradients(partition, stage, recompute), stage).total;
 }
 
 // Of several chunks, the first of the model is the last to run backward.
 LateGradients PlanSolver::late_gradients(const Partition& partition, int stage,
-                                         StageRecompute way) const {
+                                         StageRecompute recompute) const {
   LateGradients found{0.0, 0.0, 0.0, 0.0};
   std::size_t lowest = at(space_->layers);
-  for (int c = 0; c < row_->layout.vpp; ++c) {
+  for (int c = 0; c < layout_->record.vpp; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
     const LateGradients own =
-        sums_.late_gradients(way, partition.cuts[chunk], partition.cuts[chunk + 1]);
+        sums_.late_gradients(recompute, partition.cuts[chunk], partition.cuts[chunk + 1]);
     found.all += own.all;
     found.last += own.last;
     if (chunk >= lowest) continue;
@@ -792,30 +792,30 @@ LateGradients PlanSolver::late_gradients(const Partition& partition, int stage,
 }
 
 std::int32_t PlanSolver::recompute_chunks(const Partition& partition, int stage,
-                                          double room_bytes) const {
-  return fastest_chunks(ways_of_chunks(partition, stage, room_bytes), partition, stage);
+                                          double usable_bytes) const {
+  return fastest_chunks(feasible_of_chunks(partition, stage, usable_bytes), partition, stage);
 }
 
-FittingWays PlanSolver::ways_of_chunks(const Partition& partition, int stage,
-                                       double room_bytes) const {
+FeasibleRecompute PlanSolver::feasible_of_chunks(const Partition& partition, int stage,
+                                       double usable_bytes) const {
   int most = 0;
   int least = space_->layers;
-  for (int c = 0; c < row_->layout.vpp; ++c) {
+  for (int c = 0; c < layout_->record.vpp; ++c) {
     const std::size_t chunk = at(chain_of(stage, c));
     const int own = sums_.blocks(partition.cuts[chunk], partition.cuts[chunk + 1]);
     most = std::max(most, own);
     least = std::min(least, own);
   }
-  return fitting_ways(sums_.variants(), sums_.first_is_fastest(), space_->some_blocks,
-                      space_->alike && least == most, most, room_bytes * kFits,
+  return feasible_recompute(sums_.variants(), sums_.first_is_fastest(), space_->some_blocks,
+                      space_->alike && least == most, most, usable_bytes * kFits,
                       [&](StageRecompute r) { return stage_bytes(partition, stage, r); });
 }
 
-std::int32_t PlanSolver::fastest_chunks(const FittingWays& ways, const Partition& partition,
+std::int32_t PlanSolver::fastest_chunks(const FeasibleRecompute& feasible, const Partition& partition,
                                         int stage) const {
-  return fastest_way(ways, sums_.first_is_fastest(), [&](StageRecompute r) {
+  return fastest_recompute(feasible, sums_.first_is_fastest(), [&](StageRecompute r) {
     double sum = 0.0;
-    for (int c = 0; c < row_->layout.vpp; ++c) {
+    for (int c = 0; c < layout_->record.vpp; ++c) {
       const std::size_t chunk = at(chain_of(stage, c));
       sum += sums_.backward_s(r, partition.cuts[chunk], partition.cuts[chunk + 1]);
     }
@@ -823,10 +823,10 @@ std::int32_t PlanSolver::fastest_chunks(const FittingWays& ways, const Partition
   });
 }
 
-bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partition) const {
+bool PlanSolver::choose_recompute(double usable_bytes, bool any, Partition* partition) const {
   partition->variants.assign(at(stages_), 0);
   for (int stage = 0; stage < stages_; ++stage) {
-    std::int32_t code = recompute_chunks(*partition, stage, room_bytes);
+    std::int32_t code = recompute_chunks(*partition, stage, usable_bytes);
     if (code < 0) {
       if (!any) return false;
       const auto bytes = [&](int v) { return stage_bytes(*partition, stage, {v, v, 0}); };
@@ -841,9 +841,9 @@ bool PlanSolver::choose_recompute(double room_bytes, bool any, Partition* partit
 }
 
 // Stages of a deal are alike where their chunks have as many layers each and the same ends.
-std::int32_t PlanSolver::recompute_dealt(const Partition& partition, int stage, double room_bytes) {
-  const int chunks = row_->layout.vpp;
-  if (!space_->alike || chunks > 22) return recompute_chunks(partition, stage, room_bytes);
+std::int32_t PlanSolver::recompute_assigned(const Partition& partition, int stage, double usable_bytes) {
+  const int chunks = layout_->record.vpp;
+  if (!space_->alike || chunks > 22) return recompute_chunks(partition, stage, usable_bytes);
   int least = space_->layers;
   std::int64_t ends = 0;
   for (int c = 0; c < chunks; ++c) {
@@ -861,23 +861,23 @@ std::int32_t PlanSolver::recompute_dealt(const Partition& partition, int stage, 
     longer = longer * 3 + (own - least);
   }
   const std::int64_t key = ((longer * 4096 + least) * 4 + ends) * 4096 + stage;
-  std::vector<std::pair<std::int64_t, std::int32_t>>& dealt = dealt_[at(stage)];
+  std::vector<std::pair<std::int64_t, std::int32_t>>& dealt = assigned_[at(stage)];
   const auto known = std::find_if(dealt.begin(), dealt.end(),
                                   [&](const auto& entry) { return entry.first == key; });
   if (known != dealt.end()) return known->second;
-  const FittingWays& ways =
-      ways_.of({row_index(), 2 * key + 1, room_bytes}, sums_.first_is_fastest(),
-               [&] { return ways_of_chunks(partition, stage, room_bytes); });
-  const std::int32_t code = fastest_chunks(ways, partition, stage);
+  const FeasibleRecompute& feasible =
+      feasible_.of({row_index(), 2 * key + 1, usable_bytes}, sums_.first_is_fastest(),
+               [&] { return feasible_of_chunks(partition, stage, usable_bytes); });
+  const std::int32_t code = fastest_chunks(feasible, partition, stage);
   dealt.emplace_back(key, code);
   return code;
 }
 
-bool PlanSolver::choose_dealt(double room_bytes, double limit_s, Partition* partition) {
+bool PlanSolver::choose_assigned(double usable_bytes, double limit_s, Partition* partition) {
   partition->variants.assign(at(stages_), 0);
-  DealtBound bound;
+  AssignmentBound bound;
   for (int stage = 0; stage < stages_; ++stage) {
-    const std::int32_t code = recompute_dealt(*partition, stage, room_bytes);
+    const std::int32_t code = recompute_assigned(*partition, stage, usable_bytes);
     if (code < 0) return false;
     partition->variants[at(stage)] = code;
     if (add_stage(*partition, stage, StageRecompute::of(code), &bound) > limit_s) return false;

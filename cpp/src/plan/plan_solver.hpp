@@ -21,7 +21,7 @@ namespace phaze {
 
 // Ways that fit, as `StageRecompute` writes them, in the order in which they are offered: of ways
 // whose seconds differ by rounding alone the first is taken.
-struct FittingWays {
+struct FeasibleRecompute {
   std::vector<std::int32_t> whole;    // all blocks in one variant
   std::vector<std::int32_t> leaning;  // as few blocks as must be in a variant that fits, others not
   std::vector<std::int32_t> filling;  // as many as can be in a variant that does not fit
@@ -31,24 +31,24 @@ struct FittingWays {
 // `most` is the number of blocks of the longest chunk; bytes fall with the blocks that are
 // recomputed further. `first_is_fastest`: no variant is faster than the first.
 template <typename Bytes>
-FittingWays fitting_ways(int variants, bool first_is_fastest, bool some_blocks, bool alike,
-                         int most, double room_bytes, const Bytes& bytes) {
-  FittingWays ways;
+FeasibleRecompute feasible_recompute(int variants, bool first_is_fastest, bool some_blocks, bool alike,
+                         int most, double usable_bytes, const Bytes& bytes) {
+  FeasibleRecompute feasible;
   bool fits[kMaxVariants];
   for (int v = 0; v < variants; ++v) {
-    fits[v] = bytes(StageRecompute{v, v, 0}) <= room_bytes;
-    if (fits[v]) ways.whole.push_back(v);
-    ways.partial = first_is_fastest && fits[0];
-    if (ways.partial) return ways;
+    fits[v] = bytes(StageRecompute{v, v, 0}) <= usable_bytes;
+    if (fits[v]) feasible.whole.push_back(v);
+    feasible.partial = first_is_fastest && fits[0];
+    if (feasible.partial) return feasible;
   }
-  if (!some_blocks || ways.whole.empty()) return ways;
+  if (!some_blocks || feasible.whole.empty()) return feasible;
   // The border between counts of blocks that fit and that do not, `low` and `high` known of.
   const auto border = [&](int rest, int more, bool low_fits) {
     int low = 0;
     int high = most;
     while (high - low > 1) {
       const int middle = (low + high) / 2;
-      const bool own = bytes(StageRecompute{rest, more, middle}) <= room_bytes;
+      const bool own = bytes(StageRecompute{rest, more, middle}) <= usable_bytes;
       (own == low_fits ? low : high) = middle;
     }
     return low_fits ? low : high;
@@ -57,24 +57,24 @@ FittingWays fitting_ways(int variants, bool first_is_fastest, bool some_blocks, 
     for (int more = 0; more < variants && !fits[rest]; ++more) {
       if (!fits[more]) continue;
       const int count = border(rest, more, false);
-      if (count < most) ways.leaning.push_back(StageRecompute{rest, more, count}.code());
+      if (count < most) feasible.leaning.push_back(StageRecompute{rest, more, count}.code());
     }
   }
-  if (alike) return ways;
+  if (alike) return feasible;
   // Where blocks or chunks differ it matters which come first: the others may be the lean ones.
   for (int rest = 0; rest < variants; ++rest) {
     for (int more = 0; more < variants && fits[rest]; ++more) {
       if (fits[more]) continue;
       const int count = border(rest, more, true);
-      if (count > 0) ways.filling.push_back(StageRecompute{rest, more, count}.code());
+      if (count > 0) feasible.filling.push_back(StageRecompute{rest, more, count}.code());
     }
   }
-  return ways;
+  return feasible;
 }
 
 // The fastest of ways that fit, or -1.
 template <typename Seconds>
-std::int32_t fastest_way(const FittingWays& ways, bool first_is_fastest, const Seconds& seconds) {
+std::int32_t fastest_recompute(const FeasibleRecompute& feasible, bool first_is_fastest, const Seconds& seconds) {
   std::int32_t best = -1;
   double best_s = kInfinite;
   const auto offer = [&](std::int32_t code) {
@@ -83,48 +83,48 @@ std::int32_t fastest_way(const FittingWays& ways, bool first_is_fastest, const S
     best = code;
     best_s = own;
   };
-  if (first_is_fastest && !ways.whole.empty() && ways.whole.front() == 0) return 0;
-  for (const std::int32_t code : ways.whole) offer(code);
+  if (first_is_fastest && !feasible.whole.empty() && feasible.whole.front() == 0) return 0;
+  for (const std::int32_t code : feasible.whole) offer(code);
   std::int32_t last = -1;  // the variant of the others, and whether it is worth it
   bool faster = false;
-  for (const std::int32_t code : ways.leaning) {
+  for (const std::int32_t code : feasible.leaning) {
     const std::int32_t rest = StageRecompute::of(code).rest;
     if (rest != last) faster = seconds(StageRecompute{rest, rest, 0}) < best_s;
     last = rest;
     if (faster) offer(code);
   }
-  for (const std::int32_t code : ways.filling) offer(code);
+  for (const std::int32_t code : feasible.filling) offer(code);
   return best;
 }
 
 // Ways of the stages of a space's layouts that were worked out.
-class KnownWays {
+class RecomputeCache {
  public:
   struct Key {
-    std::int64_t row;
+    std::int64_t layout;
     std::int64_t stage;  // with what it holds
-    double room_bytes;
+    double usable_bytes;
 
     bool operator==(const Key&) const = default;
   };
 
   // Those of a key, which `make` gives where they are not known as far as they are needed.
   template <typename Make>
-  const FittingWays& of(const Key& key, bool first_is_fastest, const Make& make) {
-    const auto known = ways_.find(key);
-    if (known != ways_.end() && (first_is_fastest || !known->second.partial)) return known->second;
-    FittingWays ways = make();
-    if (ways_.size() >= kMost) ways_.clear();
-    return ways_.insert_or_assign(key, std::move(ways)).first->second;
+  const FeasibleRecompute& of(const Key& key, bool first_is_fastest, const Make& make) {
+    const auto known = feasible_.find(key);
+    if (known != feasible_.end() && (first_is_fastest || !known->second.partial)) return known->second;
+    FeasibleRecompute feasible = make();
+    if (feasible_.size() >= kMost) feasible_.clear();
+    return feasible_.insert_or_assign(key, std::move(feasible)).first->second;
   }
 
-  void clear() noexcept { ways_.clear(); }
+  void clear() noexcept { feasible_.clear(); }
 
  private:
   struct Hash {
     std::size_t operator()(const Key& key) const noexcept {
-      std::uint64_t hash = std::bit_cast<std::uint64_t>(key.room_bytes);
-      for (const std::int64_t part : {key.row, key.stage}) {
+      std::uint64_t hash = std::bit_cast<std::uint64_t>(key.usable_bytes);
+      for (const std::int64_t part : {key.layout, key.stage}) {
         hash = (hash ^ static_cast<std::uint64_t>(part)) * 0x9E3779B97F4A7C15ULL;
         hash ^= hash >> 29U;
       }
@@ -132,7 +132,7 @@ class KnownWays {
     }
   };
   static constexpr std::size_t kMost = 1 << 15;
-  std::unordered_map<Key, FittingWays, Hash> ways_;
+  std::unordered_map<Key, FeasibleRecompute, Hash> feasible_;
 };
 
 class PlanSolver {
@@ -149,13 +149,13 @@ class PlanSolver {
 
   // The fastest plan that takes at most `below_s`; time_s infinite where there is none.
   // `load_s` is a load that some stage has at least, where that is known; it only saves time.
-  PlacedPlan best(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
-                  double room_bytes, double below_s, double load_s = 0.0);
+  PlacedPlan best(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
+                  double usable_bytes, double below_s, double load_s = 0.0);
 
   // The even partition, in the variant that is asked for; where that is negative each stage has
   // the fastest that fits, or the one that needs least where none does.
-  PlanStatus even(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times,
-                  std::int32_t variant, double room_bytes, Partition* partition);
+  PlanStatus even(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times,
+                  std::int32_t variant, double usable_bytes, Partition* partition);
 
   // The step of a partition, played by its schedule: without its tail, and the longest tail.
   struct Played {
@@ -172,15 +172,15 @@ class PlanSolver {
   double leaves_s(int stage, int chunk, int i, int j) const noexcept;
   // Where in the model a chunk of a stage lies.
   int chain_of(int stage, int chunk) const noexcept {
-    return places_[at(stage) * at(row_->layout.vpp) + at(chunk)];
+    return places_[at(stage) * at(layout_->record.vpp) + at(chunk)];
   }
 
   const PlanSums& sums() const noexcept { return sums_; }
   std::vector<StateBytes>& states() noexcept { return states_; }  // scratch of an estimate
   // Makes the sums of a layout on a chip; whether those of the last one started are still there.
-  void start(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times);
-  bool started(const PlanSpaceImpl& space, std::size_t row, const KindTimes& times) const noexcept {
-    return space_ == &space && row_ == &space.rows[row] && times_ == times.forward_s &&
+  void start(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times);
+  bool started(const PlanSpaceImpl& space, std::size_t layout, const KindTimes& times) const noexcept {
+    return space_ == &space && layout_ == &space.layouts[layout] && times_ == times.forward_s &&
            !free_.data && !free_.messages;
   }
   // What is free costs no time: exchanges of gradients and weights, messages between stages.
@@ -197,14 +197,14 @@ class PlanSolver {
 
   // What each stage recomputes: the fastest that fits; where none does, the leanest or, unless
   // `any`, nothing is chosen.
-  bool choose_recompute(double room_bytes, bool any, Partition* partition) const;
+  bool choose_recompute(double usable_bytes, bool any, Partition* partition) const;
 
   // Sums over the chunks of a stage.
-  double stage_bytes(const Partition& partition, int stage, StageRecompute way) const;
+  double stage_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
   // Activations of a stage at its worst moment, in micro-batches' worth of all its chunks: as many
   // as are in flight; more where chunks differ and the moment holds more of the larger ones.
-  double stash_bytes(const Partition& partition, int stage, StageRecompute way) const;
-  LateGradients late_gradients(const Partition& partition, int stage, StageRecompute way) const;
+  double stash_bytes(const Partition& partition, int stage, StageRecompute recompute) const;
+  LateGradients late_gradients(const Partition& partition, int stage, StageRecompute recompute) const;
 
  private:
   struct Tail {
@@ -217,17 +217,17 @@ class PlanSolver {
     std::uint32_t epoch;
     std::int32_t code;
   };
-  std::int64_t row_index() const noexcept { return row_ - space_->rows.data(); }
+  std::int64_t row_index() const noexcept { return layout_ - space_->layouts.data(); }
 
   // What makes the stage i..j fastest and fits, or -1; with that its load.
-  std::int32_t recompute(int i, int j, int stage);
-  std::int32_t recompute_chunks(const Partition& partition, int stage, double room_bytes) const;
-  FittingWays ways_of_chunks(const Partition& partition, int stage, double room_bytes) const;
-  std::int32_t fastest_chunks(const FittingWays& ways, const Partition& partition, int stage) const;
-  std::int32_t recompute_dealt(const Partition& partition, int stage, double room_bytes);
+  std::int32_t fastest_fitting(int i, int j, int stage);
+  std::int32_t recompute_chunks(const Partition& partition, int stage, double usable_bytes) const;
+  FeasibleRecompute feasible_of_chunks(const Partition& partition, int stage, double usable_bytes) const;
+  std::int32_t fastest_chunks(const FeasibleRecompute& feasible, const Partition& partition, int stage) const;
+  std::int32_t recompute_assigned(const Partition& partition, int stage, double usable_bytes);
   // Chooses what each stage recomputes; false where a stage does not fit, or once it is clear that
   // the step takes longer than the limit.
-  bool choose_dealt(double room_bytes, double limit_s, Partition* partition);
+  bool choose_assigned(double usable_bytes, double limit_s, Partition* partition);
   std::int32_t fastest(int i, int j, int stage, double* load_s);
   bool pack(double load_s, PlacedPlan* plan, double* next_s);
   double quick_plan(double load_s, PlacedPlan* best);
@@ -242,30 +242,30 @@ class PlanSolver {
   double played_s(const Partition& partition);
   double timed(const Partition& partition, double* max_load_s) const;
   void set_limits(double limit_s);
-  PlanStatus check_deal() const;
+  PlanStatus check_assignment() const;
   bool cut(bool count_first, int base, Partition* partition) const;
-  PlanStatus deal_evenly(Partition* partition);
+  PlanStatus assign_evenly(Partition* partition);
   void spread(int base, int extras, bool count_first, bool count_last);
   // A time that a deal's schedule takes at least, stage by stage from the first: a stage's work,
   // and where chunks are interleaved the passes through the first chunks of the stages before it,
   // both ways.
-  struct DealtBound {
+  struct AssignmentBound {
     double before_s = 0.0;
     double least_s = 0.0;
   };
-  double add_stage(const Partition& partition, int stage, StageRecompute way,
-                   DealtBound* bound) const;
+  double add_stage(const Partition& partition, int stage, StageRecompute recompute,
+                   AssignmentBound* bound) const;
   double message_between(int from, int to) const noexcept;
   void find_places();
   // The device that holds a place of the model for the direction of a chunk.
   int stage_of(int place, int chunk = 0) const noexcept {
-    if (both_ways(row_->layout)) return chunk == 0 ? place : stages_ - 1 - place;
+    if (bidirectional(layout_->record)) return chunk == 0 ? place : stages_ - 1 - place;
     const bool folded =
-        schedule_of(row_->layout) != PipelineSchedule::kInterleaved && place >= stages_;
+        schedule_of(layout_->record) != PipelineSchedule::kInterleaved && place >= stages_;
     return folded ? 2 * stages_ - 1 - place : place % stages_;
   }
-  PlacedPlan best_dealt(double room_bytes, double below_s);
-  void offer_deal(double room_bytes, double below_s, Partition* partition, PlacedPlan* best);
+  PlacedPlan best_assigned(double usable_bytes, double below_s);
+  void offer_assignment(double usable_bytes, double below_s, Partition* partition, PlacedPlan* best);
   // Passes of a partition, each stage in its variant: what `forward_s` and the others give. The
   // longest tail.
   double take_passes(const Partition& partition);
@@ -274,14 +274,14 @@ class PlanSolver {
   double step_s();
 
   const PlanSpaceImpl* space_ = nullptr;
-  const PlanRow* row_ = nullptr;
-  const PlanFrame* frame_ = nullptr;
+  const PricedLayout* layout_ = nullptr;
+  const LayoutCosts* costs_ = nullptr;
   const double* times_ = nullptr;
   Free free_;
   int stages_ = 0;
   std::int64_t rounds_ = 0;
   bool zero_bubble_ = false;
-  double room_bytes_ = 0.0;
+  double usable_bytes_ = 0.0;
   double limit_s_ = 0.0;       // a plan must take less
   double load_limit_s_ = 0.0;  // so must every stage
   double nothing_s_ = 0.0;     // sums in another order differ by this
@@ -290,8 +290,8 @@ class PlanSolver {
   std::uint32_t epoch_ = 0;  // of what is known of stages
   std::vector<Known> known_;
   // By stage, and how it is dealt.
-  std::vector<std::vector<std::pair<std::int64_t, std::int32_t>>> dealt_;
-  KnownWays ways_;
+  std::vector<std::vector<std::pair<std::int64_t, std::int32_t>>> assigned_;
+  RecomputeCache feasible_;
   PlanSums sums_;
   std::vector<StateBytes> states_;
   std::vector<Tail> tails_;
@@ -314,7 +314,7 @@ class PlanSolver {
   PassChains chains_;
   PlayedSteps* played_ = nullptr;
   PlayedSteps::Key key_;
-  const HeldChunks::Stages* held_ = nullptr;  // of the layout, where it has several chunks
+  const InFlightCache::Stages* held_ = nullptr;  // of the layout, where it has several chunks
   mutable std::vector<double> own_bytes_;     // scratch: by chunk of a stage
 };
 
@@ -331,9 +331,9 @@ std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const K
                                    SettledLayouts* settled);
 
 // What a step takes by a plan; `solver` is scratch.
-PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t row, const Partition& partition,
+PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout, const Partition& partition,
                            const KindTimes& times, std::span<const KindTimes> free,
-                           double room_bytes, std::vector<StageEstimate>* stages,
+                           double usable_bytes, std::vector<StageEstimate>* stages,
                            PlanSolver* solver);
 
 // Safe to use from several threads: a solver is lent to one at a time. What a solver has learnt

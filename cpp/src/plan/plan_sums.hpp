@@ -15,7 +15,7 @@ class PassSums {
  public:
   // Of a layout on a chip; where `free_data`, exchanges of weights and gradients cost nothing, and
   // what is built holds for every layout of the strategy.
-  void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
+  void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
              const KindTimes& times, bool free_data);
 
   double forward_s(int i, int j) const noexcept {
@@ -65,9 +65,9 @@ class PlanSums {
  public:
   // What layouts that share a frame have in common is kept from one to the next; `forget` where
   // times may have changed meanwhile.
-  void build(const PlanSpaceImpl& space, const PlanRow& row, const PlanFrame& frame,
+  void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
              const KindTimes& times);
-  void forget() noexcept { frame_ = nullptr; }
+  void forget() noexcept { costs_ = nullptr; }
 
   const PassSums& passes() const noexcept { return passes_; }
   double forward_s(int i, int j) const noexcept { return passes_.forward_s(i, j); }
@@ -138,8 +138,8 @@ class PlanSums {
   void add_in_flight();
 
   const PlanSpaceImpl* space_ = nullptr;
-  const PlanRow* row_ = nullptr;
-  const PlanFrame* frame_ = nullptr;
+  const PricedLayout* layout_ = nullptr;
+  const LayoutCosts* costs_ = nullptr;
   const double* times_ = nullptr;
   bool alone_ = false;  // one stage
   PassSums passes_;
@@ -152,8 +152,8 @@ class PlanSums {
   std::vector<After> after_;   // by position
   std::vector<double> resident_, late_, once_, work_;
   std::vector<double> in_flight_;         // by stage
-  std::vector<int> held_kinds_;           // kinds with bytes of one layer at a time
-  std::vector<std::int32_t> kind_count_;  // [of held_kinds_][position]
+  std::vector<int> live_kinds_;           // kinds with bytes of one layer at a time
+  std::vector<std::int32_t> kind_count_;  // [of live_kinds_][position]
 };
 
 }  // namespace phaze

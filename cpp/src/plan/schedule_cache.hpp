@@ -16,9 +16,9 @@
 namespace phaze {
 
 // Safe to use from several threads; what it has given stays where it is.
-class HeldChunks {
+class InFlightCache {
  public:
-  // By stage, see PipelinePlayer::held_chunks.
+  // By stage, see PipelinePlayer::peaks_in_flight.
   using Stages = std::vector<std::vector<double>>;
 
   const Stages& of(PipelineSchedule schedule, std::int64_t stages, std::int64_t chunks,
@@ -31,7 +31,7 @@ class HeldChunks {
     }
     Stages held(static_cast<std::size_t>(stages));
     for (std::size_t k = 0; k < held.size(); ++k) {
-      player->held_chunks(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(k),
+      player->peaks_in_flight(schedule, stages, chunks, micro_batches, static_cast<std::int64_t>(k),
                           &held[k]);
     }
     const std::scoped_lock lock(mutex_);
