@@ -69,8 +69,9 @@ class PyPlanSpace {
 
   // One plan in full: its estimate and its stages. `times` have a row per strategy or, as
   // `free`, the row of the plan's own.
-  py::tuple estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
-                     const py::object& variants, double usable_bytes, const py::object& free) const {
+  py::object estimate(const py::object& times, std::int64_t layout, const py::object& cuts,
+                      const py::object& variants, double usable_bytes,
+                      const py::object& free) const {
     const TimesView timed(times, space_.kinds(), "times");
     const std::size_t row = row_of(layout);
     const bool one = timed.rows() == 1;
@@ -85,31 +86,30 @@ class PyPlanSpace {
       const py::gil_scoped_release release;
       found.mutable_data()[0] = space_.estimate(row, partition, own, freed, usable_bytes, &stages);
     }
-    return py::make_tuple(freeze(std::move(found)), array(stages));
+    return result("EstimatedPlan", freeze(std::move(found)), array(stages));
   }
 
-  // What the schedule of a plan is played with: (forward_s, backward_s, weight_grad_s, step_s).
-  py::tuple passes(const py::object& times, std::int64_t layout, const py::object& cuts,
-                   const py::object& variants) const {
+  // The passes that the schedule of a plan consists of.
+  py::object passes(const py::object& times, std::int64_t layout, const py::object& cuts,
+                    const py::object& variants) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
     const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
     const PlanPasses found = space_.passes(row, partition_of(row, cuts, variants), timed[strategy]);
-    return py::make_tuple(array(found.forward_s), array(found.backward_s),
-                          array(found.weight_grad_s), found.step_s);
+    return result("PlanPasses", array(found.forward_s), array(found.backward_s),
+                  array(found.weight_grad_s), found.step_s);
   }
 
   // Cuts and variants of the even partition, and its status.
-  py::tuple even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
-                           double usable_bytes) const {
+  py::object even_partition(const py::object& times, std::int64_t layout, std::int32_t variant,
+                            double usable_bytes) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
     const auto strategy = static_cast<std::size_t>(space_.layout(row).strategy);
     Partition partition;
     const PlanStatus status =
         space_.even_partition(row, timed[strategy], variant, usable_bytes, &partition);
-    return py::make_tuple(static_cast<int>(status), array(partition.cuts),
-                          array(partition.variants));
+    return result("EvenPartition", status, array(partition.cuts), array(partition.variants));
   }
 
   // What each stage of given cuts recomputes.
@@ -119,7 +119,7 @@ class PyPlanSpace {
     const std::size_t row = row_of(layout);
     const LayoutRecord& l = space_.layout(row);
     const auto borders = view<std::int32_t>(cuts, "cuts");
-    const auto stages = static_cast<std::size_t>(l.stages);
+    const auto stages = static_cast<std::size_t>(l.pp);
     Partition partition{{borders.begin(), borders.end()}, std::vector<std::int32_t>(stages, 0)};
     const PlanStatus status = space_.check_partition(row, partition);
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
@@ -129,27 +129,32 @@ class PyPlanSpace {
   }
 
   // The fastest plans of one chip, how many layouts were solved and had none, what is left open.
-  py::tuple top_plans(const py::object& times, std::int64_t memory_limit, std::int64_t top, int threads,
-                      const py::object& stop) const {
+  py::object top_plans(const py::object& times, std::int64_t memory_limit, std::int64_t top,
+                       int threads, const py::object& stop) const {
     if (top < 1) throw InvalidInput("top: expected at least 1");
     const int workers = checked_threads(threads);
-    return leading(times, memory_limit, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
-      return space_.top_plans(all, static_cast<std::size_t>(memory_limit), static_cast<std::size_t>(top),
-                              workers, settled, asked_to_stop(stop));
-    });
+    return leading(times, memory_limit,
+                   [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
+                     return space_.top_plans(all, static_cast<std::size_t>(memory_limit),
+                                             static_cast<std::size_t>(top), workers, settled,
+                                             asked_to_stop(stop));
+                   });
   }
 
-  py::tuple front(const py::object& times, std::int64_t memory_limit, double most_s, int threads) const {
+  py::object front(const py::object& times, std::int64_t memory_limit, double most_s,
+                   int threads) const {
     const int workers = checked_threads(threads);
-    return leading(times, memory_limit, [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
-      return space_.front(all, static_cast<std::size_t>(memory_limit), most_s, workers, settled);
-    });
+    return leading(times, memory_limit,
+                   [&](const std::vector<KindTimes>& all, SettledLayouts* settled) {
+                     return space_.front(all, static_cast<std::size_t>(memory_limit), most_s,
+                                         workers, settled);
+                   });
   }
 
-  // The best plan of a strategy on each chip with each memory_limit, where it takes at most `below_s`
-  // (chips x memory_limits; minus infinity: not asked).
-  py::tuple best(std::int32_t strategy, const py::object& times, const py::object& least,
-                 const py::object& below, int threads) const {
+  // The best plan of a strategy on each chip with each memory_limit, where it takes at most
+  // `below_s` (chips x memory_limits; minus infinity: not asked).
+  py::object best(std::int32_t strategy, const py::object& times, const py::object& least,
+                  const py::object& below, int threads) const {
     check_strategy(strategy);
     const TimesView timed(times, space_.kinds(), "times");
     const TimesView floor(least, space_.kinds(), "least");
@@ -164,12 +169,14 @@ class PyPlanSpace {
       parallel_for(timed.rows(), workers, 1, [&](std::size_t begin, std::size_t end) {
         for (std::size_t chip = begin; chip < end; ++chip) {
           const std::size_t first = chip * memory_limits;
-          space_.best_of_memory_limits(strategy, timed[chip], floor[chip], limits.subspan(first, memory_limits),
-                               std::span(plans).subspan(first, memory_limits));
+          space_.best_of_memory_limits(strategy, timed[chip], floor[chip],
+                                       limits.subspan(first, memory_limits),
+                                       std::span(plans).subspan(first, memory_limits));
         }
       });
     }
-    return hand_out(plans);
+    const PlacedArrays found = placed_arrays(plans);
+    return result("PlacedPlans", found.placed, found.borders);
   }
 
   // Joules of plans, each on the chip of a row of `times`.
@@ -208,12 +215,13 @@ class PyPlanSpace {
   }
 
   // Lower bounds of a strategy on each chip, with the memory_limit that each asks for.
-  py::array_t<double> bounds(std::int32_t strategy, const py::object& least, const py::object& memory_limit,
-                             int threads) const {
+  py::array_t<double> bounds(std::int32_t strategy, const py::object& least,
+                             const py::object& memory_limit, int threads) const {
     check_strategy(strategy);
     const TimesView floor(least, space_.kinds(), "least");
-    const auto memory_limits = view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(floor.rows()));
-    for (const std::int64_t r : memory_limits) check_room(r);
+    const auto memory_limits =
+        view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(floor.rows()));
+    for (const std::int64_t r : memory_limits) check_limit(r);
     const int workers = checked_threads(threads);
     py::array_t<double> found(static_cast<py::ssize_t>(floor.rows()));
     const std::span<double> out = writable(found);
@@ -221,7 +229,8 @@ class PyPlanSpace {
       const py::gil_scoped_release release;
       parallel_for(out.size(), workers, 16, [&](std::size_t begin, std::size_t end) {
         for (std::size_t k = begin; k < end; ++k) {
-          out[k] = space_.strategy_bound_s(strategy, floor[k], static_cast<std::size_t>(memory_limits[k]));
+          out[k] = space_.strategy_bound_s(strategy, floor[k],
+                                           static_cast<std::size_t>(memory_limits[k]));
         }
       });
     }
@@ -233,48 +242,50 @@ class PyPlanSpace {
                                   const py::object& memory_limit) const {
     check_strategy(strategy);
     const auto seconds = view<double>(work, "work_s");
-    const auto memory_limits = view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(seconds.size()));
-    for (const std::int64_t r : memory_limits) check_room(r);
+    const auto memory_limits =
+        view<std::int64_t>(memory_limit, "memory_limit", static_cast<py::ssize_t>(seconds.size()));
+    for (const std::int64_t r : memory_limits) check_limit(r);
     py::array_t<double> found(static_cast<py::ssize_t>(seconds.size()));
     const std::span<double> out = writable(found);
     {
       const py::gil_scoped_release release;
       for (std::size_t k = 0; k < out.size(); ++k) {
-        out[k] = space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(memory_limits[k]));
+        out[k] =
+            space_.work_bound_s(strategy, seconds[k], static_cast<std::size_t>(memory_limits[k]));
       }
     }
     return freeze(std::move(found));
   }
 
   // Bound and exact time of one layout: what tests compare.
-  py::tuple solve(const py::object& times, std::int64_t layout, std::int64_t memory_limit,
-                  double below_s) const {
+  py::object solve(const py::object& times, std::int64_t layout, std::int64_t memory_limit,
+                   double below_s) const {
     const TimesView timed = by_strategy(times);
     const std::size_t row = row_of(layout);
-    check_room(memory_limit);
+    check_limit(memory_limit);
     const KindTimes own = timed[static_cast<std::size_t>(space_.layout(row).strategy)];
     const double bound = space_.layout_bound_s(row, own, static_cast<std::size_t>(memory_limit));
-    const PlacedPlan plan =
-        space_.best_of_layout(row, own, space_.usable_bytes(static_cast<std::size_t>(memory_limit)), below_s);
-    const py::tuple found = hand_out({plan});
-    return py::make_tuple(bound, found[0], found[1]);
+    const PlacedPlan plan = space_.best_of_layout(
+        row, own, space_.usable_bytes(static_cast<std::size_t>(memory_limit)), below_s);
+    const PlacedArrays found = placed_arrays({plan});
+    return result("SolvedLayout", bound, found.placed, found.borders);
   }
 
  private:
   Partition partition_of(std::size_t row, const py::object& cuts,
                          const py::object& variants) const {
     const auto borders = view<std::int32_t>(cuts, "cuts");
-    const auto ways = view<std::int32_t>(variants, "variants");
-    const Partition found{{borders.begin(), borders.end()}, {ways.begin(), ways.end()}};
+    const auto codes = view<std::int32_t>(variants, "variants");
+    const Partition found{{borders.begin(), borders.end()}, {codes.begin(), codes.end()}};
     const PlanStatus status = space_.check_partition(row, found);
     if (status != PlanStatus::kOk) throw InvalidInput(std::string("stages: ") + sentence(status));
     return found;
   }
   // The plans that `find` gives of all strategies' times, with what became of the layouts.
   template <typename Find>
-  py::tuple leading(const py::object& times, std::int64_t memory_limit, const Find& find) const {
+  py::object leading(const py::object& times, std::int64_t memory_limit, const Find& find) const {
     const TimesView timed = by_strategy(times);
-    check_room(memory_limit);
+    check_limit(memory_limit);
     std::vector<KindTimes> all;
     for (std::size_t s = 0; s < timed.rows(); ++s) all.push_back(timed[s]);
     SettledLayouts settled{};
@@ -282,8 +293,9 @@ class PyPlanSpace {
       const py::gil_scoped_release release;
       return find(all, &settled);
     }();
-    const py::tuple found = hand_out(plans);
-    return py::make_tuple(found[0], found[1], settled.solved, settled.empty, settled.open_s);
+    const PlacedArrays found = placed_arrays(plans);
+    return result("RankedPlans", found.placed, found.borders, settled.solved, settled.empty,
+                  settled.open_s);
   }
 
   TimesView by_strategy(const py::object& times) const {
@@ -312,9 +324,9 @@ class PyPlanSpace {
     }
     return static_cast<std::size_t>(layout);
   }
-  void check_room(std::int64_t memory_limit) const {
+  void check_limit(std::int64_t memory_limit) const {
     if (memory_limit < 0 || memory_limit >= static_cast<std::int64_t>(space_.memory_limits())) {
-      throw InvalidInput("memory_limit: there is no such memory_limit");
+      throw InvalidInput("memory_limit: there is no such limit");
     }
   }
   void check_strategy(std::int32_t strategy) const {
@@ -326,14 +338,12 @@ class PyPlanSpace {
   PlanSpace space_;
 };
 
-}  // namespace
-
-void bind_plan(py::module_& module) {
+void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
-                       once_bytes, copy_bytes, cast_bytes, shape_bytes, end, unused);
+                       once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, unused);
   PYBIND11_NUMPY_DTYPE(StrategyRecord, tp, cp, ep, micro_batch, message_bytes, gathered_bytes,
-                       copied_parameters, sent_bytes, variants, way);
-  PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, stages, vpp, zero, rank_order, dp,
+                       copied_parameters, sent_bytes, variants, group_kind);
+  PYBIND11_NUMPY_DTYPE(LayoutRecord, strategy, schedule, pp, vpp, zero, rank_order, dp,
                        micro_batches, shard);
   PYBIND11_NUMPY_DTYPE(TrainingRecord, weight_bytes, gradient_bytes, state_bytes, fragmentation,
                        bucket_bytes, contention, hbm_byte_j, network_byte_j, gather_bytes,
@@ -348,18 +358,31 @@ void bind_plan(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants);
-  module.attr("MAX_DEALS") = py::make_tuple(kMaxAssignments, kMaxRunChunks);
+  module.attr("MAX_ASSIGNMENTS") = kMaxAssignments;
+  module.attr("MAX_RUN_CHUNKS") = kMaxRunChunks;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();
   module.attr("LAYER_KIND_DTYPE") = py::dtype::of<LayerKindRecord>();
   module.attr("STRATEGY_DTYPE") = py::dtype::of<StrategyRecord>();
   module.attr("LAYOUT_DTYPE") = py::dtype::of<LayoutRecord>();
   module.attr("TRAINING_DTYPE") = py::dtype::of<TrainingRecord>();
   module.attr("ESTIMATE_DTYPE") = py::dtype::of<PlanEstimate>();
-  py::tuple sentences(kPlanStatusCount);
-  for (int i = 0; i < kPlanStatusCount; ++i) {
-    sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<PlanStatus>(i)));
-  }
-  module.attr("PLAN_STATUS_SENTENCES") = sentences;
+  bind_outcomes<PlanStatus>(
+      module, "PlanStatus",
+      {"OK", "OVER_MEMORY", "NO_PLAN", "BAD_DEVICES", "BAD_BATCH", "TOO_MANY_STAGES",
+       "BAD_SCHEDULE", "FEW_ROUNDS", "BAD_EXPERTS", "BAD_STRATEGY", "BROKEN_TIE", "BAD_SHARD"});
+  module.attr("PLAN_STATUS_SENTENCES") = names_of<PlanStatus>(kPlanStatusCount, &sentence);
+  bind_result(module, "EstimatedPlan", "estimate stages");
+  bind_result(module, "PlanPasses", "forward_s backward_s weight_grad_s step_s");
+  bind_result(module, "EvenPartition", "status cuts variants");
+  bind_result(module, "PlacedPlans", "placed borders");
+  bind_result(module, "RankedPlans", "placed borders solved empty open_s");
+  bind_result(module, "SolvedLayout", "bound_s placed borders");
+}
+
+}  // namespace
+
+void bind_plan(py::module_& module) {
+  bind_plan_records(module);
   py::class_<PyPlanSpace>(module, "PlanSpace")
       .def(py::init<const py::object&, std::int64_t, const py::object&, std::int32_t,
                     const py::object&, const py::object&, const py::object&, const py::object&,
@@ -380,20 +403,20 @@ void bind_plan(py::module_& module) {
            py::arg("variant"), py::arg("usable_bytes"))
       .def("recompute", &PyPlanSpace::recompute, py::arg("times"), py::arg("layout"),
            py::arg("cuts"), py::arg("usable_bytes"))
-      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("memory_limit"), py::arg("top"),
-           py::arg("threads"), py::arg("stop") = py::none())
-      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("memory_limit"), py::arg("most_s"),
-           py::arg("threads"))
+      .def("top_plans", &PyPlanSpace::top_plans, py::arg("times"), py::arg("memory_limit"),
+           py::arg("top"), py::arg("threads"), py::arg("stop") = py::none())
+      .def("front", &PyPlanSpace::front, py::arg("times"), py::arg("memory_limit"),
+           py::arg("most_s"), py::arg("threads"))
       .def("best", &PyPlanSpace::best, py::arg("strategy"), py::arg("times"), py::arg("least"),
            py::arg("below_s"), py::arg("threads"))
       .def("energies", &PyPlanSpace::energies, py::arg("times"), py::arg("row"), py::arg("placed"),
            py::arg("borders"))
-      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"), py::arg("memory_limit"),
-           py::arg("threads"))
+      .def("bounds", &PyPlanSpace::bounds, py::arg("strategy"), py::arg("least"),
+           py::arg("memory_limit"), py::arg("threads"))
       .def("work_bounds", &PyPlanSpace::work_bounds, py::arg("strategy"), py::arg("work_s"),
            py::arg("memory_limit"))
-      .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"), py::arg("memory_limit"),
-           py::arg("below_s"));
+      .def("solve", &PyPlanSpace::solve, py::arg("times"), py::arg("layout"),
+           py::arg("memory_limit"), py::arg("below_s"));
 }
 
 }  // namespace phaze::bindings

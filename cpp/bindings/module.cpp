@@ -43,11 +43,28 @@ void bind_errors() {
 }
 
 void bind_status(py::module_& module) {
-  py::tuple sentences(kStatusCount);
-  for (int i = 0; i < kStatusCount; ++i) {
-    sentences[static_cast<std::size_t>(i)] = py::str(sentence(static_cast<Status>(i)));
-  }
-  module.attr("STATUS_SENTENCES") = sentences;
+  bind_outcomes<Status>(module, "Status",
+                        {"OK",
+                         "NOT_FINITE",
+                         "NEGATIVE",
+                         "BAD_RANKS",
+                         "BAD_STRIDE",
+                         "GROUP_TOO_LARGE",
+                         "BAD_OPERATION",
+                         "BAD_FABRIC",
+                         "NOT_APPLICABLE",
+                         "BAD_CHIP",
+                         "BAD_SHAPE",
+                         "TOO_LARGE",
+                         "BAD_TUNING",
+                         "TOO_MANY_OPS",
+                         "BAD_MODE",
+                         "BAD_EDGE",
+                         "NO_MAPPING",
+                         "BAD_LAYERS",
+                         "TOO_MANY_CUTS",
+                         "BAD_RULES"});
+  module.attr("STATUS_SENTENCES") = names_of<Status>(kStatusCount, &sentence);
 }
 
 }  // namespace

@@ -70,7 +70,12 @@ class TimesView {
       static_;
 };
 
-inline py::tuple hand_out(const std::vector<PlacedPlan>& plans) {
+struct PlacedArrays {
+  py::array_t<PlacedRecord> placed;
+  py::array_t<std::int32_t> borders;  // cuts and variants of all plans
+};
+
+inline PlacedArrays placed_arrays(const std::vector<PlacedPlan>& plans) {
   py::array_t<PlacedRecord> records(static_cast<py::ssize_t>(plans.size()));
   std::vector<std::int32_t> pool;
   for (std::size_t k = 0; k < plans.size(); ++k) {
@@ -88,9 +93,7 @@ inline py::tuple hand_out(const std::vector<PlacedPlan>& plans) {
     put(plan.partition.cuts, &record.cuts_at, &record.cuts);
     put(plan.partition.variants, &record.variants_at, &record.variants);
   }
-  py::array_t<std::int32_t> borders(static_cast<py::ssize_t>(pool.size()));
-  std::copy(pool.begin(), pool.end(), borders.mutable_data());
-  return py::make_tuple(freeze(std::move(records)), freeze(std::move(borders)));
+  return {freeze(std::move(records)), array(pool)};
 }
 
 // Asks a Python function whether to stop, with the GIL; nothing where it is None. The function has

@@ -36,7 +36,7 @@ struct Model {
 LayoutRecord layout_of(Bytes& bytes) {
   LayoutRecord l{};
   l.schedule = bytes.rarely(40) ? bytes.awkward_int() : bytes.below(kPipelineScheduleCount);
-  l.stages = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(4);
+  l.pp = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(4);
   l.vpp = bytes.rarely(40) ? bytes.awkward_int() : 1 + bytes.below(2);
   l.zero = bytes.rarely(40) ? bytes.awkward_int() : bytes.below(4);
   l.rank_order = bytes.below(2);
@@ -74,7 +74,7 @@ Model draw(Bytes& bytes) {
       size.live_bytes[v] = kind == 1 ? bytes.number(2e5) : live;
     }
     size.once_bytes = bytes.number(1e5);
-    size.end = kind == 1 ? 0 : 1;
+    size.boundary = kind == 1 ? 0 : 1;
     m.sizes.push_back(size);
   }
   for (int k = 1 + bytes.below(4); k > 0; --k) m.layouts.push_back(layout_of(bytes));

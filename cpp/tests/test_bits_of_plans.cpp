@@ -149,7 +149,7 @@ void draw_sizes(Numbers& numbers, Model* m) {
       size.copy_bytes = real(numbers, 3e2);
       size.cast_bytes = real(numbers, 3e2);
       size.shape_bytes = kind == 1 ? real(numbers, 3e2) : 0.0;
-      size.end = kind == 1 ? 0 : 1;
+      size.boundary = kind == 1 ? 0 : 1;
       m->sizes.push_back(size);
     }
   }
@@ -163,22 +163,22 @@ void draw_layouts(Numbers& numbers, int blocks, Model* m) {
       LayoutRecord l{};
       l.strategy = s;
       l.schedule = numbers.below(kPipelineScheduleCount);
-      l.stages = 1 << numbers.below(3);
+      l.pp = 1 << numbers.below(3);
       const auto schedule = static_cast<PipelineSchedule>(l.schedule);
       l.vpp = schedule == PipelineSchedule::kInterleaved
                   ? 2
                   : (schedule >= PipelineSchedule::kZeroBubbleV ? 2 : 1);
       l.dp = own.ep << numbers.below(2);
-      l.micro_batches = (1 + numbers.below(3)) * 2 * l.stages;
+      l.micro_batches = (1 + numbers.below(3)) * 2 * l.pp;
       l.zero = numbers.below(4);
       l.rank_order = numbers.below(2);
       if (l.zero > 0 && numbers.below(3) == 0) l.shard = own.ep;
-      const bool fits = l.stages * l.dp <= most && l.stages * l.vpp <= blocks;
-      if (!fits || (l.stages > 1 && check_schedule(schedule, l.stages, l.vpp, l.micro_batches) !=
+      const bool fits = l.pp * l.dp <= most && l.pp * l.vpp <= blocks;
+      if (!fits || (l.pp > 1 && check_schedule(schedule, l.pp, l.vpp, l.micro_batches) !=
                                         PipelineStatus::kOk)) {
         continue;
       }
-      if (l.stages == 1) l.schedule = 0, l.vpp = 1;
+      if (l.pp == 1) l.schedule = 0, l.vpp = 1;
       m->layouts.push_back(l);
     }
   }

@@ -125,7 +125,7 @@ def _fill(columns: dict[str, Array], at: int, evaluator: PlanEvaluator, answer: 
     sizes, placed = evaluator.sizes[answer.strategy], answer.placed
     strategy, layout = sizes.strategy, evaluator.layouts[placed.layout]
     names = {recompute_text(code, sizes.variants) for code in placed.variants}
-    stages, replicas = int(layout["stages"]), int(layout["dp"])
+    stages, replicas = int(layout["pp"]), int(layout["dp"])
     values = {
         "feasible": True,
         "time_s": placed.time_s,

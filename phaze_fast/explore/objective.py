@@ -126,7 +126,7 @@ def _least_devices(problem: Problem) -> Array:
         own, k = problem.of(s)
         evaluator = own.evaluator
         mine = evaluator.layouts["strategy"] == k
-        replicas = evaluator.layouts["stages"][mine] * evaluator.layouts["dp"][mine]
+        replicas = evaluator.layouts["pp"][mine] * evaluator.layouts["dp"][mine]
         found.append(evaluator.sizes[k].inner * int(replicas.min(initial=1)) if mine.any() else 1)
     return np.array(found, dtype=float)
 

@@ -173,7 +173,7 @@ def _resident(
             + (spread if zero >= 1 else held) * training["state_bytes"]
         ) + _copied(sizes[k]["copy_bytes"], zero, held, spread)
         gathers[k] = 0.0
-        if sizes[k]["end"] == 0:
+        if sizes[k]["boundary"] == 0:
             gathers[k] = sizes[k]["shape_bytes"]
             gathers[k] += _gathered(zero, held, training["weight_bytes"], shards)
 
@@ -205,7 +205,7 @@ def _packed(
         i = last
         while i > stop:
             k = order[i - 1]
-            end = sizes[k]["end"] != 0
+            end = sizes[k]["boundary"] != 0
             state += resident[k]
             stash += sizes[k]["stash_bytes"][v]
             live = max(live, sizes[k]["live_bytes"][v])
@@ -243,10 +243,10 @@ def _dealt_may_fit(
     lost: float,
 ) -> bool:
     """Whether a stage without ends would fit with the fewest blocks it can be dealt."""
-    stages, chunks = layout["stages"], layout["vpp"]
+    stages, chunks = layout["pp"], layout["vpp"]
     blocks, state, gather, late = 0, np.inf, np.inf, np.inf
     for k in range(len(counts)):
-        if counts[k] > 0 and sizes[k]["end"] == 0:
+        if counts[k] > 0 and sizes[k]["boundary"] == 0:
             blocks += counts[k]
             state, gather = min(state, resident[k]), min(gather, gathers[k])
             late = min(late, lates[k])
@@ -260,7 +260,7 @@ def _dealt_may_fit(
     for v in range(variants):
         stash, live = np.inf, np.inf
         for k in range(len(counts)):
-            if counts[k] > 0 and sizes[k]["end"] == 0:
+            if counts[k] > 0 and sizes[k]["boundary"] == 0:
                 stash = min(stash, sizes[k]["stash_bytes"][v])
                 live = min(live, sizes[k]["live_bytes"][v])
         moving = waiting * least * stash + live + buffers + gather
@@ -287,7 +287,7 @@ def _room_for_all(
 
     Stages before the one that would leave too few layers for the rest have one layer each.
     """
-    stages = layout["stages"]
+    stages = layout["pp"]
     for s in range(1, stages + 1):
         if reach[s] > stages - s:
             continue
@@ -348,7 +348,7 @@ def layouts_fit(
             layout = layouts[r]
             strategy = strategies[layout["strategy"]]
             mine = sizes[layout["strategy"]]
-            stages, m, variants = layout["stages"], layout["micro_batches"], strategy["variants"]
+            stages, m, variants = layout["pp"], layout["micro_batches"], strategy["variants"]
             goes_on = (
                 r > 0
                 and layout["schedule"] == 0
@@ -357,7 +357,7 @@ def layouts_fit(
                 and layouts[r - 1]["dp"] == layout["dp"]
                 and layouts[r - 1]["zero"] == layout["zero"]
                 and layouts[r - 1]["shard"] == layout["shard"]
-                and 1 < layouts[r - 1]["stages"] <= stages
+                and 1 < layouts[r - 1]["pp"] <= stages
             )
             buffers = training["workspace_bytes"] + strategy["gathered_bytes"]
             if stages > 1:

@@ -135,27 +135,27 @@ _NOTHING = Placement("infeasible", float("inf"), 0.0, 0, 0, 0, (), ())
 
 
 def _placement(
-    plan: Any, problem: Any, table: LayerTable | None, width: int, share_s: float
+    plan: _core.TablePlan, problem: Any, table: LayerTable | None, width: int, share_s: float
 ) -> Placement:
-    time_s, load, tail_s, count, replicas, devices, stage_of, variant_of = plan
+    count, stage_of = plan.stages, plan.stage_of
     if table is None or count == 0:
         return replace(_NOTHING, solve_s=share_s)
     order = np.argsort(stage_of, kind="stable")
     borders = np.searchsorted(stage_of[order], np.arange(count + 1))
     stages = tuple(tuple(order[a:b].tolist()) for a, b in pairwise(borders))
-    variants = tuple(table.variants[v] for v in variant_of.tolist())
+    variants = tuple(table.variants[v] for v in plan.variant_of.tolist())
     return Placement(
         status="optimal",
-        time_s=time_s,
-        max_load_s=load,
+        time_s=plan.time_s,
+        max_load_s=plan.max_load_s,
         width=width,
-        replicas=replicas,
-        devices=devices,
+        replicas=plan.replicas,
+        devices=plan.devices,
         stages=stages,
         variants=variants,
         table=table,
         problem=problem,
-        tail_s=tail_s,
+        tail_s=plan.tail_s,
         solve_s=share_s,
     )
 
@@ -193,10 +193,10 @@ def _published(problems: Sequence[PublishedProblem], threads: int) -> list[Place
     )
     share_s = (time.perf_counter() - begin) / max(len(problems), 1)
     answers = []
-    for p, (status, chosen, plan) in zip(problems, found, strict=True):
-        _raise_if(status, p.name)
-        width = list(p.tables)[chosen] if chosen >= 0 else 0
-        answers.append(_placement(plan, p, p.tables.get(width), width, share_s))
+    for p, answer in zip(problems, found, strict=True):
+        _raise_if(answer.status, p.name)
+        width = list(p.tables)[answer.table] if answer.table >= 0 else 0
+        answers.append(_placement(answer.plan, p, p.tables.get(width), width, share_s))
     return answers
 
 
@@ -267,9 +267,9 @@ def place_counts(
     )
     share_s = (time.perf_counter() - begin) / max(len(problems), 1)
     answers = []
-    for p, (status, plans) in zip(problems, found, strict=True):
-        _raise_if(status, p.name)
-        answers.append([_placement(plan, p, p.table, 1, share_s) for plan in plans])
+    for p, answer in zip(problems, found, strict=True):
+        _raise_if(answer.status, p.name)
+        answers.append([_placement(plan, p, p.table, 1, share_s) for plan in answer.plans])
     return answers
 
 

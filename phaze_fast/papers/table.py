@@ -169,18 +169,18 @@ class LayerTable:
         return replace(self, variants=(self.variants[variant],), **chosen)
 
     @cached_property
-    def columns(self) -> tuple[Array, ...]:
-        """Arrays in the order of the kernel."""
+    def columns(self) -> dict[str, Array]:
+        """Arrays by the names that the kernel reads."""
         ends = np.array(self.edges or (), dtype=np.int32).reshape(-1, 2)
         tied = np.array(self.tied or (), dtype=np.int32).reshape(-1, 2)
-        return (
-            *(getattr(self, name).reshape(-1) for name in _BY_VARIANT),
-            *(getattr(self, name) for name in _BY_LAYER),
-            self.wide,
-            ends[:, 0].copy(),
-            ends[:, 1].copy(),
-            self.edge_s,
-            self.edge_bytes,
-            tied[:, 0].copy(),
-            tied[:, 1].copy(),
-        )
+        return {
+            **{name: getattr(self, name).reshape(-1) for name in _BY_VARIANT},
+            **{name: getattr(self, name) for name in _BY_LAYER},
+            "wide": self.wide,
+            "edge_from": ends[:, 0].copy(),
+            "edge_to": ends[:, 1].copy(),
+            "edge_s": self.edge_s,
+            "edge_bytes": self.edge_bytes,
+            "tied_from": tied[:, 0].copy(),
+            "tied_to": tied[:, 1].copy(),
+        }

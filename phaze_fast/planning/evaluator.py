@@ -176,7 +176,7 @@ class PlanEvaluator:
             strategies=self._strategies,
             sizes=np.concatenate([s.kinds for s in self.sizes]),
             layouts=self.layouts,
-            rooms=np.maximum(self.rooms, 0.0),
+            memory_limits=np.maximum(self.rooms, 0.0),
             fits=self.fits.reshape(-1),
             some_blocks=self.training.recompute_some,
         )
@@ -295,9 +295,9 @@ class PlanEvaluator:
         free = np.full(len(at), -1, dtype=np.int32)
         found = self.space.estimate_even(times, at, free, room_bytes, (), 1)
         # Megatron-LM interleaves equal chunks, and micro-batches in groups of as many as stages.
-        chunks = self.layouts["stages"] * self.layouts["vpp"]
+        chunks = self.layouts["pp"] * self.layouts["vpp"]
         uneven = (self.sizes[0].blocks % chunks != 0) if len(at) else np.zeros(0, dtype=bool)
-        uneven |= self.layouts["micro_batches"] % self.layouts["stages"] != 0
+        uneven |= self.layouts["micro_batches"] % self.layouts["pp"] != 0
         uneven &= self.layouts["vpp"] > 1
         seconds = np.where((found["status"] == 0) & ~uneven, found["time_s"], np.inf)
         if not len(seconds) or not np.isfinite(seconds.min()):
@@ -373,5 +373,5 @@ def _by_expert_stride(sizes: StrategySizes, rows: Array) -> list[tuple[int, Arra
     if sizes.strategy.ep == 1:
         return [(0, rows)]
     near = sizes.inner
-    strides = np.where(rows["rank_order"] == 1, near * rows["stages"], near)
+    strides = np.where(rows["rank_order"] == 1, near * rows["pp"], near)
     return [(int(stride), rows[strides == stride]) for stride in np.unique(strides)]

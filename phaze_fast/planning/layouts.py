@@ -230,7 +230,7 @@ def layouts_of(shape: Shape, training: Training, rejected: Counter[str]) -> Arra
             for shard in shards.get((order, zero), [np.zeros(len(d), dtype=np.int64)]):
                 at = np.flatnonzero(possible & told_apart & (shard >= 0))
                 rows: Array = np.zeros(len(at), dtype=_core.LAYOUT_DTYPE)
-                rows["stages"], rows["dp"], rows["micro_batches"] = p[at], d[at], m[at]
+                rows["pp"], rows["dp"], rows["micro_batches"] = p[at], d[at], m[at]
                 rows["schedule"], rows["vpp"] = schedule, v
                 rows["zero"], rows["rank_order"], rows["shard"] = zero, order, shard[at]
                 parts.append(rows)
@@ -302,8 +302,8 @@ def space_text(model: Model, cluster: Cluster, training: Training) -> str:
     if dealt:
         texts.append(
             "every deal of layers to chunks that differ by one layer at most (other schedules; "
-            f"where there are more than {_core.MAX_DEALS[0]}, two of them, and with at most "
-            f"{_core.MAX_DEALS[1]} chunks those whose longer chunks stand one after another)"
+            f"where there are more than {_core.MAX_ASSIGNMENTS}, two of them, and with at most "
+            f"{_core.MAX_RUN_CHUNKS} chunks those whose longer chunks stand one after another)"
         )
     return "; ".join(texts)
 

@@ -286,7 +286,7 @@ def _too_large(evaluator: PlanEvaluator) -> Counter[str]:
 def _shortfall(evaluator: PlanEvaluator) -> str:
     """Say which stage of the leanest layout is over by how much, and with what."""
     # Of layers that are dealt to chunks it is not known beforehand whether they fit.
-    searched = (evaluator.layouts["schedule"] == 0) | (evaluator.layouts["stages"] == 1)
+    searched = (evaluator.layouts["schedule"] == 0) | (evaluator.layouts["pp"] == 1)
     layouts = evaluator.layouts[searched] if searched.any() else evaluator.layouts
     if not len(layouts):
         return ""

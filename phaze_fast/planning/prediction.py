@@ -47,7 +47,7 @@ def _checked_model(model: Model | str, software: Software) -> Model:
 def _layout(spec: PlanSpec) -> Array:
     row: Array = np.zeros(1, dtype=_core.LAYOUT_DTYPE)
     row["schedule"] = SCHEDULES.index(spec.schedule)
-    row["stages"], row["vpp"], row["zero"] = spec.pp, spec.vpp, spec.zero
+    row["pp"], row["vpp"], row["zero"] = spec.pp, spec.vpp, spec.zero
     row["rank_order"] = RANK_ORDERS.index(spec.rank_order)
     row["dp"] = spec.dp
     row["shard"] = 0 if spec.shard == spec.dp else spec.shard or 0
@@ -355,7 +355,7 @@ def _predicted(
         some = {name: array[good][order] for name, array in rows.items()}
         layouts: Array = np.zeros(len(good), dtype=_core.LAYOUT_DTYPE)
         layouts["strategy"], layouts["schedule"] = strategy_of[order], some["schedule"]
-        layouts["stages"], layouts["vpp"] = some["p"], some["v"]
+        layouts["pp"], layouts["vpp"] = some["p"], some["v"]
         layouts["zero"], layouts["rank_order"] = some["zero"], some["order"]
         layouts["dp"], layouts["shard"] = some["d"], some["shard"]
         layouts["micro_batches"] = training.global_batch // (some["d"] * some["b"])

@@ -67,7 +67,7 @@ def read_stages(
     estimates: Array,
 ) -> tuple[Stage, ...]:
     """Put the stages of a plan into words and numbers, first to last."""
-    count, graph = int(layout["stages"]), sizes.graph
+    count, graph = int(layout["pp"]), sizes.graph
     loads, memory = estimates["load_s"].tolist(), estimates["memory"].tolist()
     instants = estimates["instant"].tolist()
     each = int(layout["vpp"])
@@ -141,7 +141,7 @@ def read_plan(
     )
     return Plan(
         tp=strategy.tp,
-        pp=int(layout["stages"]),
+        pp=int(layout["pp"]),
         dp=replicas,
         cp=strategy.cp,
         cp_kind=strategy.cp_kind,

@@ -220,7 +220,7 @@ def spec_of(evaluator, row):
         global_batch=int(row["micro_batches"]) * d * b,
         tp=strategy.tp, cp=strategy.cp, ep=strategy.ep,
         cp_kind=strategy.cp_kind,
-        pp=int(row["stages"]), dp=d, micro_batch=b, zero=int(row["zero"]),
+        pp=int(row["pp"]), dp=d, micro_batch=b, zero=int(row["zero"]),
         schedule=SCHEDULES[int(row["schedule"])], vpp=int(row["vpp"]),
         rank_order=RANK_ORDERS[int(row["rank_order"])], idle=True, shard=int(row["shard"]) or None,
         software=evaluator.training.software,

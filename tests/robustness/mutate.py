@@ -27,21 +27,21 @@ HERE = Path(__file__).parent
 EQUIVALENT = HERE / "equivalent.jsonl"
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 TESTS = (
-    "cost", "hardware/test_silicon.py", "hardware/test_power_and_package.py", "memory", "placement",
-    "schedule", "wafer", "search/test_search_steps.py", "search/test_search_bounds.py",
-    "search/test_same_answers.py",
+    "cost", "hardware/test_silicon.py", "hardware/test_power_and_package.py", "memory", "planning", "papers",
+    "schedule", "wafer", "explore/test_search_steps.py", "explore/test_search_bounds.py",
+    "explore/test_same_answers.py",
 )  # fmt: skip
 PYTHON_TESTS = (
     "memory", "hardware/test_power_and_package.py", "cost/test_network.py", "cost/test_costs.py",
-    "placement/test_plan_memory.py", "placement/test_plan_reference.py", "placement/test_predict.py",
-    "placement/test_throughput.py", "placement/test_plan_by_hand.py", "placement/test_plan_laws.py",
-    "placement/test_plan.py", "placement/test_mended.py", "placement/test_rates.py", "search/test_search_steps.py",
-    "search/test_search_bounds.py", "wafer/test_wafer_prices.py", "wafer/test_wafer_laws.py",
+    "planning/test_plan_memory.py", "planning/test_plan_reference.py", "planning/test_predict.py",
+    "planning/test_throughput.py", "planning/test_plan_by_hand.py", "planning/test_plan_laws.py",
+    "planning/test_plan.py", "planning/test_mended.py", "planning/test_rates.py", "explore/test_search_steps.py",
+    "explore/test_search_bounds.py", "wafer/test_wafer_prices.py", "wafer/test_wafer_laws.py",
     "wafer/test_wafer_tiny.py", "wafer/test_wafer_search.py", "wafer/test_mapping_bound.py",
 )  # fmt: skip
 """Of modules in Python."""
 NUMBA = "phaze_fast/memory/kernel.py"
-NUMBA_TESTS = ("memory", "placement/test_plan_memory.py")
+NUMBA_TESTS = ("memory", "planning/test_plan_memory.py")
 """Of what Numba compiles, run without it."""
 RUN = """
 import sys

@@ -23,7 +23,9 @@
 // throw, where memory runs out (std::bad_alloc).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 
 #include "phaze/status.hpp"
@@ -58,50 +60,22 @@ enum class Algorithm : std::uint8_t {
 inline constexpr int kAlgorithmCount = 11;
 
 // Names as users write and read them; static storage.
+inline constexpr const char* kCollectiveOpNames[] = {
+    "all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "point-to-point",
+};
 constexpr const char* name(CollectiveOp op) noexcept {
-  switch (op) {
-    case CollectiveOp::kAllReduce:
-      return "all-reduce";
-    case CollectiveOp::kReduceScatter:
-      return "reduce-scatter";
-    case CollectiveOp::kAllGather:
-      return "all-gather";
-    case CollectiveOp::kAllToAll:
-      return "all-to-all";
-    case CollectiveOp::kBroadcast:
-      return "broadcast";
-    case CollectiveOp::kPointToPoint:
-      return "point-to-point";
-  }
-  return "unknown";
+  const auto code = static_cast<std::size_t>(op);
+  return code < std::size(kCollectiveOpNames) ? kCollectiveOpNames[code] : "unknown";
 }
 
+inline constexpr const char* kAlgorithmNames[] = {
+    "none",      "ring",   "tree",       "hierarchical",      "rail-ring",
+    "pairwise",  "direct", "snake-ring", "dimension-ordered", "multi-ring",
+    "in-switch",
+};
 constexpr const char* name(Algorithm algorithm) noexcept {
-  switch (algorithm) {
-    case Algorithm::kNone:
-      return "none";
-    case Algorithm::kRing:
-      return "ring";
-    case Algorithm::kTree:
-      return "tree";
-    case Algorithm::kHierarchical:
-      return "hierarchical";
-    case Algorithm::kRailRing:
-      return "rail-ring";
-    case Algorithm::kPairwise:
-      return "pairwise";
-    case Algorithm::kDirect:
-      return "direct";
-    case Algorithm::kSnakeRing:
-      return "snake-ring";
-    case Algorithm::kDimensionOrdered:
-      return "dimension-ordered";
-    case Algorithm::kMultiRing:
-      return "multi-ring";
-    case Algorithm::kInSwitch:
-      return "in-switch";
-  }
-  return "unknown";
+  const auto code = static_cast<std::size_t>(algorithm);
+  return code < std::size(kAlgorithmNames) ? kAlgorithmNames[code] : "unknown";
 }
 
 struct CollectiveResult {

@@ -710,7 +710,7 @@ double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double by
       op == CollectiveOp::kAllToAll) {
     sent = (p - 1.0) / p * bytes;
   }
-  // A bound must hold to the last bit: leave room for the rounding of the times it is below.
+  // A bound must hold to the last bit: leave a margin for the rounding of the times it is below.
   constexpr double kBelow = 1.0 - 16.0 * std::numeric_limits<double>::epsilon();
   return kBelow * sent / ports(fabric, lay_out(fabric, call.shape));
 }

@@ -142,7 +142,7 @@ Traffic hbm_traffic(const GemmShape& g, double capacity, const Precision& p) noe
   const auto k = static_cast<double>(g.k);
   const auto n = static_cast<double>(g.n);
   const Sizes z{m * k * p.in_bytes, k * n * p.in_bytes, m * n * p.out_bytes, m * n * p.acc_bytes};
-  // With no room at all, operands are read again for every element of the output.
+  // Without any buffer, operands are read again for every element of the output.
   Traffic best{z.a * n + z.b * m + z.d, Order::kNothing, g.m, g.n};
   outputs_stay(g, capacity, p, z, best);
   operand_stays(g.m, g.k, z.a, z.b, capacity, p, z, Order::kInputs, best);

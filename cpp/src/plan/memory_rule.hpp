@@ -1,6 +1,5 @@
-// What a device holds: the one place in C++ for micro-batches in flight, ZeRO's shares and the sum
-// of a stage's bytes. phaze_fast/memory/kernel.py has the same rules for whole grids; a test holds
-// the two equal.
+// The memory rule: micro-batches in flight, ZeRO's shares and the peak bytes of a stage.
+// phaze_fast/memory/kernel.py has the same rules for whole grids; a test checks that the two agree.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@ namespace phaze {
 
 inline constexpr double kFits = 1.0 + 1e-12;  // sums of bytes that differ by rounding alone
 
-// Micro-batches whose activations a stage holds at its worst moment.
+// Micro-batches in flight at the peak of a stage.
 inline double micro_batches_in_flight(PipelineSchedule schedule, std::int64_t stages,
                                       std::int64_t stage, std::int64_t micro_batches,
                                       std::int64_t vpp) noexcept {
@@ -96,7 +95,7 @@ struct LateGradients {
   double first_stash;  // that those keep of one micro-batch
 };
 
-// What a stage holds at its fullest besides what is always there.
+// Peak bytes of a stage besides what is always there.
 struct PeakBytes {
   PeakInstant instant;
   double activations;

@@ -21,10 +21,12 @@ Status PlanSpace::build(const PlanProblem& problem, std::span<const double> memo
 
 std::size_t PlanSpace::layouts() const noexcept { return impl_->layouts.size(); }
 std::size_t PlanSpace::strategies() const noexcept { return impl_->strategies.size(); }
-std::size_t PlanSpace::memory_limits() const noexcept { return impl_->memory_limits.size(); }
+std::size_t PlanSpace::memory_limits() const noexcept { return impl_->bounds.memory_limits.size(); }
 int PlanSpace::kinds() const noexcept { return impl_->kinds; }
 int PlanSpace::layers() const noexcept { return impl_->layers; }
-double PlanSpace::usable_bytes(std::size_t memory_limit) const noexcept { return impl_->memory_limits[memory_limit]; }
+double PlanSpace::usable_bytes(std::size_t memory_limit) const noexcept {
+  return impl_->bounds.memory_limits[memory_limit];
+}
 const LayoutRecord& PlanSpace::layout(std::size_t layout) const noexcept {
   return impl_->layouts[layout].record;
 }
@@ -40,22 +42,23 @@ void PlanSpace::choose_recompute(std::size_t layout, const KindTimes& times, dou
                                  Partition* partition) const {
   PlanSolver solver;
   solver.start(*impl_, layout, times);
-  solver.choose_recompute(usable_bytes, true, partition);
+  solver.recompute().choose(usable_bytes, partition);
 }
 
 PlanPasses PlanSpace::passes(std::size_t layout, const Partition& partition,
                              const KindTimes& times) const {
   PlanSolver solver;
   solver.start(*impl_, layout, times);
-  const double step_s = solver.play(partition).step_s;
-  return {solver.forward_s(), solver.backward_s(), solver.weight_grad_s(), step_s};
+  StepPlayer& step = solver.step();
+  const double step_s = step.play(partition).step_s;
+  return {step.forward_s(), step.backward_s(), step.weight_grad_s(), step_s};
 }
 
 // A cut may not be where layers belong together; every chunk holds a layer, every stage a variant.
 PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& partition) const {
   const LayoutRecord& l = impl_->layouts[layout].record;
   const std::size_t chunks = at(places_of(l));
-  if (partition.cuts.size() != chunks + 1 || partition.variants.size() != at(l.stages) ||
+  if (partition.cuts.size() != chunks + 1 || partition.variants.size() != at(l.pp) ||
       partition.cuts.front() != 0 || partition.cuts.back() != impl_->layers) {
     return PlanStatus::kTooManyStages;
   }
@@ -66,10 +69,11 @@ PlanStatus PlanSpace::check_partition(std::size_t layout, const Partition& parti
   const int variants = impl_->strategies[at(l.strategy)].variants;
   for (const std::int32_t code : partition.variants) {
     const StageRecompute recompute = StageRecompute::of(code);
-    if (code < 0 || recompute.rest >= variants || recompute.more >= variants) return PlanStatus::kBadStrategy;
+    if (code < 0 || recompute.rest >= variants || recompute.more >= variants)
+      return PlanStatus::kBadStrategy;
   }
-  if (l.stages > 1 &&
-      check_schedule(schedule_of(l), l.stages, l.vpp, l.micro_batches) != PipelineStatus::kOk) {
+  if (l.pp > 1 &&
+      check_schedule(schedule_of(l), l.pp, l.vpp, l.micro_batches) != PipelineStatus::kOk) {
     return PlanStatus::kBadSchedule;
   }
   return PlanStatus::kOk;
@@ -85,7 +89,8 @@ void PlanSpace::estimate_even(std::span<const std::int64_t> layouts,
   for (std::size_t k = 0; k < layouts.size(); ++k) {
     const std::size_t layout = at(layouts[k]);
     const KindTimes own = times(at(impl_->layouts[layout].record.strategy));
-    const PlanStatus status = solver.even(*impl_, layout, own, variants[k], usable_bytes, &partition);
+    const PlanStatus status =
+        solver.even(*impl_, layout, own, variants[k], usable_bytes, &partition);
     if (status == PlanStatus::kOk) {
       for (std::size_t n = 0; n < free.size(); ++n) {
         freed[n] = free[n](at(impl_->layouts[layout].record.strategy));
@@ -107,8 +112,8 @@ PlanEstimate PlanSpace::estimate(std::size_t layout, const Partition& partition,
   return estimate_plan(*impl_, layout, partition, times, free, usable_bytes, stages, &solver);
 }
 
-PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times, double usable_bytes,
-                                     double below_s) const {
+PlacedPlan PlanSpace::best_of_layout(std::size_t layout, const KindTimes& times,
+                                     double usable_bytes, double below_s) const {
   PlanSolver solver;
   return solver.best(*impl_, layout, times, usable_bytes, below_s);
 }
@@ -120,16 +125,17 @@ PlacedPlan PlanSpace::best_of_strategy(std::int32_t strategy, const KindTimes& t
   return phaze::best_of_strategy(*impl_, strategy, times, least, memory_limit, below_s, &solver);
 }
 
-void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& times, const KindTimes& least,
-                              std::span<const double> below_s, std::span<PlacedPlan> plans) const {
+void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& times,
+                                      const KindTimes& least, std::span<const double> below_s,
+                                      std::span<PlacedPlan> plans) const {
   PlayedSteps played;
   const SolverPool::Lease solver = impl_->solvers->lend(&played);
-  const PlacedPlan* roomier = nullptr;  // the best plan with the next larger memory_limit
+  const PlacedPlan* roomier = nullptr;  // the best plan with the next larger memory limit
   for (std::size_t c = below_s.size(); c-- > 0;) {
     plans[c] = {kInfinite, 0.0, -1, {}};
     if (!(below_s[c] > -kInfinite)) continue;
-    // What is best with more memory_limit is best here as well, where it fits.
-    if (roomier != nullptr && roomier->memory_bytes <= impl_->memory_limits[c]) {
+    // The best plan with more memory is best here as well, where it fits.
+    if (roomier != nullptr && roomier->memory_bytes <= impl_->bounds.memory_limits[c]) {
       plans[c] = *roomier;
     } else {
       plans[c] =
@@ -139,8 +145,9 @@ void PlanSpace::best_of_memory_limits(std::int32_t strategy, const KindTimes& ti
   }
 }
 
-std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times, std::size_t memory_limit,
-                                             std::size_t top, int threads, SettledLayouts* settled,
+std::vector<PlacedPlan> PlanSpace::top_plans(std::span<const KindTimes> times,
+                                             std::size_t memory_limit, std::size_t top, int threads,
+                                             SettledLayouts* settled,
                                              const AskedToStop& stop) const {
   return phaze::top_plans(*impl_, times, memory_limit, top, threads, settled, stop);
 }
@@ -161,13 +168,14 @@ double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least
                                    std::size_t memory_limit) const {
   const StepTotals totals = totals_of(*impl_, strategy, least);
   double lowest = kInfinite;
-  const std::size_t list = at(strategy) * impl_->memory_limits.size() + memory_limit;
-  const std::vector<std::int64_t>& layouts = impl_->fitting[list];
-  const std::vector<BoundLine>& lines = impl_->fitting_lines[list];
+  const std::size_t list = at(strategy) * impl_->bounds.memory_limits.size() + memory_limit;
+  const std::vector<std::int64_t>& layouts = impl_->bounds.fitting[list];
+  const std::vector<BoundLine>& lines = impl_->bounds.fitting_lines[list];
   const double work_s = line_work_s(*impl_, totals);
   const auto look_at = [&](std::size_t k) {
     const double hbm = least.hbm_bytes_per_s;
-    lowest = std::min(lowest, bound_of_layout(*impl_, at(layouts[k]), memory_limit, totals, hbm, lowest));
+    lowest = std::min(lowest,
+                      bound_of_layout(*impl_, at(layouts[k]), memory_limit, totals, hbm, lowest));
   };
   const auto first =
       std::min_element(lines.begin(), lines.end(), [&](const BoundLine& a, const BoundLine& b) {
@@ -180,9 +188,11 @@ double PlanSpace::strategy_bound_s(std::int32_t strategy, const KindTimes& least
   return lowest;
 }
 
-double PlanSpace::work_bound_s(std::int32_t strategy, double work_s, std::size_t memory_limit) const {
+double PlanSpace::work_bound_s(std::int32_t strategy, double work_s,
+                               std::size_t memory_limit) const {
   double lowest = kInfinite;
-  for (const BoundLine& line : impl_->lines[at(strategy) * impl_->memory_limits.size() + memory_limit]) {
+  for (const BoundLine& line :
+       impl_->bounds.lines[at(strategy) * impl_->bounds.memory_limits.size() + memory_limit]) {
     lowest = std::min(lowest, line.slope * work_s + line.height_s);
   }
   return lowest * (1.0 - 1e-9);

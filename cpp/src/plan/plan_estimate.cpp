@@ -18,21 +18,22 @@ struct StageSum {
 
 class Estimator {
  public:
-  Estimator(const Impl& space, std::size_t layout, const Partition& partition, const KindTimes& times,
-            PlanSolver* solver)
+  Estimator(const Impl& space, std::size_t layout, const Partition& partition,
+            const KindTimes& times, PlanSolver* solver)
       : space_(space),
         layout_(space.layouts[layout]),
         costs_(space.layout_costs[at(layout_.costs)]),
         partition_(partition),
         times_(times),
-        solver_(*solver),
+        on_(solver->on()),
+        step_(solver->step()),
         states_(solver->states()) {}
 
   PlanEstimate run(double usable_bytes, std::vector<StageEstimate>* stages) {
     PlanEstimate found{};
     if (stages != nullptr) stages->clear();
     find_states();
-    for (int k = 0; k < layout_.record.stages; ++k) {
+    for (int k = 0; k < layout_.record.pp; ++k) {
       const StageSum own = stage(k);
       found.max_load_s = std::max(found.max_load_s, own.load_s);
       const double bytes = total(own.memory);
@@ -44,7 +45,7 @@ class Estimator {
       }
       if (stages != nullptr) stages->push_back({own.load_s, own.memory, own.instant, 0});
     }
-    const PlanSolver::Played played = solver_.play(partition_);
+    const StepPlayer::Played played = step_.play(partition_);
     found.time_s = played.step_s + played.tail_s + layout_.exchange_s;
     found.energy_j = energy(found.time_s);
     found.status = static_cast<std::int32_t>(
@@ -56,20 +57,20 @@ class Estimator {
   // loses when it is free as well.
   PlanParts parts(double time_s, std::span<const KindTimes> free) {
     PlanParts found{};
-    PlanSolver::Played played{};
+    StepPlayer::Played played{};
     double before_s = time_s;
     const double* last = nullptr;
     std::size_t level = 0;
     const auto exposed = [&](bool changes, const KindTimes& times, bool free_messages) {
       if (!changes) return 0.0;
-      played = solver_.play_free(partition_, times, level, free_messages);
+      played = step_.play_free(partition_, times, level, free_messages);
       const double step_s = played.step_s + played.tail_s;
       const double lost_s = before_s - step_s;
       before_s = step_s;
       last = times.forward_s;
       return lost_s;
     };
-    const bool many = layout_.record.stages > 1;
+    const bool many = layout_.record.pp > 1;
     found.data_comm_s = exposed(true, times_, false);
     found.pipeline_comm_s = exposed(many, times_, true);
     double* const parts[kFreeLevels] = {&found.expert_comm_s, &found.context_comm_s,
@@ -86,21 +87,22 @@ class Estimator {
   template <typename F>
   void for_chunks(int stage, const F& f) const {
     for (int c = 0; c < layout_.record.vpp; ++c) {
-      const std::size_t chunk = at(solver_.chain_of(stage, c));
+      const std::size_t chunk = at(on_.chain_of(stage, c));
       f(c, partition_.cuts[chunk], partition_.cuts[chunk + 1]);
     }
   }
 
   StageSum stage(int k) const {
     const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
-    const PlanSums& sums = solver_.sums();
-    const double share = rounds_of(layout_.record) / static_cast<double>(layout_.record.micro_batches);
+    const PlanSums& sums = on_.sums;
+    const double share =
+        rounds_of(layout_.record) / static_cast<double>(layout_.record.micro_batches);
     StageSum own;
     MovingBytes moving{0.0, 0.0, 0.0, 0.0};
     double gather = 0.0;
     StateBytes state{0.0, 0.0, 0.0};
     for_chunks(k, [&](int c, int i, int j) {
-      own.load_s += share * (solver_.enters_s(k, c, i, j) + solver_.leaves_s(k, c, i, j) +
+      own.load_s += share * (on_.enters_s(k, c, i, j) + on_.leaves_s(k, c, i, j) +
                              sums.forward_s(i, j) + sums.backward_s(recompute, i, j));
       gather = std::max(gather, sums.gather_bytes(i, j));
       moving.live = std::max(moving.live, sums.live_bytes(recompute, i, j));
@@ -108,8 +110,8 @@ class Estimator {
       for (int layer = i; layer < j; ++layer) add_state(layer, &state);
     });
     moving.buffers = space_.buffer_bytes(layout_) + gather;
-    moving.stash = solver_.stash_bytes(partition_, k, recompute);
-    const LateGradients late = solver_.late_gradients(partition_, k, recompute);
+    moving.stash = on_.stash_bytes(partition_, k, recompute);
+    const LateGradients late = on_.late_gradients(partition_, k, recompute);
     const PeakBytes peak = sums.peak(moving, late, k);
     own.memory = {state.weights,   state.gradients + peak.gradients,
                   state.optimizer, peak.activations,
@@ -136,16 +138,16 @@ class Estimator {
   }
 
   void add_state(int position, StateBytes* state) const {
-    const StateBytes& own = states_[at(space_.kind_at(position, layout_.record.stages))];
+    const StateBytes& own = states_[at(space_.kind_at(position, layout_.record.pp))];
     state->weights += own.weights;
     state->gradients += own.gradients;
     state->optimizer += own.optimizer;
   }
 
   // A step in which nothing but the devices' own work takes time.
-  void divide(const PlanSolver::Played& played, PlanParts* parts) const {
-    const PassSums& sums = solver_.passes();
-    const int count = layout_.record.stages;
+  void divide(const StepPlayer::Played& played, PlanParts* parts) const {
+    const PassSums& sums = step_.passes();
+    const int count = layout_.record.pp;
     const double m = rounds_of(layout_.record);
     double mean = 0.0;
     double again = 0.0;
@@ -177,14 +179,15 @@ class Estimator {
     double passes_j = 0.0;
     double moved = 0.0;
     double held = 0.0;
-    for (int k = 0; k < l.stages; ++k) {
+    for (int k = 0; k < l.pp; ++k) {
       const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
       for_chunks(k, [&](int, int i, int j) {
-        const int border = solver_.sums().border_of(recompute, i, j);
+        const int border = on_.sums.border_of(recompute, i, j);
         for (int layer = i; layer < j; ++layer) {
-          const std::size_t variant = at(layer < border ? recompute.more : recompute.rest) * at(space_.kinds);
+          const std::size_t variant =
+              at(layer < border ? recompute.more : recompute.rest) * at(space_.kinds);
           const std::size_t timed = at(space_.order[at(layer)]);
-          const int kind = space_.kind_at(layer, l.stages);
+          const int kind = space_.kind_at(layer, l.pp);
           passes_j += times_.forward_j[timed] + times_.backward_j[variant + timed];
           moved += costs_.step_bytes[at(kind)];
           held += space_.size_of(l.strategy, kind).parameters;
@@ -200,10 +203,10 @@ class Estimator {
     if (l.zero >= 2) synced = m * gradients + (l.zero == 3 ? 2.0 * m : 1.0) * weights;
     const double among = 2.0 * (costs_.copies - 1.0) / costs_.copies;  // groups that share state
     synced += among * held * t.gradient_bytes / costs_.shards;
-    const double hops = l.stages > 1 ? places_of(l) - 1 : 0.0;
+    const double hops = l.pp > 1 ? places_of(l) - 1 : 0.0;
     const double sent = inner * m * (s.sent_bytes + 2.0 * hops * s.message_bytes) + inner * synced;
     return inner * rounds_of(l) * passes_j + inner * moved * t.hbm_byte_j +
-           sent * t.network_byte_j + times_.static_w * time_s * inner * l.stages;
+           sent * t.network_byte_j + times_.static_w * time_s * inner * l.pp;
   }
 
   const Impl& space_;
@@ -211,17 +214,18 @@ class Estimator {
   const LayoutCosts& costs_;
   const Partition& partition_;
   const KindTimes& times_;
-  PlanSolver& solver_;
+  const LayoutOnChip& on_;
+  StepPlayer& step_;
   std::vector<StateBytes>& states_;
 };
 
 }  // namespace
 
-PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout, const Partition& partition,
-                           const KindTimes& times, std::span<const KindTimes> free,
-                           double usable_bytes, std::vector<StageEstimate>* stages,
-                           PlanSolver* solver) {
-  if (!solver->started(space, layout, times)) solver->start(space, layout, times);
+PlanEstimate estimate_plan(const PlanSpaceImpl& space, std::size_t layout,
+                           const Partition& partition, const KindTimes& times,
+                           std::span<const KindTimes> free, double usable_bytes,
+                           std::vector<StageEstimate>* stages, PlanSolver* solver) {
+  if (!solver->on().started(space, layout, times)) solver->start(space, layout, times);
   Estimator estimator(space, layout, partition, times, solver);
   PlanEstimate found = estimator.run(usable_bytes, stages);
   if (free.size() == kFreeLevels) found.parts = estimator.parts(found.time_s, free);

@@ -60,8 +60,8 @@ class CandidateQueue {
 using Kind = std::array<std::int64_t, 11>;
 Kind kind_of(const PlanSpaceImpl& space, const LayoutRecord& l) noexcept {
   const StrategyRecord& s = space.strategies[at(l.strategy)];
-  return {s.tp,  s.cp,   s.ep, s.micro_batch,       l.schedule, l.stages,
-          l.vpp, l.zero, l.dp, sharing_replicas(l), s.way};
+  return {s.tp,  s.cp,   s.ep, s.micro_batch,       l.schedule,  l.pp,
+          l.vpp, l.zero, l.dp, sharing_replicas(l), s.group_kind};
 }
 
 // The times of the fastest plans found so far, one of each kind.
@@ -135,7 +135,7 @@ double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepT
   const PricedLayout& layout = space.layouts[at(c.layout)];
   const LayoutRecord& l = layout.record;
   const auto m = static_cast<double>(l.micro_batches);
-  const double even = std::ceil(static_cast<double>(space.blocks) / l.stages);
+  const double even = std::ceil(static_cast<double>(space.blocks) / l.pp);
   double most = l.vpp > 1 ? (bidirectional(l) ? 2.0 * even : even) : space.blocks;
   double least = least_memory(space, layout, usable_bytes, most);
   double limit = front.below(least);
@@ -148,8 +148,8 @@ double front_limit_s(const PlanSpaceImpl& space, const Candidate& c, const StepT
   for (int round = 0; round < 4 && c.bound_s <= limit && limit < kInfinite; ++round) {
     if (!(totals.block_s > 0.0) || l.vpp > 1) break;
     double load = limit / m;
-    if (l.schedule == 0 && m > l.stages + 1.0) {
-      load = std::min(load, (limit - 2.0 * work_s) / (m - l.stages - 1.0));
+    if (l.schedule == 0 && m > l.pp + 1.0) {
+      load = std::min(load, (limit - 2.0 * work_s) / (m - l.pp - 1.0));
     }
     most = std::min(most, std::floor(load / totals.block_s * (1.0 + 1e-9)));
     least = std::max(least, least_memory(space, layout, usable_bytes, most));
@@ -166,8 +166,8 @@ void sort_plans(const PlanSpaceImpl& space, std::vector<PlacedPlan>* plans) {
   const auto key = [&](const PlacedPlan& plan) {
     const LayoutRecord& l = space.layouts[at(plan.layout)].record;
     const StrategyRecord& s = space.strategies[at(l.strategy)];
-    const std::int64_t devices = s.tp * s.cp * l.stages * l.dp;
-    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tp, l.stages, l.dp, l.zero,
+    const std::int64_t devices = s.tp * s.cp * l.pp * l.dp;
+    return std::tuple(plan.time_s, plan.memory_bytes, devices, s.tp, l.pp, l.dp, l.zero,
                       plan.layout);
   };
   std::sort(plans->begin(), plans->end(),
@@ -181,9 +181,10 @@ class Layouts {
       : space_(space), times_(times), memory_limit_(memory_limit) {
     for (std::size_t s = 0; s < space.strategies.size(); ++s) {
       totals_.push_back(totals_of(space, static_cast<int>(s), times[s]));
-      for (const std::int64_t r : space.fitting[s * space.memory_limits.size() + memory_limit]) {
+      for (const std::int64_t r :
+           space.bounds.fitting[s * space.bounds.memory_limits.size() + memory_limit]) {
         const double bound_s = bound_of_layout(space, at(r), memory_limit, totals_[s],
-                                            times[s].hbm_bytes_per_s, -kInfinite, nullptr);
+                                               times[s].hbm_bytes_per_s, -kInfinite, nullptr);
         if (bound_s < kInfinite) queue_.add(bound_s, r);
       }
     }
@@ -224,7 +225,8 @@ class Layouts {
         const SolverPool::Lease solver = space_.solvers->lend(&played);
         for (std::size_t k = begin; k < end; ++k) {
           found[k] = solver.get()->best(space_, at(wave[k].layout), times_[strategy_of(wave[k])],
-                                        space_.memory_limits[memory_limit_], below[k], wave[k].load_s);
+                                        space_.bounds.memory_limits[memory_limit_], below[k],
+                                        wave[k].load_s);
         }
       });
       settled.solved += static_cast<std::int64_t>(wave.size());
@@ -246,8 +248,8 @@ class Layouts {
 
   double sharper(Candidate* own) const {
     const std::size_t s = strategy_of(*own);
-    return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s], times_[s].hbm_bytes_per_s,
-                        kInfinite, &own->load_s);
+    return bound_of_layout(space_, at(own->layout), memory_limit_, totals_[s],
+                           times_[s].hbm_bytes_per_s, kInfinite, &own->load_s);
   }
 
   const PlanSpaceImpl& space_;
@@ -260,20 +262,21 @@ class Layouts {
 }  // namespace
 
 PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
-                            const KindTimes& times, const KindTimes& least, std::size_t memory_limit,
-                            double below_s, PlanSolver* solver) {
+                            const KindTimes& times, const KindTimes& least,
+                            std::size_t memory_limit, double below_s, PlanSolver* solver) {
   PlacedPlan best{kInfinite, 0.0, -1, {}};
   const StepTotals totals = totals_of(space, strategy, least);
   double limit = below_s;
   const auto bound_s = [&](std::int64_t r, double enough_s, double* load_s) {
-    return bound_of_layout(space, at(r), memory_limit, totals, times.hbm_bytes_per_s, enough_s, load_s);
+    return bound_of_layout(space, at(r), memory_limit, totals, times.hbm_bytes_per_s, enough_s,
+                           load_s);
   };
   CandidateQueue queue;
-  const std::size_t list = at(strategy) * space.memory_limits.size() + memory_limit;
+  const std::size_t list = at(strategy) * space.bounds.memory_limits.size() + memory_limit;
   const double work_s = line_work_s(space, totals);
-  for (std::size_t k = 0; k < space.fitting[list].size(); ++k) {
-    if (space.fitting_lines[list][k].least_s(work_s) > limit) continue;
-    const std::int64_t r = space.fitting[list][k];
+  for (std::size_t k = 0; k < space.bounds.fitting[list].size(); ++k) {
+    if (space.bounds.fitting_lines[list][k].least_s(work_s) > limit) continue;
+    const std::int64_t r = space.bounds.fitting[list][k];
     const double quick_s = bound_s(r, -kInfinite, nullptr);
     if (quick_s <= limit && quick_s < kInfinite) queue.add(quick_s, r);
   }
@@ -286,7 +289,8 @@ PlacedPlan best_of_strategy(const PlanSpaceImpl& space, std::int32_t strategy,
       if (sharper_s <= limit) queue.put_back(c, sharper_s);
       continue;
     }
-    PlacedPlan found = solver->best(space, at(c.layout), times, space.memory_limits[memory_limit], limit, c.load_s);
+    PlacedPlan found = solver->best(space, at(c.layout), times,
+                                    space.bounds.memory_limits[memory_limit], limit, c.load_s);
     const bool better =
         found.time_s < best.time_s || (found.time_s == best.time_s && found.layout < best.layout);
     if (found.time_s == kInfinite || !better) continue;
@@ -333,7 +337,8 @@ std::vector<PlacedPlan> plan_front(const PlanSpaceImpl& space, std::span<const K
       threads,
       [&](const Candidate& c, const StepTotals& totals) {
         if (c.bound_s > most_s) return most_s;
-        return std::min(most_s, front_limit_s(space, c, totals, front, space.memory_limits[memory_limit]));
+        return std::min(most_s, front_limit_s(space, c, totals, front,
+                                              space.bounds.memory_limits[memory_limit]));
       },
       [&](PlacedPlan plan) {
         front.add(plan);

@@ -44,10 +44,10 @@ bool good_shard(const LayoutRecord& l, const StrategyRecord& s) noexcept {
 
 bool good_layout(const LayoutRecord& l, std::int64_t devices, const StrategyRecord& s) noexcept {
   const std::int64_t inner = s.tp * s.cp;
-  return l.stages >= 1 && l.stages <= kMaxPlacedLayers && l.vpp >= 1 && l.zero >= 0 &&
-         l.zero <= 3 && l.dp >= 1 && l.micro_batches >= 1 &&
-         (l.rank_order == 0 || l.rank_order == 1) && inner <= devices && l.dp <= devices / inner &&
-         l.stages <= devices / (inner * l.dp) && l.dp % s.ep == 0 && good_shard(l, s);
+  return l.pp >= 1 && l.pp <= kMaxPlacedLayers && l.vpp >= 1 && l.zero >= 0 && l.zero <= 3 &&
+         l.dp >= 1 && l.micro_batches >= 1 && (l.rank_order == 0 || l.rank_order == 1) &&
+         inner <= devices && l.dp <= devices / inner && l.pp <= devices / (inner * l.dp) &&
+         l.dp % s.ep == 0 && good_shard(l, s);
 }
 
 bool known_schedule(std::int32_t code) noexcept {
@@ -62,9 +62,10 @@ Status PlanSpaceImpl::build(const PlanProblem& problem, std::span<const double> 
   if (status != Status::kOk) return status;
   const Status laid = take_layouts(problem);
   if (laid != Status::kOk) return laid;
-  memory_limits.assign(usable_bytes.begin(), usable_bytes.end());
-  if (fits.size() != layouts.size() * memory_limits.size()) return Status::kBadRules;
-  if (!std::all_of(memory_limits.begin(), memory_limits.end(), is_size)) return Status::kBadRules;
+  bounds.memory_limits.assign(usable_bytes.begin(), usable_bytes.end());
+  if (fits.size() != layouts.size() * bounds.memory_limits.size()) return Status::kBadRules;
+  if (!std::all_of(bounds.memory_limits.begin(), bounds.memory_limits.end(), is_size))
+    return Status::kBadRules;
   add_bounds(fits);
   return Status::kOk;
 }
@@ -122,7 +123,7 @@ void PlanSpaceImpl::find_messages(const PlanProblem& problem) {
   first_block = layers;
   last_block = 0;
   for (int i = 0; i < layers; ++i) {
-    if (problem.sizes[at(order[at(i)])].end != 0) continue;
+    if (problem.sizes[at(order[at(i)])].boundary != 0) continue;
     first_block = std::min(first_block, i);
     last_block = i + 1;
     ++blocks;
@@ -172,10 +173,11 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
   using Key = std::tuple<std::int32_t, std::int64_t, std::int64_t, std::int32_t, std::int32_t,
                          std::int32_t, bool>;
   const auto key_of = [](const LayoutRecord& l) {
-    const std::int32_t stages = l.rank_order || bidirectional(l) ? l.stages : 0;
-    return Key{l.strategy, l.dp, sharing_replicas(l), l.zero, l.rank_order, stages, bidirectional(l)};
+    const std::int32_t stages = l.rank_order || bidirectional(l) ? l.pp : 0;
+    return Key{l.strategy,   l.dp,   sharing_replicas(l), l.zero,
+               l.rank_order, stages, bidirectional(l)};
   };
-  // A frame is shared by layouts that stand apart, too; most have that of the one before.
+  // Layouts that stand apart may share costs, too; most have those of the one before.
   struct Shared {
     std::int32_t most_stages = 0;
     std::int32_t costs = -1;
@@ -193,7 +195,7 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     last = l.strategy;
     const Key key = key_of(l);
     own[r] = r > 0 && key == key_before ? own[r - 1] : &shared[key];
-    own[r]->most_stages = std::max(own[r]->most_stages, l.stages);
+    own[r]->most_stages = std::max(own[r]->most_stages, l.pp);
     key_before = key;
   }
   layouts.reserve(own.size());
@@ -208,14 +210,14 @@ Status PlanSpaceImpl::take_layouts(const PlanProblem& problem) {
     const LayoutCosts& costs = layout_costs[at(layout.costs)];
     const StrategyRecord& s = strategies[at(l.strategy)];
     Status status = Status::kOk;
-    if (l.stages > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
-      layout.wrap_s = message_s(l, s.message_bytes, l.stages - 1, 0, &status);
+    if (l.pp > 1 && l.schedule == static_cast<std::int32_t>(PipelineSchedule::kInterleaved)) {
+      layout.wrap_s = message_s(l, s.message_bytes, l.pp - 1, 0, &status);
     }
-    if (l.stages > 1 && s.copied_parameters > 0.0) {
+    if (l.pp > 1 && s.copied_parameters > 0.0) {
       const double share = l.zero >= 2 ? costs.shards : 1.0;
       const double bytes = training.gradient_bytes * s.copied_parameters / share;
       // An all-reduce of two: each sends the other half of its gradients, then half of the sums.
-      layout.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.stages - 1, &status);
+      layout.exchange_s = 2.0 * message_s(l, bytes / 2.0, 0, l.pp - 1, &status);
     }
     if (status != Status::kOk) return status;
     layouts.push_back(layout);
@@ -247,7 +249,7 @@ Status PlanSpaceImpl::add_layout_costs(const LayoutRecord& layout, int most_stag
   costs.shards = static_cast<double>(sharing * s.cp);
   costs.copies = static_cast<double>(layout.dp / sharing);
   Status status = Status::kOk;
-  const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
   costs.bucket_s = collective_s(static_cast<int>(CollectiveOp::kAllReduce), training.bucket_bytes,
                                 s.cp, s.tp, layout.dp, apart, &status);
   for (int kind = 0; kind <= kinds; ++kind) add_kind(layout, kind, &costs, &status);
@@ -270,7 +272,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
   const std::int64_t inner = s.tp * s.cp;
   const bool replicas_inside =
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
-  const std::int64_t apart = replicas_inside ? inner : inner * layout.stages;
+  const std::int64_t apart = replicas_inside ? inner : inner * layout.pp;
   const std::int64_t sharing = sharing_replicas(layout);
   const double experts = size.expert_parameters;
   const double dense = size.parameters - experts;
@@ -298,9 +300,9 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
                                   (late ? 0.0 : state.gradients));
   costs->late_bytes.push_back(late ? state.gradients : 0.0);
   costs->gather_bytes.push_back(
-      size.end != 0 ? 0.0
-                    : size.shape_bytes +
-                          gathered_weights_bytes(training, zero, size.parameters, costs->shards));
+      size.boundary != 0 ? 0.0
+                         : size.shape_bytes + gathered_weights_bytes(
+                                                  training, zero, size.parameters, costs->shards));
   const double reduced_s = seconds(
       zero == 0 ? CollectiveOp::kAllReduce : CollectiveOp::kReduceScatter, training.gradient_bytes);
   double paired_s = 0.0;
@@ -308,7 +310,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
     // The other device with the same layers: each sends the other half of its gradients, then half
     // of the sums. The ends of the pipeline are furthest apart.
     const double bytes = training.gradient_bytes * (zero >= 1 ? shared : size.parameters);
-    paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.stages - 1, status);
+    paired_s = 2.0 * message_s(layout, bytes / 2.0, 0, layout.pp - 1, status);
   }
   costs->sync_s.push_back(reduced_s + across(dense, sharing) + across(experts, sharing / s.ep) +
                           paired_s);
@@ -322,7 +324,7 @@ void PlanSpaceImpl::add_kind(const LayoutRecord& layout, int kind, LayoutCosts* 
 double PlanSpaceImpl::buffer_bytes(const PricedLayout& layout) const noexcept {
   const StrategyRecord& s = strategies[at(layout.record.strategy)];
   return training.workspace_bytes + s.gathered_bytes +
-         (layout.record.stages > 1 ? 2.0 * s.message_bytes : 0.0);
+         (layout.record.pp > 1 ? 2.0 * s.message_bytes : 0.0);
 }
 
 // Where each tier of switches is at least as slow for so many bytes as those inside it, a message
@@ -365,7 +367,7 @@ double PlanSpaceImpl::message_s(const LayoutRecord& layout, double bytes, int fr
       layout.rank_order == static_cast<std::int32_t>(RankOrder::kReplicasInside);
   const std::int64_t block = replicas_inside ? inner * layout.dp : inner;
   const std::int64_t runs = replicas_inside ? 1 : layout.dp;
-  const std::int64_t apart = inner * layout.stages;  // from block to block of a stage
+  const std::int64_t apart = inner * layout.pp;  // from block to block of a stage
   const std::int64_t distance = std::abs(to - from) * block;
   const std::int64_t first = std::min(from, to) * block;
   double slowest = 0.0;

@@ -26,7 +26,7 @@ inline bool bidirectional(const LayoutRecord& layout) noexcept {
 
 // Chunks that the model is cut into.
 inline int places_of(const LayoutRecord& layout) noexcept {
-  return bidirectional(layout) ? layout.stages : layout.stages * layout.vpp;
+  return bidirectional(layout) ? layout.pp : layout.pp * layout.vpp;
 }
 
 // Passes of each chunk of a device in one step.
@@ -52,11 +52,11 @@ struct LayoutCosts {
   double copies = 1.0;               // of that state
 };
 
-// How many blocks the stages of a layout have memory_limit for, by place: entry s - 1 is the s-th stage
-// from the end. Private to the bounds.
+// How many blocks fit into the stages of a layout, by place: entry s - 1 is the s-th stage from the
+// end. Private to the bounds.
 struct StageCapacities {
   std::vector<double> plain;                // nothing recomputed
-  std::vector<double> lean;                 // in the variant that leaves most memory_limit, but the first
+  std::vector<double> lean;                 // in the variant that needs least memory, but the first
   std::vector<double> plain_sum, best_sum;  // over the last s stages
 };
 
@@ -74,17 +74,17 @@ struct LayoutBound {
   double missing;  // places that stay empty then, negated
 };
 
-// One layout with one memory_limit: whether it fits, and what must be recomputed.
+// One layout with one memory limit: whether it fits, and what must be recomputed.
 struct LayoutFit {
   std::int32_t capacities = -1;  // position in the list of StageCapacities; -1: does not fit
-  double recomputed = 0.0;  // blocks, at least
+  double recomputed = 0.0;       // blocks, at least
 };
 
 struct PricedLayout {
   LayoutRecord record;
   std::int32_t costs;  // position in the list of LayoutCosts
-  double wrap_s;      // interleaved: message from the last stage to the first
-  double exchange_s;  // of the gradients of a tied embedding, between first and last stage
+  double wrap_s;       // interleaved: message from the last stage to the first
+  double exchange_s;   // of the gradients of a tied embedding, between first and last stage
   LayoutBound bound;
 };
 
@@ -99,8 +99,20 @@ struct BoundLine {
   }
 };
 
-class BlockCapacity;  // plan_rooms.hpp
-class SolverPool;     // solver_pool.hpp
+// What bounds are made of, for every memory limit that will be asked for; filled once by
+// add_bounds(), then only read. Lists "by strategy and limit" are at [strategy * limits + limit].
+struct LayoutBounds {
+  std::vector<double> memory_limits;  // usable bytes of a device
+  std::vector<StageCapacities> stage_capacities;
+  std::vector<LayoutFit> layout_fits;                 // [layout * limits + limit]
+  std::vector<std::vector<BoundLine>> lines;          // by strategy and limit: the lowest ones
+  std::vector<std::vector<std::int64_t>> fitting;     // the same: layouts that may fit, those with
+                                                      // the least to pay for work first
+  std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
+};
+
+class BlockCapacity;  // plan_bounds.cpp
+class SolverPool;     // plan_solver.hpp
 
 class PlanSpaceImpl {
  public:
@@ -139,14 +151,7 @@ class PlanSpaceImpl {
   mutable InFlightCache peaks_in_flight;  // what is looked up in it does not depend on who asks
   std::unique_ptr<SolverPool> solvers;
 
-  // ---- bounds ----
-  std::vector<double> memory_limits;
-  std::vector<StageCapacities> stage_capacities;
-  std::vector<LayoutFit> layout_fits;          // [layout][memory_limit]
-  std::vector<std::vector<BoundLine>> lines;  // [strategy][memory_limit]
-  // [strategy][memory_limit]: layouts that may fit, those with the least to pay for work first.
-  std::vector<std::vector<std::int64_t>> fitting;
-  std::vector<std::vector<BoundLine>> fitting_lines;  // of each of those
+  LayoutBounds bounds;
 
   const LayerKindRecord& size_of(int strategy, int kind) const noexcept {
     return sizes[at(strategy) * at(kinds + 1) + at(kind)];
@@ -209,17 +214,19 @@ inline double line_work_s(const PlanSpaceImpl& space, const StepTotals& t) noexc
 
 // Bytes that the fullest stage of the fastest plan of a layout needs at least, where no stage holds
 // more than `most` blocks.
-double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes, double most);
-// Whether all stages together have memory_limit for every block where each has so many bytes.
-bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes, double bytes);
+double least_memory(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
+                    double most);
+// Whether every block fits into all stages together where each has so many bytes.
+bool holds_all(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
+               double bytes);
 // The same from how many blocks all stages hold together; `low` is known already.
-double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout, double usable_bytes,
-                           double low);
+double least_memory_of_all(const PlanSpaceImpl& space, const PricedLayout& layout,
+                           double usable_bytes, double low);
 
 // The least that any plan of a layout takes; a quicker and lower value where that is above
 // `enough_s`. `load_s`, where given, is a load that some stage has at least.
 double bound_of_layout(const PlanSpaceImpl& space, std::size_t layout, std::size_t memory_limit,
-                    const StepTotals& totals, double hbm_bytes_per_s, double enough_s,
-                    double* load_s = nullptr) noexcept;
+                       const StepTotals& totals, double hbm_bytes_per_s, double enough_s,
+                       double* load_s = nullptr) noexcept;
 
 }  // namespace phaze

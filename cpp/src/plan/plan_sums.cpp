@@ -7,8 +7,8 @@
 
 namespace phaze {
 
-void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
-                     const KindTimes& times, bool free_data) {
+void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
+                     const LayoutCosts& costs, const KindTimes& times, bool free_data) {
   const int zero = free_data ? 0 : layout.record.zero;
   const double contention = space.training.contention;
   const auto layers = at(space.layers);
@@ -25,7 +25,7 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout, con
     if (zero >= 2) {
       // Weights are fetched while the layer before is at work; gradients that are not kept whole
       // go with every micro-batch.
-      const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.stages));
+      const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
       if (zero >= 3) own.forward = beside(own.forward, costs.fetch_s[kind], contention);
       own.plain = beside(own.plain, costs.fetch_s[kind] + costs.each_s[kind], contention);
     }
@@ -41,7 +41,7 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout, con
     for (std::size_t n = 0; n < layers; ++n) {
       double b = own_s[space.order[n]];
       if (zero >= 2) {
-        const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.stages));
+        const std::size_t kind = at(space.kind_at(static_cast<int>(n), layout.record.pp));
         b = beside(b, costs.fetch_s[kind] + costs.each_s[kind], contention);
       }
       backward[n + 1] = total_s += b;
@@ -49,9 +49,9 @@ void PassSums::build(const PlanSpaceImpl& space, const PricedLayout& layout, con
   }
 }
 
-void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
-                     const KindTimes& times) {
-  const bool alone = layout.record.stages == 1;
+void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
+                     const LayoutCosts& costs, const KindTimes& times) {
+  const bool alone = layout.record.pp == 1;
   const bool known = costs_ == &costs && times_ == times.forward_s && alone_ == alone;
   space_ = &space;
   layout_ = &layout;
@@ -89,7 +89,7 @@ void PlanSums::add_after(const KindTimes& times) {
   After sum{};
   after_[0] = sum;
   for (int i = 0; i < layers_; ++i) {
-    const std::size_t kind = at(space_->kind_at(i, layout_->record.stages));
+    const std::size_t kind = at(space_->kind_at(i, layout_->record.pp));
     const double own_s = costs_->step_bytes[kind] / times.hbm_bytes_per_s;
     sum.sync += costs_->sync_s[kind];
     sum.step += own_s + costs_->shared_s[kind];
@@ -110,7 +110,7 @@ void PlanSums::add_bytes() {
   const std::size_t width = at(layers_) + 1;
   for (int i = 0; i < layers_; ++i) {
     const std::size_t n = at(i);
-    const int kind = space_->kind_at(i, layout_->record.stages);
+    const int kind = space_->kind_at(i, layout_->record.pp);
     const LayerKindRecord& size = space_->size_of(strategy, kind);
     resident_[n + 1] = resident_[n] + costs_->resident_bytes[at(kind)];
     late_[n + 1] = late_[n] + costs_->late_bytes[at(kind)];
@@ -120,7 +120,7 @@ void PlanSums::add_bytes() {
     double* stash = &stash_[at(v) * width];
     stash[0] = 0.0;
     for (int i = 0; i < layers_; ++i) {
-      const int kind = space_->kind_at(i, layout_->record.stages);
+      const int kind = space_->kind_at(i, layout_->record.pp);
       stash[i + 1] = stash[i] + space_->size_of(strategy, kind).stash_bytes[v];
     }
   }
@@ -128,10 +128,10 @@ void PlanSums::add_bytes() {
 
 void PlanSums::add_in_flight() {
   const LayoutRecord& l = layout_->record;
-  in_flight_.resize(at(l.stages));
-  for (int stage = 0; stage < l.stages; ++stage) {
-    in_flight_[at(stage)] = micro_batches_in_flight(static_cast<PipelineSchedule>(l.schedule),
-                                                    l.stages, stage, l.micro_batches, l.vpp);
+  in_flight_.resize(at(l.pp));
+  for (int stage = 0; stage < l.pp; ++stage) {
+    in_flight_[at(stage)] = micro_batches_in_flight(static_cast<PipelineSchedule>(l.schedule), l.pp,
+                                                    stage, l.micro_batches, l.vpp);
   }
 }
 
@@ -150,7 +150,7 @@ void PlanSums::add_kinds() {
     std::int32_t* count = &kind_count_[k * width];
     count[0] = 0;
     for (int i = 0; i < layers_; ++i) {
-      count[i + 1] = count[i] + (space_->kind_at(i, layout_->record.stages) == live_kinds_[k]);
+      count[i + 1] = count[i] + (space_->kind_at(i, layout_->record.pp) == live_kinds_[k]);
     }
   }
 }
@@ -201,7 +201,7 @@ StagePass PlanSums::pass(StageRecompute r, int i, int j, int stage) const noexce
   const std::size_t k = at(stage);
   const double in_s = stage > 0 ? space_->enters(i, j) * costs_->message_s[k] : 0.0;
   const double out_s =
-      stage + 1 < layout_->record.stages ? space_->leaves(i, j) * costs_->message_s[k + 1] : 0.0;
+      stage + 1 < layout_->record.pp ? space_->leaves(i, j) * costs_->message_s[k + 1] : 0.0;
   return {in_s + forward_s(i, j), out_s + backward_s(r, i, j), weight_grad_s(i, j),
           tail_after(sync_s(i, j), plain_s(i, j), costs_->bucket_s, step_s(i, j), plain_s(0, i),
                      space_->training.contention)};

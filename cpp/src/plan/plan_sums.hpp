@@ -63,7 +63,7 @@ class PassSums {
 
 class PlanSums {
  public:
-  // What layouts that share a frame have in common is kept from one to the next; `forget` where
+  // What layouts with the same costs have in common is kept from one to the next; `forget` where
   // times may have changed meanwhile.
   void build(const PlanSpaceImpl& space, const PricedLayout& layout, const LayoutCosts& costs,
              const KindTimes& times);
@@ -96,7 +96,7 @@ class PlanSums {
     return std::max(live_of(r.more, i, border), live_of(r.rest, border, j));
   }
   double gather_bytes(int i, int j) const noexcept;
-  // Micro-batches whose activations a stage holds at its worst moment.
+  // Micro-batches in flight at the peak of a stage.
   double in_flight(int stage) const noexcept { return in_flight_[at(stage)]; }
   double total_work_s() const noexcept { return work_.back(); }
   int layers() const noexcept { return layers_; }
@@ -107,7 +107,7 @@ class PlanSums {
   // All bytes of stage number `stage`, layers i..j, in a variant.
   double bytes(StageRecompute r, int i, int j, int stage) const noexcept;
   LateGradients late_gradients(StageRecompute r, int i, int j) const noexcept;
-  // What a stage holds at its fullest besides what is always there.
+  // Peak bytes of a stage besides what is always there.
   PeakBytes peak(const MovingBytes& moving, const LateGradients& late, int stage) const noexcept;
   // The stage as the pipeline's clock sees it.
   StagePass pass(StageRecompute r, int i, int j, int stage) const noexcept;

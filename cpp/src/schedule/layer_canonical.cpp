@@ -22,17 +22,11 @@ double rounded(double value) noexcept {
   return high - (high - value);
 }
 
-}  // namespace
-
-void canonical_layer(const LayerProblem& problem, CanonicalLayer* out) noexcept {
+// Operators by level, then by a hash of all they wait for and all that wait for them. `part` are
+// the seconds of the modes.
+void order_operators(const LayerProblem& problem, const double* part,
+                     std::int32_t* order) noexcept {
   const int n = problem.size;
-  const int modes = problem.first_mode[n];
-  double most = 0.0;
-  for (int m = 0; m < modes; ++m) most = std::max(most, problem.modes[m].seconds);
-  out->scale = most > 0.0 ? most : 1.0;
-  double part[kMaxLayerOps * kMaxModes];
-  for (int m = 0; m < modes; ++m) part[m] = rounded(problem.modes[m].seconds / out->scale);
-
   std::int32_t level[kMaxLayerOps];
   std::uint64_t own[kMaxLayerOps];
   std::uint64_t down[kMaxLayerOps];  // an operator and all it waits for
@@ -65,9 +59,22 @@ void canonical_layer(const LayerProblem& problem, CanonicalLayer* out) noexcept 
     const auto later = [&](int other) {
       return level[other] != level[i] ? level[other] > level[i] : own[other] > own[i];
     };
-    for (; at > 0 && later(out->order[at - 1]); --at) out->order[at] = out->order[at - 1];
-    out->order[at] = i;
+    for (; at > 0 && later(order[at - 1]); --at) order[at] = order[at - 1];
+    order[at] = i;
   }
+}
+
+}  // namespace
+
+void canonical_layer(const LayerProblem& problem, CanonicalLayer* out) noexcept {
+  const int n = problem.size;
+  const int modes = problem.first_mode[n];
+  double most = 0.0;
+  for (int m = 0; m < modes; ++m) most = std::max(most, problem.modes[m].seconds);
+  out->scale = most > 0.0 ? most : 1.0;
+  double part[kMaxLayerOps * kMaxModes];
+  for (int m = 0; m < modes; ++m) part[m] = rounded(problem.modes[m].seconds / out->scale);
+  order_operators(problem, part, out->order);
 
   std::int32_t place[kMaxLayerOps];
   for (int k = 0; k < n; ++k) place[out->order[k]] = k;

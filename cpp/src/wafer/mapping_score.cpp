@@ -1,4 +1,4 @@
-// What a step takes by a mapping: sums over its terms, the room and the load of each stage, the
+// What a step takes by a mapping: sums over its terms, the memory and the load of each stage, the
 // exact choice of outputs where memory is short, and the pipeline that the stages make up.
 // docs/wafer.md has the formulas.
 #include <algorithm>
@@ -58,7 +58,7 @@ struct Block {
     hidden_f_s += f.beside_f_s;
     hidden_b_s += f.again_s + f.beside_b_s;
   }
-  // The forward pass, with so much more beside its work.
+  // The forward pass, with so much more that overlaps its work.
   double forward_pass_s(double more_s) const noexcept {
     return blocking_f_s + std::max(forward_s, hidden_f_s + more_s);
   }
@@ -133,7 +133,7 @@ struct StageBudget {
   double stream_bytes;
   double sync_s, step_s;
   double others_s;      // besides its blocks
-  double needed_bytes;  // that every block has to save; 0 where all it keeps has room
+  double needed_bytes;  // that every block has to save; 0 where all it keeps fits
   double stream_room;   // off the wafer, for what a block saves
   double least_s;       // of all of it with outputs saved in parts, where there is a limit
 };
@@ -259,7 +259,7 @@ void StepScorer::sum_parts() noexcept {
   plain_s_ = block_.plain_s();
 }
 
-// Fills `stages_`, and `least_` with every output kept; whether some stage is short of room then.
+// Fills `stages_`, and `least_` with every output kept; whether some stage is short of memory then.
 bool StepScorer::budget_stages() noexcept {
   // Between stages each die sends its share; copies are sent once and gathered behind.
   const TensorState between = terms_.at_boundary(state_);
@@ -444,8 +444,8 @@ bool StepScorer::surely_lacks() const noexcept {
 
 // A 1F1B step that surely takes something in `range`, which then becomes what it takes, or more
 // than the limit, which makes it endless; false where that is not known. Outputs are chosen for
-// stages that may be the slowest, the fullest first: those with less to save, and no less room off
-// the wafer, take no longer than with the same choice, and no less than with outputs saved in
+// stages that may be the slowest, the fullest first: those with less to save, and no less memory
+// off the wafer, take no longer than with the same choice, and no less than with outputs saved in
 // parts.
 bool StepScorer::narrow(MapRange& range) noexcept {
   const auto count = at(count_);

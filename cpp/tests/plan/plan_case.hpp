@@ -76,15 +76,15 @@ inline void build(Case& c, std::mt19937& random, int layouts = 12, int most_bloc
   for (int k = 0; k < layouts; ++k) {
     LayoutRecord l{};
     l.schedule = codes[draw(0, 2)];
-    l.stages = draw(1, std::min(blocks, 4));
+    l.pp = draw(1, std::min(blocks, 4));
     l.vpp = 1;
     l.zero = draw(0, 3);
     l.rank_order = draw(0, 1);
     l.dp = draw(1, 2);
-    l.micro_batches = draw(1, 3) * l.stages;
+    l.micro_batches = draw(1, 3) * l.pp;
     if (l.schedule == 2) {
       l.vpp = 2;
-      if (blocks % (2 * l.stages) != 0) continue;
+      if (blocks % (2 * l.pp) != 0) continue;
     }
     c.layouts.push_back(l);
   }

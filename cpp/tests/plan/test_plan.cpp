@@ -24,12 +24,12 @@ double brute_force(const Case& c, std::size_t layout) {
   double best = kInfinite;
   std::vector<std::int32_t> cuts{0};
   const std::function<void()> cut = [&] {
-    if (static_cast<int>(cuts.size()) == l.stages) {
+    if (static_cast<int>(cuts.size()) == l.pp) {
       Partition p{cuts, {}};
       p.cuts.push_back(layers);
-      for (int choice = 0; choice < (1 << l.stages); ++choice) {
+      for (int choice = 0; choice < (1 << l.pp); ++choice) {
         p.variants.clear();
-        for (int k = 0; k < l.stages; ++k) p.variants.push_back(choice >> k & 1);
+        for (int k = 0; k < l.pp; ++k) p.variants.push_back(choice >> k & 1);
         const PlanEstimate e = c.space.estimate(layout, p, times, {}, c.memory_limit, nullptr);
         if (e.status == 0) best = std::min(best, e.time_s);
       }
@@ -47,7 +47,7 @@ double brute_force(const Case& c, std::size_t layout) {
 
 // What differs in rank order alone is one kind of plan.
 bool same_kind(const LayoutRecord& a, const LayoutRecord& b) {
-  return a.schedule == b.schedule && a.stages == b.stages && a.vpp == b.vpp && a.zero == b.zero &&
+  return a.schedule == b.schedule && a.pp == b.pp && a.vpp == b.vpp && a.zero == b.zero &&
          a.dp == b.dp;
 }
 
@@ -164,7 +164,7 @@ void refuses_nonsense() {
     return c.space.build(problem, {}, {});
   };
   LayoutRecord good{};
-  good.stages = good.vpp = 1;
+  good.pp = good.vpp = 1;
   good.dp = good.micro_batches = 1;
   CHECK(status({good}) == Status::kOk);
   LayoutRecord bad = good;
