@@ -20,6 +20,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(HERE.parent / "tests" / "cases"))
 
 from mapping_cases import arguments  # noqa: E402
 from wafer_score import COLLECTIVES, OUTPUTS, ROLES, case_of, score  # noqa: E402

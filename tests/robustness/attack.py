@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "cases"))
 
 import numpy as np
 from mapping_cases import compiled, tight_case

@@ -281,7 +281,7 @@ if __name__ == "__main__":
 
 
 def script(folder, how="", before=""):
-    text = SCRIPT.format(tests=str(Path(__file__).parents[1]), how=how, before=before)
+    text = SCRIPT.format(tests=str(Path(__file__).parents[1] / "cases"), how=how, before=before)
     (folder / "script.py").write_text(text)
     return [sys.executable, "script.py"]
 

@@ -168,9 +168,9 @@ CRASHES = {
 
 @pytest.mark.parametrize("name", CRASHES)
 def test_searches_survive_problems_with_nothing_to_search(name):
-    here = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     code = (
-        f"import sys; sys.path[:0] = {[str(here), str(here.parent)]!r}\n"
+        f"import sys; sys.path[:0] = {[str(tests / 'cases'), str(tests)]!r}\n"
         "from mapping_cases import OperatorMapping, compiled, small\n"
         "from phaze_fast.errors import InvalidInputError\n"
         f"c = small()\ntry:\n    {CRASHES[name]}\nexcept InvalidInputError: pass\n"

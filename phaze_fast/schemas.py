@@ -1,13 +1,8 @@
-"""JSON Schemas of the files that this package reads, and their parsers.
-
-The schemas are shipped as files beside this one, for editors and other programs; a test holds them
-equal to what the records themselves say.
-"""
+"""JSON Schemas of the files that this package reads, computed from their records; their parsers."""
 
 from __future__ import annotations
 
 import json
-from importlib import resources
 from typing import Any, cast
 
 from pydantic import TypeAdapter
@@ -28,7 +23,7 @@ from phaze_fast.models import GraphModel, TransformerModel
 from phaze_fast.records import Record
 from phaze_fast.software import Software
 
-__all__ = ["KINDS", "generate", "parse_as", "schema"]
+__all__ = ["KINDS", "parse_as", "schema"]
 
 _TYPES: dict[str, Any] = {
     "chip": Accelerator,
@@ -47,26 +42,21 @@ KINDS = tuple(_TYPES)
 """Kinds of file that can be read."""
 
 
-def generate(kind: str) -> dict[str, Any]:
-    """Derive the JSON Schema of a kind from its record."""
-    made = TypeAdapter(_TYPES[kind]).json_schema(mode="validation")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:phaze-fast:{kind}",
-        **made,
-    }
-
-
 def schema(kind: str) -> dict[str, Any]:
-    """Read the shipped JSON Schema of a kind.
+    """Return the JSON Schema of a kind of file.
 
     Examples
     --------
     >>> schema("chip")["title"]
     'Accelerator'
     """
-    file = resources.files(__package__) / f"{kind}.schema.json"
-    return cast("dict[str, Any]", json.loads(file.read_text("utf-8")))
+    document = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:phaze-fast:{kind}",
+        **TypeAdapter(_TYPES[kind]).json_schema(mode="validation"),
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(document, sort_keys=True))
+    return plain
 
 
 def parse_as(kind: str, data: object, source: str) -> Record:
