@@ -15,7 +15,6 @@ void bind_mapping(py::module_& module);
 void bind_mesh(py::module_& module);
 void bind_nest(py::module_& module);
 void bind_op_cost(py::module_& module);
-void bind_op_graph(py::module_& module);
 void bind_pipeline(py::module_& module);
 void bind_placement(py::module_& module);
 void bind_plan(py::module_& module);
@@ -80,7 +79,6 @@ PYBIND11_MODULE(_core, module) {
   bind_collective(module);
   bind_mesh(module);
   bind_mapping(module);
-  bind_op_graph(module);
   bind_op_cost(module);
   bind_layer_schedule(module);
   bind_pipeline(module);

@@ -213,7 +213,7 @@ def _layout_of(problem: SearchProblem, s: int, placed: Placed) -> tuple[Any, ...
     strategy = problem.evaluator.sizes[s].strategy
     layout = problem.evaluator.layouts[placed.layout]
     widths = (strategy.tp, strategy.cp, strategy.ep)
-    names = ("stages", "dp", "zero", "vpp", "micro_batches")
+    names = ("pp", "dp", "zero", "vpp", "micro_batches")
     counts = tuple(int(layout[name]) for name in names)
     order = ("replicas-inside", "stages-inside")[layout["rank_order"]]
     return (*widths, strategy.micro_batch, *counts, order, len(placed.variants))

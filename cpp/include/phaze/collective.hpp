@@ -112,8 +112,10 @@ CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double 
                             const GroupShape& shape) noexcept;
 CollectiveResult collective(const CheckedFabric& fabric, CollectiveOp op, double bytes,
                             const GroupShape& shape) noexcept;
-CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                            std::int64_t ranks, std::int64_t stride) noexcept;
+inline CollectiveResult collective(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                   std::int64_t ranks, std::int64_t stride) noexcept {
+  return collective(fabric, op, bytes, GroupShape{ranks, stride});
+}
 
 // One message from rank `from` to rank `to`, while every pair at the same distance sends one as
 // well. Unlike point-to-point over a stride it knows where the pair lies: ranks 7 and 8 are in
@@ -127,16 +129,20 @@ CollectiveResult message(const CheckedFabric& fabric, double bytes, std::int64_t
 // One named algorithm; kNotApplicable where it cannot run.
 CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
                                  const GroupShape& shape, Algorithm algorithm) noexcept;
-CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                                 std::int64_t ranks, std::int64_t stride,
-                                 Algorithm algorithm) noexcept;
+inline CollectiveResult collective_with(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                        std::int64_t ranks, std::int64_t stride,
+                                        Algorithm algorithm) noexcept {
+  return collective_with(fabric, op, bytes, GroupShape{ranks, stride}, algorithm);
+}
 
 // Bytes a rank must send at the least, over its fastest port (on a grid, over all its links at
 // once): no algorithm here is ever faster, to the last bit. NaN where collective() has no answer.
 double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
                           const GroupShape& shape) noexcept;
-double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
-                          std::int64_t ranks, std::int64_t stride) noexcept;
+inline double collective_bound_s(const FabricRecord& fabric, CollectiveOp op, double bytes,
+                                 std::int64_t ranks, std::int64_t stride) noexcept {
+  return collective_bound_s(fabric, op, bytes, GroupShape{ranks, stride});
+}
 
 // Struct-of-arrays batch: row i is collective(fabrics[fabric[i]], op[i], bytes[i], {ranks[i],
 // stride[i], outer_ranks[i], outer_stride[i]}). All spans but `fabrics` have one length, or both

@@ -9,13 +9,6 @@ namespace {
 
 using Impl = PlanSpaceImpl;
 
-// One stage of a plan, summed over its chunks.
-struct StageSum {
-  double load_s = 0.0;  // messages included
-  MemoryTerms memory{};
-  std::int32_t instant = 0;
-};
-
 class Estimator {
  public:
   Estimator(const Impl& space, std::size_t layout, const Partition& partition,
@@ -34,7 +27,7 @@ class Estimator {
     if (stages != nullptr) stages->clear();
     find_states();
     for (int k = 0; k < layout_.record.pp; ++k) {
-      const StageSum own = stage(k);
+      const StageEstimate own = stage(k);
       found.max_load_s = std::max(found.max_load_s, own.load_s);
       const double bytes = total(own.memory);
       if (bytes > found.memory_bytes) {
@@ -43,7 +36,7 @@ class Estimator {
         found.fullest = k;
         found.instant = own.instant;
       }
-      if (stages != nullptr) stages->push_back({own.load_s, own.memory, own.instant, 0});
+      if (stages != nullptr) stages->push_back(own);
     }
     const StepPlayer::Played played = step_.play(partition_);
     found.time_s = played.step_s + played.tail_s + layout_.exchange_s;
@@ -92,12 +85,13 @@ class Estimator {
     }
   }
 
-  StageSum stage(int k) const {
+  // One stage of a plan, summed over its chunks.
+  StageEstimate stage(int k) const {
     const StageRecompute recompute = StageRecompute::of(partition_.variants[at(k)]);
     const PlanSums& sums = on_.sums;
     const double share =
         rounds_of(layout_.record) / static_cast<double>(layout_.record.micro_batches);
-    StageSum own;
+    StageEstimate own{};
     MovingBytes moving{0.0, 0.0, 0.0, 0.0};
     double gather = 0.0;
     StateBytes state{0.0, 0.0, 0.0};

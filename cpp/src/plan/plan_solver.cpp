@@ -145,7 +145,7 @@ LateGradients LayoutOnChip::late_gradients(const Partition& partition, int stage
 // ---- the step of a partition ----
 
 double StepPlayer::take_passes(const Partition& partition) {
-  passes_ = &on_.sums.passes();
+  passes_ = &on_.sums;
   return take_passes(partition, false, false);
 }
 

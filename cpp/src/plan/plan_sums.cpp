@@ -62,21 +62,20 @@ void PlanSums::build(const PlanSpaceImpl& space, const PricedLayout& layout,
   times_ = times.forward_s;
   alone_ = alone;
   layers_ = space.layers;
-  variants_ = space.strategies[at(layout.record.strategy)].variants;
+  PassSums::build(space, layout, costs, times, false);
   lost_ = 1.0 + space.training.fragmentation;
   const std::size_t width = at(layers_) + 1;
-  stash_.resize(at(variants_) * width);
+  stash_.resize(at(variants()) * width);
   for (auto* sums : {&resident_, &late_, &once_, &work_}) {
     sums->resize(width);
     (*sums)[0] = 0.0;
   }
-  passes_.build(space, layout, costs, times, false);
   add_after(times);
   add_work();
   add_bytes();
   first_is_fastest_ = true;
   for (int k = 0; k < space.kinds; ++k) {
-    for (int v = 1; v < variants_; ++v) {
+    for (int v = 1; v < variants(); ++v) {
       first_is_fastest_ = first_is_fastest_ &&
                           times.backward_s[at(v) * at(space.kinds) + at(k)] >= times.backward_s[k];
     }
@@ -101,7 +100,7 @@ void PlanSums::add_after(const KindTimes& times) {
 // Both passes of each layer, the backward one in the quickest variant.
 void PlanSums::add_work() {
   for (int i = 0; i < layers_; ++i) {
-    work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + passes_.least_backward_s(i));
+    work_[at(i) + 1] = work_[at(i)] + (forward_s(i, i + 1) + least_backward_s(i));
   }
 }
 
@@ -116,7 +115,7 @@ void PlanSums::add_bytes() {
     late_[n + 1] = late_[n] + costs_->late_bytes[at(kind)];
     once_[n + 1] = once_[n] + size.once_bytes;
   }
-  for (int v = 0; v < variants_; ++v) {
+  for (int v = 0; v < variants(); ++v) {
     double* stash = &stash_[at(v) * width];
     stash[0] = 0.0;
     for (int i = 0; i < layers_; ++i) {
@@ -141,7 +140,7 @@ void PlanSums::add_kinds() {
   for (int kind = 0; kind <= space_->kinds; ++kind) {
     const LayerKindRecord& size = space_->size_of(strategy, kind);
     bool holds = costs_->gather_bytes[at(kind)] > 0.0;
-    for (int v = 0; v < variants_; ++v) holds = holds || size.live_bytes[v] > 0.0;
+    for (int v = 0; v < variants(); ++v) holds = holds || size.live_bytes[v] > 0.0;
     if (holds) live_kinds_.push_back(kind);
   }
   const std::size_t width = at(layers_) + 1;

@@ -43,6 +43,7 @@ class PassSums {
   int border_of(StageRecompute r, int i, int j) const noexcept {
     return r.count == 0 ? i : std::min(std::max(i, first_block_) + r.count, j);
   }
+  int variants() const noexcept { return variants_; }
 
  private:
   // Side by side, to be added up at once.
@@ -61,7 +62,8 @@ class PassSums {
   std::vector<double> backward_;  // [variant][position]
 };
 
-class PlanSums {
+// The passes of a layout on a chip, with what follows them and the bytes of its stages.
+class PlanSums : public PassSums {
  public:
   // What layouts with the same costs have in common is kept from one to the next; `forget` where
   // times may have changed meanwhile.
@@ -69,11 +71,6 @@ class PlanSums {
              const KindTimes& times);
   void forget() noexcept { costs_ = nullptr; }
 
-  const PassSums& passes() const noexcept { return passes_; }
-  double forward_s(int i, int j) const noexcept { return passes_.forward_s(i, j); }
-  double backward_s(StageRecompute r, int i, int j) const noexcept {
-    return passes_.backward_s(r, i, j);
-  }
   double stash_bytes(StageRecompute r, int i, int j) const noexcept {
     const int border = border_of(r, i, j);
     return part(stash_, r.more, i, border) + part(stash_, r.rest, border, j);
@@ -87,8 +84,6 @@ class PlanSums {
   double own_step_s(int i, int j) const noexcept {
     return after_[at(j)].own_step - after_[at(i)].own_step;
   }
-  double weight_grad_s(int i, int j) const noexcept { return passes_.weight_grad_s(i, j); }
-  double plain_s(int i, int j) const noexcept { return passes_.plain_s(i, j); }
   // Both passes in the quickest variant.
   double work_s(int i, int j) const noexcept { return part(work_, 0, i, j); }
   double live_bytes(StageRecompute r, int i, int j) const noexcept {  // largest of one layer
@@ -100,7 +95,6 @@ class PlanSums {
   double in_flight(int stage) const noexcept { return in_flight_[at(stage)]; }
   double total_work_s() const noexcept { return work_.back(); }
   int layers() const noexcept { return layers_; }
-  int variants() const noexcept { return variants_; }
   // Whether no variant is faster than the first.
   bool first_is_fastest() const noexcept { return first_is_fastest_; }
 
@@ -114,9 +108,6 @@ class PlanSums {
   // Blocks of a chunk.
   int blocks(int i, int j) const noexcept {
     return std::max(0, std::min(j, space_->last_block) - std::max(i, space_->first_block));
-  }
-  int border_of(StageRecompute r, int i, int j) const noexcept {
-    return passes_.border_of(r, i, j);
   }
 
  private:
@@ -142,9 +133,7 @@ class PlanSums {
   const LayoutCosts* costs_ = nullptr;
   const double* times_ = nullptr;
   bool alone_ = false;  // one stage
-  PassSums passes_;
   int layers_ = 0;
-  int variants_ = 0;
   bool first_is_fastest_ = true;
   double buffers_ = 0.0;
   double lost_ = 1.0;          // 1 + what an allocator loses
