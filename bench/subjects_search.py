@@ -18,8 +18,7 @@ from phaze_fast import (
     models,
     plan,
 )
-from phaze_fast.explore.find import find_chips
-from phaze_fast.explore.result import Outcome
+from phaze_fast.explore import Outcome, find_chips
 
 Given = tuple[Any, ArchitectureSpace, Cluster, Training]
 

@@ -55,8 +55,7 @@ if TYPE_CHECKING:
         InvalidTypeError,
         PhazeError,
     )
-    from phaze_fast.explore.ask_tell import Explorer
-    from phaze_fast.explore.evaluate import Evaluations, evaluate_batch
+    from phaze_fast.explore import Evaluations, Explorer, evaluate_batch
     from phaze_fast.hardware import (
         FULL_AREA,
         PUBLISHED_AREA,
@@ -107,7 +106,7 @@ if TYPE_CHECKING:
         why_not,
     )
     from phaze_fast.report.result import SearchResult
-    from phaze_fast.runs.schedules import ScheduleCache
+    from phaze_fast.runs.store import ScheduleCache
     from phaze_fast.runs.sweep import Point, SweepTable, sweep
     from phaze_fast.schedule import LayerTimes, schedule_layers
     from phaze_fast.wafer import search_wafers
@@ -184,10 +183,9 @@ _HOME = {
     ),
     "phaze_fast.models": ("TransformerModel",),
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
-    "phaze_fast.explore.ask_tell": ("Explorer",),
-    "phaze_fast.explore.evaluate": ("Evaluations", "evaluate_batch"),
+    "phaze_fast.explore": ("Evaluations", "Explorer", "evaluate_batch"),
     "phaze_fast.wafer": ("search_wafers",),
-    "phaze_fast.runs.schedules": ("ScheduleCache",),
+    "phaze_fast.runs.store": ("ScheduleCache",),
     "phaze_fast.runs.sweep": ("Point", "SweepTable", "sweep"),
     "phaze_fast.pipeline": ("compare",),
     "phaze_fast.papers": (

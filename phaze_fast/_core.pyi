@@ -32,6 +32,7 @@ ALGORITHMS: Final[tuple[str, ...]]
 STATUS_SENTENCES: Final[tuple[str, ...]]
 PIPELINE_SCHEDULES: Final[tuple[str, ...]]
 PIPELINE_SENTENCES: Final[tuple[str, ...]]
+HAS_TWO_CHUNKS: Final[tuple[bool, ...]]
 
 MESH_ALGORITHMS: Final[tuple[str, ...]]
 MESH_RUN_DTYPE: Final[np.dtype[Any]]
@@ -320,6 +321,10 @@ def pipeline_chain(schedule: int, stages: int, chunks: int) -> _Array: ...
 def check_pipeline(
     schedule: int, stages: int, chunks: int, micro_batches: int
 ) -> PipelineStatus: ...
+def takes_chunks(schedule: int, chunks: int) -> bool: ...
+def check_pipelines(
+    schedule: int, stages: _Array, chunks: int, micro_batches: _Array
+) -> _Array: ...
 
 MAX_NEST_LAYERS: int
 MAX_NEST_LEVELS: int
@@ -425,6 +430,10 @@ LAYOUT_DTYPE: np.dtype[np.void]
 TRAINING_DTYPE: np.dtype[np.void]
 ESTIMATE_DTYPE: np.dtype[np.void]
 PLAN_STATUS_SENTENCES: tuple[str, ...]
+MEMORY_RULE: dict[str, int]
+WIDTHS_DTYPE: np.dtype[np.void]
+
+def check_widths(widths: _Array, devices: int, global_batch: int) -> _Array: ...
 
 class EstimatedPlan(NamedTuple):
     estimate: _Array

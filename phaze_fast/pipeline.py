@@ -10,17 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
-from phaze_fast.explore.find import find_chips
-from phaze_fast.explore.portfolio import best_pair
-from phaze_fast.explore.result import Budget, Progress
+from phaze_fast.explore import Budget, Progress, best_pair, find_chips, paper_setup
 from phaze_fast.hardware import ArchitectureSpace, Cluster
 from phaze_fast.models import Model, load
 from phaze_fast.papers.comparison import Baselines, baselines_of, sensitivity_of
 from phaze_fast.planning import Training
 from phaze_fast.report.result import SearchResult, result_of
-from phaze_fast.robust.constants import Uncertainty
-from phaze_fast.robust.information import information
-from phaze_fast.robust.robust_chip import TOLERANCE, robust_chip
+from phaze_fast.robust import (
+    TOLERANCE,
+    Information,
+    RobustResult,
+    Uncertainty,
+    information,
+    robust_chip,
+)
 from phaze_fast.software import planned_model
 from phaze_fast.threads import thread_count
 
@@ -130,6 +133,88 @@ def search(
     ('optimal', 0.0, 8)
     """
     named = [model] if isinstance(model, Model | str) else _listed(model)
+    _check_types(space, cluster, training)
+    loaded = [load(each) if isinstance(each, str) else each for each in named]
+    chips = space if isinstance(space, ArchitectureSpace) else None
+    if chips is None:
+        chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
+    usual_cluster, usual_step = paper_setup()
+    wired, step = cluster or usual_cluster, training or usual_step
+    loaded = [planned_model(each, step.software) for each in loaded]
+    budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
+    workers = thread_count(threads)
+    box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
+    if box is not None and objective != "time":
+        raise InvalidInputError(
+            f"objective: {objective} is not accepted with uncertainty; expected time"
+        )
+    searched = (loaded, chips, wired, step)
+    outcome = find_chips(
+        *searched,
+        weights=weights,
+        top=top,
+        pareto=pareto,
+        budget=budget,
+        threads=workers,
+        executor=executor,
+        resume=resume,
+        cache=cache,
+        progress=progress,
+        objective=objective,
+    )
+    found = result_of(*searched, outcome, weights, top, pareto, workers, objective)
+    if not outcome.winners:
+        return found
+    left_s, nominal = max(time_limit_s - outcome.seconds, 0.0), outcome.winners[0]
+    if portfolio:
+        pair = best_pair(
+            *searched,
+            single=nominal,
+            weights=weights,
+            objective=objective,
+            time_limit_s=left_s,
+            threads=workers,
+            say=say,
+        )
+        found = replace(found, portfolio=pair)
+    if box is None:
+        return found
+    robust = robust_chip(
+        *searched,
+        uncertainty=box,
+        nominal=nominal,
+        weights=found.weights,
+        tolerance=tolerance,
+        time_limit_s=left_s,
+        threads=workers,
+        say=say,
+    )
+    return replace(found, robust=robust, information=_information(found, robust, samples, seed))
+
+
+def _information(
+    found: SearchResult, robust: RobustResult, samples: int, seed: int
+) -> Information | None:
+    """Draw samples of the intervals; none without samples."""
+    if not samples:
+        return None
+    first = found.problems[0]
+    return information(
+        [problem.model for problem in found.problems],
+        found.space,
+        first.cluster,
+        first.training,
+        uncertainty=robust.uncertainty,
+        weights=found.weights,
+        samples=samples,
+        seed=seed,
+        threads=found.threads,
+        robust=robust.index,
+    )
+
+
+def _check_types(space: object, cluster: object, training: object) -> None:
+    """Raise InvalidTypeError where an argument of a search has another type."""
     for name, value, kind in (
         ("space", space, ArchitectureSpace | str | Path),
         ("cluster", cluster, Cluster),
@@ -140,38 +225,6 @@ def search(
             raise InvalidTypeError(
                 f"{name}: {type(value).__name__} is not accepted; expected {wanted}"
             )
-    loaded = [load(each) if isinstance(each, str) else each for each in named]
-    chips = space if isinstance(space, ArchitectureSpace) else None
-    if chips is None:
-        chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
-    wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
-    step = training or Training(global_batch=4096, tp=(1, 2, 4, 8))
-    loaded = [planned_model(each, step.software) for each in loaded]
-    budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
-    workers = thread_count(threads)
-    options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
-    box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
-    if box is not None and objective != "time":
-        raise InvalidInputError(
-            f"objective: {objective} is not accepted with uncertainty; expected time"
-        )
-    outcome = find_chips(loaded, chips, wired, step, *options, objective)
-    found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers, objective)
-    if portfolio and outcome.winners:
-        left = max(time_limit_s - outcome.seconds, 0.0)
-        best, asked = outcome.winners[0], (loaded, chips, wired, step)
-        pair = best_pair(*asked, best, weights, objective, left, workers, say)
-        found = replace(found, portfolio=pair)
-    if box is None or not outcome.winners:
-        return found
-    limits = (tolerance, max(time_limit_s - outcome.seconds, 0.0), workers, say)
-    best, shares = outcome.winners[0], found.weights
-    robust = robust_chip(loaded, chips, wired, step, box, best, shares, *limits)
-    known = None
-    if samples:
-        drawn = (samples, seed, workers)
-        known = information(loaded, chips, wired, step, box, shares, *drawn, robust.index)
-    return replace(found, robust=robust, information=known)
 
 
 def _listed(models: object) -> list[Model | str]:
@@ -242,6 +295,6 @@ def compare(
         )
     searched = (found.problems, found.space, found.weights, found.outcome)
     workers = thread_count(threads)
-    others = baselines_of(*searched, baselines, workers, seed, say)
-    moved = sensitivity_of(*searched, workers, say) if sensitivity else []
+    others = baselines_of(*searched, baselines, threads=workers, seed=seed, say=say)
+    moved = sensitivity_of(*searched, threads=workers, say=say) if sensitivity else []
     return replace(found, baselines=others, sensitivity=moved)

@@ -448,6 +448,18 @@ class PyPlanSpace {
   PlanSpace space_;
 };
 
+// The first rule that each row of widths breaks, as a PlanStatus.
+py::array_t<std::int32_t> statuses_of(const py::object& widths, std::int64_t devices,
+                                      std::int64_t global_batch) {
+  const auto rows = view<PlanWidths>(widths, "widths");
+  py::array_t<std::int32_t> statuses(static_cast<py::ssize_t>(rows.size()));
+  const auto filled = writable(statuses);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    filled[i] = static_cast<std::int32_t>(check_widths(rows[i], devices, global_batch));
+  }
+  return statuses;
+}
+
 void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(LayerKindRecord, parameters, expert_parameters, stash_bytes, live_bytes,
                        once_bytes, copy_bytes, cast_bytes, shape_bytes, boundary, unused);
@@ -468,6 +480,11 @@ void bind_plan_records(py::module_& module) {
   PYBIND11_NUMPY_DTYPE(StageEstimate, load_s, memory, instant, unused);
   PYBIND11_NUMPY_DTYPE(PlacedRecord, time_s, memory_bytes, layout, cuts_at, cuts, variants_at,
                        variants);
+  PYBIND11_NUMPY_DTYPE(PlanWidths, tp, pp, dp, cp, ep, etp, micro_batch, vpp, zero, shard,
+                       schedule);
+  module.attr("WIDTHS_DTYPE") = py::dtype::of<PlanWidths>();
+  module.def("check_widths", &statuses_of, py::arg("widths"), py::arg("devices"),
+             py::arg("global_batch"));
   module.attr("MAX_ASSIGNMENTS") = kMaxAssignments;
   module.attr("MAX_RUN_CHUNKS") = kMaxRunChunks;
   module.attr("PLACED_DTYPE") = py::dtype::of<PlacedRecord>();

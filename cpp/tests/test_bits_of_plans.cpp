@@ -175,7 +175,7 @@ void draw_layouts(Numbers& numbers, int blocks, Model* m) {
       if (l.zero > 0 && numbers.below(3) == 0) l.shard = own.ep;
       const bool fits = l.pp * l.dp <= most && l.pp * l.vpp <= blocks;
       if (!fits || (l.pp > 1 && check_schedule(schedule, l.pp, l.vpp, l.micro_batches) !=
-                                        PipelineStatus::kOk)) {
+                                    PipelineStatus::kOk)) {
         continue;
       }
       if (l.pp == 1) l.schedule = 0, l.vpp = 1;
@@ -261,7 +261,8 @@ void add_partition(const Partition& partition, Hash* hash) {
   for (const std::int32_t code : partition.variants) hash->add(code);
 }
 
-void add_layout(const PlanSpace& space, const Model& m, std::size_t row, double memory_limit, Hash* hash) {
+void add_layout(const PlanSpace& space, const Model& m, std::size_t row, double memory_limit,
+                Hash* hash) {
   const std::vector<KindTimes> free{m.at(1), m.at(2), m.at(3), m.at(4)};
   const KindTimes times = m.at(0);
   hash->add(space.layout_bound_s(row, times, 0));
@@ -304,7 +305,8 @@ std::uint64_t plan_bits() {
     const std::vector<std::uint8_t> fits(2 * m.layouts.size(), 1);
     PlanSpace space;
     CHECK(space.build(problem, memory_limits, fits) == Status::kOk);
-    for (std::size_t row = 0; row < m.layouts.size(); ++row) add_layout(space, m, row, memory_limit, &hash);
+    for (std::size_t row = 0; row < m.layouts.size(); ++row)
+      add_layout(space, m, row, memory_limit, &hash);
     const KindTimes times = m.at(0);
     for (std::int32_t s = 0; s < 3; ++s) {
       for (const std::size_t at : {0, 1}) {

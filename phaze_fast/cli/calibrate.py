@@ -9,11 +9,13 @@ import typer
 import yaml
 from rich.console import RenderableType
 
-from phaze_fast.calibration.benchmark_script import benchmark_script
-from phaze_fast.calibration.chip_constants import calibrate_chip
-from phaze_fast.calibration.collective_tables import is_collective_table
-from phaze_fast.calibration.fabric_constants import calibrate_fabric
-from phaze_fast.calibration.fitted import Calibrated
+from phaze_fast.calibration import (
+    Calibrated,
+    benchmark_script,
+    calibrate_chip,
+    calibrate_fabric,
+    is_collective_table,
+)
 from phaze_fast.cli.output import AsJson, emit, note, table
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from phaze_fast.calibration.collective_tables import CollectiveValidation
+from phaze_fast.calibration import CollectiveValidation
 from phaze_fast.cli.output import table
 from phaze_fast.cost import Validation
 from phaze_fast.hardware import Calibration

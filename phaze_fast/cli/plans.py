@@ -31,7 +31,7 @@ from phaze_fast.cli.plan_options import Hardware, ModelName, Step, several
 from phaze_fast.cli.sharing_options import SharingTried
 from phaze_fast.hardware import Accelerator, Cluster
 from phaze_fast.models import Model
-from phaze_fast.planning import Plan, Plans, Training, WhyNot, infeasible, plan, read_asked
+from phaze_fast.planning import Plan, Plans, Training, WhyNot, plan, read_asked
 from phaze_fast.planning import why_not as why_not_fastest
 from phaze_fast.units import format_bytes, format_time
 
@@ -361,7 +361,7 @@ def plan_model(
     cluster = where.cluster()
     found, stopped = _planned(load_model(model, training.seq), cluster, training, top, threads)
     if not found.plans:
-        error = infeasible(found)
+        error = found.infeasible
         if as_json or to_file is not None:
             answer = {"status": "infeasible", "reason": str(error), "plans": []}
             emit(lambda: {**answer, "rejected": found.rejected}, list, True, to_file)

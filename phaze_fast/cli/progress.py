@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from phaze_fast.cli.output import is_watched
-from phaze_fast.explore.result import Progress
+from phaze_fast.explore import Progress
 from phaze_fast.units import format_time
 
 __all__ = ["shown_progress"]

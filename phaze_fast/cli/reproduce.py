@@ -9,7 +9,7 @@ import typer
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import AsJson, ToFile, emit, note, table, target, write_text
-from phaze_fast.reproduce import PAPERS, Reproduced, reproduce
+from phaze_fast.papers.reproduce import PAPERS, Reproduced, reproduce
 
 __all__ = ["add_commands"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields, table
-from phaze_fast.explore.portfolio import Portfolio
-from phaze_fast.robust.information import Information
-from phaze_fast.robust.robust_chip import RobustResult
+from phaze_fast.explore import Portfolio
+from phaze_fast.robust import Information, RobustResult
 from phaze_fast.units import format_time
 
 __all__ = ["information_tables", "portfolio_fields", "robust_fields"]

@@ -6,7 +6,7 @@ from rich.console import RenderableType
 
 from phaze_fast.cli.output import fields, is_narrow, table
 from phaze_fast.cli.robust import information_tables, portfolio_fields, robust_fields
-from phaze_fast.explore.designs import Design, fullest_text, share_text
+from phaze_fast.explore import Design, fullest_text, share_text
 from phaze_fast.report.result import SearchResult
 from phaze_fast.units import format_bandwidth, format_bytes, format_time
 

@@ -12,13 +12,13 @@ from phaze_fast.calibration import (
     RunGroup,
     RunValidation,
     StepValidation,
+    is_collective_table,
+    validate_collectives,
     validate_runs,
     validate_steps,
 )
-from phaze_fast.calibration.collective_tables import is_collective_table, validate_collectives
-from phaze_fast.calibration.published import is_run_table
-from phaze_fast.calibration.steps import is_step_table
-from phaze_fast.calibration.validation import csv_rows
+from phaze_fast.calibration.published import csv_rows, is_run_table
+from phaze_fast.calibration.validation import is_step_table
 from phaze_fast.cli.measured_tables import collective_parts, validation_data, validation_parts
 from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, note, table, typed
 from phaze_fast.cost import validate

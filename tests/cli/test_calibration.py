@@ -5,7 +5,7 @@ import json
 import pytest
 
 from phaze_fast.cli.main import main
-from phaze_fast.report.answer import certificate_section
+from phaze_fast.report import report_page
 
 CARRIED = "constants are carried over from h200"
 
@@ -61,4 +61,4 @@ def test_search(run, tmp_path, base, state, said):
     found = json.loads(run(*words, "--json").out)
     assert found["calibration"]["state"] == state
     assert found["calibration"]["chip"] == found["best"]["chip"]["name"]
-    assert said in str(certificate_section(found))
+    assert said in report_page(found)

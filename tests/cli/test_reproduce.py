@@ -6,7 +6,7 @@ import pytest
 
 from phaze_fast.cli.main import main
 from phaze_fast.errors import InvalidInputError
-from phaze_fast.reproduce import Reproduced, Row, reproduce
+from phaze_fast.papers.reproduce import Reproduced, Row, reproduce
 
 
 def test_a_table_in_latex_and_csv(tmp_path):

@@ -1,5 +1,5 @@
 // The memory rule: micro-batches in flight, ZeRO's shares and the peak bytes of a stage.
-// phaze_fast/memory/kernel.py has the same rules for whole grids; a test checks that the two agree.
+// Numba's loops over grids (phaze_fast/memory/kernel.py) call it by memory_c.hpp.
 #pragma once
 
 #include <algorithm>

@@ -117,7 +117,8 @@ void one_case(unsigned seed) {
     CHECK(c.space.check_partition(k, plan.partition) == PlanStatus::kOk);
     std::vector<StageEstimate> stages;
     const std::vector<KindTimes> free(kFreeLevels, times);
-    const PlanEstimate e = c.space.estimate(k, plan.partition, times, free, c.memory_limit, &stages);
+    const PlanEstimate e =
+        c.space.estimate(k, plan.partition, times, free, c.memory_limit, &stages);
     CHECK(std::abs(e.time_s - plan.time_s) <= 1e-12 * plan.time_s);
     const PlanParts& p = e.parts;
     const double parts = p.compute_s + p.recompute_s + p.pipeline_comm_s + p.imbalance_s +
@@ -126,7 +127,8 @@ void one_case(unsigned seed) {
     CHECK(e.memory_bytes <= c.memory_limit * (1.0 + 1e-9) && e.energy_j > 0.0);
     if (l.vpp == 1) {
       CHECK(std::abs(plan.time_s - brute_force(c, k)) <= 1e-12 * plan.time_s);
-      CHECK(c.space.best_of_layout(k, times, c.memory_limit, 0.5 * plan.time_s).time_s == kInfinite);
+      CHECK(c.space.best_of_layout(k, times, c.memory_limit, 0.5 * plan.time_s).time_s ==
+            kInfinite);
     }
   }
   // Held against one another, layouts are bounded more sharply than each for itself.

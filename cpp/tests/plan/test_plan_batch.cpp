@@ -75,7 +75,8 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
   }
   std::vector<PlanEstimate> found(layouts.size());
   c.space.estimate_even(
-      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit, found);
+      layouts, variants, [&](std::size_t s) { return times_of(0, s); }, free_of, c.memory_limit,
+      found);
   Case slow = two_strategies(seed);  // exchanges and messages take longer, nothing else does
   for (double& rate : slow.fabric.bytes_per_s) rate /= 7.0;
   CHECK(built(slow) == Status::kOk);
@@ -86,7 +87,8 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
     std::vector<KindTimes> free;
     for (std::size_t n = 1; n <= kFreeLevels; ++n) free.push_back(times_of(n, strategy));
     Partition partition;
-    const PlanStatus status = c.space.even_partition(row, times, variants[k], c.memory_limit, &partition);
+    const PlanStatus status =
+        c.space.even_partition(row, times, variants[k], c.memory_limit, &partition);
     CHECK((status == PlanStatus::kOk) == std::isfinite(found[k].time_s));
     if (status != PlanStatus::kOk) continue;
     const PlanEstimate one = c.space.estimate(row, partition, times, free, c.memory_limit, nullptr);
@@ -100,7 +102,8 @@ void a_batch_is_its_plans_one_by_one(unsigned seed) {
     CHECK(a.compute_s == b.compute_s && a.recompute_s == b.recompute_s);
     CHECK(a.bubble_s == b.bubble_s && a.imbalance_s == b.imbalance_s);
     CHECK(a.optimizer_s == b.optimizer_s);
-    const PlanParts far = slow.space.estimate(row, partition, times, free, c.memory_limit, nullptr).parts;
+    const PlanParts far =
+        slow.space.estimate(row, partition, times, free, c.memory_limit, nullptr).parts;
     CHECK(far.compute_s == a.compute_s && far.recompute_s == a.recompute_s);
     CHECK(far.bubble_s == a.bubble_s && far.optimizer_s == a.optimizer_s);
     CHECK(far.data_comm_s >= a.data_comm_s - 1e-12 * one.time_s);
