@@ -68,7 +68,8 @@ std::vector<phaze::LayoutRecord> layouts() {
         layout.zero = zero;
         layout.dp = kDevices / (8 * pp);
         layout.micro_batches = kGlobalBatch / layout.dp;
-        if (pp > 1 || vpp == 1) found.push_back(layout);
+        const bool useful = (pp > 1 || vpp == 1) && (layout.dp > 1 || zero == 0);
+        if (useful) found.push_back(layout);
       }
     }
   }
