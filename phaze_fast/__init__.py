@@ -76,8 +76,6 @@ if TYPE_CHECKING:
         TorusFabric,
         Tuning,
         VectorCore,
-        Wafer,
-        WaferSpace,
         area,
         area_batch,
         power_batch,
@@ -109,7 +107,7 @@ if TYPE_CHECKING:
     from phaze_fast.runs.store import ScheduleCache
     from phaze_fast.runs.sweep import Point, SweepTable, sweep
     from phaze_fast.schedule import LayerTimes, schedule_layers
-    from phaze_fast.wafer import search_wafers
+    from phaze_fast.wafer import Wafer, WaferSpace, search_wafers
 
     __version__: str
 
@@ -174,8 +172,6 @@ _HOME = {
         "TorusFabric",
         "Tuning",
         "VectorCore",
-        "Wafer",
-        "WaferSpace",
         "area",
         "area_batch",
         "power_batch",
@@ -184,7 +180,7 @@ _HOME = {
     "phaze_fast.models": ("TransformerModel",),
     "phaze_fast.opgraph": ("Strategy", "build_op_graphs", "layer_graph"),
     "phaze_fast.explore": ("Evaluations", "Explorer", "evaluate_batch"),
-    "phaze_fast.wafer": ("search_wafers",),
+    "phaze_fast.wafer": ("Wafer", "WaferSpace", "search_wafers"),
     "phaze_fast.runs.store": ("ScheduleCache",),
     "phaze_fast.runs.sweep": ("Point", "SweepTable", "sweep"),
     "phaze_fast.pipeline": ("compare",),

@@ -15,20 +15,20 @@ from phaze_fast.hardware import (
     FULL_AREA,
     Accelerator,
     ArchitectureSpace,
-    Wafer,
-    WaferSpace,
     area,
     power_batch,
     presets,
-    wafer_totals,
 )
 from phaze_fast.schemas import KINDS, parse_as, schema
-from phaze_fast.units import (
-    format_area,
-    format_bandwidth,
-    format_bytes,
-    format_count,
-    format_flops,
+from phaze_fast.units import format_area, format_bandwidth, format_bytes, format_count, format_flops
+from phaze_fast.wafer import (
+    WAFER_SPACES,
+    WAFERS,
+    Wafer,
+    WaferSpace,
+    load_wafer,
+    load_wafer_space,
+    wafer_totals,
 )
 
 __all__ = ["add_commands"]
@@ -235,9 +235,9 @@ def _show_wafer(wafer: Wafer) -> list[RenderableType]:
 
 def _wafer_space(name: str) -> WaferSpace | None:
     """Look a space of wafers up, by preset or file; None where it is something else."""
-    if name in presets.wafer_space_names():
-        return presets.wafer_space(name)
-    if name in presets.wafer_names() or not name.endswith((".yaml", ".yml", ".json")):
+    if name in WAFER_SPACES.names:
+        return load_wafer_space(name)
+    if name in WAFERS.names or not name.endswith((".yaml", ".yml", ".json")):
         return None
     data = read_document(name)
     is_space = isinstance(data, dict) and "axes" in data
@@ -277,16 +277,16 @@ def wafers(
         if listed is not None:
             _show_wafer_space(listed, as_json, to_file)
             return
-        wafer = presets.wafer(name)
+        wafer = load_wafer(name)
         emit(lambda: _wafer_data(wafer), lambda: _show_wafer(wafer), as_json, to_file)
         return
-    found = [presets.wafer(n) for n in presets.wafer_names()]
+    found = [load_wafer(n) for n in WAFERS.names]
     rows = [[wafer.name, str(wafer.dies), str(wafer).partition(": ")[2]] for wafer in found]
     emit(
         lambda: [_wafer_data(wafer) for wafer in found],
         lambda: [
             table("Wafers", ["wafer", "dies>", "what it is"], rows),
-            f"Spaces of wafers: {', '.join(presets.wafer_space_names())}",
+            f"Spaces of wafers: {', '.join(WAFER_SPACES.names)}",
         ],
         as_json,
         to_file,

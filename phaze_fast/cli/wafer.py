@@ -23,17 +23,16 @@ from phaze_fast.cli.wafer_progress import shown
 from phaze_fast.cli.wafer_tables import picture, summary
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InfeasibleError, InvalidInputError
-from phaze_fast.hardware import Wafer, WaferSpace
 from phaze_fast.models import GraphModel, Model, TransformerModel, recognised
-from phaze_fast.wafer import Encoding, Problem, WaferTraining, evaluate
-from phaze_fast.wafer.comparison import Comparison, comparison_in
-from phaze_fast.wafer.fault_study import FaultStudy, study_in
-from phaze_fast.wafer.outcome import Effort, MappingResult
-from phaze_fast.wafer.pareto import OBJECTIVES
-from phaze_fast.wafer.searches import mappings_in
-from phaze_fast.wafer.session import Session
-from phaze_fast.wafer.traffic import describe
-from phaze_fast.wafer.wafers import WaferResult, wafers_in
+from phaze_fast.wafer import Encoding, Problem, Wafer, WaferSpace, WaferTraining, evaluate
+from phaze_fast.wafer.mapping.traffic import describe
+from phaze_fast.wafer.search.result import Effort, MappingResult
+from phaze_fast.wafer.search.search import search_mappings
+from phaze_fast.wafer.search.session import Session
+from phaze_fast.wafer.studies.comparison import Comparison, compare_mappings
+from phaze_fast.wafer.studies.fault_study import FaultStudy, fault_study
+from phaze_fast.wafer.studies.pareto import OBJECTIVES
+from phaze_fast.wafer.studies.wafers import WaferResult, search_wafers
 
 __all__ = ["add_commands"]
 
@@ -59,15 +58,15 @@ def _one_wafer(
         name = f"{problem.model.name} on {problem.wafer.name}"
         say(name)
         if compare:
-            return comparison_in(
-                session,
+            return compare_mappings(
                 problem,
                 effort,
                 seed,
                 progress=show,
                 report=lambda part: say(f"{name}: {part}"),
+                session=session,
             )
-        return mappings_in(session, [problem], effort, seed, show)[0]
+        return search_mappings([problem], effort, seed, progress=show, session=session)[0]
 
 
 def _space(
@@ -82,19 +81,19 @@ def _space(
 ) -> tuple[WaferResult, Comparison | None]:
     with shown(quiet) as (say, show):
         say(f"{model.name} on {space.name}")
-        found = wafers_in(session, model, space, training, effort, seed, show)
+        found = search_wafers(model, space, training, effort, seed, progress=show, session=session)
     if not compare:
         return found, None
     with shown(quiet) as (say, show):
         name = f"{model.name} on {found.best.problem.wafer.name}"
-        case = comparison_in(
-            session,
+        case = compare_mappings(
             found.best.problem,
             effort,
             seed,
             known=[found.best.best],
             progress=show,
             report=lambda part: say(f"{name}: {part}"),
+            session=session,
         )
     if found.base is not None:
         case.ablations["no_architecture"] = found.base.best
@@ -124,15 +123,14 @@ def _studied(session: Session, problem: Problem, asked: _Asked) -> FaultStudy | 
         return None
     with shown(asked.quiet) as (say, show):
         say(f"{problem.model.name} on {problem.wafer.name}: fault maps")
-        return study_in(
-            session,
+        return fault_study(
             problem,
             asked.maps,
             asked.die_fault,
             asked.link_fault,
-            None,
-            asked.seed,
-            show,
+            seed=asked.seed,
+            progress=show,
+            session=session,
         )
 
 
@@ -143,10 +141,10 @@ def _answered(
     cases: list[Case] = []
     training, effort, seed, compare, quiet, to_file = asked[:6]
     plain = [Problem(m, w, training) for m, w in pairs if isinstance(w, Wafer)]
-    if not session.alone and not compare:  # all at once, so that no worker waits
+    if not session.sequential and not compare:  # all at once, so that no worker waits
         with shown(quiet) as (say, show):
             say(f"{len(plain)} mappings")
-            mappings_in(session, plain, effort, seed, show)
+            search_mappings(plain, effort, seed, progress=show, session=session)
     for model, where in pairs:
         if isinstance(where, WaferSpace) and asked.front:
             given = (training, effort, seed, asked.front)

@@ -6,19 +6,27 @@ from pathlib import Path
 
 from phaze_fast.documents import read_document
 from phaze_fast.errors import InvalidInputError, nearest
-from phaze_fast.hardware import Wafer, WaferSpace, load_faults, presets
+from phaze_fast.wafer import (
+    WAFER_SPACES,
+    WAFERS,
+    Wafer,
+    WaferSpace,
+    load_faults,
+    load_wafer,
+    load_wafer_space,
+)
 
 __all__ = ["joined_wafers", "wafer_of", "with_faults"]
 
 
 def wafer_of(name: str) -> Wafer | WaferSpace:
     """Look a wafer or a space of wafers up: a preset, or a file of either kind."""
-    if name in presets.wafer_space_names():
-        return presets.wafer_space(name)
-    if name in presets.wafer_names():
-        return presets.wafer(name)
+    if name in WAFER_SPACES.names:
+        return load_wafer_space(name)
+    if name in WAFERS.names:
+        return load_wafer(name)
     if not name.endswith((".yaml", ".yml", ".json")):
-        known = [*presets.wafer_names(), *presets.wafer_space_names()]
+        known = [*WAFERS.names, *WAFER_SPACES.names]
         raise InvalidInputError(
             f"--wafer: {name!r} is not accepted; {nearest(name, known)}, or a file"
         )
@@ -38,7 +46,7 @@ def joined_wafers(wafers: list[Wafer | WaferSpace], count: int) -> list[Wafer | 
             raise InvalidInputError(
                 f"--joined: {where.name} is not accepted with it; expected wafers, not a space"
             )
-        found.append(where.replace(joined=count))
+        found.append(where.replace(wafer_count=count))
     return found
 
 

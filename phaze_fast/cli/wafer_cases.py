@@ -18,13 +18,13 @@ from phaze_fast.cli.wafer_tables import (
 )
 from phaze_fast.tables import Table, joined_columns
 from phaze_fast.wafer import Evaluation
-from phaze_fast.wafer.comparison import Comparison
-from phaze_fast.wafer.fault_study import FaultStudy
-from phaze_fast.wafer.outcome import MappingResult
-from phaze_fast.wafer.pareto import WaferFront
-from phaze_fast.wafer.session import Session
-from phaze_fast.wafer.traffic import describe
-from phaze_fast.wafer.wafers import WaferResult
+from phaze_fast.wafer.mapping.traffic import describe
+from phaze_fast.wafer.search.result import MappingResult
+from phaze_fast.wafer.search.session import Session
+from phaze_fast.wafer.studies.comparison import Comparison
+from phaze_fast.wafer.studies.fault_study import FaultStudy
+from phaze_fast.wafer.studies.pareto import WaferFront
+from phaze_fast.wafer.studies.wafers import WaferResult
 
 __all__ = ["Case", "Cases"]
 

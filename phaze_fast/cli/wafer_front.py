@@ -10,11 +10,10 @@ from phaze_fast.cli.output import write_text
 from phaze_fast.cli.wafer_cases import Case
 from phaze_fast.cli.wafer_progress import shown
 from phaze_fast.errors import InfeasibleError, InvalidInputError, nearest
-from phaze_fast.hardware import Wafer, WaferSpace
-from phaze_fast.wafer import WaferTraining
-from phaze_fast.wafer.outcome import Effort
-from phaze_fast.wafer.pareto import OBJECTIVES, WaferFront, front_in
-from phaze_fast.wafer.session import Session
+from phaze_fast.wafer import Wafer, WaferSpace, WaferTraining
+from phaze_fast.wafer.search.result import Effort
+from phaze_fast.wafer.search.session import Session
+from phaze_fast.wafer.studies.pareto import OBJECTIVES, WaferFront, search_front
 
 __all__ = ["front_case", "objectives_of"]
 
@@ -36,7 +35,18 @@ def front_case(
 
     with shown(quiet) as (say, show):
         say(f"{model.name} on {space.name}: front")
-        found = front_in(session, model, space, *given, progress=show, so_far=so_far)
+        training, effort, seed, objectives = given
+        found = search_front(
+            model,
+            space,
+            training,
+            effort,
+            seed,
+            objectives=objectives,
+            progress=show,
+            so_far=so_far,
+            session=session,
+        )
     if not found.points:
         raise InfeasibleError(
             f"{space.name}: {found.misfits} wafers searched, none has room for {model.name}"
