@@ -504,7 +504,7 @@ class StepScorer {
     return true;
   }
 
-  void describe(int k, const Outputs& outputs, double load_s, double block_s, double activations,
+  void describe(int k, const Outputs& outputs, double load_s, double activations,
                 double over_bytes) {
     const StageBudget& b = stages_[at(k)];
     MapStage& stage = (*asked_.stages)[at(k)];
