@@ -17,7 +17,6 @@ import numpy as np
 
 from phaze_fast import _core
 from phaze_fast.errors import InvalidInputError, InvalidTypeError, nearest
-from phaze_fast.planning.pipelines import ALIASES
 from phaze_fast.threads import thread_count
 from phaze_fast.units import format_bytes, format_time
 
@@ -37,6 +36,7 @@ Array = np.ndarray[Any, Any]
 
 SCHEDULES = ("1f1b", "zb-h1")
 """Schedules whose stages may differ in size, in the order of the kernel's codes."""
+_ALIASES = {"zero-bubble": "zb-h1"}
 
 # ---- the table of layers ----
 
@@ -341,14 +341,14 @@ class PipelineProblem:
     @property
     def code(self) -> int:
         """The kernel's code of the schedule."""
-        return SCHEDULES.index(ALIASES.get(self.schedule, self.schedule))
+        return SCHEDULES.index(_ALIASES.get(self.schedule, self.schedule))
 
     def check(self) -> None:
         """Raise InvalidInputError where a field is out of range."""
-        if ALIASES.get(self.schedule, self.schedule) not in SCHEDULES:
+        if _ALIASES.get(self.schedule, self.schedule) not in SCHEDULES:
             raise InvalidInputError(
                 f"schedule: {self.schedule!r} is not accepted; "
-                f"{nearest(str(self.schedule), (*SCHEDULES, *ALIASES))}"
+                f"{nearest(str(self.schedule), (*SCHEDULES, *_ALIASES))}"
             )
         if not isinstance(self.stages, tuple) or len(self.stages) != 2:
             raise InvalidTypeError(
