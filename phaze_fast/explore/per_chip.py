@@ -316,7 +316,7 @@ def _row(problem: SearchProblem, answer: Answer) -> dict[str, Any]:
     sizes, placed = evaluator.sizes[k], answer.placed
     strategy, layout = sizes.strategy, evaluator.layouts[placed.layout]
     recomputed = {recompute_text(code, sizes.variants) for code in placed.variants}
-    stages, replicas = int(layout["stages"]), int(layout["dp"])
+    stages, replicas = int(layout["pp"]), int(layout["dp"])
     return {
         "feasible": True,
         "time_s": placed.time_s,

@@ -177,21 +177,21 @@ class LayerTable:
         return len(self.names)
 
     @cached_property
-    def columns(self) -> tuple[Array, ...]:
-        """The arrays in the order of the kernel's arguments."""
+    def columns(self) -> dict[str, Array]:
+        """The arrays by the names that the kernel reads."""
         ends = np.array(self.edges or (), dtype=np.int32).reshape(-1, 2)
         tied = np.array(self.tied or (), dtype=np.int32).reshape(-1, 2)
-        return (
-            *(getattr(self, name).reshape(-1) for name in _BY_VARIANT),
-            *(getattr(self, name) for name in _BY_LAYER),
-            self.wide,
-            ends[:, 0].copy(),
-            ends[:, 1].copy(),
-            self.edge_s,
-            self.edge_bytes,
-            tied[:, 0].copy(),
-            tied[:, 1].copy(),
-        )
+        return {
+            **{name: getattr(self, name).reshape(-1) for name in _BY_VARIANT},
+            **{name: getattr(self, name) for name in _BY_LAYER},
+            "wide": self.wide,
+            "edge_from": ends[:, 0].copy(),
+            "edge_to": ends[:, 1].copy(),
+            "edge_s": self.edge_s,
+            "edge_bytes": self.edge_bytes,
+            "tied_from": tied[:, 0].copy(),
+            "tied_to": tied[:, 1].copy(),
+        }
 
     def traffic(self, stage: set[int], each_edge: bool) -> tuple[float, float, float]:
         """Seconds in and out, and bytes in, of a stage.
@@ -467,27 +467,26 @@ def _placement(
     problem: PublishedProblem | PipelineProblem,
     table: LayerTable | None,
     width: int,
-    record: Any,
+    plan: _core.TablePlan,
     solve_s: float,
 ) -> Placement:
-    """Turn a record of the kernel into a placement."""
-    time_s, load, tail_s, count, replicas, devices, stage_of, variant_of = record
-    if table is None or count == 0:
+    """Turn a plan of the kernel into a placement."""
+    if table is None or plan.stages == 0:
         return replace(_INFEASIBLE, solve_s=solve_s)
-    order = np.argsort(stage_of, kind="stable")
-    borders = np.searchsorted(stage_of[order], np.arange(count + 1))
+    order = np.argsort(plan.stage_of, kind="stable")
+    borders = np.searchsorted(plan.stage_of[order], np.arange(plan.stages + 1))
     return Placement(
         status="optimal",
-        time_s=time_s,
-        max_load_s=load,
+        time_s=plan.time_s,
+        max_load_s=plan.max_load_s,
         width=width,
-        replicas=replicas,
-        devices=devices,
+        replicas=plan.replicas,
+        devices=plan.devices,
         stages=tuple(tuple(order[a:b].tolist()) for a, b in pairwise(borders)),
-        variants=tuple(table.variants[v] for v in variant_of.tolist()),
+        variants=tuple(table.variants[v] for v in plan.variant_of.tolist()),
         table=table,
         problem=problem,
-        tail_s=tail_s,
+        tail_s=plan.tail_s,
         solve_s=solve_s,
     )
 
@@ -501,7 +500,7 @@ def _place_published(problems: Sequence[PublishedProblem], threads: int) -> list
     each_width = [(p, width, table) for p in problems for width, table in p.tables.items()]
     counts = [len(p.tables) for p in problems]
     begin = time.perf_counter()
-    records = _core.place_published(
+    answers = _core.place_published(
         [table.columns for _, _, table in each_width],
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         np.array([p.memory_bytes for p, _, _ in each_width], dtype=np.float64),
@@ -515,16 +514,16 @@ def _place_published(problems: Sequence[PublishedProblem], threads: int) -> list
     )
     solve_s = (time.perf_counter() - begin) / len(problems)
     placements = []
-    for p, (status, chosen, record) in zip(problems, records, strict=True):
-        _raise_if(status, p.name)
-        width = list(p.tables)[chosen] if chosen >= 0 else 0
-        placements.append(_placement(p, p.tables.get(width), width, record, solve_s))
+    for p, answer in zip(problems, answers, strict=True):
+        _raise_if(answer.status, p.name)
+        width = list(p.tables)[answer.table] if answer.table >= 0 else 0
+        placements.append(_placement(p, p.tables.get(width), width, answer.plan, solve_s))
     return placements
 
 
 def _place_pipelines(problems: Sequence[PipelineProblem], threads: int) -> list[Placement]:
     begin = time.perf_counter()
-    records = _core.place_pipeline(
+    answers = _core.place_pipeline(
         [p.table.columns for p in problems],
         np.array([p.memory_bytes for p in problems], dtype=np.float64),
         np.array([p.piped_bytes for p in problems], dtype=np.float64),
@@ -538,9 +537,9 @@ def _place_pipelines(problems: Sequence[PipelineProblem], threads: int) -> list[
     )
     solve_s = (time.perf_counter() - begin) / len(problems)
     placements = []
-    for p, (status, best) in zip(problems, records, strict=True):
-        _raise_if(status, p.name)
-        plans = [_placement(p, p.table, 1, record, solve_s) for record in best]
+    for p, answer in zip(problems, answers, strict=True):
+        _raise_if(answer.status, p.name)
+        plans = [_placement(p, p.table, 1, plan, solve_s) for plan in answer.plans]
         placements.append(min(plans, key=lambda plan: plan.time_s, default=_INFEASIBLE))
     return placements
 

@@ -279,6 +279,6 @@ def test_replicas_lie_inside_where_a_pipeline_fits_into_a_node():
     evaluator = PlanEvaluator(pf.models.load("gpt2-small"), cluster(64), step, [80 * 2**30])
     layouts = evaluator.layouts
     several = layouts[layouts["dp"] > 1]
-    both = set(several["stages"][several["rank_order"] == 1].tolist())
-    assert both == {p for p in several["stages"].tolist() if 1 < p <= 8}
-    assert {8, 9} <= set(several["stages"].tolist())
+    both = set(several["pp"][several["rank_order"] == 1].tolist())
+    assert both == {p for p in several["pp"].tolist() if 1 < p <= 8}
+    assert {8, 9} <= set(several["pp"].tolist())
