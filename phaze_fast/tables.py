@@ -1,4 +1,4 @@
-"""Tables: results as columns for pandas, CSV or Parquet, non-dominated rows, rows of CSV files."""
+"""Results as tables: named columns for pandas, CSV or Parquet, and their non-dominated rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from phaze_fast.documents import read_text
 from phaze_fast.errors import InvalidInputError, MissingExtraError
 
 Array = np.ndarray[Any, Any]
@@ -106,101 +105,3 @@ def non_dominated(values: Array) -> Array:
         stay = np.flatnonzero(~dominated) + 1
         at, columns = at[stay], [column[stay] for column in columns]
     return np.array(sorted(front), dtype=np.int64)
-
-
-def csv_rows(path: Path | str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """Read a CSV file: its header, and its rows, each with the line that it begins on.
-
-    Blank lines and lines that begin with ``#`` are skipped.
-
-    Raises
-    ------
-    InvalidInputError
-        Where the file cannot be read or is not CSV.
-    """
-    text = read_text(path).removeprefix("\ufeff")  # spreadsheets begin with a byte-order mark
-    reader = csv.reader(text.splitlines(keepends=True), strict=True)
-    rows: list[tuple[int, dict[str, str]]] = []
-    header: list[str] = []
-    begins = 1
-    try:
-        for cells in reader:
-            if any(cell.strip() for cell in cells) and not cells[0].startswith("#"):
-                if not header:
-                    header = [name.strip() for name in cells]
-                else:
-                    rows.append((begins, dict(zip(header, cells, strict=False))))
-            begins = reader.line_num + 1
-    except csv.Error as error:
-        raise InvalidInputError(f"{path}: not a CSV file: {error}") from None
-    return header, rows
-
-
-class CsvRow:
-    """The cells of one row by column; errors name the row and the column.
-
-    Parameters
-    ----------
-    where
-        What messages call the row, such as ``mine.csv, line 3``; may be empty.
-    cells
-        Text by column.
-    error
-        What is raised where a cell is not accepted.
-
-    Examples
-    --------
-    >>> row = CsvRow("mine.csv, line 3", {"tp": "4", "dp": ""})
-    >>> row.whole("tp"), row.whole("dp", default=1)
-    (4, 1)
-    """
-
-    def __init__(
-        self,
-        where: str,
-        cells: Mapping[str, str],
-        error: type[InvalidInputError] = InvalidInputError,
-    ) -> None:
-        self.where, self.cells, self._error = where, cells, error
-
-    def fault(self, column: str, wanted: str) -> InvalidInputError:
-        """Return the error for a cell that is missing or not accepted."""
-        value = self.text(column)
-        problem = f"{value!r} is not accepted" if value else "is missing"
-        where = f"{self.where}: " if self.where else ""
-        return self._error(f"{where}{column}: {problem}; expected {wanted}")
-
-    def text(self, column: str) -> str:
-        """Return a cell without blanks around it; empty where there is none."""
-        return (self.cells.get(column) or "").strip()
-
-    def whole(self, column: str, default: int | None = None) -> int:
-        """Return a whole number from 1 to 2^40."""
-        if default is not None and not self.text(column):
-            return default
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            value = 0.0
-        if not 1 <= value <= 2**40 or value != int(value):
-            raise self.fault(column, "a whole number from 1 to 2^40")
-        return int(value)
-
-    def positive(self, column: str, default: float | None = None) -> float:
-        """Return a number greater than 0."""
-        if default is not None and not self.text(column):
-            return default
-        try:
-            value = float(self.text(column))
-        except ValueError:
-            value = 0.0
-        if not 1e-9 <= value <= 1e18:
-            raise self.fault(column, "a number from 1e-9 to 1e18")
-        return value
-
-    def flag(self, column: str, default: bool | None = None) -> bool:
-        """Return True or False."""
-        text = self.text(column) or str(default)
-        if text not in ("True", "False"):
-            raise self.fault(column, "True or False")
-        return text == "True"

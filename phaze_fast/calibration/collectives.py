@@ -16,11 +16,10 @@ import numpy as np
 
 from phaze_fast.cost import ColumnError, collective_batch
 from phaze_fast.cost.validation import column_error
-from phaze_fast.documents import read_text
+from phaze_fast.documents import CsvRow, csv_rows, read_text
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import presets
 from phaze_fast.hardware.fabric import FlatFabric, MeshFabric, TieredFabric, TorusFabric
-from phaze_fast.tables import CsvRow, csv_rows
 
 Array = np.ndarray[Any, Any]
 AnyFabric = FlatFabric | TieredFabric | TorusFabric | MeshFabric

@@ -14,13 +14,12 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from phaze_fast.documents import parse_text
+from phaze_fast.documents import CsvRow, parse_text
 from phaze_fast.errors import InvalidInputError, PhazeError
 from phaze_fast.hardware import Cluster, TieredFabric, presets
 from phaze_fast.models import MixtureOfExperts, TransformerModel
 from phaze_fast.planning import PlanSpec
 from phaze_fast.software import load_software
-from phaze_fast.tables import CsvRow
 
 RUN_COLUMNS = frozenset(
     [

@@ -21,13 +21,12 @@ from phaze_fast.calibration.published import (
     read_run,
 )
 from phaze_fast.cost.validation import ErrorSizes, measured_model
-from phaze_fast.documents import read_document
+from phaze_fast.documents import CsvRow, csv_rows, read_document
 from phaze_fast.errors import InvalidInputError, PhazeError, nearest
 from phaze_fast.hardware import Accelerator, Cluster, FlatFabric
 from phaze_fast.models import Model, from_hf
 from phaze_fast.planning import Plan, predict
 from phaze_fast.software import load_software
-from phaze_fast.tables import CsvRow, csv_rows
 
 Array = np.ndarray[Any, Any]
 

@@ -22,9 +22,9 @@ from phaze_fast.calibration.validation import is_step_table
 from phaze_fast.cli.measured_tables import collective_parts, validation_data, validation_parts
 from phaze_fast.cli.output import AsJson, ToFile, ToPage, emit, note, table, typed
 from phaze_fast.cost import validate
+from phaze_fast.documents import csv_rows
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import presets
-from phaze_fast.tables import csv_rows
 
 __all__ = ["add_commands"]
 

@@ -16,13 +16,13 @@ import numpy as np
 from phaze_fast import _core
 from phaze_fast.cost.machines import machines
 from phaze_fast.cost.operators import attention_ops, product_ops, vector_ops
+from phaze_fast.documents import CsvRow, csv_rows
 from phaze_fast.errors import InvalidInputError, nearest
 from phaze_fast.hardware import Accelerator
 from phaze_fast.hardware.chip import Dtype
 from phaze_fast.models import TransformerModel, load
 from phaze_fast.models import names as model_names
 from phaze_fast.opgraph import Layer, Strategy, layer_graph
-from phaze_fast.tables import CsvRow, csv_rows
 
 Array = np.ndarray[Any, Any]
 
