@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from phaze_fast.errors import InvalidInputError, InvalidTypeError
@@ -129,63 +130,147 @@ def search(
     >>> found.status, found.gap, found.best.plan.dp
     ('optimal', 0.0, 8)
     """
-    named = [model] if isinstance(model, Model | str) else _listed(model)
-    for name, value, kind in (
-        ("space", space, ArchitectureSpace | str | Path),
-        ("cluster", cluster, Cluster),
-        ("training", training, Training),
-    ):
-        if value is not None and not isinstance(value, kind):
-            wanted = getattr(kind, "__name__", "ArchitectureSpace, or the name or file of one")
-            raise InvalidTypeError(
-                f"{name}: {type(value).__name__} is not accepted; expected {wanted}"
-            )
-    loaded = [load(each) if isinstance(each, str) else each for each in named]
-    chips = space if isinstance(space, ArchitectureSpace) else None
-    if chips is None:
-        chips = ArchitectureSpace.load(space or "published")  # type: ignore[arg-type]
-    wired = cluster or Cluster(devices=1024, fabric="tpuv4-pod")
-    step = training or Training(global_batch=4096, tp=(1, 2, 4, 8))
-    loaded = [planned_model(each, step.software) for each in loaded]
-    budget = Budget(time_s=time_limit_s, points=max_points, stop=stop)
-    workers = thread_count(threads)
-    options = (weights, top, pareto, budget, workers, executor, resume, cache, progress)
-    box = None if uncertainty is None else Uncertainty.load(uncertainty, chips, wired)
-    if box is not None and objective != "time":
+    models, space, cluster, training = _checked(model, space, cluster, training)
+    constants = None if uncertainty is None else Uncertainty.load(uncertainty, space, cluster)
+    if constants is not None and objective != "time":
         raise InvalidInputError(
             f"objective: {objective} is not accepted with uncertainty; expected time"
         )
-    outcome = find_chips(loaded, chips, wired, step, *options, objective)
-    found = result_of(loaded, chips, wired, step, outcome, weights, top, pareto, workers, objective)
-    if portfolio and outcome.winners:
-        left = max(time_limit_s - outcome.seconds, 0.0)
-        best, asked = outcome.winners[0], (loaded, chips, wired, step)
-        pair = best_pair(*asked, best, weights, objective, left, workers, say)
-        found = replace(found, portfolio=pair)
-    if box is None or not outcome.winners:
-        return found
-    limits = (tolerance, max(time_limit_s - outcome.seconds, 0.0), workers, say)
-    best, shares = outcome.winners[0], found.weights
-    robust = robust_chip(loaded, chips, wired, step, box, best, shares, *limits)
-    known = None
-    if samples:
-        drawn = (samples, seed, workers)
-        known = information(loaded, chips, wired, step, box, shares, *drawn, robust.index)
-    return replace(found, robust=robust, information=known)
+    threads = thread_count(threads)
+    outcome = find_chips(
+        models,
+        space,
+        cluster,
+        training,
+        weights=weights,
+        top=top,
+        pareto=pareto,
+        budget=Budget(time_s=time_limit_s, points=max_points, stop=stop),
+        threads=threads,
+        executor=executor,
+        resume=resume,
+        cache=cache,
+        progress=progress,
+        objective=objective,
+    )
+    result = result_of(
+        models,
+        space,
+        cluster,
+        training,
+        outcome,
+        weights=weights,
+        top=top,
+        pareto=pareto,
+        threads=threads,
+        objective=objective,
+    )
+    if not outcome.winners:
+        return result
+    remaining_s = max(time_limit_s - outcome.seconds, 0.0)
+    if portfolio:
+        pair = best_pair(
+            models,
+            space,
+            cluster,
+            training,
+            single=outcome.winners[0],
+            weights=weights,
+            objective=objective,
+            time_limit_s=remaining_s,
+            threads=threads,
+            say=say,
+        )
+        result = replace(result, portfolio=pair)
+    if constants is None:
+        return result
+    return _with_uncertainty(
+        result,
+        models,
+        cluster,
+        training,
+        uncertainty=constants,
+        tolerance=tolerance,
+        time_limit_s=remaining_s,
+        samples=samples,
+        seed=seed,
+        say=say,
+    )
 
 
-def _listed(models: object) -> list[Model | str]:
-    """Several models, or what is wrong with them."""
-    listed: list[Any] = list(models) if isinstance(models, list | tuple) else [models]
-    for each in listed:
-        if not isinstance(each, Model | str):
-            raise InvalidTypeError(
-                f"model: {type(each).__name__} is not accepted; expected a TransformerModel or the "
-                "name of one"
-            )
+def _checked(
+    model: Model | str | Sequence[Model | str],
+    space: ArchitectureSpace | str | None,
+    cluster: Cluster | None,
+    training: Training | None,
+) -> tuple[list[Model], ArchitectureSpace, Cluster, Training]:
+    """Load what is given by name, fill in what is not given, and refuse wrong types."""
+    listed: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     if not listed:
         raise InvalidInputError("model: none is not accepted; expected at least one")
-    return listed
+    for each in listed:
+        _check_type("model", each, Model | str, "a TransformerModel or the name of one")
+    if space is None or not isinstance(space, ArchitectureSpace):
+        space = "published" if space is None else space
+        _check_type("space", space, str | Path, "ArchitectureSpace, or the name or file of one")
+        space = ArchitectureSpace.load(space)
+    cluster = Cluster(devices=1024, fabric="tpuv4-pod") if cluster is None else cluster
+    _check_type("cluster", cluster, Cluster, "Cluster")
+    training = Training(global_batch=4096, tp=(1, 2, 4, 8)) if training is None else training
+    _check_type("training", training, Training, "Training")
+    loaded = [load(each) if isinstance(each, str) else each for each in listed]
+    return [planned_model(each, training.software) for each in loaded], space, cluster, training
+
+
+def _check_type(argument: str, value: object, accepted: type | UnionType, expected: str) -> None:
+    if not isinstance(value, accepted):
+        raise InvalidTypeError(
+            f"{argument}: {type(value).__name__} is not accepted; expected {expected}"
+        )
+
+
+def _with_uncertainty(
+    result: SearchResult,
+    models: list[Model],
+    cluster: Cluster,
+    training: Training,
+    *,
+    uncertainty: Uncertainty,
+    tolerance: float,
+    time_limit_s: float,
+    samples: int,
+    seed: int,
+    say: Callable[[str], None] | None,
+) -> SearchResult:
+    """Add the chip of least largest regret over the intervals, and what samples of them show."""
+    robust = robust_chip(
+        models,
+        result.space,
+        cluster,
+        training,
+        uncertainty=uncertainty,
+        nominal=result.outcome.winners[0],
+        weights=result.weights,
+        tolerance=tolerance,
+        time_limit_s=time_limit_s,
+        threads=result.threads,
+        say=say,
+    )
+    if not samples:
+        return replace(result, robust=robust)
+    sampled = information(
+        models,
+        result.space,
+        cluster,
+        training,
+        uncertainty=uncertainty,
+        weights=result.weights,
+        samples=samples,
+        seed=seed,
+        threads=result.threads,
+        robust=robust.index,
+    )
+    return replace(result, robust=robust, information=sampled)
 
 
 def compare(
@@ -240,8 +325,20 @@ def compare(
             f"found: a search for the least {found.objective} is not accepted; expected one for "
             "the least time, which other methods are compared by"
         )
-    searched = (found.problems, found.space, found.weights, found.outcome)
-    workers = thread_count(threads)
-    others = baselines_of(*searched, baselines, workers, seed, say)
-    moved = sensitivity_of(*searched, workers, say) if sensitivity else []
-    return replace(found, baselines=others, sensitivity=moved)
+    threads = thread_count(threads)
+    others = baselines_of(
+        found.problems,
+        found.space,
+        found.weights,
+        found.outcome,
+        which=baselines,
+        threads=threads,
+        seed=seed,
+        say=say,
+    )
+    variations = []
+    if sensitivity:
+        variations = sensitivity_of(
+            found.problems, found.space, found.weights, found.outcome, threads=threads, say=say
+        )
+    return replace(found, baselines=others, sensitivity=variations)

@@ -21,7 +21,7 @@ GIB = 2**30
 
 
 def spec(axes, base=BASE, **limits):
-    return pf.SpaceSpec(name="few", base=base, axes=axes, **limits)
+    return pf.hardware.SpaceSpec(name="few", base=base, axes=axes, **limits)
 
 
 def test_every_term_is_what_a_hand_works_out():
@@ -32,7 +32,7 @@ def test_every_term_is_what_a_hand_works_out():
     # Six links of 50 GB/s; an NVLink 3 of 25 GB/s takes 1.888 mm2 and 74.632 M transistors.
     assert math.isclose(found.links_mm2, 12 * (1.888 + 74.632 / 96.3))
     assert found.die_to_die_mm2 == 0.0
-    full = pf.area(BASE, pf.FULL_AREA)
+    full = pf.area(BASE, pf.hardware.FULL_AREA)
     assert math.isclose(found.total_mm2, full.total_mm2 + found.control_mm2 + found.links_mm2)
     two = pf.area(BASE.replace(dies=2), EVERY_AREA)
     assert math.isclose(two.total_mm2, 1.1 * found.total_mm2)
@@ -47,18 +47,21 @@ def test_every_term_is_what_a_hand_works_out():
 
 
 def test_nodes_are_what_a_hand_works_out():
-    old = pf.area(BASE, pf.FULL_AREA.replace(process_nm=16.0))
-    now = pf.area(BASE, pf.FULL_AREA)
+    old = pf.area(BASE, pf.hardware.FULL_AREA.replace(process_nm=16.0))
+    now = pf.area(BASE, pf.hardware.FULL_AREA)
     assert math.isclose(old.buffer_mm2, now.buffer_mm2 * 0.070 / 0.027)
     assert math.isclose(old.network_mm2, now.network_mm2 * 96.3 / 28.9)
     assert math.isclose(old.hbm_mm2, 4 * (10.45 + 552.743 / 28.9))  # PHYs do not shrink
-    assert pf.area(BASE, pf.FULL_AREA.replace(process_nm=5.0)).total_mm2 < now.total_mm2
-    watts = [power_batch([BASE], terms=pf.FULL_AREA.replace(process_nm=n))[0] for n in (5.0, 16.0)]
-    assert watts[0] < power_batch([BASE], terms=pf.FULL_AREA)[0] < watts[1]
+    assert pf.area(BASE, pf.hardware.FULL_AREA.replace(process_nm=5.0)).total_mm2 < now.total_mm2
+    watts = [
+        power_batch([BASE], terms=pf.hardware.FULL_AREA.replace(process_nm=n))[0]
+        for n in (5.0, 16.0)
+    ]
+    assert watts[0] < power_batch([BASE], terms=pf.hardware.FULL_AREA)[0] < watts[1]
     usd = [Prices.at_node(n).die_usd(np.array([300.0]))[0] for n in (16.0, 7.0, 5.0)]
     assert usd == sorted(usd)
     with pytest.raises(InvalidInputError, match="process_nm: .*expected one of 28, 16, 10, 7, 5"):
-        pf.FULL_AREA.replace(process_nm=6.0)
+        pf.hardware.FULL_AREA.replace(process_nm=6.0)
     assert process_node(7.0).logic_growth == process_node(7.0).sram_growth == 0.0
 
 
@@ -91,7 +94,7 @@ def test_more_of_anything_never_costs_less(data):
     more[name] = max(row[name][0], columns[name])
     nm = data.draw(st.sampled_from([28.0, 16.0, 7.0, 5.0]))
     terms = EVERY_AREA.replace(process_nm=nm)
-    small, large = (pf.area_batch(r, terms)["total_mm2"] for r in (row, more))
+    small, large = (pf.hardware.area_batch(r, terms)["total_mm2"] for r in (row, more))
     assert small[0] <= large[0] * (1 + 1e-12)
     assert power_batch(row, terms=terms)[0] <= power_batch(more, terms=terms)[0] * (1 + 1e-12)
     assert PowerModel().idle_w(row, terms=terms)[0] <= power_batch(row, terms=terms)[0] * (
@@ -118,7 +121,7 @@ def test_capacity_and_bandwidth_come_in_stacks():
         assert chip.hbm.bandwidth_bytes_per_s == stacks * generation.bandwidth_bytes_per_s
         assert chip_records([chip])[0] == space.chips[i]
     assert space[3:5].chips.tolist() == space.chips[3:5].tolist()
-    again = pf.SpaceSpec.from_dict(space.spec.to_dict())
+    again = pf.hardware.SpaceSpec.from_dict(space.spec.to_dict())
     assert pf.ArchitectureSpace(again) == space
     roomy = pf.ArchitectureSpace(spec(axes, min_hbm_bytes=40 * GIB, max_hbm_bytes=100 * GIB))
     assert sorted(set(roomy.column("hbm.capacity_bytes") // GIB)) == [48, 96]

@@ -19,13 +19,13 @@ CHIP = pf.presets.chip("phaze-tpuv4")
 
 def test_power_is_what_a_hand_works_out():
     # 131,072 multipliers at 0.59 pJ and 256 lanes at 0.845 pJ, 1.05 GHz; HBM 1.2 TB/s at 43.75 pJ.
-    full = PowerModel().at(CHIP, terms=pf.PUBLISHED_AREA)
+    full = PowerModel().at(CHIP, terms=pf.hardware.PUBLISHED_AREA)
     assert math.isclose(full.hbm_w, 52.5)
     assert math.isclose(full.leakage_w, 0.15 * pf.area(CHIP).total_mm2)
     assert full.dynamic_w > 131072 * 1.05e9 * 0.59e-12
-    assert math.isclose(full.total_w, pf.power_batch([CHIP])[0])
+    assert math.isclose(full.total_w, pf.hardware.power_batch([CHIP])[0])
     # Half the clock needs 0.55 of 0.75 V: dynamic power falls to 0.5 x (0.55 / 0.75)^2.
-    half = PowerModel().at(CHIP, 0.5, terms=pf.PUBLISHED_AREA)
+    half = PowerModel().at(CHIP, 0.5, terms=pf.hardware.PUBLISHED_AREA)
     assert math.isclose(half.dynamic_w / full.dynamic_w, 0.5 * (0.55 / 0.75) ** 2)
     assert math.isclose(half.leakage_w / full.leakage_w, 0.55 / 0.75)
 
@@ -108,16 +108,16 @@ def test_an_impossible_package_is_said_in_one_line(given_, said):
 
 def test_a_space_slows_chips_that_draw_too_much():
     axes = {"tensor_core.count": (4.0, 8.0, 16.0), "buffer.capacity_bytes": (2.0**25, 2.0**27)}
-    free = pf.SpaceSpec(name="few", base=CHIP, axes=axes)
+    free = pf.hardware.SpaceSpec(name="few", base=CHIP, axes=axes)
     whole, cap = pf.ArchitectureSpace(free), 160.0
     slow = pf.ArchitectureSpace(free.replace(max_power_w=cap, above_power="slow"))
     dropped = pf.ArchitectureSpace(free.replace(max_power_w=cap))
     assert len(dropped) < len(slow) == len(whole)
-    drawn = pf.power_batch(whole.chips)
+    drawn = pf.hardware.power_batch(whole.chips)
     for i, chip in enumerate(slow):
         assert chip.clock_hz == slow.chips["clock_hz"][i]
         assert (chip.clock_hz == CHIP.clock_hz) == (drawn[i] <= cap)
-        model = PowerModel().under(whole[i], cap, terms=pf.PUBLISHED_AREA)
+        model = PowerModel().under(whole[i], cap, terms=pf.hardware.PUBLISHED_AREA)
         assert math.isclose(chip.clock_hz, CHIP.clock_hz * model.clock_share)
     assert slow[1:3].chips["clock_hz"].tolist() == slow.chips["clock_hz"][1:3].tolist()
     # A higher cap never lowers a clock; one below leakage leaves no chip.

@@ -25,8 +25,8 @@ def test_the_real_chip_is_in_the_space_around_it_and_nothing_is_larger():
         assert (chip.links.count, chip.links.bandwidth_bytes_per_s) == rates[item["name"]]
         space = generation_space(chip)
         assert space.area_mm2.max() <= pf.area(chip, EVERY_AREA).total_mm2 * (1 + 1e-6)
-        watts = pf.power_batch([chip], terms=EVERY_AREA)[0]
-        drawn = pf.power_batch(space.chips, terms=EVERY_AREA)
+        watts = pf.hardware.power_batch([chip], terms=EVERY_AREA)[0]
+        drawn = pf.hardware.power_batch(space.chips, terms=EVERY_AREA)
         slowed = space.chips["clock_hz"] < chip.clock_hz * (1 - 1e-9)
         assert (drawn[~slowed] <= watts * (1 + 1e-6)).all()
         assert 0 < slowed.sum() < len(space)

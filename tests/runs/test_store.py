@@ -14,6 +14,7 @@ import phaze_fast as pf
 from phaze_fast.errors import InvalidInputError
 from phaze_fast.hardware import ArchitectureSpace
 from phaze_fast.runs import fingerprint, journal, store
+from phaze_fast.runs.schedules import ScheduleCache
 from phaze_fast.runs.store import ResultStore
 
 
@@ -73,7 +74,7 @@ def test_schedules_are_kept_in_a_file_and_not_for_other_code(path, monkeypatch):
     plain = pf.schedule_layers(costs)
 
     def counted():
-        cache = pf.ScheduleCache(path)
+        cache = ScheduleCache(path)
         with contextlib.closing(cache):
             times = pf.schedule_layers(costs, cache=cache)
             assert times.makespan_s.tobytes() == plain.makespan_s.tobytes()
@@ -165,7 +166,7 @@ def test_files_of_others_are_refused_and_left_as_they_are(path, content):
     with pytest.raises(InvalidInputError, match="the file of something else; expected a new file"):
         ResultStore(path, "kind")
     with pytest.raises(InvalidInputError, match="cannot be used"):
-        pf.ScheduleCache(path)
+        ScheduleCache(path)
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 
