@@ -25,7 +25,7 @@ def test_a_budget_is_what_the_functions_say(capsys):
         16,
         goodput=parts.fraction,
         power_w=700.0,
-        overhead=1.2,
+        pue=1.2,
         usd_per_device_hour=2.5,
         usd_per_kwh=0.1,
     )

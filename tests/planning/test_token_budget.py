@@ -130,7 +130,7 @@ def test_a_budget_by_hand():
         goodput=0.5,
         power_w=500.0,
         step_j=7.0,
-        overhead=1.2,
+        pue=1.2,
         usd_per_device_hour=2.0,
         usd_per_kwh=0.1,
     )

@@ -1,16 +1,14 @@
-"""The commands that show hardware: chips, fabrics, wafers, spaces, checked files and schemas."""
+"""The commands `show chip`, `show interconnect`, `show wafer` and `show space`."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-from phaze_fast.cli.output import AsJson, ToFile, emit, fields, table
-from phaze_fast.documents import read_document, to_yaml
-from phaze_fast.errors import InvalidInputError, nearest
+from phaze_fast.cli.output import Output, fields, table
+from phaze_fast.documents import read_document
 from phaze_fast.hardware import (
     FULL_AREA,
     Accelerator,
@@ -22,7 +20,6 @@ from phaze_fast.hardware import (
     presets,
     wafer_totals,
 )
-from phaze_fast.schemas import KINDS, parse_as, schema
 from phaze_fast.units import (
     format_area,
     format_bandwidth,
@@ -31,7 +28,15 @@ from phaze_fast.units import (
     format_flops,
 )
 
-__all__ = ["add_commands"]
+__all__ = ["show_chip", "show_interconnect", "show_space", "show_wafer"]
+
+Name = Annotated[
+    str | None,
+    typer.Argument(help="A preset, or a .yaml or .json file; without it all presets are listed."),
+]
+
+
+# ---- chips and interconnects ----
 
 
 def _chip_row(chip: Accelerator) -> list[str]:
@@ -67,7 +72,7 @@ def _chip_data(chip: Accelerator) -> dict[str, Any]:
     }
 
 
-def _show_chip(chip: Accelerator) -> list[RenderableType]:
+def _chip_fields(chip: Accelerator) -> list[RenderableType]:
     estimate = area(chip, FULL_AREA)
     rates = ", ".join(
         f"{kind} {format_flops(chip.peak_flops(kind))}" for kind in chip.tensor_core.rates
@@ -115,58 +120,44 @@ def _show_chip(chip: Accelerator) -> list[RenderableType]:
     return [fields(chip.name, pairs)]
 
 
-def chips(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A preset, or a .yaml or .json file; without it all presets are listed."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
-) -> None:
-    """List the chips that come with the package, or show one in full with its sources."""
+def show_chip(name: Name = None, *, output: Output) -> None:
+    """List the chips that come with the package, or show one in full with its sources.
+
+    Example: phaze-fast show chip h100
+    """
     if name is not None:
         chip = presets.chip(name)
-        emit(lambda: _chip_data(chip), lambda: _show_chip(chip), as_json, to_file)
+        output.emit(lambda: _chip_data(chip), lambda: _chip_fields(chip))
         return
-    found = [presets.chip(n) for n in presets.chip_names()]
-    rows = [_chip_row(chip) for chip in found]
-    emit(
-        lambda: [_chip_data(c) for c in found],
-        lambda: [table("Chips", _CHIP_COLUMNS, rows)],
-        as_json,
-        to_file,
+    chips = [presets.chip(name) for name in presets.chip_names()]
+    output.emit(
+        lambda: [_chip_data(chip) for chip in chips],
+        lambda: [table("Chips", _CHIP_COLUMNS, [_chip_row(chip) for chip in chips])],
     )
 
 
-def fabrics(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A preset, or a .yaml or .json file; without it all presets are listed."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
-) -> None:
-    """List the fabrics that come with the package, or show one in full with its sources."""
+def show_interconnect(name: Name = None, *, output: Output) -> None:
+    """List the interconnects that come with the package, or show one in full with its sources.
+
+    Example: phaze-fast show interconnect dgx-h100
+    """
     if name is not None:
         fabric = presets.fabric(name)
         pairs = [("wiring", str(fabric).partition(": ")[2])]
         pairs += [("source", source) for source in fabric.sources]
         pairs += [("note", fabric.notes)] if fabric.notes else []
-        plain = fabric.model_dump(mode="json")
-        emit(lambda: plain, lambda: [fields(fabric.name, pairs)], as_json, to_file)
+        document = fabric.model_dump(mode="json")
+        output.emit(lambda: document, lambda: [fields(fabric.name, pairs)])
         return
-    found = [presets.fabric(n) for n in presets.fabric_names()]
-    rows = [[f.name, f.kind, str(f).partition(": ")[2]] for f in found]
-    emit(
-        lambda: [f.model_dump(mode="json") for f in found],
-        lambda: [table("Fabrics", ["fabric", "kind", "wiring"], rows)],
-        as_json,
-        to_file,
+    fabrics = [presets.fabric(name) for name in presets.fabric_names()]
+    rows = [[fabric.name, fabric.kind, str(fabric).partition(": ")[2]] for fabric in fabrics]
+    output.emit(
+        lambda: [fabric.model_dump(mode="json") for fabric in fabrics],
+        lambda: [table("Interconnects", ["interconnect", "kind", "wiring"], rows)],
     )
+
+
+# ---- wafers ----
 
 
 def _wafer_data(wafer: Wafer) -> dict[str, Any]:
@@ -197,7 +188,7 @@ def _sums(wafer: Wafer) -> str:
     return "; they sum" if wafer.switch is not None and wafer.switch.sums else ""
 
 
-def _show_wafer(wafer: Wafer) -> list[RenderableType]:
+def _wafer_fields(wafer: Wafer) -> list[RenderableType]:
     x, y = (format_bandwidth(rate) for rate in wafer.link_bytes_per_s)
     rates = ", ".join(
         f"{kind} {format_flops(wafer.peak_flops(kind))}" for kind in wafer.chip.tensor_core.rates
@@ -244,153 +235,89 @@ def _wafer_space(name: str) -> WaferSpace | None:
     return WaferSpace.from_dict(data, source=name) if is_space else None
 
 
-def _show_wafer_space(found: WaferSpace, as_json: bool, to_file: Path | None) -> None:
-    feasible, broken = found.wafers()
-    counts = {"points": found.grid_size, "feasible": len(feasible), "broken": broken}
+def _emit_wafer_space(space: WaferSpace, output: Output) -> None:
+    feasible, broken = space.wafers()
+    counts = {"points": space.grid_size, "feasible": len(feasible), "broken": broken}
     pairs = [
-        ("points", f"{found.grid_size:,}, of which {len(feasible):,} meet all rules"),
+        ("points", f"{space.grid_size:,}, of which {len(feasible):,} meet all rules"),
         ("broken rules", ", ".join(f"{rule} {n:,}" for rule, n in broken.items()) or "none"),
-        ("base", str(found.base)),
-        *((field, ", ".join(map(str, values))) for field, values in found.axes.items()),
+        ("base", str(space.base)),
+        *((field, ", ".join(map(str, values))) for field, values in space.axes.items()),
     ]
-    emit(
-        lambda: {**found.to_dict(), **counts},
-        lambda: [fields(found.name, pairs)],
-        as_json,
-        to_file,
-    )
+    output.emit(lambda: {**space.to_dict(), **counts}, lambda: [fields(space.name, pairs)])
 
 
-def wafers(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="A preset, or a .yaml or .json file; without it all presets are listed."
-        ),
-    ] = None,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
-) -> None:
-    """List the wafers that come with the package, or show one, or a space of them."""
-    if name is not None:
-        listed = _wafer_space(name)
-        if listed is not None:
-            _show_wafer_space(listed, as_json, to_file)
-            return
-        wafer = presets.wafer(name)
-        emit(lambda: _wafer_data(wafer), lambda: _show_wafer(wafer), as_json, to_file)
+def show_wafer(name: Name = None, *, output: Output) -> None:
+    """List the wafers that come with the package, or show one, or a space of them.
+
+    Example: phaze-fast show wafer dojo-tile-like
+    """
+    if name is None:
+        wafers = [presets.wafer(name) for name in presets.wafer_names()]
+        rows = [[wafer.name, str(wafer.dies), str(wafer).partition(": ")[2]] for wafer in wafers]
+        spaces = f"Spaces of wafers: {', '.join(presets.wafer_space_names())}"
+        output.emit(
+            lambda: [_wafer_data(wafer) for wafer in wafers],
+            lambda: [table("Wafers", ["wafer", "dies>", "what it is"], rows), spaces],
+        )
         return
-    found = [presets.wafer(n) for n in presets.wafer_names()]
-    rows = [[wafer.name, str(wafer.dies), str(wafer).partition(": ")[2]] for wafer in found]
-    emit(
-        lambda: [_wafer_data(wafer) for wafer in found],
-        lambda: [
-            table("Wafers", ["wafer", "dies>", "what it is"], rows),
-            f"Spaces of wafers: {', '.join(presets.wafer_space_names())}",
-        ],
-        as_json,
-        to_file,
-    )
+    space = _wafer_space(name)
+    if space is not None:
+        _emit_wafer_space(space, output)
+        return
+    wafer = presets.wafer(name)
+    output.emit(lambda: _wafer_data(wafer), lambda: _wafer_fields(wafer))
 
 
-def space(
-    name: Annotated[
-        str, typer.Argument(help="published, full-area, tpuv4-area, or a .yaml or .json file.")
-    ] = "tpuv4-area",
+# ---- spaces of chips ----
+
+_SPACES = {
+    "published": "the PHAZE paper's grid, with 32, 64 or 80 GiB of HBM",
+    "full-area": "the same with network and HBM PHYs counted",
+    "every-term": "every area counted, a power cap, a package; HBM, links and dies as axes",
+    "tpuv4-area": "chips as large as a TPUv4",
+}
+
+
+def show_space(
+    name: Name = None,
     limit: Annotated[int, typer.Option(min=0, help="How many chips to list, largest first.")] = 10,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
+    *,
+    output: Output,
 ) -> None:
-    """Enumerate a space of chips: how many pass its limits, and the largest of them."""
-    found = ArchitectureSpace.load(name)
-    sizes = found.area_mm2
-    top = sorted(range(len(found)), key=lambda i: (-float(sizes[i]), i))[:limit]
-    span = {"min": float(sizes.min()), "max": float(sizes.max())} if len(found) else None
+    """List the spaces of chips, or count the chips of one that pass its limits.
 
-    def data() -> dict[str, Any]:
+    Example: phaze-fast show space tpuv4-area --limit 5
+    """
+    if name is None:
+        rows = [[space, text] for space, text in _SPACES.items()]
+        output.emit(lambda: list(_SPACES), lambda: [table("Spaces", ["space", "chips"], rows)])
+        return
+    space = ArchitectureSpace.load(name)
+    sizes = space.area_mm2
+    largest = sorted(range(len(space)), key=lambda i: (-float(sizes[i]), i))[:limit]
+    span = {"min": float(sizes.min()), "max": float(sizes.max())} if len(space) else None
+
+    def document() -> dict[str, Any]:
         return {
-            "name": found.spec.name,
-            "digest": found.digest,
-            "grid_points": found.grid_size,
-            "points": len(found),
+            "name": space.spec.name,
+            "digest": space.digest,
+            "grid_points": space.grid_size,
+            "points": len(space),
             "area_mm2": span,
             "chips": [
-                {"index": int(found.index[i]), "area_mm2": float(sizes[i]), **found[i].to_dict()}
-                for i in top
+                {"index": int(space.index[i]), "area_mm2": float(sizes[i]), **space[i].to_dict()}
+                for i in largest
             ],
         }
 
-    def human() -> list[RenderableType]:
+    def tables() -> list[RenderableType]:
         covers = f"{span['min']:.2f} to {span['max']:.2f} mm2" if span else "none"
         summary = (
-            f"{found.spec.name}: {format_count(len(found))} chips of a grid of "
-            f"{format_count(found.grid_size)}; area {covers}"
+            f"{space.spec.name}: {format_count(len(space))} chips of a grid of "
+            f"{format_count(space.grid_size)}; area {covers}"
         )
-        rows = [[*_chip_row(found[i]), f"{sizes[i]:.2f}"] for i in top]
-        return [summary, table(f"The {len(top)} largest", [*_CHIP_COLUMNS, "mm2>"], rows)]
+        rows = [[*_chip_row(space[i]), f"{sizes[i]:.2f}"] for i in largest]
+        return [summary, table(f"The {len(largest)} largest", [*_CHIP_COLUMNS, "mm2>"], rows)]
 
-    emit(data, human, as_json, to_file)
-
-
-def check(
-    file: Annotated[Path, typer.Argument(help="A .yaml or .json file.")],
-    kind: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(KINDS)}; by default guessed.")
-    ] = None,
-    as_json: AsJson = False,
-    to_file: ToFile = None,
-) -> None:
-    """Validate a file and print what was understood, with every default filled in."""
-    data = read_document(file)
-    kind = _guessed(data) if kind is None else kind
-    record = parse_as(kind, data, str(file))
-    plain = record.model_dump(mode="json")
-    understood = {"kind": kind, "record": plain}
-    emit(
-        lambda: understood,
-        lambda: [f"{file}: a valid {kind}", to_yaml(plain).rstrip()],
-        as_json,
-        to_file,
-    )
-
-
-def _guessed(data: object) -> str:
-    keys = set(data) if isinstance(data, dict) else set()
-    if "layers" in keys:
-        return "model"
-    if "die" in keys:
-        return "wafer"
-    axes = data.get("axes") if isinstance(data, dict) else None
-    if isinstance(axes, dict) and any(str(field).startswith("die.") for field in axes):
-        return "wafer-space"
-    if keys & {"axes", "base"}:
-        return "space"
-    if keys & {"devices", "fabric"}:
-        return "cluster"
-    if keys & {"kind", "tiers", "dims", "bandwidth_bytes_per_s", "link_bandwidth_bytes_per_s"}:
-        return "fabric"
-    return "software" if keys & {"host_s", "attention"} else "chip"
-
-
-def show_schema(
-    kind: Annotated[
-        str | None, typer.Argument(help=f"One of {', '.join(KINDS)}; none gives all.")
-    ] = None,
-    as_json: AsJson = False,  # noqa: ARG001 - every command takes it; this one has no other form
-    to_file: ToFile = None,
-) -> None:
-    """Print the JSON Schema of the files this program reads."""
-    if kind is not None and kind not in KINDS:
-        raise InvalidInputError(f"kind: {kind!r} is not accepted; {nearest(kind, KINDS)}")
-    data = schema(kind) if kind else {name: schema(name) for name in KINDS}
-    emit(lambda: data, list, as_json=True, to_file=to_file)
-
-
-def add_commands(app: typer.Typer) -> None:
-    """Register this file's commands."""
-    app.command()(chips)
-    app.command()(fabrics)
-    app.command()(wafers)
-    app.command()(space)
-    app.command()(check)
-    app.command("schema")(show_schema)
+    output.emit(document, tables)
