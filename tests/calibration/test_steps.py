@@ -49,7 +49,7 @@ def test_huggingface_steps_and_their_configurations(tmp_path, capsys):
     assert beside.columns["step_ms"].mean_abs_err < 0.12
     elsewhere = tmp_path / "other.json"
     (tmp_path / "hf_configs.json").rename(elsewhere)
-    arguments = ["validate", str(path), "--configs", str(elsewhere), "--json"]
+    arguments = ["study", "validate", str(path), "--configs", str(elsewhere), "--json"]
     assert main(arguments) == 0
     columns = json.loads(capsys.readouterr().out)["columns"]
     assert set(columns) == {"step_ms", "peak_bytes"}

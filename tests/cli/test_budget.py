@@ -9,9 +9,9 @@ from phaze_fast.planning import goodput, training_run
 
 PREDICT = ["predict", "llama2-7b", "--chip", "h100", "--devices", "16", "--tp", "4", "--dp", "4"]
 PREDICT += ["--global-batch", "64"]
-BUDGET = ["--tokens", "2T", "--price-per-device-hour", "2.5", "--price-per-kwh", "0.1"]
-BUDGET += ["--pue", "1.2", "--failures-per-device-day", "5e-4", "--checkpoint-time", "30 s"]
-BUDGET += ["--restart-time", "600 s"]
+BUDGET = ["--tokens", "2T", "--usd-per-device-hour", "2.5", "--usd-per-kwh", "0.1"]
+BUDGET += ["--pue", "1.2", "--failures-per-device-day", "5e-4", "--checkpoint-s", "30 s"]
+BUDGET += ["--restart-s", "600 s"]
 
 
 def test_a_budget_is_what_the_functions_say(capsys):
@@ -76,20 +76,20 @@ def test_what_people_see(capsys):
         (["--tokens", "0"], "--tokens: '0' is not accepted"),
         (["--tokens", "1.2.3B"], "--tokens: '1.2.3B' is not accepted"),
         (["--tokens", "1T", "--pue", "0.5"], "--pue: 0.5 is not accepted"),
-        (["--tokens", "1T", "--price-per-device-hour", "-1"], "--price-per-device-hour: -1.0"),
-        (["--tokens", "1T", "--price-per-kwh", "nan"], "--price-per-kwh: nan"),
+        (["--tokens", "1T", "--usd-per-device-hour", "-1"], "--usd-per-device-hour: -1.0"),
+        (["--tokens", "1T", "--usd-per-kwh", "nan"], "--usd-per-kwh: nan"),
         (["--tokens", "1T", "--failures-per-device-day", "-1"], "--failures-per-device-day: -1.0"),
-        (["--tokens", "1T", "--checkpoint-time", "soon"], "--checkpoint-time: 'soon'"),
-        (["--tokens", "1T", "--restart-time", "-1"], "--restart-time: '-1' is not accepted"),
+        (["--tokens", "1T", "--checkpoint-s", "soon"], "--checkpoint-s: 'soon'"),
+        (["--tokens", "1T", "--restart-s", "-1"], "--restart-s: '-1' is not accepted"),
         (
-            ["--tokens", "1T", "--checkpoint-time", "9 s", "--checkpoint-every", "0"],
-            "--checkpoint-every: 0.0 is not accepted",
+            ["--tokens", "1T", "--checkpoint-s", "9 s", "--interval-s", "0"],
+            "--interval-s: 0.0 is not accepted",
         ),
         (
-            ["--tokens", "1T", "--failures-per-device-day", "1e6", "--restart-time", "600 s"],
+            ["--tokens", "1T", "--failures-per-device-day", "1e6", "--restart-s", "600 s"],
             "nothing is ever finished",
         ),
-        (["--price-per-kwh", "0.1"], "--price-per-kwh: means nothing without --tokens"),
+        (["--usd-per-kwh", "0.1"], "--usd-per-kwh: means nothing without --tokens"),
     ],
 )
 def test_bad_budgets_are_one_line(capsys, words, said):

@@ -38,14 +38,14 @@ def test_predict(run):
 
 
 def test_chips(run):
-    listed = json.loads(run("chips", "--json").out)
+    listed = json.loads(run("show", "chip", "--json").out)
     states = {chip["name"]: chip["calibration"]["state"] for chip in listed}
     assert states["h200"] == "fitted"
     assert states["ironwood"] == "not fitted"
-    shown = run("chips", "h20").out
+    shown = run("show", "chip", "h20").out
     assert "carried over from" in shown
     assert "dgx-h100" in shown
-    assert "fitted to measurements of this chip" in run("chips", "h200").out
+    assert "fitted to measurements of this chip" in run("show", "chip", "h200").out
 
 
 @pytest.mark.parametrize(

@@ -79,17 +79,17 @@ def test_estimate_refuses(run, words, message):
 
 
 def test_validate_keeps_its_contract(run):
-    found = document(run("validate", GOLDEN / "h200_layer.csv", "--chip", "h200", "--json"))
+    found = document(run("study", "validate", GOLDEN / "h200_layer.csv", "--chip", "h200", "--json"))
     assert set(found["columns"]) == {"fwd_us", "bwd_us", "fwd_bwd_us", "stashed_bytes"}
     for error in found["columns"].values():
         wanted = {"rows", "mean_abs_err", "median_abs_err", "p90_abs_err", "max_abs_err", "bias"}
         assert set(error) == wanted | {"scale", "scaled_mean_abs_err"}
         assert error["rows"] == 10
-    code, out, _ = run("validate", GOLDEN / "h200_gemm.csv", "--chip", "h200")
+    code, out, _ = run("study", "validate", GOLDEN / "h200_gemm.csv", "--chip", "h200")
     assert code == 0
     assert "worst rows" in out
     assert "512x12288x4608" in out
-    code, _, err = run("validate", GOLDEN / "h200_gemm.csv", "--chip", "tpuv4")
+    code, _, err = run("study", "validate", GOLDEN / "h200_gemm.csv", "--chip", "tpuv4")
     assert code == 0
     assert "not fitted" in err
 
@@ -116,6 +116,6 @@ def test_schedule_keeps_its_contract(run, tmp_path):
 def test_validate_refuses(run, tmp_path):
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")
-    code, out, err = run("validate", path, "--chip", "h200")
+    code, out, err = run("study", "validate", path, "--chip", "h200")
     assert (code, out) == (2, "")
     assert "of no known kind" in err

@@ -28,20 +28,20 @@ def folder(tmp_path):
 
 
 def test_a_default_sequence_length_is_said(folder, capsys):
-    assert main(["show", str(folder), "--json"]) == 0
+    assert main(["show", "model", "--operators", str(folder), "--json"]) == 0
     said = capsys.readouterr()
     assert "my-llama: seq 4096: the smaller of the context window of 131072" in said.err
     assert json.loads(said.out)["model"] == "my-llama"
-    assert main(["show", str(folder), "--seq", "512", "--json"]) == 0
+    assert main(["show", "model", "--operators", str(folder), "--seq", "512", "--json"]) == 0
     assert "context window" not in capsys.readouterr().err
 
 
 def test_a_graph_is_shown_and_refused_where_there_is_no_rule(capsys, tmp_path):
-    assert main(["models", str(GRAPH)]) == 0
+    assert main(["show", "model", str(GRAPH)]) == 0
     shown = capsys.readouterr().out
     assert "model.layers.0" in shown
     assert "a transformer of 4 blocks of 512, 8 heads" in shown
-    assert main(["show", str(GRAPH), "--tp", "2", "--sp", "--json"]) == 0
+    assert main(["show", "model", "--operators", str(GRAPH), "--tp", "2", "--sequence-parallel", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["parameters"] > 0
     raw = tmp_path / "raw.json"
     raw.write_text(json.dumps({**json.loads(GRAPH.read_text()), "as_traced": True}))

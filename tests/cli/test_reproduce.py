@@ -27,7 +27,7 @@ def test_unknown_papers_and_models():
 
 
 def test_a_case_of_nest(capsys):
-    assert main(["reproduce", "nest", "--models", "llama3-70b", "--json"]) == 0
+    assert main(["study", "reproduce", "nest", "--models", "llama3-70b", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rows"][0]["published"] == pytest.approx(20.51 / 9.92)
     assert found["rows"][0]["ours"] is None

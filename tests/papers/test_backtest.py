@@ -43,7 +43,7 @@ def _same(record, row):
 @pytest.mark.slow
 def test_generations_are_searched_and_compared(tmp_path):
     out, page = tmp_path / "found.json", tmp_path / "found.html"
-    command = ["backtest", "A100", "H100", "--report", str(page), "--json", "-o", str(out)]
+    command = ["study", "backtest", "A100", "H100", "--report", str(page), "--json", "-o", str(out)]
     assert main(command) == 0
     found = json.loads(out.read_text())
     drawn = page.read_text()
@@ -53,7 +53,7 @@ def test_generations_are_searched_and_compared(tmp_path):
     assert [row["name"] for row in rows] == ["A100", "H100"]
     for row in rows:
         assert row["regret"] >= 1.0
-        assert 1 <= row["rank"] <= row["chips"]
+        assert 1 <= row["rank"] <= row["show", "chip"]
         assert row["sources"]
         assert (row["rank"] == 1) == (row["regret"] < 1 + 1e-8)
     assert found["directions"][0]["to"] == "H100"
