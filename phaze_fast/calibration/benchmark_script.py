@@ -11,7 +11,7 @@ def benchmark_script() -> str:
     """Give the text of a Python script that needs PyTorch alone.
 
     It measures products, attention, vector operators and, started by torchrun, collectives, and
-    writes files that `phaze_fast.validate` and `phaze-fast calibrate` read.
+    writes files that `phaze_fast.validate` and `phaze-fast study calibrate` read.
 
     Examples
     --------
